@@ -3,11 +3,9 @@
 from dataclasses import dataclass
 
 from glovebox_profiles import words
+from glovebox_profiles.compile import CHANGES
 from glovebox_profiles.model import Credential, Network, Profile
 from glovebox_sandboxes.plural import counted
-
-# The one tool by which files of the host change: not its sandbox does that, but the server, after a yes.
-_CHANGES = "propose_changes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,36 +38,6 @@ def render(profile: Profile) -> str:
         for section in explain(profile)
     )
     return "\n\n".join((profile.tool, *blocks))
-
-
-def withheld(profile: Profile) -> tuple[str, ...]:
-    """What a call under this profile was *not* given, for its receipt: network, files, limits."""
-    limits, network = profile.limits, profile.network
-    hosts = ", ".join(dict.fromkeys(rule.host for rule in network.allow))
-    files = ["Files: of the host everything but the workspace, which could be read and not changed."]
-    if profile.files.workspace == "overlay":
-        files = ["Files: of the host everything but the workspace, of which a copy could be changed."]
-    elif profile.files.workspace == "none":
-        files = ["Files: everything of the host, the workspace included."]
-    if profile.tool == _CHANGES:
-        files = ["Files: everything of the host but the change that a person was shown, and said yes to."]
-    files += [] if profile.files.inputs else ["Files: those of earlier calls."]
-    files += [] if profile.files.output else ["Files: none could be given back."]
-    spend = f"{words.number(limits.wall_seconds)} s of real time, {limits.cpu_seconds} s of processor time, "
-    spend += f"{words.size(limits.memory)} of memory, {limits.pids} processes and threads, "
-    spend += f"{words.size(limits.scratch)} of scratch space"
-    if profile.files.output:
-        spend += f", {limits.output.files} files and {words.size(limits.output.bytes)} given back"
-    if profile.files.workspace == "overlay":
-        spend += f", {limits.workspace.files} files and {words.size(limits.workspace.bytes)} of workspace"
-    return (
-        "Network: all of it."
-        if network.mode == "none"
-        else f"Network: every host but {hosts}; every address that is not public.",
-        *files,
-        f"Limits: more than {spend}.",
-        "The host's processes, environment and secrets; every privilege and capability; anything after the call.",
-    )
 
 
 def _purpose(profile: Profile) -> tuple[str, ...]:
@@ -171,7 +139,7 @@ def _spend(profile: Profile) -> tuple[str, ...]:
 
 
 def _asked(profile: Profile) -> tuple[str, ...]:
-    if profile.tool == _CHANGES:
+    if profile.tool == CHANGES:
         change = "A yes changes files in a folder that the policy names: exactly as that person was shown."
         return ("A person is asked before every call; without an answer nothing changes.", change)
     if profile.approval == "ask":
@@ -215,7 +183,7 @@ def _recorded(profile: Profile) -> tuple[str, ...]:
 def _never(profile: Profile) -> tuple[str, ...]:
     return (
         "Change a file of the host otherwise than a person was shown, and said yes to."
-        if profile.tool == _CHANGES
+        if profile.tool == CHANGES
         else "Change a file of the workspace or of the host.",
         "See the host's other files, its processes, its environment or its secrets.",
         "Reach any host, local or remote."

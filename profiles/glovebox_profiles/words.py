@@ -1,6 +1,7 @@
 """Plain words for a profile's keys and values, shared by ``explain`` and ``diff``. Pure text."""
 
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any
 
 from glovebox_profiles.egress import EgressRule
@@ -65,6 +66,7 @@ _CHOICES: dict[str, dict[Any, str]] = {
 }
 
 
+@lru_cache(256)
 def size(count: int) -> str:
     """Write a number of bytes in the largest unit that keeps it whole: ``512 MiB``."""
     for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
@@ -73,6 +75,7 @@ def size(count: int) -> str:
     return f"{count} bytes"
 
 
+@lru_cache(256)
 def number(value: float) -> str:
     """Write a number without a fraction that is zero."""
     return f"{value:g}" if value == int(value) and value < 1e6 else str(value)  # noqa: PLR2004 - where :g turns to 1e+06

@@ -9,7 +9,7 @@ MAX_ANSWER = 16 * 1024
 """Bytes of UTF-8 of one answer's texts: about 5,000 tokens, in content and again in structured content."""
 MAX_PAGE = 100 * 1024
 """Bytes of JSON of a web page, whose length its caller chooses. It appears twice in a result, which must stay below 256
-KiB, what clients are known to take (``glovebox_server.mcp.rendering``)."""
+KiB, what clients are known to take (``glovebox_server.mcp.delivery``)."""
 _SNIFFED = 8192
 """Bytes looked at for a NUL, the mark of a binary file; git looks at as many."""
 

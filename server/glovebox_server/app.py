@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.errors import ProfileError
-from glovebox_profiles.load.loader import SHIPPED, ProfileSet, absent, load
+from glovebox_profiles.load.loader import SHIPPED, absent, load
 from glovebox_profiles.model import Effect, Profile
 from glovebox_profiles.policy.model import Policy
 from glovebox_sandboxes.drivers import registry

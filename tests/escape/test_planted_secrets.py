@@ -24,7 +24,7 @@ from glovebox_server.calls import Principal
 from glovebox_server.cli.main import main
 from glovebox_server.guards.redaction.patterns import found
 from glovebox_server.mcp.completion import complete
-from glovebox_server.mcp.rendering import tool_result
+from glovebox_server.mcp.delivery import tool_result
 from glovebox_server.mcp.resources import Resources
 
 __all__ = ["wires"]

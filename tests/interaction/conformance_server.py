@@ -25,7 +25,7 @@ from tests.interaction.conformance_rounds import ROUNDS, prompt_round
 from tests.interaction.fakes import fake_app
 
 from glovebox_server.mcp.delivery import Context
-from glovebox_server.mcp.server import McpServer, build
+from glovebox_server.mcp.server import McpServer
 from glovebox_server.transport import logs
 from glovebox_server.transport.auth import AuthMiddleware
 from glovebox_server.transport.callers import Callers
@@ -109,7 +109,7 @@ def _with_token(inner: ASGIApp, token: str) -> ASGIApp:
 async def _main(directory: Path, way: str) -> None:
     logs.to_stderr("warning")
     async with fake_app(directory) as app, AsyncExitStack() as stack:
-        surface = build(app, by_token)
+        surface = McpServer(app, by_token)
         Fixtures(surface)
         with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as listener:
             port = listener.getsockname()[1]

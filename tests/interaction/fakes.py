@@ -11,7 +11,7 @@ import anyio
 import anyio.lowlevel
 from pydantic import Field
 
-from glovebox_profiles.load.loader import ProfileSet
+from glovebox_profiles.compile import ProfileSet
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_sandboxes.contract.spec import Limits

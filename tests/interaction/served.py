@@ -14,12 +14,10 @@ import anyio
 import anyio.abc
 import httpx2
 from mcp import Client
-from mcp.client.extension import ClientExtension, NotificationBinding
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from tests.interaction.fakes import FakeApp, fake_app, give_tokens
 
-from glovebox_server.mcp.delivery import AuditParams
 from glovebox_server.transport import serve as serving
 from glovebox_server.transport import stdio
 from glovebox_server.transport.auth import AuthMiddleware
@@ -83,7 +81,7 @@ class Served:
             self.tasks.start_soon(serve)
             # Lines of JSON are the same in both directions, so the client's end can be ours, too.
             try:
-                yield stdio.streams(stdio.StdioFds(read=to_client[0], write=to_server[1]), stdio.Unanswered())
+                yield stdio.streams(stdio.StdioFds(read=to_client[0], write=to_server[1]), stdio.PendingRequests())
             finally:
                 os.close(to_server[1])
                 with anyio.fail_after(TIMEOUT_SECONDS, shield=True):
@@ -156,25 +154,6 @@ async def served(
 def _noted(gates: list[AuthMiddleware], *arguments: Any, **options: Any) -> AuthMiddleware:
     gates.append(AuthMiddleware(*arguments, **options))
     return gates[-1]
-
-
-class AuditClient(ClientExtension):
-    """A client's side of our extension: remembers what it was sent."""
-
-    identifier = "dev.glovebox/audit"
-
-    def __init__(self) -> None:
-        self.events: list[AuditParams] = []
-
-    def notifications(self) -> list[NotificationBinding[AuditParams]]:
-        """Bind our notification."""
-
-        async def remember(event: AuditParams) -> None:
-            self.events.append(event)
-
-        return [
-            NotificationBinding(method="notifications/dev.glovebox/audit", params_type=AuditParams, handler=remember)
-        ]
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from tests.interaction.served import PAIRS, Era, Transport
 from tests.interaction.test_real_server import GLOVEBOX, connected
 
 from glovebox_profiles.load.loader import SHIPPED
-from glovebox_server.mcp.asking import STATE_RULE
+from glovebox_server.mcp.server import STATE_RULE
 
 pytestmark = [pytest.mark.driver("bubblewrap"), pytest.mark.usefixtures("runtime_dir")]
 

@@ -25,8 +25,7 @@ from tests.interaction.served import until
 from tests.interaction.test_asking import kinds, operate, options
 from tests.interaction.test_real_server import GLOVEBOX
 
-from glovebox_server.mcp.asking import STATE_RULE
-from glovebox_server.mcp.server import RUN_META_KEY
+from glovebox_server.mcp.server import RUN_META_KEY, STATE_RULE
 
 __all__ = ["options"]
 

@@ -8,18 +8,17 @@ from typing import Any
 import anyio
 import mcp_types as types
 import pytest
-from mcp import Client, MCPError
+from mcp import MCPError
 from mcp.shared.exceptions import MCPDeprecationWarning
 from mcp.shared.subscriptions import ResourceUpdated
 from tests.fixtures.audit_logs import decided
-from tests.interaction.served import PAIRS, AuditClient, Era, Logs, Served, Transport, served, until
+from tests.interaction.served import PAIRS, Era, Logs, Served, Transport, served, until
 
 from glovebox_server.audit.chain import Record
 from glovebox_server.audit.subscription import MAX_WAITING_RECORDS, Missed, Subscription
 from glovebox_server.mcp import delivery
 from glovebox_server.mcp import server as mcp_server
 from glovebox_server.mcp.delivery import AUDIT_LOGGER, BRIEF
-from glovebox_server.mcp.resources import ListenResult
 
 pairs = pytest.mark.parametrize(("transport", "era"), PAIRS)
 http_pairs = pytest.mark.parametrize(("transport", "era"), [pair for pair in PAIRS if pair[0] != "stdio"])
@@ -27,28 +26,8 @@ RUN = ["call.decided", "call.finished"]
 
 
 @pairs
-async def test_a_client_with_our_extension_gets_our_notification(
-    transport: Transport, era: Era, tmp_path: Path
-) -> None:
-    """Every record of the call arrives, numbered, on the request's own stream; nothing as a log message."""
-    extension, logs = AuditClient(), Logs()
-    async with (
-        served(tmp_path, transport) as server,
-        server.client(transport, era, extensions=[extension], logging_callback=logs, log_level="debug") as client,
-    ):
-        result = await client.call_tool("run_python", {"code": "1"})
-        await until(lambda: len(extension.events) == 2)
-    assert [event.kind for event in extension.events] == RUN
-    assert [event.seq for event in extension.events] == [1, 2]
-    assert {event.call_id for event in extension.events} == {result.structured_content["call_id"]}
-    assert not logs.seen
-
-
-@pairs
-async def test_other_clients_get_log_messages_where_the_era_allows(
-    transport: Transport, era: Era, tmp_path: Path
-) -> None:
-    """Handshake eras: by default. Modern era: only for a request that asks, and never our own method."""
+async def test_clients_get_log_messages_where_the_era_allows(transport: Transport, era: Era, tmp_path: Path) -> None:
+    """Handshake eras: by default. Modern era: only for a request that asks, and never a method of ours."""
     silent, asking, strange = Logs(), Logs(), Logs()
 
     async def unknown(message: Any) -> None:
@@ -114,7 +93,7 @@ async def test_nobodys_log_level_is_forgotten_for_anothers(tmp_path: Path, monke
 
 @pairs
 async def test_whoever_asks_for_debug_gets_records_whole(transport: Transport, era: Era, tmp_path: Path) -> None:
-    """With digest and hash, as the extension's; the control is the test above."""
+    """With digest and hash; the control is the test above."""
     logs = Logs()
     async with (
         served(tmp_path, transport) as server,
@@ -129,48 +108,24 @@ async def test_whoever_asks_for_debug_gets_records_whole(transport: Transport, e
     assert logs.seen[0].data["data"]["arguments_digest"]
 
 
-async def _listen(client: Client) -> None:
-    params = types.RequestParams()
-    request: Any = types.Request[types.RequestParams, str](method="dev.glovebox/audit/listen", params=params)
-    await client.session.send_request(request, ListenResult)
-
-
-@pairs
-async def test_a_listener_hears_every_call_of_its_principal(transport: Transport, era: Era, tmp_path: Path) -> None:
-    """The long-lived request works on every transport in both eras, and ends when the client gives it up."""
-    extension = AuditClient()
-    async with (
-        served(tmp_path, transport) as server,
-        server.client(transport, era, extensions=[extension]) as client,
-        anyio.create_task_group() as tasks,
-    ):
-        tasks.start_soon(_listen, client)
-        await until(lambda: bool(extension.events))
-        assert extension.events[0].kind == "listening"
-        assert extension.events[0].seq == 0
-        # Another connection's calls, of the same principal, are heard too, whatever its transport.
-        async with server.client("http" if transport == "sse" else transport, era) as other:
-            await other.call_tool("run_python", {"code": "1"})
-        await until(lambda: [event.kind for event in extension.events[1:]] == RUN)
-        # A call of its own is told twice, once on each stream; the number says that it is the same record.
-        await client.call_tool("run_python", {"code": "1"})
-        await until(lambda: len(extension.events) == 7)
-        assert sorted(event.seq for event in extension.events[3:]) == [3, 3, 4, 4]
-        tasks.cancel_scope.cancel()
-
-
 @http_pairs
 async def test_nobody_hears_of_calls_of_others(transport: Transport, era: Era, tmp_path: Path) -> None:
-    """M3: events, records and artifacts of alice do not exist for bob; for alice they do (the control)."""
-    extension = AuditClient()
+    """M3: messages, records and artifacts of alice do not exist for bob; for alice they do (the control)."""
+    logs = Logs()
     async with (
         served(tmp_path, transport) as server,
         server.client(transport, era, "alice") as alice,
-        server.client(transport, era, "bob", extensions=[extension]) as bob,
+        server.client(transport, era, "bob", logging_callback=logs, log_level="debug") as bob,
         anyio.create_task_group() as tasks,
     ):
-        tasks.start_soon(_listen, bob)
-        await until(lambda: bool(extension.events))
+        broker = server.app.broker
+        tasks.start_soon(alice.call_tool, "run_python", {"code": "wait", "tag": "alice's"})
+        await until(lambda: bool(broker.running))
+        (of_alice,) = broker.running
+        await bob.call_tool("run_python", {"code": "1", "tag": "bob's"})
+        await until(lambda: len(logs.seen) == len(RUN))
+        assert not any(word in str(message.data) for message in logs.seen for word in (of_alice, "alice"))
+        broker.release.set()
         result = await alice.call_tool("run_python", {"code": "plot", "tag": "alice's"})
         link = result.content[2]
         assert isinstance(link, types.ResourceLink)
@@ -179,10 +134,6 @@ async def test_nobody_hears_of_calls_of_others(transport: Transport, era: Era, t
             with pytest.raises(MCPError) as raised:
                 await bob.read_resource(uri)
             assert raised.value.error.code == types.INVALID_PARAMS
-        await bob.call_tool("run_python", {"code": "1", "tag": "bob's"})
-        await until(lambda: len(extension.events) >= 3)
-        assert all("alice" not in str(event.data) for event in extension.events)
-        tasks.cancel_scope.cancel()
 
 
 @pairs

@@ -9,10 +9,10 @@ import httpx2
 import mcp_types as types
 import pytest
 from mcp import MCPError
-from tests.interaction.served import PAIRS, TIMEOUT_SECONDS, AuditClient, Era, Transport, served, until
+from tests.interaction.served import PAIRS, TIMEOUT_SECONDS, Era, Logs, Transport, served, until
 
 from glovebox_server.mcp import delivery
-from glovebox_server.mcp.rendering import CALL_META_KEY, MAX_MESSAGE_BYTES
+from glovebox_server.mcp.delivery import CALL_META_KEY, MAX_MESSAGE_BYTES
 
 pairs = pytest.mark.parametrize(("transport", "era"), PAIRS)
 
@@ -105,17 +105,17 @@ async def test_a_call_that_is_not_begun_is_answered_at_once(
 ) -> None:
     """There is no record to wait for; of one that is begun all records come (the control)."""
     monkeypatch.setattr(delivery, "FLUSH_SECONDS", 2 * TIMEOUT_SECONDS)
-    extension = AuditClient()
+    logs = Logs()
     async with (
         served(tmp_path, transport) as server,
-        server.client(transport, era, extensions=[extension]) as client,
+        server.client(transport, era, logging_callback=logs, log_level="debug") as client,
     ):
         with anyio.fail_after(TIMEOUT_SECONDS):
             assert (await client.call_tool("run_python", {"code": 1})).is_error
             with pytest.raises(MCPError, match="Unknown tool"):
                 await client.call_tool("run_shell", {})
             await client.call_tool("run_python", {"code": "1"})
-        await until(lambda: [event.kind for event in extension.events] == ["call.decided", "call.finished"])
+        await until(lambda: [message.data["kind"] for message in logs.seen] == ["call.decided", "call.finished"])
 
 
 @pairs
@@ -208,7 +208,7 @@ async def test_a_reader_that_stops_reading_does_not_slow_its_call(era: Era, tmp_
     headers = {"Mcp-Protocol-Version": "2025-11-25"}
     if era == "modern":
         meta["io.modelcontextprotocol/protocolVersion"] = "2026-07-28"
-        meta["io.modelcontextprotocol/clientCapabilities"] = {"extensions": {"dev.glovebox/audit": {}}}
+        meta |= {"io.modelcontextprotocol/clientCapabilities": {}, "io.modelcontextprotocol/logLevel": "debug"}
         headers = {"Mcp-Protocol-Version": "2026-07-28", "Mcp-Method": "tools/call", "Mcp-Name": "run_python"}
     params = {"name": "run_python", "arguments": {"code": "flood"}, "_meta": meta}
     body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}

@@ -5,7 +5,7 @@ from pathlib import Path
 import anyio
 import mcp_types as types
 import pytest
-from tests.interaction.served import AuditClient, Era, Served, Transport, served, until
+from tests.interaction.served import Era, Logs, Served, Transport, served, until
 
 from glovebox_server.audit.log import AuditLog
 
@@ -17,12 +17,12 @@ WAYS: list[tuple[Transport, Era]] = [("http", "legacy"), ("http", "modern"), ("s
 async def _one(server: Served, number: int, meeting: anyio.Event, seen: list[str]) -> None:
     transport, era = WAYS[number % len(WAYS)]
     name = NAMES[number // len(WAYS) % len(NAMES)]
-    extension, heard = AuditClient(), []
+    logs, heard = Logs(), []
 
     async def hear(progress: float, total: float | None, message: str | None) -> None:
         heard.append(message)
 
-    async with server.client(transport, era, name, extensions=[extension]) as client:
+    async with server.client(transport, era, name, logging_callback=logs, log_level="debug") as client:
         await meeting.wait()
         for turn in range(4):
             tag = f"{name}-{number}-{turn}"
@@ -39,9 +39,9 @@ async def _one(server: Served, number: int, meeting: anyio.Event, seen: list[str
                 assert content.text == f"made for {tag}"
             else:
                 assert result.structured_content["stdout"] == f"echo tell {tag}"
-            await until(lambda: len(extension.events) == 2)
-            assert {event.call_id for event in extension.events} == {call_id}
-            extension.events.clear()
+            await until(lambda: len(logs.seen) == 2)
+            assert {message.data["call_id"] for message in logs.seen} == {call_id}
+            logs.seen.clear()
     assert set(heard) <= {"sandbox started"}
 
 

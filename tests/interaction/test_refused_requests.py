@@ -14,7 +14,7 @@ from tests.fixtures.audit_logs import log_lines
 from tests.interaction.fakes import fake_app
 from tests.interaction.served import PAIRS, Era, Served, Transport, served
 
-from glovebox_server.mcp.rendering import CALL_META_KEY
+from glovebox_server.mcp.delivery import CALL_META_KEY
 from glovebox_server.mcp.server import RUN_META_KEY
 from glovebox_server.requests.runs import Runs
 from glovebox_server.transport import stdio

@@ -11,7 +11,7 @@ from tests.fixtures.audit_logs import log_lines
 from tests.interaction.served import PAIRS, Era, Transport
 from tests.interaction.test_real_server import connected
 
-from glovebox_server.mcp.rendering import CALL_META_KEY
+from glovebox_server.mcp.delivery import CALL_META_KEY
 from glovebox_server.mcp.server import RUN_META_KEY
 
 pytestmark = [pytest.mark.driver("bubblewrap"), pytest.mark.usefixtures("runtime_dir")]

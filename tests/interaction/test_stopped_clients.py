@@ -10,7 +10,8 @@ import mcp_types as types
 import pytest
 from click.testing import CliRunner
 from mcp import Client
-from tests.interaction.served import PAIRS, AuditClient, Era, Transport
+from mcp.shared.exceptions import MCPDeprecationWarning
+from tests.interaction.served import PAIRS, Era, Logs, Transport
 from tests.interaction.test_real_server import connected, directories
 
 from glovebox_server.cli.main import main
@@ -80,20 +81,22 @@ async def test_who_is_stopped_by_a_rule_reads_nothing_of_the_rule(directories: l
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GLOVEBOX_WORKSPACE", directories[1])
         command(directories, "canary", "plant", "--name", "bait.txt")
-    extension = AuditClient()
-    async with connected("stdio", "legacy", directories, tmp_path, extensions=[extension]) as client:
+    logs = Logs()
+    async with connected("stdio", "legacy", directories, tmp_path, logging_callback=logs) as client:
+        with pytest.warns(MCPDeprecationWarning):
+            await client.set_logging_level("debug")
         ended = await client.call_tool("read_workspace_file", {"path": "bait.txt"})
         refused = await client.call_tool("run_python", {"code": "print(1)"})
         assert refusal(ended) == refusal(refused)
         assert refusal(ended)["reason"] == "Stopped by the operator's rules."
-        seen = [ended.model_dump_json(), refused.model_dump_json(), *map(str, extension.events)]
+        seen = [ended.model_dump_json(), refused.model_dump_json(), *map(str, logs.seen)]
         ids = [str((result.structured_content or {})["call_id"]) for result in (ended, refused)]
         seen += [str(await client.read_resource(f"audit://calls/{call_id}")) for call_id in ids]
         seen.append(str(await client.get_prompt("explain_call", {"call_id": ids[1]})))
         (content,) = (await client.read_resource(f"receipt://{ids[0]}")).contents
         assert isinstance(content, types.TextResourceContents)
         seen.append(base64.b64decode(json.loads(content.text)["payload"]).decode())
-    assert len(extension.events) > 2
+    assert len(logs.seen) > 2
     assert not [text for text in seen if "canary" in text.casefold() or "watch" in text.casefold()]
     assert "A watch rule (canary)" in command(directories, "stops", "list", "--json")
     shown = command(directories, "audit", "show", ids[0])

@@ -43,7 +43,7 @@ POINTS: dict[str, str] = {
     "glovebox_server.artifacts.collector:Collector.deliver": "artifacts: deliver",
     "glovebox_server.guards.journal.journal:call_finished": "outcome: digests",
     "glovebox_server.core.broker:answered": "answer: fields",
-    "glovebox_server.mcp.rendering:tool_result": "answer: as MCP",
+    "glovebox_server.mcp.delivery:tool_result": "answer: as MCP",
 }
 
 

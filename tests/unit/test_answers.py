@@ -19,7 +19,7 @@ from glovebox_server.core.result import answered, refused
 from glovebox_server.printable import MAX_COUNTED, invisible
 from glovebox_server.receipts.recorder import Receipt
 from glovebox_server.tools import TOOLS
-from glovebox_server.tools.excerpts import MAX_OUTPUT
+from glovebox_server.tools.base import MAX_OUTPUT
 from glovebox_server.tools.run_python import RunPythonResult
 
 HEAD = Head(seq=7, hash="a" * 64)

@@ -9,8 +9,8 @@ import pytest
 import rfc8785
 from tests.fixtures.approving import ASKING, Desk, a_desk, admit, again, proposal
 
+from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.egress.targets import parse_url
-from glovebox_profiles.load.loader import ProfileSet
 from glovebox_profiles.model import Limits, Network, Profile, digest
 from glovebox_profiles.policy.model import Approval, Budget, Lift
 from glovebox_sandboxes.contract.errors import Refusal

@@ -12,8 +12,8 @@ from tests.unit.test_collector import Recorder, collecting, outcome, put
 from glovebox_server.audit.events import ArtifactCollected, draft
 from glovebox_server.calls import CallResult, Text
 from glovebox_server.core.result import answered
+from glovebox_server.mcp.delivery import RISKS_META_KEY, tool_result
 from glovebox_server.mcp.parts import contents
-from glovebox_server.mcp.rendering import RISKS_META_KEY, tool_result
 from glovebox_server.tools import TOOLS
 
 HTML = b"<!doctype html><script>alert(1)</script>"

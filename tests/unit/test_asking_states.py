@@ -14,7 +14,7 @@ from mcp.shared.exceptions import MCPError
 
 from glovebox_server.calls import Principal
 from glovebox_server.mcp import asking
-from glovebox_server.mcp.asking import MAX_ASKED_BYTES, STATE_RULE, STATE_SECONDS, Asker, ClientMustAnswer
+from glovebox_server.mcp.asking import MAX_ASKED_BYTES, STATE_SECONDS, ClientMustAnswerError
 
 KEY = b"k" * 32
 CALL = {"name": "run_python", "arguments": {"code": "1"}}
@@ -37,7 +37,7 @@ async def given(request: Request, key: bytes = KEY) -> str:
     async def ask(_ctx: object) -> types.InputRequiredResult:
         return types.InputRequiredResult(input_requests={}, request_state=ID)
 
-    found: Any = await asking.sealed(key, _identify)(_context(request), ask)
+    found: Any = await asking.seal_states(key, _identify)(_context(request), ask)
     return str(found.request_state)
 
 
@@ -49,7 +49,7 @@ async def taken(request: Request, key: bytes = KEY) -> str | None:
         found.append(ctx.params.get("requestState"))
         return types.CallToolResult(content=[])
 
-    await asking.sealed(key, _identify)(_context(request), look)
+    await asking.seal_states(key, _identify)(_context(request), look)
     return found[0]
 
 
@@ -70,12 +70,12 @@ def _context(request: Request) -> Any:
     ids=["another caller", "another state directory", "another tool", "other arguments", "the question's id"],
 )  # fmt: skip
 async def test_a_state_is_for_its_caller_and_request_alone(changed: dict[str, Any], caller: str, key: bytes) -> None:
-    """Refused by its rule, and the same state where it belongs still names its question (the control)."""
+    """Refused, and the same state where it belongs still names its question (the control)."""
     state = await given(Request(CALL))
     assert ID not in state
     with pytest.raises(MCPError, match="requestState") as refused:
         await taken(Request({**CALL, "requestState": state, **changed}, caller), key)
-    assert refused.value.error.data["rule"] == STATE_RULE
+    assert refused.value.error.data["reason"] == "invalid_request_state"
     assert await taken(Request({**CALL, "requestState": state})) == ID
 
 
@@ -96,10 +96,10 @@ async def asks(capabilities: types.ClientCapabilities | None, text: str, monkeyp
     monkeypatch.setattr(asking, "shown", lambda _question: text)
     session = SimpleNamespace(client_capabilities=capabilities)
     ctx: Any = SimpleNamespace(session=session, protocol_version="2026-07-28")
-    asker = Asker(ctx, Principal(id="token:a", transport="http"), types.CallToolRequestParams(name="run_python"))
+    params = types.CallToolRequestParams(name="run_python")
     try:
-        return await asker.ask(QUESTION) is not None
-    except ClientMustAnswer as must:
+        return await asking.ask_client(ctx, Principal(id="token:a", transport="http"), params, QUESTION) is not None
+    except ClientMustAnswerError as must:
         return must.text == text
 
 

@@ -14,7 +14,8 @@ from tests.fixtures.artifact_stores import a_store
 from tests.fixtures.brokered import Heard
 from tests.fixtures.channels import READY, Channel, Guest, Weightless
 
-from glovebox_profiles.load.loader import SHIPPED, ProfileSet, load
+from glovebox_profiles.compile import ProfileSet
+from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_sandboxes.contract.base import Capabilities, ColdSource, Plan, SandboxStats, Source
 from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
 from glovebox_sandboxes.contract.measure import Expected

@@ -28,8 +28,7 @@ from glovebox_server.guards.budgets import store
 from glovebox_server.guards.budgets.budgets import Budgets, Reservation
 from glovebox_server.guards.budgets.spending import Amounts
 from glovebox_server.guards.proposal import Proposal
-from glovebox_server.tools.base import Result
-from glovebox_server.tools.excerpts import MAX_OUTPUT
+from glovebox_server.tools.base import MAX_OUTPUT, Result
 
 __all__ = ["scene"]
 

@@ -9,7 +9,6 @@ from tests.fixtures.pools import jumping
 
 from glovebox_server.transport import auth
 from glovebox_server.transport.callers import Callers
-from glovebox_server.transport.messages import Malformed
 from glovebox_server.transport.reading import (
     AHEAD_SECONDS,
     ALONE_SECONDS,
@@ -19,6 +18,7 @@ from glovebox_server.transport.reading import (
     WHOLE,
     Reading,
 )
+from glovebox_server.transport.stdio import MessageError
 
 CALLERS = 250
 """Connections of one token in the attack that was seen; a token alone has up to 900."""
@@ -111,11 +111,11 @@ async def test_what_is_malformed_is_paid_for_too() -> None:
     async def refused() -> None:
         async with slow.reading.turn("token:a"):
             slow.spent += slow.seconds
-            raise Malformed(-32700, "no")
+            raise MessageError(-32700, "no")
 
     before = anyio.current_time()
     for _ in range(3):
-        with pytest.raises(Malformed):
+        with pytest.raises(MessageError):
             await refused()
     assert anyio.current_time() - before >= 2 * (0.1 * WHOLE - AHEAD_SECONDS) / SHARE - 1
 

@@ -9,7 +9,7 @@ import mcp_types as types
 import pytest
 
 from glovebox_server.calls import CallResult, Content, Image, Link, Text
-from glovebox_server.mcp.rendering import CALL_META_KEY, MAX_MESSAGE_BYTES, tool_result
+from glovebox_server.mcp.delivery import CALL_META_KEY, MAX_MESSAGE_BYTES, tool_result
 
 
 def _result(structured: dict[str, Any], *content: Content) -> CallResult:

@@ -21,8 +21,8 @@ from glovebox_server.artifacts import store as artifact_store
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import Principal
 from glovebox_server.guards.redaction.detector import Forms
+from glovebox_server.mcp.delivery import REDACTED_META_KEY, SHA256_META_KEY
 from glovebox_server.mcp.parts import MAX_BYTES, PART_META_KEY
-from glovebox_server.mcp.rendering import REDACTED_META_KEY, SHA256_META_KEY
 from glovebox_server.mcp.resources import Resources
 
 UNKNOWN = "There is no artifact of yours at this address"

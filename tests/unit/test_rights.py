@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 from tests.fixtures.policy_texts import EVERYTHING, policy
 
+from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.errors import ProfileError
-from glovebox_profiles.load.loader import SHIPPED, ProfileSet, load
+from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_profiles.model import Credential
 from glovebox_profiles.policy.model import digest
 from glovebox_sandboxes.runtime import environments

@@ -13,12 +13,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.egress import EgressRule, meet
 from glovebox_profiles.errors import ProfileError, nearest
 from glovebox_profiles.load.mistakes import RULES, describe_mistakes
 from glovebox_profiles.load.positions import KeyPath, dotted
 from glovebox_profiles.load.reading import opened_directory, parse_toml, read_bytes
-from glovebox_profiles.model import Effect, Profile, digest, digest_of
+from glovebox_profiles.model import Effect, Profile
 
 SHIPPED = Path(__file__).parent.parent / "data"
 """The profiles that come with the package."""
@@ -42,43 +43,6 @@ _HARMLESS = re.compile(
 
 CheckExample = Callable[[Profile, Mapping[str, Any]], tuple[Effect, str]]
 """Decides one call under one profile, purely: the effect and the id of the rule that decided."""
-
-
-class ProfileSet(Mapping[str, Profile]):
-    """All profiles in force, by tool name; immutable."""
-
-    def __init__(self, profiles: Mapping[str, Profile], sources: Mapping[str, Path]) -> None:
-        """Take the profiles and the file each came from."""
-        self._profiles = {tool: profiles[tool] for tool in sorted(profiles)}
-        self._sources = dict(sources)
-        self._digests = {tool: digest(profile) for tool, profile in self._profiles.items()}
-        self._digest = digest_of(self._digests)
-
-    def __getitem__(self, tool: str) -> Profile:
-        return self._profiles[tool]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._profiles)
-
-    def __len__(self) -> int:
-        return len(self._profiles)
-
-    @property
-    def digest(self) -> str:
-        """``sha256:…`` over the digests of all profiles: changes whenever any of them does."""
-        return self._digest
-
-    def digest_for(self, tool: str) -> str:
-        """Return the digest of one tool's profile, computed once at load."""
-        return self._digests[tool]
-
-    def source(self, tool: str) -> Path:
-        """Return the file one tool's profile came from: for the operator, never for a client."""
-        return self._sources[tool]
-
-    def with_narrower(self, profiles: Mapping[str, Profile]) -> "ProfileSet":
-        """Return other profiles of the same files: those of a role, which narrows them and may leave some out."""
-        return ProfileSet(profiles, self._sources)
 
 
 def load(

@@ -16,7 +16,7 @@ from glovebox_server.audit.events import ArtifactCollected, ArtifactRefused
 from glovebox_server.calls import Delivered, Image, Link, ToolCall
 from glovebox_server.errors import RefusedError
 from glovebox_server.receipts.recorder import CallRecorder
-from glovebox_server.tools.excerpts import cut_output
+from glovebox_server.tools.base import cut_output
 
 MAX_REFUSED = 128
 """Refused files that get a record and a note of their own; the rest are counted, so that no flood fills the log."""

@@ -11,8 +11,7 @@ from glovebox_server.audit.chain import Head
 from glovebox_server.calls import CallResult, Content, Decision, Delivered, Link, Text, ToolCall, whose
 from glovebox_server.printable import invisible
 from glovebox_server.receipts.recorder import Receipt
-from glovebox_server.tools.base import Answer, Isolation, Tool
-from glovebox_server.tools.excerpts import Excerpt, cut_output
+from glovebox_server.tools.base import Answer, Excerpt, Isolation, Tool, cut_output
 
 if TYPE_CHECKING:
     from glovebox_server.promotion.scanning import Scan
@@ -54,7 +53,7 @@ def answered(
 ) -> CallResult:
     """The result of a call that ran; without a plan, of one that ran in no sandbox."""
     answer = answer or tool.answer(outcome)
-    unseen = sum(invisible(item.text) for item in answer.content if isinstance(item, Text))
+    unseen = sum(invisible(item.text) for item in answer.content if isinstance(item, Text) and not item.text.isascii())
     cut: Mapping[str, Excerpt] = {}
     if tool.delivers:
         whole, (outcome, cut) = outcome, cut_output(outcome)

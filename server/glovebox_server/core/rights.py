@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Final
 
-from glovebox_profiles.load.loader import ProfileSet
+from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.model import Credential, Profile
 from glovebox_profiles.policy.model import Approval, Budget, Lift, Policy, Rate, digest
 from glovebox_profiles.policy.rights import Rights as Left

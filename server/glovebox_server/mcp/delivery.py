@@ -1,34 +1,32 @@
-"""What a client hears while its call runs: progress, live output, signs of life and audit events.
+"""Everything that a client is sent of its call: messages while it runs, and its result, complete in both forms.
 
-Everything goes through bounded places that are overwritten or counted when full, and is sent by tasks of its own, so a
-client that does not read never slows a call. Only ``glovebox_server.mcp.server`` imports this.
+Messages are progress, live output, signs of life and audit events. They go through bounded places that are overwritten
+or counted when full, and are sent by tasks of their own, so a client that does not read never slows a call. Results are
+complete in ``content`` and in ``structuredContent``, and never larger than clients accept.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import base64
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Literal
+from typing import Any
 
 import anyio
 import mcp_types as types
 from mcp.server.connection import allowed_log_levels
 from mcp.server.context import ServerRequestContext
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
-from pydantic import ConfigDict, Field
 
 from glovebox_server.audit.chain import Record
 from glovebox_server.audit.events import CallDecided
 from glovebox_server.audit.log import AuditLog
 from glovebox_server.audit.read import is_last
 from glovebox_server.audit.subscription import Missed, Subscription
-from glovebox_server.calls import Principal
+from glovebox_server.calls import CallResult, Content, Image, Link, Principal, Text
 from glovebox_server.guards.approvals.question import Answer, Question
 from glovebox_server.guards.stops.stop import BY_RULES
 
-#: Our extension: a client that declares it gets ``AUDIT_NOTIFICATION``. https://modelcontextprotocol.io, SEP-2133.
-AUDIT_EXTENSION = "dev.glovebox/audit"
-AUDIT_NOTIFICATION: Literal["notifications/dev.glovebox/audit"] = "notifications/dev.glovebox/audit"
-
-#: Logger name in ``notifications/message`` for clients that know no extension.
+#: Logger name in ``notifications/message``.
 AUDIT_LOGGER = "glovebox.audit"
 
 #: Silence after which a client is told that its call is alive, in seconds. Clients give up at 60; proxies at 30.
@@ -61,28 +59,27 @@ Identify = Callable[[Context], Principal]
 Ask = Callable[[Question], Awaitable[Answer | None]]
 """Asks the person at a client: ``asking.Asker.ask``."""
 
+#: Largest result, in bytes of JSON. SDK clients reject a server-sent event above 1 MiB, and a model cannot use more;
+#: what is larger is an artifact with a resource link.
+MAX_MESSAGE_BYTES = 256 * 1024
 
-class AuditParams(types.NotificationParams):
-    """One audit record as clients see it, or a notice of records that were not delivered."""
+#: Where the facts of a call stand in a result's ``_meta``.
+CALL_META_KEY = "dev.glovebox/call"
 
-    # Fields of ours are spelled in one way, as in the log and in results; the SDK would write ``callId``.
-    model_config = ConfigDict(alias_generator=None)
+#: Where an artifact's digest stands in a resource link's ``_meta``.
+SHA256_META_KEY = "dev.glovebox/sha256"
 
-    seq: int
-    """Place in the chain; a hole means that records of others, or lost messages, lie between."""
-    kind: str
-    """Which event (docs/operate/audit.md); or ``missed``, or ``listening`` at the start of a listen request."""
-    time: str | None = None
-    call_id: str | None = None
-    data: dict[str, Any] = Field(default_factory=dict)
-    hash: str | None = None
+#: Where the reasons not to open a file unseen stand, in the ``_meta`` of its link and of its content.
+RISKS_META_KEY = "dev.glovebox/risks"
 
+#: Where the kinds of secrets that were replaced in a file's content stand, with their numbers, in its ``_meta``.
+REDACTED_META_KEY = "dev.glovebox/redacted"
 
-class AuditNotification(types.Notification[AuditParams, Literal["notifications/dev.glovebox/audit"]]):
-    """One audit event for a client that asked for them."""
+#: Revisions without resource links: their clients refuse a whole result for a block that they do not know.
+WITHOUT_LINKS = frozenset({"2024-11-05", "2025-03-26"})
 
-    method: Literal["notifications/dev.glovebox/audit"] = AUDIT_NOTIFICATION
-    params: AuditParams
+#: Text is never cut below this many characters; by then only something absurd in number is left to drop.
+_LEAST_TEXT = 256
 
 
 class Reporter:
@@ -176,7 +173,7 @@ async def listening(
         if hears_audit(ctx, level):
             async with audit.subscribe(call_id=call_id) as records:
                 copies = _Copies(ctx, records, level)
-                tasks.start_soon(copies.tell_until_end)
+                tasks.start_soon(copies.send_until_end)
                 yield reporter
                 # Of a call that was not begun there is no record, and a refusal that is slow piles up.
                 if records.offered and not reporter.goes_on:
@@ -195,13 +192,13 @@ class _Copies:
         self._ended = anyio.Event()
         self._unread: Record | Missed | None = None
 
-    async def tell_until_end(self) -> None:
+    async def send_until_end(self) -> None:
         """Deliver a call's records up to its last one."""
         # Closed while we wait: the call is over and its last record never came, as on a full disk. The result says why.
         with self._scope, suppress(anyio.ClosedResourceError):
             async for item in self._records:
                 self._unread = item
-                await tell(self._ctx, item, self._level)
+                await send_record(self._ctx, item, self._level)
                 self._unread = None
                 if isinstance(item, Record) and is_last(item):
                     break
@@ -220,53 +217,38 @@ class _Copies:
         await self._ended.wait()
         missed = self._records.give_up(self._unread)
         if missed is not None:
-            await tell(self._ctx, missed, self._level)
-
-
-def declares_audit(ctx: Context) -> bool:
-    """Say whether the client declared our extension (or, before extensions existed, the experimental capability)."""
-    declared = ctx.session.client_capabilities
-    if declared is None:
-        return False
-    return AUDIT_EXTENSION in (declared.extensions or {}) or AUDIT_EXTENSION in (declared.experimental or {})
+            await send_record(self._ctx, missed, self._level)
 
 
 def hears_audit(ctx: Context, level: types.LoggingLevel) -> bool:
-    """Say whether any audit event of a call would be sent to this client."""
-    return declares_audit(ctx) or "alert" in _levels(ctx, level)
+    """Return whether any audit event of a call would be sent to this client."""
+    return "alert" in _levels(ctx, level)
 
 
-async def tell(ctx: Context, item: Record | Missed, level: types.LoggingLevel) -> None:
-    """Send one record on the stream of the request, in the form this client understands."""
-    if declares_audit(ctx):
-        await tell_extension(ctx, shown(item))
-        return
-    params = shown(item)
-    grave = isinstance(item, Missed) or params.data.get("effect") == "deny"  # what was missed may have been a denial
+async def send_record(ctx: Context, item: Record | Missed, level: types.LoggingLevel) -> None:
+    """Send one record as a log message on the stream of the request, if the client's level lets it through."""
+    params = show_record(item)
+    # Among missed records may have been a denial.
+    grave = isinstance(item, Missed) or params["data"].get("effect") == "deny"
     severity: types.LoggingLevel = "warning" if grave else "info"
     heard = _levels(ctx, level)
     if severity in heard:
-        data = params.model_dump(by_alias=True, mode="json", exclude_none=True) if "debug" in heard else _brief(params)
+        data = params if "debug" in heard else _brief(params)
         body = types.LoggingMessageNotificationParams(level=severity, logger=AUDIT_LOGGER, data=data)
         message = types.LoggingMessageNotification(params=body)
         await ctx.session.send_notification(message, related_request_id=ctx.request_id)
 
 
-def _brief(params: AuditParams) -> dict[str, Any]:
-    """A record in a few words. Whoever is sent log messages did not ask for measurements, and may show a model each."""
-    data = {name: params.data[name] for name in BRIEF if isinstance(params.data.get(name), str | int | list)}
-    if params.kind != CallDecided.kind:
+def _brief(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Shorten a record: who gets log messages did not ask for measurements, and may show a model each of them."""
+    data = {name: params["data"][name] for name in BRIEF if isinstance(params["data"].get(name), str | int | list)}
+    if params["kind"] != CallDecided.kind:
         for name in ("tool", "run", "workflow"):
             data.pop(name, None)  # the first has said it
     if data.get("effect") == "allow":
         data.pop("reason", None)
-    return {"seq": params.seq, "kind": params.kind, "call_id": params.call_id, "data": data}
-
-
-async def tell_extension(ctx: Context, params: AuditParams) -> None:
-    """Send our own notification; only to a client that declared the extension or asked to listen."""
-    message: Any = AuditNotification(params=params)
-    await ctx.session.send_notification(message, related_request_id=ctx.request_id)
+    about = {name: params[name] for name in ("seq", "kind", "call_id") if name in params}
+    return {**about, "data": data}
 
 
 async def cancel_when(event: anyio.Event, scope: anyio.CancelScope) -> None:
@@ -275,27 +257,21 @@ async def cancel_when(event: anyio.Event, scope: anyio.CancelScope) -> None:
     scope.cancel()
 
 
-def shown(item: Record | Missed) -> AuditParams:
-    """Return a record, or a notice of missed ones, as clients see it."""
+def show_record(item: Record | Missed) -> dict[str, Any]:
+    """Return a record, or a notice of missed ones, as clients see it; docs/operate/audit.md explains each event."""
     if isinstance(item, Missed):
-        return AuditParams(seq=item.last, kind="missed", data={"count": item.count, "first": item.first})
+        return {"seq": item.last, "kind": "missed", "data": {"count": item.count, "first": item.first}}
     data = {name: value for name, value in item.data.items() if name != "workspace"}
     # Earlier logs have in such a record which watch rule it was.
     if data.get("rule") == "stop" and _NAMES_A_RULE in str(data.get("reason")):
         data["reason"] = BY_RULES
-    return AuditParams(seq=item.seq, kind=item.kind, time=item.time, call_id=item.call_id, data=data, hash=item.hash)
+    fields = {"seq": item.seq, "kind": item.kind, "time": item.time, "call_id": item.call_id, "data": data}
+    return {name: value for name, value in fields.items() if value is not None} | {"hash": item.hash}
 
 
 _ORDER: tuple[types.LoggingLevel, ...] = (
-    "debug",
-    "info",
-    "notice",
-    "warning",
-    "error",
-    "critical",
-    "alert",
-    "emergency",
-)
+    "debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"
+)  # fmt: skip
 
 
 def _levels(ctx: Context, level: types.LoggingLevel) -> frozenset[types.LoggingLevel]:
@@ -304,3 +280,116 @@ def _levels(ctx: Context, level: types.LoggingLevel) -> frozenset[types.LoggingL
     if ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
         return allowed
     return allowed.intersection(_ORDER[_ORDER.index(level) :])
+
+
+def tool_result(result: CallResult, revision: str | None = None) -> types.CallToolResult:
+    """Turn a broker's result into MCP's, within ``MAX_MESSAGE_BYTES``, of blocks that ``revision`` has.
+
+    What does not fit goes in this order: images beyond half of it (each has its original elsewhere), then the middle
+    of the longest texts, with the number of characters that were left out in their place. What cannot fit is told by
+    its length: nothing is encoded that is left out, for everybody waits meanwhile.
+    """
+    items: Sequence[Content] = result.content
+    if revision in WITHOUT_LINKS:
+        items = [_said(item) if isinstance(item, Link) else item for item in items]
+    structured: Any = dict(result.structured)
+    meta = {CALL_META_KEY: dict(result.meta)} if result.meta else None
+    if sum(map(_encoded, items)) > MAX_MESSAGE_BYTES:
+        items = _without_images(items)
+    longest = MAX_MESSAGE_BYTES
+    while longest > _LEAST_TEXT // 2:
+        if sum(min(length, longest) for length in _lengths([structured, items])) <= MAX_MESSAGE_BYTES:
+            blocks = [_block(item, longest) for item in items]
+            rendered = types.CallToolResult(
+                content=blocks, structured_content=_cut(structured, longest), is_error=result.failed, _meta=meta
+            )
+            if _size(rendered) <= MAX_MESSAGE_BYTES:
+                return rendered
+        if longest == MAX_MESSAGE_BYTES:
+            items = _without_images(items)
+        longest //= 2
+    return _hopeless(meta)
+
+
+def failure(text: str, structured: Mapping[str, Any] | None = None) -> types.CallToolResult:
+    """Return an error the model can read (``isError``), not one of the protocol."""
+    content: list[types.ContentBlock] = [types.TextContent(text=text)]
+    return types.CallToolResult(content=content, structured_content=structured and dict(structured), is_error=True)
+
+
+def _block(item: Content, longest: int) -> types.ContentBlock:
+    match item:
+        case Text():
+            return types.TextContent(text=_cut(item.text, longest))
+        case Image():
+            return types.ImageContent(data=base64.b64encode(item.data).decode(), mime_type=item.media_type)
+        case Link():
+            meta = {SHA256_META_KEY: item.sha256, **risks_meta(item.risks)}
+            return types.ResourceLink(
+                uri=item.uri, name=item.name, mime_type=item.media_type, size=item.bytes, _meta=meta
+            )
+
+
+def _said(link: Link) -> Text:
+    return Text(text=f"[{link.name}: {link.media_type}, {link.bytes} bytes, {link.uri}]")
+
+
+def risks_meta(risks: Sequence[str]) -> dict[str, Any]:
+    """The ``_meta`` of a file with risks; nothing for one without."""
+    return {RISKS_META_KEY: list(risks)} if risks else {}
+
+
+def _encoded(item: Content) -> int:
+    """Characters that an image takes in JSON; 0 for what is none."""
+    return (len(item.data) + 2) // 3 * 4 if isinstance(item, Image) else 0
+
+
+def _lengths(value: Any) -> Iterator[int]:
+    """Characters of every text, wherever it stands: each takes at least as many bytes."""
+    waiting = [value]
+    while waiting:
+        match waiting.pop():
+            case str() as text:
+                yield len(text)
+            case Text(text=text):
+                yield len(text)
+            case Mapping() as table:
+                waiting += table.values()
+            case list() | tuple() as row:
+                waiting += row
+
+
+def _size(result: types.CallToolResult) -> int:
+    return len(json.dumps(result.model_dump(by_alias=True, mode="json", exclude_none=True)))
+
+
+def _without_images(items: Sequence[Content]) -> list[Content]:
+    """Leave out images, largest first, until the rest of them takes at most half of a message."""
+    kept = list(items)
+    sizes = sorted(((_encoded(item), n) for n, item in enumerate(kept) if isinstance(item, Image)), reverse=True)
+    total = sum(size for size, _ in sizes)
+    for size, place in sizes:
+        if total <= MAX_MESSAGE_BYTES // 2:
+            break
+        total -= size
+        kept[place] = Text(text=f"[image of {size * 3 // 4} bytes left out: too large for one message]")
+    return kept
+
+
+def _cut(value: Any, longest: int) -> Any:
+    """Keep head and tail of every text longer than ``longest`` characters, wherever it stands."""
+    if isinstance(value, str):
+        if len(value) <= longest:
+            return value
+        half = longest // 2
+        return f"{value[:half]}\n[… {len(value) - 2 * half} characters left out …]\n{value[-half:]}"
+    if isinstance(value, Mapping):
+        return {key: _cut(item, longest) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_cut(item, longest) for item in value]
+    return value
+
+
+def _hopeless(meta: dict[str, Any] | None) -> types.CallToolResult:
+    text = f"The result has too many parts for one message of {MAX_MESSAGE_BYTES} bytes. Ask for less at a time."
+    return types.CallToolResult(content=[types.TextContent(text=text)], is_error=True, _meta=meta)

@@ -14,7 +14,7 @@ import mcp_types as types
 from glovebox_server.artifacts.record import Artifact
 from glovebox_server.artifacts.store import Reader
 from glovebox_server.errors import RefusedError
-from glovebox_server.mcp.rendering import CALL_META_KEY, REDACTED_META_KEY, SHA256_META_KEY, risks_meta
+from glovebox_server.mcp.delivery import CALL_META_KEY, REDACTED_META_KEY, SHA256_META_KEY, risks_meta
 
 #: Most of an artifact in one answer, in bytes: base64 makes it a third larger, and clients reject messages over 1 MiB.
 MAX_BYTES = 512 * 1024

@@ -1,13 +1,12 @@
-"""Resources: ``artifact://…``, ``audit://calls/{id}``, ``receipt://{id}``: for their principal and for nobody else.
+"""Resources: ``artifact://…``, ``audit://calls/{id}``, ``receipt://{id}``, each for its principal alone.
 
-Also the two ways to hear of new audit records: ``resources/updated``, and our own long-lived listen request. Only
-``glovebox_server.mcp.server`` imports this.
+Also how clients learn that one changed: ``resources/updated``, and changed lists. Only ``mcp.server`` imports this.
 """
 
 import json
 import re
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -85,8 +84,6 @@ _WITHHELD = (
     "The operator can look at it: glovebox artifact save.",
 )
 
-LISTEN_METHOD = "dev.glovebox/audit/listen"
-
 #: Key of a connection's state: it is told when its lists are others.
 _LISTS = "glovebox.lists"
 
@@ -143,7 +140,7 @@ class Places(Protocol):
         """Holds the sandboxes' runtime."""
 
 
-class Stores(Protocol):
+class ResourceStores(Protocol):
     """What resources are read from."""
 
     @property
@@ -179,17 +176,6 @@ Lists = Callable[[Principal], Mapping[ServerEvent, object]]
 """What a caller finds in each list that a policy can change, by what says that it is another."""
 
 
-class ListenParams(types.RequestParams):
-    """Parameters of ``dev.glovebox/audit/listen``: none."""
-
-
-class ListenResult(types.Result):
-    """How a listen request ended."""
-
-    ended: str
-    """Why; ``server stopping``."""
-
-
 class Watches:
     """Subscriptions of the handshake eras within one lifespan of the SDK's server, each a task of its own."""
 
@@ -202,7 +188,7 @@ class Watches:
 class Resources:
     """The handlers of everything about resources and listening."""
 
-    def __init__(self, stores: Stores, stopping: anyio.Event, lists: Lists = lambda _: {}) -> None:
+    def __init__(self, stores: ResourceStores, stopping: anyio.Event, lists: Lists = lambda _: {}) -> None:
         """Take the stores, the event that ends long-lived requests, and what callers find in lists."""
         self._stores = stores
         self._lists = lists
@@ -294,7 +280,7 @@ class Resources:
         if match is None:
             raise _unknown()
         records = await self._records(principal, match[1])
-        body = [delivery.shown(record).model_dump(mode="json", exclude_none=True) for record in records]
+        body = [delivery.show_record(record) for record in records]
         text = rfc8785.dumps({"records": body}).decode()
         return types.ReadResourceResult(
             contents=[types.TextResourceContents(uri=uri, mime_type="application/json", text=text)]
@@ -429,21 +415,6 @@ class Resources:
         """Whether a record may still come that changes what this principal finds there."""
         match = _CALL_URI.fullmatch(uri)
         return match is not None and self._stores.audit.owner_of(match[1]) == principal.id
-
-    async def listen_audit(self, ctx: Context, principal: Principal, endings: Iterable[anyio.Event]) -> ListenResult:
-        """Serve ``dev.glovebox/audit/listen``: the principal's records as they are written, on this request's stream.
-
-        The first notification has kind ``listening`` and the number of the newest record at that moment.
-        """
-        async with self._listening(principal), self._stores.audit.subscribe(principal=principal.id) as records:
-            await delivery.tell_extension(ctx, delivery.AuditParams(seq=self._stores.audit.head.seq, kind="listening"))
-            async with anyio.create_task_group() as tasks:
-                for event in (self._stopping, *endings):
-                    tasks.start_soon(delivery.cancel_when, event, tasks.cancel_scope)
-                async for item in records:
-                    await delivery.tell_extension(ctx, delivery.shown(item))
-                tasks.cancel_scope.cancel()
-        return ListenResult(ended="server stopping")
 
     @asynccontextmanager
     async def _listening(self, principal: Principal) -> AsyncIterator[None]:

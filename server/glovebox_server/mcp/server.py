@@ -1,7 +1,6 @@
 """The MCP surface: turns clients' requests into calls of the broker, and answers into MCP's. The only place that does.
 
-``build(app, identify)`` makes a ``McpServer``; its ``server`` is the SDK's, which ``transport.serve`` serves in both
-protocol eras. Helpers that only this module uses: ``catalogue``, ``rendering``, ``delivery``, ``resources``.
+``McpServer(app, identify).server`` is the SDK's server, which ``transport`` serves in both protocol eras.
 """
 
 from collections import OrderedDict, defaultdict
@@ -9,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 from uuid import UUID
 
 import anyio
@@ -19,7 +18,7 @@ from mcp.server.context import CallNext, HandlerResult
 from mcp.server.lowlevel import Server
 from mcp.server.subscriptions import PromptsListChanged, ServerEvent, ToolsListChanged
 from mcp.shared.exceptions import MCPError
-from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
 from glovebox_sandboxes.runtime.environments import Environment
@@ -28,18 +27,9 @@ from glovebox_server.core.active_policy import ActivePolicy
 from glovebox_server.core.rights import MAX_KEYS
 from glovebox_server.errors import InvalidArguments, RefusedError, UnknownTool
 from glovebox_server.failures import failure_of, with_own_command
-from glovebox_server.mcp import asking, catalogue, completion, delivery, prompts, rendering, resources
-from glovebox_server.mcp.claims import ClaimingServer
+from glovebox_server.mcp import asking, catalogue, completion, delivery, prompts, resources
 from glovebox_server.mcp.delivery import Context, Identify
-from glovebox_server.mcp.resources import (
-    LISTEN_METHOD,
-    TEMPLATES,
-    ListenParams,
-    ListenResult,
-    Resources,
-    Stores,
-    Watches,
-)
+from glovebox_server.mcp.resources import TEMPLATES, Resources, ResourceStores, Watches
 from glovebox_server.requests.refusals import Refusals
 from glovebox_server.requests.runs import Runs
 from glovebox_server.requests.trace import trace_of
@@ -72,10 +62,19 @@ MAX_LEVELS = 1024
 #: Callers whose levels are remembered; the oldest hear ``info`` again. Far more than have tokens.
 MAX_CALLERS = 4096
 
+#: Rule of a request whose state no server of this state directory gave its caller for it, or not lately.
+STATE_RULE = "approval.state"
+_STATE_HINT = "Make the call without requestState: it is asked anew."
+#: What the SDK's refusals of states say.
+_INVALID_STATE = "invalid_request_state"
+
+SERVED: Final = (*HANDSHAKE_PROTOCOL_VERSIONS, *MODERN_PROTOCOL_VERSIONS)
+"""Revisions of the protocol, the oldest first."""
+
 _log = structlog.get_logger(__name__)
 
 
-class Broker(Protocol):
+class CallPath(Protocol):
     """The only path a call can take."""
 
     async def submit(
@@ -93,7 +92,7 @@ class Broker(Protocol):
         """See ``broker.broker.Broker.submit``."""
 
 
-class App(Stores, Protocol):
+class ServedApp(ResourceStores, Protocol):
     """What the surface needs of the composition root."""
 
     @property
@@ -105,7 +104,7 @@ class App(Stores, Protocol):
         """What each tool's programs can import."""
 
     @property
-    def broker(self) -> Broker:
+    def broker(self) -> CallPath:
         """Runs calls."""
 
     @property
@@ -129,11 +128,33 @@ class App(Stores, Protocol):
         """Of Glovebox."""
 
 
+class ClaimingServer(Server[Any]):
+    """The SDK's server, which claims the notifications that are sent, and the revisions served."""
+
+    lists_change = False
+    """Whether the lists of tools and prompts may change; that of resources never does."""
+
+    def get_capabilities(self, *given: Any, **named: Any) -> types.ServerCapabilities:
+        """Return what a handshake, or ``server/discover``, is answered with."""
+        found = super().get_capabilities(*given, **named)
+        for claims, change in (
+            (found.tools, self.lists_change), (found.prompts, self.lists_change), (found.resources, False)
+        ):  # fmt: skip
+            if claims is not None:
+                claims.list_changed = change
+        return found
+
+    async def _handle_discover(self, *given: Any) -> types.DiscoverResult:
+        """Return what ``server/discover`` is answered with: the same revisions as an error about them names."""
+        found = await super()._handle_discover(*given)
+        return found.model_copy(update={"supported_versions": list(SERVED)})
+
+
 class McpServer:
     """One MCP server over one app. Serves any number of connections."""
 
-    def __init__(self, app: App, identify: Identify) -> None:
-        """Take the app and the way to tell callers apart; ``build`` is the public way."""
+    def __init__(self, app: ServedApp, identify: Identify) -> None:
+        """Take the app, and what returns the principal of a request from its context."""
         self._app = app
         self._identify = identify
         self._stopping = anyio.Event()
@@ -161,12 +182,10 @@ class McpServer:
             on_completion=self._complete,
         )
         self.server.lists_change = app.in_force.policy is not None
-        self.server.add_request_handler(LISTEN_METHOD, ListenParams, self._listen_audit)
         # Not the constructor's parameter, which warns: logging is deprecated, and the handshake eras still need it.
         self.server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, self._set_level)
-        self.server.extensions[delivery.AUDIT_EXTENSION] = {}
         self.server.middleware.append(self._counted)
-        self.server.middleware.append(asking.sealed(app.states_key, identify))
+        self.server.middleware.append(asking.seal_states(app.states_key, identify))
 
     def stop(self) -> None:
         """End every call and every listen stream under way; each still gets an answer. Idempotent."""
@@ -231,8 +250,8 @@ class McpServer:
             for event in endings.values():
                 tasks.start_soon(delivery.cancel_when, event, tasks.cancel_scope)
             level = self._levels[principal.id].get(session, "info") if principal.id in self._levels else "info"
-            asker = asking.Asker(ctx, principal, params)
-            async with delivery.listening(ctx, self._app.audit, call_id, level, endings, ask=asker.ask) as reporter:
+            ask = partial(asking.ask_client, ctx, principal, params)
+            async with delivery.listening(ctx, self._app.audit, call_id, level, endings, ask=ask) as reporter:
                 try:
                     outcome = await self._app.broker.submit(
                         principal,
@@ -246,13 +265,13 @@ class McpServer:
                     )
                 except Exception as error:  # noqa: BLE001 - a value, because a task group would wrap it
                     outcome = error
-                    reporter.goes_on = isinstance(error, asking.ClientMustAnswer)
+                    reporter.goes_on = isinstance(error, asking.ClientMustAnswerError)
             tasks.cancel_scope.cancel()
         if outcome is None:
             text = f"Call {call_id} was ended: {reporter.ended_by()}. Its sandbox is gone; make it again later."
             raise MCPError(types.CONNECTION_CLOSED, text)
-        if isinstance(outcome, asking.ClientMustAnswer):
-            return asking.asked(outcome)
+        if isinstance(outcome, asking.ClientMustAnswerError):
+            return asking.input_required(outcome)
         if isinstance(outcome, Exception):
             if isinstance(outcome, InvalidArguments | RefusedError):
                 # No call of the broker's began: what it decided about is a result.
@@ -260,13 +279,15 @@ class McpServer:
                 self._app.refusals.note(rule, principal.id)
             failed = _of(_failed(outcome, call_id, principal), call_id, principal, run)
             return self._named(ctx, principal, run, failed)
-        return self._named(ctx, principal, run, rendering.tool_result(outcome, ctx.protocol_version))
+        return self._named(ctx, principal, run, delivery.tool_result(outcome, ctx.protocol_version))
 
     async def _counted(self, ctx: Context, call_next: CallNext) -> HandlerResult:
         """Count what ends in an error of the protocol that is its caller's fault: a middleware of the SDK's."""
         try:
             return await call_next(ctx)
         except (MCPError, ValidationError) as error:
+            if isinstance(error, MCPError) and _data_of(error).get("reason") == _INVALID_STATE:
+                error.error.data = {**_data_of(error), "rule": STATE_RULE, "hint": _STATE_HINT}
             rule = _rule_of(error)
             if rule is not None:
                 self._app.refusals.note(rule, self._identify(ctx).id)
@@ -364,9 +385,6 @@ class McpServer:
     ) -> types.SubscriptionsListenResult:
         return await self._resources.listen_resources(ctx, self._identify(ctx), params)
 
-    async def _listen_audit(self, ctx: Context, _params: ListenParams) -> ListenResult:
-        return await self._resources.listen_audit(ctx, self._identify(ctx), endings_of(ctx).values())
-
 
 @asynccontextmanager
 async def _lifespan(_server: Server[Any]) -> AsyncIterator[Watches]:
@@ -374,16 +392,6 @@ async def _lifespan(_server: Server[Any]) -> AsyncIterator[Watches]:
     async with anyio.create_task_group() as tasks:
         yield Watches(tasks)
         tasks.cancel_scope.cancel()
-
-
-def build(app: App, identify: Identify) -> McpServer:
-    """Make the MCP surface of ``app``.
-
-    Args:
-        app: the composition root.
-        identify: returns the principal of a request from its context.
-    """
-    return McpServer(app, identify)
 
 
 def client_of(ctx: Context) -> str | None:
@@ -429,11 +437,15 @@ def _first_page(params: types.PaginatedRequestParams | None) -> None:
         raise MCPError(types.INVALID_PARAMS, "There is no such cursor: the list is one page; ask without one.")
 
 
+def _data_of(error: MCPError) -> Mapping[str, Any]:
+    return error.error.data if isinstance(error.error.data, dict) else {}
+
+
 def _rule_of(error: MCPError | ValidationError) -> str | None:
     """Which rule of ours a request broke that ended in this error; None where it is no fault of its."""
     if isinstance(error, ValidationError):
         return "parameters"
-    said = error.error.data if isinstance(error.error.data, dict) else {}
+    said = _data_of(error)
     if error.error.code == types.INVALID_PARAMS:
         return str(said.get("rule", "tool.unknown" if "tools" in said else "parameters"))
     return {types.METHOD_NOT_FOUND: "method", types.INVALID_REQUEST: "parameters"}.get(error.error.code)
@@ -450,7 +462,7 @@ def _outcome_of(result: types.CallToolResult | types.InputRequiredResult) -> str
 
 def _of(result: types.CallToolResult, call_id: str, principal: Principal, run: str | None) -> types.CallToolResult:
     """The same result of a request that became no call, or none that ended well, and whose it was."""
-    return result.model_copy(update={"meta": {rendering.CALL_META_KEY: {"call_id": call_id, **whose(principal, run)}}})
+    return result.model_copy(update={"meta": {delivery.CALL_META_KEY: {"call_id": call_id, **whose(principal, run)}}})
 
 
 def _failed(error: Exception, call_id: str, principal: Principal) -> types.CallToolResult:
@@ -469,16 +481,16 @@ def _failed(error: Exception, call_id: str, principal: Principal) -> types.CallT
     if isinstance(error, InvalidArguments):
         hint = "Nothing was started; correct these fields and call again."
         refusal = {"rule": "arguments", "reason": str(error), "hint": hint, "fields": list(error.fields)}
-        return rendering.failure(sentence, {**structured, "refused": refusal})
+        return delivery.failure(sentence, {**structured, "refused": refusal})
     if isinstance(error, RefusedError):
         refusal = {"rule": error.rule, "reason": error.reason, "hint": error.hint}
-        return rendering.failure(sentence, {**structured, "refused": refusal})
+        return delivery.failure(sentence, {**structured, "refused": refusal})
     if failure.classed == "unavailable":
         # Where on this host is for the operator.
         reason = with_own_command(str(error))
         _log.error("unavailable", call_id=call_id, error=type(error).__name__, reason=reason)
         if principal.transport == "stdio":  # whoever started the server
             sentence = with_own_command(sentence)
-    return rendering.failure(
+    return delivery.failure(
         sentence, {**structured, "error": {"kind": type(error).__name__, "message": sentence, "line": None}}
     )

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from glovebox_profiles import model as profiles_model
+from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.errors import ProfileError
-from glovebox_profiles.load.loader import ProfileSet
 from glovebox_profiles.load.mistakes import line_of
 from glovebox_profiles.load.positions import KeyPath, dotted
 from glovebox_profiles.load.reading import parse_toml, read_bytes

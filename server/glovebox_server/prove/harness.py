@@ -20,8 +20,9 @@ import anyio
 import anyio.to_thread
 from structlog.testing import capture_logs
 
+from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.errors import ProfileError
-from glovebox_profiles.load.loader import ProfileSet, load
+from glovebox_profiles.load.loader import load
 from glovebox_profiles.policy.model import Policy
 from glovebox_sandboxes import strict_json
 from glovebox_sandboxes.conformance import trial

@@ -18,7 +18,7 @@ from glovebox_server.audit.events import Event, RequestsRefused
 from glovebox_server.audit.log import AuditLog
 from glovebox_server.calls import CallResult, Text
 from glovebox_server.core.broker import Broker
-from glovebox_server.mcp.server import RUN_META_KEY, build
+from glovebox_server.mcp.server import RUN_META_KEY, McpServer
 from glovebox_server.prove.seen import Seen
 from glovebox_server.requests.refusals import Refusals
 from glovebox_server.transport import tokens
@@ -67,7 +67,7 @@ class OverHttp:
             raise AssertionError(call.caller)
         files = tokens.TokenFiles(directory)
         callers = Callers(files.tokens)
-        surface = build(replace(app, broker=broker, refusals=refusals), partial(by_token, workflow=None))
+        surface = McpServer(replace(app, broker=broker, refusals=refusals), partial(by_token, workflow=None))
         application, sessions = http_application(surface, app.artifacts, callers, refusals)
         if call.token == "revoked":  # noqa: S105 - another word
             # What a server does within a second: it looks at the files.

@@ -12,7 +12,8 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from glovebox_profiles.load.loader import ProfileSet, load
+from glovebox_profiles.compile import ProfileSet
+from glovebox_profiles.load.loader import load
 from glovebox_server.audit import chain
 from glovebox_server.audit.chain import Head
 from glovebox_server.audit.events import ServerStopped, draft

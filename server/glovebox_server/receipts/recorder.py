@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import anyio
 
-from glovebox_profiles.explain import withheld
+from glovebox_profiles.compile import withheld
 from glovebox_profiles.model import Profile
 from glovebox_server.artifacts.record import ArtifactsUnavailable
 from glovebox_server.audit.chain import Draft, Head, Record

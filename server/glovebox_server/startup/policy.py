@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.errors import ProfileError
-from glovebox_profiles.load.loader import ProfileSet
 from glovebox_profiles.model import Effect, Profile
 from glovebox_profiles.policy import load as loading
 from glovebox_profiles.policy.load import PAGE, Known

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import anyio
 
-from glovebox_profiles.compile import to_spec
+from glovebox_profiles.compile import ProfileSet, to_spec
 from glovebox_profiles.errors import ProfileError
-from glovebox_profiles.load.loader import ProfileSet
 from glovebox_sandboxes.contract.base import Driver, Plan
 from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
 from glovebox_sandboxes.contract.spec import SandboxSpec

@@ -1,14 +1,15 @@
 """The base of tools: a tool is a typed name for one job. No I/O, no MCP; ``mcp.server`` shows tools to clients."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.contract.outcome import Job, Outcome
+from glovebox_sandboxes.contract.pictures import share
 from glovebox_server.calls import Content
 
 Grant = Literal["network", "workspace"]
@@ -76,6 +77,8 @@ class Answer:
     failed: bool
 
 
+MAX_OUTPUT: Final = 16 * 1024
+"""Bytes of UTF-8 of a program's output in ``content``, and again in ``structuredContent``: about 5,000 tokens each."""
 PACKAGES = "{packages}"
 """In a description: what its programs can import."""
 
@@ -143,3 +146,46 @@ class Tool:
             wall_seconds=arguments.get("timeout_seconds"),
             inputs=tuple(arguments.get("inputs", ())),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Excerpt:
+    """The first three quarters and the last quarter of the bytes that a result holds of one text."""
+
+    text: str
+    shown: int
+    """Bytes of the whole that are in it."""
+    whole: bytes
+
+
+def cut_output(outcome: Outcome) -> tuple[Outcome, Mapping[str, Excerpt]]:
+    """Return the outcome with at most ``MAX_OUTPUT`` bytes of output, and what was cut of it by name.
+
+    Short texts leave the others what they do not need.
+    """
+    value = outcome.value if isinstance(outcome.value, dict) else {}
+    texts = {"stdout": outcome.stdout.text, "stderr": outcome.stderr.text, "value": value.get("value")}
+    whole = {name: text.encode("utf-8", "replace") for name, text in texts.items() if isinstance(text, str)}
+    sizes = [len(data) for data in whole.values()]
+    if sum(sizes) <= MAX_OUTPUT:
+        return outcome, {}
+    room = share(sizes, MAX_OUTPUT)
+    excerpts = {name: _excerpt(data, room) for name, data in whole.items() if len(data) > room}
+    kept = {name: excerpt.text for name, excerpt in excerpts.items()}
+    cut = replace(
+        outcome,
+        stdout=replace(outcome.stdout, text=kept.get("stdout", outcome.stdout.text)),
+        stderr=replace(outcome.stderr, text=kept.get("stderr", outcome.stderr.text)),
+        value={**value, "value": kept["value"]} if "value" in kept else outcome.value,
+    )
+    return cut, excerpts
+
+
+def _excerpt(data: bytes, room: int) -> Excerpt:
+    tail_bytes = room // 4
+    # Half a character at an edge is left out.
+    head, tail = (
+        part.decode("utf-8", "ignore") for part in (data[: room - tail_bytes], data[len(data) - tail_bytes :])
+    )
+    shown = len(head.encode()) + len(tail.encode())
+    return Excerpt(text=f"{head}\n[… {len(data) - shown} bytes left out …]\n{tail}", shown=shown, whole=data)

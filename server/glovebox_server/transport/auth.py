@@ -32,7 +32,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from glovebox_server.calls import Principal
 from glovebox_server.mcp.server import ENDINGS_SCOPE_KEY
 from glovebox_server.requests.refusals import Refusals
-from glovebox_server.transport import messages
+from glovebox_server.transport import stdio
 from glovebox_server.transport.callers import Callers, Grant, Shares
 from glovebox_server.transport.oauth.authority import METADATA_PATH, Authority, TokenRefused
 from glovebox_server.transport.oauth.checks import address_of
@@ -245,7 +245,7 @@ class AuthMiddleware:
         asked = (caller, session, str(read.identity)) if session and read.identity is not None else None
         if asked in self._unanswered:
             reason = "a request of this session has this id, as text, and is not answered yet; use another"
-            malformed = _malformed(messages.Malformed(types.INVALID_REQUEST, reason, read.identity))
+            malformed = _malformed(stdio.MessageError(types.INVALID_REQUEST, reason, read.identity))
             await self._refuse(malformed, scope, receive, send)
             return
         with contextlib.ExitStack() as answered:
@@ -289,20 +289,20 @@ class AuthMiddleware:
                     charged = beside > 1 or scope[PRINCIPAL_SCOPE_KEY].transport == "sse"
                     if charged:
                         self._reading.charge(caller, REQUEST_SECONDS)
-                    value = messages.value_of(body) if scope["method"] == "POST" else None
+                    value = stdio.parse_message(body) if scope["method"] == "POST" else None
                     if value is not None:
                         _require_revision(scope, value)
-            if messages.is_call(value):
+            if stdio.is_call(value):
                 with anyio.fail_after(CALL_WAIT_SECONDS):
                     async with self._calling.turn(caller):
                         if charged:
                             self._calling.charge(caller, CALL_SECONDS)
         except TimeoutError:
             return Response("Too much of this caller waits", status_code=429)
-        except messages.Malformed as error:
+        except stdio.MessageError as error:
             return _malformed(error)
-        identity = messages.known_id(value) if isinstance(value, dict) and "method" in value else None
-        return _Body(body, identity, messages.tool_of(value))
+        identity = stdio.known_id(value) if isinstance(value, dict) and "method" in value else None
+        return _Body(body, identity, stdio.tool_of(value))
 
 
 def readiness_answer(found: Readiness, *, told: bool) -> Response:
@@ -321,13 +321,13 @@ class _Body(NamedTuple):
 
 def _require_revision(scope: Scope, value: object) -> None:
     """Refuse a revision that is not served; where header and envelope differ, the SDK refuses that first."""
-    named = messages.revision_of(value)
+    named = stdio.revision_of(value)
     for header in _values(scope, b"mcp-protocol-version"):
         if named in (None, header):
-            messages.require_served(value, header)
+            stdio.require_served(value, header)
 
 
-def _malformed(error: messages.Malformed) -> Response:
+def _malformed(error: stdio.MessageError) -> Response:
     content = error.answer.model_dump_json(by_alias=True, exclude_unset=True)
     return Response(content, status_code=400, media_type="application/json")
 

@@ -71,9 +71,13 @@ _plain = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structl
 
 def _render(logger: WrappedLogger, method: str, entry: EventDict) -> str:
     # The event is written as it is; values are quoted where they have blanks.
-    entry["event"] = printable(str(entry["event"]))
+    entry["event"] = _escape(str(entry["event"]))
     lines = str(_plain(logger, method, entry)).split("\n")
-    return f"\n{_MORE}".join(printable(line) for line in lines)
+    return f"\n{_MORE}".join(_escape(line) for line in lines)
+
+
+def _escape(text: str) -> str:
+    return text if text.isascii() and text.isprintable() else printable(text)
 
 
 _json = structlog.processors.JSONRenderer()

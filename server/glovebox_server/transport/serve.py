@@ -1,28 +1,23 @@
-"""The ways in: stdio, and HTTP with SSE. Signals and the end of a client end calls; nothing is left behind.
+"""Streamable HTTP and HTTP with SSE, behind one gate. ``serve_stdio`` is the other way in; both are public here.
 
-Public: ``serve_stdio(app)`` and ``serve_http(app, …)``. Both return on a signal that would end the process (stdio also
-when the client is gone), after every call under way has been cancelled and answered; the caller then closes the app and
-exits with 0. Knows no tool; must not be imported by the broker or below.
+Both return on a signal that would end the process (stdio also when the client is gone), after every call under way has
+been cancelled and answered; the caller then closes the app and exits with 0. Knows no tool.
 """
 
 import contextlib
 import ipaddress
-import os
 import shlex
-import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import anyio
-import anyio.abc
 import anyio.to_thread
 import mcp_types as types
 import structlog
@@ -43,12 +38,11 @@ from glovebox_server import event_loop
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import Principal
 from glovebox_server.core.active_policy import ActivePolicy
-from glovebox_server.exits import ENDING, signal_name
 from glovebox_server.failures import with_own_command
 from glovebox_server.mcp.delivery import Context
-from glovebox_server.mcp.server import MESSAGES_PATH, App, McpServer, build, client_of
+from glovebox_server.mcp.server import MESSAGES_PATH, McpServer, ServedApp, client_of
 from glovebox_server.requests.refusals import Refusals
-from glovebox_server.transport import downloads, logs, messages, stdio, tokens
+from glovebox_server.transport import downloads, logs, tokens
 from glovebox_server.transport.addresses import BACKLOG, bracketed, host_names, open_listener, proxy_networks
 from glovebox_server.transport.auth import (
     HEALTH_PATH,
@@ -63,11 +57,9 @@ from glovebox_server.transport.auth import (
 from glovebox_server.transport.callers import Callers, Shares
 from glovebox_server.transport.http_timeouts import TimeoutProtocol
 from glovebox_server.transport.oauth.authority import OAuth, Scopes, authority_of
+from glovebox_server.transport.stdio import GRACE_SECONDS, end_on_signal, serve_stdio, serve_stream
 from glovebox_server.transport.tokens import TokenFiles
 from glovebox_server.upkeep.readiness import ReadinessProbe
-
-#: Seconds that answers to cancelled calls may take on their way out before streams that are still open are cut.
-GRACE_SECONDS = 2
 
 #: Sessions of the handshake era over streamable HTTP, which the callers share out evenly; each costs some 100 kB.
 MAX_SESSIONS = 1024
@@ -78,53 +70,16 @@ SESSION_IDLE_SECONDS = 1800
 #: Seconds between two looks at the files of tokens: a removed one is in force no longer.
 TOKEN_SECONDS = 1.0
 
+__all__ = ["announced", "by_token", "http_application", "serve_http", "serve_stdio"]
+
 _log = structlog.get_logger(__name__)
 
 #: Connections accepted at a time before one of them is looked at; all of them are open files by then.
 _ACCEPTED = 32
 
 
-async def serve_stdio(app: App, wire: stdio.StdioFds | None = None, *, workflow: str | None = None) -> str:
-    """Serve one client over stdin and stdout, in whichever protocol era it opens.
-
-    Calls under way when the client or a signal ends the connection are cancelled, and their sandboxes are gone, before
-    this returns.
-
-    Args:
-        app: the composition root, entered.
-        wire: descriptors to use instead of the process's own; for tests.
-        workflow: what its calls are part of.
-
-    Returns:
-        Why it ended, for the audit log: ``stdin closed`` or the signal's name.
-    """
-    if wire is None:
-        with stdio.claimed_fds() as own:
-            return await serve_stdio(app, own, workflow=workflow)
-    logs.to_stderr_by_default()
-    uid = f"local:{os.getuid()}"
-
-    def identify(ctx: Context) -> Principal:
-        return Principal(id=uid, transport="stdio", client=client_of(ctx), workflow=workflow)
-
-    def refused(rule: str) -> None:
-        app.refusals.note(rule, uid)
-
-    surface, unanswered = build(app, identify), stdio.Unanswered()
-    with anyio.CancelScope() as scope:
-
-        async def end() -> None:
-            with anyio.move_on_after(GRACE_SECONDS):
-                await unanswered.settled()
-            scope.cancel()
-
-        async with _on_signal(surface, end) as names, stdio.streams(wire, unanswered, refused) as streams:
-            await _run(surface, *streams)
-    return names[0] if names else "stdin closed"
-
-
 async def serve_http(
-    app: App,
+    app: ServedApp,
     *,
     host: str = "127.0.0.1",
     port: int = 0,
@@ -165,7 +120,7 @@ async def serve_http(
     with contextlib.closing(open_listener(host, port)) as listener:
         address, bound = listener.getsockname()[:2]
         names = host_names(address, bound, allowed_hosts)
-        surface = build(app, partial(by_token, workflow=workflow))
+        surface = McpServer(app, partial(by_token, workflow=workflow))
         authority = None
         if oauth is not None:
             # A server with a name of its own is not its loopback address too: a token for another server of this
@@ -185,7 +140,7 @@ async def serve_http(
         async def end() -> None:
             server.should_exit = True
 
-        async with _on_signal(surface, end) as signals, anyio.create_task_group() as tasks:
+        async with end_on_signal(surface, end) as signals, anyio.create_task_group() as tasks:
             tasks.start_soon(_follow_tokens, files, callers, gate, sessions, policy)
             if authority is not None:
                 tasks.start_soon(authority.follow)
@@ -283,7 +238,7 @@ def http_application(
     async def open_sse(request: Request) -> Response:
         streams = sse.connect_sse(request.scope, request.receive, request._send)  # noqa: SLF001 - the SDK's own example
         async with streams as (incoming, outgoing):
-            await _run(surface, incoming, outgoing)
+            await serve_stream(surface, incoming, outgoing)
         return Response()
 
     async def health(_request: Request) -> Response:
@@ -403,39 +358,3 @@ def _configured(application: ASGIApp, proxies: list[str]) -> uvicorn.Config:
         backlog=_ACCEPTED,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
-
-
-async def _run(surface: McpServer, incoming: Any, outgoing: Any) -> None:
-    """Serve one client over a stream in each direction, until it leaves."""
-    options = surface.server.create_initialization_options()
-    await surface.server.run(incoming, messages.NamingServed(outgoing), options)
-
-
-@asynccontextmanager
-async def _on_signal(surface: McpServer, end: Callable[[], Awaitable[None]]) -> AsyncIterator[list[str]]:
-    """Run the body; on an ending signal note its name in the list, end all calls, and call ``end``.
-
-    Afterwards a signal means again what it meant before: the process still has things to take down and to record.
-    """
-    names: list[str] = []
-    before = {number: signal.getsignal(number) for number in (*ENDING, signal.SIGALRM)}
-    # What `nohup` has a process ignore stays ignored, and who set a clock hears it.
-    asked = {signal.SIGTERM, signal.SIGINT} | {each for each in ENDING if before[each] != signal.SIG_IGN}
-    asked |= {signal.SIGALRM} if before[signal.SIGALRM] == signal.SIG_DFL else set()
-
-    async def watch(*, task_status: anyio.abc.TaskStatus[None]) -> None:
-        with anyio.open_signal_receiver(*asked) as signals:  # type: ignore[arg-type]  # real-time ones are numbers
-            task_status.started()
-            async for number in signals:
-                names.append(signal_name(number))
-                surface.stop()
-                await end()
-
-    try:
-        async with anyio.create_task_group() as tasks:
-            await tasks.start(watch)
-            yield names
-            tasks.cancel_scope.cancel()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -1,27 +1,36 @@
-"""The stdio wire: one JSON-RPC message a line, both ways, without threads. Knows no tool and no call.
+"""The stdio wire, one JSON-RPC message a line, and what every transport does with a message and a connection.
 
 The SDK's own stdio transport reads lines of any length in a thread that cannot be stopped while the client is silent,
 so a server with it neither bounds its memory nor ends on SIGTERM; and it drops malformed lines without an answer.
-Source: MCP specification, "Transports", stdio.
+Sources: MCP specification, "Transports", stdio; JSON-RPC 2.0, https://www.jsonrpc.org/specification, sections 4 and 5.
 """
 
 import contextlib
 import fcntl
 import os
 import select
-from collections.abc import AsyncIterator, Callable, Iterator
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import anyio
+import anyio.abc
 import mcp_types as types
+from anyio.abc import ObjectSendStream
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.shared.message import SessionMessage
+from mcp_types import PROTOCOL_VERSION_META_KEY
 from pydantic import ValidationError
 
+from glovebox_sandboxes import strict_json
 from glovebox_sandboxes.contract.errors import DiagnosedError
-from glovebox_server.transport import messages
-from glovebox_server.transport.messages import Malformed
+from glovebox_server.calls import Principal
+from glovebox_server.exits import ENDING, signal_name
+from glovebox_server.mcp.delivery import Context
+from glovebox_server.mcp.server import SERVED, McpServer, ServedApp, client_of
+from glovebox_server.transport import logs
 
 #: Longest line in bytes, the same as an HTTP body's. Code and arguments of a call are far below it.
 MAX_LINE_BYTES = 1 << 20
@@ -50,7 +59,7 @@ class StdioFds:
     write: int
 
 
-class Unanswered:
+class PendingRequests:
     """The client's requests that have had no answer so far, by id."""
 
     def __init__(self) -> None:
@@ -83,7 +92,7 @@ class Unanswered:
 
 
 @contextmanager
-def claimed_fds() -> Iterator[StdioFds]:
+def claim_fds() -> Iterator[StdioFds]:
     """Take the process's stdin and stdout for the protocol alone.
 
     Until the end, descriptor 0 is the null device and 1 is stderr, so that a stray ``print`` or a child process can
@@ -111,9 +120,52 @@ def claimed_fds() -> Iterator[StdioFds]:
         os.close(wire.write)
 
 
+#: Seconds that answers to cancelled calls may take on their way out before streams that are still open are cut.
+GRACE_SECONDS = 2
+
+
+async def serve_stdio(app: ServedApp, wire: StdioFds | None = None, *, workflow: str | None = None) -> str:
+    """Serve one client over stdin and stdout, in whichever protocol era it opens.
+
+    Calls under way when the client or a signal ends the connection are cancelled, and their sandboxes are gone, before
+    this returns.
+
+    Args:
+        app: the composition root, entered.
+        wire: descriptors to use instead of the process's own; for tests.
+        workflow: what its calls are part of.
+
+    Returns:
+        Why it ended, for the audit log: ``stdin closed`` or the signal's name.
+    """
+    if wire is None:
+        with claim_fds() as own:
+            return await serve_stdio(app, own, workflow=workflow)
+    logs.to_stderr_by_default()
+    uid = f"local:{os.getuid()}"
+
+    def identify(ctx: Context) -> Principal:
+        return Principal(id=uid, transport="stdio", client=client_of(ctx), workflow=workflow)
+
+    def count_refusal(rule: str) -> None:
+        app.refusals.note(rule, uid)
+
+    surface, unanswered = McpServer(app, identify), PendingRequests()
+    with anyio.CancelScope() as scope:
+
+        async def end() -> None:
+            with anyio.move_on_after(GRACE_SECONDS):
+                await unanswered.settled()
+            scope.cancel()
+
+        async with end_on_signal(surface, end) as names, streams(wire, unanswered, count_refusal) as ends:
+            await serve_stream(surface, *ends)
+    return names[0] if names else "stdin closed"
+
+
 @asynccontextmanager
 async def streams(
-    wire: StdioFds, unanswered: Unanswered, refused: Callable[[str], None] = lambda _: None
+    wire: StdioFds, unanswered: PendingRequests, refused: Callable[[str], None] = lambda _: None
 ) -> AsyncIterator[tuple[Incoming, Outgoing]]:
     """Run the two directions and give their ends to the SDK's server.
 
@@ -152,14 +204,14 @@ async def _read(
     fd: int,
     inbox: MemoryObjectSendStream[SessionMessage | Exception],
     reply: Outgoing,
-    unanswered: Unanswered,
+    unanswered: PendingRequests,
     refused: Callable[[str], None],
 ) -> None:
     with inbox, reply, contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
         async for line in _lines(fd):
             try:
                 message = _parse(line)
-            except Malformed as error:
+            except MessageError as error:
                 refused("message.size" if line is None else "message")
                 await reply.send(SessionMessage(error.answer))
             else:
@@ -201,7 +253,7 @@ async def _write(
     fd: int,
     outbox: MemoryObjectReceiveStream[SessionMessage],
     inbox: MemoryObjectSendStream[SessionMessage | Exception],
-    unanswered: Unanswered,
+    unanswered: PendingRequests,
 ) -> None:
     room = select.poll()
     room.register(fd, select.POLLOUT)
@@ -226,12 +278,134 @@ async def _write(
 
 def _parse(line: bytes | None) -> SessionMessage:
     if line is None:
-        raise Malformed(types.PARSE_ERROR, f"Parse error: a message is longer than {MAX_LINE_BYTES} bytes")
-    value = messages.value_of(line)
-    if messages.known_id(value) is not None:  # nobody reads an answer to a notification
-        messages.require_served(value, messages.revision_of(value))
+        raise MessageError(types.PARSE_ERROR, f"Parse error: a message is longer than {MAX_LINE_BYTES} bytes")
+    value = parse_message(line)
+    if known_id(value) is not None:  # nobody reads an answer to a notification
+        require_served(value, revision_of(value))
     try:
         return SessionMessage(types.jsonrpc_message_adapter.validate_python(value, by_name=False))
     except ValidationError:
-        text = "Invalid request: not one JSON-RPC message"
-        raise Malformed(types.INVALID_REQUEST, text, messages.known_id(value)) from None
+        text = "Invalid request: not a JSON-RPC message"
+        raise MessageError(types.INVALID_REQUEST, text, known_id(value)) from None
+
+
+class MessageError(Exception):
+    """A text is not a JSON-RPC message."""
+
+    def __init__(self, code: int, message: str, identity: str | int | None = None, data: object = None) -> None:
+        """Take the answer's code, text, id and data (section 5.1)."""
+        super().__init__(message)
+        error = types.ErrorData(code=code, message=message)
+        if data is not None:
+            error = types.ErrorData(code=code, message=message, data=data)
+        self.answer = types.JSONRPCError(jsonrpc="2.0", id=identity, error=error)
+
+
+def parse_message(text: bytes) -> Any:
+    """Parse a message.
+
+    Raises:
+        MessageError: not strict JSON, out of bounds, or a request whose id is no id. The SDK would take the
+            last for a notification, which gets no answer.
+    """
+    try:
+        value = strict_json.check(text)
+    except ValueError as error:
+        raise MessageError(types.PARSE_ERROR, f"Parse error: {error}") from None
+    if isinstance(value, dict) and "method" in value and "id" in value and known_id(value) is None:
+        raise MessageError(types.INVALID_REQUEST, "Invalid request: an id is a string or an integer")
+    return value
+
+
+def revision_of(value: Any) -> object:
+    """Return the revision of the protocol that a message names in its envelope; None where it names none."""
+    params = value.get("params") if isinstance(value, dict) else None
+    meta = params.get("_meta") if isinstance(params, dict) else None
+    return meta.get(PROTOCOL_VERSION_META_KEY) if isinstance(meta, dict) else None
+
+
+def require_served(value: Any, revision: object) -> None:
+    """Refuse a message in a revision that is not served, naming all that are.
+
+    The SDK would name those with an envelope alone, and hold a stream to them from its first message on; a client that
+    picks an older one from the list shakes hands.
+
+    Raises:
+        MessageError: it is not served.
+    """
+    if isinstance(revision, str) and revision not in SERVED:
+        data = {"supported": list(SERVED), "requested": revision}
+        raise MessageError(types.UNSUPPORTED_PROTOCOL_VERSION, "Unsupported protocol version", known_id(value), data)
+
+
+class _NamingServed(ObjectSendStream[SessionMessage]):
+    """A stream to the client whose errors name every revision served: the SDK names those with an envelope alone."""
+
+    def __init__(self, inner: ObjectSendStream[SessionMessage]) -> None:
+        """Take the stream that it goes on to."""
+        self._inner = inner
+
+    async def send(self, item: SessionMessage) -> None:
+        """Send a message."""
+        message = item.message
+        if isinstance(message, types.JSONRPCError) and message.error.code == types.UNSUPPORTED_PROTOCOL_VERSION:
+            message.error.data = {**(message.error.data or {}), "supported": list(SERVED)}
+        await self._inner.send(item)
+
+    async def aclose(self) -> None:
+        """Close the stream."""
+        await self._inner.aclose()
+
+
+def is_call(value: Any) -> bool:
+    """Whether a message asks for a tool to be called."""
+    return isinstance(value, dict) and value.get("method") == "tools/call"
+
+
+def tool_of(value: Any) -> str | None:
+    """The tool that a message asks for; None where it asks for none."""
+    params = value.get("params") if is_call(value) else None
+    name = params.get("name") if isinstance(params, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def known_id(value: Any) -> str | int | None:
+    """The id of what may be a message; None where it has none that could be answered to."""
+    identity = value.get("id") if isinstance(value, dict) else None
+    return identity if isinstance(identity, str | int) and not isinstance(identity, bool) else None
+
+
+async def serve_stream(surface: McpServer, incoming: Any, outgoing: Any) -> None:
+    """Serve one client over a stream in each direction, until it leaves."""
+    options = surface.server.create_initialization_options()
+    await surface.server.run(incoming, _NamingServed(outgoing), options)
+
+
+@asynccontextmanager
+async def end_on_signal(surface: McpServer, end: Callable[[], Awaitable[None]]) -> AsyncIterator[list[str]]:
+    """Run the body; on an ending signal note its name in the list, end all calls, and call ``end``.
+
+    Afterwards a signal means again what it meant before: the process still has things to take down and to record.
+    """
+    names: list[str] = []
+    before = {number: signal.getsignal(number) for number in (*ENDING, signal.SIGALRM)}
+    # What `nohup` has a process ignore stays ignored, and who set a clock hears it.
+    asked = {signal.SIGTERM, signal.SIGINT} | {number for number in ENDING if before[number] != signal.SIG_IGN}
+    asked |= {signal.SIGALRM} if before[signal.SIGALRM] == signal.SIG_DFL else set()
+
+    async def watch(*, task_status: anyio.abc.TaskStatus[None]) -> None:
+        with anyio.open_signal_receiver(*asked) as signals:  # type: ignore[arg-type]  # real-time ones are numbers
+            task_status.started()
+            async for number in signals:
+                names.append(signal_name(number))
+                surface.stop()
+                await end()
+
+    try:
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(watch)
+            yield names
+            tasks.cancel_scope.cancel()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

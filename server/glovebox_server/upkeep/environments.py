@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.errors import ProfileError
-from glovebox_profiles.load.loader import ProfileSet
 from glovebox_profiles.model import Profile
 from glovebox_sandboxes.contract.spec import DEFAULT, PACKAGES
 from glovebox_sandboxes.runtime import environments, guest_gc, runtime

@@ -14,7 +14,7 @@ import structlog
 from rich.console import Console
 from rich.text import Text as Plain
 
-from glovebox_profiles.load.loader import ProfileSet
+from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.policy.rights import order_conflicts
 from glovebox_sandboxes import strict_json
 from glovebox_sandboxes.plural import counted

@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.diff import Change, diff, diff_sets
 from glovebox_profiles.errors import ProfileError, nearest
 from glovebox_profiles.explain import explain, render
@@ -22,7 +23,6 @@ from glovebox_profiles.load.editing import set_value
 from glovebox_profiles.load.loader import (
     SHIPPED,
     CheckExample,
-    ProfileSet,
     checked,
     ignored,
     load,

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.errors import ProfileError
-from glovebox_profiles.load.loader import SHIPPED, CheckExample, ProfileSet, checked, load, read
+from glovebox_profiles.load.loader import SHIPPED, CheckExample, checked, load, read
 from glovebox_profiles.model import effective
 from glovebox_sandboxes.plural import counted
 from glovebox_server.audit.events import CallDecided
