@@ -24,7 +24,6 @@ from glovebox_server.promotion.rollback import roll_back
 from glovebox_server.settings import Settings
 from glovebox_server.upkeep import promotions
 
-ROUNDS = 200
 _STEPS: tuple[tuple[type, str], ...] = (
     (Journal, "save"), (Journal, "keep"), (Journal, "forget"), (Folder, "write"), (Folder, "make"), (Folder, "move"),
     (Folder, "exchange"), (Folder, "sync"), (Folder, "unmake"), (Folder, "clear"),
@@ -307,8 +306,8 @@ def test_a_recovery_that_dies_at_any_step_is_recovered_from(tmp_path: Path, monk
     assert last > 10
 
 
-def test_two_hundred_kills_leave_all_or_nothing(tmp_path: Path) -> None:
-    """SIGKILL at any moment, whatever it was doing, 200 times; both ends are seen, and promotions cut in two."""
+def test_kills_leave_all_or_nothing(tmp_path: Path, kills: int) -> None:
+    """SIGKILL at any moment, whatever it was doing; of many, both ends are seen, and promotions cut in two."""
     seconds = []
     for number in range(5):
         (tmp_path / f"t{number}").mkdir()
@@ -318,7 +317,7 @@ def test_two_hundred_kills_leave_all_or_nothing(tmp_path: Path) -> None:
             seconds.append(time.monotonic() - begun)
     outcomes, cut = [], 0
     chance = random.Random(14)  # noqa: S311 - a test's
-    for number in range(ROUNDS):
+    for number in range(kills):
         directory = tmp_path / str(number)
         directory.mkdir()
         with a_place(directory) as place:
@@ -328,9 +327,8 @@ def test_two_hundred_kills_leave_all_or_nothing(tmp_path: Path) -> None:
             os.waitpid(pid, 0)
         cut += any(each.state not in journals.ENDED for each in place.promotions)
         outcomes.append(require_whole(place))
-    assert len(outcomes) == ROUNDS
-    assert set(outcomes) == {"before", "after"}
-    assert cut > 10
+    assert len(outcomes) == kills
+    assert kills < 100 or (cut > 10 and set(outcomes) == {"before", "after"})
 
 
 def test_what_somebody_changed_after_a_crash_stays(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
