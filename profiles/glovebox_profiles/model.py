@@ -236,8 +236,6 @@ def _require_source(source: str) -> None:
         raise ValueError(f"source takes an absolute path after {kind}:")
     if kind == "env" and not _VARIABLE.fullmatch(where):
         raise ValueError("source takes a variable's name after env: letters, digits and underscores")
-    if kind == "keyring" and not all(where.rpartition("/")):
-        raise ValueError("source takes keyring:SERVICE/USER")
     if kind == "exec":
         try:
             shlex.split(where)
@@ -266,8 +264,8 @@ class Credential(Table):
     """The parameter of the query it stands in; else `header`."""
     prefix: Annotated[str, Field(pattern=r"^[\x20-\x7e]*$", max_length=64)] = ""
     """What stands before the value in its header, for instance `"Bearer "`."""
-    source: Annotated[str, Field(pattern=r"^(env|file|keyring|exec):\S.*$", max_length=1024)]
-    """Where the value comes from: `env:VARIABLE`, `file:/path`, `keyring:SERVICE/USER` or `exec:/path/of/program`."""
+    source: Annotated[str, Field(pattern=r"^(env|file|exec):\S.*$", max_length=1024)]
+    """Where the value comes from: `env:VARIABLE`, `file:/path` or `exec:/path/of/program`."""
     env: Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]{0,63}$")] | None = None
     """The variable in which a program finds a placeholder, made for its call; with it only requests get the key in
     which the program put the placeholder where the key stands."""

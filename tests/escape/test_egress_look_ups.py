@@ -12,9 +12,10 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from glovebox_profiles.egress.addresses import Address
+from glovebox_profiles.egress.hosts import Address
 from glovebox_server.egress import dial
-from glovebox_server.egress.dial import LOOK_UPS, LOOK_UPS_OF_ONE, LookUps, Unreachable, resolve
+from glovebox_server.egress.dial import LOOK_UPS, LOOK_UPS_OF_ONE, LookUps, resolve
+from glovebox_server.egress.events import PeerError
 
 FOUND = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("93.184.1.1", 0))]
 REFUSED = r"^The name a\.example was not looked up: too many look-ups still wait"
@@ -55,7 +56,7 @@ async def cancelled_calls(calls: int, resolver: dial.Resolver) -> None:
     async def look_up() -> None:
         try:
             await resolve("a.example", resolver, 10)
-        except Unreachable:
+        except PeerError:
             return
 
     for _ in range(calls):
@@ -79,7 +80,7 @@ async def test_cancelled_calls_of_one_principal_hold_its_share_and_no_more(silen
     await cancelled_calls(20, alice)
     await until(silent, LOOK_UPS_OF_ONE)
     assert LOOK_UPS_OF_ONE == 16
-    with pytest.raises(Unreachable, match=REFUSED):
+    with pytest.raises(PeerError, match=REFUSED):
         await resolve("a.example", alice, 10)
     assert await look_ups.addresses("b.example", "token:bob") == (ip_address("93.184.1.1"),)
     silent.answer.set()
@@ -93,7 +94,7 @@ async def _answered(resolver: dial.Resolver) -> bool:
     """Whether there is a place again: a thread gives it back a moment after its answer."""
     try:
         return await resolver("b.example") == (ip_address("93.184.1.1"),)
-    except Unreachable:
+    except PeerError:
         return False
 
 
@@ -104,7 +105,7 @@ async def test_all_principals_together_hold_no_more_than_the_server_bears(silent
         await cancelled_calls(3, partial(look_ups.addresses, principal=f"token:{number}"))
     await until(silent, LOOK_UPS)
     assert LOOK_UPS == 64
-    with pytest.raises(Unreachable, match=REFUSED):
+    with pytest.raises(PeerError, match=REFUSED):
         await resolve("a.example", partial(look_ups.addresses, principal="token:new"), 10)
 
 

@@ -10,8 +10,9 @@ import anyio
 import pytest
 from tests.fixtures.internet import unavailable
 
-from glovebox_profiles.egress.addresses import Address
-from glovebox_server.egress.dial import Unreachable, resolve
+from glovebox_profiles.egress.hosts import Address
+from glovebox_server.egress.dial import resolve
+from glovebox_server.egress.events import PeerError
 
 PROBE = Path(__file__).parents[1] / "tools" / "dns_probe.py"
 ROOT = Path(__file__).parents[2]
@@ -53,7 +54,7 @@ async def test_a_resolver_that_does_not_answer_is_given_up() -> None:
     async def prompt(_: str) -> tuple[Address, ...]:
         return (ip_address("93.184.1.1"),)
 
-    with pytest.raises(Unreachable, match=r"^The name a\.example\.org was not resolved in time\.$"):
+    with pytest.raises(PeerError, match=r"^The name a\.example\.org was not resolved in time\.$"):
         await resolve("a.example.org", silent, 0.05)
     assert await resolve("a.example.org", prompt, 0.05) == (ip_address("93.184.1.1"),)
 
@@ -65,5 +66,5 @@ async def test_an_address_is_not_looked_up() -> None:
         return ()
 
     assert await resolve("93.184.1.1", empty, 1) == (ip_address("93.184.1.1"),)
-    with pytest.raises(Unreachable, match="has no address"):
+    with pytest.raises(PeerError, match="has no address"):
         await resolve("a.example.org", empty, 1)

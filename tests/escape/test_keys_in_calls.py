@@ -15,8 +15,7 @@ from tests.fixtures.brokered import DRIVERS, Called, glovebox, profile
 from tests.fixtures.environments import clients
 from tests.fixtures.internet import OTHER, SITE, Cable, answering, internet, ok, read_head, redirect, wires
 
-from glovebox_server.guards.redaction.detector import forms
-from glovebox_server.guards.watch.markers import squeezed
+from glovebox_server.guards.redaction.detector import derive_forms, squeeze
 
 __all__ = ["clients", "wires"]
 
@@ -458,7 +457,7 @@ async def test_no_attempt_gets_the_key(attempt: str, wires: Cable, tmp_path: Pat
     saw = _seen(called)
     assert re.search(pattern.encode(), saw), saw[-2000:]
     assert any(f"Bearer {KEY}".encode() in each and b" /v1/control " in each for each in home), called
-    found = [form for form in forms("tracker", KEY) if form in squeezed(saw)]
+    found = [form for form in derive_forms("tracker", KEY) if form in squeeze(saw)]
     assert not found, saw[-2000:]
     assert not any(KEY.encode() in each for each in away)
     assert KEY not in repr((called.result, called.records))

@@ -26,10 +26,10 @@ from tests.fixtures.internet import (
 from glovebox_profiles.egress import EgressRule
 from glovebox_profiles.model import Credential
 from glovebox_server.egress.events import Denied, End, Failed
-from glovebox_server.egress.exchange import LOOKED_AT
 from glovebox_server.egress.limits import EgressLimits
+from glovebox_server.egress.request import PIECE_SEARCHED
 from glovebox_server.guards.credentials.injector import CredentialInjector
-from glovebox_server.guards.credentials.sources import CredentialError, Value
+from glovebox_server.guards.credentials.sources import CredentialError, CredentialValue
 from glovebox_server.guards.redaction.detector import KeyMasker
 
 __all__ = ["wires"]
@@ -71,8 +71,8 @@ async def asked(
 def lends(*credentials: Credential, key: str = KEY) -> CredentialInjector:
     """A lender whose every source gives the same value."""
 
-    async def read(_source: str) -> Value:
-        return Value(text=key)
+    async def read(_source: str) -> CredentialValue:
+        return CredentialValue(text=key)
 
     return CredentialInjector(credentials=credentials, read=read)
 
@@ -121,7 +121,7 @@ async def test_a_key_never_crosses_plain_http(wires: Cable) -> None:
         requests: list[bytes] = []
         await net.serve(SITE, 80, answering(ok(b"open"), requests))
 
-        async def read(_source: str) -> Value:
+        async def read(_source: str) -> CredentialValue:
             raise AssertionError("nobody needs it")
 
         gate = net.gate(*RULES, lender=CredentialInjector(credentials=(credential(),), read=read))
@@ -132,8 +132,8 @@ async def test_a_key_never_crosses_plain_http(wires: Cable) -> None:
 async def test_a_key_does_not_follow_a_redirect_elsewhere_nor_come_back_from_there(wires: Cable) -> None:
     """To another host, and from there to the first: an address that somebody else chose gets no key."""
 
-    async def read(_source: str) -> Value:
-        return Value(text=KEY)
+    async def read(_source: str) -> CredentialValue:
+        return CredentialValue(text=KEY)
 
     async with internet(wires) as net:
         net.zone |= {API: [[SITE]], ELSEWHERE: [[OTHER]]}
@@ -201,8 +201,8 @@ async def test_a_key_in_pieces_is_not_handed_back(wires: Cable) -> None:
             await anyio.sleep(0.001)
         await stream.send(b"0\r\n\r\n")
 
-    async def read(_source: str) -> Value:
-        return Value(text=KEY)
+    async def read(_source: str) -> CredentialValue:
+        return CredentialValue(text=KEY)
 
     async with internet(wires) as net:
         net.zone[API] = [[SITE]]
@@ -303,8 +303,8 @@ async def test_of_several_keys_for_a_host_the_first_that_fits_is_added_and_all_a
     second = "Other9w8e7r6t5y4u3i2o1p0QaZ"
     values = {"env:FIRST": KEY, "env:SECOND": second, "env:THIRD": KEY}
 
-    async def read(source: str) -> Value:
-        return Value(text=values[source])
+    async def read(source: str) -> CredentialValue:
+        return CredentialValue(text=values[source])
 
     lender = CredentialInjector(
         credentials=[
@@ -381,9 +381,9 @@ async def test_an_answer_is_looked_through_in_turns(wires: Cable, monkeypatch: p
         async with asked(wires, ok(gzip.compress(body), "Content-Encoding: gzip")) as (fetched, _, _):
             assert fetched.body == body
         tasks.cancel_scope.cancel()
-    pieces = [turn for size, turn in looked if size > LOOKED_AT // 2]
-    assert max(size for size, _ in looked) == LOOKED_AT
-    assert len(set(pieces)) == len(pieces) == len(body) // LOOKED_AT
+    pieces = [turn for size, turn in looked if size > PIECE_SEARCHED // 2]
+    assert max(size for size, _ in looked) == PIECE_SEARCHED
+    assert len(set(pieces)) == len(pieces) == len(body) // PIECE_SEARCHED
 
 
 @pytest.mark.parametrize("query", ["key=mine", "a=1&key=mine", "a=1;key=mine", "%6bey=mine", "k%65y", "ke%79=mine&a=1"])
@@ -437,7 +437,7 @@ async def test_a_range_is_refused_with_a_key_and_left_out_without(wires: Cable) 
 async def test_a_source_that_fails_refuses_the_request_by_name(wires: Cable) -> None:
     """Nothing is dialled, and the refusal is recorded; no path of the host is in it."""
 
-    async def read(_source: str) -> Value:
+    async def read(_source: str) -> CredentialValue:
         raise CredentialError("its file cannot be read: Permission denied", "Make /etc/keys/tracker readable.")
 
     async with internet(wires) as net:

@@ -15,9 +15,8 @@ from tests.fixtures.internet import OTHER, SITE, Cable, answering, fetch, intern
 from glovebox_profiles.egress import EgressRule
 from glovebox_profiles.model import Credential
 from glovebox_server.egress.events import Denied
-from glovebox_server.guards.credentials.injector import CredentialInjector
-from glovebox_server.guards.credentials.shapes import placeholder
-from glovebox_server.guards.credentials.sources import CredentialError, Value
+from glovebox_server.guards.credentials.injector import CredentialInjector, make_placeholder
+from glovebox_server.guards.credentials.sources import CredentialError, CredentialValue
 
 __all__ = ["wires"]
 
@@ -36,11 +35,11 @@ def credential(**changed: Any) -> Credential:
 async def lender(*credentials: Credential) -> tuple[CredentialInjector, str]:
     """A lender with its placeholders made, and the first of them."""
 
-    async def read(_source: str) -> Value:
-        return Value(text=KEY)
+    async def read(_source: str) -> CredentialValue:
+        return CredentialValue(text=KEY)
 
     lent = CredentialInjector(credentials=credentials or (credential(),), read=read)
-    return lent, (await lent.environment())["TRACKER_TOKEN"]
+    return lent, (await lent.prepare_environment())["TRACKER_TOKEN"]
 
 
 def basic(user: str, password: str) -> str:
@@ -101,7 +100,7 @@ MISPLACED: dict[str, tuple[str, Sequence[tuple[str, str]], bytes]] = {
     "a query": ("/v1/me?key=P", [], b""),
     "a body": ("/v1/me", [], b"P"),
     "another path of the host": ("/v2/me", [("authorization", "Bearer P")], b""),
-    "another call's": ("/v1/me", [("authorization", "Bearer " + placeholder(KEY))], b""),
+    "another call's": ("/v1/me", [("authorization", "Bearer " + make_placeholder(KEY))], b""),
     "nothing": ("/v1/me", [], b""),
 }
 
@@ -132,13 +131,13 @@ async def test_of_two_keys_for_a_host_the_one_is_added_whose_placeholder_was_sen
     """The order in the profile does not matter."""
     values = {"env:A": "A" + KEY, "env:B": "B" + KEY}
 
-    async def read(source: str) -> Value:
-        return Value(text=values[source])
+    async def read(source: str) -> CredentialValue:
+        return CredentialValue(text=values[source])
 
     lent = CredentialInjector(
         credentials=[credential(name=name.lower(), source=f"env:{name}", env=f"KEY_{name}") for name in "AB"], read=read
     )
-    given = await lent.environment()
+    given = await lent.prepare_environment()
     async with internet(wires) as net:
         net.zone[API] = [[SITE]]
         requests: list[bytes] = []
@@ -152,20 +151,23 @@ async def test_of_two_keys_for_a_host_the_one_is_added_whose_placeholder_was_sen
 async def test_a_key_that_cannot_be_had_refuses_the_request_and_not_the_program() -> None:
     """Its placeholder is made all the same."""
 
-    async def read(_source: str) -> Value:
+    async def read(_source: str) -> CredentialValue:
         raise CredentialError("the variable is not set", "Set it.")
 
-    assert len((await CredentialInjector(credentials=(credential(),), read=read).environment())["TRACKER_TOKEN"]) == 40
+    assert (
+        len((await CredentialInjector(credentials=(credential(),), read=read).prepare_environment())["TRACKER_TOKEN"])
+        == 40
+    )
 
 
 def test_a_placeholder_looks_like_its_key_and_holds_nothing_of_it() -> None:
     """Of one kind, of a length that tells only a class, and another each time."""
-    first, second = placeholder(KEY), placeholder(KEY)
+    first, second = make_placeholder(KEY), make_placeholder(KEY)
     assert first != second
     assert first.startswith("ghp_")
     assert first[4:8] != KEY[4:8]
     assert len(first) == 40
-    assert [len(placeholder("x" * size)) for size in (16, 41, 100, 8000)] == [40, 64, 128, 256]
+    assert [len(make_placeholder("x" * size)) for size in (16, 41, 100, 8000)] == [40, 64, 128, 256]
 
 
 @pytest.mark.parametrize("name", ["PATH", "LD_PRELOAD", "PYTHONPATH", "HTTPS_PROXY", "SSL_CERT_FILE", "path", "A=B"])

@@ -22,7 +22,7 @@ from tests.unit.test_secret_corpus import POSITIVES
 from glovebox_server.app import App
 from glovebox_server.calls import Principal
 from glovebox_server.cli.main import main
-from glovebox_server.guards.redaction.patterns import found
+from glovebox_server.guards.redaction.patterns import find_secrets
 from glovebox_server.mcp.completion import complete
 from glovebox_server.mcp.delivery import tool_result
 from glovebox_server.mcp.resources import Resources
@@ -34,7 +34,7 @@ def _kinds() -> Mapping[str, tuple[str, frozenset[str]]]:
     """Of each kind that is told by its content a text with it, and the pieces of it that open something."""
     kinds: dict[str, tuple[str, frozenset[str]]] = {}
     for text in POSITIVES:
-        for start, end, kind in found(text.encode()):
+        for start, end, kind in find_secrets(text.encode()):
             runs = re.findall(r"[A-Za-z0-9+/_\-]{16,}", text[start:end])
             # A name of a key, or the public id of one, opens nothing.
             pieces = frozenset(run for run in runs if not re.search(r"(?i)access_key|^A[KS]IA", run))

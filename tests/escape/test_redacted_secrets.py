@@ -18,7 +18,7 @@ from glovebox_server import app as apps
 from glovebox_server.audit import chain
 from glovebox_server.audit.chain import digest
 from glovebox_server.calls import CallResult, Principal
-from glovebox_server.guards.redaction.detector import forms
+from glovebox_server.guards.redaction.detector import derive_forms
 from glovebox_server.proof import sealed
 from glovebox_server.settings import Settings
 
@@ -300,6 +300,6 @@ async def test_a_part_of_a_key_shows_in_no_call(role: str, tmp_path: Path) -> No
 async def test_files_are_searched_for_the_keys_of_their_tool_too(tmp_path: Path) -> None:
     """Of a caller that had the tool and has it no more; the control is a file of a tool that never had the key."""
     async with serving(tmp_path, VALUE) as app:
-        assert app.redaction(caller("keeper"), "run_python")[1] == forms("of the server", VALUE)
-        assert app.redaction(caller("other"), "fetch_url")[1] == forms("of the server", VALUE)
+        assert app.redaction(caller("keeper"), "run_python")[1] == derive_forms("of the server", VALUE)
+        assert app.redaction(caller("other"), "fetch_url")[1] == derive_forms("of the server", VALUE)
         assert app.redaction(caller("other"), "run_python")[1] == {}

@@ -4,7 +4,8 @@ import zlib
 
 from tests.fuzz.harness import bounded, pieces
 
-from glovebox_server.egress.decode import PIECE_BYTES, BodyError, Decoder
+from glovebox_server.egress.events import PeerError
+from glovebox_server.egress.http1 import PIECE_BYTES, BodyDecoder
 
 _ENCODINGS = ("gzip", "deflate", "", "identity", "x-gzip", "GZIP ", "br", "gzip, deflate")
 _WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
@@ -36,7 +37,7 @@ def _packed(data: bytes, name: str) -> bytes:
 def _read(name: str, data: bytes, size: int) -> tuple[bytes, str]:
     """Return what came out, and why it ended; the reason is empty where all is well."""
     made, received = bytearray(), 0
-    decoder = Decoder(name, ratio=_RATIO, grace=_GRACE)
+    decoder = BodyDecoder(name, ratio=_RATIO, grace=_GRACE)
     packed = name.strip().lower() not in {"", "identity"}
     try:
         for piece in pieces(data, size):
@@ -46,7 +47,7 @@ def _read(name: str, data: bytes, size: int) -> tuple[bytes, str]:
                 made += decoded
                 assert len(made) <= _GRACE + _RATIO * received
         decoder.finish()
-    except BodyError as error:
+    except PeerError as error:
         return bytes(made), str(error)
     return bytes(made), ""
 
@@ -68,8 +69,8 @@ def check(data: bytes) -> None:
     name = _ENCODINGS[data[0] % len(_ENCODINGS)]
     content = _packed(data[2:], name) if data[0] & 128 else data[2:]
     try:
-        Decoder(name, ratio=_RATIO, grace=_GRACE)
-    except BodyError:
+        BodyDecoder(name, ratio=_RATIO, grace=_GRACE)
+    except PeerError:
         assert name in {"br", "gzip, deflate"}
         return
     with bounded():

@@ -6,8 +6,7 @@ from urllib.parse import urlsplit
 from tests.fuzz.harness import bounded, text
 
 from glovebox_profiles.egress import EgressRule, decide, decide_url, parse_url
-from glovebox_profiles.egress.errors import InvalidTarget
-from glovebox_profiles.egress.hosts import parse_host
+from glovebox_profiles.egress.hosts import TargetError, parse_host
 from glovebox_profiles.egress.targets import (
     METHODS,
     EgressTarget,
@@ -57,16 +56,16 @@ def _rule(host: str, path: str, flags: int) -> EgressRule | None:
 
 def _parts(content: str) -> None:
     """The readers of single parts are total, and what they give is read as itself."""
-    with suppress(InvalidTarget):
+    with suppress(TargetError):
         host = parse_host(content)
         assert parse_host(host) == host
-    with suppress(InvalidTarget):
+    with suppress(TargetError):
         path = normalise_path(content)
         assert normalise_path(path) == path
-    with suppress(InvalidTarget):
+    with suppress(TargetError):
         host, port = parse_authority(content)
         assert parse_authority(f"{f'[{host}]' if ':' in host else host}{f':{port}' if port else ''}") == (host, port)
-    with suppress(InvalidTarget):
+    with suppress(TargetError):
         tunnel = parse_connect(content)
         assert tunnel.path == ""
         assert parse_connect(f"{tunnel.host}:{tunnel.port}") == tunnel
@@ -84,12 +83,12 @@ def check(data: bytes) -> None:
         _parts(url)
         rules = [rule] if rule else []
         decision = decide_url(method, url, rules)
-        with suppress(InvalidTarget):
+        with suppress(TargetError):
             tunnel = parse_connect(url)
             assert (decide(tunnel, rules).effect == "allow") == any(_named(each, tunnel) for each in rules)
     try:
         target = parse_url(method, url)
-    except InvalidTarget:
+    except TargetError:
         assert decision.effect == "deny"
         return
     assert (decision.effect == "allow") == any(_named(each, target) for each in rules)

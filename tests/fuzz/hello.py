@@ -2,8 +2,7 @@
 
 from tests.fuzz.harness import pieces
 
-from glovebox_profiles.egress.errors import InvalidTarget
-from glovebox_profiles.egress.hosts import parse_host
+from glovebox_profiles.egress.hosts import TargetError, parse_host
 from glovebox_server.egress.clienthello import MAX_HELLO, ClientHello
 
 
@@ -13,7 +12,7 @@ def _read(data: bytes, size: int) -> tuple[str | None, str | None]:
         for piece in pieces(data, size):
             name = reader.feed(piece) or name  # what follows the hello in one piece is looked at, too
             assert len(reader.raw) <= MAX_HELLO + len(piece)
-    except InvalidTarget as refused:
+    except TargetError as refused:
         return None, refused.reason
     return name, None
 

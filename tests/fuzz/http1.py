@@ -15,11 +15,12 @@ from anyio.abc import ByteStream
 from tests.fuzz.harness import bounded, pieces, text
 
 from glovebox_profiles.egress import parse_url
-from glovebox_profiles.egress.errors import InvalidTarget
+from glovebox_profiles.egress.hosts import TargetError
 from glovebox_profiles.egress.targets import METHODS
-from glovebox_server.egress.headers import request_headers
-from glovebox_server.egress.http1 import Clock, Exchange, PeerFailed
+from glovebox_server.egress.events import PeerError
+from glovebox_server.egress.http1 import Exchange, RequestClock
 from glovebox_server.egress.limits import READ_BYTES, EgressLimits
+from glovebox_server.egress.request import request_headers
 
 T = TypeVar("T")
 LIMITS = EgressLimits(header_bytes=1024, body_bytes=4096, ratio_grace_bytes=512, request_header_bytes=1024)
@@ -30,7 +31,7 @@ _METHODS = sorted(METHODS - {"CONNECT"})
 _GET = parse_url("GET", "http://files.example.org/")
 
 
-class _Timeless(Clock):
+class _Timeless(RequestClock):
     """A clock without an event loop: no wait ends because of it."""
 
     def __init__(self) -> None:
@@ -89,7 +90,7 @@ async def _answered(answer: Sequence[bytes]) -> tuple[str, list[tuple[str, str]]
         status, headers = await exchange.head()
         async for piece in exchange.body():
             body += piece
-    except PeerFailed as failed:
+    except PeerError as failed:
         return str(failed), headers, body
     return str(status), headers, body
 
@@ -134,7 +135,7 @@ def _request(data: bytes) -> None:
         try:
             target = parse_url(method, url)
             headers, _ = request_headers(asked, method, body, LIMITS)
-        except InvalidTarget:
+        except TargetError:
             return
         peer = _Peer()
         _run(Exchange(peer, _Timeless(), LIMITS).send(target, headers, body))

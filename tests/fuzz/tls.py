@@ -15,7 +15,7 @@ from tests.fuzz.harness import bounded
 from _glovebox_guest.loop import Loop
 from _glovebox_guest.proxy.http import Tunnel
 from _glovebox_guest.proxy.tls import Plain, _context
-from glovebox_server.egress.tls.issuer import Issuer
+from glovebox_server.egress.issuer import Issuer
 
 _STEPS = 64
 _SAID = b"0123456789abcdef"

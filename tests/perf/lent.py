@@ -11,9 +11,8 @@ import sys
 import time
 from collections.abc import Iterator
 
-from glovebox_server.egress.exchange import LOOKED_AT
-from glovebox_server.guards.redaction.detector import KeyMasker, forms
-from glovebox_server.guards.watch.markers import squeezed
+from glovebox_server.egress.request import PIECE_SEARCHED
+from glovebox_server.guards.redaction.detector import KeyMasker, derive_forms, squeeze
 
 MIB = 1 << 20
 SECONDS, STALL = 0.2, 0.05
@@ -31,7 +30,7 @@ def keys(chosen: random.Random) -> Iterator[tuple[str, str]]:
 
 def texts(value: str, chosen: random.Random) -> Iterator[tuple[str, bytes]]:
     """Ordinary ones first."""
-    every, plain = list(forms("key", value)), squeezed(value.encode())
+    every, plain = list(derive_forms("key", value)), squeeze(value.encode())
     yield "JSON", json.dumps([{"id": chosen.random(), "of": chosen.random()} for _ in range(8000)]).encode()
     yield "letters", "".join(chosen.choices(_LETTERS, k=200_000)).encode()
     yield "the key", value.encode() + b"\n"
@@ -49,10 +48,10 @@ def main() -> int:
     for name, value in keys(chosen):
         for what, text in texts(value, chosen):
             data = (text * (MIB // len(text) + 1))[:MIB]
-            redactor, took = KeyMasker(forms("key", value)), list[float]()
-            for at in range(0, MIB, LOOKED_AT):
+            redactor, took = KeyMasker(derive_forms("key", value)), list[float]()
+            for at in range(0, MIB, PIECE_SEARCHED):
                 begun = time.process_time()
-                redactor.feed(data[at : at + LOOKED_AT])
+                redactor.feed(data[at : at + PIECE_SEARCHED])
                 took.append(time.process_time() - begun)
             kept = kept and sum(took) <= SECONDS and max(took) <= STALL
             line = f"{name:8} {what:24} {sum(took):6.3f} s per MiB, at most {max(took) * 1000:5.1f} ms at once"

@@ -48,7 +48,7 @@ CALLS = 5
 PAUSE_SECONDS = 0.2
 PATIENCE_SECONDS = 0.005
 BACKGROUND = re.compile(r"glovebox_(?!server\.transport\.)")
-CONNECTION = ("server/glovebox_server/guards/network/gate.py", "serve_with.<locals>.served")
+CONNECTION = ("server/glovebox_server/egress/serve.py", "serve_stream")
 """The function that is called for each connection that a program opens."""
 _API = "api.example.org"
 _KEY = "b7Qx2Lm9Wc4Zk1Vt8Rn5Hy3Df6Gs0Pj2Aa1E"

@@ -9,9 +9,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from glovebox_profiles.egress import parse_url
-from glovebox_server.egress.headers import request_headers
-from glovebox_server.egress.http1 import Clock, Exchange, PeerFailed
+from glovebox_server.egress.events import PeerError
+from glovebox_server.egress.http1 import Exchange, RequestClock
 from glovebox_server.egress.limits import EgressLimits
+from glovebox_server.egress.request import request_headers
 
 LIMITS = EgressLimits(header_bytes=500, body_bytes=500, ratio_grace_bytes=100)
 STARTS = [
@@ -55,14 +56,14 @@ class Canned(anyio.abc.ByteStream):
 async def read(pieces: Sequence[bytes]) -> tuple[str, bytes]:
     """Make one request of a canned peer; return how it ended, and the body."""
     body = b""
-    exchange = Exchange(Canned(pieces), Clock(LIMITS), LIMITS)
+    exchange = Exchange(Canned(pieces), RequestClock(LIMITS), LIMITS)
     target = parse_url("GET", "http://files.example.org/")
     await exchange.send(target, request_headers([], "GET", b"", LIMITS)[0], b"")
     try:
         status, _ = await exchange.head()
         async for piece in exchange.body():
             body += piece
-    except PeerFailed as failed:
+    except PeerError as failed:
         return str(failed), body
     return str(status), body
 

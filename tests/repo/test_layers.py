@@ -63,6 +63,22 @@ def test_the_core_imports_no_guard() -> None:
     assert "glovebox_server.core.call.Call" in of["guards"]
 
 
+def test_egress_is_used_by_its_front_and_knows_no_guard() -> None:
+    """Neither guards, the core nor MCP; the control is that both patterns find imports of the other side."""
+    front = {"glovebox_server.egress", "glovebox_server.egress.issuer"}
+    texts = dict(python_files("server"))
+    inside, outside = set[str](), set[str]()
+    for name, text in texts.items():
+        modules = {module.rpartition(".")[0] for module in imported(text)}
+        if "/egress/" in name:
+            inside |= modules
+        else:
+            outside |= {module for module in modules if module.startswith("glovebox_server.egress")}
+    assert outside == front
+    assert not [module for module in inside if module.startswith(("glovebox_server.guards", "glovebox_server.core"))]
+    assert "glovebox_server.egress.gate" in inside
+
+
 def test_no_modules_import_each_other_in_a_circle() -> None:
     """Not for types either: each can be read after those it needs. A circle ends as a CycleError that names it."""
     texts = {

@@ -11,7 +11,8 @@ import threading
 
 import anyio
 
-from glovebox_server.egress.dial import Unreachable, resolve, system_resolver
+from glovebox_server.egress.dial import resolve, system_resolver
+from glovebox_server.egress.events import PeerError
 
 ZONE = {"files.example.org": "93.184.1.1", "files.example.net.corp.example": "10.0.0.1"}
 HEADER = 12
@@ -45,7 +46,7 @@ async def look_up(name: str) -> list[str] | str:
     """Resolve one name the way the gate does."""
     try:
         return [str(address) for address in await resolve(name, system_resolver, 5)]
-    except Unreachable as failed:
+    except PeerError as failed:
         return str(failed)
 
 

@@ -2,9 +2,7 @@
 
 import json
 import os
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -12,14 +10,6 @@ from glovebox_server.guards.credentials import sources
 from glovebox_server.guards.credentials.sources import CredentialError, read
 
 KEY = "Zq8-fk2_Lw7Rt5Xv9Bn3Mp6Hs1Dy4Gc0"
-
-
-class KeyringLocked(Exception):  # noqa: N818 - as the package calls it
-    """What the package raises."""
-
-
-class NoKeyringError(RuntimeError):
-    """What the package raises where there is no backend."""
 
 
 @pytest.mark.parametrize(
@@ -69,38 +59,13 @@ async def test_a_folder_a_circle_and_a_file_that_may_not_be_read_are_said(
 
 
 @pytest.mark.parametrize(
-    ("raised", "reason", "fix"),
-    [
-        (KeyringLocked(KEY), "the keyring is locked", "Unlock it"),
-        (NoKeyringError(KEY), "there is no keyring here", "name another source"),
-        (ModuleNotFoundError(KEY, name="secretstorage"), "the keyring failed: ModuleNotFoundError", "keyring get"),
-        (RuntimeError(KEY), "the keyring failed: RuntimeError", "keyring get SERVICE USER"),
-        (None, "its entry in the keyring is not there or empty", "keyring set SERVICE USER"),
-        ("short", "does not hold a credential: it has fewer than 16", "the value alone"),
-    ],
-)
-async def test_what_is_wrong_with_a_keyring_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: Exception | str | None, reason: str, fix: str
-) -> None:
-    """Each cause with what to do, and nothing of what the backend said."""
-
-    def get_password(*_: str) -> str | None:
-        if isinstance(raised, Exception):
-            raise raised
-        return raised
-
-    monkeypatch.setitem(sys.modules, "keyring", SimpleNamespace(get_password=get_password))
-    await said("keyring:tracker/me", reason, fix, tmp_path)
-
-
-@pytest.mark.parametrize(
     ("lines", "reason", "fix"),
     [
         ("#!/bin/sh\nexit 3", "ended with status 3", "Run it by hand"),
         ("#!/bin/sh\nkill -9 $$", "was ended by signal 9", "Run it by hand"),
         ("#!/bin/sh\n", "its program printed nothing", "It prints JSON such as"),
         (f"#!/bin/sh\necho {KEY}", "did not print JSON", "It prints JSON such as"),
-        ("#!/bin/sh\necho '{}'", "JSON holds no token", "It prints JSON such as"),
+        ("#!/bin/sh\necho '{}'", "JSON holds no value", "It prints JSON such as"),
         ('#!/bin/sh\necho \'{"value": ""}\'', "what its program printed is empty", "It prints JSON such as"),
         ("#!/bin/sh\nsleep 60", "did not end within 0.3 seconds", "it may be asking for something"),
         ("#!/no/such/shell\n", "cannot be started: No such file or directory", "an interpreter that is there"),

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import sys
-import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -17,16 +15,15 @@ import anyio.to_thread
 import pytest
 
 from glovebox_profiles.egress import EgressRule
-from glovebox_profiles.egress.errors import InvalidTarget
+from glovebox_profiles.egress.hosts import TargetError
 from glovebox_profiles.explain import explain
 from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_profiles.model import Credential, Network
-from glovebox_server.guards.credentials import cache, sources
-from glovebox_server.guards.credentials.cache import CredentialCache
+from glovebox_server.guards.credentials import sources
 from glovebox_server.guards.credentials.injector import CredentialInjector
-from glovebox_server.guards.credentials.sources import CredentialError, read
-from glovebox_server.guards.network.gate import gate_for
-from glovebox_server.guards.redaction.detector import forms
+from glovebox_server.guards.credentials.sources import CredentialCache, CredentialError, read
+from glovebox_server.guards.network.guard import make_injector
+from glovebox_server.guards.redaction.detector import derive_forms
 
 KEY = "Zq8-fk2_Lw7Rt5Xv9Bn3Mp6Hs1Dy4Gc0"
 Program = Callable[[str], str]
@@ -71,20 +68,13 @@ async def test_a_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
         await read(f"file:{file}")
 
 
-@pytest.mark.parametrize(
-    "printed",
-    [
-        {"value": KEY},
-        {"access_token": KEY, "token_type": "Bearer", "expires_in": 3600},
-        {"kind": "ExecCredential", "status": {"token": KEY, "expirationTimestamp": "2999-01-01T00:00:00Z"}},
-        {"credential": {"access_token": KEY, "token_expiry": "2999-01-01T00:00:00Z"}},
-    ],
-)
-async def test_a_program_prints_what_credential_helpers_print(program: Program, printed: dict[str, Any]) -> None:
-    """Each of the shapes in the docs."""
-    found = await read(program(f"cat <<'END'\n{json.dumps(printed)}\nEND"))
-    assert found.text == KEY
-    assert KEY not in repr(found)
+async def test_a_program_prints_a_value_and_its_expiry(program: Program) -> None:
+    """As JSON; without an expiry it has none."""
+    for expires, then in ((None, None), ("2999-01-01T00:00:00Z", datetime(2999, 1, 1, tzinfo=UTC))):
+        printed = json.dumps({"value": KEY, "expires": expires, "kind": "of no matter"})
+        value = await read(program(f"cat <<'END'\n{printed}\nEND"))
+        assert (value.text, value.expires) == (KEY, then)
+        assert KEY not in repr(value)
 
 
 @pytest.mark.parametrize(
@@ -92,13 +82,14 @@ async def test_a_program_prints_what_credential_helpers_print(program: Program, 
     [
         ("exit 3", "ended with status 3"),
         (f"echo {KEY}", "did not print JSON"),
-        ("echo '[]'", "holds no token"),
-        ("echo '{\"value\": 7}'", "holds no token"),
+        ("echo '[]'", "holds no value"),
+        ("echo '{\"value\": 7}'", "holds no value"),
         ('echo \'{"value": "short"}\'', "does not hold a credential"),
         (f'echo \'{{"value": "{KEY}\\\\r\\\\nX: 1"}}\'', "does not hold a credential"),
         (f'echo \'{{"value": "{KEY}", "expires": "2001-01-01T00:00:00Z"}}\'', "has expired"),
         (f'echo \'{{"value": "{KEY}", "expires": "soon"}}\'', "an expiry that cannot be read"),
-        (f'echo \'{{"value": "{KEY}", "expires_in": 1e400}}\'', "an expiry that cannot be read"),
+        (f'echo \'{{"value": "{KEY}", "expires": 1e400}}\'', "an expiry that cannot be read"),
+        (f'echo \'{{"access_token": "{KEY}"}}\'', "holds no value"),
         ("head -c 100000 /dev/zero | tr '\\0' x", "printed more than 65536 bytes"),
     ],
 )
@@ -161,83 +152,16 @@ async def test_a_program_that_is_not_there_is_said(tmp_path: Path) -> None:
         await read(f"exec:{tmp_path}/none")
 
 
-async def test_a_keyring_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what to install. Real ones: ``tests/packaging/test_keyring.py``."""
-    monkeypatch.setitem(sys.modules, "keyring", None)
-    with pytest.raises(CredentialError, match="the Python package keyring is not installed") as failed:
-        await read("keyring:tracker/me")
-    assert failed.value.fix.startswith("Install the Python package keyring beside the server")
-
-
-async def test_of_two_who_ask_a_keyring_at_once_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread cannot be ended, so there is one of an entry, also where both are started before either has asked."""
-    go, asked, failures = threading.Event(), list[str](), list[str]()
-
-    def hanging(*_: str) -> str:
-        asked.append("once")
-        go.wait(30)
-        return KEY
-
-    async def reading() -> None:
-        try:
-            assert (await read("keyring:tracker/both")).text == KEY
-        except CredentialError as failed:
-            failures.append(failed.reason)
-            go.set()
-
-    monkeypatch.setitem(sys.modules, "keyring", SimpleNamespace(get_password=hanging))
-    async with anyio.create_task_group() as tasks:
-        for _ in range(2):
-            tasks.start_soon(reading)
-    assert (asked, failures) == (["once"], ["the keyring still has not answered"])
-
-
-async def test_a_keyring_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one does that asks somebody at a screen."""
-    answered = threading.Event()
-    monkeypatch.setitem(sys.modules, "keyring", SimpleNamespace(get_password=lambda *_: answered.wait(30) and None))
-    monkeypatch.setattr(sources, "SECONDS", 0.1)
-    try:
-        with pytest.raises(CredentialError, match=r"did not answer within 0\.1 seconds"):
-            await read("keyring:tracker/me")
-    finally:
-        answered.set()
-
-
-async def test_a_keyring_that_hangs_has_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However often it is asked: it cannot be ended, only left behind. Once it answers it is asked again."""
-    answered, asked = threading.Event(), list[str]()
-
-    def hanging(*_: str) -> str:
-        asked.append("once")
-        answered.wait(30)
-        return KEY
-
-    monkeypatch.setitem(sys.modules, "keyring", SimpleNamespace(get_password=hanging))
-    monkeypatch.setattr(sources, "SECONDS", 0.1)
-    try:
-        for _ in range(5):
-            with pytest.raises(CredentialError, match="answer"):
-                await read("keyring:tracker/hangs")
-        assert asked == ["once"]
-    finally:
-        answered.set()
-    with anyio.fail_after(10):
-        while sources._ASKING:  # noqa: ASYNC110 - a thread's last word
-            await anyio.sleep(0.01)
-    assert (await read("keyring:tracker/hangs")).text == KEY
-
-
 async def test_one_reading_at_a_time_and_none_while_the_value_is_good(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixteen who ask at once; then one more once it is about to expire."""
     now, readings = [datetime(2026, 1, 1, tzinfo=UTC)], list[str]()
 
-    async def reading(source: str) -> sources.Value:
+    async def reading(source: str) -> sources.CredentialValue:
         readings.append(source)
         await anyio.sleep(0.01)
-        return sources.Value(text=KEY, expires=now[0] + timedelta(minutes=10))
+        return sources.CredentialValue(text=KEY, expires=now[0] + timedelta(minutes=10))
 
-    monkeypatch.setattr(cache, "read", reading)
+    monkeypatch.setattr(sources, "read", reading)
     keys = CredentialCache(clock=lambda: now[0])
     async with anyio.create_task_group() as tasks:
         for _ in range(16):
@@ -256,19 +180,19 @@ async def test_a_value_that_expires_is_read_ahead_and_nobody_waits(monkeypatch: 
     now, readings, go = [datetime(2026, 1, 1, tzinfo=UTC)], list[str](), anyio.Event()
     lives = timedelta(minutes=10)
 
-    async def reading(source: str) -> sources.Value:
+    async def reading(source: str) -> sources.CredentialValue:
         readings.append(source)
         if len(readings) == 2:
             raise CredentialError("its program ended with status 1", "Run it by hand.")
         if len(readings) == 3:
             await go.wait()
-        return sources.Value(text=f"{KEY}{len(readings)}", expires=now[0] + lives)
+        return sources.CredentialValue(text=f"{KEY}{len(readings)}", expires=now[0] + lives)
 
-    monkeypatch.setattr(cache, "read", reading)
+    monkeypatch.setattr(sources, "read", reading)
     async with anyio.create_task_group() as tasks:
         keys = CredentialCache(tasks, clock=lambda: now[0])
         assert (await keys.value("exec:/helper")).text == f"{KEY}1"
-        for later, then in ((timedelta(minutes=8, seconds=20), 1), (timedelta(seconds=10), 2), (cache.AGAIN, 3)):
+        for later, then in ((timedelta(minutes=8, seconds=20), 1), (timedelta(seconds=10), 2), (sources.AGAIN, 3)):
             now[0] += later
             for _ in range(10):
                 assert (await keys.value("exec:/helper")).text == f"{KEY}1"
@@ -290,12 +214,12 @@ async def test_requests_that_are_given_up_start_one_reading(monkeypatch: pytest.
     """A program that hangs up before the value is there, again and again; the control is who waits for it."""
     readings, go = list[str](), anyio.Event()
 
-    async def reading(source: str) -> sources.Value:
+    async def reading(source: str) -> sources.CredentialValue:
         readings.append(source)
         await go.wait()
-        return sources.Value(text=KEY)
+        return sources.CredentialValue(text=KEY)
 
-    monkeypatch.setattr(cache, "read", reading)
+    monkeypatch.setattr(sources, "read", reading)
     async with anyio.create_task_group() as tasks:
         keys = CredentialCache(tasks)
         for _ in range(10):
@@ -310,11 +234,11 @@ async def test_requests_that_are_given_up_start_one_reading(monkeypatch: pytest.
 async def test_who_waits_while_the_server_ends_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reading that is ended with the server leaves nobody waiting; the next is another."""
 
-    async def reading(_source: str) -> sources.Value:
+    async def reading(_source: str) -> sources.CredentialValue:
         await anyio.sleep_forever()
         raise AssertionError
 
-    monkeypatch.setattr(cache, "read", reading)
+    monkeypatch.setattr(sources, "read", reading)
     failures = list[CredentialError]()
     async with anyio.create_task_group() as tasks:
         keys = CredentialCache(tasks)
@@ -336,17 +260,17 @@ async def test_a_source_that_fails_is_left_alone_for_a_while(monkeypatch: pytest
     """A call that asks in a loop starts no storm of helpers; later it is tried again."""
     now, readings = [datetime(2026, 1, 1, tzinfo=UTC)], list[str]()
 
-    async def failing(source: str) -> sources.Value:
+    async def failing(source: str) -> sources.CredentialValue:
         readings.append(source)
         raise CredentialError("its program ended with status 1", "Run it by hand.")
 
-    monkeypatch.setattr(cache, "read", failing)
+    monkeypatch.setattr(sources, "read", failing)
     keys = CredentialCache(clock=lambda: now[0])
     for _ in range(10):
         with pytest.raises(CredentialError):
             await keys.value("exec:/helper")
     assert len(readings) == 1
-    now[0] += cache.AGAIN
+    now[0] += sources.AGAIN
     with pytest.raises(CredentialError):
         await keys.value("exec:/helper")
     assert len(readings) == 2
@@ -354,7 +278,7 @@ async def test_a_source_that_fails_is_left_alone_for_a_while(monkeypatch: pytest
 
 async def test_a_value_that_was_replaced_is_looked_for_some_time_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last few of each source: an old one may still be valid, in results and in what servers answer."""
-    values = [f"{KEY}{n}" for n in range(cache.KEPT + 1)]
+    values = [f"{KEY}{n}" for n in range(sources.KEPT + 1)]
     keys = CredentialCache()
     lent = [
         Credential(name="tracker", host="a.example.org", paths=("/*",), header="Key", source="env:TRACKER_TOKEN"),
@@ -364,8 +288,8 @@ async def test_a_value_that_was_replaced_is_looked_for_some_time_longer(monkeypa
     for value in values:
         monkeypatch.setenv("TRACKER_TOKEN", value)
         await keys.value("env:TRACKER_TOKEN")
-        assert forms("", value).keys() <= keys.forms(lent).keys()
-    found = [value for value in values if forms("", value).keys() <= keys.forms(lent).keys()]
+        assert derive_forms("", value).keys() <= keys.forms(lent).keys()
+    found = [value for value in values if derive_forms("", value).keys() <= keys.forms(lent).keys()]
     assert found == values[1:]
     assert keys.used(lent).keys() == keys.forms(lent).keys()
     assert keys.forms(lent) is keys.forms(lent)
@@ -383,27 +307,27 @@ async def test_a_value_that_was_replaced_is_looked_for_some_time_longer(monkeypa
 
     network = Network(mode="egress", allow=(rule,), credential=(lent[0],))
     profile = load([SHIPPED], check_example=None)["fetch_url"].model_copy(update={"network": network})
-    gate = gate_for(a_call(profile), nobody, credentials=keys)
-    assert gate.lender is not None
-    assert gate.lender.used == keys.used(lent)
+    injector = make_injector(a_call(profile), keys)
+    assert injector is not None
+    assert injector.used == keys.used(lent)
     network = network.model_copy(update={"credential": ()})  # what another tool of the caller has is replaced too
     profile = profile.model_copy(update={"network": network})
-    gate = gate_for(a_call(profile, *lent), nobody, credentials=keys)
-    assert gate.lender is not None
-    assert gate.lender.used == keys.used(lent)
-    assert gate_for(a_call(profile), nobody, credentials=keys).lender is None
+    injector = make_injector(a_call(profile, *lent), keys)
+    assert injector is not None
+    assert injector.used == keys.used(lent)
+    assert make_injector(a_call(profile), keys) is None
 
 
 async def test_a_value_is_known_before_anybody_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is cancelled while its forms are made leaves nothing behind that the next could get without them."""
 
-    async def reading(_source: str) -> sources.Value:
-        return sources.Value(text=KEY)
+    async def reading(_source: str) -> sources.CredentialValue:
+        return sources.CredentialValue(text=KEY)
 
     async def cancelled(*_: object) -> None:
         raise TimeoutError
 
-    monkeypatch.setattr(cache, "read", reading)
+    monkeypatch.setattr(sources, "read", reading)
     keys = CredentialCache()
     with monkeypatch.context() as patch:
         patch.setattr(anyio.to_thread, "run_sync", cancelled)
@@ -412,7 +336,7 @@ async def test_a_value_is_known_before_anybody_gets_it(monkeypatch: pytest.Monke
     lent = [Credential(name="key", host="a.example.org", paths=("/*",), header="Key", source="exec:/helper")]
     assert keys.forms(lent) == {}
     await keys.value("exec:/helper")
-    assert forms("", KEY).keys() == keys.forms(lent).keys()
+    assert derive_forms("", KEY).keys() == keys.forms(lent).keys()
 
 
 @pytest.mark.parametrize(
@@ -431,8 +355,7 @@ async def test_a_value_is_known_before_anybody_gets_it(monkeypatch: pytest.Monke
         ({"source": "literal:abc"}, "match pattern"),
         ({"source": "file:key"}, "absolute"),
         ({"source": "env:TRACKER TOKEN"}, "variable's name"),
-        ({"source": "keyring:tracker"}, "SERVICE/USER"),
-        ({"source": "keyring:tracker/"}, "SERVICE/USER"),
+        ({"source": "keyring:tracker/me"}, "match pattern"),
         ({"source": "exec:helper"}, "absolute"),
         ({"source": "exec:/opt/helper --for 'the tracker"}, "no command line.*closing quotation"),
     ],
@@ -462,15 +385,15 @@ async def test_a_bad_source_refuses_the_request_with_its_name_and_the_fix(
     """What a call is told; the value is in none of it. The control: a source that is mended gives the value."""
     monkeypatch.setattr(sources, "SECONDS", 0.3)
     lent = Credential(name="tracker", host="a.example.org", paths=("/*",), header="Key", source=program(lines))
-    with pytest.raises(InvalidTarget) as refused:
-        await CredentialInjector(credentials=(lent,), read=CredentialCache().value).value(lent)
+    with pytest.raises(TargetError) as refused:
+        await CredentialInjector(credentials=(lent,), read=CredentialCache().value).read_value(lent)
     assert refused.value.rule == "egress.credential"
     assert refused.value.reason == f"The credential tracker cannot be used: {reason}."
     assert refused.value.hint.startswith("The operator must act. ")
     assert KEY not in f"{refused.value}{refused.value.hint}"
     monkeypatch.setattr(sources, "SECONDS", 10.0)
     program(f"echo '{json.dumps({'value': KEY})}'")
-    assert await CredentialInjector(credentials=(lent,), read=CredentialCache().value).value(lent) == KEY
+    assert await CredentialInjector(credentials=(lent,), read=CredentialCache().value).read_value(lent) == KEY
 
 
 def test_explain_says_what_a_tool_can_do_with_a_key_and_where_it_can_send_it() -> None:

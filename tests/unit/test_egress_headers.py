@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from glovebox_profiles.egress.errors import InvalidTarget
+from glovebox_profiles.egress.hosts import TargetError
 from glovebox_profiles.model import Credential
-from glovebox_server.egress.headers import request_headers
 from glovebox_server.egress.limits import EgressLimits
+from glovebox_server.egress.request import request_headers
 
 PASSED = [
     "Accept", "Accept-Language", "If-Match", "If-Modified-Since", "If-None-Match", "If-Unmodified-Since", "User-Agent",
@@ -123,5 +123,5 @@ def test_headers_that_apis_require_cross_with_a_key_alone() -> None:
     without, _ = request_headers(said, "GET", b"", EgressLimits())
     assert dict(without).keys() == {"if-match", "accept", "user-agent", "accept-encoding"}
     for bad in ([("prefer", "a"), ("Prefer", "b")], [("prefer", "a\r\nx-b: c")]):
-        with pytest.raises(InvalidTarget):
+        with pytest.raises(TargetError):
             request_headers(bad, "GET", b"", EgressLimits(), lent)

@@ -5,15 +5,15 @@ from typing import Any
 
 import anyio
 import pytest
+from tests.fixtures.internet import plain_gate
 
 from glovebox_profiles.egress import EgressRule
-from glovebox_profiles.egress.addresses import Address
+from glovebox_profiles.egress.hosts import Address
 from glovebox_sandboxes.session.connection import Duplex
+from glovebox_server.egress.authority import MAX_LEAVES, Authority
 from glovebox_server.egress.events import EgressAttempt
-from glovebox_server.egress.gate import EgressGate
 from glovebox_server.egress.limits import EgressLimits
-from glovebox_server.egress.serve import serve
-from glovebox_server.egress.tls.authority import MAX_LEAVES, Authority
+from glovebox_server.egress.serve import serve_stream
 
 REQUEST: Mapping[str, Any] = {"method": "POST", "url": "https://evil.example/", "headers": []}
 CONNECT: Mapping[str, Any] = {"authority": "evil.example:443"}
@@ -60,7 +60,7 @@ async def refused(kind: str, meta: Mapping[str, Any], body: bytes = b"") -> tupl
 
     stream = _Stream(kind, meta, body)
     limits = EgressLimits(request_body_bytes=100)
-    await serve(EgressGate(rules=[RULE], on_decision=record, resolver=resolver, limits=limits), stream)
+    await serve_stream(plain_gate([RULE], record, resolver=resolver, limits=limits), stream)
     return stream.ended["rule"], stream.ended["reason"], decided
 
 
@@ -113,7 +113,7 @@ async def certified(authority: str, *rules: EgressRule) -> tuple[dict[str, Any],
         decided.append(attempt.decision.rule)
 
     stream = _Stream("certificate", {"authority": authority})
-    await serve(EgressGate(rules=rules, on_decision=record, authority=Authority(rules)), stream)
+    await serve_stream(plain_gate(rules, record, authority=Authority(rules)), stream)
     return stream.ended or stream.accepted, decided
 
 
@@ -150,11 +150,11 @@ async def test_there_are_certificates_for_a_bounded_number_of_hosts() -> None:
     async def record(attempt: EgressAttempt) -> None:
         decided.append(attempt.decision.rule)
 
-    gate = EgressGate(rules=[rule], on_decision=record, authority=authority)
+    gate = plain_gate([rule], record, authority=authority)
     for number in range(MAX_LEAVES):
         assert authority.leaf(f"a{number}.example.org")
     for name, refused in (("one-more", ["egress.attempts"]), ("a7", ["egress.attempts"])):
         stream = _Stream("certificate", {"authority": f"{name}.example.org:443"})
-        await serve(gate, stream)
+        await serve_stream(gate, stream)
         assert decided == refused
         assert bool(stream.ended) == (name == "one-more")

@@ -15,9 +15,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from glovebox_server.guards.redaction import detector
-from glovebox_server.guards.redaction.detector import MAX_HELD, Forms, KeyMasker, find_all, forms
+from glovebox_server.guards.redaction.detector import MAX_HELD, Forms, KeyMasker, derive_forms, find_all, squeeze
 from glovebox_server.guards.redaction.masking import mask_content, mask_live, mask_text
-from glovebox_server.guards.watch.markers import squeezed
 
 KEY = "Zq8-fk2_Lw7Rt5Xv9Bn3Mp6Hs1Dy4Gc0+/e"
 GITHUB = "ghp_" + "b7Qx2Lm9Wc4Zk1Vt8Rn5Hy3Df6Gs0Pj2Aa1E"
@@ -25,12 +24,12 @@ SIGNS = "p+9/Q=r&2<S>t'7\"u`W+4/x=8&Yz6Ab3Cd5"
 LATE = "Zq8fk2Lw7Rt5Xv9Bn3Mp6Hs1Dy4Gc0wJ+/=&<>'\"`Kd5"
 """Its signs come late: its many ways of being escaped begin alike."""
 KEYS = (LATE, KEY, GITHUB, "abcdefghijklmnop", "7" * 16, "--a-b-c-d-e-f-g-h-i-j-k-l-m-n-o-p--", SIGNS)
-ALL = (*forms("t", KEY), *forms("t", GITHUB))
+ALL = (*derive_forms("t", KEY), *derive_forms("t", GITHUB))
 
 
 def passed(pieces: Sequence[bytes], *values: str) -> bytes:
     """What comes of a text in pieces."""
-    wanted = {form: name for value in values for form, name in forms("tracker", value).items()}
+    wanted = {form: name for value in values for form, name in derive_forms("tracker", value).items()}
     redactor = KeyMasker(wanted)
     return b"".join([*(redactor.feed(piece) for piece in pieces), redactor.finish()])
 
@@ -51,20 +50,20 @@ def test_however_an_answer_is_cut_no_key_gets_through(parts: list[bytes], cuts: 
     text = b"".join(parts)
     at = [0, *sorted({min(cut, len(text)) for cut in cuts}), len(text)]
     came = passed([text[first:end] for first, end in itertools.pairwise(at)], KEY, GITHUB)
-    assert not any(form in squeezed(came.replace(b"[credential tracker]", b"[]")) for form in ALL)
+    assert not any(form in squeeze(came.replace(b"[credential tracker]", b"[]")) for form in ALL)
     assert came == passed([text], KEY, GITHUB)
-    if not any(form in squeezed(text) for form in ALL):
+    if not any(form in squeeze(text) for form in ALL):
         assert came == text
 
 
 @pytest.mark.parametrize("value", KEYS)
 def test_every_form_is_replaced_whole_and_byte_by_byte(value: str) -> None:
     """Bytes around it come as they are, and nothing of it; the control is a form without its last letter."""
-    for form in forms("tracker", value):
+    for form in derive_forms("tracker", value):
         for pieces in ([b"<" + form + b">"], [b"<", *(form[at : at + 1] for at in range(len(form))), b">"]):
             assert passed(pieces, value) == b"<[credential tracker]>"
         near = b"<" + form[:-1] + b">"
-        assert passed([near], value) == near or any(other in form[:-1] for other in forms("tracker", value))
+        assert passed([near], value) == near or any(other in form[:-1] for other in derive_forms("tracker", value))
 
 
 #: Two keys of one length and kind each, of which everything but the end may be known: it is public, or was guessed.
@@ -108,14 +107,14 @@ def test_no_part_of_a_key_shows_in_anything(pair: tuple[str, str], monkeypatch: 
     The control: what contains one of them is not.
     """
     monkeypatch.setattr(detector, "MAX_HELD", 2000)
-    chosen, tables = random.Random(21), [forms("tracker", key) for key in pair]  # noqa: S311 - the same each time
+    chosen, tables = random.Random(21), [derive_forms("tracker", key) for key in pair]  # noqa: S311 - the same each time
     every = [form for table in tables for form in table]
     tried = 0
     while tried < 60:
         form = chosen.choice(every)
         parts = [form[:-1], form[1:], form[: len(form) // 2], form[:20], b" " * 900, chosen.randbytes(20)]
         text = b"".join(chosen.choices(parts, k=5))
-        if any(form in squeezed(text) for form in every):
+        if any(form in squeeze(text) for form in every):
             continue
         tried += 1
         size = chosen.choice([17, 100, 1000])
@@ -135,14 +134,14 @@ class Beginnings:
 
     def feed(self, data: bytes) -> bytes:
         """Return a text without the end that may begin a key."""
-        text = squeezed(data)
+        text = squeeze(data)
         held = [n for form in self._wanted for n in range(12, len(form)) if text.endswith(form[:n])]
         return data[: len(data) - max(held, default=0)]
 
 
 def guessed(key: str, known: str, write: Callable[[str], bytes], make: Callable[[Forms], Any]) -> str:
     """Return how far a program comes that knows a key's beginning, and has a server repeat each next character."""
-    wanted = forms("tracker", key)
+    wanted = derive_forms("tracker", key)
     while len(known) < len(key) - 1:  # a whole guess may show
         reactions = {
             sign: make(wanted).feed(write(known + sign)).endswith(write(known + sign)[-1:])
@@ -171,10 +170,10 @@ def test_a_program_that_guesses_on_from_what_is_public_finds_nothing(
 @given(value=st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=16, max_size=80))
 def test_how_much_is_withheld_depends_on_a_key_s_length_alone(value: str) -> None:
     """The longest way of writing has nine letters for each character, whatever the characters are."""
-    assume(sum(map(str.isalnum, value)) >= 16 and len(set(squeezed(value.encode()))) > 2)
-    assert max(map(len, forms("tracker", value))) == 9 * len(value)
+    assume(sum(map(str.isalnum, value)) >= 16 and len(set(squeeze(value.encode()))) > 2)
+    assert max(map(len, derive_forms("tracker", value))) == 9 * len(value)
     letters = 1 << (9 * len(value) - 1).bit_length()
-    redactor = KeyMasker(forms("tracker", value))
+    redactor = KeyMasker(derive_forms("tracker", value))
     assert redactor.feed(b"!" * letters) == b"!" * letters
     assert redactor.feed(b"~" + b"07" * (letters // 2)) == b"~"
     assert redactor.feed(b"07. ") == b"07"
@@ -210,7 +209,7 @@ def test_a_value_of_which_an_encoder_escapes_some_signs_is_replaced(value: str, 
     for cut in range(len(text)):
         came = passed([text[:cut].encode(), text[cut:].encode()], value)
         assert b"[credential tracker]" in came, (cut, came)
-        assert b"p6hs1" not in squeezed(came), (cut, came)
+        assert b"p6hs1" not in squeeze(came), (cut, came)
     alike = text.replace("Hs1", "Hx1").encode()
     assert passed([alike], value) == alike
 
@@ -220,7 +219,7 @@ def test_a_stream_withholds_no_more_than_it_may() -> None:
     half = len(KEY) // 2
     first, second = KEY[:half].encode(), KEY[half:].encode()
     assert passed([first, b" " * 60_000, second], KEY) == b"[credential tracker]"
-    redactor = KeyMasker(forms("tracker", KEY))
+    redactor = KeyMasker(derive_forms("tracker", KEY))
     assert redactor.feed(first) == b""
     assert redactor.feed(b" " * MAX_HELD) == first
     assert redactor.feed(second) + redactor.finish() == b" " * MAX_HELD + second
@@ -228,7 +227,7 @@ def test_a_stream_withholds_no_more_than_it_may() -> None:
 
 def test_a_complete_text_is_searched_however_far_a_key_is_spread() -> None:
     """No bound as of a stream, and any text after it is one of its own."""
-    redactor = KeyMasker(forms("tracker", KEY))
+    redactor = KeyMasker(derive_forms("tracker", KEY))
     spread = KEY[:9] + "é" * MAX_HELD + KEY[9:]
     assert redactor.whole(f"<{spread}>") == "<[credential tracker]>"
     assert redactor.whole(KEY[:-1]) + redactor.whole(KEY[-1] * 20) == KEY[:-1] + KEY[-1] * 20
@@ -237,7 +236,7 @@ def test_a_complete_text_is_searched_however_far_a_key_is_spread() -> None:
 async def test_a_key_within_its_own_replacement_is_counted() -> None:
     """A count of none would have the text shown as it was, and kept from a profile that refuses such results."""
     text = f"[credential {KEY[:3]}]{KEY[3:]}"
-    assert await mask_content(text.encode(), forms("tracker", KEY)) == (
+    assert await mask_content(text.encode(), derive_forms("tracker", KEY)) == (
         b"[credential [credential tracker]",
         {"credential of the server": 1},
     )
@@ -262,14 +261,14 @@ def test_a_text_that_only_looks_like_a_value_comes_as_it_is() -> None:
 
 def test_a_server_that_sends_single_bytes_has_each_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted, not timed: while 60,000 bytes are withheld, a letter more has one letter searched."""
-    redactor, searched = KeyMasker(forms("tracker", KEY)), list[int]()
+    redactor, searched = KeyMasker(derive_forms("tracker", KEY)), list[int]()
     redactor.feed(b"x" * 512 + b" " * 60_000)
 
-    def spans(letters: int) -> list[tuple[int, int, str]]:
+    def spans(_text: bytes, letters: int) -> list[tuple[int, int, str]]:
         searched.append(letters)
         return []
 
-    monkeypatch.setattr(redactor, "_spans", spans)
+    monkeypatch.setattr(redactor._index, "spans", spans)
     for _ in range(100):
         assert redactor.feed(b"y") == b"x"
     assert searched == [1] * 100
@@ -289,7 +288,7 @@ class Counted(bytes):
 @pytest.mark.parametrize("value", [KEY, GITHUB, SIGNS, LATE])
 def test_a_server_that_repeats_how_a_value_begins_takes_no_more_time(value: str) -> None:
     """Counted, not timed: in 16 KiB of any beginning a form is searched at most 8 times. The control: the value."""
-    every = forms("tracker", value)
+    every = derive_forms("tracker", value)
     for form in every:
         for size in (15, 16, 29, 30, 31, len(form) // 2, len(form) - 1):
             text = Counted((form[:size] * (16_384 // size + 1))[:16_384])
@@ -298,8 +297,8 @@ def test_a_server_that_repeats_how_a_value_begins_takes_no_more_time(value: str)
                 whole = list(find_all(text, each, len(text)))
                 assert bool(whole) == (each in bytes(text))
                 assert whole or text.looks <= 8, (form, size, each)
-    text = Counted(squeezed(value.encode()) * 100)
-    assert len(list(find_all(text, squeezed(value.encode()), len(text)))) == 100
+    text = Counted(squeeze(value.encode()) * 100)
+    assert len(list(find_all(text, squeeze(value.encode()), len(text)))) == 100
     assert text.looks > 100
 
 

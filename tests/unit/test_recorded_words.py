@@ -15,10 +15,10 @@ from glovebox_server.audit.events import CallDecided, CallEvent, draft
 from glovebox_server.calls import Principal, ToolCall
 from glovebox_server.core.accept import decide
 from glovebox_server.egress.events import RequestEvent, TunnelEvent
-from glovebox_server.egress.exchange import request
+from glovebox_server.egress.request import request
 from glovebox_server.egress.tunnel import connect
-from glovebox_server.guards.credentials.cache import CredentialCache
-from glovebox_server.guards.network.gate import gate_for
+from glovebox_server.guards.credentials.sources import CredentialCache
+from glovebox_server.guards.network.guard import make_gate, make_injector
 from glovebox_server.tools import TOOLS
 
 SECRET = "s3cret-k3y"  # noqa: S105 - nobody's
@@ -101,10 +101,7 @@ async def asked(what: str, *, tunnel: bool) -> dict[str, Any]:
     now.profile, now.records = narrow(), recorder
     call: Any = SimpleNamespace(now=now, request=call_of(""))
 
-    async def look(_attempt: object) -> None:
-        """Nobody watches."""
-
-    gate = gate_for(call, look, credentials=CredentialCache())
+    gate = make_gate(call, make_injector(call, CredentialCache()), watch=None)
 
     async def ended(_: RequestEvent | TunnelEvent) -> None:
         """What the program hears is not recorded."""

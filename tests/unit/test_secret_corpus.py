@@ -18,10 +18,10 @@ from tests.fixtures.secret_formats import forms as documented
 from tests.fixtures.secret_formats import rows as measured
 
 from glovebox_sandboxes.contract.outcome import Captured, Outcome, Usage
-from glovebox_server.guards.redaction import masking as redact
-from glovebox_server.guards.redaction.detector import MAX_HELD, Forms, KeyMasker, forms
-from glovebox_server.guards.redaction.masking import LOOP_BYTES, mask_live, mask_text, mask_value, redacted
-from glovebox_server.guards.redaction.patterns import MAX_PLACES, PATTERNS, found
+from glovebox_server.guards.redaction import masking
+from glovebox_server.guards.redaction.detector import MAX_HELD, Forms, KeyMasker, derive_forms
+from glovebox_server.guards.redaction.masking import LOOP_BYTES, mask_live, mask_outcome, mask_text, mask_value
+from glovebox_server.guards.redaction.patterns import MAX_PLACES, PATTERNS, find_secrets
 
 ROOT = Path(__file__).parents[2]
 _CORPUS = tomllib.loads((ROOT / "tests" / "fixtures" / "secret_corpus.toml").read_text(encoding="utf-8"))
@@ -78,8 +78,8 @@ def test_a_word_of_a_token_over_and_over_costs_no_more_than_its_length(filler: s
     looked: list[int] = []
     for times in (500, 1000):
         data = f"{filler * times}example".encode()
-        looked.append(sum(1 for _ in found(data)))
-        assert all(end - start <= 1200 for start, end, _ in found(data))
+        looked.append(sum(1 for _ in find_secrets(data)))
+        assert all(end - start <= 1200 for start, end, _ in find_secrets(data))
     assert looked[1] <= 2 * looked[0] + 2
 
 
@@ -145,23 +145,23 @@ async def test_every_text_of_an_outcome_is_looked_at_and_counted(padding: int) -
     """On the event loop and in a thread; what holds nothing is the same object as before."""
     token = POSITIVES[0]
     outcome = _outcome("." * padding + token, {"text": token, token: [token, 1, None]})
-    clean, count = await redacted(outcome, {})
+    clean, count = await mask_outcome(outcome, {})
     assert count == {"GitHub token": 4}
     assert token not in str(clean)
     plain = _outcome("." * padding, {"text": "nothing"})
-    assert (await redacted(plain, {}))[0] is plain
+    assert (await mask_outcome(plain, {}))[0] is plain
 
 
 async def test_values_that_the_server_holds_are_replaced_however_they_are_written() -> None:
     """As they are, in base64, hex, percent-encoding and spaced; the control is another value."""
     value, other = "q7Zk2mX9vB4tR8wLp3Ns", "q7Zk2mX9vB4tR8wLp3Nt"
-    known = forms("of the server", value)
+    known = derive_forms("of the server", value)
     for text in (value, base64.b64encode(value.encode()).decode(), value.encode().hex(), " ".join(value)):
-        clean, count = await redacted(_outcome(f"né {text} né"), known)
+        clean, count = await mask_outcome(_outcome(f"né {text} né"), known)
         assert count == {"credential of the server": 1}
         assert clean.stdout.text.startswith("né [credential of the server]")
         assert clean.stdout.text.endswith(" né")
-    same, count = await redacted(_outcome(other), known)
+    same, count = await mask_outcome(_outcome(other), known)
     assert (same.stdout.text, count) == (other, {})
 
 
@@ -169,7 +169,7 @@ async def test_one_text_in_which_a_value_is_spread_leaves_nothing_to_the_next() 
     """It is replaced however far it is spread; the next text comes as it is, and a value in it is replaced."""
     value = "q7Zk2mX9vB4tR8wLp3Ns"
     texts = [value[:15] + " " * (MAX_HELD + 1) + value[15:], value[:15], value[15:] + " and so on", value]
-    clean, count = await redacted(_outcome("", texts), forms("of the server", value))
+    clean, count = await mask_outcome(_outcome("", texts), derive_forms("of the server", value))
     replaced = "[credential of the server]"
     assert (clean.value, count) == ([replaced, texts[1], texts[2], replaced], {"credential of the server": 2})
 
@@ -240,7 +240,7 @@ def test_live_output_ends_at_a_key_and_says_so_and_not_at_words_like_it(size: in
 def test_a_value_that_is_lent_while_a_program_runs_is_shown_by_it_no_more() -> None:
     """From then on, also where some of the line was held back before; the control is what came before it."""
     value, lent = "q7Zk2mX9vB4tR8wLp3Ns", list[str]()
-    known = [forms("of the server", value)]
+    known = [derive_forms("of the server", value)]
     shown: list[str] = []
     show = mask_live(shown.append, "mask", lambda: known[0] if lent else {})
     show(f"{value} \n{value}")
@@ -259,12 +259,12 @@ def test_a_normal_end_of_live_output_releases_its_rest() -> None:
     }
     for text, rest in texts.items():
         shown: list[str] = []
-        show = mask_live(shown.append, "mask", lambda: forms("of the server", value))
+        show = mask_live(shown.append, "mask", lambda: derive_forms("of the server", value))
         show(text)
         assert shown == []
-        redact.finish_live(show, normal=False)
+        masking.finish_live(show, normal=False)
         assert shown == []
-        redact.finish_live(show, normal=True)
+        masking.finish_live(show, normal=True)
         assert "".join(shown) == rest
 
 
@@ -280,17 +280,17 @@ async def test_a_private_key_with_a_text_for_each_line_is_replaced() -> None:
         [*others, *lines],
         [*others, *numbered],
     ):
-        clean, count = await redacted(_outcome("", value), {})
+        clean, count = await mask_outcome(_outcome("", value), {})
         assert [line for line in body if line in json.dumps(clean.value)] == []
         assert count == {"private key": len(body)}
         assert [each for each in others if json.dumps(each) not in json.dumps(clean.value)] == []
     without = [line for line in lines if "PRIVATE" not in line]
-    assert (await redacted(_outcome("", without), {}))[0].value == without
+    assert (await mask_outcome(_outcome("", without), {}))[0].value == without
 
 
 async def test_what_takes_long_is_in_a_thread_however_it_is_spread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many empty texts, numbers, keys: told without going through them all; and the table is made once."""
-    known, made, threads = forms("of the server", "q7Zk2mX9vB4tR8wLp3Ns"), list[object](), list[object]()
+    known, made, threads = derive_forms("of the server", "q7Zk2mX9vB4tR8wLp3Ns"), list[object](), list[object]()
 
     class Counted(KeyMasker):
         def __init__(self, wanted: Forms) -> None:
@@ -301,15 +301,15 @@ async def test_what_takes_long_is_in_a_thread_however_it_is_spread(monkeypatch: 
         threads.append(work)
         return work(*given)
 
-    monkeypatch.setattr(redact, "KeyMasker", Counted)
+    monkeypatch.setattr(masking, "KeyMasker", Counted)
     monkeypatch.setattr(anyio.to_thread, "run_sync", run_sync)
     large: list[object] = [[""] * 32_000, [0] * 32_000, [[]] * 32_000, {str(n): 0 for n in range(32_000)}]
     for value in large:
         plain = _outcome("", value)
-        assert (await redacted(plain, known))[0] is plain
+        assert (await mask_outcome(plain, known))[0] is plain
         assert (await mask_value(value, known))[1] == {}
     assert len(threads) == len(made) == 2 * len(large)
-    assert not redact._takes_long(iter(["", "", *redact._strings(["text"] * 100)]), known)
+    assert not masking._takes_long(iter(["", "", *masking._strings(["text"] * 100)]), known)
     assert (await mask_value({"text": "q7Zk2mX9vB4tR8wLp3Ns"}, known))[1] == {"credential of the server": 1}
     assert len(threads) == 2 * len(large)
     assert len(made) == 2 * len(large) + 1

@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 from tests.repo.files import ROOT, committed
 
 from glovebox_sandboxes.contract.outcome import Blob, Captured, Changes, Outcome, Shown, SkippedFile, Usage
+from glovebox_server.guards.redaction.detector import Detector, FormIndex, index_markers
 from glovebox_server.guards.redaction.patterns import MAX_WORDS, PATTERNS, find_secret_kind
 from glovebox_server.guards.watch.look import LIVE_BYTES, Look, of_url, of_value
-from glovebox_server.guards.watch.markers import Needles, Scanner
 
 MARKER = "q7v2m9x4k1z8c5b3n6w0d7f2h9j4l1p8s5t3r6y0"
 OTHER = MARKER[::-1].replace("q", "e").replace("7", "g")
-NEEDLES = Needles.of({"y_1": MARKER})
+NEEDLES = index_markers({"y_1": MARKER})
 
 WAYS: Mapping[str, Callable[[str], bytes]] = {
     "as it is": lambda text: text.encode(),
@@ -78,7 +78,7 @@ WAYS: Mapping[str, Callable[[str], bytes]] = {
 }
 
 
-def found(needles: Needles, *pieces: tuple[str, bytes]) -> list[tuple[str, str]]:
+def found(needles: FormIndex, *pieces: tuple[str, bytes]) -> list[tuple[str, str]]:
     """What is found in one call's pieces, and where."""
     look = Look(needles, secrets=False)
     look.search(pieces)
@@ -93,7 +93,7 @@ def test_a_marker_is_found_in_every_encoding(way: str) -> None:
     assert found(NEEDLES, ("stdout", text))[:1] == [("y_1", "stdout")]
     other = before + WAYS[way](OTHER) + after
     assert found(NEEDLES, ("stdout", other)) == []
-    assert found(Needles.of({"y_2": OTHER}), ("stdout", other))[:1] == [("y_2", "stdout")]
+    assert found(index_markers({"y_2": OTHER}), ("stdout", other))[:1] == [("y_2", "stdout")]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -120,18 +120,18 @@ def test_a_marker_is_found_wherever_it_is_cut(way: str) -> None:
     """Between two writes, and between two outputs of which each is looked at by itself."""
     text = WAYS[way](MARKER)
     for at in range(len(text) + 1):
-        scanner = Scanner(NEEDLES)
+        scanner = Detector(NEEDLES)
         first = scanner.feed(b"x " * 500 + text[:at])
         assert first or scanner.feed(text[at:] + b" y" * 500)
         assert found(NEEDLES, ("stdout", text[:at]), ("stderr", text[at:]))
     for at in range(len(MARKER) + 1):  # in two calls, or two files
-        assert Scanner(NEEDLES).feed(MARKER[:at].encode()) or Scanner(NEEDLES).feed(MARKER[at:].encode())
+        assert Detector(NEEDLES).feed(MARKER[:at].encode()) or Detector(NEEDLES).feed(MARKER[at:].encode())
 
 
 @given(st.lists(st.integers(1, 9), max_size=60), st.binary(max_size=300))
 def test_a_marker_is_found_in_however_many_writes(cuts: list[int], around: bytes) -> None:
     """Of whatever sizes; what stands around it cannot hide it unless it is letters and digits amid it."""
-    text, scanner, hits = around + b"\n" + MARKER.encode() + b"\n" + around, Scanner(NEEDLES), []
+    text, scanner, hits = around + b"\n" + MARKER.encode() + b"\n" + around, Detector(NEEDLES), []
     for size in [*cuts, len(text)]:
         hits.append(scanner.feed(text[:size]))
         text = text[size:]
@@ -173,14 +173,14 @@ def test_what_is_printed_live_is_shown_until_a_marker_is_in_it() -> None:
         heard(b"y" * 65536)
     assert sum(map(len, shown)) == LIVE_BYTES
     shown.clear()
-    Look(Needles.of({}), secrets=True).printed(shown.append)(MARKER.encode())
+    Look(index_markers({}), secrets=True).printed(shown.append)(MARKER.encode())
     assert shown == [MARKER]
 
 
 def test_nothing_is_shown_live_where_a_secret_stops_the_call() -> None:
     """It is found in the whole output only; the control is the test above."""
     shown: list[str] = []
-    for needles in (NEEDLES, Needles.of({})):
+    for needles in (NEEDLES, index_markers({})):
         Look(needles, secrets=True, live=False).printed(shown.append)(b"one ")
     assert shown == []
 
@@ -226,7 +226,7 @@ def test_whatever_a_job_gives_back_is_looked_at(part: str) -> None:
 @pytest.mark.parametrize("part", ["stdout", "value", "picture"])
 def test_where_nothing_is_looked_for_nothing_is_copied(part: str) -> None:
     """The control is where one of both is looked for."""
-    assert Look(Needles.of({}), secrets=False).pieces(PARTS[part]) == []
+    assert Look(index_markers({}), secrets=False).pieces(PARTS[part]) == []
     assert Look(NEEDLES, secrets=False).pieces(PARTS[part])
 
 
@@ -299,5 +299,5 @@ def test_the_texts_of_this_repository_hold_neither() -> None:
     assert len(files) > 300
     for path in files:
         data = path.read_bytes()
-        assert path == Path(__file__) or Scanner(NEEDLES).feed(data) is None
+        assert path == Path(__file__) or Detector(NEEDLES).feed(data) is None
         assert find_secret_kind(data) is None, path

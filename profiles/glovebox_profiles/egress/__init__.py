@@ -4,8 +4,16 @@
 import anything of ``server`` or ``sandboxes`` here.
 """
 
-from glovebox_profiles.egress.algebra import covers, covers_all, meet
-from glovebox_profiles.egress.rules import EgressDecision, EgressRule, decide, decide_inspected, decide_url
+from glovebox_profiles.egress.rules import (
+    EgressDecision,
+    EgressRule,
+    covers,
+    covers_all,
+    decide,
+    decide_inspected,
+    decide_url,
+    meet,
+)
 from glovebox_profiles.egress.targets import EgressTarget, parse_connect, parse_url
 
 __all__ = [

@@ -1,15 +1,15 @@
 """What a profile lets a sandbox reach, and the decision about one request. Pure: no I/O, no resolving, no clock.
 
 A rule is a product: any of its methods on any of its schemes, ports and paths of its host. A list of rules allows what
-one of them allows; an empty list allows nothing.
+one of them allows; an empty list allows nothing. So the intersection of two lists is exact: the union of the pairwise
+products.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from glovebox_profiles.egress.errors import InvalidTarget, quoted
-from glovebox_profiles.egress.hosts import matches, parse_pattern
+from glovebox_profiles.egress.hosts import TargetError, matches, parse_pattern, pattern_covers, quoted
 from glovebox_profiles.egress.targets import DEFAULT_PORTS, METHODS, EgressTarget, is_plain, normalise_path, parse_url
 
 ANY_PATH = "/*"
@@ -129,11 +129,11 @@ def decide_url(method: str, url: str, rules: Sequence[EgressRule]) -> EgressDeci
     """Decide about a URL as it was written; one that cannot be read strictly is denied."""
     try:
         return decide(parse_url(method, url), rules)
-    except InvalidTarget as error:
+    except TargetError as error:
         return denial(error)
 
 
-def denial(error: InvalidTarget) -> EgressDecision:
+def denial(error: TargetError) -> EgressDecision:
     """Return the decision that an unreadable target gets."""
     return EgressDecision(effect="deny", rule=error.rule, reason=error.reason, hint=error.hint)
 
@@ -229,3 +229,58 @@ def _frozen(key: str, values: object, kind: type) -> frozenset[Any]:
 def _require(key: str, holds: bool, otherwise: str) -> None:
     if not holds:
         raise ValueError(f"{key} {otherwise}.")
+
+
+def covers(wide: EgressRule, narrow: EgressRule) -> bool:
+    """Whether ``wide`` alone allows everything that ``narrow`` allows."""
+    return (
+        pattern_covers(wide.host, narrow.host)
+        and wide.schemes >= narrow.schemes
+        and wide.ports >= narrow.ports
+        and wide.methods >= narrow.methods
+        and all(any(_path_covers(path, other) for path in wide.paths) for other in narrow.paths)
+    )
+
+
+def covers_all(wide: Sequence[EgressRule], narrow: Sequence[EgressRule]) -> bool:
+    """Whether ``wide`` allows everything that ``narrow`` allows. Conservative: may say no, never wrongly yes.
+
+    Each narrow rule has to be covered by one wide rule; two wide rules that only cover it together are not found.
+    """
+    return all(any(covers(rule, other) for rule in wide) for other in narrow)
+
+
+def meet(first: Sequence[EgressRule], second: Sequence[EgressRule]) -> tuple[EgressRule, ...]:
+    """Return rules that allow exactly what both lists allow, without rules that another one covers."""
+    met: list[EgressRule] = []
+    for one in first:
+        for other in second:
+            rule = _intersection(one, other)
+            if rule is None or any(covers(kept, rule) for kept in met):
+                continue
+            met = [kept for kept in met if not covers(rule, kept)]
+            met.append(rule)
+    return tuple(met)
+
+
+def _intersection(one: EgressRule, other: EgressRule) -> EgressRule | None:
+    if pattern_covers(one.host, other.host):
+        host = other.host
+    elif pattern_covers(other.host, one.host):
+        host = one.host
+    else:
+        return None
+    schemes, ports = one.schemes & other.schemes, one.ports & other.ports
+    methods = one.methods & other.methods
+    paths = {path for path in one.paths if any(_path_covers(wide, path) for wide in other.paths)}
+    paths |= {path for path in other.paths if any(_path_covers(wide, path) for wide in one.paths)}
+    if not (schemes and ports and methods and paths):
+        return None
+    return EgressRule(host=host, schemes=schemes, ports=ports, methods=methods, paths=frozenset(paths))
+
+
+def _path_covers(wide: str, narrow: str) -> bool:
+    """Whether every path that ``narrow`` names is named by ``wide`` (the star of ``narrow`` is one more character)."""
+    if narrow.endswith("/*"):
+        return wide.endswith("/*") and narrow[:-1].startswith(wide[:-1])
+    return path_matches(wide, narrow)

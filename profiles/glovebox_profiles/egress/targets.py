@@ -9,8 +9,7 @@ import unicodedata
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from glovebox_profiles.egress.errors import InvalidTarget, quoted
-from glovebox_profiles.egress.hosts import parse_address, parse_host
+from glovebox_profiles.egress.hosts import TargetError, parse_address, parse_host, quoted
 
 #: Servers refuse request lines much beyond this, and nobody reviews longer ones.
 MAX_URL = 8192
@@ -73,24 +72,22 @@ def parse_url(method: str, url: str) -> EgressTarget:
     """Take an absolute http or https URL apart. A fragment is dropped: it is never sent.
 
     Raises:
-        InvalidTarget: With rule ``egress.method``, ``egress.spelling``, ``egress.scheme``, ``egress.address`` or
+        TargetError: With rule ``egress.method``, ``egress.spelling``, ``egress.scheme``, ``egress.address`` or
             ``egress.path``.
     """
     if method not in METHODS - {"CONNECT"}:
-        raise InvalidTarget("egress.method", f"{quoted(method)} is not a method of a request.", "Use GET or HEAD.")
+        raise TargetError("egress.method", f"{quoted(method)} is not a method of a request.", "Use GET or HEAD.")
     if len(url) > MAX_URL:
-        raise InvalidTarget("egress.spelling", "The URL is too long.", f"{MAX_URL} characters are the limit.")
+        raise TargetError("egress.spelling", "The URL is too long.", f"{MAX_URL} characters are the limit.")
     found = _URL.fullmatch(url)
     if found is None:
-        raise InvalidTarget(
-            "egress.spelling", f"{quoted(url)} is not an absolute URL.", "Write it as https://host/path."
-        )
+        raise TargetError("egress.spelling", f"{quoted(url)} is not an absolute URL.", "Write it as https://host/path.")
     scheme, authority, path, query = found[1].lower(), found[2], found[3], found[4] or ""
     if scheme not in DEFAULT_PORTS:
-        raise InvalidTarget("egress.scheme", f"The scheme {quoted(scheme)} is not served.", "Use https or http.")
+        raise TargetError("egress.scheme", f"The scheme {quoted(scheme)} is not served.", "Use https or http.")
     host, port = parse_authority(authority)
     if "\\" in query or not _PRINTABLE.fullmatch(url):
-        raise InvalidTarget(
+        raise TargetError(
             "egress.spelling",
             f"{quoted(url)} has a space, backslash, control or non-ASCII character in it.",
             "Percent-encode it.",
@@ -109,13 +106,13 @@ def parse_connect(authority: str) -> EgressTarget:
     """Take the ``host:port`` of a CONNECT request apart.
 
     Raises:
-        InvalidTarget: It is not a name and a port; an address has no name that the tunnel's TLS could be held to.
+        TargetError: It is not a name and a port; an address has no name that the tunnel's TLS could be held to.
     """
     host, port = parse_authority(authority)
     if port is None:
-        raise InvalidTarget("egress.spelling", f"{quoted(authority)} has no port.", "Write it as host:443.")
+        raise TargetError("egress.spelling", f"{quoted(authority)} has no port.", "Write it as host:443.")
     if parse_address(host) is not None:
-        raise InvalidTarget("egress.tunnel", f"A tunnel to the address {host} has no name to check.", "Use a name.")
+        raise TargetError("egress.tunnel", f"A tunnel to the address {host} has no name to check.", "Use a name.")
     return EgressTarget(method="CONNECT", scheme="https", host=host, port=port, path="")
 
 
@@ -123,23 +120,23 @@ def parse_authority(authority: str) -> tuple[str, int | None]:
     """Return canonical host and port (None where none is written) of a URL's authority.
 
     Raises:
-        InvalidTarget: Rule ``egress.spelling`` or ``egress.address``.
+        TargetError: Rule ``egress.spelling`` or ``egress.address``.
     """
     if "@" in authority:
-        raise InvalidTarget(
+        raise TargetError(
             "egress.spelling", "The URL carries a user name or password.", "Leave out everything up to the @."
         )
     found = _AUTHORITY.fullmatch(authority)
     if found is None:
-        raise InvalidTarget("egress.spelling", f"{quoted(authority)} is not a host and port.", "Write it as host:443.")
+        raise TargetError("egress.spelling", f"{quoted(authority)} is not a host and port.", "Write it as host:443.")
     bracketed, plain, port = found.groups()
     if bracketed is not None and ":" not in bracketed:
-        raise InvalidTarget("egress.spelling", "Only IPv6 addresses stand in brackets.", "Leave the brackets out.")
+        raise TargetError("egress.spelling", "Only IPv6 addresses stand in brackets.", "Leave the brackets out.")
     host = parse_host(plain if bracketed is None else bracketed)
     if port is None:
         return host, None
     if not _PORT.fullmatch(port) or int(port) > 65535:  # noqa: PLR2004 - the highest port there is
-        raise InvalidTarget("egress.spelling", f"{quoted(port)} is not a port.", "1 to 65535, without leading zeros.")
+        raise TargetError("egress.spelling", f"{quoted(port)} is not a port.", "1 to 65535, without leading zeros.")
     return host, int(port)
 
 
@@ -149,7 +146,7 @@ def normalise_path(path: str) -> str:
     Percent-encodings of unreserved characters are decoded, the others written in upper case (RFC 3986 section 6.2.2).
 
     Raises:
-        InvalidTarget: Rule ``egress.path``: dot segments; slashes, backslashes, control characters or further
+        TargetError: Rule ``egress.path``: dot segments; slashes, backslashes, control characters or further
             encodings in encoded form; characters a path cannot have. A server may read each of these as another path.
     """
 
@@ -196,7 +193,7 @@ def _stands_for_itself(character: str) -> bool:
     return unicodedata.category(character)[0] in "LMN" and unicodedata.normalize("NFKC", character) == character
 
 
-def _bad_path(path: str, what: str) -> InvalidTarget:
-    return InvalidTarget(
+def _bad_path(path: str, what: str) -> TargetError:
+    return TargetError(
         "egress.path", f"The path {quoted(path)} has {what}.", "Write the plain path that the server will see."
     )

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from glovebox_profiles.egress import decide_url, parse_url
-from glovebox_profiles.egress.errors import InvalidTarget
+from glovebox_profiles.egress.hosts import TargetError
 from glovebox_profiles.model import Profile, digest
 from glovebox_profiles.order import value_at
 from glovebox_sandboxes.contract.errors import Refusal
@@ -162,7 +162,7 @@ def _objection(
 def _place(method: str, url: str) -> str:
     try:
         target = parse_url(method, url)
-    except InvalidTarget:
+    except TargetError:
         return "an address that cannot be read"
     return f"{target.host} port {target.port}"
 

@@ -1,5 +1,27 @@
 """The host's side of a sandbox's network: decides, resolves, dials, and hands bytes back.
 
-A sandbox has no network of its own; it asks over the wire. ``gate.EgressGate`` is the one entry: one per call. The
-rules themselves are pure and live in ``glovebox_profiles.egress``. Never import a driver or the MCP SDK here.
+A sandbox has no network of its own; it asks over the wire. ``EgressGate`` is the one way out, one per call, and its
+rules are pure and live in ``glovebox_profiles.egress``. Others import from here and not from the modules below, apart
+from ``issuer``, which is slow to import. Never import a guard, a driver or the MCP SDK here.
 """
+
+from glovebox_server.egress.authority import Authority
+from glovebox_server.egress.events import ConnectNext, EgressAnswer, EgressAttempt, PeerError
+from glovebox_server.egress.gate import ConnectionLink, EgressGate, Traffic
+from glovebox_server.egress.limits import EgressLimits
+from glovebox_server.egress.request import request_headers
+from glovebox_server.egress.serve import serve_stream
+
+__all__ = [
+    "Authority",
+    "ConnectNext",
+    "ConnectionLink",
+    "EgressAnswer",
+    "EgressAttempt",
+    "EgressGate",
+    "EgressLimits",
+    "PeerError",
+    "Traffic",
+    "request_headers",
+    "serve_stream",
+]

@@ -6,8 +6,7 @@ Rule 3  Exactly one host name in exactly one ``server_name`` extension; none, tw
 Sources: RFC 8446 sections 4.1.2 and 5.1, RFC 6066 section 3, RFC 9849 (encrypted ClientHello).
 """
 
-from glovebox_profiles.egress.errors import InvalidTarget
-from glovebox_profiles.egress.hosts import parse_host
+from glovebox_profiles.egress.hosts import TargetError, parse_host
 
 #: Post-quantum key shares make hellos of about 2 KiB, long session tickets 4 more.
 MAX_HELLO = 16 * 1024
@@ -41,7 +40,7 @@ class ClientHello:
         """Take more bytes; return the canonical server name once the hello is complete, None while it is not.
 
         Raises:
-            InvalidTarget: Rule ``egress.sni``: not a ClientHello, or no single readable server name in it.
+            TargetError: Rule ``egress.sni``: not a ClientHello, or no single readable server name in it.
         """
         if len(data) > self.room:
             raise _refused(f"the first {MAX_HELLO} bytes hold no complete TLS ClientHello")
@@ -137,7 +136,7 @@ def _server_name(hello: _Fields) -> str:
     return parse_host(name.rest().decode("latin-1"))
 
 
-def _refused(what: str) -> InvalidTarget:
-    return InvalidTarget(
+def _refused(what: str) -> TargetError:
+    return TargetError(
         "egress.sni", f"The tunnel was closed: {what}.", "Speak TLS with the host's own name and without ECH."
     )

@@ -21,9 +21,8 @@ import anyio.lowlevel
 from anyio.abc import ByteStream, SocketStream
 from anyio.streams.tls import TLSStream
 
-from glovebox_profiles.egress.addresses import Address, first_refused
-from glovebox_profiles.egress.errors import InvalidTarget
-from glovebox_profiles.egress.hosts import parse_address
+from glovebox_profiles.egress.hosts import Address, TargetError, first_refused, parse_address
+from glovebox_server.egress.events import PeerError
 from glovebox_server.egress.limits import EgressLimits
 
 Resolver = Callable[[str], Awaitable[tuple[Address, ...]]]
@@ -41,10 +40,6 @@ _PLACE_SECONDS = 5.0
 """How long a look-up waits for others to end: a burst has passed by then, silent name servers have not."""
 _PAUSE_SECONDS = 0.02
 _DISCARD_PORT = 9
-
-
-class Unreachable(Exception):  # noqa: N818 - a state of the network, not a fault of ours
-    """An allowed host could not be resolved or connected; the text is one sentence for the caller."""
 
 
 def within(seconds: float, deadline: float) -> float:
@@ -78,13 +73,13 @@ class LookUps:
 
         Raises:
             OSError: The name has no address, or no server answered.
-            Unreachable: Too many look-ups are still under way; nothing was asked.
+            PeerError: Too many look-ups are still under way; nothing was asked.
         """
         with anyio.move_on_after(_PLACE_SECONDS) as waited:
             while not self._enter(principal):  # noqa: ASYNC110 - threads give the places back, and know no event loop
                 await anyio.sleep(_PAUSE_SECONDS)
         if waited.cancelled_caught:
-            raise Unreachable(
+            raise PeerError(
                 f"The name {host} was not looked up: too many look-ups still wait for name servers that do not answer."
             )
         found: Future[tuple[Address, ...]] = Future()
@@ -132,7 +127,7 @@ async def resolve(host: str, resolver: Resolver, seconds: float) -> tuple[Addres
     """Return the addresses of an allowed host; an address literal is returned without asking anybody.
 
     Raises:
-        Unreachable: No answer, or none in time.
+        PeerError: No answer, or none in time.
     """
     literal = parse_address(host)
     if literal is not None:
@@ -141,11 +136,11 @@ async def resolve(host: str, resolver: Resolver, seconds: float) -> tuple[Addres
         with anyio.fail_after(seconds):
             addresses = await resolver(host)
     except TimeoutError:
-        raise Unreachable(f"The name {host} was not resolved in time.") from None
+        raise PeerError(f"The name {host} was not resolved in time.") from None
     except (OSError, UnicodeError, ValueError):
-        raise Unreachable(f"The name {host} could not be resolved.") from None
+        raise PeerError(f"The name {host} could not be resolved.") from None
     if not addresses:
-        raise Unreachable(f"The name {host} has no address.")
+        raise PeerError(f"The name {host} has no address.")
     return addresses
 
 
@@ -155,12 +150,12 @@ def check(host: str, addresses: tuple[Address, ...]) -> None:
     The message names the kind of address and not the address: internal addresses are nobody's business in a sandbox.
 
     Raises:
-        InvalidTarget: Rule ``egress.address``.
+        TargetError: Rule ``egress.address``.
     """
     refused = first_refused(addresses)
     what = f"is {refused[1]}" if refused else "belongs to this machine" if any(map(is_own, addresses)) else None
     if what is not None:
-        raise InvalidTarget(
+        raise TargetError(
             "egress.address", f"{host} resolves to an address that {what}.", "Only public addresses can be reached."
         )
 
@@ -187,7 +182,7 @@ async def dial(
     ``deadline`` is on the event loop's clock; each address has ``connect_seconds`` of its own.
 
     Raises:
-        Unreachable: None of them answered.
+        PeerError: None of them answered.
     """
     reason = "no address was left to try"
     for address in addresses[: limits.dialled_addresses]:
@@ -199,7 +194,7 @@ async def dial(
         except OSError as error:
             cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
             reason = cause.strerror or "the connection failed"
-    raise Unreachable(f"{host} could not be connected on port {port}: {reason}.")
+    raise PeerError(f"{host} could not be connected on port {port}: {reason}.")
 
 
 async def secure(stream: ByteStream, host: str, tls: ssl.SSLContext, seconds: float) -> TLSStream:
@@ -208,7 +203,7 @@ async def secure(stream: ByteStream, host: str, tls: ssl.SSLContext, seconds: fl
     The close handshake is required of the peer, so that a cut connection is not taken for a finished body.
 
     Raises:
-        Unreachable: The handshake failed.
+        PeerError: The handshake failed.
     """
     try:
         with anyio.fail_after(seconds):
@@ -219,4 +214,4 @@ async def secure(stream: ByteStream, host: str, tls: ssl.SSLContext, seconds: fl
         reason = "no TLS handshake in time"
     except (ssl.SSLError, OSError, anyio.EndOfStream, anyio.BrokenResourceError):
         reason = "the TLS handshake failed"
-    raise Unreachable(f"{host} could not be reached over TLS: {reason}.")
+    raise PeerError(f"{host} could not be reached over TLS: {reason}.")

@@ -1,33 +1,72 @@
-"""Events of egress, for the sandbox and for the audit log: frozen records, no I/O."""
+"""One attempt to connect, and what the sandbox and the records learn of it. Data only, no I/O."""
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
-from glovebox_profiles.egress import EgressDecision, EgressTarget
-from glovebox_sandboxes.contract.errors import Refusal
+from anyio.abc import ByteStream
+
+from glovebox_profiles.egress import EgressDecision, EgressRule, EgressTarget, decide
+from glovebox_profiles.egress.hosts import Address
+
+Headers = Sequence[tuple[str, str]]
+Decide = Callable[[EgressTarget, Sequence[EgressRule]], EgressDecision]
 
 _UNDECIDED = EgressDecision(effect="deny", rule="egress.undecided", reason="Nothing was decided.", hint="")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerError(Exception):
+    """An allowed host was not reached, or sent nonsense or too much; the text is one sentence for the caller."""
+
+
+@dataclass(slots=True, kw_only=True)
 class EgressAttempt:
-    """One connection about to be made or refused: the matter of one audit record."""
+    """One connection on its way through its chain. Everything that a link may touch is a field here.
+
+    The fields up to ``strayed`` go on record. Headers, which may hold a key, are in no representation.
+    """
 
     kind: Literal["request", "connect"]
+    asked: str
+    """The URL or authority as the sandbox wrote it: hostile, and perhaps with a secret in it. For a digest alone."""
     decision: EgressDecision = _UNDECIDED
     target: EgressTarget | None = None
     """None when what was asked could not be read."""
-    asked: str
-    """The URL or authority as the sandbox wrote it: hostile, and perhaps with a secret in it. For a digest alone."""
-    addresses: tuple[str, ...] = ()
+    addresses: tuple[Address, ...] = ()
     """Every address the name resolved to, in the order of dialling; empty when nothing was resolved."""
     hop: int = 0
     """How many redirects led here."""
     credential: str | None = None
-    """Name of the credential that the broker adds to it."""
+    """Name of the credential that is injected."""
     strayed: str | None = None
     """Name of a credential whose placeholder stands in the request where the key is not to stand."""
+
+    headers: Headers = field(default=(), repr=False)
+    """As the sandbox wrote them."""
+    body: bytes = field(default=b"", repr=False)
+    takes_key: bool = True
+    """False once a redirect has led to another server."""
+    sent_target: EgressTarget | None = field(default=None, repr=False)
+    """What is sent: the target, with a key where one stands in the query."""
+    sent_headers: Headers = field(default=(), repr=False)
+    dropped: tuple[str, ...] = ()
+    """Names of headers that are not sent."""
+    deadline: float = math.inf
+    """For resolving and connecting; on the event loop's clock."""
+    is_recorded: bool = False
+    read: "Callable[[EgressAttempt], None] | None" = field(default=None, repr=False)
+    """Sets ``target``, or raises ``TargetError``."""
+    decide: Decide = decide
+    """How the rules are read."""
+    on_allowed: "Callable[[EgressAttempt], Awaitable[None]] | None" = field(default=None, repr=False)
+    """Awaited once the rules allow it: a tunnel says then where it leads."""
+    use: "Callable[[EgressAttempt, ByteStream], Awaitable[None]] | None" = field(default=None, repr=False)
+    """Awaited with the connection, which is closed afterwards."""
+
+
+ConnectNext = Callable[[EgressAttempt], Awaitable[None]]
+"""Enters the rest of the chain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,18 +81,6 @@ class EgressAnswer:
     bytes: int = 0
     """Of the decoded body, as the sandbox got it; of a redirect that is followed it gets none."""
     complete: bool = True
-
-
-OnAnswer = Callable[[EgressAnswer], None]
-"""Told of each answer when it is over."""
-
-
-OnDecision = Callable[[EgressAttempt], Awaitable[None]]
-"""Awaited once per attempt before anything is dialled; when it raises, nothing is, and the exception passes through."""
-
-
-OnConnection = Callable[[str], Awaitable[Refusal | None]]
-"""Awaited before a connection to a host; it may say why there is none just now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,42 +1,48 @@
-"""The gate of one call's network: the steps that every connection takes, whoever asks for it.
+"""The gate of one call's network, and the links of its own that each connection passes.
 
-Rules, then (for a tunnel) the name inside TLS, then resolving once, checking every address, the audit record; only then
-is an address dialled, and only one that was checked. ``exchange.request`` and ``tunnel.connect`` build on it.
+A link is a coroutine ``async (attempt, connect_next)``, as a guard of a call is: it may refuse the attempt, fill in a
+field of it, or hold something around the rest. ``guards/connections.py`` has their order, with guards' links between.
 """
 
-import math
 import ssl
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import NoReturn
+from typing import Any, Protocol
 
 from anyio import aclose_forcefully
 from anyio.abc import ByteStream, SocketStream
 
-from glovebox_profiles.egress import EgressDecision, EgressRule, EgressTarget, decide, decide_inspected
-from glovebox_profiles.egress.errors import InvalidTarget
+from glovebox_profiles.egress import EgressRule, EgressTarget, decide_inspected
+from glovebox_profiles.egress.hosts import TargetError
 from glovebox_profiles.egress.rules import denial
-from glovebox_server.egress.dial import Dial, Resolver, Unreachable, check, dial, resolve, system_resolver, within
-from glovebox_server.egress.events import EgressAttempt, OnAnswer, OnConnection, OnDecision
+from glovebox_server.egress.authority import Authority
+from glovebox_server.egress.dial import Dial, Resolver, check, dial, resolve, system_resolver, within
+from glovebox_server.egress.events import ConnectNext, EgressAnswer, EgressAttempt, PeerError
 from glovebox_server.egress.limits import EgressLimits
-from glovebox_server.egress.tls.authority import Authority
-from glovebox_server.egress.traffic import Counted, Traffic
-from glovebox_server.guards.credentials.injector import CredentialInjector
 
-Decide = Callable[[EgressTarget, Sequence[EgressRule]], EgressDecision]
 MAX_UNNAMED = 4
 """Hosts of one call that somebody may be asked about: a program that tries many asks nobody about most."""
 
+ConnectionLink = Callable[[EgressAttempt, ConnectNext], Awaitable[None]]
 
-class DeniedError(Exception):
-    """Carries a refusal, already recorded, from where it was decided to where the exchange ends."""
 
-    def __init__(self, decision: EgressDecision) -> None:
-        """Take the decision, whose effect is deny."""
-        super().__init__(decision.reason)
-        self.decision = decision
+class StreamMask(Protocol):
+    """Replaces keys in what a server sends: in a stream, or in a complete text."""
+
+    def feed(self, data: bytes) -> bytes:
+        """Take the next bytes; return those that are released by them."""
+
+    def finish(self) -> bytes:
+        """Return the rest, at a normal end."""
+
+    def whole(self, text: str) -> str:
+        """Return a complete text, masked."""
+
+
+async def enter(links: Sequence[ConnectionLink], attempt: EgressAttempt) -> None:
+    """Pass an attempt through links; the last one enters no other."""
+    await links[0](attempt, partial(enter, links[1:]))
 
 
 class EgressGate:
@@ -46,36 +52,34 @@ class EgressGate:
         self,
         *,
         rules: Sequence[EgressRule],
-        on_decision: OnDecision,
-        on_connection: OnConnection | None = None,
-        on_answer: OnAnswer | None = None,
+        on_decision: Callable[[EgressAttempt], Awaitable[None]],
+        on_answer: Callable[[EgressAnswer], None] | None = None,
+        new_mask: Callable[[], StreamMask] | None = None,
         principal: str = "",
         resolver: Resolver | None = None,
         tls: ssl.SSLContext | None = None,
         dial: Dial = dial,
         limits: EgressLimits | None = None,
-        lender: CredentialInjector | None = None,
         authority: Authority | None = None,
     ) -> None:
-        """Allow what ``rules`` allow, and nothing else.
+        """Allow what ``rules`` allow, and nothing else; nothing at all until ``links`` is set.
 
         Args:
             rules: The profile's rules after narrowing; empty denies everything.
             on_decision: Awaited before each connection is made or refused; if it raises, nothing is dialled.
-            on_connection: Asked before each connection that is otherwise allowed; it may refuse it.
-            on_answer: Told of each answer when it is over.
+            on_answer: Called with each answer when it is over.
+            new_mask: Makes what masks one answer; None where no key is in scope.
             principal: Whose call it is; look-ups are bounded for each.
             resolver: Where names are looked up; the operating system unless a test brings its own zone.
             tls: How servers are verified; the system's trust store when left out.
             dial: Connects to checked addresses; a proof's leads to a server of its own.
             limits: Bounds of this call.
-            lender: What requests may have added to them; None where the profile lends nothing.
             authority: Who certifies that TLS may end inside the sandbox; None where it does not.
         """
+        self.links: Sequence[ConnectionLink] = ()
         self.rules = tuple(rules)
         self.limits = limits or EgressLimits()
         self.tls = tls or _system_tls()
-        self.lender = lender
         self.authority = authority
         self.traffic = Traffic()
         """What went over all connections so far."""
@@ -84,107 +88,182 @@ class EgressGate:
         self.unnamed: set[EgressTarget] = set()
         """Requests to hosts that no rule names, up to ``MAX_UNNAMED``: an operator may be asked about them."""
         self.on_answer = on_answer
+        self.new_mask = new_mask
         self._on_decision = on_decision
-        self._on_connection = on_connection
-        self._connect = dial
+        self._dial = dial
         self._resolver = resolver or partial(system_resolver, principal=principal)
         self._attempts = 0
         self._connections = 0
         self._open = 0
 
-    async def allow(self, attempt: EgressAttempt, by: Decide = decide) -> EgressAttempt:
-        """Hold a readable target against the rules; return the attempt with the decision that allows it.
-
-        Args:
-            attempt: What was asked.
-            by: How the rules are read.
+    async def connect(self, attempt: EgressAttempt) -> None:
+        """Pass an attempt through all links, the last of which dials and uses the connection.
 
         Raises:
-            DeniedError: After the refusal has been recorded.
+            TargetError: It is refused, and that is recorded.
+            PeerError: It could not be resolved or connected.
         """
-        if attempt.target is None:
-            await self.refuse(attempt)
-        decided = replace(attempt, decision=by(attempt.target, self.rules))
-        if decided.decision.effect == "deny":
-            if decided.decision.rule == "egress.host" and len(self.unnamed) < MAX_UNNAMED:
+        await enter(self.links, attempt)
+
+    async def check(self, attempt: EgressAttempt, then: ConnectionLink) -> None:
+        """Hold an attempt against the rules alone, then enter ``then``; nothing is resolved or dialled.
+
+        Raises:
+            TargetError: It is refused, and that is recorded.
+        """
+        await enter((self.record_refusals, self.read_target, self.apply_rules, then), attempt)
+
+    async def record_refusals(self, attempt: EgressAttempt, connect_next: ConnectNext) -> None:
+        """Record what a link refuses, unless the attempt is on record."""
+        try:
+            await connect_next(attempt)
+        except TargetError as error:
+            if not attempt.is_recorded:
+                attempt.decision = denial(error)
+                await self._record(attempt)
+            raise
+
+    async def read_target(self, attempt: EgressAttempt, connect_next: ConnectNext) -> None:
+        """Read what was asked by its strict grammar."""
+        if attempt.read is not None:
+            attempt.read(attempt)
+        await connect_next(attempt)
+
+    async def apply_rules(self, attempt: EgressAttempt, connect_next: ConnectNext) -> None:
+        """Refuse what no rule allows; remember hosts that no rule names."""
+        target = _target(attempt)
+        attempt.decision = decision = attempt.decide(target, self.rules)
+        if decision.effect == "deny":
+            if decision.rule == "egress.host" and len(self.unnamed) < MAX_UNNAMED:
                 # What comes out of TLS that ends inside are requests, so that is what somebody is asked about.
-                inspected = by is decide_inspected
-                self.unnamed.add(replace(attempt.target, method="GET", path="/") if inspected else attempt.target)
-            await self.refuse(decided)
-        return decided
+                inspected = attempt.decide is decide_inspected
+                self.unnamed.add(replace(target, method="GET", path="/") if inspected else target)
+            raise TargetError(decision.rule, decision.reason, decision.hint)
+        await connect_next(attempt)
 
-    async def refuse(self, attempt: EgressAttempt, error: InvalidTarget | None = None) -> NoReturn:
-        """Record a refusal and raise it; ``error`` replaces the attempt's decision.
+    async def open_tunnel(self, attempt: EgressAttempt, connect_next: ConnectNext) -> None:
+        """Have a tunnel say where it leads."""
+        if attempt.on_allowed is not None:
+            await attempt.on_allowed(attempt)
+        await connect_next(attempt)
 
-        Raises:
-            DeniedError: Always, unless recording failed.
-        """
-        if error is not None:
-            attempt = replace(attempt, decision=denial(error))
-        await self._record(attempt)
-        raise DeniedError(attempt.decision)
-
-    @asynccontextmanager
-    async def dialled(self, attempt: EgressAttempt, deadline: float = math.inf) -> AsyncIterator[ByteStream]:
-        """Connect to an attempt's target, which ``allow`` has passed, for the length of the block.
-
-        ``deadline`` is on the event loop's clock and shortens resolving and connecting.
-
-        Raises:
-            DeniedError: An address of it is not public, or the call has no connections left; recorded.
-            Unreachable: It could not be resolved or connected.
-        """
-        target = attempt.target
-        if target is None or attempt.decision.effect != "allow":
-            await self.refuse(attempt)
+    async def limit(self, attempt: EgressAttempt, connect_next: ConnectNext) -> None:
+        """Refuse more connections than the call may make, or have open at one time."""
         limits = self.limits
         if self._connections >= limits.connections:
-            await self.refuse(attempt, _exhausted("connections", f"made its {limits.connections} connections"))
+            raise _exhausted("connections", f"made its {limits.connections} connections")
         if self._open >= limits.concurrent:
-            await self.refuse(attempt, _exhausted("concurrent", f"has {limits.concurrent} connections open"))
+            raise _exhausted("concurrent", f"has {limits.concurrent} connections open")
         self._connections += 1
         self._open += 1
         try:
-            stream = await self._dial(attempt, target, deadline)
-            self.traffic.connections += 1
-            try:
-                yield Counted(stream, self.traffic)
-            finally:
-                await aclose_forcefully(stream)
+            await connect_next(attempt)
         finally:
             self._open -= 1
 
-    async def _dial(self, attempt: EgressAttempt, target: EgressTarget, deadline: float) -> SocketStream:
+    async def resolve(self, attempt: EgressAttempt, connect_next: ConnectNext) -> None:
+        """Look the host up, once; a failure is recorded, for the look-up was a message."""
+        target = _target(attempt)
         try:
-            addresses = await resolve(target.host, self._resolver, within(self.limits.resolve_seconds, deadline))
-        except Unreachable:
+            addresses = await resolve(
+                target.host, self._resolver, within(self.limits.resolve_seconds, attempt.deadline)
+            )
+        except PeerError:
             await self._record(attempt)
             raise
-        attempt = replace(attempt, addresses=tuple(map(str, addresses)))
-        try:
-            check(target.host, addresses)
-        except InvalidTarget as error:
-            await self.refuse(attempt, error)
-        if self._on_connection and (refusal := await self._on_connection(target.host)):
-            await self.refuse(attempt, InvalidTarget(refusal.rule, refusal.reason, refusal.hint))
+        attempt.addresses = addresses
+        await connect_next(attempt)
+
+    async def check_addresses(self, attempt: EgressAttempt, connect_next: ConnectNext) -> None:
+        """Refuse an answer with an address that is not public, or is this machine's own."""
+        check(_target(attempt).host, attempt.addresses)
+        await connect_next(attempt)
+
+    async def record(self, attempt: EgressAttempt, connect_next: ConnectNext) -> None:
+        """Put an allowed attempt on record."""
         await self._record(attempt)
-        return await self._connect(target.host, addresses, target.port, self.limits, deadline)
+        await connect_next(attempt)
+
+    async def dial(self, attempt: EgressAttempt, _connect_next: ConnectNext) -> None:
+        """Connect to a checked address, for as long as the connection is used."""
+        target = _target(attempt)
+        if not attempt.is_recorded or attempt.decision.effect != "allow" or attempt.use is None:
+            raise RuntimeError("A connection was to be dialled that no link has allowed and recorded.")
+        stream = await self._dial(target.host, attempt.addresses, target.port, self.limits, attempt.deadline)
+        self.traffic.connections += 1
+        try:
+            await attempt.use(attempt, CountedStream(stream, self.traffic))
+        finally:
+            await aclose_forcefully(stream)
 
     async def _record(self, attempt: EgressAttempt) -> None:
         """Count and record one attempt, up to a number that a loop in the sandbox cannot turn into a full disk."""
+        attempt.is_recorded = True
         self._attempts += 1
-        if self._attempts > self.limits.attempts:
-            exhausted = denial(_exhausted("attempts", f"made its {self.limits.attempts} attempts"))
-            if self._attempts == self.limits.attempts + 1:
-                await self._on_decision(replace(attempt, decision=exhausted))
-            else:
-                self.unrecorded += 1
-            raise DeniedError(exhausted)
-        await self._on_decision(attempt)
+        if self._attempts <= self.limits.attempts:
+            await self._on_decision(attempt)
+            return
+        exhausted = _exhausted("attempts", f"made its {self.limits.attempts} attempts")
+        if self._attempts == self.limits.attempts + 1:
+            attempt.decision = denial(exhausted)
+            await self._on_decision(attempt)
+        else:
+            self.unrecorded += 1
+        raise exhausted
 
 
-def _exhausted(name: str, what: str) -> InvalidTarget:
-    return InvalidTarget(f"egress.{name}", f"This call already {what}.", "Close some, or make another call.")
+@dataclass(slots=True)
+class Traffic:
+    """Sums over one call's connections; they grow while it runs."""
+
+    connections: int = 0
+    """Connections that were made, not those that were refused or failed."""
+    sent_bytes: int = 0
+    """Out of the sandbox, to the network; below TLS, so headers and handshakes are in it."""
+    received_bytes: int = 0
+    """From the network."""
+
+
+class CountedStream(ByteStream):
+    """A connection whose bytes are added to ``traffic``. It stays its maker's to close."""
+
+    def __init__(self, stream: SocketStream, traffic: Traffic) -> None:
+        self._stream = stream
+        self._traffic = traffic
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        """See ``ByteReceiveStream.receive``."""
+        data = await self._stream.receive(max_bytes)
+        self._traffic.received_bytes += len(data)
+        return data
+
+    async def send(self, item: bytes) -> None:
+        """See ``ByteSendStream.send``; counted as sent before it is known to be."""
+        self._traffic.sent_bytes += len(item)
+        await self._stream.send(item)
+
+    async def send_eof(self) -> None:
+        """See ``ByteStream.send_eof``."""
+        await self._stream.send_eof()
+
+    async def aclose(self) -> None:
+        """Close the connection."""
+        await self._stream.aclose()
+
+    @property
+    def extra_attributes(self) -> Mapping[Any, Callable[[], Any]]:
+        """Those of the connection."""
+        return self._stream.extra_attributes
+
+
+def _target(attempt: EgressAttempt) -> EgressTarget:
+    if attempt.target is None:
+        raise TargetError("egress.undecided", "Nothing was decided.", "")
+    return attempt.target
+
+
+def _exhausted(name: str, what: str) -> TargetError:
+    return TargetError(f"egress.{name}", f"This call already {what}.", "Close some, or make another call.")
 
 
 @cache

@@ -5,25 +5,29 @@ request from parsed parts, and no second response is ever read from the connecti
 """
 
 import ssl
-from collections.abc import AsyncGenerator, Sequence
+import zlib
+from collections.abc import AsyncGenerator, Iterator, Sequence
 
 import anyio
 import h11
 from anyio.abc import ByteStream
 
 from glovebox_profiles.egress import EgressTarget
-from glovebox_server.egress.decode import BodyError, Decoder
+from glovebox_server.egress.events import PeerError
 from glovebox_server.egress.limits import READ_BYTES, EgressLimits
 
 #: Statuses whose ``Location`` a GET or HEAD may follow (RFC 9110 section 15.4); 300 and 304 are answers.
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
+#: What is offered to servers: what the standard library decodes in bounded steps.
+ACCEPTED = "gzip, deflate"
+#: Decoded bytes handed out at a time; a bomb is noticed after one piece.
+PIECE_BYTES = 64 * 1024
+#: zlib's window for "gzip or zlib header, find out" (https://www.zlib.net/manual.html#Advanced).
+_AUTOMATIC = 32 + zlib.MAX_WBITS
 
-class PeerFailed(Exception):  # noqa: N818 - says who; our own failures are errors
-    """The peer sent nothing, nonsense or too much; the text is one sentence for the caller."""
 
-
-class Clock:
+class RequestClock:
     """The time one request has left, handed out wait by wait."""
 
     def __init__(self, limits: EgressLimits) -> None:
@@ -36,17 +40,17 @@ class Clock:
         """Return a scope for one wait: the idle limit, or what is left in all."""
         return anyio.move_on_after(max(0.0, min(self._limits.idle_seconds, self.deadline - anyio.current_time())))
 
-    def expired(self) -> PeerFailed:
+    def expired(self) -> PeerError:
         """Say which of the two limits ended a wait."""
         if anyio.current_time() >= self.deadline:
-            return PeerFailed(f"The request took longer than {self._limits.request_seconds:g} seconds.")
-        return PeerFailed(f"The server was silent for {self._limits.idle_seconds:g} seconds.")
+            return PeerError(f"The request took longer than {self._limits.request_seconds:g} seconds.")
+        return PeerError(f"The server was silent for {self._limits.idle_seconds:g} seconds.")
 
 
 class Exchange:
     """Send one request; then ``head``, then ``body``."""
 
-    def __init__(self, stream: ByteStream, clock: Clock, limits: EgressLimits) -> None:
+    def __init__(self, stream: ByteStream, clock: RequestClock, limits: EgressLimits) -> None:
         """Use a connected stream, which the caller closes."""
         self._stream, self._clock, self._limits = stream, clock, limits
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=limits.header_bytes)
@@ -58,7 +62,7 @@ class Exchange:
         """Send the request; ``headers`` are those besides ``Host``, ``Connection`` and the body's length.
 
         Raises:
-            PeerFailed: The peer does not take it.
+            PeerError: The peer does not take it.
         """
         own = [("Host", target.authority), ("Connection", "close")]
         if body or target.method in {"POST", "PUT", "PATCH"}:
@@ -70,7 +74,7 @@ class Exchange:
             try:
                 await self._stream.send(b"".join(piece for piece in data if piece))
             except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError, ssl.SSLError):
-                raise PeerFailed("The server closed the connection.") from None
+                raise PeerError("The server closed the connection.") from None
         if scope.cancelled_caught:
             raise self._clock.expired()
 
@@ -78,7 +82,7 @@ class Exchange:
         """Return status and headers (lower-case names) of the final response.
 
         Raises:
-            PeerFailed: Not HTTP/1.1, too large, too slow, an upgrade, or framed in two ways at once.
+            PeerError: Not HTTP/1.1, too large, too slow, an upgrade, or framed in two ways at once.
         """
         interim = 0
         while not isinstance(event := self._event(), h11.Response):
@@ -87,14 +91,14 @@ class Exchange:
                 continue
             interim += 1
             if interim > self._limits.interim_responses:
-                raise PeerFailed("The server sent too many interim responses.")
+                raise PeerError("The server sent too many interim responses.")
         headers = [(name.decode("ascii"), value.decode("latin-1")) for name, value in event.headers]
         if sum(len(name) + len(value) for name, value in headers) > self._limits.header_bytes:
-            raise PeerFailed(f"The response has more than {self._limits.header_bytes} bytes of headers.")
+            raise PeerError(f"The response has more than {self._limits.header_bytes} bytes of headers.")
         names = {name for name, _ in headers}
         if {"content-length", "transfer-encoding"} <= names:
             # RFC 9112 section 6.1: such a message "might indicate an attempt to perform request smuggling".
-            raise PeerFailed("The response states its length in two ways at once.")
+            raise PeerError("The response states its length in two ways at once.")
         self._encoding = ",".join(value for name, value in headers if name == "content-encoding")
         return event.status_code, headers
 
@@ -104,22 +108,19 @@ class Exchange:
         No cancel scope is held across a ``yield``: each wait has its own.
 
         Raises:
-            PeerFailed: The body breaks off, is too slow or too large; what was yielded before is good.
+            PeerError: The body breaks off, is too slow or too large; what was yielded before is good.
         """
         limits, passed = self._limits, 0
-        try:
-            decoder = Decoder(self._encoding, ratio=limits.ratio, grace=limits.ratio_grace_bytes)
-            while data := await self._data():
-                for piece in decoder.feed(data):
-                    room = limits.body_bytes - passed
-                    if room:
-                        yield piece[:room]
-                    passed += len(piece)
-                    if passed > limits.body_bytes:
-                        raise PeerFailed(f"The body was cut at {limits.body_bytes} bytes.")
-            decoder.finish()
-        except BodyError as error:
-            raise PeerFailed(str(error)) from None
+        decoder = BodyDecoder(self._encoding, ratio=limits.ratio, grace=limits.ratio_grace_bytes)
+        while data := await self._data():
+            for piece in decoder.feed(data):
+                room = limits.body_bytes - passed
+                if room:
+                    yield piece[:room]
+                passed += len(piece)
+                if passed > limits.body_bytes:
+                    raise PeerError(f"The body was cut at {limits.body_bytes} bytes.")
+        decoder.finish()
 
     async def _data(self) -> bytes:
         """Return the body bytes that one read brought, none at the end: many tiny chunks become one piece."""
@@ -141,23 +142,78 @@ class Exchange:
         try:
             event = self._http.next_event()
         except h11.RemoteProtocolError as error:
-            raise PeerFailed(f"The server broke HTTP/1.1: {str(error)!a}.") from None
+            raise PeerError(f"The server broke HTTP/1.1: {str(error)!a}.") from None
         return event if isinstance(event, h11.Event) else None
 
     async def _read(self) -> bytes:
         # Framing costs bytes too: a chunk of one byte has five around it, and endless interim responses have no body.
         if self._received > self._limits.body_bytes + 2 * self._limits.header_bytes:
-            raise PeerFailed(f"The response was cut at {self._received} received bytes.")
+            raise PeerError(f"The response was cut at {self._received} received bytes.")
         with self._clock.wait():
             try:
                 data = await self._stream.receive(READ_BYTES)
             except anyio.EndOfStream:
                 if self._closed or self._received == 0:
-                    raise PeerFailed("The server closed the connection without a response.") from None
+                    raise PeerError("The server closed the connection without a response.") from None
                 self._closed = True
                 return b""
             except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError, ssl.SSLError):
-                raise PeerFailed("The connection broke.") from None
+                raise PeerError("The connection broke.") from None
             self._received += len(data)
             return data
         raise self._clock.expired()
+
+
+class BodyDecoder:
+    """One response's body on its way from wire bytes to plain bytes."""
+
+    def __init__(self, encoding: str, *, ratio: int, grace: int) -> None:
+        """Take the ``Content-Encoding`` value, decoded bytes allowed per received byte, and bytes free of that.
+
+        Raises:
+            PeerError: An encoding that was not asked for, or several at once.
+        """
+        name = encoding.strip().lower()
+        if name not in {"", "identity", "gzip", "x-gzip", "deflate"}:
+            raise PeerError("The server used a content encoding that was not asked for.")
+        self._inflate = None if name in {"", "identity"} else zlib.decompressobj(_AUTOMATIC)
+        self._ratio, self._grace = ratio, grace
+        self._received = self._decoded = 0
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Yield decoded pieces of at most ``PIECE_BYTES``.
+
+        Raises:
+            PeerError: Corrupt data, data after the end, or more than the ratio allows.
+        """
+        self._received += len(data)
+        inflate = self._inflate
+        if inflate is None:
+            yield data
+            return
+        piece = b""
+        # A full piece may leave more output inside zlib although all of the input is consumed.
+        while data or len(piece) == PIECE_BYTES:
+            try:
+                piece = inflate.decompress(data, PIECE_BYTES)
+            except zlib.error:
+                raise PeerError("The compressed body is corrupt.") from None
+            data = inflate.unconsumed_tail or inflate.unused_data
+            self._decoded += len(piece)
+            if self._decoded > self._grace + self._ratio * self._received:
+                raise PeerError(f"The body decompresses to more than {self._ratio} times its size.")
+            if piece:
+                yield piece
+            if inflate.eof:
+                if data:
+                    raise PeerError("Bytes follow the end of the compressed body.")
+                return
+
+    def finish(self) -> None:
+        """Say that the body is over.
+
+        Raises:
+            PeerError: The compressed stream is not.
+        """
+        if self._inflate is not None and self._received and not self._inflate.eof:
+            raise PeerError("The compressed body is cut short.")

@@ -26,7 +26,9 @@ import anyio.to_thread
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from glovebox_profiles.egress import EgressDecision
+from glovebox_profiles.egress.hosts import TargetError
 from glovebox_sandboxes.session.connection import Duplex
+from glovebox_server.egress.authority import Authority
 from glovebox_server.egress.events import (
     Body,
     Closed,
@@ -39,10 +41,9 @@ from glovebox_server.egress.events import (
     ResponseHead,
     TunnelEvent,
 )
-from glovebox_server.egress.exchange import request
-from glovebox_server.egress.gate import DeniedError, EgressGate
-from glovebox_server.egress.tls.authority import Authority
-from glovebox_server.egress.tunnel import connect, inspected
+from glovebox_server.egress.gate import EgressGate
+from glovebox_server.egress.request import request
+from glovebox_server.egress.tunnel import connect, find_inspected_host
 
 
 class RequestMeta(BaseModel):
@@ -63,7 +64,7 @@ class ConnectMeta(BaseModel):
     authority: str = Field(max_length=512)
 
 
-async def serve(gate: EgressGate, stream: Duplex) -> None:
+async def serve_stream(gate: EgressGate, stream: Duplex) -> None:
     """Serve one egress stream to its end.
 
     Raises:
@@ -135,9 +136,9 @@ async def _trust(gate: EgressGate, stream: Duplex) -> None:
 
 async def _certificate(gate: EgressGate, authority: Authority, stream: Duplex, meta: ConnectMeta) -> None:
     try:
-        host = await inspected(gate, meta.authority)
-    except DeniedError as refused:
-        await stream.reset(_denied(refused.decision))
+        host = await find_inspected_host(gate, meta.authority)
+    except TargetError as refused:
+        await stream.reset(_refusal(refused.rule, refused.reason, refused.hint))
         return
     leaf = "" if host is None else await anyio.to_thread.run_sync(authority.leaf, host)
     await stream.accept({"leaf": leaf})

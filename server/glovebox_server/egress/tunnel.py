@@ -5,17 +5,25 @@ dialled, and the bytes and the time are counted.
 """
 
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 
 import anyio
 from anyio.abc import ByteReceiveStream, ByteStream
 
 from glovebox_profiles.egress import decide, decide_inspected, parse_connect
-from glovebox_profiles.egress.errors import InvalidTarget, quoted
+from glovebox_profiles.egress.hosts import TargetError, quoted
+from glovebox_profiles.egress.rules import denial
 from glovebox_server.egress.clienthello import ClientHello
-from glovebox_server.egress.dial import Unreachable
-from glovebox_server.egress.events import Closed, Denied, EgressAnswer, EgressAttempt, Opened, SendTunnelEvent
-from glovebox_server.egress.gate import DeniedError, EgressGate
+from glovebox_server.egress.events import (
+    Closed,
+    ConnectNext,
+    Denied,
+    EgressAnswer,
+    EgressAttempt,
+    Opened,
+    PeerError,
+    SendTunnelEvent,
+)
+from glovebox_server.egress.gate import EgressGate
 from glovebox_server.egress.limits import READ_BYTES, EgressLimits
 
 
@@ -28,59 +36,65 @@ async def connect(gate: EgressGate, authority: str, guest: ByteStream, *, send: 
     Raises:
         Exception: Only what ``gate``'s ``on_decision`` or ``send`` raise.
     """
-    attempt = EgressAttempt(kind="connect", asked=authority)
-    try:
+    pump: _Pump | None = None
+    hello = b""
+    reason: str | None = None
+
+    async def open_tunnel(attempt: EgressAttempt) -> None:
+        nonlocal pump, hello
+        await send(Opened())
+        pump = _Pump(guest, gate.limits)
+        hello = await _hello(guest, attempt.target.host if attempt.target else "", gate.limits)
+
+    async def carry(attempt: EgressAttempt, remote: ByteStream) -> None:
+        nonlocal reason
+        if pump is None:
+            raise RuntimeError("A tunnel was dialled that was never opened.")
+        reason = "It was cut off."
         try:
-            target = parse_connect(authority)
-        except InvalidTarget as error:
-            await gate.refuse(attempt, error)
-        attempt = await gate.allow(replace(attempt, target=target))
-    except DeniedError as refused:
-        await send(Denied(decision=refused.decision))
-        return
-    await send(Opened())
-    pump = _Pump(guest, gate.limits)
-    reason: str | None
+            reason = await pump.run(hello, remote)
+        finally:
+            if gate.on_answer is not None:
+                gate.on_answer(
+                    EgressAnswer(attempt=attempt, status=None, type=None, bytes=pump.received, complete=not reason)
+                )
+
+    attempt = EgressAttempt(kind="connect", asked=authority, read=_read, on_allowed=open_tunnel, use=carry)
     try:
-        try:
-            hello = await _hello(guest, target.host, gate.limits)
-        except InvalidTarget as error:
-            await gate.refuse(attempt, error)
-        async with gate.dialled(attempt) as remote:
-            reason = "It was cut off."
-            try:
-                reason = await pump.run(hello, remote)
-            finally:
-                if gate.on_answer is not None:
-                    gate.on_answer(
-                        EgressAnswer(attempt=attempt, status=None, type=None, bytes=pump.received, complete=not reason)
-                    )
-    except DeniedError as refused:
-        reason = f"{refused.decision.rule}: {refused.decision.reason} {refused.decision.hint}"
-    except Unreachable as failed:
+        await gate.connect(attempt)
+    except TargetError as refused:
+        if pump is None:
+            await send(Denied(decision=denial(refused)))
+            return
+        reason = f"{refused.rule}: {refused.reason} {refused.hint}"
+    except PeerError as failed:
         reason = str(failed)
-    await send(Closed(reason=reason, sent=pump.sent, received=pump.received))
+    await send(Closed(reason=reason, sent=pump.sent if pump else 0, received=pump.received if pump else 0))
 
 
-async def inspected(gate: EgressGate, authority: str) -> str | None:
+async def find_inspected_host(gate: EgressGate, authority: str) -> str | None:
     """Return the host whose TLS is to be ended inside the sandbox; None where a rule has it tunnelled.
 
     Raises:
-        DeniedError: No request to it could be allowed; recorded. So is one host more than there are certificates for.
+        TargetError: No request to it could be allowed; recorded. So is one host more than there are certificates for.
     """
-    attempt = EgressAttempt(kind="connect", asked=authority)
-    try:
-        target = parse_connect(authority)
-    except InvalidTarget as error:
-        await gate.refuse(attempt, error)
-    attempt = replace(attempt, target=target)
-    if decide(target, gate.rules).effect == "allow":
-        return None
-    await gate.allow(attempt, decide_inspected)
-    if gate.authority is None or not gate.authority.has_room(target.host):
-        why = "This call has certificates for as many hosts as it can have."
-        await gate.refuse(attempt, InvalidTarget("egress.attempts", why, "Ask fewer hosts, or make another call."))
-    return target.host
+    host: str | None = None
+
+    async def find(attempt: EgressAttempt, _connect_next: ConnectNext) -> None:
+        nonlocal host
+        if attempt.target is None or decide(attempt.target, gate.rules).effect == "allow":
+            return
+        if gate.authority is None or not gate.authority.has_room(attempt.target.host):
+            why = "This call has certificates for as many hosts as it can have."
+            raise TargetError("egress.attempts", why, "Ask fewer hosts, or make another call.")
+        host = attempt.target.host
+
+    await gate.check(EgressAttempt(kind="connect", asked=authority, read=_read, decide=decide_inspected), find)
+    return host
+
+
+def _read(attempt: EgressAttempt) -> None:
+    attempt.target = parse_connect(attempt.asked)
 
 
 async def _hello(guest: ByteReceiveStream, host: str, limits: EgressLimits) -> bytes:
@@ -91,13 +105,13 @@ async def _hello(guest: ByteReceiveStream, host: str, limits: EgressLimits) -> b
             try:
                 name = hello.feed(await guest.receive(max(1, hello.room)))
             except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
-                raise InvalidTarget("egress.sni", "The tunnel was closed before its ClientHello.", "") from None
+                raise TargetError("egress.sni", "The tunnel was closed before its ClientHello.", "") from None
     if name is None:
-        raise InvalidTarget(
+        raise TargetError(
             "egress.sni", f"No TLS ClientHello came within {limits.hello_seconds:g} seconds.", "Speak TLS first."
         )
     if name != host:
-        raise InvalidTarget(
+        raise TargetError(
             "egress.sni",
             f"The tunnel to {host} was used to ask for {quoted(name)}.",
             "Open a tunnel to the host that TLS is spoken with.",

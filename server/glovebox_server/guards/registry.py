@@ -15,13 +15,13 @@ from glovebox_server.calls import CallResult
 from glovebox_server.core.call import Call, Ran
 from glovebox_server.core.chain import GuardLink
 from glovebox_server.core.rights import Rights, RightsOf
-from glovebox_server.egress.gate import EgressGate
+from glovebox_server.egress import EgressGate
 from glovebox_server.guards.admission import guard as admission_guard
 from glovebox_server.guards.admission.admission import Admission
 from glovebox_server.guards.approvals import guard as approval_guard
 from glovebox_server.guards.approvals.approvals import Approvals
 from glovebox_server.guards.budgets import guard as budget_guard
-from glovebox_server.guards.credentials.cache import CredentialCache
+from glovebox_server.guards.credentials.sources import CredentialCache
 from glovebox_server.guards.network.guard import NetworkOpener
 from glovebox_server.guards.proposals.guard import Proposer, refuse_unasked
 from glovebox_server.guards.redaction import guard as redaction_guard
@@ -41,6 +41,8 @@ from glovebox_server.promotion.scanning import Known
 if TYPE_CHECKING:
     from glovebox_server.guards.budgets.budgets import Budgets
     from glovebox_server.promotion.proposing import Proposals
+
+_NO_FORMS: Forms = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +75,7 @@ class GuardSet:
 
     def forms_of(self, rights: Rights) -> Forms:
         """Return the keys that are masked for a caller with these rights."""
-        return self.credentials.forms(rights.credentials)
+        return self.credentials.forms(rights.credentials) if rights.credentials else _NO_FORMS
 
 
 def _around_call(guards: GuardSet) -> list[GuardLink[CallResult]]:

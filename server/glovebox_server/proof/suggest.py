@@ -15,7 +15,7 @@ from typing import Any, Final
 from glovebox_profiles import egress, model
 from glovebox_profiles.diff import Change, diff
 from glovebox_profiles.egress import EgressRule
-from glovebox_profiles.egress.errors import InvalidTarget
+from glovebox_profiles.egress.hosts import TargetError
 from glovebox_profiles.model import MIB, Profile
 from glovebox_profiles.order import within
 from glovebox_sandboxes.plural import counted
@@ -134,7 +134,7 @@ class _Used:
             method, url = self.tool.request(arguments)
             try:
                 call.url = _digest(url), egress.parse_url(method, url).path
-            except InvalidTarget:
+            except TargetError:
                 call.url = None
 
     @property

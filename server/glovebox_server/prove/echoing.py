@@ -20,11 +20,9 @@ import anyio
 from anyio.abc import ByteStream, SocketAttribute, SocketStream
 from anyio.streams.tls import TLSListener
 
-from glovebox_profiles.egress.addresses import Address
-from glovebox_server.egress.dial import Unreachable
-from glovebox_server.egress.gate import EgressGate
-from glovebox_server.egress.limits import EgressLimits
-from glovebox_server.egress.tls.issuer import Issuer
+from glovebox_profiles.egress.hosts import Address
+from glovebox_server.egress import EgressGate, EgressLimits, PeerError
+from glovebox_server.egress.issuer import Issuer
 
 KEYS, OTHER = "keys.example", "other.example"
 """What it is called: the one a case lends a key to, and another."""
@@ -71,7 +69,7 @@ async def _dial(
     ports: Mapping[tuple[str, int], int], host: str, _: tuple[Address, ...], port: int, __: EgressLimits, ___: float
 ) -> SocketStream:
     if (host, port) not in ports:
-        raise Unreachable(f"{host} has nothing on port {port}.")
+        raise PeerError(f"{host} has nothing on port {port}.")
     return await anyio.connect_tcp("127.0.0.1", ports[host, port])
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from glovebox_profiles.egress import parse_url
-from glovebox_profiles.egress.errors import InvalidTarget
+from glovebox_profiles.egress.hosts import TargetError
 from glovebox_profiles.model import Profile
 from glovebox_profiles.policy.model import Approval
 from glovebox_server.guards.approvals.question import Subject, canonical
@@ -131,7 +131,7 @@ def requested(tool: Tool, arguments: Mapping[str, object]) -> str | None:
         return None
     try:
         target = parse_url(*tool.request(arguments))
-    except InvalidTarget:
+    except TargetError:
         return None
     return f"{target.host}:{target.port}"
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from glovebox_profiles.egress import EgressRule, meet, parse_url
 from glovebox_profiles.egress import decide as decide_egress
-from glovebox_profiles.egress.errors import InvalidTarget
+from glovebox_profiles.egress.hosts import TargetError
 from glovebox_profiles.egress.targets import DEFAULT_PORTS, METHODS, EgressTarget
 from glovebox_profiles.model import Profile
 from glovebox_profiles.policy.model import Lift
@@ -111,7 +111,7 @@ def liftable_host(method: str, url: str, profile: Profile) -> str | None:
     """The host of a request, with scheme and port, if it is only the host that no rule names, and it may be public."""
     try:
         target = parse_url(method, url)
-    except InvalidTarget:
+    except TargetError:
         return None
     return host_of(target) if may_be_lifted(target, profile) else None
 

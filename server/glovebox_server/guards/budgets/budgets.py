@@ -21,7 +21,7 @@ from glovebox_sandboxes.host.owner import is_of_another_boot, is_orphan, new_own
 from glovebox_server.audit.events import CallFinished
 from glovebox_server.calls import CallResult, Image, Link, Principal, Text, ToolCall
 from glovebox_server.core.rights import Rights
-from glovebox_server.egress.traffic import Traffic
+from glovebox_server.egress import Traffic
 from glovebox_server.errors import StoreUnusable
 from glovebox_server.guards.budgets import store
 from glovebox_server.guards.budgets.spending import (

@@ -1,24 +1,35 @@
-"""Lends credentials to one call's requests: which one a request gets, and where in it the value stands."""
+"""Injects keys into one call's requests: which key a request gets, and where in it the key stands."""
 
+import secrets
+import string
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 from urllib.parse import quote, unquote_plus, unquote_to_bytes
 
 import anyio.to_thread
 
-from glovebox_profiles.egress import EgressTarget, decide
-from glovebox_profiles.egress.errors import InvalidTarget
+from glovebox_profiles.egress import EgressRule, EgressTarget, decide
+from glovebox_profiles.egress.hosts import TargetError, quoted
 from glovebox_profiles.model import Credential
-from glovebox_server.guards.credentials import placed
-from glovebox_server.guards.credentials.shapes import placeholder
-from glovebox_server.guards.credentials.sources import CredentialError, Value
-from glovebox_server.guards.redaction.detector import forms
-from glovebox_server.guards.watch.markers import Needles, Scanner
+from glovebox_server.egress import ConnectNext, EgressAttempt, EgressLimits, request_headers
+from glovebox_server.guards.credentials import places
+from glovebox_server.guards.credentials.places import Headers
+from glovebox_server.guards.credentials.sources import CredentialError, CredentialValue
+from glovebox_server.guards.redaction.detector import Detector, KeyMasker, derive_forms, index_markers
 
-ReadValue = Callable[[str], Awaitable[Value]]
-"""Reads the value that a source names; see ``credentials.held``."""
-Headers = tuple[tuple[str, str], ...]
-Said = tuple[str, Sequence[tuple[str, str]]]
+ReadValue = Callable[[str], Awaitable[CredentialValue]]
+"""Reads the value that a source names; see ``cache``."""
+
+_LENGTHS: Final = (40, 64, 96, 128, 256)
+"""Of placeholders: the first that a value has room in. 40 characters is also what the search for markers needs."""
+_PREFIXES: Final = (
+    *("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "glptt-", "gldt-", "npm_", "pypi-", "hf_"),
+    *("sk-ant-api03-", "sk-ant-", "sk-proj-", "sk-", "sk_live_", "sk_test_", "rk_live_", "pk_live_", "whsec_"),
+    *("xoxb-", "xoxp-", "xapp-", "AKIA", "ASIA", "AIzaSy", "ya29.", "SG.", "dop_v1_", "dckr_pat_", "lin_api_"),
+    *("shpat_", "secret_", "ntn_", "hvs.", "ATATT", "figd_", "pat-", "eyJ"),
+)
+"""How keys of well-known services begin: clients check it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,106 +38,137 @@ class CredentialInjector:
 
     credentials: Sequence[Credential]
     read: ReadValue = field(repr=False)
+    limits: EgressLimits = field(default_factory=EgressLimits)
     used: dict[bytes, str] = field(default_factory=dict, repr=False)
     """The ways of writing keys that may not come back, each with its credential's name."""
     placeholders: dict[str, str] = field(default_factory=dict, repr=False)
     """What programs find in place of keys, by the credential's name."""
+    _rules: dict[str, EgressRule] = field(init=False, repr=False)
     _known: set[str] = field(default_factory=set, repr=False)
 
-    async def environment(self) -> Mapping[str, str]:
+    def __post_init__(self) -> None:
+        """Take the rules apart once for all requests."""
+        self._rules = {credential.name: credential.rule() for credential in self.credentials}
+
+    async def prepare_environment(self) -> Mapping[str, str]:
         """Make the placeholders of the call; return the variables in which its program finds them."""
-        given: dict[str, str] = {}
-        for each in self.credentials:
-            if each.env is None:
+        variables: dict[str, str] = {}
+        for credential in self.credentials:
+            if credential.env is None:
                 continue
             try:
-                like = (await self.read(each.source)).text
+                like = (await self.read(credential.source)).text
             except CredentialError:
                 like = ""  # the request that needs it is refused with the reason, if there is one
-            given[each.env] = self.placeholders[each.name] = placeholder(like)
-        return given
+            variables[credential.env] = self.placeholders[credential.name] = make_placeholder(like)
+        return variables
 
-    def chosen(self, target: EgressTarget, headers: Sequence[tuple[str, str]] = ()) -> Credential | None:
-        """Return the credential that a request gets; the first whose host, methods and paths fit, and placeholder."""
+    def new_mask(self) -> KeyMasker:
+        """Return what masks the keys of this call in one answer."""
+        return KeyMasker(self.used)
+
+    async def find_stray(self, attempt: EgressAttempt, connect_next: ConnectNext) -> None:
+        """Note a placeholder that stands in a request where the key is not to stand."""
+        if self.placeholders and attempt.target is not None and not attempt.hop and attempt.kind == "request":
+            attempt.strayed = await self._stray(attempt.target, attempt)
+        await connect_next(attempt)
+
+    async def inject(self, attempt: EgressAttempt, connect_next: ConnectNext) -> None:
+        """Put the key into a request that gets one."""
+        target = attempt.target
+        if target is not None and attempt.kind == "request" and attempt.takes_key:
+            credential = self.choose(target, attempt.headers)
+            if credential is not None:
+                attempt.credential = credential.name
+                await self._add(credential, target, attempt)
+        await connect_next(attempt)
+
+    def choose(self, target: EgressTarget, headers: Headers = ()) -> Credential | None:
+        """Return the credential that a request gets: the first whose host, methods, paths and placeholder fit."""
         if target.scheme != "https":
             return None
-        fits = (each for each in self.credentials if decide(target, [each.rule()]).effect == "allow")
-        return next((each for each in fits if each.env is None or self._asked(each, target, headers)), None)
+        for credential in self.credentials:
+            if decide(target, [self._rules[credential.name]]).effect != "allow":
+                continue
+            placeholder = self.placeholders.get(credential.name)
+            if credential.env is None or (placeholder and places.is_in_place(credential, placeholder, target, headers)):
+                return credential
+        return None
 
-    async def strayed(self, target: EgressTarget, headers: Sequence[tuple[str, str]], body: bytes) -> str | None:
-        """Return the name of a credential whose placeholder stands in a request, and not where it is to stand."""
-        if not self.placeholders:
-            return None
-        query, chosen = target.query, self.chosen(target, headers)
+    async def _add(self, credential: Credential, target: EgressTarget, attempt: EgressAttempt) -> None:
+        require_usable(credential, target, attempt.headers)
+        headers, dropped = request_headers(attempt.headers, target.method, attempt.body, self.limits, credential)
+        value = await self.read_value(credential)
+        placeholder = self.placeholders.get(credential.name)
+        own: tuple[str, str] | None
+        if placeholder is not None:
+            target, own = places.replace_placeholder(credential, placeholder, value, target, attempt.headers)
+        elif credential.header is not None:
+            own = credential.header, credential.prefix + value
+        else:
+            query = "&".join(part for part in (target.query, f"{credential.query}={quote(value, safe='')}") if part)
+            target, own = replace(target, query=query), None
+        if own is not None:
+            name = own[0].lower()
+            headers = (*(header for header in headers if header[0] != name), own)
+            dropped = tuple(other for other in dropped if other != quoted(name))
+        attempt.sent_target, attempt.sent_headers, attempt.dropped = target, headers, dropped
+
+    async def read_value(self, credential: Credential) -> str:
+        """Return a credential's value, which from now on is masked in every answer of this call.
+
+        Raises:
+            TargetError: Rule ``egress.credential``; it cannot be had.
+        """
+        try:
+            value = await self.read(credential.source)
+        except CredentialError as failed:
+            reason = f"The credential {credential.name} cannot be used: {failed.reason}."
+            raise TargetError("egress.credential", reason, f"The operator must act. {failed.fix}") from None
+        if value.text not in self._known:
+            self.used |= await anyio.to_thread.run_sync(derive_forms, credential.name, value.text)
+            self._known.add(value.text)
+        return value.text
+
+    async def _stray(self, target: EgressTarget, attempt: EgressAttempt) -> str | None:
+        query, headers = target.query, attempt.headers
+        chosen = self.choose(target, headers)
         if chosen is not None and chosen.env is not None:
-            query, headers = placed.elsewhere(chosen, self.placeholders[chosen.name], target, headers)
+            query, headers = places.without_placeholder(chosen, self.placeholders[chosen.name], target, headers)
         head = [target.host, target.path, query, *(f"{name} {value}" for name, value in headers)]
         data = "\n".join(head).encode("utf-8", "surrogatepass")
-        pieces = [data, unquote_to_bytes(data), b"\n", body]
+        pieces = [data, unquote_to_bytes(data), b"\n", attempt.body]
 
         def search() -> str | None:
-            scanner = Scanner(Needles.of(self.placeholders))
-            return next((found for piece in pieces if (found := scanner.feed(piece))), None)
+            scanner = Detector(index_markers(self.placeholders))
+            return next((name for piece in pieces if (name := scanner.feed(piece))), None)
 
         return await anyio.to_thread.run_sync(search)
 
-    def _asked(self, credential: Credential, target: EgressTarget, headers: Sequence[tuple[str, str]]) -> bool:
-        standing = self.placeholders.get(credential.name)
-        return standing is not None and placed.asked(credential, standing, target, headers)
 
-    async def value(self, credential: Credential) -> str:
-        """Return a credential's value, which from now on is replaced in every answer of this call.
-
-        Raises:
-            InvalidTarget: rule ``egress.credential``; it cannot be had.
-        """
-        try:
-            found = await self.read(credential.source)
-        except CredentialError as failed:
-            reason = f"The credential {credential.name} cannot be used: {failed.reason}."
-            raise InvalidTarget("egress.credential", reason, f"The operator must act. {failed.fix}") from None
-        if found.text not in self._known:
-            self.used |= await anyio.to_thread.run_sync(forms, credential.name, found.text)
-            self._known.add(found.text)
-        return found.text
-
-
-def require_usable(credential: Credential, target: EgressTarget, headers: Sequence[tuple[str, str]]) -> None:
-    """Refuse a request that would defeat redaction, or that says itself what the broker adds.
+def require_usable(credential: Credential, target: EgressTarget, headers: Headers) -> None:
+    """Refuse a request that would defeat masking, or that says itself what is injected.
 
     Raises:
-        InvalidTarget: rule ``egress.credential``.
+        TargetError: Rule ``egress.credential``.
     """
     name = credential.name
-    if any(each.lower() in {"range", "if-range"} for each, _ in headers):
+    if any(header.lower() in {"range", "if-range"} for header, _ in headers):
         # RFC 9110 section 14.2: parts of an answer could be asked for that hold parts of the value.
-        raise InvalidTarget("egress.credential", f"With the credential {name}, no Range is asked for.", "Ask for all.")
+        raise TargetError("egress.credential", f"With the credential {name}, no Range is asked for.", "Ask for all.")
     named = [unquote_plus(part.partition("=")[0]) for part in target.query.replace(";", "&").split("&")]
     if credential.query is not None and named.count(credential.query) > (credential.env is not None):
         reason = f"The broker adds {credential.query} with the credential {name}."
-        raise InvalidTarget("egress.credential", reason, "Leave that parameter out.")
+        raise TargetError("egress.credential", reason, "Leave that parameter out.")
 
 
-def added(
-    credential: Credential, value: str, target: EgressTarget, headers: Headers, said: Said | None = None
-) -> tuple[EgressTarget, Headers]:
-    """Return what is sent: the request with the value in the one place that the credential names.
+def count_public_characters(value: str) -> int:
+    """Return how many characters at the beginning of a value everybody knows of its kind."""
+    return max((len(prefix) for prefix in _PREFIXES if value.startswith(prefix)), default=0)
 
-    Args:
-        credential: what is lent.
-        value: its value.
-        target: what is asked for.
-        headers: what else is sent.
-        said: the placeholder, and the headers as the program wrote them; None where there is no placeholder.
-    """
-    own: tuple[str, str] | None
-    if said is not None:
-        target, own = placed.with_key(credential, said[0], value, target, said[1])
-    elif credential.header is not None:
-        own = credential.header, credential.prefix + value
-    else:
-        query = "&".join(part for part in (target.query, f"{credential.query}={quote(value, safe='')}") if part)
-        return replace(target, query=query), headers
-    if own is None:
-        return target, headers
-    return target, (*(each for each in headers if each[0] != own[0].lower()), own)
+
+def make_placeholder(value: str) -> str:
+    """Return a random text that looks like the value to a client that checks how keys of its kind begin."""
+    begin = value[: count_public_characters(value)]
+    length = next((length for length in _LENGTHS if len(value) <= length), _LENGTHS[-1])
+    return begin + "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(length - len(begin)))

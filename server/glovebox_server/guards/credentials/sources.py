@@ -1,44 +1,42 @@
-"""Reads a credential's value from where its profile says: a variable, a file, a keyring or a program.
+"""Reads credentials' values from where profiles say, and keeps each only as long as it may be used.
 
-No value is ever in a message: what a source gave is described by what is wrong with it.
+A source is a variable, a file or a program. No value is ever in a message: what a source gave is described by what is
+wrong with it. Values are kept in memory alone.
 """
 
 import errno
-import importlib
 import json
 import os
 import shlex
 import signal
 import stat
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
 import anyio
 import anyio.to_thread
-from anyio.abc import Process
+from anyio.abc import Process, TaskGroup
 
+from glovebox_profiles.model import Credential
+from glovebox_server.guards.redaction.detector import Forms, derive_forms
 from glovebox_server.redaction import without_paths
 
 MAX_BYTES: Final = 64 * 1024
 """What is read of a file or a program's output: a signed token of the largest kind has 8 KiB."""
 SECONDS: Final = 10.0
-"""How long a program or a keyring may take: a helper that asks a token service needs one or two."""
+"""How long a program may take: a helper that asks a token service needs one or two."""
 SHORTEST: Final = 16
 """Letters and digits of a value: a shorter one could not be told from ordinary text in an answer."""
 _LONGEST: Final = 8192
-_TOKENS: Final = ("value", "token", "access_token", "id_token")
-_ASKING: Final = dict[str, object]()
-"""Entries that a keyring is asked for. A thread cannot be ended: of an entry there is one, however long it hangs."""
-_EXPIRIES: Final = ("expires", "expirationTimestamp", "expiration", "token_expiry", "expiry")
 _ALONE: Final = (
     f"It has to be the value alone: {SHORTEST} to {_LONGEST} printable characters without blanks, {SHORTEST} of them "
     "letters or digits."
 )
 _JSON: Final = 'It prints JSON such as {"value": "...", "expires": "2026-01-01T00:00:00Z"}: run it by hand.'
-_UNLOCK: Final = "Unlock it as the server's user: it may be asking somebody at a screen."
 _OF_FILES: Final = {
     errno.ENOENT: "Make it where source says, or name there where it is.",
     errno.ENOTDIR: "Make it where source says, or name there where it is.",
@@ -51,10 +49,20 @@ _OF_PROGRAMS: Final = {
     errno.ENOEXEC: "Name a program of this machine; a script begins with #! and what runs it.",
 }
 """What to do, by what the system says."""
+EARLY: Final = timedelta(seconds=30)
+"""A value is read again so long before it expires: a request with it may take that long to arrive."""
+AHEAD: Final = timedelta(seconds=60)
+"""And so long before that, whoever asks has the one that is held, while the next is read."""
+UNSAID: Final = timedelta(seconds=60)
+"""How long one is held whose source says no expiry: a helper is not started for every request."""
+AGAIN: Final = timedelta(seconds=5)
+"""After a failure, how long nobody tries again: a call that asks in a loop starts no storm of helpers."""
+KEPT: Final = 3
+"""Values of one source that go on to be looked for: one that was replaced by another may still be valid."""
 
 
 class CredentialError(Exception):
-    """A credential's value could not be had; ``reason`` and ``fix`` hold nothing of it, and no host path."""
+    """A credential's value cannot be had; ``reason`` and ``fix`` hold nothing of it, and no host path."""
 
     def __init__(self, reason: str, fix: str) -> None:
         """Say what is wrong with the source, and what the operator can do."""
@@ -64,8 +72,8 @@ class CredentialError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Value:
-    """What a source gave. It has no ``repr``, so that no log shows it by accident."""
+class CredentialValue:
+    """A credential's value. It has no ``repr``, so that no log shows it by accident."""
 
     text: str
     """Printable ASCII without blanks."""
@@ -73,8 +81,8 @@ class Value:
     """When it stops working; None where the source does not say."""
 
 
-async def read(source: str) -> Value:
-    """Read the value that ``source`` names: ``env:``, ``file:``, ``keyring:`` or ``exec:``.
+async def read(source: str) -> CredentialValue:
+    """Read the value that ``source`` names: ``env:``, ``file:`` or ``exec:``.
 
     Raises:
         CredentialError: it is not there, cannot be read, is no credential, or has expired.
@@ -87,8 +95,6 @@ async def read(source: str) -> Value:
             value = _plain(os.environ.get(where), "its variable", "is not set or empty", fix)
         case "file":
             value = await anyio.to_thread.run_sync(_of_file, Path(where))
-        case "keyring":
-            value = await _of_keyring(where)
         case _:
             value = await _of_program(where)
     if value.expires is not None and value.expires <= datetime.now(UTC):
@@ -97,7 +103,7 @@ async def read(source: str) -> Value:
     return value
 
 
-def _plain(text: str | None, whence: str, none: str, fix: str, expires: datetime | None = None) -> Value:
+def _plain(text: str | None, whence: str, none: str, fix: str, expires: datetime | None = None) -> CredentialValue:
     """Check that a text can be a value.
 
     Args:
@@ -111,7 +117,7 @@ def _plain(text: str | None, whence: str, none: str, fix: str, expires: datetime
         raise CredentialError(f"{whence} {none}", fix)
     if problem := _problem(text):
         raise CredentialError(f"{whence} does not hold a credential: {problem}", _ALONE)
-    return Value(text=text, expires=expires)
+    return CredentialValue(text=text, expires=expires)
 
 
 def _problem(text: str) -> str:
@@ -127,7 +133,7 @@ def _problem(text: str) -> str:
     return "" if sum(map(str.isalnum, text)) >= SHORTEST else f"it has fewer than {SHORTEST} letters and digits"
 
 
-def _of_file(path: Path) -> Value:
+def _of_file(path: Path) -> CredentialValue:
     try:
         # Non-blocking, so that a FIFO in its place holds nothing up.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -152,47 +158,7 @@ def _of_file(path: Path) -> Value:
     return _plain(text, "its file", "is empty", "Write the value into it, alone.")
 
 
-async def _of_keyring(where: str) -> Value:
-    service, _, user = where.rpartition("/")
-
-    def ask() -> str | None:
-        mine = object()
-        if _ASKING.setdefault(where, mine) is not mine:  # in the thread, so that of two who ask at once one does
-            raise CredentialError("the keyring still has not answered", _UNLOCK)
-        try:
-            found: str | None = importlib.import_module("keyring").get_password(service, user)
-            return found
-        finally:
-            del _ASKING[where]
-
-    with anyio.move_on_after(SECONDS):
-        try:
-            text = await anyio.to_thread.run_sync(ask, abandon_on_cancel=True)
-        except CredentialError:
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever a keyring's backend raises
-            raise _of_backend(error) from None
-        fix = "Run `keyring set SERVICE USER` as the server's user, with those of source."
-        return _plain(text, "its entry in the keyring", "is not there or empty", fix)
-    raise CredentialError(f"the keyring did not answer within {SECONDS:g} seconds", _UNLOCK)
-
-
-def _of_backend(error: Exception) -> CredentialError:
-    """Say what a keyring raised, by its class's name: its text may hold anything."""
-    if isinstance(error, ModuleNotFoundError) and error.name == "keyring":
-        fix = "Install the Python package keyring beside the server, and start it again."
-        return CredentialError("the Python package keyring is not installed", fix)
-    name = type(error).__name__
-    if name == "KeyringLocked":
-        return CredentialError("the keyring is locked", _UNLOCK)
-    if name == "NoKeyringError":
-        fix = "Set one up for the server's user, or name another source: env, file or exec."
-        return CredentialError("there is no keyring here", fix)
-    fix = "Run `keyring get SERVICE USER` as the server's user, with those of source."
-    return CredentialError(f"the keyring failed: {name}", fix)
-
-
-async def _of_program(command: str) -> Value:
+async def _of_program(command: str) -> CredentialValue:
     argv = shlex.split(command)
     try:
         # A session of its own, so that what it starts ends with it; a call that is cancelled now ends it below.
@@ -242,37 +208,139 @@ async def _read(process: Process) -> bytes:
     return data
 
 
-def _of_json(data: bytes) -> Value:
-    """Find the token and its expiry where credential helpers print them.
-
-    Beside our own ``value`` and ``expires``: OAuth's token response (RFC 6749 section 5.1), Kubernetes'
-    ExecCredential (``status``) and what ``gcloud config config-helper`` prints (``credential``).
-    """
+def _of_json(data: bytes) -> CredentialValue:
+    """Return ``value``, and ``expires`` where it is given: RFC 3339, with a time zone or in UTC."""
     if not data.strip():
         raise CredentialError("its program printed nothing", _JSON)
     try:
-        said: Any = json.loads(data)
+        table: Any = json.loads(data)
     except (ValueError, RecursionError):
         raise CredentialError("its program did not print JSON", _JSON) from None
-    for table in ("status", "credential"):
-        if isinstance(said, dict) and isinstance(said.get(table), dict):
-            said = said[table]
-    token = next((said[key] for key in _TOKENS if isinstance(said.get(key), str)), None) if _is(said) else None
-    if token is None:
-        raise CredentialError("its program's JSON holds no token", _JSON)
-    return _plain(token, "what its program printed", "is empty", _JSON, _expiry(said))
-
-
-def _is(said: object) -> bool:
-    return isinstance(said, dict)
-
-
-def _expiry(said: Mapping[str, Any]) -> datetime | None:
-    seconds = said.get("expires_in")
+    if not isinstance(table, dict) or not isinstance(table.get("value"), str):
+        raise CredentialError("its program's JSON holds no value", _JSON)
     try:
-        if seconds is not None:
-            return datetime.now(UTC) + timedelta(seconds=float(seconds))
-        when = next((said[key] for key in _EXPIRIES if said.get(key) is not None), None)
-        return None if when is None else datetime.fromisoformat(when).astimezone(UTC)
+        when = table.get("expires")
+        expires = None if when is None else datetime.fromisoformat(when).astimezone(UTC)
     except (ValueError, TypeError, OverflowError):
         raise CredentialError("its program's JSON has an expiry that cannot be read", _JSON) from None
+    return _plain(table["value"], "what its program printed", "is empty", _JSON, expires)
+
+
+@dataclass(slots=True, repr=False)
+class _Reading:
+    """One reading of a source, for all tasks that wait for it."""
+
+    over: anyio.Event = field(default_factory=anyio.Event)
+    value: CredentialValue | None = None
+    failure: Exception | None = None
+
+    async def result(self) -> CredentialValue:
+        await self.over.wait()
+        if self.value is None:
+            raise self.failure or CredentialError("the server was ending", "Start it again.")
+        return self.value
+
+
+class CredentialCache:
+    """The values that one server holds, by their source; kept in memory alone."""
+
+    def __init__(
+        self, tasks: TaskGroup | None = None, clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+    ) -> None:
+        """Hold none yet.
+
+        Args:
+            tasks: where values are read, also ahead: a call that ends while it waits ends no reading, so none can
+                have one begun over and over. With None they are read when they are needed, by who needs them.
+            clock: the time.
+        """
+        self._tasks = tasks
+        self._clock = clock
+        self._readings: dict[str, _Reading] = {}
+        self._soon: dict[str, datetime] = {}
+        self._values: dict[str, tuple[CredentialValue, datetime]] = {}
+        self._failures: dict[str, tuple[CredentialError, datetime]] = {}
+        self._locks: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
+        self._seen: defaultdict[str, dict[str, Forms]] = defaultdict(dict)  # by source and value, the newest last
+        self._forms: dict[frozenset[str], Forms] = {}  # of several sources together; few, as profiles have few keys
+
+    async def value(self, source: str) -> CredentialValue:
+        """Return the value that a source names, read anew where the one that is held is too old.
+
+        Raises:
+            CredentialError: it cannot be had.
+        """
+        if source.startswith(("env:", "file:")):
+            return await self._known(source, await read(source))  # as cheap as looking whether it has changed
+        value = self._good(source)
+        if self._tasks is None:
+            async with self._locks[source]:
+                return self._good(source) or await self._read(source)
+        if value is not None and self._clock() < self._soon[source]:
+            return value
+        reading = self._readings.get(source)
+        if reading is None:
+            reading = self._readings[source] = _Reading()
+            self._tasks.start_soon(self._read_apart, source, reading)
+        return value or await reading.result()
+
+    def _good(self, source: str) -> CredentialValue | None:
+        held = self._values.get(source)
+        return held[0] if held is not None and self._clock() < held[1] else None
+
+    async def _read_apart(self, source: str, reading: _Reading) -> None:
+        try:
+            reading.value = await self._read(source)
+        except Exception as failure:  # noqa: BLE001 - whoever needs it is told
+            reading.failure = failure
+        finally:
+            del self._readings[source]
+            reading.over.set()
+
+    async def _read(self, source: str) -> CredentialValue:
+        """Read a value, unless that failed just now; of one source there is one reading at a time."""
+        failed = self._failures.get(source)
+        if failed is not None and self._clock() < failed[1]:
+            raise failed[0]
+        try:
+            value = await read(source)
+        except CredentialError as failure:
+            self._failures[source] = failure, self._clock() + AGAIN
+            raise
+        now = self._clock()
+        until = now + UNSAID if value.expires is None else value.expires - EARLY
+        # One that lives for a minute is not read without a pause.
+        self._soon[source] = until if value.expires is None else max(until - AHEAD, now + (until - now) / 2)
+        await self._known(source, value)  # before anybody can be given it
+        self._values[source] = value, until
+        self._failures.pop(source, None)
+        return value
+
+    def used(self, credentials: Iterable[Credential]) -> dict[bytes, str]:
+        """Return the ways of writing what the sources of these have given, with their names."""
+        return {
+            form: credential.name
+            for credential in credentials
+            for forms_of_value in self._seen.get(credential.source, {}).values()
+            for form in forms_of_value
+        }
+
+    def forms(self, credentials: Iterable[Credential]) -> Forms:
+        """Return the same without names, for results: the same object until a source gives another value."""
+        sources = frozenset(credential.source for credential in credentials)
+        if (known := self._forms.get(sources)) is None:
+            values = [value for source in sources for value in self._seen.get(source, {}).values()]
+            known = self._forms[sources] = {form: name for value in values for form, name in value.items()}
+        return known
+
+    async def _known(self, source: str, value: CredentialValue) -> CredentialValue:
+        """See to it that no result will hold a value."""
+        seen = self._seen[source]
+        if value.text in seen:
+            seen[value.text] = seen.pop(value.text)
+            return value
+        seen[value.text] = await anyio.to_thread.run_sync(derive_forms, "of the server", value.text)
+        if len(seen) > KEPT:
+            del seen[next(iter(seen))]
+        self._forms.clear()
+        return value

@@ -1,14 +1,27 @@
-"""Opens the network that a profile grants: connections pass a gate on the host, which injects keys."""
+"""Opens the network that a profile grants: a program's connections pass a chain on the host, with a record each."""
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 
+from glovebox_profiles.egress.hosts import TargetError
+from glovebox_server.audit.events import EgressAnswered, EgressDecided
 from glovebox_server.core.call import Call, Ran
 from glovebox_server.core.chain import Next
-from glovebox_server.egress.events import EgressAttempt
-from glovebox_server.egress.gate import EgressGate
-from glovebox_server.guards.credentials.cache import CredentialCache
-from glovebox_server.guards.network.gate import gate_for, serve_with
+from glovebox_server.egress import (
+    Authority,
+    ConnectionLink,
+    ConnectNext,
+    EgressAnswer,
+    EgressAttempt,
+    EgressGate,
+    EgressLimits,
+    serve_stream,
+)
+from glovebox_server.guards.connections import order_links
+from glovebox_server.guards.credentials.injector import CredentialInjector
+from glovebox_server.guards.credentials.sources import CredentialCache
 from glovebox_server.guards.watch.watch import Watch
 
 
@@ -22,23 +35,106 @@ class NetworkOpener:
     """Makes the gates; None as they are. A proof's have a server of its own behind them."""
 
     async def open(self, call: Call, call_next: Next[Ran]) -> Ran:
-        """Serve the connections of a call's program, and tell what they carried."""
+        """Serve the connections of a call's program, and report what they carried."""
         now = call.now
-
-        async def look(attempt: EgressAttempt) -> None:
-            if self.watch is not None:
-                await self.watch.connecting(call.request, attempt)
-
-        gate = gate_for(call, look, credentials=self.credentials, made=self.gates)
-        if gate.lender is not None:
-            if any(credential.env for credential in gate.lender.credentials):
+        injector = make_injector(call, self.credentials)
+        gate = make_gate(call, injector, watch=self.watch, make=self.gates)
+        if injector is not None:
+            if any(credential.env for credential in injector.credentials):
                 await now.records.flush()  # a helper may be started for what the program finds in its place
-            now.environment = await gate.lender.environment()
-            now.placeholders = gate.lender.placeholders
-        now.serve = serve_with(gate)
+            now.environment = await injector.prepare_environment()
+            now.placeholders = injector.placeholders
+        now.serve = partial(serve_stream, gate)
         ran = await call_next(call)
         ran.usage |= {f"egress_{name}": spent for name, spent in asdict(gate.traffic).items()}
         if gate.unrecorded:
             ran.usage["egress_attempts_without_record"] = gate.unrecorded
         now.refused_targets = tuple(gate.unnamed)
         return ran
+
+
+def make_injector(call: Call, cache: CredentialCache) -> CredentialInjector | None:
+    """Return what injects and masks the keys of a call; None where none is in scope."""
+    credentials = call.now.profile.network.credential
+    used = cache.used((*call.now.rights.credentials, *credentials))
+    if not credentials and not used:
+        return None
+    return CredentialInjector(credentials=credentials, read=cache.value, used=used)
+
+
+def make_gate(
+    call: Call,
+    injector: CredentialInjector | None,
+    *,
+    watch: Watch | None,
+    make: Callable[..., EgressGate] | None = None,
+) -> EgressGate:
+    """Return the gate for one call, within what is reserved for it."""
+    now, request, network, recorder = call.now, call.request, call.now.profile.network, call.now.records
+
+    async def record(attempt: EgressAttempt) -> None:
+        target = attempt.target
+        await recorder.record(
+            EgressDecided(
+                call_id=request.id,
+                scheme=target.scheme if target else "unreadable",
+                host=target.host if target else "unreadable",
+                port=target.port if target else 0,
+                method=target.method if target else None,
+                asked_digest=_digest(attempt),
+                effect=attempt.decision.effect,
+                rule=attempt.decision.rule,
+                address=str(attempt.addresses[0]) if attempt.addresses else None,
+                credential=attempt.credential,
+            )
+        )
+        if watch is not None:
+            await watch.connecting(request, attempt)
+
+    def record_answer(answer: EgressAnswer) -> None:
+        target = answer.attempt.target
+        recorder.hold(
+            EgressAnswered(
+                call_id=request.id,
+                host=target.host if target else "unreadable",
+                asked_digest=_digest(answer.attempt),
+                status=answer.status,
+                type=answer.type,
+                bytes=answer.bytes,
+                complete=answer.complete,
+            )
+        )
+
+    gate = (make or EgressGate)(
+        rules=network.allow,
+        on_decision=record,
+        on_answer=record_answer,
+        new_mask=injector.new_mask if injector else None,
+        principal=request.principal.id,
+        limits=EgressLimits(
+            connections=min((network.max_connections, *now.max_connections)),
+            hops=network.max_redirects,
+            body_bytes=network.max_bytes,
+            tunnel_received_bytes=network.max_bytes,
+        ),
+        authority=Authority(network.allow) if network.tls == "inspect" else None,
+    )
+    gate.links = order_links(gate, injector=injector, count=_count_for(call) if now.on_connect else None)
+    for hook in now.on_traffic:
+        hook(gate.traffic)
+    return gate
+
+
+def _count_for(call: Call) -> ConnectionLink:
+    async def count(attempt: EgressAttempt, connect_next: ConnectNext) -> None:
+        for hook in call.now.on_connect:
+            refusal = await hook(attempt.target.host if attempt.target else "")
+            if refusal is not None:
+                raise TargetError(refusal.rule, refusal.reason, refusal.hint)
+        await connect_next(attempt)
+
+    return count
+
+
+def _digest(attempt: EgressAttempt) -> str:
+    return "sha256:" + hashlib.sha256(attempt.asked.encode("utf-8", "surrogatepass")).hexdigest()

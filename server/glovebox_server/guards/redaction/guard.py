@@ -8,7 +8,7 @@ from glovebox_server.core.chain import Next
 from glovebox_server.core.result import withholding
 from glovebox_server.core.rights import Rights
 from glovebox_server.guards.redaction.detector import Forms
-from glovebox_server.guards.redaction.masking import finish_live, mask_live, mask_text, redacted
+from glovebox_server.guards.redaction.masking import finish_live, mask_live, mask_outcome, mask_text
 
 
 def mask(forms_of: Callable[[Rights], Forms], call: Call, call_next: Next[Ran]) -> Awaitable[Ran]:
@@ -28,7 +28,7 @@ def mask(forms_of: Callable[[Rights], Forms], call: Call, call_next: Next[Ran]) 
     async def transform(outcome: Outcome, normal: bool) -> Outcome:
         if live is not None:
             finish_live(live, normal=normal)
-        outcome, secrets = await redacted(outcome, values())
+        outcome, secrets = await mask_outcome(outcome, values())
         counts.update(secrets)
         if redact == "refuse" and counts:
             call.now.withheld = withholding(counts)

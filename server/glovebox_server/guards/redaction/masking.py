@@ -16,7 +16,7 @@ import anyio.to_thread
 
 from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_server.guards.redaction.detector import Forms, KeyMasker
-from glovebox_server.guards.redaction.patterns import PATTERNS, found
+from glovebox_server.guards.redaction.patterns import PATTERNS, SHORTEST_SECRET, find_secrets
 
 LOOP_BYTES: Final = 16 * 1024
 """What is looked through on the event loop; more is in a thread."""
@@ -42,18 +42,18 @@ _KEY_LINE: Final = re.compile(r"\s*(?:[0-9]+[-:]\s*)?(?=[a-z0-9+/=]*[A-Z])[A-Za-
 """A line of a private key, as a text of its own; small letters alone are a path or a name."""
 
 
-async def redacted(outcome: Outcome, values: Forms) -> tuple[Outcome, dict[str, int]]:
+async def mask_outcome(outcome: Outcome, values: Forms) -> tuple[Outcome, dict[str, int]]:
     """Return the same outcome without secrets in texts, value and names, and how many of each kind there were."""
     if _takes_long(_texts_of(outcome), values):
-        return await anyio.to_thread.run_sync(_redacted, outcome, values)
-    return _redacted(outcome, values)
+        return await anyio.to_thread.run_sync(_mask_outcome, outcome, values)
+    return _mask_outcome(outcome, values)
 
 
 async def mask_value(value: Any, values: Forms) -> tuple[Any, dict[str, int]]:
     """Return a JSON value without secrets in its texts, and how many of each kind there were."""
     if _takes_long(_strings(value), values):
-        return await anyio.to_thread.run_sync(_value_redacted, value, values)
-    return _value_redacted(value, values)
+        return await anyio.to_thread.run_sync(_mask_value, value, values)
+    return _mask_value(value, values)
 
 
 async def mask_content(content: bytes, values: Forms) -> tuple[bytes, dict[str, int]]:
@@ -64,10 +64,10 @@ async def mask_content(content: bytes, values: Forms) -> tuple[bytes, dict[str, 
 
 def mask_text(text: str, values: Forms, count: Counter[str]) -> str:
     """Return a text with ``[secret: …]`` in the place of each secret, which are counted by kind."""
-    return _Mask(values, count).text(text)
+    return _TextMasker(values, count).text(text)
 
 
-class _Mask:
+class _TextMasker:
     """Puts a word in the place of each secret in the texts of one answer; what it compares is made once for all."""
 
     def __init__(self, values: Forms, count: Counter[str]) -> None:
@@ -79,8 +79,10 @@ class _Mask:
         """Return a text with a word in the place of each secret."""
         if self._redactor is not None and len(text) >= self._shortest:
             text = self._without(self._redactor, text)
+        if len(text) < SHORTEST_SECRET:
+            return text
         data = _as_bytes(text)
-        spans = sorted(found(data))
+        spans = sorted(find_secrets(data))
         if not spans:
             return text
         pieces, done = list[bytes](), 0
@@ -180,16 +182,16 @@ def _goes_on(last: str, text: str) -> bool:
     return any(word in both for word in _LONG) and any(each.end() > len(last) for each in _GOES_ON.finditer(both))
 
 
-def _value_redacted(value: Any, values: Forms) -> tuple[Any, dict[str, int]]:
+def _mask_value(value: Any, values: Forms) -> tuple[Any, dict[str, int]]:
     count: Counter[str] = Counter()
-    return _Mask(values, count).value(value), dict(sorted(count.items()))
+    return _TextMasker(values, count).value(value), dict(sorted(count.items()))
 
 
-def _redacted(outcome: Outcome, values: Forms) -> tuple[Outcome, dict[str, int]]:
+def _mask_outcome(outcome: Outcome, values: Forms) -> tuple[Outcome, dict[str, int]]:
     if not values and not _suspicious("\0".join(_texts_of(outcome))):
         return outcome, {}
     count: Counter[str] = Counter()
-    mask = _Mask(values, count)
+    mask = _TextMasker(values, count)
     stdout, stderr = mask.text(outcome.stdout.text), mask.text(outcome.stderr.text)
     value = mask.value(outcome.value)
     skipped = tuple(replace(file, name=mask.text(file.name), reason=mask.text(file.reason)) for file in outcome.skipped)

@@ -21,9 +21,9 @@ MAX_KEY: Final = 16 * 1024
 """Bytes of a private key, from its first line to its last: one of 16,384 bits has 12,600."""
 _LONGEST: Final = 1024
 """Letters of a token that are read at most: none is documented as so long, and a program can write one word often."""
-_SHORTEST: Final = 22
+SHORTEST_SECRET: Final = 22
 """No secret of these kinds is shorter."""
-_RUN: Final = re.compile(rb"[A-Za-z0-9_\-./+=]{%d,}+" % _SHORTEST)
+_RUN: Final = re.compile(rb"[A-Za-z0-9_\-./+=]{%d,}+" % SHORTEST_SECRET)
 """What tokens are made of. Ordinary text has few such runs, so most words are looked for in a small part of it."""
 _BEGINS: Final = (
     rb"(?:(?<![A-Za-z0-9_])|(?<=%[0-9A-Fa-f]{2})|(?<=\\[nrt])|(?<=\\x[0-9A-Fa-f]{2})|(?<=\\u[0-9A-Fa-f]{4})"
@@ -201,7 +201,7 @@ _SPACED: Final = tuple(pattern for pattern in PATTERNS if not pattern.unbroken)
 
 def find_secret_kind(data: bytes) -> str | None:
     """The kind of a secret in it; None where there is none. Of each word only the first ``MAX_WORDS`` are looked at."""
-    if len(data) < _SHORTEST:
+    if len(data) < SHORTEST_SECRET:
         return None
     runs = b" ".join(_RUN.findall(data))
     for pattern in PATTERNS if runs else _SPACED:
@@ -221,12 +221,12 @@ _LAST_LINE: Final = re.compile(rb"-----END [A-Z0-9 ]{0,32}PRIVATE KEY(?: BLOCK)?
 _BODY_LINE: Final = re.compile(rb"(?:\\[rn]|\s)*[A-Za-z0-9+/=]{16,}")
 
 
-def found(data: bytes) -> Iterator[tuple[int, int, str]]:
+def find_secrets(data: bytes) -> Iterator[tuple[int, int, str]]:
     """Yield where each secret begins and ends, and its kind, in no order; some may overlap.
 
     After ``MAX_PLACES`` of a word that is looked around, the rest of the data counts as one: it is not known.
     """
-    if len(data) < _SHORTEST:
+    if len(data) < SHORTEST_SECRET:
         return
     runs = b" ".join(_RUN.findall(data))
     for pattern in PATTERNS if runs else _SPACED:

@@ -16,7 +16,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 
 from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_server.calls import new_call_id
-from glovebox_server.guards.watch.markers import MARKER_LENGTH
+from glovebox_server.guards.redaction.detector import MARKER_LENGTH
 from glovebox_server.secret_files import SecretUnusable
 from glovebox_server.stores.files import FOLDER, MAX_BYTES, Files
 

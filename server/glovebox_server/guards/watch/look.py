@@ -12,8 +12,8 @@ from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
 from glovebox_sandboxes.contract.outcome import Outcome
-from glovebox_server.guards.redaction.patterns import find_secret_kind
-from glovebox_server.guards.watch.markers import Needles, Scanner
+from glovebox_server.guards.redaction.detector import Detector, FormIndex, index_markers
+from glovebox_server.guards.redaction.patterns import SHORTEST_SECRET, find_secret_kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +49,12 @@ LIVE_BYTES = 1 << 20
 class Look:
     """What is found in one call. Its files may be looked at in other threads; live output on the event loop."""
 
-    def __init__(self, needles: Needles, *, secrets: bool, live: bool = True) -> None:
+    def __init__(self, needles: FormIndex, *, secrets: bool, live: bool = True) -> None:
         """Take what is looked for, and whether anything is shown before all of it was looked at."""
         self._needles = needles
         self._secrets = secrets
         self._shows = live
-        self._live = Scanner(needles)
+        self._live = Detector(needles) if needles.names else None
         self._printed = 0
         self.findings: list[Finding] = []
         """In the order in which they were found."""
@@ -65,7 +65,7 @@ class Look:
         def look(data: bytes) -> None:
             if not self._shows:
                 return
-            if self._needles:
+            if self._live is not None:
                 self._printed += len(data)
                 if self._printed > LIVE_BYTES or self.findings:
                     return
@@ -83,9 +83,9 @@ class Look:
 
     def file(self) -> Callable[[bytes], None] | None:
         """What takes the pieces of one output file, its name first; None where nothing is looked for in files."""
-        if not self._needles:
+        if not self._needles.names:
             return None
-        scanner = Scanner(self._needles)
+        scanner = Detector(self._needles)
 
         def look(data: bytes) -> None:
             if canary := scanner.feed(data):
@@ -95,13 +95,13 @@ class Look:
 
     def pieces(self, outcome: Outcome) -> list[Piece]:
         """All that a job gave back but for its files; nothing where nothing is looked for."""
-        if not self._needles and not self._secrets:
+        if not self._needles.names and not self._secrets:
             return []
         texts = [("stdout", outcome.stdout.text), ("stderr", outcome.stderr.text)]
         found = [(where, _encoded(text)) for where, text in texts if text]
         if outcome.value is not None:
             found.append(("value", of_value(outcome.value)))
-        if self._needles:
+        if self._needles.names:
             changed = outcome.changes
             names = () if changed is None else (*changed.created, *changed.changed, *changed.deleted)
             found += [("file", _encoded(name)) for name in (*(each.name for each in outcome.skipped), *names)]
@@ -114,15 +114,16 @@ class Look:
 
     def search(self, pieces: Iterable[Piece]) -> None:
         """Look at pieces one after the other: what is cut between two of them is found too."""
-        scanner = Scanner(self._needles)
+        scanner = Detector(self._needles) if self._needles.names else None
         for where, data in pieces:
-            if self._needles and (canary := scanner.feed(data)):
+            if scanner is not None and (canary := scanner.feed(data)):
                 self.findings.append(found_of(where, canary))
-            if self._secrets and where in _SECRETS_IN and (kind := find_secret_kind(data)):
+            looks = self._secrets and where in _SECRETS_IN and len(data) >= SHORTEST_SECRET
+            if looks and (kind := find_secret_kind(data)):
                 self.findings.append(Finding(rule="secrets", where=where, what=kind))
 
 
-NOTHING = Look(Needles.of({}), secrets=False)
+NOTHING = Look(index_markers({}), secrets=False)
 """Looks for nothing, and keeps nothing: one for all."""
 
 

@@ -24,15 +24,15 @@ from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_server.audit.events import WatchAlarm
 from glovebox_server.audit.log import AuditLog
 from glovebox_server.calls import Decision, ToolCall
-from glovebox_server.egress.events import EgressAttempt
+from glovebox_server.egress import EgressAttempt
 from glovebox_server.errors import AuditUnavailable
+from glovebox_server.guards.redaction.detector import index_markers
 from glovebox_server.guards.repeats.repeats import make_room
 from glovebox_server.guards.stops.stop import Scope
 from glovebox_server.guards.stops.stops import Stops
 from glovebox_server.guards.watch import rules
 from glovebox_server.guards.watch.canaries import Canary, canaries_of
 from glovebox_server.guards.watch.look import PLACEHOLDER, Finding, Look, Piece, of_url, of_value
-from glovebox_server.guards.watch.markers import Needles
 from glovebox_server.stores.files import Files, Found
 
 SLOW_SECONDS = 2.0
@@ -91,7 +91,7 @@ class Watch:
         self._callers: OrderedDict[str, _Caller] = OrderedDict()
         self._found: Found[Canary] | None = None
         self._told: set[str] = set()
-        self._needles = Needles.of({})
+        self._needles = index_markers({})
         self._paths: Mapping[str, str] = {}
 
     @classmethod
@@ -118,7 +118,7 @@ class Watch:
         """Have rules do from now on what another policy says."""
         self._actions = rules.actions(actions)
         if self._actions["canary"] == "off":
-            self._found, self._needles, self._paths = None, Needles.of({}), {}
+            self._found, self._needles, self._paths = None, index_markers({}), {}
 
     def pause(self, call: ToolCall) -> float:
         """Seconds that the call waits before anything, holding nothing."""
@@ -137,13 +137,13 @@ class Watch:
         """What looks through what a call gives back, for its placeholders too, by their credential's name."""
         secrets, needles = self._actions["secrets"], self._needles
         if placeholders and self._actions["placeholder"] != "off":
-            needles = needles.with_these(Needles.of({PLACEHOLDER + name: each for name, each in placeholders.items()}))
+            needles = index_markers({PLACEHOLDER + name: each for name, each in placeholders.items()}, needles.names)
         # A secret is found once its output is whole: what must reach nobody then is shown to nobody before.
         return Look(needles, secrets=secrets != "off", live=secrets != "stop")
 
     async def planted(self, workspace: Path) -> tuple[str, ...]:
         """Paths of the canaries in a workspace, of those that are looked for and lie there as they were planted."""
-        if self._found is None or not self._needles:
+        if self._found is None or not self._needles.names:
             return ()
         there = [each for each in self._found.items if each.workspace == str(workspace)]
         if not there:
@@ -180,7 +180,7 @@ class Watch:
     async def connecting(self, call: ToolCall, attempt: EgressAttempt) -> None:
         """Look at an attempt to connect that is recorded, before anything is dialled."""
         self._know_canaries()
-        if self._needles:
+        if self._needles.names:
             await self._search(call, Look(self._needles, secrets=False), of_url(attempt.asked))
         if attempt.strayed is not None:
             await self._alarm(call, Finding(rule="placeholder", where="request", what=attempt.strayed))
@@ -200,7 +200,7 @@ class Watch:
 
     async def _asked(self, call: ToolCall, workspace: Path | None) -> None:
         self._know_canaries()
-        if not self._needles:
+        if not self._needles.names:
             return
         if workspace is not None and call.tool == _READS:
             canary = self._paths.get(_file(workspace, str(call.arguments.get("path"))))
@@ -221,7 +221,7 @@ class Watch:
             for words in told - self._told:
                 _log.error("a canary is not looked for: %s", words)
             self._found, self._told = found, told
-            self._needles = Needles.of({each.id: each.marker for each in found.items})
+            self._needles = index_markers({each.id: each.marker for each in found.items})
             self._paths = {_file(each.workspace, each.path): each.id for each in found.items}
 
     async def _search(self, call: ToolCall, look: Look, pieces: Sequence[Piece]) -> None:

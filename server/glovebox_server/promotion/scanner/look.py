@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
-from glovebox_server.guards.redaction.patterns import found as secrets_in
+from glovebox_server.guards.redaction.patterns import find_secrets
 from glovebox_server.promotion.scanner import archives, documents, mail, patches, pdf, pictures
 from glovebox_server.promotion.scanner.left import MOST_DEPTH, Found, Left, Part, not_looked_into, shown
 from glovebox_server.promotion.scanner.markup import markup
@@ -85,7 +85,9 @@ def _secrets(part: Part, _: Left) -> Found:
         texts.append(part.data.replace(b"\0", b""))
     if part.is_text:  # in which markup may cut words
         texts.append(re.sub(rb"<[^<>]*>", b"", part.data))
-    for kind in dict.fromkeys(kind for text in texts for _begin, _end, kind in islice(secrets_in(text), _MOST_SECRETS)):
+    for kind in dict.fromkeys(
+        kind for text in texts for _begin, _end, kind in islice(find_secrets(text), _MOST_SECRETS)
+    ):
         yield f"a secret: {kind}"
 
 

@@ -16,34 +16,36 @@ _SCHEMES: Final = ("", "Bearer ", "bearer ", "Token ", "token ")
 _USER: Final = re.compile(r"[A-Za-z0-9._@+-]{0,64}")
 
 
-def asked(credential: Credential, placeholder: str, target: EgressTarget, headers: Headers) -> bool:
-    """Whether a request has the placeholder in the header or parameter that the credential names, once and alone."""
-    return _spoken(credential, placeholder, placeholder, target, headers) is not None
+def is_in_place(credential: Credential, placeholder: str, target: EgressTarget, headers: Headers) -> bool:
+    """Return whether a request has the placeholder in the header or parameter that the credential names, once."""
+    return _fill(credential, placeholder, placeholder, target, headers) is not None
 
 
-def with_key(
+def replace_placeholder(
     credential: Credential, placeholder: str, value: str, target: EgressTarget, headers: Headers
 ) -> tuple[EgressTarget, tuple[str, str] | None]:
     """Return the request's target and the header that is added, the key where the placeholder stood."""
-    spoken = _spoken(credential, placeholder, value, target, headers)
-    if spoken is None:
+    filled = _fill(credential, placeholder, value, target, headers)
+    if filled is None:
         raise ValueError("there is no placeholder in this request")
     if credential.header is None:
-        return replace(target, query=spoken), None
-    return target, (credential.header, spoken)
+        return replace(target, query=filled), None
+    return target, (credential.header, filled)
 
 
-def elsewhere(credential: Credential, placeholder: str, target: EgressTarget, headers: Headers) -> tuple[str, Headers]:
+def without_placeholder(
+    credential: Credential, placeholder: str, target: EgressTarget, headers: Headers
+) -> tuple[str, Headers]:
     """Return the query and the headers without the one place where the placeholder may stand."""
-    if not asked(credential, placeholder, target, headers):
+    if not is_in_place(credential, placeholder, target, headers):
         return target.query, headers
     if credential.header is None:
         own = f"{credential.query}={placeholder}"
         return "&".join(part for part in target.query.split("&") if part != own), headers
-    return target.query, [each for each in headers if each[0].lower() != credential.header.lower()]
+    return target.query, [header for header in headers if header[0].lower() != credential.header.lower()]
 
 
-def _spoken(credential: Credential, placeholder: str, value: str, target: EgressTarget, headers: Headers) -> str | None:
+def _fill(credential: Credential, placeholder: str, value: str, target: EgressTarget, headers: Headers) -> str | None:
     """Return the header's value or the query with ``value`` in the placeholder's place."""
     if credential.header is None:
         parts = target.query.split("&")
@@ -52,7 +54,7 @@ def _spoken(credential: Credential, placeholder: str, value: str, target: Egress
             return None
         return "&".join(f"{credential.query}={quote(value, safe='')}" if part == own else part for part in parts)
     name = credential.header.lower()
-    said = [written for each, written in headers if each.lower() == name]
+    said = [written for header, written in headers if header.lower() == name]
     if len(said) != 1:
         return None
     schemes = _SCHEMES if name == "authorization" else ("",)

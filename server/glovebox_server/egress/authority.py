@@ -12,7 +12,7 @@ from glovebox_profiles.egress import EgressRule
 from glovebox_profiles.egress.hosts import parse_address
 
 if TYPE_CHECKING:
-    from glovebox_server.egress.tls.issuer import Issuer
+    from glovebox_server.egress.issuer import Issuer
 
 MAX_LEAVES = 128
 """Hosts of one call: as many as a profile has rules. Only with a rule such as ``*.example.org`` could there be more."""
@@ -47,7 +47,7 @@ class Authority:
 
     def _issuing(self) -> "Issuer":
         if self._issuer is None:
-            from glovebox_server.egress.tls.issuer import Issuer  # noqa: PLC0415 - most servers never need it
+            from glovebox_server.egress.issuer import Issuer  # noqa: PLC0415 - most servers never need it
 
             self._issuer = Issuer(self._hosts)
         return self._issuer

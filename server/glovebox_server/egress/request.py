@@ -1,0 +1,317 @@
+"""The ``request`` exchange: the sandbox names a method and a URL, the host does all the rest.
+
+The sandbox never speaks HTTP to anybody: what is sent is built here from parsed parts, so method and path rules always
+hold. Redirects are followed here too, and each one passes the chain as if it had been asked for.
+"""
+
+import re
+from collections.abc import Iterable
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Final
+from urllib.parse import urljoin
+
+from anyio.abc import ByteStream
+from anyio.lowlevel import checkpoint
+
+from glovebox_profiles.egress import EgressTarget, parse_url
+from glovebox_profiles.egress.hosts import TargetError, quoted
+from glovebox_profiles.egress.rules import denial
+from glovebox_profiles.model import Credential
+from glovebox_server.egress.dial import secure, within
+from glovebox_server.egress.events import (
+    Body,
+    Denied,
+    EgressAnswer,
+    EgressAttempt,
+    End,
+    Failed,
+    Headers,
+    Hop,
+    PeerError,
+    ResponseHead,
+    SendRequestEvent,
+)
+from glovebox_server.egress.gate import EgressGate, StreamMask
+from glovebox_server.egress.http1 import ACCEPTED, REDIRECTS, Exchange, RequestClock
+from glovebox_server.egress.limits import EgressLimits
+
+PIECE_SEARCHED: Final = 16 * 1024
+"""Bytes that are searched for keys at once: 0.2 ms of the event loop, and 2 ms where a hostile server repeats how a
+key begins (``python -m tests.perf.lent``)."""
+MAX_REASON: Final = 256
+"""Characters of a failure's reason; it may quote the server."""
+
+#: What a sandbox may say about what it wants, and nothing besides: nothing that authenticates (an allowed host is a way
+#: out to whoever has a key there), nothing about framing, routing or connection, nothing that makes another request of
+#: it than the one that was decided (method overrides, rewritten URLs) or another body than the whole (ranges). A
+#: profile may name further ones, for the one host that gets the operator's key.
+_PASSED = frozenset(
+    {
+        "accept",
+        "accept-language",
+        "if-match",
+        "if-modified-since",
+        "if-none-match",
+        "if-unmodified-since",
+        "user-agent",
+    }
+)
+_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
+#: Not handed back: framing and encoding are undone, the connection is ours, and a sandbox keeps no cookies.
+_NOT_RETURNED = frozenset(
+    {
+        "alt-svc",
+        "connection",
+        "content-encoding",
+        "content-length",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-connection",
+        "set-cookie",
+        "set-cookie2",
+        "strict-transport-security",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+_VALUE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e\t]*[\x21-\x7e])?")
+_MEDIA_TYPE = re.compile(r"[a-z0-9][a-z0-9!#$&^_.+-]{0,63}/[a-z0-9][a-z0-9!#$&^_.+-]{0,126}")
+_USER_AGENT = "Glovebox"
+
+
+async def request(
+    gate: EgressGate, method: str, url: str, headers: Headers = (), body: bytes = b"", *, send: SendRequestEvent
+) -> None:
+    """Make one HTTP request and hand its events to ``send`` as they come.
+
+    The last event is ``End``, ``Denied`` or ``Failed``. Awaiting ``send`` is the back-pressure; what it takes counts
+    towards ``request_seconds``.
+
+    Args:
+        gate: The call's way out.
+        method: Upper case.
+        url: As the sandbox wrote it.
+        headers: As the sandbox wrote them; only harmless ones are passed on.
+        body: For POST, PUT and PATCH.
+        send: Takes each event.
+
+    Raises:
+        Exception: Only what ``gate``'s ``on_decision`` or ``send`` raise.
+    """
+    asked = _Request(gate=gate, method=method, url=url, headers=headers, body=body, send=send)
+    try:
+        while await asked.hop():
+            pass
+    except TargetError as refused:
+        await send(Denied(decision=denial(refused), hops=tuple(asked.hops)))
+    except PeerError as failed:
+        # It may quote the server, which knows the key that it was sent.
+        reason = gate.new_mask().whole(str(failed)) if gate.new_mask else str(failed)
+        reason = reason[:MAX_REASON]  # cut only now: a key that is cut is none any more
+        if asked.answered:
+            await send(End(truncated=reason))
+        else:
+            await send(Failed(reason=reason, hops=tuple(asked.hops)))
+
+
+@dataclass(slots=True, kw_only=True)
+class _Request:
+    """One request and how far its redirects have come."""
+
+    gate: EgressGate
+    method: str
+    url: str
+    headers: Headers
+    body: bytes
+    send: SendRequestEvent
+    clock: RequestClock = field(init=False)
+    hops: list[Hop] = field(default_factory=list)
+    seen: set[str] = field(default_factory=set)
+    home: str | None = None
+    """Host and port of the first server; None once a redirect has led to another."""
+    answered: bool = False
+    passed: int = 0
+    """Bytes of the body that were passed on."""
+
+    def __post_init__(self) -> None:
+        self.clock = RequestClock(self.gate.limits)
+
+    async def hop(self) -> bool:
+        """Ask one server; return whether it redirected to a place that is to be asked next."""
+        hops = len(self.hops)
+        attempt = EgressAttempt(
+            kind="request",
+            asked=self.url,
+            hop=hops,
+            headers=self.headers,
+            body=self.body,
+            deadline=self.clock.deadline,
+            read=self._read,
+            use=self._exchange,
+        )
+        await self.gate.connect(attempt)
+        return len(self.hops) > hops
+
+    def _read(self, attempt: EgressAttempt) -> None:
+        attempt.target = attempt.sent_target = target = parse_url(self.method, self.url)
+        attempt.sent_headers, attempt.dropped = request_headers(self.headers, self.method, self.body, self.gate.limits)
+        self._check_redirect(target)
+        self.seen.add(target.url)
+        if not self.hops:
+            self.home = target.authority
+        elif target.authority != self.home:
+            self.home = None  # wherever redirects lead from there
+        attempt.takes_key = self.home is not None
+
+    def _check_redirect(self, target: EgressTarget) -> None:
+        """Refuse what no rule can make right about a redirect."""
+        if not self.hops:
+            return
+        most = self.gate.limits.hops
+        if len(self.hops) > most:
+            why = f"The request was redirected more than {most} times, now to {quoted(target.url)}."
+        elif target.url in self.seen:
+            why = "The redirects lead back to a URL that was already asked."
+        elif target.scheme == "http" and self.hops[-1].url.startswith("https:"):
+            why = "A redirect leads from https to http."
+        else:
+            return
+        raise TargetError("egress.redirect", why, "Ask for the final URL directly.")
+
+    async def _exchange(self, attempt: EgressAttempt, stream: ByteStream) -> None:
+        gate, target, sent = self.gate, attempt.target, attempt.sent_target
+        if target is None or sent is None:
+            raise RuntimeError("A request was to be sent that was never read.")
+        if target.scheme == "https":
+            stream = await secure(stream, target.host, gate.tls, within(gate.limits.connect_seconds, attempt.deadline))
+        exchange = Exchange(stream, self.clock, gate.limits)
+        await exchange.send(sent, attempt.sent_headers, self.body)
+        mask = gate.new_mask() if gate.new_mask else None
+        status, received = await exchange.head()
+        if mask is not None:
+            # What stands for a key is no header's name: a client would take the rest of the head for the body.
+            received = [(name, mask.whole(value)) for name, value in received if mask.whole(name) == name]
+        answer = EgressAnswer(attempt=attempt, status=status, type=media_type(received))
+        location = [value for name, value in received if name == "location"]
+        if status in REDIRECTS and location and self.method in {"GET", "HEAD"}:
+            if len(location) > 1:
+                raise PeerError("The server redirected to several places at once.")
+            self._report(answer)
+            self.hops.append(Hop(status=status, url=target.url))
+            self.url = _join(target.url, location[0])
+            return
+        head = ResponseHead(
+            status=status,
+            headers=returned_headers(received),
+            url=target.url,
+            hops=tuple(self.hops),
+            dropped=attempt.dropped,
+        )
+        await self._pass_answer(head, exchange, mask, answer)
+
+    async def _pass_answer(
+        self, head: ResponseHead, exchange: Exchange, mask: StreamMask | None, answer: EgressAnswer
+    ) -> None:
+        self.answered, complete = True, False
+        try:
+            await self.send(head)
+            async with aclosing(exchange.body()) as pieces:
+                async for piece in pieces:
+                    await self._pass_on(await _mask_piece(mask, piece) if mask else piece)
+            await self._pass_on(mask.finish() if mask else b"")
+            complete = True
+        finally:
+            self._report(replace(answer, bytes=self.passed, complete=complete))
+        await self.send(End(truncated=None))
+
+    async def _pass_on(self, data: bytes) -> None:
+        if data:
+            await self.send(Body(data=data))
+            self.passed += len(data)
+
+    def _report(self, answer: EgressAnswer) -> None:
+        if self.gate.on_answer is not None:
+            self.gate.on_answer(answer)
+
+
+async def _mask_piece(mask: StreamMask, piece: bytes) -> bytes:
+    """Mask keys in a piece, with turns for other tasks between."""
+    passed = list[bytes]()
+    for at in range(0, len(piece), PIECE_SEARCHED):
+        passed.append(mask.feed(piece[at : at + PIECE_SEARCHED]))
+        await checkpoint()
+    return b"".join(passed)
+
+
+def _join(base: str, location: str) -> str:
+    """Resolve a ``Location``. ``urljoin`` drops control characters, so a location that has any is left as it is."""
+    if any(not "\x21" <= character <= "\x7e" for character in location):
+        return location
+    try:
+        return urljoin(base, location)
+    except ValueError:
+        return location
+
+
+def request_headers(
+    headers: Headers,
+    method: str,
+    body: bytes,
+    limits: EgressLimits,
+    credential: Credential | None = None,
+) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
+    """Return the headers to send and the names of those that were left out.
+
+    Args:
+        headers: As the sandbox wrote them.
+        method: Upper case.
+        body: Of the request.
+        limits: Bounds of the call.
+        credential: Whose key the request gets; it may name further headers.
+
+    Raises:
+        TargetError: Rule ``egress.header`` or ``egress.body``: too much, said twice, or not plain text.
+    """
+    if body and method not in _WITH_BODY:
+        raise TargetError("egress.body", f"A {method} request carries no body.", "Put it into the URL's query.")
+    if len(body) > limits.request_body_bytes:
+        raise TargetError(
+            "egress.body", "The request's body is too large.", f"{limits.request_body_bytes} bytes are the limit."
+        )
+    if sum(len(name) + len(value) for name, value in headers) > limits.request_header_bytes:
+        raise TargetError(
+            "egress.header", "The request's headers are too large.", f"{limits.request_header_bytes} bytes in all."
+        )
+    own = {name.lower() for name in credential.headers} if credential else set()
+    fixed = {name.lower(): value for name, value in credential.set_headers.items()} if credential else {}
+    passed: dict[str, str] = {}
+    dropped: dict[str, None] = {}
+    for written, value in headers:
+        name = written.lower()
+        typed = name == "content-type" and method in _WITH_BODY
+        if name in fixed or not (typed or name in _PASSED or name in own):
+            dropped[quoted(name)] = None
+        elif name in passed or not _VALUE.fullmatch(value):
+            raise TargetError(
+                "egress.header", f"The header {name} is said twice or is not plain text.", "Printable ASCII, once."
+            )
+        else:
+            passed[name] = value
+    passed |= fixed
+    passed.setdefault("user-agent", _USER_AGENT)
+    passed.setdefault("accept", "*/*")
+    passed["accept-encoding"] = ACCEPTED
+    return tuple(passed.items()), tuple(dropped)
+
+
+def media_type(headers: Iterable[tuple[str, str]]) -> str | None:
+    """Return the media type that a response says, without its parameters; None where it says none, or no such thing."""
+    said = next((value for name, value in headers if name == "content-type"), "").partition(";")[0].strip().lower()
+    return said if _MEDIA_TYPE.fullmatch(said) else None
+
+
+def returned_headers(headers: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """Return the response headers that a sandbox sees."""
+    return tuple((name, value) for name, value in headers if name not in _NOT_RETURNED)

@@ -1,1 +1,0 @@
-"""Programs' own TLS that ends inside their sandbox: the certificates for it."""
