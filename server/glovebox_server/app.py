@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from glovebox_audit.events import PoolChanged, ProfileLoaded, ServerStarted, ServerStopped
+from glovebox_audit.log import AuditLog
 from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.loader import SHIPPED, absent, load
@@ -26,8 +28,6 @@ from glovebox_sandboxes.pool.state import IDLE_SECONDS
 from glovebox_sandboxes.runtime.environments import Environment, EnvironmentFileError
 from glovebox_server import event_loop, workspace
 from glovebox_server.artifacts.store import ArtifactStore
-from glovebox_server.audit.events import PoolChanged, ProfileLoaded, ServerStarted, ServerStopped
-from glovebox_server.audit.log import AuditLog
 from glovebox_server.calls import Principal
 from glovebox_server.core.accept import decide, validated
 from glovebox_server.core.active_policy import ActivePolicy, Governed
@@ -257,7 +257,7 @@ async def opened(
         tasks.start_soon(refusals.follow, audit)
         tasks.start_soon(in_force.follow, audit, watch.act)
         if transport != "cli" and settings.audit_anchor is not None:
-            from glovebox_server.audit import anchors  # noqa: PLC0415 - only here
+            from glovebox_audit import anchors  # noqa: PLC0415 - only here
 
             every = settings.audit_anchor_minutes * 60
             tasks.start_soon(anchors.follow, lambda: audit.head, settings.audit_anchor, every)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from glovebox_audit.chain import ID_DIGITS, ID_TIME_DIGITS
+from glovebox_audit.events.calls import Effect
 from glovebox_sandboxes.contract.outcome import SkippedFile
 
 if TYPE_CHECKING:  # it names a principal
@@ -14,8 +16,6 @@ if TYPE_CHECKING:  # it names a principal
 
 #: Of milliseconds: a clock shows more, and means nothing by it.
 _DIGITS = 3
-
-Effect = Literal["allow", "deny", "ask"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,10 +202,6 @@ class Listener(Protocol):
         """Ask the person at the client, and wait for the answer; None where this client cannot be asked."""
 
 
-#: Crockford's base 32 in lower case: no letter that is mistaken for a digit (https://www.crockford.com/base32.html).
-_ID_DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"
-
-_TIME_DIGITS = 10
 _RANDOM_DIGITS = 16
 
 
@@ -216,17 +212,9 @@ def new_call_id() -> str:
 
 def new_id(kind: str) -> str:
     """Return the kind, ``_``, ten characters of Unix time in milliseconds and sixteen (80 bits) of randomness."""
-    now = _encode(time.time_ns() // 1_000_000, _TIME_DIGITS)
+    now = _encode(time.time_ns() // 1_000_000, ID_TIME_DIGITS)
     return f"{kind}_{now}{_encode(secrets.randbits(5 * _RANDOM_DIGITS), _RANDOM_DIGITS)}"
 
 
-def time_of(identifier: str) -> float | None:
-    """Return the Unix time in seconds that an id of ``new_id`` carries; None for what is no such id."""
-    digits = identifier.partition("_")[2][:_TIME_DIGITS]
-    if len(digits) < _TIME_DIGITS or not set(digits) <= set(_ID_DIGITS):
-        return None
-    return sum(_ID_DIGITS.index(digit) << (5 * place) for place, digit in enumerate(reversed(digits))) / 1000
-
-
 def _encode(number: int, digits: int) -> str:
-    return "".join(_ID_DIGITS[(number >> (5 * place)) & 31] for place in reversed(range(digits)))
+    return "".join(ID_DIGITS[(number >> (5 * place)) & 31] for place in reversed(range(digits)))

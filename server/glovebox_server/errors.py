@@ -5,6 +5,7 @@
 
 from pathlib import Path
 
+from glovebox_audit.place import AuditUnavailable
 from glovebox_sandboxes.contract.errors import DiagnosedError, Refusal, RefusedError
 from glovebox_server.redaction import without_paths
 
@@ -31,10 +32,6 @@ class InvalidArguments(Exception):  # noqa: N818 - the protocol's term
         self.tool = tool
         self.problems = problems
         self.fields = fields
-
-
-class AuditUnavailable(DiagnosedError):  # noqa: N818 - until its area merges it
-    """A record could not be made durable, so the effect it announces does not happen."""
 
 
 class StoreUnusable(DiagnosedError):  # noqa: N818 - until its area merges it

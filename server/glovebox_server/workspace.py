@@ -16,10 +16,10 @@ from itertools import islice
 from pathlib import Path, PurePath
 from typing import Literal
 
+from glovebox_audit.printable import printable
 from glovebox_sandboxes.contract.errors import DiagnosedError, Refusal
 from glovebox_sandboxes.host import mounts
 from glovebox_sandboxes.host.identity import changes_user
-from glovebox_server.printable import printable
 from glovebox_server.settings import Settings
 
 OPTION = "--workspace, GLOVEBOX_WORKSPACE"

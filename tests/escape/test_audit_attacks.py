@@ -15,12 +15,12 @@ from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 from tests.fixtures.audit_logs import decided, fill, finished, log_lines
 
-from glovebox_server.audit import chain
-from glovebox_server.audit.chain import Record
-from glovebox_server.audit.events import ServerStopped
-from glovebox_server.audit.file import LOG_NAME
-from glovebox_server.audit.log import AuditLog
-from glovebox_server.audit.verify import verify
+from glovebox_audit import chain
+from glovebox_audit.chain import Record
+from glovebox_audit.events import ServerStopped
+from glovebox_audit.file import LOG_NAME
+from glovebox_audit.log import AuditLog
+from glovebox_audit.verify import verify
 from glovebox_server.errors import AuditUnavailable
 
 ROOT = Path(__file__).parents[2]

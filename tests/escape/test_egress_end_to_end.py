@@ -29,10 +29,10 @@ from tests.fixtures.internet import (
     wires,
 )
 
+from glovebox_audit.chain import Draft
+from glovebox_audit.events import EgressDecided, Event
+from glovebox_audit.log import AuditLog
 from glovebox_profiles.load.loader import SHIPPED
-from glovebox_server.audit.chain import Draft
-from glovebox_server.audit.events import EgressDecided, Event
-from glovebox_server.audit.log import AuditLog
 from glovebox_server.errors import AuditUnavailable
 
 __all__ = ["wires"]

@@ -23,16 +23,16 @@ from tests.fixtures import leftovers
 from tests.fixtures.brokered import DRIVERS, profile, submitted
 from tests.fixtures.leftovers import until
 
+from glovebox_audit import chain
+from glovebox_audit.chain import Record
+from glovebox_audit.events import EVENTS, CallLost
+from glovebox_audit.file import LOG_NAME
+from glovebox_audit.verify import verify
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.drivers.bubblewrap import bwrap
 from glovebox_sandboxes.host import cgroup
 from glovebox_server import app as apps
 from glovebox_server.app import App
-from glovebox_server.audit import chain
-from glovebox_server.audit.chain import Record
-from glovebox_server.audit.events import EVENTS, CallLost
-from glovebox_server.audit.file import LOG_NAME
-from glovebox_server.audit.verify import verify
 from glovebox_server.calls import new_call_id
 from glovebox_server.settings import Settings
 

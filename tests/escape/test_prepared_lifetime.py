@@ -18,11 +18,11 @@ from tests.fixtures import leftovers, zygotes
 from tests.fixtures.brokered import profile, submitted
 from tests.fixtures.leftovers import until
 
+from glovebox_audit.verify import verify
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.host import cgroup
 from glovebox_server import app as apps
 from glovebox_server.app import App
-from glovebox_server.audit.verify import verify
 from glovebox_server.settings import Settings
 
 pytestmark = pytest.mark.driver("bubblewrap")

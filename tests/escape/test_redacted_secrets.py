@@ -14,9 +14,9 @@ from tests.fixtures.brokered import DRIVERS, Heard, profile, submitted
 from tests.unit.test_secret_corpus import POSITIVES
 from tests.unit.test_suggest import keys
 
+from glovebox_audit import chain
+from glovebox_audit.chain import digest
 from glovebox_server import app as apps
-from glovebox_server.audit import chain
-from glovebox_server.audit.chain import digest
 from glovebox_server.calls import CallResult, Principal
 from glovebox_server.guards.redaction.detector import derive_forms
 from glovebox_server.proof import sealed

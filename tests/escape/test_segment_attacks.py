@@ -11,12 +11,12 @@ import pytest
 from tests.fixtures import segments
 from tests.fixtures.audit_logs import decided, finished
 
-from glovebox_server.audit import chain
-from glovebox_server.audit.chain import Record
-from glovebox_server.audit.events import draft
-from glovebox_server.audit.file import LogFile
-from glovebox_server.audit.place import Place
-from glovebox_server.audit.verify import verify
+from glovebox_audit import chain
+from glovebox_audit.chain import Record
+from glovebox_audit.events import draft
+from glovebox_audit.file import LogFile
+from glovebox_audit.place import Place
+from glovebox_audit.verify import verify
 from glovebox_server.errors import AuditUnavailable
 
 #: More steps than recording four calls and two rotations takes.
@@ -77,7 +77,7 @@ def test_a_kill_at_any_step_of_a_rotation_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: bool, keep: int | None
 ) -> None:
     """SIGKILL at each system call of two rotations, without and with removals, in turn; the next start goes on."""
-    monkeypatch.setattr("glovebox_server.audit.segments.rotation.YOUNGEST_SECONDS", 0.0)
+    monkeypatch.setattr("glovebox_audit.segments.rotation.YOUNGEST_SECONDS", 0.0)
     for name in ("fsync", "fdatasync"):  # a kill takes nothing from the kernel, and the steps stay
         monkeypatch.setattr(os, name, lambda _: None)
     killed = rotated = removed = 0
@@ -116,7 +116,7 @@ def test_control_a_rotation_that_began_the_next_file_under_its_name_leaves_half_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Were it not made under another name first, a kill in its first write would leave a file nobody can go on with."""
-    monkeypatch.setattr("glovebox_server.audit.segments.files.NEXT_NAME", "audit.jsonl")
+    monkeypatch.setattr("glovebox_audit.segments.files.NEXT_NAME", "audit.jsonl")
     for name in ("fsync", "fdatasync"):
         monkeypatch.setattr(os, name, lambda _: None)
     rename = Place.rename
@@ -174,7 +174,7 @@ def test_an_idle_process_finds_its_way_over_segments_that_were_sealed_and_remove
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It holds the file of the first segment, which is gone since; its next record is right behind the newest."""
-    monkeypatch.setattr("glovebox_server.audit.segments.rotation.YOUNGEST_SECONDS", 0.0)
+    monkeypatch.setattr("glovebox_audit.segments.rotation.YOUNGEST_SECONDS", 0.0)
     directory = tmp_path / "audit"
     idle = LogFile(directory, "s_idle", segments.rotation())
     idle.commit([draft(decided("c_idle"))])
@@ -203,7 +203,7 @@ def test_a_disk_that_fills_at_any_write_of_a_rotation_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     """Each call is recorded or refused, and once there is room the log goes on in one chain."""
-    monkeypatch.setattr("glovebox_server.audit.file._AGAIN_BYTES", 500)
+    monkeypatch.setattr("glovebox_audit.file._AGAIN_BYTES", 500)
     directory = tmp_path / "audit"
     file = LogFile(directory, "s_1", segments.rotation(1500))
     made: list[Record] = []

@@ -4,8 +4,8 @@ from contextlib import suppress
 
 from tests.fuzz.harness import bounded, text
 
-from glovebox_server.audit import chain
-from glovebox_server.audit.chain import NotARecord
+from glovebox_audit import chain
+from glovebox_audit.chain import NotARecord
 
 
 def check(data: bytes) -> None:

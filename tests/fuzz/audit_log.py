@@ -8,9 +8,9 @@ from pathlib import Path
 from tests.fixtures.audit_logs import fill
 from tests.fuzz.harness import bounded
 
-from glovebox_server.audit import read
-from glovebox_server.audit.file import HEAD_NAME, LOG_NAME
-from glovebox_server.audit.verify import verify
+from glovebox_audit import read
+from glovebox_audit.file import HEAD_NAME, LOG_NAME
+from glovebox_audit.verify import verify
 
 _PLACE = Path(tempfile.mkdtemp(prefix="glovebox-fuzz-"))
 atexit.register(shutil.rmtree, _PLACE, ignore_errors=True)

@@ -3,10 +3,10 @@
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tests.fuzz.harness import SEEDS, bounded
 
-from glovebox_server.audit import chain
-from glovebox_server.receipts import dsse, statement
-from glovebox_server.receipts.dsse import NotAReceipt
-from glovebox_server.receipts.verify import VerifiedReceipt, verify
+from glovebox_audit import chain
+from glovebox_audit.receipts import dsse, statement
+from glovebox_audit.receipts.dsse import NotAReceipt
+from glovebox_audit.receipts.verify import VerifiedReceipt, verify
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 SIGNED = (SEEDS / "receipt" / "signed").read_bytes()[1:]

@@ -5,8 +5,8 @@ import json
 from tests.fixtures.segments import PUBLIC, SIGNER
 from tests.fuzz.harness import SEEDS, bounded
 
-from glovebox_server.audit import chain
-from glovebox_server.audit.segments.proof import NotAProof, Proved, verify
+from glovebox_audit import chain
+from glovebox_audit.segments.proof import NotAProof, Proved, verify
 
 PROOF = (SEEDS / "segment_proof" / "made").read_bytes()[1:]
 

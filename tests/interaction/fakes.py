@@ -11,14 +11,14 @@ import anyio
 import anyio.lowlevel
 from pydantic import Field
 
+from glovebox_audit.events import CallCancelled, CallFinished
+from glovebox_audit.log import AuditLog
 from glovebox_profiles.compile import ProfileSet
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_sandboxes.contract.spec import Limits
 from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_server.artifacts.store import ArtifactStore
-from glovebox_server.audit.events import CallCancelled, CallDecided, CallFinished
-from glovebox_server.audit.log import AuditLog
 from glovebox_server.calls import CallResult, Content, Decision, Image, Link, Listener, Principal, Text, ToolCall, Trace
 from glovebox_server.core.accept import tool_named, validated
 from glovebox_server.core.active_policy import ActivePolicy, Governed
@@ -26,6 +26,7 @@ from glovebox_server.core.rights import Rights
 from glovebox_server.errors import AuditUnavailable
 from glovebox_server.guards.admission.admission import Admission
 from glovebox_server.guards.budgets.spending import Left
+from glovebox_server.guards.journal import records as journal_records
 from glovebox_server.mcp.manifest import FORMAT, Manifest, Protocol, ServedWorkspace, Suite
 from glovebox_server.requests.refusals import Refusals
 from glovebox_server.requests.runs import Runs
@@ -126,7 +127,7 @@ class WaitingBroker:
         decision = Decision(
             effect="deny" if denied else "allow", rule="test.rule", reason="No.", hint="Ask.", profile_digest=DIGEST
         )
-        await self.audit.append(CallDecided.of(call, decision, keep_arguments=True))
+        await self.audit.append(journal_records.decided(call, decision, keep_arguments=True))
         if denied:
             refused = {"rule": decision.rule, "reason": decision.reason, "hint": decision.hint}
             return self._result(call, {"refused": refused}, "Refused by test.rule: No. Ask.", failed=True)

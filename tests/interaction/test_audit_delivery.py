@@ -14,8 +14,8 @@ from mcp.shared.subscriptions import ResourceUpdated
 from tests.fixtures.audit_logs import decided
 from tests.interaction.served import PAIRS, Era, Logs, Served, Transport, served, until
 
-from glovebox_server.audit.chain import Record
-from glovebox_server.audit.subscription import MAX_WAITING_RECORDS, Missed, Subscription
+from glovebox_audit.chain import Record
+from glovebox_audit.subscription import MAX_WAITING_RECORDS, Missed, Subscription
 from glovebox_server.mcp import delivery
 from glovebox_server.mcp import server as mcp_server
 from glovebox_server.mcp.delivery import AUDIT_LOGGER, BRIEF

@@ -7,7 +7,7 @@ import mcp_types as types
 import pytest
 from tests.interaction.served import Era, Logs, Served, Transport, served, until
 
-from glovebox_server.audit.log import AuditLog
+from glovebox_audit.log import AuditLog
 
 CLIENTS = 60
 NAMES = ("alice", "bob", "carol", "dave")

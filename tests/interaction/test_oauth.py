@@ -17,8 +17,8 @@ from tests.interaction.served import served
 from tests.interaction.sign_in import CALLBACK, Browser, Storage, known, no_page, signed_in
 from tests.interaction.test_real_server import over_http
 
-from glovebox_server.audit import read
-from glovebox_server.audit.chain import Record
+from glovebox_audit import read
+from glovebox_audit.chain import Record
 from glovebox_server.transport.oauth.authority import OAuth
 
 

@@ -20,7 +20,7 @@ from mcp.client.stdio import stdio_client
 from mcp.shared.exceptions import MCPError
 from tests.interaction.served import served, until
 
-from glovebox_server.printable import printable
+from glovebox_audit.printable import printable
 from glovebox_server.transport import logs
 
 FORGED = "x\n2026-11-23T09:59:59Z [info     ] listening url=http://evil\r\x1b[2J\x9b2J\u202e"

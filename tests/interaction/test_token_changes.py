@@ -13,7 +13,7 @@ import pytest
 from mcp.shared.exceptions import MCPError
 from tests.interaction.served import PAIRS, Era, Served, Transport, served, until
 
-from glovebox_server.audit import read
+from glovebox_audit import read
 from glovebox_server.transport import serve
 
 HTTP = [pair for pair in PAIRS if pair[0] != "stdio"]

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from tests.interaction.served import served, until
 from tests.interaction.test_token_changes import health, settled
 
-from glovebox_server.audit import read
+from glovebox_audit import read
 from glovebox_server.cli.main import main
 from glovebox_server.exits import USAGE
 from glovebox_server.transport import serve

@@ -82,9 +82,9 @@ OFF = {
     "credentials": ("no network.credential", ()),
     "proposals": ("the tool runs a program", ("/promotion/proposing.py", "/promotion/plan.py")),
     "scanning": ("files.scan = false", ("/promotion/scanning.py", "/promotion/scanner/")),
-    "sealing": ("no audit_arguments_key, no audit_anchor", ("/proof/", "/audit/anchors.py")),
+    "sealing": ("no audit_arguments_key, no audit_anchor", ("/proof/", "/glovebox_audit/anchors.py")),
     "overlay": ('files.workspace = "read"', ("/artifacts/patches.py", "/promotion/patched.py")),
-    "subscriptions": ("no client listens to the log", ("/audit/subscription.py",)),
+    "subscriptions": ("no client listens to the log", ("/glovebox_audit/subscription.py",)),
 }
 #: The same of features that are on by default, and have nothing to do in ``print(1)``.
 IDLE = {

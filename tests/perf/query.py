@@ -17,13 +17,13 @@ from tempfile import TemporaryDirectory
 
 from tests.perf.machine import ROOT
 
-from glovebox_server.audit import chain, read
-from glovebox_server.audit.chain import Draft, Record
-from glovebox_server.audit.events import CallDecided, CallFinished
-from glovebox_server.audit.file import LogFile
-from glovebox_server.audit.query import ask, database
-from glovebox_server.audit.query.index import Filters
-from glovebox_server.audit.segments.rotation import Rotation
+from glovebox_audit import chain, read
+from glovebox_audit.chain import Draft, Record
+from glovebox_audit.events import CallDecided, CallFinished
+from glovebox_audit.file import LogFile
+from glovebox_audit.query import ask, database
+from glovebox_audit.query.index import Filters
+from glovebox_audit.segments.rotation import Rotation
 from glovebox_server.receipts.keys import Signer
 
 EARLIER = ROOT / "tests/fixtures/earlier_log/audit"

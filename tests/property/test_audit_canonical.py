@@ -4,7 +4,7 @@ import rfc8785
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glovebox_server.audit.chain import _plain, canonical, recordable
+from glovebox_audit.chain import _plain, canonical, recordable
 
 SCALARS = (
     st.none()

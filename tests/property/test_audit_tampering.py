@@ -7,10 +7,10 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 from tests.fixtures.audit_logs import fill
 
-from glovebox_server.audit import chain, read
-from glovebox_server.audit.chain import NotARecord
-from glovebox_server.audit.file import HEAD_NAME, LOG_NAME
-from glovebox_server.audit.verify import verify
+from glovebox_audit import chain, read
+from glovebox_audit.chain import NotARecord
+from glovebox_audit.file import HEAD_NAME, LOG_NAME
+from glovebox_audit.verify import verify
 
 COUNT = 8
 

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fixtures import segments
 
-from glovebox_server.audit import chain
-from glovebox_server.audit.query import ask, calls, database
-from glovebox_server.audit.query.ask import Told
-from glovebox_server.audit.query.index import Filters
+from glovebox_audit import chain
+from glovebox_audit.query import ask, calls, database
+from glovebox_audit.query.ask import Told
+from glovebox_audit.query.index import Filters
 
 TOLD = Told(say=lambda _: None, progress=lambda _done, _most: None)
 

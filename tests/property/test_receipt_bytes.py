@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fixtures.receipts import KEY
 
-from glovebox_server.audit.chain import canonical
-from glovebox_server.receipts import dsse
-from glovebox_server.receipts.dsse import NotAReceipt
+from glovebox_audit.chain import canonical
+from glovebox_audit.receipts import dsse
+from glovebox_audit.receipts.dsse import NotAReceipt
 
 PAYLOAD = b'{"_type":"https://in-toto.io/Statement/v1","subject":[{"name":"\xc3\xa9"}]}'
 

@@ -14,13 +14,13 @@ from hypothesis import example, given, settings
 from tests.fixtures.artifact_stores import a_store, content, limits
 from tests.fixtures.receipts import CALL_ID, call_of, finished, receipt_log, said
 
+from glovebox_audit import read
 from glovebox_sandboxes.contract.outcome import Captured, Outcome, SkippedFile, Usage
 from glovebox_server.artifacts import disk
 from glovebox_server.artifacts.collector import Collector
 from glovebox_server.artifacts.names import quoted
 from glovebox_server.artifacts.record import ArtifactsUnavailable
 from glovebox_server.artifacts.store import ArtifactStore
-from glovebox_server.audit import read
 from glovebox_server.calls import Delivered
 from glovebox_server.errors import RefusedError
 

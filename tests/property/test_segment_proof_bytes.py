@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from tests.fixtures import segments
 
-from glovebox_server.audit.segments import merkle, proof
-from glovebox_server.audit.segments.proof import NotAProof
-from glovebox_server.receipts import dsse
+from glovebox_audit.receipts import dsse
+from glovebox_audit.segments import merkle, proof
+from glovebox_audit.segments.proof import NotAProof
 
 KEY_ID = dsse.key_id(segments.PUBLIC)
 

@@ -7,9 +7,9 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 from tests.fixtures import segments
 
-from glovebox_server.audit import read
-from glovebox_server.audit.verifier.report import Problem
-from glovebox_server.audit.verify import verify
+from glovebox_audit import read
+from glovebox_audit.verifier.report import Problem
+from glovebox_audit.verify import verify
 
 Files = dict[str, bytes]
 

@@ -14,7 +14,8 @@ ALLOWED = {
     "_glovebox_guest": {"_glovebox_guest"},
     "glovebox_sandboxes": {"glovebox_sandboxes", "_glovebox_guest"},
     "glovebox_profiles": {"glovebox_profiles", "glovebox_sandboxes"},
-    "glovebox_server": {"glovebox_server", "glovebox_profiles", "glovebox_sandboxes"},
+    "glovebox_audit": {"glovebox_audit", "glovebox_sandboxes"},
+    "glovebox_server": {"glovebox_server", "glovebox_audit", "glovebox_profiles", "glovebox_sandboxes"},
 }
 FOLDERS = ("server", "sandboxes", "profiles")
 OURS = {*ALLOWED, *FOLDERS, "tests", "scripts"}

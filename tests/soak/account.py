@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from glovebox_server.audit.chain import Record
+from glovebox_audit.chain import Record
 
 ENDS = ("call.finished", "call.cancelled", "call.failed", "call.lost")
 #: Seconds around a full disk in which a record may be missing: a call's last words wait for the log's writer.

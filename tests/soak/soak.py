@@ -35,11 +35,11 @@ from tests.fixtures.callers import give_token
 from tests.soak.account import Account, accounted
 from tests.soak.engine import OwnEngine, own_engine
 
+from glovebox_audit.verify import verify
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.drivers.docker.engine import Engine, host_from_environment
 from glovebox_sandboxes.drivers.registry import NAMES
 from glovebox_sandboxes.pool.state import MOST_READY
-from glovebox_server.audit.verify import verify
 
 ROOT = Path(__file__).parents[2]
 BATCH = 50

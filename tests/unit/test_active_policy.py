@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from tests.fixtures.audit_logs import log_lines
 
+from glovebox_audit.events import Event, PolicyChanged, PolicyRefused
+from glovebox_audit.log import AuditLog
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_profiles.policy.model import WatchAction
 from glovebox_sandboxes.runtime import environments
-from glovebox_server.audit.events import Event, PolicyChanged, PolicyRefused
-from glovebox_server.audit.log import AuditLog
 from glovebox_server.calls import Principal
 from glovebox_server.core.active_policy import ActivePolicy
 from glovebox_server.errors import AuditUnavailable

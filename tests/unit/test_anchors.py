@@ -14,11 +14,11 @@ from click.testing import CliRunner
 from tests.fixtures import segments
 from tests.fixtures.audit_logs import decided, fill
 
+from glovebox_audit import anchors, read
+from glovebox_audit.chain import Head
+from glovebox_audit.log import AuditLog
+from glovebox_audit.verify import verify
 from glovebox_server.app import opened
-from glovebox_server.audit import anchors, read
-from glovebox_server.audit.chain import Head
-from glovebox_server.audit.log import AuditLog
-from glovebox_server.audit.verify import verify
 from glovebox_server.cli.main import main
 from glovebox_server.exits import FAILED, OK, USAGE
 from glovebox_server.settings import Settings

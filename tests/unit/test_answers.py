@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from tests.fixtures.artifact_stores import limits
 
+from glovebox_audit.chain import Head
+from glovebox_audit.printable import MAX_COUNTED, invisible
 from glovebox_sandboxes.contract.base import Plan
 from glovebox_sandboxes.contract.measure import Expected
 from glovebox_sandboxes.contract.outcome import Blob, Captured, Outcome, SkippedFile, Usage
 from glovebox_sandboxes.contract.spec import SandboxSpec
-from glovebox_server.audit.chain import Head
 from glovebox_server.calls import CallResult, Decision, Delivered, Image, Link, Principal, Text, ToolCall
 from glovebox_server.core.result import answered, refused
-from glovebox_server.printable import MAX_COUNTED, invisible
 from glovebox_server.receipts.recorder import Receipt
 from glovebox_server.tools import TOOLS
 from glovebox_server.tools.base import MAX_OUTPUT

@@ -10,9 +10,9 @@ import anyio
 import pytest
 from tests.fixtures.approving import ASKING, Desk, a_desk, again, proposal
 
+from glovebox_audit.events import Input
 from glovebox_profiles.model import Files, Limits
 from glovebox_profiles.policy.model import Approval, Lift
-from glovebox_server.audit.events import Input
 from glovebox_server.calls import Decision
 from glovebox_server.core.accept import validated
 from glovebox_server.errors import InvalidArguments, RefusedError

@@ -14,9 +14,9 @@ import pytest
 from click.testing import CliRunner, Result
 from tests.fixtures.approving import ASKING, Desk, HostClock, a_desk, again, proposal
 
+from glovebox_audit.verify import verify
 from glovebox_profiles.model import Files
 from glovebox_profiles.policy.model import Approval, Lift
-from glovebox_server.audit.verify import verify
 from glovebox_server.cli.actions.governance import approvals as commands
 from glovebox_server.cli.main import main
 from glovebox_server.errors import StoreUnusable

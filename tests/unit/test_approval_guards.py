@@ -9,12 +9,12 @@ import pytest
 import rfc8785
 from tests.fixtures.approving import ASKING, Desk, a_desk, admit, again, proposal
 
+from glovebox_audit.events import Input
 from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.egress.targets import parse_url
 from glovebox_profiles.model import Limits, Network, Profile, digest
 from glovebox_profiles.policy.model import Approval, Budget, Lift
 from glovebox_sandboxes.contract.errors import Refusal
-from glovebox_server.audit.events import Input
 from glovebox_server.calls import Decision
 from glovebox_server.core.rights import Rights
 from glovebox_server.errors import RefusedError

@@ -10,10 +10,10 @@ import anyio
 import pytest
 from tests.fixtures.approving import ASKING, Desk, HostClock, Person, a_desk, again, forms, proposal
 
+from glovebox_audit.events import Input
+from glovebox_audit.verify import verify
 from glovebox_profiles.model import Files, Limits, Network, Profile
 from glovebox_profiles.policy.model import Approval
-from glovebox_server.audit.events import Input
-from glovebox_server.audit.verify import verify
 from glovebox_server.calls import Decision
 from glovebox_server.errors import RefusedError
 from glovebox_server.guards.admission.admission import WAIT_SECONDS

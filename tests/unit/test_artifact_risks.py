@@ -9,7 +9,7 @@ from tests.fixtures.artifact_stores import ALICE
 from tests.unit.test_answers import CALL, DECISION, HEAD, OUTCOME, PLAN, RECEIPT
 from tests.unit.test_collector import Recorder, collecting, outcome, put
 
-from glovebox_server.audit.events import ArtifactCollected, draft
+from glovebox_audit.events import ArtifactCollected, draft
 from glovebox_server.calls import CallResult, Text
 from glovebox_server.core.result import answered
 from glovebox_server.mcp.delivery import RISKS_META_KEY, tool_result

@@ -8,9 +8,9 @@ import pytest
 import rfc8785
 from tests.fixtures.audit_logs import decided
 
-from glovebox_server.audit import chain
-from glovebox_server.audit.chain import GENESIS, Draft, Edited, Head, NotARecord, Record
-from glovebox_server.audit.events import draft
+from glovebox_audit import chain
+from glovebox_audit.chain import GENESIS, Draft, Edited, Head, NotARecord, Record
+from glovebox_audit.events import draft
 
 
 def sealed(data: dict[str, Any] | None = None, call_id: str | None = "c_1") -> Record:

@@ -10,11 +10,11 @@ from rich.console import Console
 from tests.fixtures import segments
 from tests.fixtures.audit_logs import decided, fill, finished, log_lines, replace_lines
 
-from glovebox_server.audit import chain, read
-from glovebox_server.audit.events import ArtifactRefused, ProfileLoaded, ServerStopped, draft
-from glovebox_server.audit.file import LOG_NAME, LogFile
-from glovebox_server.audit.query.index import Filters
-from glovebox_server.audit.segments.rotation import Rotation
+from glovebox_audit import chain, read
+from glovebox_audit.events import ArtifactRefused, ProfileLoaded, ServerStopped, draft
+from glovebox_audit.file import LOG_NAME, LogFile
+from glovebox_audit.query.index import Filters
+from glovebox_audit.segments.rotation import Rotation
 from glovebox_server.cli.actions import audit, page, query
 from glovebox_server.cli.main import main
 from glovebox_server.exits import UNAVAILABLE

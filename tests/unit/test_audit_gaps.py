@@ -11,16 +11,16 @@ import pytest
 from tests.fixtures import segments
 from tests.fixtures.audit_logs import decided, finished, log_lines
 
-from glovebox_server.audit import chain, read
-from glovebox_server.audit.chain import GENESIS, Head, Record
-from glovebox_server.audit.events import Event, GapRecorded, ServerStopped, draft
-from glovebox_server.audit.file import LogFile
-from glovebox_server.audit.read import Gaps
-from glovebox_server.audit.segments import merkle, proof, rotation
-from glovebox_server.audit.segments.files import HEAD_NAME, LOG_NAME
-from glovebox_server.audit.segments.rotation import leaf
-from glovebox_server.audit.segments.statements import Seal
-from glovebox_server.audit.verify import verify
+from glovebox_audit import chain, read
+from glovebox_audit.chain import GENESIS, Head, Record
+from glovebox_audit.events import Event, GapRecorded, ServerStopped, draft
+from glovebox_audit.file import LogFile
+from glovebox_audit.read import Gaps
+from glovebox_audit.segments import merkle, proof, rotation
+from glovebox_audit.segments.files import HEAD_NAME, LOG_NAME
+from glovebox_audit.segments.rotation import leaf
+from glovebox_audit.segments.statements import Seal
+from glovebox_audit.verify import verify
 from glovebox_server.errors import AuditUnavailable
 
 NO_GAPS = Gaps((), ())

@@ -11,12 +11,12 @@ import anyio
 import pytest
 from tests.fixtures.audit_logs import decided, fill, finished, log_lines, replace_head, replace_lines
 
-from glovebox_server.audit import chain, file, log, place
-from glovebox_server.audit.chain import Head, Record
-from glovebox_server.audit.events import ServerStarted, draft
-from glovebox_server.audit.file import HEAD_NAME, LOG_NAME, LogFile
-from glovebox_server.audit.log import AuditLog
-from glovebox_server.audit.verify import verify
+from glovebox_audit import chain, file, log, place
+from glovebox_audit.chain import Head, Record
+from glovebox_audit.events import ServerStarted, draft
+from glovebox_audit.file import HEAD_NAME, LOG_NAME, LogFile
+from glovebox_audit.log import AuditLog
+from glovebox_audit.verify import verify
 from glovebox_server.errors import AuditUnavailable
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from tests.fixtures.audit_logs import decided, finished, log_lines
 
-from glovebox_server.audit import chain, file, log, underway, writers
-from glovebox_server.audit.chain import Record
-from glovebox_server.audit.events import Event, ReceiptSigned, SandboxStarted, ServerStopped, draft
-from glovebox_server.audit.file import LogFile
-from glovebox_server.audit.log import AuditLog
-from glovebox_server.audit.verify import verify
+from glovebox_audit import chain, file, log, underway, writers
+from glovebox_audit.chain import Record
+from glovebox_audit.events import Event, ReceiptSigned, SandboxStarted, ServerStopped, draft
+from glovebox_audit.file import LogFile
+from glovebox_audit.log import AuditLog
+from glovebox_audit.receipts.verify import of_call
+from glovebox_audit.verify import verify
 from glovebox_server.errors import AuditUnavailable
-from glovebox_server.receipts.verify import of_call
 
 FULL = "Its last record could not be written: No space left on device."
 GONE = "Its server was gone before it could record an end."

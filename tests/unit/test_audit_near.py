@@ -14,12 +14,12 @@ from tests.fixtures import segments
 from tests.fixtures.artifact_stores import ALICE
 from tests.fixtures.audit_logs import decided, finished
 
+from glovebox_audit import file as audit_file
+from glovebox_audit import read
+from glovebox_audit.chain import Record
+from glovebox_audit.events import draft
+from glovebox_audit.file import LogFile
 from glovebox_server import calls
-from glovebox_server.audit import file as audit_file
-from glovebox_server.audit import read
-from glovebox_server.audit.chain import Record
-from glovebox_server.audit.events import draft
-from glovebox_server.audit.file import LogFile
 from glovebox_server.mcp import resources
 from glovebox_server.mcp.resources import Resources
 

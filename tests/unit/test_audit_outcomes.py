@@ -10,8 +10,9 @@ import pytest
 from tests.fixtures.audit_logs import finished
 from tests.unit.test_audit_query import begun, found, log, run, write
 
-from glovebox_server.audit.chain import Head, seal
-from glovebox_server.audit.events import (
+from glovebox_audit.bundle import report
+from glovebox_audit.chain import Head, seal
+from glovebox_audit.events import (
     ApprovalAnswered,
     ArtifactCollected,
     CallCancelled,
@@ -22,7 +23,6 @@ from glovebox_server.audit.events import (
     StopMade,
     draft,
 )
-from glovebox_server.bundle import report
 from glovebox_server.cli.options import Moment
 
 __all__ = ["log"]
@@ -138,9 +138,7 @@ def test_yesterday_is_a_local_day(log: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert read("yesterday", None, None) == midnight - timedelta(days=1)
         assert read("2026-11-22T00:00", None, None) == datetime(2026, 11, 22, tzinfo=UTC)
         now = monkeypatch
-        now.setattr(
-            "glovebox_server.audit.file._now", lambda: f"{midnight - timedelta(seconds=1):%Y-%m-%dT%H:%M:%S.%fZ}"
-        )
+        now.setattr("glovebox_audit.file._now", lambda: f"{midnight - timedelta(seconds=1):%Y-%m-%dT%H:%M:%S.%fZ}")
         write(log, begun("c_late"), finished("c_late"))
         code, out, _ = run(
             "audit", "query", "--since", "yesterday", "--until", "today", "--json", "--state-dir", log.parent

@@ -17,8 +17,8 @@ from click.testing import CliRunner
 from tests.fixtures import segments
 from tests.fixtures.audit_logs import decided, finished, log_lines, replace_lines
 
-from glovebox_server.audit import read
-from glovebox_server.audit.events import (
+from glovebox_audit import read
+from glovebox_audit.events import (
     ArtifactCollected,
     CallCancelled,
     CallDecided,
@@ -31,11 +31,11 @@ from glovebox_server.audit.events import (
     SandboxStarted,
     draft,
 )
-from glovebox_server.audit.file import LOG_NAME, LogFile
-from glovebox_server.audit.query import adder, ask, database
-from glovebox_server.audit.query.ask import Answer, Told
-from glovebox_server.audit.query.index import Filters
-from glovebox_server.audit.query.outcomes import OUTCOMES
+from glovebox_audit.file import LOG_NAME, LogFile
+from glovebox_audit.query import adder, ask, database
+from glovebox_audit.query.ask import Answer, Told
+from glovebox_audit.query.index import Filters
+from glovebox_audit.query.outcomes import OUTCOMES
 from glovebox_server.cli.main import main
 
 DIGEST = "0123456789abcdef" * 4

@@ -7,9 +7,9 @@ import anyio
 import pytest
 from tests.fixtures.audit_logs import decided, fill, log_lines
 
-from glovebox_server.audit import chain, read
-from glovebox_server.audit.file import HEAD_NAME, LOG_NAME
-from glovebox_server.audit.log import AuditLog
+from glovebox_audit import chain, read
+from glovebox_audit.file import HEAD_NAME, LOG_NAME
+from glovebox_audit.log import AuditLog
 from glovebox_server.errors import AuditUnavailable
 
 

@@ -6,11 +6,11 @@ import anyio
 import pytest
 from tests.fixtures.audit_logs import decided, finished, log_lines
 
-from glovebox_server.audit import subscription
-from glovebox_server.audit.chain import Record
-from glovebox_server.audit.events import ServerStarted
-from glovebox_server.audit.log import AuditLog
-from glovebox_server.audit.subscription import MAX_WAITING_RECORDS, Missed, Subscription
+from glovebox_audit import subscription
+from glovebox_audit.chain import Record
+from glovebox_audit.events import ServerStarted
+from glovebox_audit.log import AuditLog
+from glovebox_audit.subscription import MAX_WAITING_RECORDS, Missed, Subscription
 
 
 async def drain(stream: Subscription) -> list[Record | Missed]:

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from tests.fixtures.audit_logs import decided, fill, finished, log_lines, replace_head, replace_lines
 
-from glovebox_server.audit import chain, read
-from glovebox_server.audit.chain import Head
-from glovebox_server.audit.events import draft
-from glovebox_server.audit.file import HEAD_NAME, LOG_NAME
-from glovebox_server.audit.verifier.report import MAX_PROBLEMS
-from glovebox_server.audit.verify import verify
+from glovebox_audit import chain, read
+from glovebox_audit.chain import Head
+from glovebox_audit.events import draft
+from glovebox_audit.file import HEAD_NAME, LOG_NAME
+from glovebox_audit.verifier.report import MAX_PROBLEMS
+from glovebox_audit.verify import verify
 from glovebox_server.errors import AuditUnavailable
 
 Lines = list[bytes]

@@ -17,9 +17,9 @@ import pytest
 from click.testing import CliRunner
 from tests.fixtures.brokered import profile
 
+from glovebox_audit.read import tail
+from glovebox_audit.verify import verify
 from glovebox_sandboxes.drivers.bubblewrap import bwrap
-from glovebox_server.audit.read import tail
-from glovebox_server.audit.verify import verify
 from glovebox_server.cli.main import main
 from glovebox_server.exits import FAILED, OK, REFUSED, UNAVAILABLE, USAGE
 from glovebox_server.tools.run_python import MAX_CODE

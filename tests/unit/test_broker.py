@@ -14,6 +14,10 @@ from tests.fixtures.artifact_stores import a_store
 from tests.fixtures.brokered import Heard
 from tests.fixtures.channels import READY, Channel, Guest, Weightless
 
+from glovebox_audit import chain
+from glovebox_audit.chain import Draft, Head, Record
+from glovebox_audit.events import draft
+from glovebox_audit.log import Then
 from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_sandboxes.contract.base import Capabilities, ColdSource, Plan, SandboxStats, Source
@@ -27,10 +31,6 @@ from glovebox_sandboxes.pool.provider import SandboxProvider
 from glovebox_sandboxes.session.run import host_namespaces
 from glovebox_server.app import check_example
 from glovebox_server.artifacts.record import ArtifactsUnavailable
-from glovebox_server.audit import chain
-from glovebox_server.audit.chain import Draft, Head, Record
-from glovebox_server.audit.events import draft
-from glovebox_server.audit.log import Then
 from glovebox_server.calls import CallResult, Principal
 from glovebox_server.core.broker import Broker
 from glovebox_server.core.rights import Rights

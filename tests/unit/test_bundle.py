@@ -20,20 +20,20 @@ from tests.fixtures.audit_logs import decided, finished
 import glovebox_profiles
 import glovebox_sandboxes
 import glovebox_server
-from glovebox_server.audit import chain
-from glovebox_server.audit.events import ArtifactScanned, CallDecided, EgressDecided, ServerStopped, draft
-from glovebox_server.audit.file import LogFile
-from glovebox_server.audit.segments.counts import Counts, counted, name_of, shown
-from glovebox_server.audit.segments.proof import NotAProof, NotSealed
-from glovebox_server.audit.segments.statements import Seal
-from glovebox_server.audit.verify import verify as verify_log
-from glovebox_server.bundle import archive, evidence, report
-from glovebox_server.bundle.make import make
-from glovebox_server.bundle.verify import verify
+from glovebox_audit import chain
+from glovebox_audit.bundle import archive, evidence, report
+from glovebox_audit.bundle.make import make
+from glovebox_audit.bundle.verify import verify
+from glovebox_audit.events import ArtifactScanned, CallDecided, EgressDecided, ServerStopped, draft
+from glovebox_audit.file import LogFile
+from glovebox_audit.receipts import dsse
+from glovebox_audit.receipts.keys import public_pem
+from glovebox_audit.segments.counts import Counts, counted, name_of, shown
+from glovebox_audit.segments.proof import NotAProof, NotSealed
+from glovebox_audit.segments.statements import Seal
+from glovebox_audit.verify import verify as verify_log
 from glovebox_server.cli.main import main
 from glovebox_server.exits import USAGE
-from glovebox_server.receipts import dsse
-from glovebox_server.receipts.keys import public_pem
 
 OURS, THEIRS = "r_" + "0" * 26, "r_" + "1" * 26
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from glovebox_audit.read import records_of
 from glovebox_sandboxes.conformance import host
 from glovebox_sandboxes.conformance.call import CallCase, ControlCall, load
 from glovebox_server.artifacts.store import ArtifactStore
-from glovebox_server.audit.read import records_of
 from glovebox_server.calls import CallResult, Text
 from glovebox_server.prove import harness
 from glovebox_server.prove.governed import CaseGovernance

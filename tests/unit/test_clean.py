@@ -13,11 +13,11 @@ from tests.fixtures import segments
 from tests.fixtures.artifact_stores import TTL, Clock, a_store, keep
 from tests.fixtures.audit_logs import decided
 
+from glovebox_audit.events import draft
+from glovebox_audit.file import LogFile
+from glovebox_audit.verify import verify
 from glovebox_sandboxes.contract.spec import DEFAULT
 from glovebox_sandboxes.runtime import guest_gc, runtime
-from glovebox_server.audit.events import draft
-from glovebox_server.audit.file import LogFile
-from glovebox_server.audit.verify import verify
 from glovebox_server.cli.main import main
 
 DAYS = 3

@@ -13,12 +13,12 @@ import anyio
 import pytest
 from tests.fixtures.artifact_stores import ALICE, PNG, a_call, a_store, content, files, limits
 
+from glovebox_audit.events import ArtifactCollected, ArtifactRefused
 from glovebox_sandboxes.contract.outcome import Blob, Captured, Outcome, Shown, SkippedFile, Usage
 from glovebox_sandboxes.contract.pictures import MAX_BYTES, MAX_EDGE, MAX_PICTURES
 from glovebox_server.artifacts.collector import MAX_REFUSED, Collector
 from glovebox_server.artifacts.record import ArtifactsUnavailable
 from glovebox_server.artifacts.store import ArtifactStore
-from glovebox_server.audit.events import ArtifactCollected, ArtifactRefused
 from glovebox_server.errors import AuditUnavailable, RefusedError
 from glovebox_server.receipts.recorder import CallRecorder, ReceiptIssuer
 

@@ -11,9 +11,9 @@ import pytest
 from starlette.requests import Request
 from tests.fixtures.audit_logs import decided
 
-from glovebox_server.audit import chain
-from glovebox_server.audit.events import draft
-from glovebox_server.audit.subscription import Subscription
+from glovebox_audit import chain
+from glovebox_audit.events import draft
+from glovebox_audit.subscription import Subscription
 from glovebox_server.guards.approvals.question import Question
 from glovebox_server.mcp import delivery
 from glovebox_server.mcp.server import session_of

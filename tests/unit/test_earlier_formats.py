@@ -1,6 +1,7 @@
 """What an earlier version wrote is still read: its audit log and its receipts verify, and the log goes on.
 
 ``tests/fixtures/earlier_log`` was written before the packages had their names: a call that ran, one that was refused.
+``tests/fixtures/logs`` has logs of the commits they are named by, each with a sealed segment, a receipt and a bundle.
 """
 
 import base64
@@ -13,27 +14,58 @@ from typing import Any
 import pytest
 from tests.fixtures import segments
 
-from glovebox_server.audit import chain
-from glovebox_server.audit.events import ServerStopped
-from glovebox_server.audit.log import AuditLog
-from glovebox_server.audit.verify import verify
-from glovebox_server.receipts import verify as receipts
-from glovebox_server.receipts.dsse import NotAReceipt
-from glovebox_server.receipts.keys import parse_public
-from glovebox_server.receipts.names import PREDICATE_TYPE
+from glovebox_audit import chain
+from glovebox_audit.bundle import verify as bundles
+from glovebox_audit.events import ServerStopped
+from glovebox_audit.log import AuditLog
+from glovebox_audit.receipts import dsse
+from glovebox_audit.receipts import verify as receipts
+from glovebox_audit.receipts.dsse import NotAReceipt
+from glovebox_audit.receipts.keys import parse_public
+from glovebox_audit.receipts.names import PREDICATE_TYPE
+from glovebox_audit.segments.proof import NotAProof
+from glovebox_audit.verify import verify
 
-KEPT = Path(__file__).parents[1] / "fixtures" / "earlier_log"
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+KEPT = FIXTURES / "earlier_log"
+COMMITS = sorted(place.name for place in (FIXTURES / "logs").iterdir())
+
+
+def copy_log(source: Path, place: Path) -> Path:
+    """Copy a log, as this user's."""
+    shutil.copytree(source, place)
+    for path in (place, *place.rglob("*")):
+        path.chmod(0o700 if path.is_dir() else 0o600)
+    return place
 
 
 @pytest.fixture
 def audit(tmp_path: Path) -> Path:
     """A copy of the log, as this user's."""
-    place = tmp_path / "audit"
-    shutil.copytree(KEPT / "audit", place)
-    place.chmod(0o700)
-    for each in place.iterdir():
-        each.chmod(0o600)
-    return place
+    return copy_log(KEPT / "audit", tmp_path / "audit")
+
+
+@pytest.mark.parametrize("commit", COMMITS)
+async def test_a_log_a_receipt_and_a_bundle_of_a_commit_verify(commit: str, tmp_path: Path) -> None:
+    """Signatures checked, all segments read, and the log goes on; with one byte changed none of them holds."""
+    kept = FIXTURES / "logs" / commit
+    log = copy_log(kept / "audit", tmp_path / "audit")
+    key = parse_public((kept / "key.pub").read_bytes())
+    keys = {dsse.key_id(key): key}
+    report = verify(log, keys=keys)
+    assert (report.ok, report.segments) == (True, 1)
+    receipt = (kept / "receipt.json").read_bytes()
+    assert receipts.verify(receipt, key, log).statement.predicate.outcome.kind == "call.finished"
+    bundle = (kept / "bundle.zip").read_bytes()
+    assert bundles.verify(bundle, keys).report_checked
+    async with AuditLog.open(log, "g1") as continued:
+        await continued.append(ServerStopped(reason="test"))
+    assert verify(log, keys=keys).ok
+    with pytest.raises(NotAProof):
+        bundles.verify(bundle.replace(b"run_python", b"run_pythoN", 1), keys)
+    segment = next((log / "segments").iterdir())
+    segment.write_bytes(segment.read_bytes().replace(b'"exit_code":0', b'"exit_code":1'))
+    assert not verify(log, keys=keys).ok
 
 
 def test_an_earlier_log_verifies(audit: Path) -> None:

@@ -14,13 +14,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tests.fixtures.audit_logs import log_lines
 from tests.unit.test_active_policy import TEXT as POLICY
 
+from glovebox_audit.receipts.keys import public_pem
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.loader import SHIPPED
 from glovebox_server.app import opened
 from glovebox_server.cli.main import main
 from glovebox_server.exits import OK, REFUSED, USAGE
 from glovebox_server.proof.lock import Lock
-from glovebox_server.receipts.keys import public_pem
 from glovebox_server.settings import Settings
 
 LIMIT = "wall_seconds = 30"

@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from glovebox_audit.printable import LAYOUT, printable
 from glovebox_server.calls import CallResult, Link
 from glovebox_server.calls import Text as Told
 from glovebox_server.cli import failures
 from glovebox_server.cli.actions import commands, saving
 from glovebox_server.cli.terminal import COLUMNS, Terminal, new_table, print_json, print_table
-from glovebox_server.printable import LAYOUT, printable
 from glovebox_server.transport import logs
 
 #: Everything a terminal obeys (C0, DEL, C1), and what reorders or hides: bidirectional controls, zero-width characters,

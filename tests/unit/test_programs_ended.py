@@ -9,8 +9,8 @@ from typing import Any
 import anyio
 import pytest
 
+from glovebox_audit.anchors import _give
 from glovebox_sandboxes.drivers.bubblewrap import bwrap
-from glovebox_server.audit.anchors import _give
 from glovebox_server.guards.credentials.sources import CredentialError, read
 
 

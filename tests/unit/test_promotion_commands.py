@@ -17,7 +17,7 @@ from tests.fixtures.audit_logs import log_lines
 from tests.fixtures.promoting import held
 from tests.fixtures.whole_commands import GLOVEBOX
 
-from glovebox_server.audit.verify import verify
+from glovebox_audit.verify import verify
 from glovebox_server.calls import Principal, ToolCall
 from glovebox_server.cli.main import main
 from glovebox_server.errors import RefusedError

@@ -12,9 +12,9 @@ import pytest
 from tests.fixtures.audit_logs import log_lines
 from tests.fixtures.promoting import AFTER, BEFORE, FILES, Place, a_place, folders, held
 
+from glovebox_audit.events import Event, PromotionApplied, PromotionRolledBack
 from glovebox_profiles.load.loader import SHIPPED
 from glovebox_server import app as apps
-from glovebox_server.audit.events import Event, PromotionApplied, PromotionRolledBack
 from glovebox_server.errors import AuditUnavailable, RefusedError
 from glovebox_server.promotion import journal as journals
 from glovebox_server.promotion import transaction

@@ -9,8 +9,9 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from tests.fixtures.receipts import CALL_ID, KEY, OTHER, receipt_log, said
 
+from glovebox_audit.receipts.keys import parse_public, public_pem
 from glovebox_server.cli.main import main
-from glovebox_server.receipts.keys import KeyUnusable, Signer, parse_public, public_pem
+from glovebox_server.receipts.keys import KeyUnusable, Signer
 
 
 def run(*words: str | Path) -> Result:

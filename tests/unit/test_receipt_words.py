@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from tests.fixtures.receipts import public, receipt_log
 
-from glovebox_server.audit import chain
-from glovebox_server.receipts import statement
-from glovebox_server.receipts.dsse import NotAReceipt
-from glovebox_server.receipts.verify import verify
+from glovebox_audit import chain
+from glovebox_audit.receipts import statement
+from glovebox_audit.receipts.dsse import NotAReceipt
+from glovebox_audit.receipts.verify import verify
 
 
 async def test_a_stranger_in_the_key_id_is_told_in_escapes(tmp_path: Path) -> None:

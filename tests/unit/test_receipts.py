@@ -15,16 +15,17 @@ from tests.fixtures import receipt_fields
 from tests.fixtures.audit_logs import log_lines
 from tests.fixtures.receipts import CALL_ID, CODE, KEY, OTHER, call_of, finished, profile, public, receipt_log, said
 
-from glovebox_server.audit import read
-from glovebox_server.audit.chain import canonical
-from glovebox_server.audit.events import ArtifactCollected, CallCancelled, CallDecided, CallFailed, draft
+from glovebox_audit import read
+from glovebox_audit.chain import canonical
+from glovebox_audit.events import ArtifactCollected, CallCancelled, CallFailed, draft
+from glovebox_audit.receipts import dsse, names, statement
+from glovebox_audit.receipts.dsse import NotAReceipt
+from glovebox_audit.receipts.keys import public_pem
+from glovebox_audit.receipts.verify import of_call, verify
 from glovebox_server.calls import Decision
 from glovebox_server.errors import AuditUnavailable
-from glovebox_server.receipts import dsse, names, statement
-from glovebox_server.receipts.dsse import NotAReceipt
-from glovebox_server.receipts.keys import public_pem
+from glovebox_server.guards.journal import records as journal_records
 from glovebox_server.receipts.recorder import _asked
-from glovebox_server.receipts.verify import of_call, verify
 
 
 async def test_what_is_signed_is_what_dsse_says() -> None:
@@ -287,7 +288,7 @@ def test_a_program_that_is_no_utf8_has_a_digest() -> None:
     """A lone surrogate in the code is no reason to have no receipt."""
     call = call_of(code="'\udcff'")
     allowed = Decision(effect="allow", rule="allow", reason="", hint="", profile_digest="")
-    decided = draft(CallDecided.of(call, allowed, keep_arguments=False)).data
+    decided = draft(journal_records.decided(call, allowed, keep_arguments=False)).data
     assert _asked(call, decided)["code"].startswith("sha256:")
 
 

@@ -9,7 +9,7 @@ import anyio.lowlevel
 import pytest
 from tests.fixtures.leftovers import until
 
-from glovebox_server.audit.events import Event, RequestsRefused, draft
+from glovebox_audit.events import Event, RequestsRefused, draft
 from glovebox_server.errors import AuditUnavailable
 from glovebox_server.requests import refusals
 from glovebox_server.requests.refusals import MAX_PRINCIPALS, MAX_RULES, OTHER, OTHERS, Refusals

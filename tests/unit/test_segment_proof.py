@@ -9,12 +9,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tests.fixtures import segments
 from tests.fixtures.audit_logs import decided, finished
 
-from glovebox_server.audit import chain, read
-from glovebox_server.audit.events import draft
-from glovebox_server.audit.file import LogFile
-from glovebox_server.audit.segments import proof
-from glovebox_server.audit.segments.proof import NotAProof, NotSealed
-from glovebox_server.receipts import dsse
+from glovebox_audit import chain, read
+from glovebox_audit.events import draft
+from glovebox_audit.file import LogFile
+from glovebox_audit.receipts import dsse
+from glovebox_audit.segments import proof
+from glovebox_audit.segments.proof import NotAProof, NotSealed
 
 KEY, KEY_ID = segments.PUBLIC, dsse.key_id(segments.PUBLIC)
 

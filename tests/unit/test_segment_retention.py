@@ -9,13 +9,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tests.fixtures import segments
 from tests.fixtures.audit_logs import decided, finished
 
-from glovebox_server.audit import chain
-from glovebox_server.audit.chain import Head
-from glovebox_server.audit.events import draft
-from glovebox_server.audit.file import LogFile
-from glovebox_server.audit.segments import files, rotation
-from glovebox_server.audit.segments.statements import Removal
-from glovebox_server.audit.verify import verify
+from glovebox_audit import chain
+from glovebox_audit.chain import Head
+from glovebox_audit.events import draft
+from glovebox_audit.file import LogFile
+from glovebox_audit.segments import files, rotation
+from glovebox_audit.segments.statements import Removal
+from glovebox_audit.verify import verify
 from glovebox_server.receipts.keys import Signer
 
 
@@ -71,7 +71,7 @@ def test_retention_by_size_removes_the_oldest_until_it_fits(directory: Path, mon
 
 def test_so_many_segments_go_at_once_and_the_others_next(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their records are one write, which a crash must not make too long to be told from tampering."""
-    monkeypatch.setattr("glovebox_server.audit.file._MAX_REMOVED_AT_ONCE", 3)
+    monkeypatch.setattr("glovebox_audit.file._MAX_REMOVED_AT_ONCE", 3)
     segments.fill(directory, 20)
     make_old(monkeypatch)
     assert retain(directory, seconds=1.0) == [1, 2, 3]

@@ -12,15 +12,15 @@ import pytest
 from tests.fixtures import segments
 from tests.fixtures.audit_logs import decided, finished, log_lines
 
-from glovebox_server.audit import chain, read
-from glovebox_server.audit.chain import Head
-from glovebox_server.audit.events import ServerStopped, draft
-from glovebox_server.audit.file import LogFile
-from glovebox_server.audit.log import AuditLog
-from glovebox_server.audit.segments import files, merkle, verified
-from glovebox_server.audit.segments.rotation import SEGMENT_BYTES, SEGMENT_SECONDS, Rotation
-from glovebox_server.audit.underway import UnderWay
-from glovebox_server.audit.verify import verify
+from glovebox_audit import chain, read
+from glovebox_audit.chain import Head
+from glovebox_audit.events import ServerStopped, draft
+from glovebox_audit.file import LogFile
+from glovebox_audit.log import AuditLog
+from glovebox_audit.segments import files, merkle, verified
+from glovebox_audit.segments.rotation import SEGMENT_BYTES, SEGMENT_SECONDS, Rotation
+from glovebox_audit.underway import UnderWay
+from glovebox_audit.verify import verify
 from glovebox_server.errors import AuditUnavailable
 
 KEPT = Path(__file__).parents[1] / "fixtures" / "earlier_log"
@@ -148,7 +148,7 @@ async def test_a_log_that_is_not_told_to_rotate_stays_one_file(directory: Path) 
 
 def test_a_file_that_may_not_be_renamed_is_not_sealed(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``chattr +a``: the log goes on in one file as before; asked to seal, it says what is in the way."""
-    monkeypatch.setattr("glovebox_server.audit.place.Place.may_rename", lambda *_: False)
+    monkeypatch.setattr("glovebox_audit.place.Place.may_rename", lambda *_: False)
     segments.fill(directory, 5)
     assert not (directory / "segments").exists()
     file = LogFile(directory, "s_1", segments.rotation())
@@ -235,7 +235,7 @@ def test_a_start_reads_no_sealed_segment(directory: Path, monkeypatch: pytest.Mo
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", noted)
-        patch.setattr("glovebox_server.audit.segments.files.sealed", None)
+        patch.setattr("glovebox_audit.segments.files.sealed", None)
         file = LogFile(directory, "s_new", segments.rotation())
     file.commit([draft(decided("c_cut"))])
     file.close()

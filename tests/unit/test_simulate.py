@@ -8,10 +8,10 @@ from typing import Any
 from click.testing import CliRunner
 from tests.fixtures.audit_logs import decided
 
+from glovebox_audit.events import draft
+from glovebox_audit.file import LogFile
 from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_profiles.model import digest
-from glovebox_server.audit.events import draft
-from glovebox_server.audit.file import LogFile
 from glovebox_server.cli.main import main
 from glovebox_server.exits import FAILED, OK, USAGE
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from tests.soak.account import accounted
 
-from glovebox_server.audit.chain import GENESIS, Draft, Record, seal
+from glovebox_audit.chain import GENESIS, Draft, Record, seal
 
 TIME = "2026-11-20T12:00:00.000000Z"
 NOON = 1795176000.0

@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner
 from tests.fixtures.audit_logs import log_lines
 
+from glovebox_audit.file import LogFile
 from glovebox_sandboxes.drivers import registry
-from glovebox_server.audit.file import LogFile
 from glovebox_server.cli import state as state_directories
 from glovebox_server.cli.main import main
 from glovebox_server.exits import NO_SERVER, OK, UNAVAILABLE, USAGE

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from tests.fixtures.audit_logs import log_lines
 from tests.unit.test_stops import a_stop, full
 
-from glovebox_server.audit.verify import verify
+from glovebox_audit.verify import verify
 from glovebox_server.cli.main import main
 from glovebox_server.exits import NO_SERVER, OK, UNAVAILABLE, USAGE
 from glovebox_server.guards.stops.stop import stops_of

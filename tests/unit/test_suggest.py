@@ -15,12 +15,12 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from tests.fixtures.audit_logs import decided, finished
 
+from glovebox_audit import chain
+from glovebox_audit.events import ArtifactCollected, CallDecided, EgressDecided, Event, draft
+from glovebox_audit.file import LogFile
 from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_profiles.model import MIB
 from glovebox_profiles.order import within
-from glovebox_server.audit import chain
-from glovebox_server.audit.events import ArtifactCollected, CallDecided, EgressDecided, Event, draft
-from glovebox_server.audit.file import LogFile
 from glovebox_server.calls import Principal, ToolCall
 from glovebox_server.cli.main import main
 from glovebox_server.core.accept import decide

@@ -18,12 +18,12 @@ from tests.fixtures.channels import Guest
 from tests.unit.test_broker import ARGUMENTS, Scene, scene
 from tests.unit.test_stops import NAMES, a_call
 
+from glovebox_audit.chain import Record
+from glovebox_audit.events import Event
+from glovebox_audit.log import AuditLog
 from glovebox_profiles.egress import parse_url
 from glovebox_profiles.egress.rules import EgressDecision
 from glovebox_profiles.policy.model import WatchAction
-from glovebox_server.audit.chain import Record
-from glovebox_server.audit.events import Event
-from glovebox_server.audit.log import AuditLog
 from glovebox_server.calls import Decision, Principal
 from glovebox_server.cli.main import main
 from glovebox_server.core.call import Call

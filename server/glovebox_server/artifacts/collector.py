@@ -5,6 +5,7 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
+from glovebox_audit.events import ArtifactCollected, ArtifactRefused
 from glovebox_sandboxes.contract.outcome import Blob, Outcome, Shown, SkippedFile
 from glovebox_sandboxes.contract.pictures import HEAD_BYTES, MAX_BYTES, MAX_PICTURES, fits
 from glovebox_sandboxes.session.result import IMAGE_TYPES
@@ -12,7 +13,6 @@ from glovebox_server.artifacts.collect import Collection
 from glovebox_server.artifacts.collect import Sink as FileSink
 from glovebox_server.artifacts.names import quoted
 from glovebox_server.artifacts.record import Artifact, ArtifactsUnavailable
-from glovebox_server.audit.events import ArtifactCollected, ArtifactRefused
 from glovebox_server.calls import Delivered, Image, Link, ToolCall
 from glovebox_server.errors import RefusedError
 from glovebox_server.receipts.recorder import CallRecorder

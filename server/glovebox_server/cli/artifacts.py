@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
+from glovebox_audit.printable import printable
 from glovebox_server.cli.options import Group, err, json_option, out, state_directory
-from glovebox_server.printable import printable
 from glovebox_server.settings import Settings
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from glovebox_server.audit.query.outcomes import OUTCOMES
+from glovebox_audit.query.outcomes import OUTCOMES
 from glovebox_server.cli.options import File, Group, Moment, err, json_option, out, state_directory
 from glovebox_server.settings import Settings
 
@@ -71,7 +71,7 @@ def audit_query(settings: Settings, *, text: str | None, limit: int, as_json: bo
 
     Those that fit every option; of a repeated one, any of its values.
     """
-    from glovebox_server.audit.query.index import Filters  # noqa: PLC0415 - see the module's header
+    from glovebox_audit.query.index import Filters  # noqa: PLC0415 - see the module's header
     from glovebox_server.cli.actions import query  # noqa: PLC0415 - see the module's header
 
     filters = Filters(text=None if text is None else text.casefold(), **given)

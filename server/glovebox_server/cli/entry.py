@@ -18,10 +18,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TextIO
 
+from glovebox_audit.printable import LAYOUT, printable
 from glovebox_server.cli import COMPLETE
 from glovebox_server.errors import OutputFailed, Unforeseen
 from glovebox_server.exits import ENDING, INTERRUPTED, NOBODY_READS, OK, UNAVAILABLE, UNFORESEEN, signal_name
-from glovebox_server.printable import LAYOUT, printable
 
 
 class _Standard(io.FileIO):

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
+from glovebox_audit.printable import printable
 from glovebox_profiles.errors import ProfileError
 from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_sandboxes.runtime.environments import EnvironmentFileError
@@ -21,7 +22,6 @@ from glovebox_server.cli.terminal import print_json
 from glovebox_server.errors import RefusedError
 from glovebox_server.exits import UNAVAILABLE, USAGE
 from glovebox_server.failures import failure_of, with_own_command
-from glovebox_server.printable import printable
 from glovebox_server.workspace import WorkspaceRefused
 
 _CODES: tuple[tuple[type[BaseException], int], ...] = (

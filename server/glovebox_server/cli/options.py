@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 import click
 from pydantic import ValidationError
 
+from glovebox_audit.printable import printable
 from glovebox_server.cli.terminal import Terminal
 from glovebox_server.errors import OutputFailed, Unforeseen
-from glovebox_server.printable import printable
 from glovebox_server.settings import NoSuchPlace, Settings, unknown_variables
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])

@@ -154,7 +154,7 @@ class AmbiguousStateError(Exception):
 
 def live_servers(directory: Path) -> list[str]:
     """Return the ids of the servers that have the log of a state directory open."""
-    from glovebox_server.audit import writers  # noqa: PLC0415 - brings the log
+    from glovebox_audit import writers  # noqa: PLC0415 - brings the log
 
     return writers.live(directory / "audit")
 

@@ -15,7 +15,7 @@ from rich.measure import Measurement
 from rich.segment import Segment
 from rich.text import Text
 
-from glovebox_server.printable import LAYOUT, printable
+from glovebox_audit.printable import LAYOUT, printable
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -9,13 +9,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from glovebox_audit.events.calls import Effect
 from glovebox_profiles.egress import decide_url, parse_url
 from glovebox_profiles.egress.hosts import TargetError
 from glovebox_profiles.model import Profile, digest
 from glovebox_profiles.order import value_at
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.plural import counted
-from glovebox_server.calls import Decision, Effect
+from glovebox_server.calls import Decision
 from glovebox_server.errors import InvalidArguments, UnknownTool
 from glovebox_server.tools.base import Grant, Tool
 from glovebox_server.workspace import NOT_SERVED

@@ -17,11 +17,11 @@ from typing import Final
 import anyio
 import anyio.to_thread
 
+from glovebox_audit.events import PolicyChanged, PolicyRefused
+from glovebox_audit.log import AuditLog
 from glovebox_profiles.errors import ProfileError, nearest
 from glovebox_profiles.policy.model import Policy, WatchAction
 from glovebox_profiles.policy.rights import order_conflicts
-from glovebox_server.audit.events import PolicyChanged, PolicyRefused
-from glovebox_server.audit.log import AuditLog
 from glovebox_server.calls import Principal
 from glovebox_server.core.rights import Rights, RightsOf
 from glovebox_server.errors import AuditUnavailable

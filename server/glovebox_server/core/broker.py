@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import anyio
 import anyio.lowlevel
 
+from glovebox_audit.chain import Head
 from glovebox_profiles.compile import to_spec
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.contract.outcome import Outcome
@@ -21,7 +22,6 @@ from glovebox_sandboxes.pool.provider import SandboxProvider, Wanted
 from glovebox_sandboxes.session.run import Hooks, run
 from glovebox_server.artifacts.collector import Collector
 from glovebox_server.artifacts.store import ArtifactStore
-from glovebox_server.audit.chain import Head
 from glovebox_server.calls import NOTHING, CallResult, Decision, Listener, Principal, ToolCall, Trace, new_call_id
 from glovebox_server.core.accept import decide, tool_named, validated
 from glovebox_server.core.call import ApprovalRequiredError, Attempt, Call, CallDeniedError, Ran, Show

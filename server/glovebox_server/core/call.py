@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, cast
 
+from glovebox_audit.events import CallFinished
 from glovebox_profiles.egress import EgressTarget
 from glovebox_profiles.model import Profile
 from glovebox_sandboxes.contract.base import Plan
@@ -15,7 +16,6 @@ from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.session.connection import Serve
-from glovebox_server.audit.events import CallFinished
 from glovebox_server.calls import Decision, Delivered, Listener, ToolCall
 from glovebox_server.core.inputs import Inputs
 from glovebox_server.core.rights import Rights

@@ -4,11 +4,11 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 
+from glovebox_audit.events import Input
 from glovebox_sandboxes.session import connection
 from glovebox_server.artifacts.names import CallNames
 from glovebox_server.artifacts.record import ArtifactsUnavailable
 from glovebox_server.artifacts.store import ArtifactStore, Reader
-from glovebox_server.audit.events import Input
 from glovebox_server.calls import Decision, ToolCall
 from glovebox_server.errors import RefusedError
 

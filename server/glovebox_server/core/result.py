@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from glovebox_audit.chain import Head
+from glovebox_audit.printable import invisible
 from glovebox_sandboxes.contract.base import Plan
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.contract.outcome import PATCH, Changes, Outcome
-from glovebox_server.audit.chain import Head
 from glovebox_server.calls import CallResult, Content, Decision, Delivered, Link, Text, ToolCall, whose
-from glovebox_server.printable import invisible
 from glovebox_server.receipts.recorder import Receipt
 from glovebox_server.tools.base import Answer, Excerpt, Isolation, Tool, cut_output
 

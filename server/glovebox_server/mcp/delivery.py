@@ -17,11 +17,11 @@ from mcp.server.connection import allowed_log_levels
 from mcp.server.context import ServerRequestContext
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from glovebox_server.audit.chain import Record
-from glovebox_server.audit.events import CallDecided
-from glovebox_server.audit.log import AuditLog
-from glovebox_server.audit.read import is_last
-from glovebox_server.audit.subscription import Missed, Subscription
+from glovebox_audit.chain import Record
+from glovebox_audit.events import CallDecided
+from glovebox_audit.log import AuditLog
+from glovebox_audit.read import is_last
+from glovebox_audit.subscription import Missed, Subscription
 from glovebox_server.calls import CallResult, Content, Image, Link, Principal, Text
 from glovebox_server.guards.approvals.question import Answer, Question
 from glovebox_server.guards.stops.stop import BY_RULES

@@ -24,15 +24,15 @@ from mcp.shared.exceptions import MCPError
 from mcp.shared.subscriptions import event_to_notification
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
+from glovebox_audit import read
+from glovebox_audit.chain import Record, canonical, time_of
+from glovebox_audit.events import CallDecided, ReceiptSigned
+from glovebox_audit.log import AuditLog
+from glovebox_audit.subscription import Subscription
 from glovebox_sandboxes.sharing.limiter import FairLimiter
 from glovebox_server.artifacts.record import Artifact, ArtifactsUnavailable
 from glovebox_server.artifacts.store import ArtifactStore
-from glovebox_server.audit import read
-from glovebox_server.audit.chain import Record, canonical
-from glovebox_server.audit.events import CallDecided, ReceiptSigned
-from glovebox_server.audit.log import AuditLog
-from glovebox_server.audit.subscription import Subscription
-from glovebox_server.calls import Principal, time_of
+from glovebox_server.calls import Principal
 from glovebox_server.core.active_policy import ActivePolicy
 from glovebox_server.core.rights import MAX_KEYS, Rights
 from glovebox_server.errors import AuditUnavailable, RefusedError, StoreUnusable

@@ -13,12 +13,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from glovebox_audit import chain
 from glovebox_server import workspace
 from glovebox_server.artifacts.disk import Disk, translated
 from glovebox_server.artifacts.media import Sniffer
 from glovebox_server.artifacts.names import CallNames, check_name, name_risks, quoted
 from glovebox_server.artifacts.record import Artifact, expired, id_of
-from glovebox_server.audit import chain
 from glovebox_server.errors import RefusedError
 from glovebox_server.promotion import patched
 from glovebox_server.promotion.folder import Folder, Seen

@@ -19,12 +19,12 @@ import anyio
 import anyio.from_thread
 import anyio.to_thread
 
+from glovebox_audit.events import Event, ProposalScanned
+from glovebox_audit.log import AuditLog
 from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_sandboxes.contract.outcome import Captured, Outcome, Usage
 from glovebox_sandboxes.plural import counted
 from glovebox_server.artifacts.record import ArtifactsUnavailable
-from glovebox_server.audit.events import Event, ProposalScanned
-from glovebox_server.audit.log import AuditLog
 from glovebox_server.calls import ToolCall
 from glovebox_server.errors import AuditUnavailable, RefusedError
 from glovebox_server.guards.approvals.shown import visible

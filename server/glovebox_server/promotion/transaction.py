@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from glovebox_audit.events import Event, PromotedFile, PromotionApplied, PromotionRolledBack
 from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_server.artifacts.names import quoted
-from glovebox_server.audit.events import Event, PromotedFile, PromotionApplied, PromotionRolledBack
 from glovebox_server.errors import RefusedError
 from glovebox_server.promotion.folder import Folder, opened
 from glovebox_server.promotion.journal import Change, Journal, Promotion, interrupted

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from glovebox_audit.receipts.names import is_newer
 from glovebox_profiles import model as profiles_model
 from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.errors import ProfileError
@@ -19,7 +20,6 @@ from glovebox_profiles.load.positions import KeyPath, dotted
 from glovebox_profiles.load.reading import parse_toml, read_bytes
 from glovebox_profiles.policy import model as policy_model
 from glovebox_profiles.policy.model import Policy
-from glovebox_server.receipts.names import is_newer
 
 TYPE = "https://glovebox.dev/lock/v1"
 """A name: nothing is fetched from there. It changes when a field changes its meaning."""

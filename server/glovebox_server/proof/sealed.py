@@ -14,13 +14,13 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 
+from glovebox_audit import chain
+from glovebox_audit.chain import Record
+from glovebox_audit.receipts.keys import MAX_KEY_BYTES
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.reading import read_bytes
 from glovebox_server import secret_files
-from glovebox_server.audit import chain
-from glovebox_server.audit.chain import Record
 from glovebox_server.calls import ToolCall
-from glovebox_server.receipts.keys import MAX_KEY_BYTES
 from glovebox_server.secret_files import SecretUnusable
 
 MAX_BYTES: Final = 256 * 1024

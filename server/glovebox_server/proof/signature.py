@@ -5,13 +5,13 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from glovebox_audit import chain
+from glovebox_audit.receipts import dsse, keys
+from glovebox_audit.receipts.dsse import NotAReceipt
+from glovebox_audit.receipts.names import STATEMENT_TYPE
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.reading import read_bytes
-from glovebox_server.audit import chain
 from glovebox_server.proof.lock import Lock
-from glovebox_server.receipts import dsse, keys
-from glovebox_server.receipts.dsse import NotAReceipt
-from glovebox_server.receipts.names import STATEMENT_TYPE
 
 PREDICATE_TYPE = "https://glovebox.dev/attestation/lock/v1"
 """A name, as in-toto demands: nothing is fetched from there. It changes when a field changes its meaning."""

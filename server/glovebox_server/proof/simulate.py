@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
+from glovebox_audit import chain, read
+from glovebox_audit.chain import NotARecord, Record
 from glovebox_profiles.model import Profile, digest
-from glovebox_server.audit import chain, read
-from glovebox_server.audit.chain import NotARecord, Record
 from glovebox_server.core.accept import decide
 from glovebox_server.proof.sealed import Opened, arguments_of
 from glovebox_server.tools.base import Tool

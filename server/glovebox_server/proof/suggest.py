@@ -12,15 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from glovebox_profiles import egress, model
-from glovebox_profiles.diff import Change, diff
-from glovebox_profiles.egress import EgressRule
-from glovebox_profiles.egress.hosts import TargetError
-from glovebox_profiles.model import MIB, Profile
-from glovebox_profiles.order import within
-from glovebox_sandboxes.plural import counted
-from glovebox_server.audit.chain import Record
-from glovebox_server.audit.events import (
+from glovebox_audit.chain import Record
+from glovebox_audit.events import (
     ArtifactCollected,
     ArtifactRefused,
     CallCancelled,
@@ -29,6 +22,13 @@ from glovebox_server.audit.events import (
     CallFinished,
     EgressDecided,
 )
+from glovebox_profiles import egress, model
+from glovebox_profiles.diff import Change, diff
+from glovebox_profiles.egress import EgressRule
+from glovebox_profiles.egress.hosts import TargetError
+from glovebox_profiles.model import MIB, Profile
+from glovebox_profiles.order import within
+from glovebox_sandboxes.plural import counted
 from glovebox_server.proof.sealed import Opened, arguments_of
 from glovebox_server.tools.base import Tool
 

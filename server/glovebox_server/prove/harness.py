@@ -20,6 +20,9 @@ import anyio
 import anyio.to_thread
 from structlog.testing import capture_logs
 
+from glovebox_audit.events import RequestsRefused
+from glovebox_audit.read import records_of
+from glovebox_audit.verify import verify
 from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.loader import load
@@ -30,9 +33,6 @@ from glovebox_sandboxes.conformance.call import FOLDER_STEPS, Call, CallCase
 from glovebox_sandboxes.conformance.host import CANARY, Planted
 from glovebox_server import app as apps
 from glovebox_server.app import App
-from glovebox_server.audit.events import RequestsRefused
-from glovebox_server.audit.read import records_of
-from glovebox_server.audit.verify import verify
 from glovebox_server.calls import Principal, Text, ToolCall, new_call_id
 from glovebox_server.core.broker import Broker
 from glovebox_server.core.rights import Rights, Roles

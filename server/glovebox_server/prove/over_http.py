@@ -12,10 +12,10 @@ from typing import Any
 import httpx2
 from starlette.types import ASGIApp
 
+from glovebox_audit.events import Event, RequestsRefused
+from glovebox_audit.log import AuditLog
 from glovebox_sandboxes.conformance.call import Call
 from glovebox_server.app import App
-from glovebox_server.audit.events import Event, RequestsRefused
-from glovebox_server.audit.log import AuditLog
 from glovebox_server.calls import CallResult, Text
 from glovebox_server.core.broker import Broker
 from glovebox_server.mcp.server import RUN_META_KEY, McpServer

@@ -9,8 +9,8 @@ from typing import Final
 import anyio.from_thread
 import anyio.to_thread
 
+from glovebox_audit.events import Event
 from glovebox_server.app import App
-from glovebox_server.audit.events import Event
 from glovebox_server.errors import RefusedError
 from glovebox_server.promotion import journal as journals
 from glovebox_server.promotion import plan, transaction

@@ -12,20 +12,20 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from glovebox_audit import chain
+from glovebox_audit.bundle import archive
+from glovebox_audit.bundle.make import make
+from glovebox_audit.bundle.verify import verify
+from glovebox_audit.chain import Head
+from glovebox_audit.events import ServerStopped, draft
+from glovebox_audit.file import HEAD_NAME, LOG_NAME, LogFile
+from glovebox_audit.receipts.keys import parse_public, public_pem
+from glovebox_audit.segments.proof import NotAProof
+from glovebox_audit.verify import verify as verify_log
 from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.load.loader import load
-from glovebox_server.audit import chain
-from glovebox_server.audit.chain import Head
-from glovebox_server.audit.events import ServerStopped, draft
-from glovebox_server.audit.file import HEAD_NAME, LOG_NAME, LogFile
-from glovebox_server.audit.segments.proof import NotAProof
-from glovebox_server.audit.verify import verify as verify_log
-from glovebox_server.bundle import archive
-from glovebox_server.bundle.make import make
-from glovebox_server.bundle.verify import verify
 from glovebox_server.proof import signature
 from glovebox_server.proof.lock import Effective, Lock, written
-from glovebox_server.receipts import keys
 from glovebox_server.receipts.keys import Signer
 from glovebox_server.settings import Settings
 from glovebox_server.upkeep.log import rotation
@@ -48,7 +48,7 @@ def require_locked(kind: str, profiles: ProfileSet, directory: Path) -> None:
     lock = Lock.read(place)
     if kind in {"signed", "unsigned"}:
         key = Ed25519PrivateKey.generate()
-        key_file.write_text(keys.public_pem(key.public_key()))
+        key_file.write_text(public_pem(key.public_key()))
         if kind == "signed":
             signature.place(place).write_bytes(signature.sign(lock.data, key))
         signature.require(lock, key_file)
@@ -106,7 +106,7 @@ def _verified(kind: str, log: Path, call: str, signer: Signer) -> str:
         fields["segments"][0]["records"].pop()
         content = archive.written(chain.canonical(fields) + b"\n", others)
     try:
-        found = verify(content, {signer.key_id: keys.parse_public(signer.public_pem().encode())}).evidence
+        found = verify(content, {signer.key_id: parse_public(signer.public_pem().encode())}).evidence
     except NotAProof as problem:
         return f"it does not hold: {problem}"
     return f"PROVED: {' '.join(each.kind for each in found.records)}"

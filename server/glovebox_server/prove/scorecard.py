@@ -17,6 +17,7 @@ from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElaps
 from rich.table import Table
 from rich.text import Text
 
+from glovebox_audit.printable import printable
 from glovebox_sandboxes.conformance import call as calls
 from glovebox_sandboxes.conformance import case as cases
 from glovebox_sandboxes.conformance import host as hosts
@@ -30,7 +31,6 @@ from glovebox_sandboxes.plural import counted
 from glovebox_server.app import VERSION
 from glovebox_server.cli.terminal import print_json, print_table
 from glovebox_server.exits import FAILED, OK, UNAVAILABLE
-from glovebox_server.printable import printable
 from glovebox_server.prove import harness
 from glovebox_server.settings import Settings
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from glovebox_audit.chain import Record
+from glovebox_audit.events import RequestsRefused
 from glovebox_sandboxes.conformance.call import Call
-from glovebox_server.audit.chain import Record
-from glovebox_server.audit.events import RequestsRefused
 from glovebox_server.calls import CallResult, Text
 from glovebox_server.tools.base import Tool
 

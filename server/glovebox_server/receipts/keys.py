@@ -1,4 +1,4 @@
-"""The key that signs receipts: one file in the state directory, made when it is first needed; and reading public keys.
+"""The key that signs receipts: one file in the state directory, made when it is first needed.
 
 The private key never leaves its file and this process; nothing here prints or logs it.
 """
@@ -11,19 +11,14 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from glovebox_audit.receipts import dsse
+from glovebox_audit.receipts.keys import MAX_KEY_BYTES, parse_public, public_pem
 from glovebox_server import secret_files
-from glovebox_server.receipts import dsse
 from glovebox_server.secret_files import SecretUnusable
 
 #: Where it lies, below the state directory.
 DIRECTORY = "keys"
 NAME = "receipts.pem"
-
-#: Longest key file in bytes: an Ed25519 key in PEM is 119 (private) or 113 (public).
-MAX_KEY_BYTES = 4096
-
-
-_NO_PUBLIC_KEY = "it is not an Ed25519 public key in PEM, as `glovebox receipt key` prints it"
 
 
 class KeyUnusable(SecretUnusable):
@@ -86,27 +81,6 @@ def own_public(state_dir: Path) -> Ed25519PublicKey | None:
     if not os.path.lexists(state_dir / DIRECTORY / NAME):
         return None
     return parse_public(Signer.load(state_dir).public_pem().encode())
-
-
-def public_pem(key: Ed25519PublicKey) -> str:
-    """A public key in PEM."""
-    form = serialization.PublicFormat.SubjectPublicKeyInfo
-    return key.public_bytes(serialization.Encoding.PEM, form).decode()
-
-
-def parse_public(content: bytes) -> Ed25519PublicKey:
-    """Read a public key as ``glovebox receipt key`` prints it.
-
-    Raises:
-        ValueError: it is anything else.
-    """
-    try:
-        key = serialization.load_pem_public_key(content)
-    except (ValueError, UnsupportedAlgorithm):
-        raise ValueError(_NO_PUBLIC_KEY) from None
-    if isinstance(key, Ed25519PublicKey):
-        return key
-    raise ValueError(_NO_PUBLIC_KEY)
 
 
 def _private(content: bytes, path: Path, fix: str, failure: type[KeyUnusable] = KeyUnusable) -> Ed25519PrivateKey:

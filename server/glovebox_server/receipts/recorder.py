@@ -12,11 +12,8 @@ from typing import Any, Protocol
 
 import anyio
 
-from glovebox_profiles.compile import withheld
-from glovebox_profiles.model import Profile
-from glovebox_server.artifacts.record import ArtifactsUnavailable
-from glovebox_server.audit.chain import Draft, Head, Record
-from glovebox_server.audit.events import (
+from glovebox_audit.chain import Draft, Head, Record
+from glovebox_audit.events import (
     ArtifactCollected,
     ArtifactRefused,
     CallCancelled,
@@ -29,12 +26,15 @@ from glovebox_server.audit.events import (
     ReceiptSigned,
     SandboxStarted,
 )
-from glovebox_server.audit.log import Then
-from glovebox_server.audit.segments.statements import Signs
+from glovebox_audit.log import Then
+from glovebox_audit.receipts import names
+from glovebox_audit.segments.statements import Signs
+from glovebox_profiles.compile import withheld
+from glovebox_profiles.model import Profile
+from glovebox_server.artifacts.record import ArtifactsUnavailable
 from glovebox_server.calls import ToolCall, elapsed_ms, whose
 from glovebox_server.errors import AuditUnavailable
 from glovebox_server.failures import foreseen
-from glovebox_server.receipts import names
 from glovebox_server.redaction import without_paths
 
 TerminalEvent = CallFinished | CallCancelled | CallFailed

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 import anyio
 
-from glovebox_server.audit.events import Event, RequestsRefused
+from glovebox_audit.events import Event, RequestsRefused
 from glovebox_server.errors import AuditUnavailable
 
 #: From one record to the next, in seconds, at least: what a kill may lose, against 10 MB of log in a day of them.

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import structlog
 from structlog.typing import EventDict, WrappedLogger
 
-from glovebox_server.printable import printable
+from glovebox_audit.printable import printable
 
 _MORE = "    | "
 """Before every line of an entry but its first."""

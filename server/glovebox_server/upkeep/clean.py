@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from glovebox_audit import writers
+from glovebox_audit.file import LogFile
+from glovebox_audit.segments import files, rotation
+from glovebox_audit.segments.rotation import Retention
 from glovebox_sandboxes.contract.spec import DEFAULT
 from glovebox_sandboxes.runtime import guest_gc, runtime
 from glovebox_sandboxes.runtime.runtime import Runtime
 from glovebox_server.artifacts import record
 from glovebox_server.artifacts.disk import Disk
-from glovebox_server.audit import writers
-from glovebox_server.audit.file import LogFile
-from glovebox_server.audit.segments import files, rotation
-from glovebox_server.audit.segments.rotation import Retention
 from glovebox_server.settings import Settings
 
 

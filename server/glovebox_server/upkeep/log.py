@@ -1,9 +1,9 @@
 """The audit log of a state directory as its settings want it: how long it is kept, and opened for a command."""
 
+from glovebox_audit.file import LogFile
+from glovebox_audit.segments.rotation import Retention, Rotation
+from glovebox_audit.segments.statements import Signs
 from glovebox_sandboxes.host.owner import new_owner
-from glovebox_server.audit.file import LogFile
-from glovebox_server.audit.segments.rotation import Retention, Rotation
-from glovebox_server.audit.segments.statements import Signs
 from glovebox_server.receipts.keys import Signer
 from glovebox_server.settings import Settings
 

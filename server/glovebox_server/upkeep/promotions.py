@@ -2,7 +2,7 @@
 
 import logging
 
-from glovebox_server.audit.events import Event, draft
+from glovebox_audit.events import Event, draft
 from glovebox_server.errors import RefusedError
 from glovebox_server.promotion import journal as journals
 from glovebox_server.promotion import transaction

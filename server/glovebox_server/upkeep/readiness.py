@@ -11,8 +11,8 @@ from typing import Final
 import anyio
 import anyio.to_thread
 
+from glovebox_audit.log import AuditLog
 from glovebox_sandboxes.runtime import runtime
-from glovebox_server.audit.log import AuditLog
 from glovebox_server.core.active_policy import ActivePolicy
 
 #: Seconds for which an answer of the disk holds: anybody may ask, and one look takes a flush of the disk.

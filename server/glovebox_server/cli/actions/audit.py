@@ -15,18 +15,18 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from rich.console import Console
 from rich.text import Text
 
+from glovebox_audit import anchors, chain, read
+from glovebox_audit.file import LOG_NAME, LogFile
+from glovebox_audit.printable import printable
+from glovebox_audit.read import Line
+from glovebox_audit.receipts import dsse, keys
+from glovebox_audit.segments import proof
+from glovebox_audit.verifier.report import VerifyReport
+from glovebox_audit.verify import verify as verify_log
 from glovebox_sandboxes.plural import counted
-from glovebox_server.audit import anchors, chain, read
-from glovebox_server.audit.file import LOG_NAME, LogFile
-from glovebox_server.audit.read import Line
-from glovebox_server.audit.segments import proof
-from glovebox_server.audit.verifier.report import VerifyReport
-from glovebox_server.audit.verify import verify as verify_log
 from glovebox_server.cli.actions.query import call_named
 from glovebox_server.cli.terminal import print_json
 from glovebox_server.exits import FAILED, OK, USAGE
-from glovebox_server.printable import printable
-from glovebox_server.receipts import dsse, keys
 
 #: Longest line of ``tail``; ``show`` has everything.
 _LINE = 400

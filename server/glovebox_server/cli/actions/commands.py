@@ -14,6 +14,7 @@ import structlog
 from rich.console import Console
 from rich.text import Text as Plain
 
+from glovebox_audit.printable import LAYOUT, printable
 from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.policy.rights import order_conflicts
 from glovebox_sandboxes import strict_json
@@ -28,7 +29,6 @@ from glovebox_server.errors import InvalidArguments
 from glovebox_server.exits import FAILED, OK, REFUSED
 from glovebox_server.guards.approvals.question import Answer, Question
 from glovebox_server.guards.approvals.shown import shown
-from glovebox_server.printable import LAYOUT, printable
 from glovebox_server.secret_files import prepare_state
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS

@@ -9,6 +9,7 @@ import anyio
 from rich.console import Console
 from rich.text import Text
 
+from glovebox_audit.printable import printable
 from glovebox_sandboxes.contract.base import Driver
 from glovebox_sandboxes.contract.spec import DEFAULT
 from glovebox_sandboxes.drivers import registry
@@ -20,7 +21,6 @@ from glovebox_sandboxes.runtime.runtime import Runtime
 from glovebox_server import app as apps
 from glovebox_server.cli.terminal import new_table, print_json, print_table
 from glovebox_server.exits import OK
-from glovebox_server.printable import printable
 from glovebox_server.settings import Settings
 from glovebox_server.upkeep import environments as keeping
 

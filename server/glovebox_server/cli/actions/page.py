@@ -8,10 +8,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from glovebox_sandboxes.plural import counted
-from glovebox_server.audit import read
-from glovebox_server.audit.chain import Record
-from glovebox_server.audit.events import (
+from glovebox_audit import read
+from glovebox_audit.chain import Record
+from glovebox_audit.events import (
     ApprovalAnswered,
     ArtifactCollected,
     ArtifactRefused,
@@ -24,13 +23,14 @@ from glovebox_server.audit.events import (
     StopMade,
     WatchAlarm,
 )
-from glovebox_server.audit.query import ask, calls
-from glovebox_server.audit.query.outcomes import RUNNING
-from glovebox_server.audit.segments.files import LOG_NAME
+from glovebox_audit.printable import printable
+from glovebox_audit.query import ask, calls
+from glovebox_audit.query.outcomes import RUNNING
+from glovebox_audit.segments.files import LOG_NAME
+from glovebox_sandboxes.plural import counted
 from glovebox_server.cli.actions.query import call_named, telling
 from glovebox_server.cli.terminal import print_json
 from glovebox_server.exits import FAILED, OK
-from glovebox_server.printable import printable
 
 #: A line of the page: what it is about, what is so, and how it is shown.
 _Row = tuple[str, str, str]

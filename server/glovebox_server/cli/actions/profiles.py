@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from glovebox_audit.printable import printable
 from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.diff import Change, diff, diff_sets
 from glovebox_profiles.errors import ProfileError, nearest
@@ -38,7 +39,6 @@ from glovebox_sandboxes.plural import counted
 from glovebox_server.cli.actions.saving import replace_file
 from glovebox_server.cli.terminal import new_table, print_json, print_table
 from glovebox_server.exits import FAILED, OK, USAGE
-from glovebox_server.printable import printable
 from glovebox_server.proof import signature
 
 CheckEnvironments = Callable[[Sequence[tuple[Path, Profile]]], list[ProfileError]]

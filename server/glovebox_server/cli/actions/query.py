@@ -11,15 +11,15 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
+from glovebox_audit import chain
+from glovebox_audit.printable import printable
+from glovebox_audit.query import ask
+from glovebox_audit.query.ask import Told
+from glovebox_audit.query.calls import Call
+from glovebox_audit.query.index import Filters
 from glovebox_sandboxes.plural import counted
-from glovebox_server.audit import chain
-from glovebox_server.audit.query import ask
-from glovebox_server.audit.query.ask import Told
-from glovebox_server.audit.query.calls import Call
-from glovebox_server.audit.query.index import Filters
 from glovebox_server.cli.terminal import new_table, print_json, print_table
 from glovebox_server.exits import FAILED, OK
-from glovebox_server.printable import printable
 
 #: How long something takes before a person wants to know what.
 _PATIENCE_SECONDS = 1.0

@@ -10,16 +10,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from glovebox_server.audit import chain
+from glovebox_audit import chain
+from glovebox_audit.printable import printable
+from glovebox_audit.receipts import dsse, statement
+from glovebox_audit.receipts.dsse import NotAReceipt
+from glovebox_audit.receipts.keys import parse_public
+from glovebox_audit.receipts.statement import Statement
+from glovebox_audit.receipts.verify import VerifiedReceipt, of_call
+from glovebox_audit.receipts.verify import verify as verify_receipt
 from glovebox_server.cli.actions.query import call_named
 from glovebox_server.cli.terminal import new_table, print_json, print_table
 from glovebox_server.exits import FAILED, OK, USAGE
-from glovebox_server.printable import printable
-from glovebox_server.receipts import dsse, keys, statement
-from glovebox_server.receipts.dsse import NotAReceipt
-from glovebox_server.receipts.statement import Statement
-from glovebox_server.receipts.verify import VerifiedReceipt, of_call
-from glovebox_server.receipts.verify import verify as verify_receipt
+from glovebox_server.receipts import keys
 
 _COLUMNS = 100
 """Of what is shown of a receipt, into a pipe as well: some cells hold a whole list."""
@@ -84,7 +86,7 @@ def verify(
     if Path(wanted).exists() and not Path(wanted).is_file() and not chain.is_name(wanted):  # a pipe would be waited for
         return _neither(err, wanted)
     try:
-        given = keys.own_public(state_dir) if public_key is None else keys.parse_public(_read(public_key))
+        given = keys.own_public(state_dir) if public_key is None else parse_public(_read(public_key))
     except (ValueError, OSError) as problem:
         words = (isinstance(problem, OSError) and problem.strerror) or str(problem)
         console.print(Text(printable(f"The key {public_key} cannot be used: {words}.")))

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import anyio
 
+from glovebox_audit.printable import LAYOUT, printable
 from glovebox_sandboxes.contract.errors import DiagnosedError
-from glovebox_server.printable import LAYOUT, printable
 
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
 """What another name on the same disk would not change."""

@@ -7,7 +7,7 @@ disagree about which of two answers came first. Whoever waits for the store mean
 import sqlite3
 from collections.abc import Callable
 
-from glovebox_server.audit.events import (
+from glovebox_audit.events import (
     ApprovalAnswered,
     ApprovalRefused,
     ApprovalRequested,

@@ -21,10 +21,10 @@ import anyio.to_thread
 import rfc8785
 from anyio.lowlevel import EventLoopToken
 
+from glovebox_audit.events import Event
+from glovebox_audit.log import AuditLog
 from glovebox_profiles.model import effective
 from glovebox_sandboxes.contract.errors import Refusal
-from glovebox_server.audit.events import Event
-from glovebox_server.audit.log import AuditLog
 from glovebox_server.calls import Decision, Grant, Listener, new_id
 from glovebox_server.core.broker import denied
 from glovebox_server.errors import AuditUnavailable, RefusedError, StoreUnusable

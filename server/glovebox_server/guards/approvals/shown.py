@@ -14,11 +14,11 @@ from typing import Any, Final
 
 from rich.cells import cell_len, chop_cells
 
+from glovebox_audit.printable import UNSEEN
 from glovebox_profiles.explain import explain
 from glovebox_profiles.model import Profile
 from glovebox_sandboxes.plural import counted
 from glovebox_server.guards.approvals.question import Question
-from glovebox_server.printable import UNSEEN
 
 #: Emoji are written with them; in a program they show nothing.
 _SELECTORS: Final = frozenset({0xFE0E, 0xFE0F})

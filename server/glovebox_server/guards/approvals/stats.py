@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from statistics import median, quantiles
 
-from glovebox_server.audit.chain import Record
-from glovebox_server.audit.events import ApprovalAnswered, ApprovalRequested, CallDecided
+from glovebox_audit.chain import Record
+from glovebox_audit.events import ApprovalAnswered, ApprovalRequested, CallDecided
 
 _MANY = 2
 """Times that it takes for a percentile."""

@@ -14,11 +14,11 @@ from typing import Final, NoReturn, TypeVar
 
 import anyio
 
+from glovebox_audit.events import CallFinished
 from glovebox_profiles.egress.hosts import matches
 from glovebox_profiles.policy.model import Rate
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.host.owner import is_of_another_boot, is_orphan, new_owner
-from glovebox_server.audit.events import CallFinished
 from glovebox_server.calls import CallResult, Image, Link, Principal, Text, ToolCall
 from glovebox_server.core.rights import Rights
 from glovebox_server.egress import Traffic

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import anyio.to_thread
 
-from glovebox_server.audit.chain import Head
+from glovebox_audit.chain import Head
 from glovebox_server.calls import elapsed_ms
 from glovebox_server.core.call import Call, Ran
 from glovebox_server.core.rights import Rights

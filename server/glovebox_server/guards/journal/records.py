@@ -6,21 +6,22 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from glovebox_audit.chain import Draft, canonical
+from glovebox_audit.events import (
+    NOT_YET,
+    ArtifactScanned,
+    CallDecided,
+    CallFinished,
+    Input,
+    Output,
+    SandboxStarted,
+    draft,
+)
 from glovebox_profiles.model import Profile
 from glovebox_sandboxes.contract.attestation import made_with
 from glovebox_sandboxes.contract.base import Driver
 from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_sandboxes.session.run import AttestedSandbox
-from glovebox_server.audit.chain import Draft
-from glovebox_server.audit.events import (
-    NOT_YET,
-    ArtifactScanned,
-    CallDecided,
-    CallFinished,
-    Output,
-    SandboxStarted,
-    draft,
-)
 from glovebox_server.calls import Decision, ToolCall, elapsed_ms
 from glovebox_server.core.inputs import Inputs
 from glovebox_server.guards.redaction.detector import Forms
@@ -43,22 +44,44 @@ async def call_decided(
     *,
     sealer: "Sealer | None" = None,
 ) -> CallDecided:
-    """What was decided; with the arguments only where the profile keeps them, or sealed."""
-    event = await _decided(call, decision, profile, inputs, values)
+    """Return the decision's record; with the arguments only where the profile keeps them, or sealed."""
+    keep = profile is not None and "arguments" in profile.audit.keep
+    event = decided(call, decision, keep_arguments=keep, inputs=inputs.listed)
+    if profile is not None and event.arguments is not None and profile.result.redact != "none":
+        arguments, secrets = await mask_value(event.arguments, values)
+        event = replace(event, arguments=arguments, redacted=secrets) if secrets else event
     if sealer is None or (event.arguments is not None and not event.redacted):
         return event
     return replace(event, sealed_arguments=sealer.seal(call))
 
 
-async def _decided(
-    call: ToolCall, decision: Decision, profile: Profile | None, inputs: Inputs, values: Forms
-) -> CallDecided:
-    keep = profile is not None and "arguments" in profile.audit.keep
-    event = CallDecided.of(call, decision, keep_arguments=keep, inputs=inputs.listed)
-    if profile is None or event.arguments is None or profile.result.redact == "none":
-        return event
-    arguments, secrets = await mask_value(event.arguments, values)
-    return replace(event, arguments=arguments, redacted=secrets) if secrets else event
+def decided(call: ToolCall, decision: Decision, *, keep_arguments: bool, inputs: tuple[Input, ...] = ()) -> CallDecided:
+    """Make the event for one decision; ``keep_arguments`` is the profile's choice."""
+    arguments = dict(call.arguments)
+    encoded = canonical(arguments)
+    return CallDecided(
+        call_id=call.id,
+        principal=call.principal.id,
+        transport=call.principal.transport,
+        client=call.principal.client,
+        tool=call.tool,
+        effect=decision.effect,
+        rule=decision.rule,
+        reason=decision.recorded or decision.reason,
+        profile_digest=decision.profile_digest,
+        arguments_digest="sha256:" + hashlib.sha256(encoded).hexdigest(),
+        arguments_bytes=len(encoded),
+        arguments=arguments if keep_arguments else None,
+        inputs=inputs or None,
+        user=call.principal.user,
+        role=decision.role,
+        policy_digest=decision.policy_digest,
+        approval=decision.approval,
+        approved_by=decision.approved_by or None,
+        traceparent=call.trace.parent if call.trace else None,
+        tracestate=call.trace.state if call.trace else None,
+        grants=tuple(f"{grant.what}:{grant.target} ({grant.approval})" for grant in decision.grants) or None,
+    )
 
 
 def sandbox_started(driver: Driver, sandbox: AttestedSandbox) -> Draft:

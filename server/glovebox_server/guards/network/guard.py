@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 
+from glovebox_audit.events import EgressAnswered, EgressDecided
 from glovebox_profiles.egress.hosts import TargetError
-from glovebox_server.audit.events import EgressAnswered, EgressDecided
 from glovebox_server.core.call import Call, Ran
 from glovebox_server.core.chain import Next
 from glovebox_server.egress import (

@@ -17,9 +17,9 @@ import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
+from glovebox_audit.events import Event, StopMade
+from glovebox_audit.log import AuditLog
 from glovebox_sandboxes.contract.errors import Refusal
-from glovebox_server.audit.events import Event, StopMade
-from glovebox_server.audit.log import AuditLog
 from glovebox_server.calls import ToolCall
 from glovebox_server.errors import AuditUnavailable
 from glovebox_server.guards.stops.stop import DAMAGED, MAX_STOPS, SPARE_STOPS, Scope, Stop, new_stop, stops_of

@@ -18,11 +18,11 @@ from typing import Any, Self
 import anyio
 import anyio.to_thread
 
+from glovebox_audit.events import WatchAlarm
+from glovebox_audit.log import AuditLog
 from glovebox_profiles.policy.model import WatchAction
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.contract.outcome import Outcome
-from glovebox_server.audit.events import WatchAlarm
-from glovebox_server.audit.log import AuditLog
 from glovebox_server.calls import Decision, ToolCall
 from glovebox_server.egress import EgressAttempt
 from glovebox_server.errors import AuditUnavailable

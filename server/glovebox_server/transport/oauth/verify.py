@@ -21,8 +21,8 @@ from urllib.parse import quote
 
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
+from glovebox_audit.printable import printable
 from glovebox_sandboxes import strict_json
-from glovebox_server.printable import printable
 
 #: Characters of a token. Some providers list groups; a request's whole head has 16 KiB.
 MAX_TOKEN: Final = 8192

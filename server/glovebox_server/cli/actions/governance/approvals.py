@@ -12,10 +12,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from glovebox_audit import read
+from glovebox_audit.chain import Record
+from glovebox_audit.events import Event, draft
+from glovebox_audit.printable import printable
 from glovebox_sandboxes.plural import counted
-from glovebox_server.audit import read
-from glovebox_server.audit.chain import Record
-from glovebox_server.audit.events import Event, draft
 from glovebox_server.cli.state import OPERATOR
 from glovebox_server.cli.terminal import new_table, print_json, print_question, print_table
 from glovebox_server.errors import RefusedError
@@ -25,7 +26,6 @@ from glovebox_server.guards.approvals import stats as counting
 from glovebox_server.guards.approvals.question import MAX_REASON, Answer, Reach
 from glovebox_server.guards.approvals.states import State
 from glovebox_server.guards.approvals.store import Standing
-from glovebox_server.printable import printable
 from glovebox_server.secret_files import prepare_state
 from glovebox_server.settings import Settings
 from glovebox_server.stores.database import Database

@@ -7,13 +7,13 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text as Plain
 
+from glovebox_audit.printable import printable
 from glovebox_sandboxes.plural import counted
 from glovebox_server import workspace
 from glovebox_server.cli.terminal import new_table, print_json, print_table
 from glovebox_server.exits import OK, UNAVAILABLE, USAGE
 from glovebox_server.guards.watch import canaries
 from glovebox_server.guards.watch.canaries import NAME, Canary, CanaryProblem, canaries_of
-from glovebox_server.printable import printable
 from glovebox_server.settings import Settings
 from glovebox_server.workspace import WorkspaceRefused
 

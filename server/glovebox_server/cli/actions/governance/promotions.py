@@ -9,16 +9,16 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text as Plain
 
+from glovebox_audit.events import Event, draft
+from glovebox_audit.printable import printable
 from glovebox_sandboxes.plural import counted
 from glovebox_server import app as apps
 from glovebox_server.artifacts.names import quoted
-from glovebox_server.audit.events import Event, draft
 from glovebox_server.cli.actions.governance import scans
 from glovebox_server.cli.terminal import print_json
 from glovebox_server.errors import RefusedError
 from glovebox_server.exits import OK, REFUSED
 from glovebox_server.guards.approvals.shown import visible, warn_of_letters
-from glovebox_server.printable import printable
 from glovebox_server.promotion import journal as journals
 from glovebox_server.promotion import plan, rollback, transaction
 from glovebox_server.promotion.folder import Folder, opened

@@ -6,12 +6,12 @@ import anyio
 from rich.console import Console
 from rich.text import Text as Plain
 
+from glovebox_audit.printable import printable
 from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_server import app as apps
 from glovebox_server.calls import CallResult, Link, Principal, Text
 from glovebox_server.cli.terminal import print_json
 from glovebox_server.exits import FAILED, OK
-from glovebox_server.printable import printable
 from glovebox_server.promotion import reencoder, scanner, scanning
 from glovebox_server.promotion.scanner import Found
 from glovebox_server.settings import Settings

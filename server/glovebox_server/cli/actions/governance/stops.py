@@ -13,12 +13,13 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text as Plain
 
+from glovebox_audit.events import Event, StopLifted, draft
+from glovebox_audit.printable import printable
+from glovebox_audit.query import ask
+from glovebox_audit.query.index import Filters
 from glovebox_profiles.errors import nearest
 from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_sandboxes.plural import counted
-from glovebox_server.audit.events import Event, StopLifted, draft
-from glovebox_server.audit.query import ask
-from glovebox_server.audit.query.index import Filters
 from glovebox_server.cli import state
 from glovebox_server.cli.actions.governance.tokens import TokenRefused
 from glovebox_server.cli.actions.query import telling
@@ -27,7 +28,6 @@ from glovebox_server.errors import AuditUnavailable
 from glovebox_server.exits import NO_SERVER, OK, UNAVAILABLE, USAGE
 from glovebox_server.guards.stops.stop import MAX_BECAUSE, Scope, Stop, StopsUnusable, new_stop, stops_of
 from glovebox_server.guards.stops.stops import RECORD_SECONDS, made
-from glovebox_server.printable import printable
 from glovebox_server.requests import server_key
 from glovebox_server.secret_files import prepare_state
 from glovebox_server.settings import Settings

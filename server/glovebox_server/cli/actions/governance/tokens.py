@@ -6,10 +6,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text as Plain
 
+from glovebox_audit.events import TokenCreated, TokenRevoked, draft
 from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_sandboxes.plural import counted
 from glovebox_server import app as apps
-from glovebox_server.audit.events import TokenCreated, TokenRevoked, draft
 from glovebox_server.cli.state import OPERATOR
 from glovebox_server.cli.terminal import new_table, print_json, print_table
 from glovebox_server.exits import OK

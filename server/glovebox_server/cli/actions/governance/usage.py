@@ -10,12 +10,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text as Plain
 
+from glovebox_audit.printable import printable
 from glovebox_profiles.policy.model import SPENDING
 from glovebox_server.cli.terminal import new_table, print_json, print_table
 from glovebox_server.exits import OK
 from glovebox_server.guards.budgets import store
 from glovebox_server.guards.budgets.usage import Used, used
-from glovebox_server.printable import printable
 from glovebox_server.settings import Settings
 from glovebox_server.stores import database
 

@@ -7,20 +7,20 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from glovebox_audit.bundle import archive, report
+from glovebox_audit.bundle import make as making
+from glovebox_audit.bundle import verify as verifying
+from glovebox_audit.printable import printable
+from glovebox_audit.receipts import dsse
+from glovebox_audit.segments.proof import NotAProof, NotSealed
 from glovebox_profiles import model as profiles_model
 from glovebox_profiles.errors import ProfileError
 from glovebox_sandboxes.plural import counted
-from glovebox_server.audit.segments.proof import NotAProof, NotSealed
-from glovebox_server.bundle import archive, report
-from glovebox_server.bundle import make as making
-from glovebox_server.bundle import verify as verifying
 from glovebox_server.cli.actions.audit import not_proved, public_key
 from glovebox_server.cli.actions.query import call_named, run_named
 from glovebox_server.cli.actions.saving import CannotSave, NameTaken
 from glovebox_server.cli.terminal import print_json
 from glovebox_server.exits import FAILED, OK, USAGE
-from glovebox_server.printable import printable
-from glovebox_server.receipts import dsse
 from glovebox_server.settings import Settings
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from glovebox_audit.receipts import dsse
 from glovebox_sandboxes.plural import counted
 from glovebox_server import app, workspace
 from glovebox_server.cli.actions.profiles import described, say
@@ -12,7 +13,7 @@ from glovebox_server.cli.terminal import print_json
 from glovebox_server.exits import OK, USAGE
 from glovebox_server.proof import signature
 from glovebox_server.proof.lock import Effective, Lock, written
-from glovebox_server.receipts import dsse, keys
+from glovebox_server.receipts import keys
 from glovebox_server.settings import Settings
 from glovebox_server.startup.policy import governed, policy_file
 from glovebox_server.tools import TOOLS

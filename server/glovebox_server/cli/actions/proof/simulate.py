@@ -7,18 +7,18 @@ from pathlib import Path
 
 from rich.console import Console
 
+from glovebox_audit.events import CallDecided
+from glovebox_audit.printable import printable
 from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.loader import SHIPPED, CheckExample, checked, load, read
 from glovebox_profiles.model import effective
 from glovebox_sandboxes.plural import counted
-from glovebox_server.audit.events import CallDecided
 from glovebox_server.cli.actions.page import KEEPING
 from glovebox_server.cli.actions.profiles import found_for, say, say_change, to_toml
 from glovebox_server.cli.actions.saving import replace_file
 from glovebox_server.cli.terminal import print_json
 from glovebox_server.exits import FAILED, OK
-from glovebox_server.printable import printable
 from glovebox_server.proof.sealed import opener
 from glovebox_server.proof.simulate import records
 from glovebox_server.proof.simulate import simulate as decide_again

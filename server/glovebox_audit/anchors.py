@@ -1,0 +1,144 @@
+"""Keeps the end of the chain elsewhere at intervals: a line appended to a file, or given to a program's standard input.
+
+A log and a ``head.json`` that were both put back to an earlier state are found by such lines alone. What cannot be kept
+is logged and tried again at the next interval: no call waits for it.
+"""
+
+import logging
+import os
+import re
+import shlex
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import anyio
+import anyio.to_thread
+from anyio.abc import Process
+
+from glovebox_audit import chain
+from glovebox_audit.chain import Head
+from glovebox_audit.segments.files import anchor
+
+PROGRAM_SECONDS: Final = 30.0
+"""How long a program may take: it may speak to another host."""
+
+_ENDED_SECONDS: Final = 1.0
+"""How long a killed program may take to be gone; one that sudo started as another user cannot be killed."""
+
+MAX_BYTES: Final = 32 << 20
+"""Longest file that is read back: an anchor a minute for eight months."""
+
+_LINE = re.compile(rb"(?:[0-9a-fTZ: -]*[0-9-]{10}T[0-9:]{8}Z |\S{1,40} )?([0-9]{1,16}:[0-9a-f]{64})")
+"""An anchor; before it may stand what a full disk took of others, which were then tried again."""
+
+_PART = re.compile(rb"[0-9a-fTZ: -]+")
+
+_log = logging.getLogger(__name__)
+
+
+class StillRunsError(OSError):
+    """A program is over its time, and could not be ended; ``process`` is it."""
+
+    def __init__(self, program: str, process: Process) -> None:
+        super().__init__(
+            f"{program} did not end within {PROGRAM_SECONDS:g} seconds and cannot be ended, as process {process.pid} "
+            "is another user's: no other is started before it ends. Have it end itself: sudo -u USER timeout 20 PROGRAM"
+        )
+        self.process = process
+
+
+async def follow(head: Callable[[], Head], where: str, seconds: float) -> None:
+    """Keep an anchor now, and then at each interval in which the log grew, until cancelled.
+
+    Args:
+        head: tells the end of the chain.
+        where: ``file:`` and a path, or ``exec:`` and a command.
+        seconds: between two.
+    """
+    kept = 0
+    left: Process | None = None
+    while True:
+        now = head()
+        # One program at a time: what cannot be ended is at most one process, however long the server runs.
+        if now.seq > kept and (left is None or left.returncode is not None):
+            try:
+                await keep(now, where)
+                kept = now.seq
+            except OSError as problem:
+                left = problem.process if isinstance(problem, StillRunsError) else None
+                _log.warning("The anchor %s was not kept: %s", anchor(now), problem)
+        await anyio.sleep(seconds)
+
+
+async def keep(end: Head, where: str) -> None:
+    """Keep one anchor; raises OSError, with a sentence, where it was not kept."""
+    line = f"{datetime.now(UTC).strftime('%Y-%m-%dT%H:%M:%SZ')} {anchor(end)}\n".encode()
+    kind, _, place = where.partition(":")
+    if kind == "file":
+        await anyio.to_thread.run_sync(_append, Path(place), line)
+    else:
+        await _give(shlex.split(place), line)
+
+
+def _append(path: Path, line: bytes) -> None:
+    # Non-blocking, so that a FIFO in its place holds nothing up.
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    try:
+        if os.write(descriptor, line) < len(line):
+            raise OSError(f"{path} took a part of it")
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+async def _give(argv: list[str], line: bytes) -> None:
+    # A session of its own, so that what it starts ends with it. What it prints nobody reads. One that a server which
+    # ends has just started is ended below.
+    with anyio.CancelScope(shield=True):
+        process = await anyio.open_process(argv, stdout=-3, stderr=-3, start_new_session=True)
+    try:
+        with anyio.move_on_after(PROGRAM_SECONDS):
+            if process.stdin is not None:
+                with suppress(anyio.BrokenResourceError):
+                    await process.stdin.send(line)
+                await process.stdin.aclose()
+            if status := await process.wait():
+                raise OSError(f"{argv[0]} ended with status {status}")
+            return
+    finally:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with anyio.move_on_after(_ENDED_SECONDS, shield=True):
+            await process.wait()
+    if process.returncode is None:
+        raise StillRunsError(argv[0], process)
+    raise OSError(f"{argv[0]} did not end within {PROGRAM_SECONDS:g} seconds")
+
+
+def read(content: bytes) -> list[Head]:
+    """Read anchors back: each line ``SEQ:HASH``, with or without a word before it, such as the time.
+
+    A last line that was cut short is passed over with a warning: whoever wrote it said that it was not kept.
+
+    Raises:
+        ValueError: they are too many, none, or a line is something else; names it.
+    """
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"longer than {MAX_BYTES} bytes: give its end")
+    found: list[Head] = []
+    lines = content.splitlines()
+    for number, line in enumerate(lines, 1):
+        match = _LINE.fullmatch(line)
+        if match is None:
+            if number == len(lines) and not content.endswith(b"\n") and _PART.fullmatch(line):
+                _log.warning("Line %d of the anchors was cut short, as by a full disk: it is passed over.", number)
+                break
+            raise ValueError(f"line {number} is no anchor: it is SEQ:HASH, as `glovebox audit head` prints it")
+        found.append(chain.parse_anchor(match[1].decode()))
+    if not found:
+        raise ValueError("there is no anchor in it")
+    return found

@@ -1,0 +1,67 @@
+"""The one file: a zip whose other parts are made of ``evidence.json`` alone. Bytes in, bytes out.
+
+Whoever verifies makes them again. So the page that people read says what was proved, and a bundle has one form only.
+Nothing in it is compressed, so that what it takes to read one is told by its length.
+"""
+
+import io
+import struct
+import zipfile
+
+from glovebox_audit import chain
+from glovebox_audit.bundle import report
+from glovebox_audit.bundle.evidence import Evidence
+from glovebox_audit.segments.proof import NotAProof
+
+MAX_BYTES = 512 << 20
+"""Longest bundle: a run of some 20,000 calls."""
+
+EVIDENCE, REPORT = "evidence.json", "report.html"
+
+_BEGAN = (1980, 1, 1, 0, 0, 0)
+"""When a part was written: the first moment that a zip can name."""
+
+
+def parts(evidence: Evidence) -> dict[str, bytes]:
+    """What is made of the evidence: receipts, profiles, policies, and the page."""
+    found = {f"receipts/{call}.json": content + b"\n" for call, content in evidence.receipts.items()}
+    for folder, texts in (("profiles", evidence.profiles), ("policies", evidence.policies)):
+        for digest, text in texts.items():
+            if text is not None:
+                found[f"{folder}/{digest.removeprefix('sha256:')}.json"] = chain.canonical(text) + b"\n"
+    return found | {REPORT: report.page(evidence).encode()}
+
+
+def written(evidence: bytes, others: dict[str, bytes]) -> bytes:
+    """The file."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as file:
+        for name, content in sorted({**others, EVIDENCE: evidence}.items()):
+            item = zipfile.ZipInfo(name, _BEGAN)
+            item.create_system, item.external_attr = 3, 0o644 << 16
+            file.writestr(item, content)
+    return out.getvalue()
+
+
+def evidence_in(content: bytes) -> tuple[bytes, dict[str, bytes]]:
+    """Take a bundle apart: its evidence, and its other parts.
+
+    Raises:
+        NotAProof: it is none.
+    """
+    if len(content) > MAX_BYTES:
+        raise NotAProof(f"it is longer than {MAX_BYTES} bytes")
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as file:
+            if any(each.compress_type != zipfile.ZIP_STORED for each in file.infolist()):
+                raise NotAProof("it is not as it was written: a part is compressed")
+            # Stored, a part is no longer than what it says; together they may overlap, and say more than there is.
+            if sum(each.file_size for each in file.infolist()) > len(content):
+                raise NotAProof("it is not as it was written: its parts overlap")
+            found = {each.filename: file.read(each) for each in file.infolist()}
+            evidence = found.pop(EVIDENCE)
+    except (zipfile.BadZipFile, LookupError, ValueError, OSError, EOFError, RuntimeError, struct.error):
+        raise NotAProof("it is no bundle, or one that was damaged") from None
+    if written(evidence, found) != content:
+        raise NotAProof("it is not as it was written: bytes were changed or added")
+    return evidence, found

@@ -1,0 +1,193 @@
+"""The events of the audit log: one frozen dataclass each, by family, and the table from kind to class.
+
+A new event is a dataclass in the module of its family, and its place in ``EVENTS``.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from glovebox_audit import chain
+from glovebox_audit.events.approvals import (
+    ApprovalAnswered,
+    ApprovalEvent,
+    ApprovalRefused,
+    ApprovalRequested,
+    ApprovalWithdrawn,
+    GrantMade,
+    GrantRevoked,
+)
+from glovebox_audit.events.base import (
+    NOT_YET,
+    WHOSE,
+    CallEvent,
+    Event,
+)
+from glovebox_audit.events.calls import (
+    ArtifactCollected,
+    ArtifactRefused,
+    ArtifactScanned,
+    CallCancelled,
+    CallDecided,
+    CallFailed,
+    CallFinished,
+    CallLost,
+    EgressAnswered,
+    EgressDecided,
+    Input,
+    LossCause,
+    Output,
+    ReceiptSigned,
+    SandboxStarted,
+)
+from glovebox_audit.events.log import (
+    GapRecorded,
+    RemovalReason,
+    SegmentBegun,
+    SegmentRemoved,
+    SegmentSealed,
+)
+from glovebox_audit.events.promotions import PromotedFile, PromotionApplied, PromotionRolledBack, ProposalScanned
+from glovebox_audit.events.server import (
+    PolicyChanged,
+    PolicyRefused,
+    PoolChanged,
+    ProfileLoaded,
+    RequestsRefused,
+    ServerStarted,
+    ServerStopped,
+)
+from glovebox_audit.events.stops import (
+    StopLifted,
+    StopMade,
+    WatchAlarm,
+)
+from glovebox_audit.events.tokens import TokenCreated, TokenRevoked
+
+__all__ = [
+    "EVENTS",
+    "NOT_YET",
+    "WHOSE",
+    "ApprovalAnswered",
+    "ApprovalEvent",
+    "ApprovalRefused",
+    "ApprovalRequested",
+    "ApprovalWithdrawn",
+    "ArtifactCollected",
+    "ArtifactRefused",
+    "ArtifactScanned",
+    "CallCancelled",
+    "CallDecided",
+    "CallEvent",
+    "CallFailed",
+    "CallFinished",
+    "CallLost",
+    "EgressAnswered",
+    "EgressDecided",
+    "Event",
+    "GapRecorded",
+    "GrantMade",
+    "GrantRevoked",
+    "Input",
+    "LossCause",
+    "Output",
+    "PolicyChanged",
+    "PolicyRefused",
+    "PoolChanged",
+    "ProfileLoaded",
+    "PromotedFile",
+    "PromotionApplied",
+    "PromotionRolledBack",
+    "ProposalScanned",
+    "ReceiptSigned",
+    "RemovalReason",
+    "RequestsRefused",
+    "SandboxStarted",
+    "SegmentBegun",
+    "SegmentRemoved",
+    "SegmentSealed",
+    "ServerStarted",
+    "ServerStopped",
+    "StopLifted",
+    "StopMade",
+    "TokenCreated",
+    "TokenRevoked",
+    "WatchAlarm",
+    "draft",
+]
+
+#: Every event by its kind. docs/operate/audit.md is checked against it.
+EVENTS: Mapping[str, type[Event]] = {
+    event.kind: event
+    for event in (
+        ServerStarted,
+        ServerStopped,
+        ProfileLoaded,
+        PolicyChanged,
+        PolicyRefused,
+        PoolChanged,
+        RequestsRefused,
+        TokenCreated,
+        TokenRevoked,
+        CallDecided,
+        SandboxStarted,
+        EgressDecided,
+        EgressAnswered,
+        ArtifactCollected,
+        ArtifactRefused,
+        ArtifactScanned,
+        CallFinished,
+        CallCancelled,
+        CallFailed,
+        CallLost,
+        ReceiptSigned,
+        ApprovalRequested,
+        ApprovalAnswered,
+        ApprovalWithdrawn,
+        ApprovalRefused,
+        GrantMade,
+        GrantRevoked,
+        GapRecorded,
+        SegmentSealed,
+        SegmentBegun,
+        SegmentRemoved,
+        StopMade,
+        StopLifted,
+        WatchAlarm,
+        PromotionApplied,
+        PromotionRolledBack,
+        ProposalScanned,
+    )
+}
+
+
+def draft(event: Event) -> chain.Draft:
+    """Turn an event into what the chain takes.
+
+    Raises:
+        ValueError: a field holds what is not JSON, the call id is not a name, or the record would be too long.
+    """
+    call_id = event.call_id if isinstance(event, CallEvent) else None
+    data, parts = _data(event), None
+    if call_id == NOT_YET:
+        call_id, parts = None, {name: chain.canonical(value) for name, value in data.items()}
+    if call_id is not None and not chain.is_name(call_id):
+        raise ValueError("the call id is not a name")
+    encoded = chain.canonical(data)
+    # 1,024 bytes hold every other field of a record at its longest.
+    if len(encoded) > chain.MAX_LINE_BYTES - 1024:
+        raise ValueError(f"it is {len(encoded)} bytes long and a record holds {chain.MAX_LINE_BYTES - 1024}")
+    return chain.Draft(kind=event.kind, call_id=call_id, data=json.loads(encoded), encoded=encoded, parts=parts)
+
+
+def _data(item: Event | Output | Input | PromotedFile) -> dict[str, Any]:
+    pairs = ((field.name, getattr(item, field.name)) for field in fields(item) if field.name != "call_id")
+    data = {name: value for name, value in pairs if value is not None}
+    if isinstance(item, CallFinished):
+        data["outputs"] = [_data(output) for output in item.outputs]
+    if isinstance(item, CallDecided) and item.inputs:
+        data["inputs"] = [_data(each) for each in item.inputs]
+    if isinstance(item, PromotionApplied | PromotionRolledBack):
+        data["files"] = [_data(each) for each in item.files]
+    return data

@@ -1,0 +1,65 @@
+"""Events of stops and watch rules. They belong to no call: clients do not hear them."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from glovebox_audit.events.base import Event
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopMade(Event):
+    """Something is stopped from now on, until ``stop.lifted``: calls under way end, new ones are refused."""
+
+    kind: ClassVar[str] = "stop.made"
+
+    stop: str
+    """Its id."""
+    scope: str
+    """What is named: ``call``, ``run``, ``principal``, ``workflow``, ``tool`` or ``all``."""
+    name: str
+    """The name; empty for everything."""
+    because: str
+    """Why; callers read it too, but of a watch rule's stop only that the operator's rules stopped them."""
+    by: str
+    """Who made it: a principal, or ``watch:`` and the rule."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopLifted(Event):
+    """A stop is no longer in force."""
+
+    kind: ClassVar[str] = "stop.lifted"
+
+    stop: str
+    """Its id."""
+    by: str
+    """Who lifted it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchAlarm(Event):
+    """A watch rule found what it looks for. What it found is not in here: it may be a secret."""
+
+    kind: ClassVar[str] = "watch.alarm"
+
+    rule: str
+    """Id of the rule."""
+    action: str
+    """What it did: ``record``, ``slow``, ``ask`` or ``stop``."""
+    where: str
+    """In what: ``stdout``, ``stderr``, ``value``, ``arguments``, ``url``, ``request``, ``file``, ``picture`` or, of
+    what is counted, ``calls``."""
+    what: str
+    """What was found, in a few words of ours: a kind of secret, the id of a canary, a number, or a host."""
+    call: str | None = None
+    """Id of the call."""
+    tool: str | None = None
+    """Name of its tool."""
+    principal: str
+    """Id of the caller."""
+    client: str | None = None
+    """What the client calls itself; self-reported."""
+    run: str | None = None
+    """Id of the run."""
+    workflow: str | None = None
+    """Name of the workflow."""

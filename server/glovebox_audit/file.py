@@ -1,0 +1,457 @@
+"""The files behind the log: ``audit.jsonl``, ``head.json``, ``segments/``. Synchronous; the only writer.
+
+Rule 1  Every change happens under an exclusive lock on ``head.json``, so any number of processes share one chain.
+Rule 2  ``audit.jsonl`` only grows. A write that failed is cut off again before the lock is released.
+Rule 3  Records are on the disk (fdatasync) before ``head.json`` names them and before anyone is told.
+Rule 4  ``head.json`` is therefore never ahead of the log. A log shorter than its head has lost records: nothing is
+        appended to it, because that would bury the evidence.
+Rule 5  Bytes after the last whole record, left by a crash, are ended with a line feed and followed by a ``log.gap``
+        record with their length and digest. They stay in place: the file is evidence.
+Rule 6  Every call that was allowed gets one end. Where its own could not be written, ``call.lost`` is: by its server
+        with the next record that can be, or by the next server that starts after its server was gone (``writers``).
+Rule 7  A file whose last record is a seal gets no more. It goes to ``segments/``, and the next one, whole with its
+        first record, takes its name. Whoever finds a seal at the end does what is left of this.
+Rule 8  A segment is removed after a record that says so, the oldest first.
+
+Never to be called on the event loop: it waits for the lock and for the disk.
+"""
+
+import contextlib
+import hashlib
+import logging
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from io import BufferedReader
+from pathlib import Path
+
+from glovebox_audit import chain, place, writers
+from glovebox_audit.abandoned import Log
+from glovebox_audit.chain import Draft, Edited, Head, Newer, NotARecord, Record
+from glovebox_audit.events import GapRecorded, SegmentBegun, SegmentSealed, draft
+from glovebox_audit.place import AuditUnavailable, identity
+from glovebox_audit.segments import files, merkle, rotation
+from glovebox_audit.segments.counts import Counts
+from glovebox_audit.segments.files import Start
+from glovebox_audit.segments.rotation import Rotation
+from glovebox_audit.segments.statements import Removal, Seal
+from glovebox_audit.underway import UnderWay
+from glovebox_audit.writers import Writer
+
+_log = logging.getLogger(__name__)
+
+LOG_NAME = files.LOG_NAME
+HEAD_NAME = files.HEAD_NAME
+
+#: Most bytes after the last whole record that are taken for a crash: one commit and its longest line.
+MAX_TORN_BYTES = 8 << 20
+
+#: ``call.lost`` records in one write: far below ``MAX_TORN_BYTES``.
+_MAX_LOST_AT_ONCE = 256
+
+#: Segments that go at once, each with its record: far below ``MAX_TORN_BYTES`` too. Others go the next time.
+_MAX_REMOVED_AT_ONCE = 1024
+
+#: How much the log grows before a rotation that failed is tried again.
+_AGAIN_BYTES = 1 << 20
+
+#: Makes a draft from the record written right before it, whose place and hash it can therefore name.
+Follower = Callable[[Record], Draft]
+
+
+class LogFile:
+    """The open log of one directory. Not safe for threads: its owner makes one call at a time."""
+
+    def __init__(self, directory: Path, server: str, rotates: Rotation | None = None) -> None:
+        """Open or create the log for the server of that id.
+
+        If the last writer crashed in mid-line, a gap is recorded; if servers died under their calls, these are lost.
+
+        Args:
+            directory: of the log.
+            server: id of the server.
+            rotates: how; None to seal nothing.
+
+        Raises:
+            AuditUnavailable: the directory or a file is a link, somebody else's or open to others; the disk refuses;
+                or records that ``head.json`` names are missing.
+        """
+        self._directory = directory
+        self._server = server
+        self._stack = contextlib.ExitStack()
+        self._tail = Head()
+        self._calls = UnderWay()
+        self._rotation = rotates
+        self._log_fd = -1
+        self._start = Start()
+        self._due_size, self._due_time = sys.maxsize, math.inf
+        self._sealed = False
+        with contextlib.ExitStack() as stack, place.translated(directory, "open the audit log"):
+            self._place = stack.enter_context(place.opened(directory))
+            if self._place.identity(files.DIRECTORY):
+                self._place.folder(files.DIRECTORY)
+            self._head_fd = self._place.open(HEAD_NAME, 0)
+            stack.callback(os.close, self._head_fd)
+            stack.callback(self._close_file)
+            with self._place.locked(self._head_fd):
+                self._begin()
+                self._catch_up()
+                gone = self._take_abandoned()
+            self._end_calls_of(gone)
+            with self._place.locked(self._head_fd):
+                self._catch_up()
+                self._writer = self._register()
+                stack.callback(self._leave)
+            self._stack = stack.pop_all()
+
+    def close(self) -> None:
+        """Close the files. The log is complete at any time: nothing is flushed here."""
+        self._stack.close()
+
+    def _leave(self) -> None:
+        # A call without an end is for the next server to tell of.
+        self._writer.close(remove=not self._calls.ids())
+
+    @property
+    def head(self) -> Head:
+        """The end of the chain as this process last saw it."""
+        return self._tail
+
+    def commit(self, drafts: Sequence[Draft | Follower], lost: Mapping[str, str] | None = None) -> list[Record]:
+        """Append all of ``drafts`` with one write and one fdatasync; all of them are on the disk, or none.
+
+        Args:
+            drafts: what to append; the first is no ``Follower``.
+            lost: calls of this process that are over and whose own last record could not be written, each with the
+                reason. Those that have no end in the log get it in the same write.
+
+        Returns:
+            The records of lost calls, then one for each draft.
+
+        Raises:
+            AuditUnavailable: the disk refused, the lock is held too long, or the log was tampered with.
+        """
+        with self._place.translated(f"record {_kind(drafts[0])}"), self._place.locked(self._head_fd):
+            self._catch_up()
+            # Where a failed write could not be cut off again, the end of a call may be there although we said no.
+            without_end = {call: reason for call, reason in (lost or {}).items() if call in self._calls}
+            ends = [draft(self._calls.lost(call, "log", reason)) for call, reason in without_end.items()]
+            records = self._append([*ends, *drafts])
+            with contextlib.suppress(OSError):  # the records are on the disk, and an older place is as good
+                self._writer.settled(self._calls.since(self._tail))
+        if self._tail.size >= self._due_size or time.time() >= self._due_time:
+            # The records are on the disk, whatever becomes of this: what is begun of it the next commit finishes.
+            self._due_size, self._due_time = self._tail.size + _AGAIN_BYTES, math.inf
+            try:
+                self._rotate()
+            except (OSError, AuditUnavailable) as error:
+                _log.warning("The audit log goes on in one file, not sealed: %s", error)
+        return records
+
+    def seal(self) -> int | None:
+        """End the segment that is being written; its number, or None where there is nothing in it.
+
+        Raises:
+            AuditUnavailable: the log cannot be written to, or its file may not be renamed.
+        """
+        with self._place.translated("seal a segment"):
+            if not self._place.may_rename(self._log_fd):
+                fix = f"Run `chattr -a {self._directory / LOG_NAME}`, or make the directory writable."
+                raise self._place.refused(f"{LOG_NAME} may not be renamed", fix)
+            return self._rotate()
+
+    def retain(self) -> list[int]:
+        """Remove the segments that retention wants to go, and return their numbers.
+
+        Raises:
+            AuditUnavailable: the log cannot be written to.
+        """
+        with self._place.translated("remove old segments"), self._place.locked(self._head_fd):
+            self._catch_up()
+            return self._retain()
+
+    def _append(self, drafts: Sequence[Draft | Follower], torn: int = 0, ending: bytes = b"") -> list[Record]:
+        """Write ``drafts`` behind the tail and ``torn`` bytes that are no records, after ending those."""
+        tail = Head(seq=self._tail.seq, hash=self._tail.hash, size=self._tail.size + torn)
+        records: list[Record] = []
+        before: list[Head] = []
+        for wanted in drafts:
+            item = wanted if isinstance(wanted, Draft) else wanted(records[-1])
+            record = chain.seal(item, seq=tail.seq + 1, time=_now(), server=self._server, prev=tail.hash)
+            before.append(tail)
+            tail = Head(seq=record.seq, hash=record.hash, size=tail.size + len(record.line))
+            records.append(record)
+        self._write(ending + b"".join(record.line for record in records))
+        for record, end in zip(records, before, strict=True):
+            self._calls.note(record, end)
+        self._move_head(tail)
+        return records
+
+    def _write(self, content: bytes) -> None:
+        """Make ``content`` durable at the end of the file, or leave the file as it was."""
+        before = os.fstat(self._log_fd).st_size
+        try:
+            _write_all(self._log_fd, content)
+        except OSError:
+            # If even this fails (an append-only file refuses it), the next commit finds the rest and records a gap.
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._log_fd, before)
+            raise
+
+    def _move_head(self, tail: Head) -> None:
+        # Not synced: after a power cut the head may lag behind the log, which rule 4 allows, and it halves the cost.
+        self._tail = tail
+        os.pwrite(self._head_fd, chain.encode_head(tail), 0)
+
+    def _catch_up(self) -> None:
+        """Follow what other processes appended; turn what is no record into a gap."""
+        if os.fstat(self._head_fd).st_nlink == 0:
+            raise self._place.tampered("its files were removed or replaced while it was in use")
+        while self._follow():
+            self._go_on()
+
+    def _follow(self) -> bool:
+        """Read this file to its end, and say whether that is a seal."""
+        now, base = os.fstat(self._log_fd), self._start.before.size
+        if now.st_size < self._tail.size - base:
+            raise self._place.tampered("it became shorter while it was in use")
+        tail = self._tail
+        while not self._sealed and tail.size - base < now.st_size:
+            line = files.line_at(self._log_fd, tail.size - base)
+            try:
+                record = chain.parse(line)
+            except Edited as error:
+                raise self._place.tampered(f"a line after record {tail.seq} was edited") from error
+            except Newer as error:
+                raise self._place.newer(error) from error
+            except NotARecord:
+                break
+            if (record.seq, record.prev) != (tail.seq + 1, tail.hash):
+                raise self._place.tampered(f"record {record.seq} stands where record {tail.seq + 1} belongs")
+            if record.server == self._server:
+                self._calls.note(record, tail)
+            tail = Head(seq=record.seq, hash=record.hash, size=tail.size + len(line))
+            self._sealed = record.kind == SegmentSealed.kind
+        self._tail = tail
+        if not self._sealed and now.st_nlink == 0:
+            raise self._place.tampered("its files were removed or replaced while it was in use")
+        if not self._sealed and tail.size - base < now.st_size:
+            self._record_gap(now.st_size - (tail.size - base))
+        return self._sealed
+
+    def _record_gap(self, length: int) -> None:
+        if length > MAX_TORN_BYTES:
+            raise self._place.tampered(f"{length} bytes after its last record are none of ours")
+        torn = os.pread(self._log_fd, length, self._tail.size - self._start.before.size)
+        ending = b"" if torn.endswith(b"\n") else b"\n"
+        whole = torn + ending
+        gap = GapRecorded(bytes=len(whole), digest="sha256:" + hashlib.sha256(whole).hexdigest())
+        self._append([draft(gap)], len(whole), ending)
+
+    def _begin(self) -> None:
+        """Find the tail: from ``head.json``, proved by the one record it names."""
+        content = os.pread(self._head_fd, chain.HEAD_BYTES + 1, 0)
+        there = self._place.identity(LOG_NAME)
+        left = [] if content and there else files.sealed(self._directory)
+        # Where a crash left sealed files alone, the last one is what to go on from.
+        self._enter(LOG_NAME if there or not left else files.name(left[-1]))
+        size, before = files.length(self._log_fd), self._start.before
+        if not content and size == 0 and not left:
+            os.pwrite(self._head_fd, chain.encode_head(Head()), 0)
+            os.fsync(self._head_fd)
+            self._place.sync()
+            return
+        try:
+            head = chain.parse_head(content)
+        except NotARecord as error:
+            raise self._place.tampered(f"{HEAD_NAME} is missing or damaged") from error
+        if head.size > before.size + size:
+            raise self._place.tampered(f"records up to {head.seq} are missing at its end")
+        if head.size <= before.size:  # it lags behind the beginning of this file
+            if head.seq > before.seq or (head.seq == before.seq and head.hash != before.hash):
+                raise self._place.tampered(f"record {head.seq} was replaced")
+            self._tail = before
+            return
+        try:
+            record = chain.parse(files.line_before(self._log_fd, head.size - before.size))
+        except Newer as error:
+            raise self._place.newer(error) from error
+        except NotARecord as error:
+            raise self._place.tampered(f"record {head.seq} was changed") from error
+        if (record.seq, record.hash) != (head.seq, head.hash):
+            raise self._place.tampered(f"record {head.seq} was replaced")
+        self._tail, self._sealed = head, record.kind == SegmentSealed.kind
+
+    def _enter(self, name: str) -> None:
+        """Take a file of the log for the one to go on with."""
+        descriptor = self._place.open(name, os.O_APPEND)
+        try:
+            start = files.start_of(files.line_at(descriptor, 0))
+        except Newer as error:
+            os.close(descriptor)
+            raise self._place.newer(error) from error
+        self._take(descriptor, start)
+
+    def _take(self, descriptor: int, start: Start) -> None:
+        self._close_file()
+        self._log_fd, self._start, self._sealed = descriptor, start, False
+        if self._rotation is not None:
+            self._due_size = start.before.size + self._rotation.segment_bytes
+            self._due_time = (start.time or time.time()) + self._rotation.segment_seconds
+
+    def _close_file(self) -> None:
+        if self._log_fd >= 0:
+            os.close(self._log_fd)
+            self._log_fd = -1
+
+    def _rotate(self) -> int | None:
+        """Seal the segment. Most of it is hashed while others write: what is there does not change."""
+        if self._rotation is None or not self._place.may_rename(self._log_fd):
+            return None
+        start, tree, counts = self._start, merkle.Tree(), Counts()
+        with os.fdopen(os.dup(self._log_fd), "rb") as file:
+            file.seek(0)
+            grown = self._grow(tree, counts, file, start.before)
+            with self._place.locked(self._head_fd):
+                self._catch_up()
+                # Another process was first, or there is nothing in it but its beginning.
+                if self._start is not start or self._tail.seq - start.before.seq <= (start.number > 1):
+                    return None
+                self._place.folder(files.DIRECTORY)  # what may fail comes before the seal
+                for number in files.sealed(self._directory):
+                    self._place.check(files.name(number))
+                size = self._tail.size - start.before.size
+                self._grow(tree, counts, file, grown)
+                leaves = counts.leaves()
+                seal = Seal(
+                    segment=start.number,
+                    root="sha256:" + tree.root().hex(),
+                    time=_now(),
+                    lines=tree.size,
+                    bytes=size,
+                    after=files.anchor(start.before),
+                    last=files.anchor(self._tail),
+                    names=len(leaves),
+                    names_root=counts.root(leaves),
+                )
+                self._append([draft(seal.event(self._rotation.signer))])
+                self._sealed = True
+                self._go_on()
+                self._retain()
+        return start.number
+
+    def _grow(self, tree: merkle.Tree, counts: Counts, file: BufferedReader, end: Head) -> Head:
+        """Hash what is to be sealed up to the tail, if it is the chain that leads there: nothing else is signed."""
+        grown = rotation.grow(tree, counts, file, end, self._tail.size - self._start.before.size)
+        if grown is None or (grown.seq, grown.hash) != (self._tail.seq, self._tail.hash):
+            raise self._place.tampered("a record in it was changed, so it is not sealed")
+        return grown
+
+    def _go_on(self) -> None:
+        """Put the file that ends with a seal away, unless that was done, and go on with the next."""
+        tail, number = self._tail, self._start.number
+        if self._place.identity(LOG_NAME) == identity(os.fstat(self._log_fd)):
+            self._place.folder(files.DIRECTORY)
+            if self._place.identity(files.name(number)):
+                raise self._place.tampered(f"{files.name(number)} is there already")
+            self._place.rename(LOG_NAME, files.name(number))
+            self._place.sync(files.DIRECTORY)
+            self._place.sync()
+        if not self._place.identity(LOG_NAME):
+            self._begin_segment(number + 1, tail)
+            return
+        self._begin()
+        if self._tail.seq < tail.seq:
+            raise self._place.tampered("it became shorter while it was in use")
+
+    def _begin_segment(self, number: int, before: Head) -> None:
+        event = SegmentBegun(format=chain.FORMAT, segment=number, offset=before.size)
+        record = chain.seal(draft(event), seq=before.seq + 1, time=_now(), server=self._server, prev=before.hash)
+        descriptor = self._place.open(files.NEXT_NAME, os.O_APPEND)
+        try:
+            os.ftruncate(descriptor, 0)  # what a crash left
+            _write_all(descriptor, record.line)
+            self._place.rename(files.NEXT_NAME, LOG_NAME)
+        except OSError:
+            os.close(descriptor)
+            raise
+        self._take(descriptor, Start(number=number, before=before, time=time.time()))
+        self._place.sync()
+        self._move_head(Head(seq=record.seq, hash=record.hash, size=before.size + len(record.line)))
+        # Else a power cut could leave it behind by a file, whose records the next start would read.
+        os.fsync(self._head_fd)
+
+    def _retain(self) -> list[int]:
+        """Record what retention removes, then remove it."""
+        if self._rotation is None:
+            return []
+        gone = self._take_abandoned()
+        try:
+            needed = min((writer.since.size if writer.since else 0 for writer in gone), default=None)
+        finally:
+            for writer in gone:
+                writer.close(remove=False)
+        current = self._tail.size - self._start.before.size
+        wanted = rotation.removable(self._directory, self._rotation.retention, current=current, needed=needed)
+        going = wanted[:_MAX_REMOVED_AT_ONCE]
+        if not going:
+            return []
+        said = [
+            Removal(segment=each.number, root=each.root, time=_now(), seal=each.seal, reason=reason)
+            for each, reason in going
+        ]
+        self._append([draft(each.event(self._rotation.signer)) for each in said])
+        for each, _ in going:
+            self._place.remove(files.name(each.number))
+        self._place.sync(files.DIRECTORY)
+        return [each.number for each, _ in going]
+
+    def _take_abandoned(self) -> list[Writer]:
+        self._place.folder(writers.DIRECTORY)
+        return writers.abandoned(self._place.descriptor, lambda name: self._place.open(name, 0, create=False))
+
+    def _register(self) -> Writer:
+        writer = writers.register(
+            self._place.descriptor, lambda name: self._place.open(name, 0), self._server, self._tail
+        )
+        if writer is None:
+            raise self._place.refused(f"another process writes to it as {self._server}", "Start this server again.")
+        return writer
+
+    def _end_calls_of(self, gone: Sequence[Writer]) -> None:
+        """Record the calls of servers that are gone as lost. They write no more, so reading needs no lock."""
+        done = False
+        try:
+            under_way = self._under_way(gone) if gone else {}
+            reason = "Its server was gone before it could record an end."
+            ends = [draft(calls.lost(call, "server", reason)) for calls in under_way.values() for call in calls.ids()]
+            for start in range(0, len(ends), _MAX_LOST_AT_ONCE):
+                with self._place.locked(self._head_fd):
+                    self._catch_up()
+                    self._append(ends[start : start + _MAX_LOST_AT_ONCE])
+            done = True
+        finally:
+            for writer in gone:
+                writer.close(remove=done)
+
+    def _under_way(self, gone: Sequence[Writer]) -> dict[str, UnderWay]:
+        return Log(self._directory, self._log_fd, self._start, self._tail).under_way(gone)
+
+
+def _kind(item: Draft | Follower) -> str:
+    return item.kind if isinstance(item, Draft) else "what follows"
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    """Write these bytes and have them on the disk."""
+    written = 0
+    while written < len(content):
+        written += os.write(descriptor, content[written:])
+    os.fdatasync(descriptor)

@@ -1,0 +1,254 @@
+"""The audit log a server writes to: durable before it answers, lossless or refused, with live subscriptions.
+
+Appends that wait at the same time share one disk write (group commit): whoever holds the turn writes for everyone.
+The write runs in a worker thread, so a stalling disk stops the calls that need a record, not heartbeats and kills.
+"""
+
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import anyio
+import anyio.to_thread
+
+from glovebox_audit import chain
+from glovebox_audit.chain import Draft, Head, Record
+from glovebox_audit.events import Event, draft
+from glovebox_audit.file import Follower, LogFile
+from glovebox_audit.place import AuditUnavailable
+from glovebox_audit.segments.rotation import Rotation
+from glovebox_audit.subscription import Owners, Subscription
+
+#: Appends in one disk write, and their bytes: the write stays far below ``file.MAX_TORN_BYTES`` even when torn. One
+#: append alone may have more: a decision, an end and a receipt of at most 1 MiB each.
+MAX_BATCH_APPENDS = 256
+MAX_BATCH_BYTES = 4 << 20
+
+#: Appends that may wait at once: several for every call a server can hold. Beyond it something is wrong, and refusing
+#: is cheaper than remembering.
+MAX_WAITING_APPENDS = 16384
+
+#: How long the disk may take for one commit. Longer than any journal flush seen in practice; after it the log is not
+#: used again by this process, because the late write may still land.
+COMMIT_WAIT_SECONDS = 30.0
+
+
+#: Calls that wait for their ``call.lost``. Each write carries all of them, and a call needs a write to begin, so there
+#: are never more than are under way at once; one beyond it is told of by the next server that starts.
+MAX_LOST = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Then:
+    """A second event, made from the record of the first and written with it: both are on the disk, or none."""
+
+    event: Callable[[Record], Event]
+    """Called in the log's thread while the chain is locked: short, no I/O, and it does not fail."""
+    bytes: int
+    """At most so many in the event's canonical JSON."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Waiting:
+    items: Sequence[Draft | Follower]
+    size: int
+    """Bytes of all it asks for."""
+    outcome: list[Record] | AuditUnavailable | None = None
+
+
+class AuditLog:
+    """One server's handle on the log of a directory. Make it with ``AuditLog.open``."""
+
+    def __init__(self, file: LogFile, server_id: str) -> None:
+        """Take an open file; ``open`` is the public way."""
+        self._file = file
+        self._server_id = server_id
+        self._turn = anyio.Lock()
+        self._thread = anyio.CapacityLimiter(1)
+        self._queue: deque[_Waiting] = deque()
+        self._lost: dict[str, str] = {}
+        self._subscriptions: set[Subscription] = set()
+        self._owners = Owners()
+        self._unusable: str | None = None
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, directory: Path, server_id: str, rotates: Rotation | None = None) -> AsyncIterator[Self]:
+        """Open the log in ``directory``, made (0700) if it is missing.
+
+        Several processes may have it open. A torn last line is recorded as a gap before this returns, and calls of
+        servers that died as lost.
+
+        Args:
+            directory: a directory of its own, below the state directory.
+            server_id: who writes: 1 to 128 of ``A-Z a-z 0-9 . _ : @ -``, unique per process.
+            rotates: how; None to seal no segment.
+
+        Raises:
+            AuditUnavailable: the log cannot be written to, or records are missing from it; says how to fix it.
+            ValueError: ``server_id`` is not a name.
+        """
+        if not chain.is_name(server_id):
+            raise ValueError(f"server_id {server_id!r} is not a name")
+        file = await anyio.to_thread.run_sync(LogFile, directory, server_id, rotates)
+        log = cls(file, server_id)
+        try:
+            yield log
+        finally:
+            with anyio.CancelScope(shield=True):
+                async with log._turn:
+                    log._close()
+
+    @property
+    def head(self) -> Head:
+        """The end of the chain after this process's last record: the anchor that results carry."""
+        return self._file.head
+
+    @property
+    def usable(self) -> bool:
+        """Return whether it is open, and the disk has answered every write in time."""
+        return self._unusable is None
+
+    async def append(self, event: Event) -> Record:
+        """Write one event and return its record once it is on the disk.
+
+        Cancelling the caller does not interrupt a write: the record is written and then the cancellation takes effect.
+
+        Raises:
+            AuditUnavailable: the record is not in the log (or, after ``COMMIT_WAIT_SECONDS``, not known to be), so
+                what it announces must not happen.
+        """
+        (record,) = await self.append_all([event])
+        return record
+
+    async def append_all(
+        self, events: Sequence[Event | Draft], then: Callable[[Sequence[Draft]], Then] | None = None
+    ) -> list[Record]:
+        """Like ``append``, for several events at once: by one disk write, all of them or none.
+
+        Args:
+            events: in their order; some may have been drafted before.
+            then: says what one more event is, that may name the last one's place, given the others as they will be
+                recorded; not called where they cannot be.
+
+        Raises:
+            AuditUnavailable: none of them is in the log.
+        """
+        attempted = f"record {events[-1].kind}"
+        try:
+            drafts = [event if isinstance(event, Draft) else draft(event) for event in events]
+        except ValueError as error:
+            fix = "Send smaller arguments, or let the profile keep their digest alone."
+            raise AuditUnavailable(attempted, f"the record cannot be written: {error}", fix) from error
+        following = None if then is None else then(drafts)
+        if following is not None and following.bytes > chain.MAX_LINE_BYTES - 1024:
+            raise AuditUnavailable(
+                attempted, f"what follows it takes {following.bytes} bytes", "Give back fewer files."
+            )
+        if len(self._queue) >= MAX_WAITING_APPENDS:
+            raise AuditUnavailable(attempted, "the disk does not keep up", "Try again, with fewer calls.")
+        items: list[Draft | Follower] = [*drafts]
+        size = sum(len(each.encoded) for each in drafts)
+        if following is not None:
+            items.append(_follower(following))
+            size += following.bytes
+        waiting = _Waiting(items=items, size=size)
+        self._queue.append(waiting)
+        with anyio.CancelScope(shield=True):
+            async with self._turn:
+                outcome = await self._settle(waiting)
+        if isinstance(outcome, AuditUnavailable):
+            raise outcome
+        return outcome
+
+    def lose(self, call_id: str, reason: str) -> None:
+        """Have a call recorded as lost, whose last record could not be written, with the next record that can be.
+
+        Args:
+            call_id: a call that is over; nothing more is appended for it.
+            reason: one sentence, without host paths.
+        """
+        if len(self._lost) < MAX_LOST:
+            self._lost[call_id] = reason
+
+    def owner_of(self, call_id: str) -> str | None:
+        """The principal of a call under way in this process; None for any other, of which no record follows."""
+        return self._owners.of(call_id)
+
+    @asynccontextmanager
+    async def subscribe(self, call_id: str | None = None, principal: str | None = None) -> AsyncIterator[Subscription]:
+        """Receive this process's records as they are written, filtered by call and by principal.
+
+        With a principal, only records of that principal's calls are delivered. Records of other server processes on
+        the same directory are not: ``read.follow`` sees those.
+
+        A reader that does not keep up never delays the log: it gets a ``Missed`` with the numbers to read from the
+        disk.
+        """
+        subscription = Subscription(call_id, principal)
+        self._subscriptions.add(subscription)
+        try:
+            yield subscription
+        finally:
+            self._subscriptions.discard(subscription)
+            await subscription.aclose()
+
+    async def _settle(self, waiting: _Waiting) -> list[Record] | AuditUnavailable:
+        while True:
+            if waiting.outcome is not None:
+                return waiting.outcome
+            await self._commit()
+
+    async def _commit(self) -> None:
+        """Write what waits, oldest first; the caller holds the turn. Every entry taken gets its outcome."""
+        batch, lost = self._take(), dict(self._lost)
+        drafts = [item for waiting in batch for item in waiting.items]
+        try:
+            written = await self._write(drafts, lost)
+        except AuditUnavailable as error:
+            for waiting in batch:
+                waiting.outcome = AuditUnavailable(error.what, error.reason, error.fix)
+            return
+        for call in lost:
+            self._lost.pop(call, None)
+        records = iter(written[len(written) - len(drafts) :])
+        for waiting in batch:
+            waiting.outcome = [next(records) for _ in waiting.items]
+        for record in written:
+            owner = self._owners.note(record)
+            for subscription in self._subscriptions:
+                subscription.offer(record, owner)
+
+    def _take(self) -> list[_Waiting]:
+        batch = [self._queue.popleft()]
+        size = batch[0].size
+        while self._queue and len(batch) < MAX_BATCH_APPENDS:
+            size += self._queue[0].size
+            if size > MAX_BATCH_BYTES:
+                break
+            batch.append(self._queue.popleft())
+        return batch
+
+    async def _write(self, drafts: list[Draft | Follower], lost: Mapping[str, str]) -> list[Record]:
+        if self._unusable is not None:
+            raise AuditUnavailable("write a record", self._unusable, "Look at the disk, then restart the server.")
+        with anyio.move_on_after(COMMIT_WAIT_SECONDS):
+            return await anyio.to_thread.run_sync(
+                self._file.commit, drafts, lost, limiter=self._thread, abandon_on_cancel=True
+            )
+        self._unusable = f"the disk did not answer within {COMMIT_WAIT_SECONDS:g} seconds"
+        return await self._write(drafts, lost)
+
+    def _close(self) -> None:
+        for subscription in self._subscriptions:
+            subscription.finish()
+        if self._unusable is None:
+            self._file.close()
+            self._unusable = "the log was closed"
+
+
+def _follower(then: Then) -> Follower:
+    return lambda record: draft(then.event(record))

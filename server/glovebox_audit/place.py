@@ -1,0 +1,201 @@
+"""The directory of the log as its writer uses it: files of its own alone, one lock, and the disk's failures in words.
+
+Must import nothing of the log's format.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from glovebox_sandboxes.contract.errors import DiagnosedError
+
+#: How long a writer waits for the lock. A holder needs it for one disk write (under 1 ms); five seconds cover a
+#: stalling disk, and a holder that was stopped (SIGSTOP) must not stop every other server with it.
+LOCK_WAIT_SECONDS = 5.0
+
+#: First and longest pause between two attempts at the lock: short against one fdatasync, few wake-ups when it is long.
+_LOCK_PAUSE_SECONDS = (0.0001, 0.002)
+
+#: ``FS_IOC_GETFLAGS``, and the flags of ``chattr +a`` and ``+i``: such a file cannot be renamed (linux/fs.h).
+_GETFLAGS, _FIXED = 0x80086601, 0x20 | 0x10
+
+
+class AuditUnavailable(DiagnosedError):  # noqa: N818 - until its area merges it
+    """A record could not be made durable, so the effect it announces does not happen."""
+
+
+_FIX_DISK = "Free space on its file system, or point the state directory at another one."
+_FIX_ACCESS = "Make the directory and its files writable for the user that runs Glovebox."
+_FIX_NEWER = "Upgrade Glovebox, or name another state directory."
+_FIX_EVIDENCE = (
+    "Run `glovebox audit verify` and keep the directory as evidence; Glovebox starts a new log when it is moved away."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An open directory. Make it with ``opened``; raises OSError where nothing else is said."""
+
+    path: Path
+    descriptor: int
+
+    def open(self, name: str, flags: int, *, create: bool = True) -> int:
+        """Open a file for reading and writing.
+
+        Raises:
+            AuditUnavailable: it is not a file of our own alone.
+        """
+        flags |= os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | (os.O_CREAT if create else 0)
+        descriptor = os.open(name, flags, 0o600, dir_fd=self.descriptor)
+        try:
+            self._check(os.fstat(descriptor), stat.S_IFREG, self.path / name)
+        except AuditUnavailable:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def folder(self, name: str) -> None:
+        """Make a folder where there is none.
+
+        Raises:
+            AuditUnavailable: it is not a folder of our own alone.
+        """
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, 0o700, dir_fd=self.descriptor)
+            os.fsync(self.descriptor)
+        self._check(os.stat(name, dir_fd=self.descriptor, follow_symlinks=False), stat.S_IFDIR, self.path / name)
+
+    def check(self, name: str) -> None:
+        """Look at a file without opening it.
+
+        Raises:
+            AuditUnavailable: it is not a file of our own alone.
+        """
+        self._check(os.stat(name, dir_fd=self.descriptor, follow_symlinks=False), stat.S_IFREG, self.path / name)
+
+    def identity(self, name: str) -> tuple[int, int] | None:
+        """Which file stands there; None where there is none."""
+        try:
+            return identity(os.stat(name, dir_fd=self.descriptor, follow_symlinks=False))
+        except FileNotFoundError:
+            return None
+
+    def rename(self, old: str, new: str) -> None:
+        """Move a file; what had the new name is gone."""
+        os.rename(old, new, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
+
+    def remove(self, name: str) -> None:
+        """Remove a file."""
+        os.unlink(name, dir_fd=self.descriptor)
+
+    def sync(self, folder: str = ".") -> None:
+        """Have the names in a folder on the disk."""
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=self.descriptor)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def may_rename(self, descriptor: int) -> bool:
+        """Whether a file of this directory can get another name; ``chattr +a`` forbids it."""
+        flags = bytearray(8)
+        with contextlib.suppress(OSError):  # a file system without such flags
+            fcntl.ioctl(descriptor, _GETFLAGS, flags)
+        writable = os.access(".", os.W_OK | os.X_OK, dir_fd=self.descriptor, effective_ids=True)
+        return writable and not int.from_bytes(flags[:4], sys.byteorder) & _FIXED
+
+    @contextlib.contextmanager
+    def locked(self, descriptor: int) -> Iterator[None]:
+        """Hold the exclusive lock on a file.
+
+        Raises:
+            AuditUnavailable: another process has held it for ``LOCK_WAIT_SECONDS``.
+        """
+        # flock, not POSIX locks: those vanish when any other descriptor of the file is closed in this process.
+        deadline = time.monotonic() + LOCK_WAIT_SECONDS
+        pause, longest = _LOCK_PAUSE_SECONDS
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    reason = f"another process has held its lock for {LOCK_WAIT_SECONDS:g} seconds"
+                    name = Path(f"/proc/self/fd/{descriptor}").readlink()
+                    raise self.refused(reason, f"Find it with `fuser {name}` and continue or end it.") from None
+                time.sleep(pause)
+                pause = min(2 * pause, longest)
+        try:
+            yield
+        finally:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+    def refused(self, reason: str, fix: str) -> AuditUnavailable:
+        """What to raise where the log cannot be used."""
+        return AuditUnavailable(f"use the audit log in {self.path}", reason, fix)
+
+    def tampered(self, reason: str) -> AuditUnavailable:
+        """What to raise where somebody changed the log."""
+        return self.refused(reason, _FIX_EVIDENCE)
+
+    def newer(self, problem: Exception) -> AuditUnavailable:
+        """What to raise where a later version wrote to the log."""
+        return self.refused(str(problem), _FIX_NEWER)
+
+    def translated(self, attempted: str) -> contextlib.AbstractContextManager[None]:
+        """Turn an OSError into AuditUnavailable."""
+        return translated(self.path, attempted)
+
+    def _check(self, found: os.stat_result, kind: int, path: Path) -> None:
+        if stat.S_IFMT(found.st_mode) != kind or (kind == stat.S_IFREG and found.st_nlink != 1):
+            raise self.refused(f"{path} is not a file of its own", "Move it away.")
+        if found.st_uid != os.geteuid():
+            fix = f"Run Glovebox as that user, or choose another state directory than {self.path}."
+            raise self.refused(f"{path} belongs to user {found.st_uid}", fix)
+        if found.st_mode & 0o077:
+            raise self.refused(f"{path} is open to other users", f"Run `chmod go= {path}`.")
+
+
+def identity(found: os.stat_result) -> tuple[int, int]:
+    """Which file it is, whatever its name."""
+    return found.st_dev, found.st_ino
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[Place]:
+    """Open the directory, made (0700) where there is none.
+
+    Raises:
+        AuditUnavailable: it is not a directory of our own alone.
+    """
+    if not os.path.lexists(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, exist_ok=True)
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        place = Place(path, descriptor)
+        place._check(os.fstat(descriptor), stat.S_IFDIR, path)  # noqa: SLF001 - of this module
+        yield place
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def translated(path: Path, attempted: str) -> Iterator[None]:
+    """Turn an OSError into AuditUnavailable, with what to do about it."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+        access = error.errno in {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST}
+        link = error.errno == errno.ELOOP or (error.errno == errno.ENOTDIR and path.is_symlink())
+        fix = _FIX_DISK if full else _FIX_ACCESS if access else "Check the disk and the kernel's log (`dmesg`)."
+        reason = "it is a symbolic link" if link else (error.strerror or str(error))
+        raise AuditUnavailable(f"{attempted} in {path}", reason, "Replace the link." if link else fix) from error

@@ -1,0 +1,204 @@
+"""Adds lines of the log to the index. A line counts as what it has the form of: what is shown is proved when it is."""
+
+import hashlib
+import re
+import sqlite3
+from datetime import UTC, datetime
+from typing import Any, BinaryIO
+
+from glovebox_audit import chain
+from glovebox_audit.events import CallDecided
+from glovebox_audit.query import calls
+from glovebox_audit.query.outcomes import RUNNING
+from glovebox_audit.read import Gaps
+
+#: Of a digest, and of an address, only so much is searched: the rest would be most of the index.
+HEX_KEPT = 12
+
+#: Bytes of the log in one change of the file: what an interrupted query has to read again.
+_COMMIT_BYTES = 64 << 20
+
+#: Calls under way, and texts, that are remembered beside the file.
+_MOST_OPEN = 65_536
+_MOST_TEXTS = 200_000
+
+_DIGEST = re.compile(rf"([0-9a-f]{{{HEX_KEPT}}})[0-9a-f]{{20,}}")
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Adder:
+    """Adds to one index. Its methods raise what ``database.DAMAGED`` names."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        """Go on where the index ends."""
+        self._connection = connection
+        self._calls = int(connection.execute("SELECT coalesce(max(id), 0) FROM calls").fetchone()[0])
+        self._count = int(connection.execute("SELECT coalesce(max(texts), 0) FROM state").fetchone()[0])
+        self._searchable = has_texts(connection)
+        self._words: dict[str, int] = {
+            word: number for number, word in connection.execute("SELECT id, word FROM words")
+        }
+        self._texts: dict[str, int] = {}
+        # Calls under way: each with its number and the texts that are noted of it.
+        self._open: dict[str, tuple[int, set[str]]] = {}
+        self._new_calls: list[tuple[object, ...]] = []
+        self._new_ids: list[tuple[str, int]] = []
+        self._new_ends: list[tuple[int, int, int]] = []
+        self._new_texts: list[tuple[int, str]] = []
+        self._new_known: list[tuple[bytes, int]] = []
+        self._new_uses: list[tuple[int, int]] = []
+
+    def add(self, file: BinaryIO, base: int, start: int, end: int, gaps: Gaps) -> int:
+        """Take some of the whole lines between two offsets of a file.
+
+        Args:
+            file: of the log.
+            base: offset in the log of its first byte.
+            start: where a line begins.
+            end: where the file ends.
+            gaps: in it; what lies in one is no record.
+
+        Returns:
+            The offset in the file after the last of them; ``start`` where there is none.
+        """
+        file.seek(start)
+        at = done = start
+        fresh = True
+        while at < end and done - start < _COMMIT_BYTES:
+            raw = file.readline(min(chain.MAX_LINE_BYTES, end - at))
+            whole = raw.endswith(b"\n")
+            if fresh and whole and not gaps.hold(at):
+                self._take(raw, base + at)
+            if not raw:
+                break
+            fresh, at = whole, at + len(raw)
+            done = at if whole else done
+        return done
+
+    def save(self, began: int, until: int, last: bytes) -> None:
+        """Write what was taken.
+
+        Args:
+            began: offset of the log at which the index begins.
+            until: and the one up to which it goes.
+            last: the line that ends there.
+        """
+        execute, many = self._connection.execute, self._connection.executemany
+        execute("BEGIN IMMEDIATE")
+        many("INSERT OR REPLACE INTO words VALUES (?, ?)", [(number, word) for word, number in self._words.items()])
+        many("INSERT INTO calls VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)", self._new_calls)
+        many("INSERT OR REPLACE INTO ids VALUES (?, ?)", self._new_ids)
+        many("UPDATE calls SET outcome = ?, last = ? WHERE id = ?", self._new_ends)
+        if self._searchable:
+            many("INSERT INTO texts (rowid, text) VALUES (?, ?)", self._new_texts)
+        many("INSERT OR REPLACE INTO known VALUES (?, ?)", self._new_known)
+        many("INSERT OR IGNORE INTO uses VALUES (?, ?)", sorted(self._new_uses))
+        execute("DELETE FROM state")
+        values = (began, until, hashlib.sha256(last).digest(), self._count)
+        execute("INSERT INTO state (began, until, line, texts) VALUES (?, ?, ?, ?)", values)
+        execute("COMMIT")
+        for each in (
+            self._new_calls, self._new_ids, self._new_ends, self._new_texts, self._new_known, self._new_uses,
+        ):  # fmt: skip
+            each.clear()
+        if len(self._texts) > _MOST_TEXTS:
+            self._texts.clear()
+        if len(self._open) > _MOST_OPEN:
+            self._open.clear()
+
+    def _take(self, raw: bytes, offset: int) -> None:
+        label = calls.label(raw)
+        if label is None or label[0] in calls.UNSEARCHED:
+            return
+        kind, call = label
+        fields = calls.fields(raw)
+        if fields is None:
+            return
+        if kind == CallDecided.kind:
+            self._begin(call, fields, offset)
+        elif call not in self._open and not self._resume(call):
+            return  # its beginning was removed
+        self._note(call, fields["data"])
+        outcome = calls.outcome(kind, fields["data"])
+        if outcome is not None and outcome != RUNNING:
+            number, _ = self._open.pop(call)
+            self._new_ends.append((self._word(outcome), offset, number))
+
+    def _begin(self, call: str, fields: Any, offset: int) -> None:
+        data = fields["data"]
+        whose = {
+            name: clean("" if data.get(name) is None else str(data[name]))
+            for name in ("tool", "principal", "client", "run", "workflow")
+        }
+        # There may be as many runs as calls: they are no words, which are all kept at hand.
+        kept = (word if name == "run" else self._word(word) for name, word in whose.items())
+        self._calls += 1
+        try:
+            time = microseconds(datetime.fromisoformat(fields["time"]))
+        except ValueError:
+            time = 0
+        self._new_calls.append((self._calls, *kept, self._word(RUNNING), time, offset))
+        self._new_ids.append((call, self._calls))
+        self._open[call] = (self._calls, set())
+
+    def _resume(self, call: str) -> bool:
+        """Go on with a call that began before; False where it is not known."""
+        found = self._connection.execute("SELECT id FROM ids WHERE call = ?", (clean(call),)).fetchone()
+        if found is not None:
+            self._open[call] = (int(found[0]), set())
+        return found is not None
+
+    def _note(self, call: str, data: Any) -> None:
+        if not self._searchable:
+            return
+        number, noted = self._open[call]
+        for text in calls.texts(data):
+            if text not in noted:
+                noted.add(text)
+                self._new_uses.append((self._text(text), number))
+
+    def _text(self, text: str) -> int:
+        found = self._texts.get(text)
+        if found is None:
+            short = clean(_DIGEST.sub(r"\1", text))
+            # One with a digest is said of one call, or so often that it is remembered.
+            found = self._known(short) if short == text else self._added(short)
+            self._texts[text] = found
+        return found
+
+    def _known(self, text: str) -> int:
+        digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
+        found = self._connection.execute("SELECT text FROM known WHERE digest = ?", (digest,)).fetchone()
+        if found is not None:
+            return int(found[0])
+        number = self._added(text)
+        self._new_known.append((digest, number))
+        return number
+
+    def _added(self, text: str) -> int:
+        self._count += 1
+        self._new_texts.append((self._count, text))
+        return self._count
+
+    def _word(self, word: str) -> int:
+        word = clean(word)
+        if word not in self._words:
+            self._words[word] = len(self._words) + 1
+        return self._words[word]
+
+
+def has_texts(connection: sqlite3.Connection) -> bool:
+    """Whether texts are indexed."""
+    return connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'texts'").fetchone() is not None
+
+
+def clean(text: str) -> str:
+    """A text as SQLite can hold it."""
+    return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+
+
+def microseconds(time: datetime) -> int:
+    """A time as a number."""
+    since = time - _EPOCH
+    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds

@@ -1,0 +1,179 @@
+"""Questions to the log. The index says where to look; every answer is what the log says there, each record proved.
+
+A place that is not what the index says it is makes a new index, once; what is still wrong then is the log's.
+"""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from glovebox_audit import chain, read
+from glovebox_audit.chain import NotARecord, Record
+from glovebox_audit.events import CallDecided
+from glovebox_audit.query import calls, database
+from glovebox_audit.query.calls import Call
+from glovebox_audit.query.index import Filters, Index, Place
+from glovebox_audit.query.offsets import Gone, OffsetReader
+from glovebox_audit.query.outcomes import RUNNING
+
+#: Stands for the newest call, where one is named.
+LAST = "last"
+
+#: Calls that a beginning of an id may stand for before they are no longer listed.
+MOST_NAMED = 5
+
+#: Looks at a log of which retention removes a segment meanwhile.
+_LOOKS = 3
+
+_Found = TypeVar("_Found")
+
+
+class _Misled(Exception):  # noqa: N818 - it names what is so
+    """What lies at a place is not what the index says."""
+
+
+class _Damaged(Exception):  # noqa: N818 - it names what is so
+    """What lies at a place has the form of the record, and is not what was written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """Who hears how it goes."""
+
+    say: Callable[[str], None]
+    """A sentence."""
+    progress: Callable[[int, int], None]
+    """How many bytes of the log are indexed, of how many that are new."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The calls that were asked for."""
+
+    calls: tuple[Call, ...]
+    """Newest first."""
+    more: bool
+    """Whether there are older ones."""
+    damaged: int
+    """Calls among them that are left out, because their records are not what was written."""
+
+
+def ask(directory: Path, filters: Filters, limit: int, told: Told) -> Answer:
+    """Find calls.
+
+    Raises:
+        AuditUnavailable: there is no log, or it cannot be read.
+    """
+    return _looked(directory, told, lambda view: _answer(view, filters, limit))
+
+
+def named(directory: Path, name: str, told: Told) -> list[str]:
+    """Ids of the calls that a name stands for: an id, the beginning of some, or ``LAST``; at most ``MOST_NAMED``.
+
+    Raises:
+        AuditUnavailable: there is no log, or it cannot be read.
+    """
+    if name == LAST:
+        return [call.call_id for call in ask(directory, Filters(), 1, told).calls]
+    return _looked(directory, told, lambda view: view.named(name))
+
+
+class _View:
+    """An index over a snapshot of the log, and what is read with both."""
+
+    def __init__(self, index: Index, log: OffsetReader) -> None:
+        self.index, self.log = index, log
+
+    def call(self, place: Place) -> Call:
+        """The call that begins at a place."""
+        decided = self._record(place.first)
+        end = self._record(place.first if place.last is None else place.last)
+        ended = calls.outcome(end.kind, end.data) not in {None, RUNNING}
+        if decided.kind != CallDecided.kind or end.call_id != decided.call_id or ended != (place.last is not None):
+            raise _Misled
+        return calls.of_records(decided, end)
+
+    def named(self, beginning: str) -> list[str]:
+        """See ``named``."""
+        found = self.index.named(beginning, MOST_NAMED)
+        for call_id, place in found.items():
+            with contextlib.suppress(_Damaged):
+                if self.call(place).call_id != call_id:
+                    raise _Misled
+        return [beginning] if beginning in found else list(found)
+
+    def records(self, call_id: str) -> list[Record]:
+        """See ``records``."""
+        place = self.index.named(call_id, 1).get(call_id)
+        if place is None:
+            return []
+        with contextlib.suppress(_Damaged):
+            if self.call(place).call_id != call_id:
+                raise _Misled
+        return list(self.log.records_of(call_id, place.first, place.last))
+
+    def _record(self, offset: int) -> Record:
+        """The record at an offset; where the line there has the form of one alone, it was changed since."""
+        try:
+            line = self.log.line(offset)
+        except Gone:
+            raise _Misled from None
+        if calls.label(line) is None:
+            raise _Misled
+        try:
+            return chain.parse(line)
+        except NotARecord:
+            raise _Damaged from None
+
+
+def records(directory: Path, call_id: str, told: Told) -> list[Record]:
+    """The records of one call, from its first to its last.
+
+    Raises:
+        AuditUnavailable: there is no log, or it cannot be read.
+    """
+    found = _looked(directory, told, lambda view: view.records(call_id))
+    # An index that leaves a call out must not hide it.
+    return found or list(read.records_of(directory, call_id))
+
+
+def _answer(view: _View, filters: Filters, limit: int) -> Answer:
+    found: list[Call] = []
+    damaged, seen = 0, set[int]()
+    for place in view.index.find(filters):
+        try:
+            call = view.call(place)
+            if place.first in seen or not filters.fit(call):
+                raise _Misled
+        except _Damaged:
+            damaged += 1
+            continue
+        seen.add(place.first)
+        if filters.came(call) and (
+            filters.text is None
+            or calls.holds(view.log.records_of(call.call_id, place.first, place.last), filters.text)
+        ):
+            if len(found) == limit:
+                return Answer(calls=tuple(found), more=True, damaged=damaged)
+            found.append(call)
+    return Answer(calls=tuple(found), more=False, damaged=damaged)
+
+
+def _looked(directory: Path, told: Told, look: Callable[[_View], _Found]) -> _Found:
+    """Look at the log with its index: the one that is there, one made again, one in memory."""
+    removed = 0
+    with database.opened(directory, told.say) as kept:
+        while True:
+            try:
+                with read.opened(directory) as snapshot, OffsetReader(snapshot) as log:
+                    index = Index(kept, log)
+                    index.update(told.progress)
+                    return look(_View(index, log))
+            except FileNotFoundError:  # retention removed a segment in this moment: the next look does not find it
+                removed += 1
+                if removed == _LOOKS:
+                    raise
+            except (_Misled, *database.DAMAGED, Gone) as problem:
+                kept.renew(problem, told.say)

@@ -1,0 +1,175 @@
+"""One call in a line, from its records; and which of its texts a search looks at. Pure: no I/O."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from glovebox_audit.chain import Record
+from glovebox_audit.events import (
+    CallCancelled,
+    CallDecided,
+    CallFailed,
+    CallFinished,
+    CallLost,
+    EgressAnswered,
+    EgressDecided,
+    ReceiptSigned,
+    SandboxStarted,
+)
+from glovebox_audit.query.outcomes import CANCELLED, ERRORS, RUNNING
+
+#: Kinds whose texts nobody searches: what was measured, and what is signed.
+UNSEARCHED = frozenset({SandboxStarted.kind, ReceiptSigned.kind})
+
+#: Fields of the others that hold words of ours alone.
+_OURS = frozenset({"usage", "effect", "transport", "ended"})
+
+_CALL = b'{"call_id":"'
+# How the line of a record ends, in at most so many bytes; see ``chain``.
+_END = re.compile(
+    rb'"kind":"([A-Za-z0-9._:@-]{1,128})","prev":"[0-9a-f]{64}","seq":[0-9]{1,16},"server":"[A-Za-z0-9._:@-]{1,128}"'
+    rb',"time":"[0-9T:.Z-]{27}"}\n\Z'
+)
+_END_BYTES = 560
+OVER = "over "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """What is recorded of a call, in a line."""
+
+    call_id: str
+    time: str
+    """When policy decided."""
+    tool: str
+    principal: str
+    client: str | None
+    run: str | None
+    workflow: str | None
+    transport: str
+    outcome: str
+    """One of ``outcomes.OUTCOMES``."""
+    rule: str
+    """Which rule decided."""
+    exit_code: int | None = None
+    elapsed_ms: float | None = None
+    error: str | None = None
+    """Class of Glovebox's own failure."""
+
+    is_error: bool = False
+    """Whether the call was allowed, and its caller's result is an error, for whatever reason."""
+
+    @property
+    def through(self) -> str:
+        """The program it came from, as it names itself; of one without a name the transport, as ``over cli``."""
+        return self.client or f"{OVER}{self.transport}"
+
+
+def label(line: bytes) -> tuple[str, str] | None:
+    """Kind and call of a line that has the form of a call's record, whatever it is; None for any other."""
+    end = _END.search(line, max(0, len(line) - _END_BYTES)) if line.startswith(_CALL) else None
+    if end is None:
+        return None
+    start = len(_CALL)
+    return end[1].decode(), line[start : line.index(b'"', start)].decode("utf-8", "replace")
+
+
+def fields(line: bytes) -> Mapping[str, Any] | None:
+    """What a line says, unproved; None where it is no record."""
+    try:
+        found = json.loads(line)
+        return found if isinstance(found["data"], dict) and isinstance(found["time"], str) else None
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+
+
+def outcome(kind: str, data: Mapping[str, Any]) -> str | None:
+    """How a call stands after this record; None where it does not say."""
+    if kind == CallDecided.kind:
+        return {"allow": RUNNING, "deny": "denied"}.get(str(data.get("effect")), "ask")
+    if kind == CallFinished.kind:
+        ended = str(data.get("ended"))
+        if ended != "exited":
+            return ended
+        failed = data.get("failed", data.get("exit_code") != 0)
+        return "failed" if failed else "succeeded"
+    return {CallCancelled.kind: CANCELLED, CallFailed.kind: "error", CallLost.kind: "lost"}.get(kind)
+
+
+def of_records(decided: Record, end: Record) -> Call:
+    """The line of a call: from the record that began it and the one that says how it stands, which may be the same."""
+    said, last = decided.data, end.data
+    came = outcome(end.kind, last) or ""
+    return Call(
+        call_id=decided.call_id or "",
+        time=decided.time,
+        tool=str(said.get("tool", "")),
+        principal=str(said.get("principal", "")),
+        client=_text_or_none(said, "client"),
+        run=_text_or_none(said, "run"),
+        workflow=_text_or_none(said, "workflow"),
+        transport=str(said.get("transport", "")),
+        outcome=came,
+        rule=str(said.get("rule", "")),
+        exit_code=last.get("exit_code"),
+        elapsed_ms=last.get("elapsed_ms"),
+        error=last.get("error"),
+        is_error=came in ERRORS or (came == CANCELLED and last.get("by") == "stop"),
+    )
+
+
+def _text_or_none(data: Mapping[str, Any], name: str) -> str | None:
+    return None if data.get(name) is None else str(data[name])
+
+
+def connections(records: Iterable[Record]) -> Iterator[tuple[str, str]]:
+    """Yield ``reached``, ``refused`` or ``asked`` for each connection that a call asked for, and a line about it.
+
+    Reached is what answered. Of a tunnel earlier logs do not say so.
+    """
+    answers: dict[object, list[Mapping[str, Any]]] = {}
+    for record in reversed(kept := list(records)):
+        if record.kind == EgressAnswered.kind:
+            answers.setdefault(record.data.get("asked_digest"), []).append(record.data)
+    for data in (record.data for record in kept if record.kind == EgressDecided.kind):
+        allowed = data.get("effect") == "allow"
+        said = answers.get(data.get("asked_digest"))
+        answer = said.pop() if allowed and said else None
+        asked = f"{data.get('method') or 'connect'} {data.get('scheme')}://{data.get('host')}:{data.get('port')}"
+        more = [str(data["address"])] if data.get("address") else []
+        if answer is not None:
+            more += [str(answer["status"])] if answer.get("status") is not None else []
+            more += [f"{answer.get('bytes')} bytes", *([] if answer.get("complete") else ["cut off"])]
+        elif allowed:
+            more.append("no answer on record")
+        more += [f"with the credential {data['credential']}"] if data.get("credential") else []
+        about = f"{asked} by the rule {data.get('rule')}"
+        yield ("reached" if answer else "asked" if allowed else "refused"), ", ".join([about, *more])
+
+
+def texts(data: Mapping[str, Any]) -> Iterator[str]:
+    """Every text in the data of a record that a search looks at, folded."""
+    for key, value in data.items():
+        if key not in _OURS:
+            yield from _texts(value)
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield fold(value)
+    elif isinstance(value, dict):
+        yield from (text for each in value.values() for text in _texts(each))
+    elif isinstance(value, list):
+        yield from (text for each in value for text in _texts(each))
+
+
+def fold(text: str) -> str:
+    """A text without the difference of upper and lower case."""
+    return text.casefold()
+
+
+def holds(records: Iterable[Record], wanted: str) -> bool:
+    """Whether one of a call's records holds a folded text."""
+    return any(wanted in text for each in records if each.kind not in UNSEARCHED for text in texts(each.data))

@@ -1,0 +1,230 @@
+"""The derived index of the log's calls: where each lies, and by what it can be found. Evidence of nothing.
+
+Rule 1  What is shown is read from the log, at the place the index names.
+Rule 2  It holds the whole lines up to one offset of the log, and the digest of the last. Where the log has another line
+        there, or records a gap before it, the index is made again; else what is new is added.
+"""
+
+import contextlib
+import hashlib
+import re
+import sqlite3
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from glovebox_audit import read
+from glovebox_audit.query import calls
+from glovebox_audit.query.adder import HEX_KEPT, Adder, clean, has_texts, microseconds
+from glovebox_audit.query.database import Database
+from glovebox_audit.query.offsets import Gone, OffsetReader
+from glovebox_audit.query.outcomes import CANCELLED, ERRORS, FAILED
+from glovebox_audit.segments import files
+
+_HEX = re.compile(rf"[0-9a-f]{{{HEX_KEPT + 1},}}")
+
+#: Calls that are looked through for a text at first, and how many times as many then.
+_FIRST_SPAN, _LARGER = 4096, 16
+
+#: The shortest text that trigrams find.
+_SHORTEST = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a call lies in the log."""
+
+    first: int
+    """Offset of its first record."""
+    last: int | None
+    """Offset of the record that ends it; None for one without an end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filters:
+    """What calls are looked for: all that fit each of these. Empty fits all."""
+
+    tools: tuple[str, ...] = ()
+    principals: tuple[str, ...] = ()
+    clients: tuple[str, ...] = ()
+    """As a call says it; of none empty, or as ``Call.through`` has it."""
+    runs: tuple[str, ...] = ()
+    workflows: tuple[str, ...] = ()
+    outcomes: tuple[str, ...] = ()
+    """Of ``outcomes.OUTCOMES``."""
+    since: datetime | None = None
+    until: datetime | None = None
+    """Before this time."""
+    text: str | None = None
+    """Folded; in one of the call's texts."""
+
+    def fit(self, call: calls.Call) -> bool:
+        """Whether a call fits, its texts aside."""
+        time = datetime.fromisoformat(call.time)
+        return (
+            (not self.tools or call.tool in self.tools)
+            and (not self.principals or call.principal in self.principals)
+            and (not self.clients or (call.client or "") in self.named())
+            and (not self.runs or (call.run or "") in self.runs)
+            and (not self.workflows or (call.workflow or "") in self.workflows)
+            and (not self.outcomes or call.outcome in self.wanted())
+            and (self.since is None or time >= self.since)
+            and (self.until is None or time < self.until)
+        )
+
+    def named(self) -> set[str]:
+        """Clients as the index has them, which knows no transports."""
+        return {"" if each.startswith(calls.OVER) else each for each in self.clients} | set(self.clients)
+
+    def wanted(self) -> set[str]:
+        """Return outcomes as the index has them, which does not know who cancelled a call."""
+        return {*self.outcomes, *((*ERRORS, CANCELLED) if FAILED in self.outcomes else ())}
+
+    def came(self, call: calls.Call) -> bool:
+        """Return whether a call that fits came from one of the clients, and came out so, too."""
+        out = not self.outcomes or call.outcome in self.outcomes or (FAILED in self.outcomes and call.is_error)
+        return out and (not self.clients or bool({call.client or "", call.through} & set(self.clients)))
+
+
+class Index:
+    """The index of one log, as of one snapshot. Raises one of ``database.DAMAGED`` where file or disk fail."""
+
+    def __init__(self, database: Database, log: OffsetReader) -> None:
+        """Take both, open."""
+        self._database = database
+        self._log = log
+
+    @property
+    def _connection(self) -> sqlite3.Connection:
+        return self._database.connection
+
+    def update(self, progress: Callable[[int, int], None]) -> None:
+        """Index what is new in the log.
+
+        Args:
+            progress: told how many bytes are done, of how many.
+        """
+        began, until = self._continued()
+        if not self._add(began, until, progress):
+            self._database.reset()
+            self._add(self._log.start, self._log.start, progress)
+
+    def _add(self, began: int, start: int, progress: Callable[[int, int], None]) -> bool:
+        """Index the log from an offset on; False where lines before it turn out to lie in a gap."""
+        adder, end = Adder(self._connection), self._log.end
+        for file, base, size in self._log.files_from(start):
+            at = max(start - base, 0)
+            gaps = read.gaps_in(file, at, size)
+            if gaps.starts and gaps.starts[0] < at:
+                return False
+            while at < size:
+                before, at = at, adder.add(file, base, at, size, gaps)
+                if at == before:
+                    break  # a line that is not whole yet
+                adder.save(began, base + at, files.line_before(file.fileno(), at))
+                progress(base + at - start, end - start)
+        return True
+
+    def _continued(self) -> tuple[int, int]:
+        """From where on the log is indexed, and up to where; an index that does not fit the log is thrown away."""
+        state = self._connection.execute("SELECT began, until, line FROM state").fetchone()
+        start = self._log.start
+        if state is not None and all(type(each) is int for each in state[:2]):
+            began, until, line = state
+            # What retention removed stays in the index as long as it is the smaller part.
+            if start - began <= until - start:
+                with contextlib.suppress(Gone):
+                    if hashlib.sha256(self._log.line_before(until)).digest() == line:
+                        return began, until
+        if state is not None:
+            self._database.reset()
+        return start, start
+
+    def find(self, filters: Filters) -> Iterator[Place]:
+        """Where calls may lie that fit, newest first; with a text, others too."""
+        chosen = self._conditions(filters)
+        if chosen is None:
+            return
+        conditions, values = chosen
+        spans = [(0, sys.maxsize)]
+        if self._match(filters.text):
+            # A text may be said of every call: the newest of them are often enough.
+            conditions.append("id IN (SELECT call FROM uses WHERE text IN temp.matching AND call > ? AND call <= ?)")
+            spans = self._spans()
+        conditions.append("id > ? AND id <= ?")
+        asked = " ".join(("SELECT first, last FROM calls WHERE", " AND ".join(conditions), "ORDER BY id DESC"))
+        for span in spans:
+            bounds = span * asked.count("> ? AND")
+            for first, last in self._connection.execute(asked, (*values, *bounds)):
+                yield _place(first, last)
+
+    def _match(self, text: str | None) -> bool:
+        """Note in ``temp.matching`` the texts that may hold this one; False where these are all there are."""
+        phrases = [part for part in _HEX.sub(_cut, text or "").split("\0") if len(part) >= _SHORTEST]
+        if not phrases or not has_texts(self._connection):
+            return False
+        wanted = " AND ".join('"' + clean(part).replace('"', '""') + '"' for part in phrases)
+        self._connection.execute("DROP TABLE IF EXISTS temp.matching")
+        asked = "CREATE TEMP TABLE matching AS SELECT rowid AS text FROM texts WHERE texts MATCH ?"
+        self._connection.execute(asked, (wanted,))
+        return True
+
+    def _spans(self) -> list[tuple[int, int]]:
+        """The numbers of all calls in a few spans, the newest first, each larger than the one before."""
+        upper = int(self._connection.execute("SELECT coalesce(max(id), 0) FROM calls").fetchone()[0])
+        found, size = [], _FIRST_SPAN
+        while upper > 0:
+            found.append((max(upper - size, 0), upper))
+            upper, size = upper - size, size * _LARGER
+        return found
+
+    def named(self, beginning: str, most: int) -> dict[str, Place]:
+        """Calls whose id begins so, at most that many."""
+        asked = (
+            "SELECT call, first, last FROM ids JOIN calls USING (id)"
+            " WHERE call >= ? AND call < ? AND first >= ? ORDER BY call LIMIT ?"
+        )
+        values = (beginning, beginning + "\U0010ffff", self._log.start, most)
+        found = self._connection.execute(asked, values)
+        return {call: _place(first, last) for call, first, last in found}
+
+    def _conditions(self, filters: Filters) -> tuple[list[str], list[object]] | None:
+        """The same in SQL; None where nothing can fit."""
+        conditions, values = ["first >= ?"], [self._log.start]  # type: list[str], list[object]
+        for column, wanted in (
+            ("tool", filters.tools),
+            ("principal", filters.principals),
+            ("client", tuple(filters.named())),
+            ("workflow", filters.workflows),
+            ("outcome", tuple(filters.wanted())),
+        ):
+            if wanted:
+                found = [each for word in wanted if (each := self._word(word)) is not None]
+                if not found:
+                    return None
+                conditions.append(f"{column} IN ({', '.join('?' * len(found))})")
+                values += found
+        if filters.runs:
+            conditions.append(f"run IN ({', '.join('?' * len(filters.runs))})")
+            values += map(clean, filters.runs)
+        for comparison, time in (("time >= ?", filters.since), ("time < ?", filters.until)):
+            if time is not None:
+                conditions.append(comparison)
+                values.append(microseconds(time))
+        return conditions, values
+
+    def _word(self, word: str) -> int | None:
+        found = self._connection.execute("SELECT id FROM words WHERE word = ?", (clean(word),)).fetchone()
+        return None if found is None else int(found[0])
+
+
+def _place(first: object, last: object) -> Place:
+    if not isinstance(first, int) or not isinstance(last, int | None):
+        raise sqlite3.DatabaseError("it holds what was not put into it")
+    return Place(first=first, last=last)
+
+
+def _cut(found: re.Match[str]) -> str:
+    """Of a long hexadecimal number its beginning; what follows is looked for apart."""
+    return f"{found[0][:HEX_KEPT]}\0"

@@ -1,0 +1,104 @@
+"""Reads the log by offset, in whichever file the byte lies. Offsets count over all files: rotation moves none."""
+
+import contextlib
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import BinaryIO, Self
+
+from glovebox_audit import chain, read
+from glovebox_audit.chain import NotARecord, Record
+from glovebox_audit.events import ReceiptSigned
+from glovebox_audit.query import calls
+from glovebox_audit.read import Snapshot
+from glovebox_audit.segments import files
+
+
+class Gone(Exception):  # noqa: N818 - it names what is so
+    """There is no such place in the log."""
+
+
+class OffsetReader:
+    """The files of a snapshot as one. Raises FileNotFoundError where retention removes one meanwhile."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        """Open nothing yet but the file that is written."""
+        self._snapshot = snapshot
+        self._opened = contextlib.ExitStack()
+        self._files: dict[int, tuple[BinaryIO, int]] = {}
+        self._bases: dict[int, int] = {}
+        self._numbers = list(snapshot.sealed)
+        if snapshot.log is not None:
+            self._numbers.append(snapshot.sealed[-1] + 1 if snapshot.sealed else 1)
+            self._files[self._numbers[-1]] = (snapshot.log, snapshot.size)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    @property
+    def start(self) -> int:
+        """Offset of the oldest byte that is still there."""
+        return self._base(self._numbers[0])
+
+    @property
+    def end(self) -> int:
+        """Offset of the byte after the newest."""
+        return self._base(self._numbers[-1]) + self._file(self._numbers[-1])[1]
+
+    def files_from(self, offset: int) -> Iterator[tuple[BinaryIO, int, int]]:
+        """Each file from the one that holds an offset on, with the offset of its first byte and its length.
+
+        Raises:
+            Gone: no file holds it.
+        """
+        first = bisect_right(self._numbers, offset, key=self._base) - 1
+        if first < 0:
+            raise Gone
+        for number in self._numbers[first:]:
+            file, size = self._file(number)
+            yield file, self._base(number), size
+
+    def line(self, offset: int) -> bytes:
+        """The line that begins there; raises Gone."""
+        file, base, size = next(self.files_from(offset))
+        line = files.line_at(file.fileno(), offset - base)
+        if not 0 <= offset - base < size or not line.endswith(b"\n"):
+            raise Gone
+        return line
+
+    def line_before(self, offset: int) -> bytes:
+        """The line that ends there; raises Gone."""
+        file, base, size = next(self.files_from(max(0, offset - 1)))
+        if not 0 < offset - base <= size:
+            raise Gone
+        return files.line_before(file.fileno(), offset - base)
+
+    def records_of(self, call_id: str, first: int, last: int | None) -> Iterator[Record]:
+        """The records of a call, its receipt included; raises Gone.
+
+        Args:
+            call_id: the call.
+            first: where its first record begins.
+            last: where the one begins that ends it; None for a call without an end.
+        """
+        until = self.end if last is None else last + len(self.line(last))
+        for file, base, size in self.files_from(first):
+            if base >= until:
+                break
+            yield from read.records_in(file, min(until - base, size), call_id, max(first - base, 0))
+        with contextlib.suppress(Gone, NotARecord):
+            if last is not None and calls.label(self.line(until)) == (ReceiptSigned.kind, call_id):
+                yield chain.parse(self.line(until))
+
+    def _file(self, number: int) -> tuple[BinaryIO, int]:
+        if number not in self._files:
+            self._files[number] = self._opened.enter_context(self._snapshot.segment(number))
+        return self._files[number]
+
+    def _base(self, number: int) -> int:
+        if number not in self._bases:
+            file, _ = self._file(number)
+            self._bases[number] = files.start_of(files.line_at(file.fileno(), 0)).before.size
+        return self._bases[number]

@@ -1,0 +1,432 @@
+"""Reading the log back: its lines, its end, one call, and what comes next. Never writes, never trusts the bytes.
+
+Works on a copy in another place and as another user, too. Reads of one line are bounded by ``chain.MAX_LINE_BYTES``.
+The log is its sealed segments and ``audit.jsonl``; one that retention removes while it is read is not missed.
+"""
+
+import bisect
+import contextlib
+import fcntl
+import itertools
+import math
+import os
+import time
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import BinaryIO
+
+import anyio
+import anyio.to_thread
+
+from glovebox_audit import chain
+from glovebox_audit.chain import Head, NotARecord, Record
+from glovebox_audit.events import EVENTS, CallDecided, GapRecorded
+from glovebox_audit.place import AuditUnavailable
+from glovebox_audit.segments import files
+from glovebox_audit.segments.files import HEAD_NAME, LOG_NAME
+
+#: How long a reader waits for a writer in mid-line. Then it reads anyway: it may see a line that is not yet whole.
+_LOCK_WAIT_SECONDS = 1.0
+
+#: How often ``follow`` looks. A person is reading.
+_POLL_SECONDS = 0.25
+
+#: Bytes per step when looking for the last lines.
+_BLOCK_BYTES = 1 << 16
+
+#: Most lines ``tail`` returns: a screen's scrollback. More is what the file itself is for.
+MAX_TAIL_LINES = 10_000
+
+#: A call that a client makes is decided this long after its id was made, at most: it waits for a turn twice, for an
+#: answer once, and meanwhile its files are looked into. With room for a slow machine.
+LATEST_SECONDS = 900.0
+
+#: A clock that is kept in step is set back by less than this.
+SKEW_SECONDS = 60.0
+
+#: What is read of a file to see which time it spans: its first and its last line.
+_SPAN_BYTES = 1 << 14
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One line of the file, or one part of a line longer than ``chain.MAX_LINE_BYTES``."""
+
+    number: int
+    """Line number, counted from 1 at the place in the file where reading began; parts of one line share it."""
+    raw: bytes
+    """Its bytes, line feed included; at most ``chain.MAX_LINE_BYTES``."""
+    end: int
+    """Offset in the file of the byte after it."""
+    record: Record | None
+    """What it holds; None when it is no record."""
+    error: NotARecord | None
+    """Why it is no record."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The log at a moment when nobody was writing."""
+
+    directory: Path
+    head: bytes | None
+    """The bytes of ``head.json``, at most one more than it may have; None when it is missing."""
+    log: BinaryIO | None
+    """``audit.jsonl``; None when it is missing."""
+    size: int
+    """Its length in bytes."""
+    sealed: tuple[int, ...]
+    """Numbers of the sealed segments."""
+    strays: tuple[str, ...]
+    """What else lies among them."""
+
+    @contextlib.contextmanager
+    def segment(self, number: int) -> Iterator[tuple[BinaryIO, int]]:
+        """Open a sealed segment, and tell its length.
+
+        Raises:
+            FileNotFoundError: it was removed since.
+            AuditUnavailable: it cannot be read.
+        """
+        path = self.directory / files.name(number)
+        with _translated(self.directory), files.opened(path) as descriptor, os.fdopen(os.dup(descriptor), "rb") as file:
+            yield file, files.length(descriptor)
+
+    def oldest_first(self) -> Iterator[tuple[BinaryIO, int]]:
+        """Every file that is still there, with its length."""
+        for number in self.sealed:
+            with contextlib.suppress(FileNotFoundError), self.segment(number) as found:
+                yield found
+        if self.log is not None:
+            yield self.log, self.size
+
+    def newest_first(self) -> Iterator[tuple[BinaryIO, int]]:
+        """Every file that is still there, with its length."""
+        if self.log is not None:
+            yield self.log, self.size
+        for number in reversed(self.sealed):
+            with contextlib.suppress(FileNotFoundError), self.segment(number) as found:
+                yield found
+
+
+@contextlib.contextmanager
+def opened(directory: Path) -> Iterator[Snapshot]:
+    """Open the log for reading and note how far it is whole.
+
+    Raises:
+        AuditUnavailable: there is no log, or it cannot be read.
+    """
+    with contextlib.ExitStack() as stack:
+        with _translated(directory, missing=True):
+            head = stack.enter_context(_locked(directory))
+            sealed, strays = tuple(files.sealed(directory)), tuple(files.strays(directory))
+            log: BinaryIO | None = None
+            try:
+                descriptor = stack.enter_context(files.opened(directory / LOG_NAME))
+                log = stack.enter_context(os.fdopen(os.dup(descriptor), "rb"))
+            except FileNotFoundError:
+                if not sealed:
+                    raise
+            size = 0 if log is None else os.fstat(log.fileno()).st_size
+            content = None if head is None else os.pread(head, chain.HEAD_BYTES + 1, 0)
+            if head is not None:
+                fcntl.flock(head, fcntl.LOCK_UN)
+        yield Snapshot(directory=directory, head=content, log=log, size=size, sealed=sealed, strays=strays)
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[int | None]:
+    """``head.json``, and the lock of its writers shared, if it can be had in time; None where there is no such file."""
+    with contextlib.ExitStack() as stack:
+        try:
+            head = stack.enter_context(files.opened(directory / HEAD_NAME))
+        except FileNotFoundError:
+            yield None
+            return
+        deadline = time.monotonic() + _LOCK_WAIT_SECONDS
+        while time.monotonic() < deadline:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(head, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                break
+            time.sleep(0.001)
+        yield head
+
+
+@contextlib.contextmanager
+def _translated(directory: Path, *, missing: bool = False) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and not missing:
+            raise
+        attempted = f"read the audit log in {directory}"
+        fix = "Name the directory that holds audit.jsonl, as a user who may read it."
+        raise AuditUnavailable(attempted, error.strerror or str(error), fix) from error
+
+
+def head(directory: Path) -> Head:
+    """Return the end of the chain as ``head.json`` states it.
+
+    Raises:
+        AuditUnavailable: there is no log, it cannot be read, or ``head.json`` is missing or damaged.
+    """
+    with opened(directory) as snapshot:
+        try:
+            return chain.parse_head(snapshot.head or b"")
+        except NotARecord as error:
+            attempted = f"read {HEAD_NAME} in {directory}"
+            raise AuditUnavailable(attempted, "it is missing or damaged", "Run `glovebox audit verify`.") from error
+
+
+def lines(log: BinaryIO, start: int, end: int) -> Iterator[Line]:
+    """Yield the lines between two offsets; whatever the bytes are, nothing is raised for them.
+
+    What lies in a recorded gap is no record, whatever it looks like: the chain goes past it.
+    """
+    gaps = gaps_in(log, start, end)
+    log.seek(start)
+    number, fresh = 0, True
+    while start < end:
+        raw = log.readline(min(chain.MAX_LINE_BYTES, end - start))
+        if not raw:
+            return
+        number += fresh
+        record, error = _parsed(raw) if fresh else (None, NotARecord("the line is too long"))
+        if record is not None and gaps.hold(start):
+            record, error = None, NotARecord("it lies in a recorded gap")
+        start += len(raw)
+        yield Line(number=number, raw=raw, end=start, record=record, error=error)
+        fresh = raw.endswith(b"\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """The parts of a file that its ``log.gap`` records account for, in order, none in another."""
+
+    starts: tuple[int, ...]
+    ends: tuple[int, ...]
+
+    def hold(self, offset: int) -> bool:
+        """Whether the line that begins there lies in one."""
+        place = bisect.bisect_right(self.starts, offset)
+        return place > 0 and offset < self.ends[place - 1]
+
+
+def gaps_in(log: BinaryIO, start: int, end: int) -> Gaps:
+    """The gaps that are recorded between two offsets where lines begin; each may begin before them."""
+    return _scanned(log, start, end, ())[0]
+
+
+def _scanned(log: BinaryIO, start: int, end: int, needles: Sequence[bytes]) -> tuple[Gaps, list[tuple[int, int]]]:
+    """Return the same, and offset and length of each line that has one of some texts in it."""
+    found: list[tuple[int, int]] = []
+    places: list[tuple[int, int]] = []
+    log.seek(start)
+    while start < end and (raw := log.readline(min(chain.MAX_LINE_BYTES, end - start))):
+        # Parsing is what costs.
+        if b'"kind":"log.gap"' in raw and (first := _gap_before(log.fileno(), start, raw)) is not None:
+            found.append((first, start))
+        if any(needle in raw for needle in needles):
+            places.append((start, len(raw)))
+        start += len(raw)
+    kept: list[tuple[int, int]] = []
+    for each in reversed(found):  # what looks like the record of a gap may lie in one
+        if not kept or each[1] < kept[-1][0]:
+            kept.append(each)
+    kept.reverse()
+    return Gaps(tuple(first for first, _ in kept), tuple(last for _, last in kept)), places
+
+
+def _gap_before(descriptor: int, at: int, raw: bytes) -> int | None:
+    """Where the bytes begin that a ``log.gap`` record at this offset accounts for; None where it is not so.
+
+    It is chained to the record before them, so that no record of the chain can be among them.
+    """
+    record, _ = _parsed(raw)
+    length = record.data.get("bytes") if record is not None and record.kind == GapRecorded.kind else None
+    if record is None or type(length) is not int or not 0 < length <= at:
+        return None
+    first = at - length
+    if first > 0:
+        before, _ = _parsed(files.line_before(descriptor, first))
+        if before is None or (before.seq + 1, before.hash) != (record.seq, record.prev):
+            return None
+    return first if _parsed(files.line_at(descriptor, first))[0] is None else None
+
+
+def _parsed(raw: bytes) -> tuple[Record | None, NotARecord | None]:
+    try:
+        return chain.parse(raw), None
+    except NotARecord as error:
+        return None, error
+
+
+def tail(directory: Path, count: int) -> list[Line]:
+    """Return the last ``count`` lines, at most ``MAX_TAIL_LINES``; raises like ``opened``."""
+    with opened(directory) as snapshot:
+        return _tail(snapshot, count)
+
+
+def _tail(snapshot: Snapshot, count: int) -> list[Line]:
+    found: list[Line] = []
+    wanted = min(max(count, 0), MAX_TAIL_LINES)
+    for log, size in snapshot.newest_first():
+        start = _start_of_last(log, size, wanted - len(found))
+        found[:0] = lines(log, start, size)
+        if len(found) >= wanted:
+            break
+    return found
+
+
+def _start_of_last(log: BinaryIO, size: int, count: int) -> int:
+    if count == 0:
+        return size
+    # The line feed at the very end belongs to the last line, so it is one more to pass.
+    wanted = count + 1
+    end = size
+    while end > 0:
+        start = max(0, end - _BLOCK_BYTES)
+        log.seek(start)
+        block = log.read(end - start)
+        if end == size and not block.endswith(b"\n"):
+            wanted -= 1
+        at = len(block)
+        while wanted > 0 and (at := block.rfind(b"\n", 0, at)) >= 0:
+            wanted -= 1
+        if wanted == 0:
+            return start + at + 1
+        end = start
+    return 0
+
+
+def records_of(directory: Path, call_id: str) -> Iterator[Record]:
+    """Yield the records of one call, looking from the newest segment back to its beginning; raises like ``opened``.
+
+    The first is its ``call.decided``, which names the principal: whoever shows them to a client checks that first.
+    """
+    with opened(directory) as snapshot:
+        holding: list[int] = []
+        for back, (log, size) in enumerate(snapshot.newest_first()):
+            kinds = {record.kind for record in records_in(log, size, call_id)}
+            if kinds:
+                holding.insert(0, back)
+            if CallDecided.kind in kinds:
+                break
+        for back in holding:
+            for log, size in itertools.islice(snapshot.newest_first(), back, back + 1):
+                yield from records_in(log, size, call_id)
+
+
+def records_near(directory: Path, call_id: str, charge: Callable[[int], None]) -> Generator[Record, None, None]:
+    """Yield the records of one call from the segments of the time that its id names; raises like ``opened``.
+
+    Its first record is looked for in segments whose span includes that time, from ``SKEW_SECONDS`` before it to
+    ``LATEST_SECONDS`` after it, or whose own times do not run forward; the others from there to its end. What lies
+    elsewhere, as of a clock that was wrong for less than a segment, is not found: a reader has to say so.
+
+    Args:
+        directory: of the log.
+        call_id: the call; of another form than ``calls.new_call_id`` gives it has no time, and no record here.
+        charge: told the bytes of each part of the log that is read.
+    """
+    made = chain.time_of(call_id)
+    if made is None:
+        return
+    with opened(directory) as snapshot:
+        begun = ended = False
+        before = 0.0
+        for log, size in snapshot.oldest_first():
+            if not begun:
+                charge(_SPAN_BYTES)
+                first, last = _span(log, size)
+                last = math.inf if log is snapshot.log else last
+                forward, before = before <= first <= last, last
+                if forward and not (first <= made + LATEST_SECONDS and made - SKEW_SECONDS <= last):
+                    continue
+            charge(size)
+            for record in records_in(log, size, call_id):
+                begun, ended = True, ended or is_last(record)
+                yield record
+            if ended:
+                return
+
+
+def is_last(record: Record) -> bool:
+    """Say whether only a receipt may follow of this call."""
+    event = EVENTS.get(record.kind)
+    refused = record.kind == CallDecided.kind and record.data.get("effect") != "allow"
+    return refused or (event is not None and event.ends_call)
+
+
+def _span(log: BinaryIO, size: int) -> tuple[float, float]:
+    """Return when the first and the last record of a file were written; (inf, 0) where one is no record."""
+    try:
+        ends = chain.parse(files.line_at(log.fileno(), 0)), chain.parse(files.line_before(log.fileno(), size))
+    except NotARecord:
+        return math.inf, 0.0
+    first, last = (datetime.fromisoformat(record.time).timestamp() for record in ends)
+    return first, last
+
+
+def records_in(log: BinaryIO, size: int, call_id: str, start: int = 0) -> Iterator[Record]:
+    """The records of a call in one file, between two offsets where lines begin."""
+    # Lines are parsed only where the id appears at all: parsing is what costs.
+    return (record for record in records_with(log, size, [call_id], start) if record.call_id == call_id)
+
+
+def records_with(log: BinaryIO, size: int, texts: Iterable[str], start: int = 0) -> Iterator[Record]:
+    """Yield the records with one of some texts in them, of one file, between two offsets where lines begin."""
+    gaps, places = _scanned(log, start, size, [text.encode() for text in texts])
+    for place, length in places:
+        if not gaps.hold(place):
+            with contextlib.suppress(NotARecord):
+                yield chain.parse(os.pread(log.fileno(), length, place))
+
+
+def records_about(directory: Path, texts: Collection[str], since: Record) -> list[Record]:
+    """Return records of no call with one of some texts in them, from the segment of a record on; as ``opened``."""
+    found: list[Record] = []
+    with opened(directory) as snapshot:
+        for log, size in snapshot.newest_first():
+            found[:0] = [record for record in records_with(log, size, texts) if record.call_id is None]
+            first, _ = _parsed(files.line_at(log.fileno(), 0))
+            if first is None or first.seq <= since.seq:
+                break
+    return found
+
+
+async def follow(directory: Path, count: int) -> AsyncGenerator[Line, None]:
+    """Yield the last ``count`` lines and then every new one, of all server processes, until it is closed.
+
+    Raises:
+        AuditUnavailable: there is no log, it cannot be read, or it became shorter.
+    """
+    with opened(directory) as snapshot:
+        for line in await anyio.to_thread.run_sync(_tail, snapshot, count):
+            yield line
+        at, number = snapshot.size, _number(snapshot)
+    while True:
+        with opened(directory) as snapshot:
+            now = _number(snapshot)
+            behind = [each for each in snapshot.sealed if number <= each < now]
+            for each in behind:  # sealed since
+                with contextlib.suppress(FileNotFoundError), snapshot.segment(each) as (log, size):
+                    for line in lines(log, at, size):
+                        yield line
+                at = 0
+            number = now
+            if snapshot.log is not None:
+                if snapshot.size < at:
+                    attempted, fix = f"follow the audit log in {directory}", "Run `glovebox audit verify`."
+                    raise AuditUnavailable(attempted, "it became shorter", fix)
+                for line in lines(snapshot.log, at, snapshot.size):
+                    yield line
+                    at = line.end
+        await anyio.sleep(_POLL_SECONDS)
+
+
+def _number(snapshot: Snapshot) -> int:
+    """The number of the segment that is being written, or will be."""
+    return snapshot.sealed[-1] + 1 if snapshot.sealed else 1

@@ -1,0 +1,1 @@
+"""Receipts: what they say, their envelope, and their proof for whoever holds one."""

@@ -1,0 +1,79 @@
+"""The proof of one receipt, offline: signature, form, and its place in an audit log or a copy of it. Reads only."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from glovebox_audit import chain, read
+from glovebox_audit.chain import Head
+from glovebox_audit.events import ReceiptSigned
+from glovebox_audit.receipts import dsse, statement
+from glovebox_audit.receipts.dsse import NotAReceipt
+from glovebox_audit.receipts.statement import Statement
+from glovebox_audit.segments.files import LOG_NAME
+from glovebox_audit.verify import verify as verify_log
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiedReceipt:
+    """A receipt that holds."""
+
+    statement: Statement
+    digest: str
+    """Digest of the receipt, as the log and the call's result name it."""
+    key_id: str
+    """Which key signed it."""
+
+
+def verify(content: bytes, key: Ed25519PublicKey, audit: Path | None = None) -> VerifiedReceipt:
+    """Check one receipt.
+
+    Args:
+        content: the file, as ``glovebox receipt show --json`` or ``receipt://…`` gives it.
+        key: the server's public key, got by a way that whoever sent the receipt does not control.
+        audit: directory of the audit log it belongs to, or of a copy; None leaves its place unproved.
+
+    Raises:
+        NotAReceipt: the receipt does not hold; the message is the exact reason.
+        AuditUnavailable: the log cannot be read.
+    """
+    envelope = dsse.parse(content)
+    dsse.check(envelope, key)
+    found = statement.parse(envelope.payload)
+    digest = "sha256:" + hashlib.sha256(content.removesuffix(b"\n")).hexdigest()
+    if audit is not None:
+        _place(found, digest, audit)
+    return VerifiedReceipt(statement=found, digest=digest, key_id=envelope.key_id)
+
+
+def of_call(directory: Path, call_id: str) -> bytes | None:
+    """The receipt of a call, as the log holds it; None when there is none. Raises AuditUnavailable."""
+    found = None
+    for record in read.records_of(directory, call_id):
+        if record.kind == ReceiptSigned.kind:
+            found = chain.canonical(record.data.get("envelope"))
+    return found
+
+
+def _place(found: Statement, digest: str, audit: Path) -> None:
+    position, call = found.predicate.audit, found.predicate.call
+    report = verify_log(audit, Head(seq=position.seq, hash=position.hash))
+    for problem in report.problems:
+        where = problem.file if problem.line is None else f"line {problem.line}"
+        if problem.line is not None and problem.file != LOG_NAME:
+            where = f"{problem.file} {where}"
+        if problem.kind == "anchor" and problem.line is None:
+            raise NotAReceipt(f"its place in the audit log cannot be checked: {problem.detail}")
+        if problem.kind == "anchor":
+            reason = f"its place in the audit log does not match: the log holds no record {position.seq} with its hash"
+            raise NotAReceipt(f"{reason} ({where}: {problem.detail})")
+        raise NotAReceipt(f"the audit log is not what was written ({where}: {problem.kind}: {problem.detail})")
+    records = list(read.records_of(audit, call.id))
+    last = next((record for record in records if record.seq == position.seq), None)
+    if last is None or last.kind != found.predicate.outcome.kind:
+        raise NotAReceipt(f"its place in the audit log does not match: record {position.seq} does not end its call")
+    signed = [record.data.get("digest") for record in records if record.kind == ReceiptSigned.kind]
+    if signed != [digest]:
+        raise NotAReceipt(f"the audit log holds {'another' if signed else 'no'} receipt of call {call.id}")

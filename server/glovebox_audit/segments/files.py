@@ -1,0 +1,161 @@
+"""Names and places of the log's files: ``audit.jsonl`` is written, ``segments/`` holds those that were sealed.
+
+The log is all of them, one after the other. An offset in the log counts from its first byte, in whichever file.
+"""
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from glovebox_audit import chain
+from glovebox_audit.chain import Head, NotARecord, Record
+from glovebox_audit.events import SegmentBegun
+
+LOG_NAME = "audit.jsonl"
+HEAD_NAME = "head.json"
+DIRECTORY = "segments"
+
+#: The file that is going to be ``audit.jsonl`` is made under this name, so that it never is there half written.
+NEXT_NAME = "audit.next"
+
+#: Longer than most lines: what is read of a file to find its last one.
+_MOST_LINES = 8192
+
+_NAME = re.compile(r"(\d{6,9})\.jsonl", re.ASCII)
+
+
+def name(number: int) -> str:
+    """Where a sealed segment lies, below the log's directory."""
+    return f"{DIRECTORY}/{number:06}.jsonl"
+
+
+def sealed(directory: Path) -> list[int]:
+    """Numbers of the sealed segments that are there, in order; raises OSError but for a folder that is missing."""
+    return sorted(number for each in _names(directory) if (number := _number(each)) is not None)
+
+
+def strays(directory: Path) -> list[str]:
+    """What else lies in the folder of the sealed segments, by its place; raises likewise."""
+    return sorted(f"{DIRECTORY}/{each}" for each in _names(directory) if _number(each) is None)
+
+
+def _names(directory: Path) -> list[str]:
+    try:
+        return os.listdir(directory / DIRECTORY)  # noqa: PTH208 - names, not paths
+    except FileNotFoundError:
+        return []
+
+
+def _number(found: str) -> int | None:
+    """The number of the segment that has exactly this name."""
+    match = _NAME.fullmatch(found)
+    number = int(match[1]) if match else 0
+    return number if number > 0 and name(number) == f"{DIRECTORY}/{found}" else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """How a segment begins, as its first line says."""
+
+    number: int = 1
+    """1 for a log that never rotated, which does not say so."""
+    before: Head = field(default_factory=Head)
+    """The end of the chain before it; its size is the offset of this segment in the log."""
+    time: float = 0.0
+    """When its first record was written, in seconds since the epoch; 0 where that is not known."""
+
+
+def start_of(line: bytes) -> Start:
+    """Read the first line of a segment.
+
+    Raises:
+        Newer: a newer Glovebox wrote the segment.
+    """
+    try:
+        first = chain.parse(line)
+    except chain.Newer:
+        raise
+    except NotARecord:
+        return Start()
+    time = datetime.fromisoformat(first.time).timestamp()
+    return begun(first, time) or Start(time=time)
+
+
+def begun(record: Record, time: float = 0.0) -> Start | None:
+    """What a record says that begins a segment; None for any other.
+
+    Raises:
+        Newer: a newer Glovebox wrote the segment.
+    """
+    if record.kind != SegmentBegun.kind:
+        return None
+    version, number, offset = (record.data.get(key) for key in ("format", "segment", "offset"))
+    if type(version) is int and version > chain.FORMAT:
+        raise chain.Newer(version)
+    if type(number) is not int or type(offset) is not int or number < 1 or offset < 0:
+        return None
+    return Start(number=number, before=Head(seq=record.seq - 1, hash=record.prev, size=offset), time=time)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[int]:
+    """Open a file of the log for reading, and nothing else that stands in its place; raises OSError."""
+    # O_NONBLOCK: a FIFO in the place of the file must not hang a reader.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError("it is not a regular file")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def line_at(descriptor: int, offset: int) -> bytes:
+    """The line that begins at this offset of the file, line feed included; at most ``MAX_LINE_BYTES`` of it."""
+    block = os.pread(descriptor, 4096, offset)
+    if b"\n" not in block:
+        block = os.pread(descriptor, chain.MAX_LINE_BYTES, offset)
+    return block[: block.find(b"\n") + 1] or block
+
+
+def line_before(descriptor: int, end: int) -> bytes:
+    """The line that ends at this offset of the file."""
+    for length in (_MOST_LINES, chain.MAX_LINE_BYTES + 1):
+        start = max(0, end - length)
+        block = os.pread(descriptor, end - start, start)
+        if (before := block.rfind(b"\n", 0, -1)) >= 0:
+            return block[before + 1 :]
+    return block
+
+
+def length(descriptor: int) -> int:
+    """Bytes of a file."""
+    return os.fstat(descriptor).st_size
+
+
+def anchor(end: Head | Record) -> str:
+    """A record, or the end of a chain, as ``SEQ:HASH``."""
+    return f"{end.seq}:{end.hash}"
+
+
+def since(directory: Path, current: Start, offset: int) -> list[tuple[str, int]]:
+    """Names and offsets of the sealed segments before ``current``, from the one that holds an offset of the log on.
+
+    Raises:
+        OSError: one cannot be read.
+    """
+    found: list[tuple[str, int]] = []
+    if offset >= current.before.size:
+        return found
+    for number in reversed([each for each in sealed(directory) if each < current.number]):
+        with opened(directory / name(number)) as descriptor:
+            base = start_of(line_at(descriptor, 0)).before.size
+        found.insert(0, (name(number), base))
+        if base <= offset:
+            break
+    return found

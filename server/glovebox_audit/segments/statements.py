@@ -1,0 +1,170 @@
+"""The signed statements of the log: that a segment was sealed, that one was removed. Bytes in, bytes out; no file.
+
+in-toto statements in a DSSE envelope, signed with the receipts' key; their subject is the root of the segment's tree.
+A statement has one form only, so whoever knows the facts knows its bytes.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Protocol, Self, TypeVar
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from glovebox_audit import chain
+from glovebox_audit.events import RemovalReason, SegmentRemoved, SegmentSealed
+from glovebox_audit.receipts import dsse
+from glovebox_audit.receipts.dsse import NotAReceipt
+from glovebox_audit.receipts.names import STATEMENT_TYPE, is_newer
+
+
+class Signs(Protocol):
+    """The part of ``keys.Signer`` that is needed here."""
+
+    @property
+    def key_id(self) -> str:
+        """Which key."""
+
+    def sign(self, payload: bytes) -> dict[str, Any]:
+        """The envelope around ``payload``."""
+
+
+_NUMBERS = frozenset({"segment", "lines", "bytes", "names"})
+
+
+_Kind = TypeVar("_Kind", bound="_Statement")
+
+
+class NotAStatement(Exception):  # noqa: N818 - it names what the bytes are
+    """An envelope does not hold the statement that was wanted; the message is the exact reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Statement:
+    predicate_type: ClassVar[str]
+    recorded_as: ClassVar[type[SegmentSealed] | type[SegmentRemoved]]
+    """The event that says it in the log."""
+    repeated: ClassVar[tuple[str, ...]]
+    """Fields that its record has too."""
+
+    segment: int
+    root: str
+    """Digest: the root of the tree."""
+    time: str
+    """When it was signed: RFC 3339, UTC. The same as the time of its record, or a moment before."""
+
+    def kind(self) -> str:
+        """Its predicate's type."""
+        return self.predicate_type
+
+    def payload(self) -> bytes:
+        """The statement's bytes."""
+        told = {name: value for name, value in asdict(self).items() if value is not None}
+        root = told.pop("root").removeprefix("sha256:")
+        return chain.canonical(
+            {
+                "_type": STATEMENT_TYPE,
+                "subject": [{"name": f"segment:{self.segment}", "digest": {"sha256": root}}],
+                "predicateType": self.kind(),
+                "predicate": told,
+            }
+        )
+
+    def event(self, signer: Signs) -> SegmentSealed | SegmentRemoved:
+        """The record that says so, with the statement signed."""
+        repeated = {name: getattr(self, name) for name in self.repeated}
+        return self.recorded_as(**repeated, key=signer.key_id, envelope=signer.sign(self.payload()))
+
+    @classmethod
+    def parse(cls, payload: bytes) -> Self:
+        """Read a statement of this kind.
+
+        Raises:
+            NotAStatement: the bytes are anything else.
+        """
+        try:
+            fields = json.loads(payload)
+            kind = fields["predicateType"]
+            if is_newer(kind, cls.predicate_type):
+                raise NotAStatement(f"made by a newer Glovebox ({kind}): upgrade to read it")
+            root = "sha256:" + fields["subject"][0]["digest"]["sha256"]
+            told = fields["predicate"]
+            typed = all(type(value) is (int if name in _NUMBERS else str) for name, value in told.items())
+            found = cls(root=root, **told)
+            same = typed and found.payload() == payload
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            same = False
+        if not same:
+            raise NotAStatement(f"its statement is not {cls.predicate_type}")
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seal(_Statement):
+    """What a segment holds, all in all."""
+
+    predicate_type: ClassVar[str] = "https://glovebox.dev/attestation/segment/v2"
+    uncounted: ClassVar[str] = "https://glovebox.dev/attestation/segment/v1"
+    """What earlier versions signed: without the counts of records."""
+    recorded_as: ClassVar[type[SegmentSealed] | type[SegmentRemoved]] = SegmentSealed
+    repeated: ClassVar[tuple[str, ...]] = ("segment", "lines", "root")
+
+    lines: int
+    """Leaves of the tree: records. What lies in a gap has none; the gap's own record holds its digest."""
+    bytes: int
+    """Length of the file up to the seal."""
+    after: str
+    """The end of the chain before the segment, as ``SEQ:HASH``."""
+    last: str
+    """The last record before the seal, likewise."""
+    names: int | None = None
+    """Different calls and runs that its records are of: leaves of the tree of ``counts``."""
+    names_root: str | None = None
+    """Digest: the root of that tree."""
+
+    def kind(self) -> str:
+        """Its predicate's type."""
+        return self.uncounted if self.names_root is None else self.predicate_type
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removal(_Statement):
+    """That retention removes a segment."""
+
+    predicate_type: ClassVar[str] = "https://glovebox.dev/attestation/segment-removed/v1"
+    recorded_as: ClassVar[type[SegmentSealed] | type[SegmentRemoved]] = SegmentRemoved
+    repeated: ClassVar[tuple[str, ...]] = ("segment", "seal", "root", "reason")
+
+    seal: str
+    """The record that sealed it, as ``SEQ:HASH``."""
+    reason: RemovalReason
+
+
+def recorded(data: Mapping[str, Any], kind: type[_Kind], keys: Mapping[str, Ed25519PublicKey]) -> _Kind:
+    """Like ``signed``, of a record whose other fields have to say the same; raises likewise."""
+    found = signed(data, kind, keys)
+    if any(data.get(name) != getattr(found, name) for name in kind.repeated):
+        raise NotAStatement("its record does not say what was signed")
+    return found
+
+
+def signed(data: Mapping[str, Any], kind: type[_Kind], keys: Mapping[str, Ed25519PublicKey]) -> _Kind:
+    """Read the statement in the record of a seal or a removal.
+
+    Args:
+        data: of the record.
+        kind: which statement it has to be.
+        keys: one of them must have signed it; with none, nothing is proved.
+
+    Raises:
+        NotAStatement: it is not this statement, or not signed so.
+    """
+    try:
+        envelope = dsse.parse(chain.canonical(data.get("envelope")))
+        if envelope.key_id != data.get("key"):
+            raise NotAStatement("it names another key than its record")
+        if keys:
+            dsse.check(envelope, keys.get(envelope.key_id) or next(iter(keys.values())))
+    except NotAReceipt as problem:
+        raise NotAStatement(str(problem)) from None
+    return kind.parse(envelope.payload)

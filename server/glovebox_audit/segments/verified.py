@@ -1,0 +1,110 @@
+"""Remembers how far the log was verified: a file beside it, which saves reading and is evidence of nothing.
+
+Whoever may write the log may write this file too, so ``glovebox audit verify --all`` does not look at it. It is taken
+only where each segment it speaks of is the very file it was: the same inode, length and times of change.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from glovebox_audit import chain
+from glovebox_audit.chain import Head
+from glovebox_audit.segments import files
+
+NAME = "verified.json"
+
+#: Longest file that is read: a thousand segments take 100 KB.
+_MAX_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """What a verification found in the segments that were sealed by then, from the oldest there was."""
+
+    last: int
+    """The last of them."""
+    end: Head
+    """The end of the chain in it: its seal."""
+    stamps: Mapping[int, tuple[int, int, int, int]]
+    """Each segment's inode, length, and times of change."""
+    calls: tuple[str, ...] = ()
+    """Calls under way at its end."""
+    forgot: bool = False
+    """Whether there may be more of them."""
+    removed: Mapping[int, str] = field(default_factory=dict)
+    """Seals of the segments that are recorded as removed."""
+    records: int = 0
+    gaps: int = 0
+    keys: tuple[str, ...] = ()
+    """Ids of the keys that the signatures were checked with."""
+
+
+def stamps(directory: Path, numbers: Iterable[int]) -> dict[int, tuple[int, int, int, int]]:
+    """Look at these segments; raises OSError."""
+    found = {number: (directory / files.name(number)).lstat() for number in numbers}
+    return {number: (each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns) for number, each in found.items()}
+
+
+def load(directory: Path) -> Verified | None:
+    """What was verified before, if anything."""
+    try:
+        with files.opened(directory / NAME) as descriptor:
+            fields = json.loads(os.pread(descriptor, _MAX_BYTES, 0))
+        return Verified(
+            last=int(fields["last"]),
+            end=chain.parse_head(fields["end"].encode()),
+            stamps={int(key): (value[0], value[1], value[2], value[3]) for key, value in fields["stamps"].items()},
+            calls=tuple(map(str, fields["calls"])),
+            forgot=bool(fields["forgot"]),
+            removed={int(key): str(value) for key, value in fields["removed"].items()},
+            records=int(fields["records"]),
+            gaps=int(fields["gaps"]),
+            keys=tuple(map(str, fields["keys"])),
+        )
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, chain.NotARecord):
+        return None
+
+
+def fits(found: Verified, directory: Path, sealed: Iterable[int], keys: Iterable[str]) -> bool:
+    """Whether these are the segments that were verified, and as much was asked."""
+    there = [number for number in sealed if number <= found.last]
+    known = {number: found.stamps.get(number) for number in there}
+    with contextlib.suppress(OSError):
+        return (
+            there[-1:] == [found.last]
+            and sorted(keys) in ([], sorted(found.keys))
+            and stamps(directory, there) == known
+        )
+    return False
+
+
+def save(directory: Path, found: Verified) -> None:
+    """Remember it, where the directory can be written by whoever verifies; else it is read again."""
+    fields = {
+        "last": found.last,
+        "end": chain.encode_head(found.end).decode(),
+        "stamps": {str(key): list(value) for key, value in found.stamps.items()},
+        "calls": list(found.calls),
+        "forgot": found.forgot,
+        "removed": {str(key): value for key, value in found.removed.items()},
+        "records": found.records,
+        "gaps": found.gaps,
+        "keys": list(found.keys),
+    }
+    draft = directory / f".{NAME}-{secrets.token_hex(4)}"
+    with contextlib.suppress(OSError):
+        if directory.stat().st_uid != os.geteuid():
+            return  # another user's file in it would be in the way of its owner
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(json.dumps(fields).encode())
+            draft.replace(directory / NAME)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise

@@ -1,0 +1,134 @@
+"""Live delivery of records to readers inside this process: bounded, never in the log's way. No disk, no clock.
+
+A reader that does not keep up is not waited for: it is told which records it missed and reads them from the disk.
+"""
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+import anyio
+import anyio.lowlevel
+from anyio.abc import ObjectReceiveStream
+
+from glovebox_audit.chain import Record
+from glovebox_audit.events import EVENTS, CallDecided
+
+#: Records that wait for one reader. A call makes about ten; a reader that is further behind reads from the disk.
+MAX_WAITING_RECORDS = 256
+
+#: Calls whose principal is remembered for delivery. More than any server runs at once; the oldest is forgotten first,
+#: and its records then reach no reader that asked for one principal.
+MAX_OPEN_CALLS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missed:
+    """Stands in a subscription for records that were not delivered. They are in the log."""
+
+    count: int
+    """How many."""
+    first: int
+    """``seq`` of the first of them."""
+    last: int
+    """``seq`` of the last of them."""
+
+
+class Subscription(ObjectReceiveStream[Record | Missed]):
+    """A stream of records in the order of the chain, with a ``Missed`` where the reader was too slow."""
+
+    def __init__(self, call_id: str | None, principal: str | None, capacity: int = MAX_WAITING_RECORDS) -> None:
+        """Take the filters, None for any, and how many records may wait."""
+        self._call_id = call_id
+        self._principal = principal
+        self._send, self._receive = anyio.create_memory_object_stream[Record](capacity)
+        self._missed: Missed | None = None
+        self.offered = False
+        """Whether there has been a record for it."""
+
+    def offer(self, record: Record, owner: str | None) -> None:
+        """Hand over one record, and the principal it belongs to, without ever waiting."""
+        if self._call_id not in {None, record.call_id} or self._principal not in {None, owner}:
+            return
+        self.offered = True
+        # Once something is missed, nothing may overtake the notice of it: count on until the reader has seen it.
+        if self._missed is None:
+            try:
+                self._send.send_nowait(record)
+            except anyio.WouldBlock:
+                self._missed = Missed(count=1, first=record.seq, last=record.seq)
+            except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+                return
+        else:
+            missed = self._missed
+            self._missed = Missed(count=missed.count + 1, first=missed.first, last=record.seq)
+
+    def give_up(self, unread: Record | Missed | None) -> Missed | None:
+        """Return a notice of all that will not be received here any more; None where that is nothing.
+
+        Args:
+            unread: what was received last, if its reader could not pass it on.
+        """
+        left = [unread]
+        with suppress(anyio.WouldBlock, anyio.EndOfStream):
+            while True:
+                left.append(self._receive.receive_nowait())
+        left.append(self._missed)
+        self._missed = None
+        notices = [
+            Missed(count=1, first=item.seq, last=item.seq) if isinstance(item, Record) else item
+            for item in left
+            if item is not None
+        ]
+        if not notices:
+            return None
+        return Missed(count=sum(notice.count for notice in notices), first=notices[0].first, last=notices[-1].last)
+
+    def finish(self) -> None:
+        """End the stream after what is waiting: the log is closing."""
+        self._send.close()
+
+    async def receive(self) -> Record | Missed:
+        """Return the next record, or what was missed before it.
+
+        Raises:
+            anyio.EndOfStream: the log was closed.
+            anyio.ClosedResourceError: this subscription was closed.
+        """
+        await anyio.lowlevel.checkpoint()
+        try:
+            return self._receive.receive_nowait()
+        except (anyio.WouldBlock, anyio.EndOfStream):
+            if self._missed is not None:
+                missed, self._missed = self._missed, None
+                return missed
+        return await self._receive.receive()
+
+    async def aclose(self) -> None:
+        """Stop receiving."""
+        self._send.close()
+        self._receive.close()
+
+
+class Owners:
+    """Remembers which principal each open call belongs to, because only its first record says so."""
+
+    def __init__(self) -> None:
+        """Start with no call."""
+        self._owners: dict[str, str] = {}
+
+    def of(self, call_id: str) -> str | None:
+        """The principal of a call that is under way; None for any other."""
+        return self._owners.get(call_id)
+
+    def note(self, record: Record) -> str | None:
+        """Take every record in order; return the principal of the call it belongs to, if it belongs to one."""
+        if record.call_id is None:
+            return None
+        if record.kind == CallDecided.kind:
+            self._owners[record.call_id] = record.data["principal"]
+            if len(self._owners) > MAX_OPEN_CALLS:
+                del self._owners[next(iter(self._owners))]
+        owner = self._owners.get(record.call_id)
+        if EVENTS[record.kind].ends_call or (record.data.get("effect") == "deny" and record.kind == CallDecided.kind):
+            self._owners.pop(record.call_id, None)
+        return owner

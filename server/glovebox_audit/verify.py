@@ -1,0 +1,111 @@
+"""Offline proof that a log is whole: reads it in bounded memory, and names the lines where it is not.
+
+Found: a changed byte, a removed, added, repeated or moved line, a cut end, a chain that was rewritten without
+``head.json``, and any other bytes; and, in a whole chain, a record that does not fit its call, as a second end. Not
+found without an anchor kept elsewhere: a log and a ``head.json`` that were both put back to an earlier state or
+rewritten as a whole, and well-made records added by someone who may write the files, because the chain has no secret in
+it.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from glovebox_audit import chain, read
+from glovebox_audit.chain import Head, NotARecord
+from glovebox_audit.read import Snapshot
+from glovebox_audit.segments import files, verified
+from glovebox_audit.segments.files import HEAD_NAME, LOG_NAME
+from glovebox_audit.segments.verified import Verified
+from glovebox_audit.verifier.report import VerifyReport
+from glovebox_audit.verifier.verifier import Keys, Verifier
+
+
+def verify(
+    directory: Path,
+    anchor: Head | None = None,
+    *,
+    anchors: Sequence[Head] = (),
+    keys: Keys | None = None,
+    new: bool = False,
+) -> VerifyReport:
+    """Check the log in ``directory``, also while servers write to it.
+
+    Args:
+        directory: of the log, or of a copy.
+        anchor: a record kept elsewhere, that must be in it.
+        anchors: likewise, but for those of records before the oldest segment, which retention may have removed.
+        keys: public keys, one of which must have signed each seal; None leaves the signatures unproved.
+        new: read only what was written since the last segment that was found whole, and remember how far it is.
+
+    Raises:
+        AuditUnavailable: there is no log, or it cannot be read.
+    """
+    while True:
+        try:
+            report = _verify(directory, anchor, anchors, keys or {}, new=new)
+            # What is remembered may be what is wrong.
+            if report.ok or not report.known:
+                return report
+            return _verify(directory, anchor, anchors, keys or {}, new=False)
+        except FileNotFoundError:  # retention removed it in this moment: the next look does not find it
+            continue
+
+
+def _verify(directory: Path, anchor: Head | None, anchors: Sequence[Head], keys: Keys, *, new: bool) -> VerifyReport:
+    with read.opened(directory) as snapshot:
+        verifier = Verifier(keys)
+        if anchor is not None:
+            verifier.expect(anchor, "anchor")
+        oldest = _oldest(snapshot) if anchors else 0
+        for each in anchors:
+            if each.seq > oldest:
+                verifier.expect(each, "anchor")
+        try:
+            verifier.expect(chain.parse_head(snapshot.head or b""), "head")
+        except NotARecord:
+            how = "missing" if snapshot.head is None else "damaged"
+            verifier.note(None, None, "head", f"{HEAD_NAME} is {how}, so a cut end cannot be told", file=HEAD_NAME)
+        for stray in snapshot.strays:
+            verifier.note(None, None, "foreign", "it is no segment of the log", file=stray)
+        known = verified.load(directory) if new else None
+        if known is not None and verified.fits(known, directory, snapshot.sealed, keys):
+            with snapshot.segment(snapshot.sealed[0]) as (log, _):
+                verifier.resume(known, files.start_of(files.line_at(log.fileno(), 0)))
+        state = _read(verifier, snapshot)
+        if known is not None:
+            verifier.forgotten(set(known.stamps) - set(snapshot.sealed))
+        report = verifier.report(snapshot.sealed)
+        if new and report.ok and state is not None:
+            verified.save(directory, state)
+        return report
+
+
+def _oldest(snapshot: Snapshot) -> int:
+    """Number of the last record before the log's oldest segment; 0 where nothing was removed."""
+    if not snapshot.sealed or snapshot.sealed[0] == 1:
+        return 0
+    with snapshot.segment(snapshot.sealed[0]) as (log, _):
+        return files.start_of(files.line_at(log.fileno(), 0)).before.seq
+
+
+def _read(verifier: Verifier, snapshot: Snapshot) -> Verified | None:
+    """Have every segment checked that is not known; what is known then, of the sealed ones."""
+    stamps = verified.stamps(snapshot.directory, snapshot.sealed)
+    state: Verified | None = None
+    expected = snapshot.sealed[0] if snapshot.sealed else 0
+    for number in snapshot.sealed:
+        if expected < number:
+            verifier.missing(expected, number)
+        expected = number + 1
+        if number <= verifier.last_known:
+            continue
+        with snapshot.segment(number) as (log, size):
+            verifier.begin(files.name(number), number)
+            verifier.run(read.lines(log, 0, size))
+            verifier.end_sealed(number)
+            state = verifier.state(stamps)
+    if snapshot.log is not None:
+        verifier.begin(LOG_NAME, expected or None)
+        verifier.run(read.lines(snapshot.log, 0, snapshot.size))
+    verifier.finish()
+    return state

@@ -1,0 +1,138 @@
+"""Registers the server processes that have the log open: one small file each, in ``writers/`` beside it. Synchronous.
+
+Rule 1  A server holds the lock on its file (flock) from before its first record until after its last. The kernel lets
+        go of it however the process ends, and knows it across containers: process ids would mean nothing there.
+Rule 2  The file names an end of the chain, as ``head.json`` does, before which all calls of this server have theirs. It
+        may lag behind the truth, never run ahead of it.
+Rule 3  Whoever finds a file that nobody holds takes its lock, ends the calls of that server, and removes it. A server
+        that ends in good order removes its own.
+
+Files are made and taken while the log is locked. The records alone say how a call went: these files only say where
+to look, and whose calls are over.
+"""
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from glovebox_audit import chain
+from glovebox_audit.chain import Head, NotARecord
+
+DIRECTORY = "writers"
+_SUFFIX = ".json"
+
+#: How far the chain grows before a server writes again how far it has come: what a start after a crash reads at most,
+#: beside what was written since. A write of a cached page costs nothing beside the record's own.
+STEP_BYTES = 1 << 20
+
+#: Files that one start looks at. Each stands for a server that runs now or was killed since the last start.
+MAX_WRITERS = 4096
+
+#: Opens a file below the log's directory, and checks that it is a file of our own.
+Opener = Callable[[str], int]
+
+
+@dataclass(slots=True, kw_only=True)
+class Writer:
+    """The file of one server process. Whoever has one of these holds its lock."""
+
+    server: str
+    """Id of the server process."""
+    since: Head | None
+    """Before this, all its calls have their end; None where the file does not say."""
+    place: int
+    """Descriptor of the log's directory."""
+    descriptor: int
+
+    def settled(self, head: Head) -> None:
+        """Remember that before ``head`` all calls of this server have their end; on the disk every ``STEP_BYTES``."""
+        if self.since is None or head.size - self.since.size >= STEP_BYTES:
+            os.pwrite(self.descriptor, chain.encode_head(head), 0)
+            self.since = head
+
+    def close(self, *, remove: bool) -> None:
+        """Let go of the file, and remove it unless calls of this server are still without an end."""
+        if remove:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(_path(self.server), dir_fd=self.place)
+        os.close(self.descriptor)
+
+
+def register(place: int, opener: Opener, server: str, head: Head) -> Writer | None:
+    """The file of this process, held; None if another process has this id. ``head`` is the end of the chain."""
+    descriptor = opener(_path(server))
+    if not _held(descriptor):
+        os.close(descriptor)
+        return None
+    writer = Writer(server=server, since=None, place=place, descriptor=descriptor)
+    writer.settled(head)
+    # After a power cut the name must be there; without its content the log is read from the beginning.
+    with _listed(place) as directory:
+        os.fsync(directory)
+    return writer
+
+
+def abandoned(place: int, opener: Opener) -> list[Writer]:
+    """The files of servers that are gone, now held by this process, at most ``MAX_WRITERS``."""
+    found: list[Writer] = []
+    with _listed(place) as directory:
+        names = sorted(os.listdir(directory))[:MAX_WRITERS]  # noqa: PTH208 - a descriptor, not a path
+    for name in names:
+        server = name.removesuffix(_SUFFIX)
+        if name == server or not chain.is_name(server):
+            continue
+        try:
+            descriptor = opener(_path(server))
+        except FileNotFoundError:  # its server ended in good order, in this moment
+            continue
+        if not _held(descriptor):
+            os.close(descriptor)
+            continue
+        try:
+            since = chain.parse_head(os.pread(descriptor, chain.HEAD_BYTES + 1, 0))
+        except NotARecord:
+            since = None
+        found.append(Writer(server=server, since=since, place=place, descriptor=descriptor))
+    return found
+
+
+def live(log: Path) -> list[str]:
+    """Return the ids of the servers that have a log open now, at most ``MAX_WRITERS``; reads no record.
+
+    A file without content is one that its server is about to take: a lock on it would be in the way.
+    """
+    servers: list[str] = []
+    folder = log / DIRECTORY
+    for path in sorted(folder.iterdir())[:MAX_WRITERS] if folder.is_dir() else ():
+        with contextlib.suppress(FileNotFoundError):  # its server ends in this moment
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                if os.fstat(descriptor).st_size and not _held(descriptor, fcntl.LOCK_SH):
+                    servers.append(path.name.removesuffix(_SUFFIX))
+            finally:
+                os.close(descriptor)
+    return servers
+
+
+def _path(server: str) -> str:
+    return f"{DIRECTORY}/{server}{_SUFFIX}"
+
+
+@contextlib.contextmanager
+def _listed(place: int) -> Iterator[int]:
+    descriptor = os.open(DIRECTORY, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=place)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _held(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
