@@ -61,9 +61,10 @@ from glovebox_audit.events.server import (
 from glovebox_audit.events.stops import (
     StopLifted,
     StopMade,
+    TokenCreated,
+    TokenRevoked,
     WatchAlarm,
 )
-from glovebox_audit.events.tokens import TokenCreated, TokenRevoked
 
 __all__ = [
     "EVENTS",
