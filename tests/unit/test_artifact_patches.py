@@ -212,7 +212,7 @@ class Counted:
 @pytest.mark.parametrize(
     "line",
     [
-        b"\n", b"X\n", b"\n%06d", b"+++ %06d\n", b"+++ b/%06d" + b'"\\' * 500 + b"\n",
+        b"\n", b"X\n", b"\n%06d", b"- X" * 400 + b"\n", b"+++ %06d\n", b"+++ b/%06d" + b'"\\' * 500 + b"\n",
         b"diff --git a/%06d" + b"/a" * 500 + b"\n", b"@@ -1 +1 @@ %06d\n-\n+\n",
         b"diff --git a/%06d b/%06d\nold mode 100644\nnew mode 100755\n",
     ],

@@ -20,7 +20,10 @@ MAX_NAMES: Final = 5
 _LONGEST: Final = 1200
 """Bytes of a line that are looked at: two names of 255 bytes, with each of their characters escaped, are fewer."""
 # In units of ``WorkBudget``. A line that is looked at takes as long as a hundred bytes of a longer one.
+_BYTE_COST: Final = 6
 _LINE_END_COST: Final = 128
+_SIGN_COST: Final = 32
+_NAMED_COST: Final = 16
 _NAMES_COST: Final = 3072
 _CHARACTER_COST: Final = 192
 _QUOTE_COST: Final = 4
@@ -65,7 +68,8 @@ class PatchPaths:
     def feed(self, chunk: bytes) -> None:
         """Look at the next bytes, however they are cut."""
         self._empty = self._empty and not chunk
-        if not self._pay(len(chunk) + _LINE_END_COST * chunk.count(b"\n")):
+        lines, signs = chunk.count(b"\n"), chunk.count(b"- ")
+        if not self._pay(_BYTE_COST * len(chunk) + _LINE_END_COST * lines + _SIGN_COST * signs):
             return
         self._form.feed(chunk)
         window = self._tail + chunk
@@ -105,7 +109,7 @@ class PatchPaths:
 
     def _names(self, line: bytes, *, both: bool) -> None:
         # A quotation mark that is not closed is looked for to the end of the line.
-        if len(line) > LONGEST or not self._pay(_QUOTE_COST * line.count(b'"') * len(line)):
+        if len(line) > LONGEST or not self._pay((_NAMED_COST + _QUOTE_COST * line.count(b'"')) * len(line)):
             return
         path, *others = _paths(line, both=both)
         if path not in {self._last, "/dev/null"}:  # one file is named by up to three lines in turn
