@@ -16,6 +16,7 @@ from pathlib import Path
 import anyio
 import pytest
 import structlog
+from hypothesis import HealthCheck, settings
 from tests.must_run import ALL, GVISOR_DOCKER, NAMES, forbidden_to_skip, unusable
 
 from glovebox_sandboxes.drivers import registry
@@ -25,6 +26,10 @@ from glovebox_server.settings import Settings
 
 KILLS = 6
 """By default: a control beside the tests that inject a crash at each step. ``make soak`` kills 200."""
+
+# Whatever else a machine does: a time would say nothing of what is tested.
+settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any speed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
