@@ -12,7 +12,7 @@ Direction = Literal["widening", "narrowing", "neutral"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class KeyChange:
     """One key that differs."""
 
     key: str
@@ -25,7 +25,7 @@ class Change:
     sentence: str
 
 
-def diff(a: Profile | None, b: Profile | None) -> tuple[Change, ...]:
+def diff(a: Profile | None, b: Profile | None) -> tuple[KeyChange, ...]:
     """Return every change from ``a`` to ``b``, in the order of the file; None stands for no profile.
 
     Without a profile every call is refused, so a new profile widens and a removed one narrows. A change of hosts is
@@ -38,7 +38,7 @@ def diff(a: Profile | None, b: Profile | None) -> tuple[Change, ...]:
         return _whole(a, b)
     if a.tool != b.tool:
         raise ValueError(f"{a.tool} and {b.tool} are different tools; compare versions of one.")
-    changes: list[Change] = []
+    changes: list[KeyChange] = []
     for each in DIMENSIONS:
         before, after = each.of(a), each.of(b)
         if before == after:
@@ -52,17 +52,17 @@ def diff(a: Profile | None, b: Profile | None) -> tuple[Change, ...]:
     return tuple(sorted(changes, key=lambda change: tuple(words.LABELS).index(change.key)))
 
 
-def diff_sets(a: Mapping[str, Profile], b: Mapping[str, Profile]) -> dict[str, tuple[Change, ...]]:
+def diff_sets(a: Mapping[str, Profile], b: Mapping[str, Profile]) -> dict[str, tuple[KeyChange, ...]]:
     """Return the changes of every tool that differs between two sets of profiles, by tool name."""
     changes = {tool: diff(a.get(tool), b.get(tool)) for tool in sorted({*a, *b})}
     return {tool: found for tool, found in changes.items() if found}
 
 
-def _whole(a: Profile | None, b: Profile | None) -> tuple[Change, ...]:
+def _whole(a: Profile | None, b: Profile | None) -> tuple[KeyChange, ...]:
     if a is None and b is None:
         return ()
     return (
-        Change(
+        KeyChange(
             key="profile",
             before=effective(a) if a else None,
             after=effective(b) if b else None,
@@ -74,7 +74,7 @@ def _whole(a: Profile | None, b: Profile | None) -> tuple[Change, ...]:
     )
 
 
-def _change(key: str, a: Profile, b: Profile, direction: Direction) -> Change:
+def _change(key: str, a: Profile, b: Profile, direction: Direction) -> KeyChange:
     before, after = value_at(a, key), value_at(b, key)
     if key == "network.allow":
         sentence = _hosts(before, after)
@@ -82,7 +82,7 @@ def _change(key: str, a: Profile, b: Profile, direction: Direction) -> Change:
         sentence = f"{words.LABELS[key]}: changed; they are checked at load and grant nothing."
     else:
         sentence = f"{words.LABELS[key]}: {words.value(key, before)} → {words.value(key, after)}."
-    return Change(key=key, before=_json_at(a, key), after=_json_at(b, key), direction=direction, sentence=sentence)
+    return KeyChange(key=key, before=_json_at(a, key), after=_json_at(b, key), direction=direction, sentence=sentence)
 
 
 def _hosts(before: tuple[egress.EgressRule, ...], after: tuple[egress.EgressRule, ...]) -> str:

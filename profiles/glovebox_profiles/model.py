@@ -203,7 +203,7 @@ class Revealed(Table):
         return path
 
 
-class Files(Table):
+class FileRules(Table):
     """What the call may read of files, and whether it may give some back."""
 
     workspace: Annotated[
@@ -340,7 +340,7 @@ class Network(Table):
         return credentials
 
 
-class Output(Table):
+class OutputLimits(Table):
     """How much may come out as artifacts."""
 
     bytes: Annotated[int, Size, Field(ge=OUTPUT_BYTES[0], le=OUTPUT_BYTES[1])] = OUTPUT_BYTES[0]
@@ -349,7 +349,7 @@ class Output(Table):
     """Number of artifacts of one call."""
 
 
-class Workspace(Table):
+class WorkspaceLimits(Table):
     """How much may be copied where `files.workspace` is `overlay`; a larger workspace is refused before the program."""
 
     bytes: Annotated[int, Size, Field(ge=WORKSPACE_BYTES[0], le=WORKSPACE_BYTES[1])] = WORKSPACE_BYTES[0]
@@ -358,7 +358,7 @@ class Workspace(Table):
     """Number of files, folders and links that are copied, and of changed files in the patch."""
 
 
-class Limits(Table):
+class CallLimits(Table):
     """What one call may spend."""
 
     wall_seconds: Annotated[float, Field(ge=WALL_SECONDS[0], le=WALL_SECONDS[1])] = WALL_SECONDS[0]
@@ -373,9 +373,9 @@ class Limits(Table):
     """Processors that may be busy for it at one time, where there are control groups."""
     scratch: Annotated[int, Size, Field(ge=SCRATCH[0], le=SCRATCH[1])] = SCRATCH[0]
     """Size of the private /tmp, gone after the call."""
-    workspace: Workspace = Workspace()
+    workspace: WorkspaceLimits = WorkspaceLimits()
     """How much of the workspace may be copied."""
-    output: Output = Output()
+    output: OutputLimits = OutputLimits()
     """How much may come out as artifacts."""
     stream: Annotated[int, Size, Field(ge=STREAM[0], le=STREAM[1])] = STREAM[0]
     """How much of stdout, and of stderr, is kept: head and tail, the gap is counted."""
@@ -415,7 +415,7 @@ class Audit(Table):
     _no_duplicates = field_validator("keep")(distinct)
 
 
-class Result(Table):
+class ResultRules(Table):
     """What of a call's output its caller gets."""
 
     redact: Literal["refuse", "mask", "none"] = "mask"
@@ -423,7 +423,7 @@ class Result(Table):
     the call back, `none` leaves it. It goes for what the log keeps in full too."""
 
 
-class Example(Table):
+class ProfileExample(Table):
     """One call and what the profile must say to it; a profile whose examples fail does not load."""
 
     call: Annotated[dict[str, Any], Field(max_length=64)]
@@ -449,19 +449,19 @@ class Profile(Table):
     """Acceptable drivers in order of preference. If none can enforce all of this profile, the call is refused."""
     approval: Literal["none", "ask"] = "ask"
     """`ask` holds each call until a person agrees; `none` lets calls run that the other keys allow."""
-    files: Files = Files()
+    files: FileRules = FileRules()
     """What it may read and give back."""
     network: Network = Network()
     """What it may reach."""
-    limits: Limits = Limits()
+    limits: CallLimits = CallLimits()
     """What it may spend."""
     python: Python = Python()
     """How the interpreter starts, and what it can import."""
     audit: Audit = Audit()
     """What the log keeps in full."""
-    result: Result = Result()
+    result: ResultRules = ResultRules()
     """What of its output the caller gets."""
-    example: Annotated[tuple[Example, ...], LISTED, Field(max_length=MAX_EXAMPLES)] = ()
+    example: Annotated[tuple[ProfileExample, ...], LISTED, Field(max_length=MAX_EXAMPLES)] = ()
     """Calls that are decided at load, with the answer they must get."""
 
     _is_printable = field_validator("description")(printable)

@@ -7,7 +7,7 @@ from tests.fuzz.harness import bounded
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_profiles.policy.diff import diff
-from glovebox_profiles.policy.load import Known, checked
+from glovebox_profiles.policy.load import KnownNames, checked
 from glovebox_profiles.policy.model import Policy, digest
 from glovebox_server.guards.watch.rules import RULES, actions
 from glovebox_server.startup.policy import checker
@@ -15,7 +15,7 @@ from glovebox_server.tools import TOOLS
 
 _PATH = Path("fuzz.toml")
 _PROFILES = load([SHIPPED], check_example=None)
-_KNOWN = Known(profiles=_PROFILES, watch=tuple(RULES))
+_KNOWN = KnownNames(profiles=_PROFILES, watch=tuple(RULES))
 _WHOLE_FILE = ("", "example")
 """What is said of no line: a file that is too large or no TOML, and one without examples."""
 

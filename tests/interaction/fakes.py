@@ -30,7 +30,7 @@ from glovebox_server.guards.journal import records as journal_records
 from glovebox_server.mcp.manifest import FORMAT, Manifest, Protocol, ServedWorkspace, Suite
 from glovebox_server.requests.refusals import Refusals
 from glovebox_server.requests.runs import Runs
-from glovebox_server.tools.base import Answer, Arguments, Result, Tool
+from glovebox_server.tools.base import Arguments, Tool, ToolAnswer, ToolResult
 from glovebox_server.transport import tokens
 
 DIGEST = "sha256:" + "0" * 64
@@ -56,7 +56,7 @@ class RunArguments(Arguments):
     inputs: tuple[str, ...] = ()
 
 
-class RunResult(Result):
+class RunResult(ToolResult):
     """What comes back."""
 
     ended: str | None = None
@@ -64,7 +64,7 @@ class RunResult(Result):
     stdout: str = ""
 
 
-def _answer(outcome: Outcome) -> Answer:
+def _answer(outcome: Outcome) -> ToolAnswer:
     """Never asked: a fake broker answers before there is a sandbox."""
     raise NotImplementedError(outcome)
 

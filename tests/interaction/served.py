@@ -21,7 +21,7 @@ from tests.interaction.fakes import FakeApp, fake_app, give_tokens
 from glovebox_server.transport import serve as serving
 from glovebox_server.transport import stdio
 from glovebox_server.transport.auth import AuthMiddleware
-from glovebox_server.transport.oauth.authority import Authority, OAuth, Scopes
+from glovebox_server.transport.oauth.authority import OAuth, Scopes, TokenAuthority
 from glovebox_server.transport.serve import serve_http, serve_stdio
 
 Transport = Literal["stdio", "http", "sse"]
@@ -51,7 +51,7 @@ class Served:
         return self.gates[-1]
 
     @property
-    def authority(self) -> Authority:
+    def authority(self) -> TokenAuthority:
         """What checks access tokens."""
         assert self.gate._authority is not None
         return self.gate._authority

@@ -11,13 +11,13 @@ from joserfc import jws
 from tests.fixtures.issuers import AnIssuer
 
 from glovebox_server.transport.oauth import verify
-from glovebox_server.transport.oauth.verify import BadToken, Expected, Identity
+from glovebox_server.transport.oauth.verify import ExpectedClaims, Identity, TokenError
 
 HERE = "https://glovebox.example/mcp"
 ISSUER = AnIssuer(url="https://id.example", algorithm="ES256")
 ISSUER.add_key("first")
 KEYS = verify.keys_of({"keys": [key.as_dict(private=False) for key in ISSUER.keys.values()]})
-EXPECTED = Expected(issuer=ISSUER.url, audiences=frozenset({HERE}), any_type=True)
+EXPECTED = ExpectedClaims(issuer=ISSUER.url, audiences=frozenset({HERE}), any_type=True)
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.sampled_from([HERE, "17"]),
@@ -33,7 +33,7 @@ def let_in(token: str) -> Identity | None:
     try:
         header = verify.header_of(token, EXPECTED)
         return verify.identity_of(token, header, KEYS["first"], EXPECTED)
-    except BadToken:
+    except TokenError:
         return None
 
 

@@ -11,8 +11,8 @@ from glovebox_profiles.model import Profile, effective
 from glovebox_profiles.order import DIMENSIONS, within
 from glovebox_profiles.policy.diff import diff
 from glovebox_profiles.policy.model import Approval, Budget, Lift, Narrow, Policy, Role
-from glovebox_profiles.policy.narrow import NotNarrower, narrowed
-from glovebox_profiles.policy.rights import Rights, combined, roles_in_force
+from glovebox_profiles.policy.narrow import NarrowingError, narrowed
+from glovebox_profiles.policy.rights import RoleRights, combined, roles_in_force
 from glovebox_sandboxes.contract.errors import Refusal
 
 TOOL = "probe"
@@ -57,11 +57,11 @@ def roles(draw: st.DrawFn, name: str = "a") -> Role:
     )
 
 
-def left(policy: Policy, names: tuple[str, ...], base: Mapping[str, Profile]) -> Rights | None:
+def left(policy: Policy, names: tuple[str, ...], base: Mapping[str, Profile]) -> RoleRights | None:
     """What roles leave; None where one would widen, which no policy that loads has."""
     try:
         return combined(policy, names, base)
-    except NotNarrower:
+    except NarrowingError:
         return None
 
 
@@ -72,7 +72,7 @@ def test_what_a_role_narrows_is_within_the_profile_or_an_error(base: Profile, ot
     found, wrong = base, ""
     try:
         found = narrowed(base, keys)
-    except NotNarrower as problem:
+    except NarrowingError as problem:
         wrong = problem.key
     if wrong:
         assert wrong in names or wrong.rpartition(".")[0] in {name.rpartition(".")[0] for name in names}

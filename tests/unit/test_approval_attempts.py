@@ -11,7 +11,7 @@ import pytest
 from tests.fixtures.approving import ASKING, Desk, a_desk, again, proposal
 
 from glovebox_audit.events import Input
-from glovebox_profiles.model import Files, Limits
+from glovebox_profiles.model import CallLimits, FileRules
 from glovebox_profiles.policy.model import Approval, Lift
 from glovebox_server.calls import Decision
 from glovebox_server.core.accept import validated
@@ -115,7 +115,7 @@ async def test_a_workspace_that_was_swapped_is_another(swap: Callable[[Path], No
         (tmp_path / name).mkdir()
     place = tmp_path / "w"
     place.symlink_to(tmp_path / "a")
-    profile = ASKING.model_copy(update={"files": Files(workspace="read")})
+    profile = ASKING.model_copy(update={"files": FileRules(workspace="read")})
     async with a_desk(tmp_path / "s") as desk:
         made = proposal(profile=profile, workspace=place)
         question = await desk.asked(made)
@@ -137,7 +137,7 @@ async def test_a_profile_that_was_edited_meanwhile_is_another(tmp_path: Path) ->
         made = proposal()
         question = await desk.asked(made)
         await desk.answer(question)
-        for edit in ({"limits": Limits(wall_seconds=61)}, {"description": "For another."}, {"risk": "medium"}):
+        for edit in ({"limits": CallLimits(wall_seconds=61)}, {"description": "For another."}, {"risk": "medium"}):
             await _asks_anew(desk, proposal(profile=ASKING.model_copy(update=edit)), question)
         assert (await desk.decided(again(made))).approval == question.id
 
@@ -240,7 +240,7 @@ async def test_a_yes_over_runs_is_good_for_one_call_of_the_caller_after_a_reconn
             _of("r_2", principal="local:1001"),
             _of("r_2", policy="sha256:other"),
             _of("r_2", inputs=(ONE,)),
-            _of("r_2", profile=QUIET.model_copy(update={"limits": Limits(wall_seconds=61)})),
+            _of("r_2", profile=QUIET.model_copy(update={"limits": CallLimits(wall_seconds=61)})),
             _of("r_2", rules=(Approval(name="others", reach="caller"),)),
             _of("r_1", rules=(Approval(name="programs"),)),
             _of("r_2", rules=(Approval(name="programs", reach="run"),)),

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from tests.fixtures.approving import ASKING, Desk, HostClock, a_desk, again, proposal
 
 from glovebox_audit.verify import verify
-from glovebox_profiles.model import Files
+from glovebox_profiles.model import FileRules
 from glovebox_profiles.policy.model import Approval, Lift
 from glovebox_server.cli.actions.governance import approvals as commands
 from glovebox_server.cli.main import main
@@ -100,7 +100,7 @@ async def test_an_operator_sees_the_folder_and_no_client_does(desk: Desk, tmp_pa
     """One that the call could read, and one that it would change; the control is a call that has neither."""
     place = tmp_path / "named-nowhere-else"
     place.mkdir()
-    reads = proposal("1", profile=ASKING.model_copy(update={"files": Files(workspace="read")}), workspace=place)
+    reads = proposal("1", profile=ASKING.model_copy(update={"files": FileRules(workspace="read")}), workspace=place)
     puts = replace(proposal("2", profile=QUIET), changes="1 file would change:", folder=str(place))
     for made in (reads, puts):
         question = await desk.asked(made)

@@ -12,7 +12,7 @@ from tests.fixtures.approving import ASKING, Desk, a_desk, admit, again, proposa
 from glovebox_audit.events import Input
 from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.egress.targets import parse_url
-from glovebox_profiles.model import Limits, Network, Profile, digest
+from glovebox_profiles.model import CallLimits, Network, Profile, digest
 from glovebox_profiles.policy.model import Approval, Budget, Lift
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.calls import Decision
@@ -34,7 +34,7 @@ from glovebox_server.guards.approvals.rules import Facts, asking, together
 from glovebox_server.guards.proposal import Proposal
 from glovebox_server.tools import TOOLS
 
-QUIET = ASKING.model_copy(update={"approval": "none", "limits": Limits(wall_seconds=60)})
+QUIET = ASKING.model_copy(update={"approval": "none", "limits": CallLimits(wall_seconds=60)})
 READING = QUIET.model_copy(update={"files": QUIET.files.model_copy(update={"workspace": "read"})})
 SPENT = Escalation(what="budget", target="calls", lift=Lift(what="budget"))
 HOST = Escalation(what="host", target="https://a.org:443", lift=Lift(what="host"))

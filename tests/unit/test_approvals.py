@@ -12,7 +12,7 @@ from tests.fixtures.approving import ASKING, Desk, HostClock, Person, a_desk, ag
 
 from glovebox_audit.events import Input
 from glovebox_audit.verify import verify
-from glovebox_profiles.model import Files, Limits, Network, Profile
+from glovebox_profiles.model import CallLimits, FileRules, Network, Profile
 from glovebox_profiles.policy.model import Approval
 from glovebox_server.calls import Decision
 from glovebox_server.errors import RefusedError
@@ -46,7 +46,7 @@ async def test_a_yes_lets_one_retry_through_and_is_used_up(tmp_path: Path) -> No
     assert verify(tmp_path / "s" / "audit").ok
 
 
-def _narrower(limits: Limits) -> Profile:
+def _narrower(limits: CallLimits) -> Profile:
     return ASKING.model_copy(update={"limits": limits})
 
 
@@ -70,10 +70,10 @@ STRETCHES: dict[str, Callable[[Path], Proposal]] = {
     "argument added": lambda _: proposal(timeout_seconds=1.0),
     "argument null": lambda _: proposal(timeout_seconds=None),
     "argument reordered into code": lambda _: proposal('print(1)","timeout_seconds":1'),
-    "profile with more time": lambda _: proposal(profile=_narrower(Limits(wall_seconds=30))),
-    "profile with less time than before": lambda _: proposal(profile=_narrower(Limits(cpu_seconds=2))),
+    "profile with more time": lambda _: proposal(profile=_narrower(CallLimits(wall_seconds=30))),
+    "profile with less time than before": lambda _: proposal(profile=_narrower(CallLimits(cpu_seconds=2))),
     "profile with the workspace": lambda _: proposal(
-        profile=ASKING.model_copy(update={"files": Files(workspace="read")})
+        profile=ASKING.model_copy(update={"files": FileRules(workspace="read")})
     ),
     "profile of another sandbox": lambda _: proposal(profile=ASKING.model_copy(update={"isolation": ("docker",)})),
     "principal": lambda _: proposal(principal="token:other"),
@@ -97,7 +97,7 @@ STRETCHES: dict[str, Callable[[Path], Proposal]] = {
 
 
 def _reading() -> Profile:
-    return ASKING.model_copy(update={"files": Files(workspace="read")})
+    return ASKING.model_copy(update={"files": FileRules(workspace="read")})
 
 
 def _made(place: Path) -> Path:
@@ -454,7 +454,7 @@ async def test_a_rule_that_does_not_ask_costs_no_question(tmp_path: Path) -> Non
 
 async def test_a_rule_that_cannot_ask_about_a_call_opens_no_store(tmp_path: Path) -> None:
     """What it asks about is known from the call alone; the control is a call that takes longer."""
-    quiet = ASKING.model_copy(update={"approval": "none", "limits": Limits(wall_seconds=60)})
+    quiet = ASKING.model_copy(update={"approval": "none", "limits": CallLimits(wall_seconds=60)})
     rules = (Approval(name="leaves", when="leaves"), Approval(name="long", when="longer_than", seconds=30))
 
     def no_store() -> Database:

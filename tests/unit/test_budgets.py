@@ -28,7 +28,7 @@ from glovebox_server.guards.budgets import store
 from glovebox_server.guards.budgets.budgets import Budgets, Reservation
 from glovebox_server.guards.budgets.spending import Amounts
 from glovebox_server.guards.proposal import Proposal
-from glovebox_server.tools.base import MAX_OUTPUT, Result
+from glovebox_server.tools.base import MAX_OUTPUT, ToolResult
 
 __all__ = ["scene"]
 
@@ -97,7 +97,7 @@ async def test_what_is_left_is_told_when_it_is_little(scene: Scene, tmp_path: Pa
     assert low["refills"].endswith("T00:00:00Z")
     assert results[4].content[-1] == Text(text="[left of your budgets: calls-a-day 0 of 5 calls]")
     tool = scene.broker.tools["run_python"]
-    assert isinstance(tool.result.model_validate(results[4].structured), Result)
+    assert isinstance(tool.result.model_validate(results[4].structured), ToolResult)
 
 
 async def test_what_a_call_spent_is_counted_and_the_rest_given_back(scene: Scene, tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ import pytest
 from tests.fixtures.issuers import AnIssuer, an_issuer
 
 from glovebox_server.transport.oauth import authority, issuer
-from glovebox_server.transport.oauth.authority import Authority, OAuth, Scopes, authority_of
-from glovebox_server.transport.oauth.issuer import Issuer, IssuerBusy, IssuerUnusable
-from glovebox_server.transport.oauth.verify import BadToken, Header
+from glovebox_server.transport.oauth.authority import OAuth, Scopes, TokenAuthority, authority_of
+from glovebox_server.transport.oauth.issuer import IssuerBusy, IssuerUnusable, TokenIssuer
+from glovebox_server.transport.oauth.verify import Header, TokenError
 
 HERE = "https://glovebox.example/mcp"
 HOSTS = ["glovebox.example"]
@@ -29,7 +29,7 @@ class Clock:
         return self.now
 
 
-async def opened(theirs: AnIssuer, clock: Clock | None = None) -> Authority:
+async def opened(theirs: AnIssuer, clock: Clock | None = None) -> TokenAuthority:
     """What checks an issuer's tokens, with its keys."""
     found = authority_of(OAuth(issuer=theirs.url), HOSTS, Scopes())
     if clock is not None:
@@ -38,11 +38,11 @@ async def opened(theirs: AnIssuer, clock: Clock | None = None) -> Authority:
     return found
 
 
-async def refused(checks: Authority, token: str, address: str = "192.0.2.1") -> str:
+async def refused(checks: TokenAuthority, token: str, address: str = "192.0.2.1") -> str:
     """Why a token is refused; empty where it is not."""
     try:
         await checks.grant(token, address)
-    except BadToken as bad:
+    except TokenError as bad:
         return bad.reason
     except IssuerBusy:
         return "busy"
@@ -63,9 +63,9 @@ async def refused(checks: Authority, token: str, address: str = "192.0.2.1") -> 
 def test_what_is_no_issuer_is_told(url: str, why: str) -> None:
     """Before anything is asked. The control is one, over TLS or on this machine."""
     with pytest.raises(IssuerUnusable, match=why):
-        Issuer(url)
+        TokenIssuer(url)
     for fine in ("https://id.example", "https://id.example/realms/a", "http://127.0.0.1:8080", "http://localhost/a"):
-        assert Issuer(fine).url == fine
+        assert TokenIssuer(fine).url == fine
 
 
 def _says(**metadata: Any) -> Callable[[AnIssuer], None]:
@@ -137,7 +137,7 @@ async def test_keys_are_found_where_openid_connect_has_them() -> None:
     async with an_issuer() as theirs:
         path = f"{theirs.url}/realms/one"
         with pytest.raises(IssuerUnusable, match="has no metadata at"):
-            await Issuer(path).fetch()
+            await TokenIssuer(path).fetch()
         assert theirs.asked == []
 
 
@@ -258,12 +258,12 @@ async def test_an_issuer_elsewhere_has_its_keys_elsewhere(
     """Else it would have this host ask what only this host can reach; another server's are asked for (the control)."""
     url = "https://id.example"
 
-    async def document(_issuer: Issuer, _client: object, _url: str) -> Any:
+    async def document(_issuer: TokenIssuer, _client: object, _url: str) -> Any:
         return [] if told is None else {"issuer": url, **told}
 
-    monkeypatch.setattr(Issuer, "_document", document)
+    monkeypatch.setattr(TokenIssuer, "_document", document)
     with pytest.raises(IssuerUnusable, match=why):
-        await Issuer(url).fetch()
+        await TokenIssuer(url).fetch()
 
 
 async def test_an_operator_says_whether_tokens_tell_their_type() -> None:

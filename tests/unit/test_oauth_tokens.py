@@ -13,13 +13,13 @@ from joserfc.jwk import OctKey
 from tests.fixtures.issuers import AnIssuer, made
 
 from glovebox_server.transport.oauth import verify
-from glovebox_server.transport.oauth.verify import BadToken, Expected, Header, Identity
+from glovebox_server.transport.oauth.verify import ExpectedClaims, Header, Identity, TokenError
 
 HERE = "https://glovebox.example/mcp"
 ISSUER = AnIssuer(url="https://id.example", algorithm="RS256")
 ISSUER.add_key("first")
 PUBLIC = ISSUER.keys["first"].as_dict(private=False)
-EXPECTED = Expected(issuer=ISSUER.url, audiences=frozenset({HERE}))
+EXPECTED = ExpectedClaims(issuer=ISSUER.url, audiences=frozenset({HERE}))
 
 
 def at(seconds: int) -> int:
@@ -32,12 +32,12 @@ def published(issuer: AnIssuer = ISSUER) -> dict[str, verify.Key]:
     return verify.keys_of({"keys": [key.as_dict(private=False) for key in issuer.keys.values()]})
 
 
-def let_in(token: str, expected: Expected = EXPECTED, issuer: AnIssuer = ISSUER) -> Identity:
+def let_in(token: str, expected: ExpectedClaims = EXPECTED, issuer: AnIssuer = ISSUER) -> Identity:
     """Check a token as a server does."""
     header = verify.header_of(token, expected)
     key = published(issuer).get(header.key or "first")
     if key is None:
-        raise BadToken("key")
+        raise TokenError("key")
     return verify.identity_of(token, header, key, expected)
 
 
@@ -160,7 +160,7 @@ ATTACKS: list[tuple[str, Callable[[str], str], str]] = [
 def test_an_attack_is_refused_for_its_reason(attack: Callable[[str], str], reason: str) -> None:
     """And the token it is made from lets in, so that nothing else was in its way (the control)."""
     good = ISSUER.token(HERE)
-    with pytest.raises(BadToken) as refused:
+    with pytest.raises(TokenError) as refused:
         let_in(attack(good))
     assert refused.value.reason == reason
     assert let_in(good).principal == "oauth:https://id.example#alice"
@@ -175,13 +175,13 @@ def test_clocks_may_differ_a_little() -> None:
 
 def test_an_operator_may_accept_tokens_that_do_not_say_what_they_are() -> None:
     """Many providers' are `JWT`; what only ID tokens and logout tokens have, makes them none all the same."""
-    lax = Expected(issuer=ISSUER.url, audiences=frozenset({HERE}), any_type=True)
+    lax = ExpectedClaims(issuer=ISSUER.url, audiences=frozenset({HERE}), any_type=True)
     for kind in ("JWT", "jwt", "", "application/at+jwt"):
         assert let_in(ISSUER.token(HERE, header={"typ": kind}), lax).principal
     every: list[dict[str, Any]] = [{name: "h"} for name in ("nonce", "at_hash", "c_hash", "s_hash", "events")]
     others = [ISSUER.token(HERE, header={"typ": "JWT"}, **claims) for claims in every]
     for token in (*others, ISSUER.token(HERE, header={"typ": "logout+jwt"})):
-        with pytest.raises(BadToken) as refused:
+        with pytest.raises(TokenError) as refused:
             let_in(token, lax)
         assert refused.value.reason == "type"
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from glovebox_profiles.load.loader import SHIPPED, load
-from glovebox_profiles.model import Files, Network, Profile, digest
+from glovebox_profiles.model import FileRules, Network, Profile, digest
 from glovebox_server.app import check_example
 from glovebox_server.core.accept import decide
 from glovebox_server.tools import TOOLS
@@ -92,12 +92,15 @@ def test_a_profile_without_network_denies_every_fetch() -> None:
 @pytest.mark.parametrize("tool", [tool for tool in TOOLS.values() if tool.needs], ids=lambda tool: tool.name)
 def test_what_a_tool_needs_must_be_granted(tool: Tool) -> None:
     """With nothing granted the first need is the reason; a tool without needs is let through (control)."""
-    least = profile(tool.name).model_copy(update={"files": Files(), "network": Network()})
+    least = profile(tool.name).model_copy(update={"files": FileRules(), "network": Network()})
     decision = decide(tool, FETCH, least)
     key = {"network": "network.mode", "workspace": "files.workspace"}[tool.needs[0]]
     assert (decision.effect, decision.rule) == ("deny", key)
     assert decision.reason == f"This tool's profile grants no {tool.needs[0]}."
-    assert rule("run_python", PYTHON, profile("run_python").model_copy(update={"files": Files()})) == ("allow", "allow")
+    assert rule("run_python", PYTHON, profile("run_python").model_copy(update={"files": FileRules()})) == (
+        "allow",
+        "allow",
+    )
 
 
 def test_asking_is_not_allowing_and_never_hides_a_denial() -> None:

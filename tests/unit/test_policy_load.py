@@ -15,13 +15,13 @@ from glovebox_profiles.load.loader import SHIPPED
 from glovebox_profiles.load.loader import load as load_profiles
 from glovebox_profiles.load.mistakes import ANY, valid_keys
 from glovebox_profiles.model import Effect
-from glovebox_profiles.policy.load import PAGE, Known, load, parse
-from glovebox_profiles.policy.model import Example, Policy
+from glovebox_profiles.policy.load import PAGE, KnownNames, load, parse
+from glovebox_profiles.policy.model import Policy, PolicyExample
 
-KNOWN = Known(profiles=load_profiles([SHIPPED], check_example=None), watch=("denials", "canary"))
+KNOWN = KnownNames(profiles=load_profiles([SHIPPED], check_example=None), watch=("denials", "canary"))
 
 
-def asks(_policy: Policy, _example: Example) -> tuple[Effect, str]:
+def asks(_policy: Policy, _example: PolicyExample) -> tuple[Effect, str]:
     """Answer as the policy of the tests must."""
     return "ask", "approval.programs"
 

@@ -16,7 +16,7 @@ from glovebox_server.transport.reading import (
     REQUEST_SECONDS,
     SHARE,
     WHOLE,
-    Reading,
+    RequestTurns,
 )
 from glovebox_server.transport.stdio import MessageError
 
@@ -30,7 +30,7 @@ class Slow:
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.spent = 0.0
-        self.reading = Reading(lambda: anyio.current_time() + self.spent)
+        self.reading = RequestTurns(lambda: anyio.current_time() + self.spent)
 
     async def read(self, caller: str) -> None:
         """Read one body of this caller's."""
@@ -154,7 +154,7 @@ class Gate:
     """The gate of a server, in a clock that jumps, before an application that takes 10 ms to answer."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(auth, "Reading", lambda: Reading(anyio.current_time))
+        monkeypatch.setattr(auth, "RequestTurns", lambda: RequestTurns(anyio.current_time))
         callers = Callers({name: a_token(name, name[0] * 40) for name in ("much", "other")})
         self._gate = auth.AuthMiddleware(self._answer, hosts=["here"], callers=callers)
 

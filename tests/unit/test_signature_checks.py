@@ -12,7 +12,7 @@ from glovebox_server.transport.oauth import checks as checks_of
 from glovebox_server.transport.oauth import verify
 from glovebox_server.transport.oauth.checks import Checks, address_of
 from glovebox_server.transport.oauth.issuer import IssuerBusy
-from glovebox_server.transport.oauth.verify import BadToken
+from glovebox_server.transport.oauth.verify import TokenError
 
 
 class Processor:
@@ -101,13 +101,13 @@ async def test_checks_that_wait_are_bounded_and_a_flood_gives_up_its_own(monkeyp
         def wrong() -> None:
             order.append(address)
             processor.spent += 1.0
-            raise BadToken("signature")
+            raise TokenError("signature")
 
         try:
             await made.run(address, wrong)
         except IssuerBusy:
             order.append(f"{address} busy")
-        except BadToken:
+        except TokenError:
             pass
 
     async with anyio.create_task_group() as tasks:
@@ -152,11 +152,11 @@ async def test_a_site_with_many_networks_of_ipv6_keeps_no_other_address_out(monk
     async def check(address: str) -> None:
         def wrong() -> None:
             processor.spent += 1.0
-            raise BadToken("signature")
+            raise TokenError("signature")
 
         try:
             await made.run(address, wrong)
-        except (IssuerBusy, BadToken) as error:
+        except (IssuerBusy, TokenError) as error:
             ended[address] = type(error).__name__
 
     async with anyio.create_task_group() as tasks:
@@ -174,7 +174,7 @@ async def test_a_site_with_many_networks_of_ipv6_keeps_no_other_address_out(monk
         ]
         for _ in range(40):
             await processor.pass_time(1)
-        assert ended["198.51.100.7"] == "BadToken"
+        assert ended["198.51.100.7"] == "TokenError"
         assert not made._waiting
         assert not made._sites
         tasks.cancel_scope.cancel()

@@ -9,7 +9,7 @@ import _glovebox_guest.jobs
 from glovebox_profiles.load.loader import SHIPPED
 from glovebox_server import tools
 from glovebox_server.tools import TOOLS
-from glovebox_server.tools.base import Arguments, Result, Tool
+from glovebox_server.tools.base import Arguments, Tool, ToolResult
 
 BESIDE = {"__init__", "base", "excerpts", "values"}
 """Modules of the folder that are no tools."""
@@ -45,7 +45,7 @@ def test_each_has_a_profile_a_job_and_its_page(tool: Tool) -> None:
 def test_each_says_what_its_models_say(tool: Tool) -> None:
     """A tool that makes a request needs the network; one that delivers files has fields for them, and no other has."""
     assert issubclass(tool.arguments, Arguments)
-    assert issubclass(tool.result, Result)
+    assert issubclass(tool.result, ToolResult)
     assert tool.open_world == ("network" in tool.needs) == (tool.request is not None)
     fields = set(tool.result.model_fields)
     assert fields >= DELIVERED if tool.delivers else not DELIVERED & fields

@@ -11,7 +11,7 @@ from glovebox_sandboxes.contract.outcome import Captured, Ended, Outcome, Usage
 from glovebox_server import tools
 from glovebox_server.calls import Text
 from glovebox_server.mcp.schema import input_schema, output_schema
-from glovebox_server.tools.base import Answer, Tool
+from glovebox_server.tools.base import Tool, ToolAnswer
 
 READ_WORKSPACE_FILE = tools.TOOLS["read_workspace_file"]
 LIST_WORKSPACE_FILES = tools.TOOLS["list_workspace_files"]
@@ -47,7 +47,7 @@ def arguments(tool: Tool, **given: Any) -> dict[str, Any]:
     return tool.arguments.model_validate_json(json.dumps(LEAST[tool.name] | given)).model_dump(mode="json")
 
 
-def answer(tool: Tool, value: Any, **how: Any) -> Answer:
+def answer(tool: Tool, value: Any, **how: Any) -> ToolAnswer:
     """The tool's answer to a value; what it says fits the tool's result model and its published schema."""
     found = tool.answer(outcome(value, **how))
     structured = {"call_id": "c_1", **found.fields}
@@ -56,7 +56,7 @@ def answer(tool: Tool, value: Any, **how: Any) -> Answer:
     return found
 
 
-def text(found: Answer) -> str:
+def text(found: ToolAnswer) -> str:
     """All text of an answer."""
     assert all(isinstance(block, Text) for block in found.content)
     return "\n".join(block.text for block in found.content if isinstance(block, Text))

@@ -65,14 +65,14 @@ def scan(text: str) -> Positions:
     Raises:
         ScanError: a key is given twice, the nesting is deeper than MAX_DEPTH, or the text is not TOML.
     """
-    scanner = _Scanner(text.replace("\r\n", "\n"))
+    scanner = _TomlScanner(text.replace("\r\n", "\n"))
     scanner.document()
     return Positions(
         lines=scanner.lines, headed=frozenset(scanner.arrays), values=scanner.values, headers=scanner.headers
     )
 
 
-class _Scanner:
+class _TomlScanner:
     def __init__(self, text: str) -> None:
         self.text = text
         self.at = 0

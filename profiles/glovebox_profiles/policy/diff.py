@@ -11,11 +11,11 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from glovebox_profiles import diff as profile_diff
-from glovebox_profiles.diff import Change, Direction
+from glovebox_profiles.diff import Direction, KeyChange
 from glovebox_profiles.model import Profile
 from glovebox_profiles.policy.explain import approval_words, budget_words, lift_words
 from glovebox_profiles.policy.model import SPENDING, Approval, Budget, Lift, Narrow, Policy, Rate, Role, WatchAction
-from glovebox_profiles.policy.narrow import NotNarrower, narrowed
+from glovebox_profiles.policy.narrow import NarrowingError, narrowed
 from glovebox_profiles.policy.rights import role_named
 
 _WATCH: Final = ("off", "record", "slow", "ask", "stop")
@@ -25,7 +25,7 @@ _UNKNOWN: Final[Mapping[str, WatchAction]] = {}
 
 def diff(
     a: Policy, b: Policy, profiles: Mapping[str, Profile], watch: Mapping[str, WatchAction] = _UNKNOWN
-) -> tuple[Change, ...]:
+) -> tuple[KeyChange, ...]:
     """Return every change from ``a`` to ``b``, in the order of the file.
 
     Args:
@@ -46,10 +46,12 @@ def diff(
     return tuple(changes)
 
 
-def _assigned(a: Policy, b: Policy, profiles: Mapping[str, Profile]) -> Iterator[Change]:
+def _assigned(a: Policy, b: Policy, profiles: Mapping[str, Profile]) -> Iterator[KeyChange]:
     """Who has which role: judged by what the role is in each version's own words."""
 
-    def change(key: str, before: str | None, after: str | None, direction: Direction | None = None) -> Iterator[Change]:
+    def change(
+        key: str, before: str | None, after: str | None, direction: Direction | None = None
+    ) -> Iterator[KeyChange]:
         if before != after or direction:
             judged = direction or _reassigned(a, b, before, after, profiles)
             words = f"{_role_words(before)} → {_role_words(after)}"
@@ -94,7 +96,7 @@ def _role_words(name: str | None) -> str:
     return f"The role {name}" if name else "No role, so nothing"
 
 
-def _role(a: Role | None, b: Role | None, profiles: Mapping[str, Profile]) -> Iterator[Change]:
+def _role(a: Role | None, b: Role | None, profiles: Mapping[str, Profile]) -> Iterator[KeyChange]:
     """Every change from one role to another; keys are below the role's own."""
     if a is None or b is None:
         if a is not b:
@@ -129,14 +131,14 @@ def _by_name(given: Sequence[Budget] | Sequence[Approval]) -> dict[str, Budget |
     return {each.name: each for each in given}
 
 
-def _narrow(tool: str, a: Role, b: Role, profiles: Mapping[str, Profile]) -> Iterator[Change]:
+def _narrow(tool: str, a: Role, b: Role, profiles: Mapping[str, Profile]) -> Iterator[KeyChange]:
     before, after = (each.narrow.get(tool, Narrow()) for each in (a, b))
     if before == after:
         return
     if tool in profiles:
         try:
             found = profile_diff.diff(*(narrowed(profiles[tool], each) for each in (before, after)))
-        except NotNarrower:
+        except NarrowingError:
             found = None
         if found is not None:
             yield from (each for each in found if each.direction != "neutral")
@@ -147,7 +149,7 @@ def _narrow(tool: str, a: Role, b: Role, profiles: Mapping[str, Profile]) -> Ite
 
 def _demands(
     table: str, a: Mapping[str, Any], b: Mapping[str, Any], compare: Callable[[Any, Any], set[Direction]]
-) -> Iterator[Change]:
+) -> Iterator[KeyChange]:
     """What is demanded of calls: one more narrows, one less widens."""
     for name in {**a, **b}:
         before, after = a.get(name), b.get(name)
@@ -161,7 +163,7 @@ def _demands(
         yield _change(f"{table}.{name}", _json(before), _json(after), direction, _from_to(before, after))
 
 
-def _lifts(a: Mapping[str, Lift], b: Mapping[str, Lift]) -> Iterator[Change]:
+def _lifts(a: Mapping[str, Lift], b: Mapping[str, Lift]) -> Iterator[KeyChange]:
     for what in {**a, **b}:
         before, after = a.get(what), b.get(what)
         if before == after:
@@ -206,7 +208,7 @@ def _rate(a: Rate, b: Rate) -> set[Direction]:
     return {_less(a.connections, b.connections)}
 
 
-def _watch(a: Policy, b: Policy, defaults: Mapping[str, WatchAction]) -> Iterator[Change]:
+def _watch(a: Policy, b: Policy, defaults: Mapping[str, WatchAction]) -> Iterator[KeyChange]:
     for rule in {**a.watch, **b.watch}:
         given = a.watch.get(rule), b.watch.get(rule)
         before, after = (each or defaults.get(rule) for each in given)
@@ -219,7 +221,7 @@ def _watch(a: Policy, b: Policy, defaults: Mapping[str, WatchAction]) -> Iterato
         yield _change(f"watch.{rule}", *given, direction, sentence)
 
 
-def _promote(a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[Change]:
+def _promote(a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[KeyChange]:
     for name in {**a, **b}:
         before, after = a.get(name), b.get(name)
         if before != after:
@@ -262,9 +264,9 @@ def _json(given: Any) -> Any:
     return None if given is None else given.model_dump(mode="json", exclude_unset=isinstance(given, Narrow))
 
 
-def _change(key: str, before: Any, after: Any, direction: Direction, sentence: str) -> Change:
-    return Change(key=key, before=before, after=after, direction=direction, sentence=sentence)
+def _change(key: str, before: Any, after: Any, direction: Direction, sentence: str) -> KeyChange:
+    return KeyChange(key=key, before=before, after=after, direction=direction, sentence=sentence)
 
 
-def _at(prefix: str, change: Change) -> Change:
+def _at(prefix: str, change: KeyChange) -> KeyChange:
     return replace(change, key=f"{prefix}.{change.key}" if change.key else prefix)

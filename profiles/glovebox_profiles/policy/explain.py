@@ -10,7 +10,7 @@ from glovebox_profiles.diff import diff
 from glovebox_profiles.explain import Section
 from glovebox_profiles.model import Profile
 from glovebox_profiles.policy.model import CALLER_MINUTES, SPENDING, Approval, Budget, By, Lift
-from glovebox_profiles.policy.rights import Rights
+from glovebox_profiles.policy.rights import RoleRights
 from glovebox_sandboxes.plural import counted
 
 _UNITS: Mapping[str, tuple[str, str]] = {
@@ -44,7 +44,7 @@ _WHAT = {
 }
 
 
-def explain(rights: Rights, profiles: Mapping[str, Profile], *, principal: str, served: str) -> tuple[Section, ...]:
+def explain(rights: RoleRights, profiles: Mapping[str, Profile], *, principal: str, served: str) -> tuple[Section, ...]:
     """Say what a principal may call, read, reach and spend, who is asked about what, and what may be lifted.
 
     Args:
@@ -104,7 +104,7 @@ def _amount(key: str, value: float) -> str:
     return (counted(value, noun) if noun else words.size(int(value))) + rest
 
 
-def _roles(rights: Rights, principal: str) -> tuple[str, ...]:
+def _roles(rights: RoleRights, principal: str) -> tuple[str, ...]:
     first, *others = rights.role.split("+")
     if not others:
         return (f"{principal} is in the role {first}.",)
@@ -112,13 +112,13 @@ def _roles(rights: Rights, principal: str) -> tuple[str, ...]:
     return f"{principal} is in the roles {words.listed((first, *others))}.", together
 
 
-def _tools(rights: Rights, profiles: Mapping[str, Profile]) -> tuple[str, ...]:
+def _tools(rights: RoleRights, profiles: Mapping[str, Profile]) -> tuple[str, ...]:
     others = [tool for tool in profiles if tool not in rights.profiles]
     without = f"Not: {', '.join(others)}. It does not see them either." if others else "There is no other tool."
     return (f"{words.listed(rights.profiles)}.", without) if rights.profiles else ("Nothing.",)
 
 
-def _read(rights: Rights, served: str) -> tuple[str, ...]:
+def _read(rights: RoleRights, served: str) -> tuple[str, ...]:
     if rights.conflict:
         return ("No workspace: its roles name different ones.",)
     where = f"{rights.workspace}, which its role names" if rights.workspace else served
@@ -132,7 +132,7 @@ def _read(rights: Rights, served: str) -> tuple[str, ...]:
     )
 
 
-def _calls(rights: Rights, profiles: Mapping[str, Profile]) -> tuple[str, ...]:
+def _calls(rights: RoleRights, profiles: Mapping[str, Profile]) -> tuple[str, ...]:
     lines = []
     for tool, profile in rights.profiles.items():
         limits = profile.limits
@@ -144,13 +144,13 @@ def _calls(rights: Rights, profiles: Mapping[str, Profile]) -> tuple[str, ...]:
     return (*lines, "`glovebox profiles explain TOOL` has the rest of each profile.") if lines else ("Nothing.",)
 
 
-def _spend(rights: Rights) -> tuple[str, ...]:
+def _spend(rights: RoleRights) -> tuple[str, ...]:
     lines = [f"{budget_words(each)}." for each in rights.budgets]
     lines += [f"{each.host}: {counted(each.connections, 'connection')} {_EVERY[each.every]}." for each in rights.rates]
     return tuple(lines) or ("No budget bounds it, beyond each call's limits.",)
 
 
-def _asked(rights: Rights) -> tuple[str, ...]:
+def _asked(rights: RoleRights) -> tuple[str, ...]:
     lines = [approval_words(each) for each in rights.approvals]
     profiles = [tool for tool, profile in rights.profiles.items() if profile.approval == "ask"]
     if profiles:
@@ -174,7 +174,7 @@ def _asked(rights: Rights) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _lifted(rights: Rights) -> tuple[str, ...]:
+def _lifted(rights: RoleRights) -> tuple[str, ...]:
     never = "Never: isolation, addresses that are not public, hidden files, records and stops."
     lines = [lift_words(each) for each in rights.lifts]
     return (*(f"{line[:1].upper()}{line[1:]}" for line in lines), never) if lines else ("Nothing.",)

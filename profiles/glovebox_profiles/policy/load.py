@@ -14,17 +14,17 @@ from glovebox_profiles.load.mistakes import describe_mistakes, line_of
 from glovebox_profiles.load.positions import KeyPath, dotted
 from glovebox_profiles.load.reading import opened_directory, parse_toml, read_bytes
 from glovebox_profiles.model import Effect, Profile
-from glovebox_profiles.policy.model import Example, Policy, Role
-from glovebox_profiles.policy.narrow import NotNarrower, narrowed
+from glovebox_profiles.policy.model import Policy, PolicyExample, Role
+from glovebox_profiles.policy.narrow import NarrowingError, narrowed
 
 PAGE = "docs/operate/policy.md"
 
-CheckExample = Callable[[Policy, Example], tuple[Effect, str]]
+CheckExample = Callable[[Policy, PolicyExample], tuple[Effect, str]]
 """Decides one call under a policy, purely: the effect and the id of the rule that decided."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class KnownNames:
     """What a policy may name."""
 
     profiles: Mapping[str, Profile]
@@ -33,7 +33,7 @@ class Known:
     """Ids of the watch rules."""
 
 
-def load(path: Path, known: Known, *, check_example: CheckExample | None) -> Policy:
+def load(path: Path, known: KnownNames, *, check_example: CheckExample | None) -> Policy:
     """Read the policy, look up what it names, and decide its examples.
 
     Args:
@@ -50,7 +50,7 @@ def load(path: Path, known: Known, *, check_example: CheckExample | None) -> Pol
     return checked(data, path, known, check_example=check_example)
 
 
-def checked(data: bytes, path: Path, known: Known, *, check_example: CheckExample | None) -> Policy:
+def checked(data: bytes, path: Path, known: KnownNames, *, check_example: CheckExample | None) -> Policy:
     """Do with the bytes of a policy what ``load`` does with a file; ``path`` is only named in errors.
 
     Raises:
@@ -115,7 +115,7 @@ class _Mistake:
     fix: str
 
 
-def _mistakes(policy: Policy, known: Known) -> Iterator[_Mistake]:
+def _mistakes(policy: Policy, known: KnownNames) -> Iterator[_Mistake]:
     """What is wrong in a policy that is well-formed: names of nothing, and roles that would widen."""
     for key, role in _named_roles(policy):
         if role not in policy.roles:
@@ -156,7 +156,7 @@ def _of_role(at: KeyPath, role: Role, profiles: Mapping[str, Profile]) -> Iterat
             continue
         try:
             narrowed(profiles[tool], keys)
-        except NotNarrower as problem:
+        except NarrowingError as problem:
             fix = "A role only takes away; what a tool may do at most stands in its profile."
             yield _Mistake(key=(*at, "narrow", tool, *problem.key.split(".")), reason=str(problem), fix=fix)
 

@@ -256,7 +256,7 @@ class Promote(Table):
     """Folders by the names under which they are promoted into. Left out: nothing leaves quarantine by promotion."""
 
 
-class Call(Table):
+class ExampleCall(Table):
     """A call as its caller would make it."""
 
     tool: ToolName
@@ -265,12 +265,12 @@ class Call(Table):
     """Its arguments."""
 
     @model_validator(mode="after")
-    def _is_json(self) -> "Call":
+    def _is_json(self) -> "ExampleCall":
         json_arguments(self.arguments)
         return self
 
 
-class Example(Table):
+class PolicyExample(Table):
     """One call of somebody and what policy must say to it; a policy whose examples fail does not load."""
 
     principal: Principal
@@ -279,7 +279,7 @@ class Example(Table):
     """For which workflow."""
     scopes: Annotated[tuple[str, ...], LISTED, Field(max_length=32)] = ()
     """Scopes of the caller's token."""
-    call: Call
+    call: ExampleCall
     """What is called."""
     expect: Effect
     """What policy must answer."""
@@ -306,7 +306,7 @@ class Policy(Table):
     """What a watch rule does when it finds something."""
     promote: Promote = Field(default=Promote())
     """Where an operator may promote files to."""
-    example: Annotated[tuple[Example, ...], LISTED, Field(max_length=MAX_EXAMPLES)] = ()
+    example: Annotated[tuple[PolicyExample, ...], LISTED, Field(max_length=MAX_EXAMPLES)] = ()
     """Calls that are decided at load, with the answer they must get."""
 
     @model_validator(mode="after")

@@ -17,7 +17,7 @@ from glovebox_profiles.words import LABELS
 from glovebox_profiles.words import value as in_words
 
 
-class NotNarrower(ValueError):  # noqa: N818 - it says what is wrong
+class NarrowingError(ValueError):
     """A key of a role permits more than the tool's profile; ``key`` is dotted."""
 
     def __init__(self, key: str, reason: str) -> None:
@@ -30,7 +30,7 @@ def narrowed(profile: Profile, keys: Narrow) -> Profile:
     """Return what both the profile and a role's keys permit: the profile itself where no key says less.
 
     Raises:
-        NotNarrower: A key would permit more than the profile, or cannot be combined with it.
+        NarrowingError: A key would permit more than the profile, or cannot be combined with it.
     """
     given = keys.model_dump(exclude_unset=True)
     if not given:
@@ -41,7 +41,7 @@ def narrowed(profile: Profile, keys: Narrow) -> Profile:
             continue
         before, after = (in_words(each.key, value_at(side, each.key)) for side in (profile, wanted))
         reason = f"would widen the profile of {profile.tool}, which a role cannot: {LABELS[each.key]}"
-        raise NotNarrower(each.key, f"{reason}: {before} → {after}")
+        raise NarrowingError(each.key, f"{reason}: {before} → {after}")
     return meet(profile, wanted)
 
 
@@ -62,7 +62,7 @@ def _wanted(profile: Profile, given: Mapping[str, Any]) -> Profile:
         first = error.errors(include_url=False, include_input=False)[0]
         key = ".".join(str(part) for part in first["loc"] if isinstance(part, str))
         sentence = first["msg"].removeprefix("Value error, ").rstrip(".")
-        raise NotNarrower(key, f"{sentence[:1].lower()}{sentence[1:]}") from None
+        raise NarrowingError(key, f"{sentence[:1].lower()}{sentence[1:]}") from None
 
 
 def _put(values: dict[str, Any], given: Mapping[str, Any]) -> None:

@@ -22,7 +22,7 @@ AND = "+"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rights:
+class RoleRights:
     """What one principal may do, in one workflow."""
 
     role: str
@@ -97,7 +97,7 @@ def order_conflicts(policy: Policy) -> tuple[str, ...]:
     )
 
 
-def combined(policy: Policy, names: Sequence[str], profiles: Mapping[str, Profile]) -> Rights:
+def combined(policy: Policy, names: Sequence[str], profiles: Mapping[str, Profile]) -> RoleRights:
     """Return what these roles together leave of the profiles.
 
     A tool that can run under none of their narrowings together is left out.
@@ -107,7 +107,7 @@ def combined(policy: Policy, names: Sequence[str], profiles: Mapping[str, Profil
     """
     roles = [policy.roles[name] for name in names]
     workspaces = {each.workspace for each in roles if each.workspace is not None}
-    return Rights(
+    return RoleRights(
         role=AND.join(names),
         profiles=_profiles(roles, profiles),
         workspace=workspaces.pop() if len(workspaces) == 1 else None,

@@ -20,7 +20,7 @@ from glovebox_server.calls import Decision, Delivered, Listener, ToolCall
 from glovebox_server.core.inputs import Inputs
 from glovebox_server.core.rights import Rights
 from glovebox_server.receipts.recorder import CallRecorder
-from glovebox_server.tools.base import Answer, Tool
+from glovebox_server.tools.base import Tool, ToolAnswer
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ class Ran:
 
     outcome: Outcome
     delivered: Delivered
-    answer: Answer
+    answer: ToolAnswer
     plan: Plan | None = None
     """Of its sandbox; None where the host did its work."""
     scans: Sequence[Any] | None = None

@@ -11,7 +11,7 @@ from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.contract.outcome import PATCH, Changes, Outcome
 from glovebox_server.calls import CallResult, Content, Decision, Delivered, Link, Text, ToolCall, whose
 from glovebox_server.receipts.recorder import Receipt
-from glovebox_server.tools.base import Answer, Excerpt, Isolation, Tool, cut_output
+from glovebox_server.tools.base import Excerpt, Isolation, Tool, ToolAnswer, cut_output
 
 if TYPE_CHECKING:
     from glovebox_server.promotion.scanning import Scan
@@ -49,7 +49,7 @@ def answered(
     secrets: Mapping[str, int] | None = None,
     masks: Sequence[str] = (),
     scans: "Sequence[Scan] | None" = None,
-    answer: Answer | None = None,
+    answer: ToolAnswer | None = None,
 ) -> CallResult:
     """The result of a call that ran; without a plan, of one that ran in no sandbox."""
     answer = answer or tool.answer(outcome)

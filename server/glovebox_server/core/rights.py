@@ -13,7 +13,7 @@ from typing import Final
 from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.model import Credential, Profile
 from glovebox_profiles.policy.model import Approval, Budget, Lift, Policy, Rate, digest
-from glovebox_profiles.policy.rights import Rights as Left
+from glovebox_profiles.policy.rights import RoleRights as Left
 from glovebox_profiles.policy.rights import beyond, combined, roles_in_force
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.calls import Principal

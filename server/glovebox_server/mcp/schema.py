@@ -8,12 +8,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from glovebox_server.tools.base import Result
+from glovebox_server.tools.base import ToolResult
 
 _NOT_SAID = frozenset({"title", "$defs"})
 #: What of a field of a result is said: enough to check it, and what its parts are is in the documentation.
 _OUTPUT = frozenset({"type", "enum", "const"})
-_COMMON = frozenset(Result.model_fields) - {"call_id", "refused"}
+_COMMON = frozenset(ToolResult.model_fields) - {"call_id", "refused"}
 
 
 def input_schema(model: type[BaseModel]) -> dict[str, Any]:

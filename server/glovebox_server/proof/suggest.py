@@ -23,7 +23,7 @@ from glovebox_audit.events import (
     EgressDecided,
 )
 from glovebox_profiles import egress, model
-from glovebox_profiles.diff import Change, diff
+from glovebox_profiles.diff import KeyChange, diff
 from glovebox_profiles.egress import EgressRule
 from glovebox_profiles.egress.hosts import TargetError
 from glovebox_profiles.model import MIB, Profile
@@ -84,7 +84,7 @@ class Suggested:
 
     profile: Profile
     """The whole profile."""
-    changes: tuple[Change, ...] = ()
+    changes: tuple[KeyChange, ...] = ()
     """From the one in force."""
     based_on: dict[str, str] = field(default_factory=dict)
     """Why, by key."""

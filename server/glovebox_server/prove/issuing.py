@@ -12,7 +12,7 @@ from anyio.abc import SocketAttribute, SocketStream
 from cryptography.hazmat.primitives.asymmetric import ec
 from jwt.algorithms import ECAlgorithm
 
-from glovebox_server.transport.oauth.authority import Authority, OAuth, Scopes, authority_of
+from glovebox_server.transport.oauth.authority import OAuth, Scopes, TokenAuthority, authority_of
 
 _KEY: Final = "proof"
 _ALGORITHM: Final = "ES256"
@@ -21,7 +21,7 @@ _MOST: Final = 64 * 1024
 
 
 @asynccontextmanager
-async def opened(host: str) -> AsyncIterator[tuple[Authority, Callable[[str, str], str]]]:
+async def opened(host: str) -> AsyncIterator[tuple[TokenAuthority, Callable[[str, str], str]]]:
     """Run one for the length of the block; what checks its tokens for a server, and what signs them.
 
     Args:

@@ -9,8 +9,8 @@ from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.model import Effect, Profile
 from glovebox_profiles.policy import load as loading
-from glovebox_profiles.policy.load import PAGE, Known
-from glovebox_profiles.policy.model import Example, Policy, digest
+from glovebox_profiles.policy.load import PAGE, KnownNames
+from glovebox_profiles.policy.model import Policy, PolicyExample, digest
 from glovebox_server import workspace
 from glovebox_server.calls import Decision, Principal, ToolCall
 from glovebox_server.core.accept import decide, validated
@@ -79,11 +79,11 @@ def load(path: Path, profiles: ProfileSet, tools: Mapping[str, Tool]) -> Policy:
     Raises:
         ProfileError: it is wrong, or not safe.
     """
-    known = Known(profiles=profiles, watch=tuple(RULES))
+    known = KnownNames(profiles=profiles, watch=tuple(RULES))
     return loading.load(path, known, check_example=checker(profiles, tools))
 
 
-def checker(profiles: ProfileSet, tools: Mapping[str, Tool]) -> Callable[[Policy, Example], tuple[Effect, str]]:
+def checker(profiles: ProfileSet, tools: Mapping[str, Tool]) -> Callable[[Policy, PolicyExample], tuple[Effect, str]]:
     """What decides an example: as a call of its principal would be, where nothing was called before."""
     last: tuple[Policy, Roles] | None = None
 
@@ -95,7 +95,7 @@ def checker(profiles: ProfileSet, tools: Mapping[str, Tool]) -> Callable[[Policy
             last = policy, Roles(policy, profiles, Path("/"), named)
         return last[1]
 
-    def check(policy: Policy, example: Example) -> tuple[Effect, str]:
+    def check(policy: Policy, example: PolicyExample) -> tuple[Effect, str]:
         caller = Principal(
             id=example.principal,
             transport="cli",

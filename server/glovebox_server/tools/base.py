@@ -33,7 +33,7 @@ class Isolation(BaseModel):
     differences: tuple[str, ...] = ()
 
 
-class Failure(BaseModel):
+class ToolFailure(BaseModel):
     """Why a call that was allowed has no good result."""
 
     kind: str = Field(description="exception of the program, or rule of the tool")
@@ -54,12 +54,12 @@ class BudgetLeft(BaseModel):
     refills: str | None = Field(description="when; null where it does not within the run")
 
 
-class Result(BaseModel):
+class ToolResult(BaseModel):
     """What every tool's structured result carries."""
 
     call_id: str
     refused: Refusal | None = None
-    error: Failure | None = None
+    error: ToolFailure | None = None
     isolation: Isolation | None = None
     profile_digest: str = ""
     elapsed_ms: float = 0.0
@@ -69,7 +69,7 @@ class Result(BaseModel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ToolAnswer:
     """A tool's reading of an outcome: the fields of its result model beside the common ones, and the content."""
 
     fields: Mapping[str, Any]
@@ -93,10 +93,10 @@ class Tool:
     """Written for a model: what it does, what comes back. Counted in the token budget. ``PACKAGES`` stands for what its
     programs can import; ``mcp.catalogue`` adds what its profile grants."""
     arguments: type[Arguments]
-    result: type[Result]
+    result: type[ToolResult]
     kind: str
     """The guest's job: the name of a module in ``_glovebox_guest.jobs``; empty where nothing runs: it ``proposes``."""
-    answer: Callable[[Outcome], Answer]
+    answer: Callable[[Outcome], ToolAnswer]
     """Outcome to what the caller sees. Everything in an outcome is untrusted text."""
     needs: tuple[Grant, ...] = ()
     """What its profile must grant, or every call is refused before anything starts."""

@@ -7,8 +7,8 @@ from pydantic import Field
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_server.calls import Text
-from glovebox_server.tools.base import Answer, Arguments, Result, Tool
-from glovebox_server.tools.values import Value, failed, heading, read
+from glovebox_server.tools.base import Arguments, Tool, ToolAnswer, ToolResult
+from glovebox_server.tools.values import JobValue, failed, heading, read
 
 MAX_PATTERN = 1000
 """Characters of a file pattern."""
@@ -24,7 +24,7 @@ class ListArguments(Arguments):
     include_ignored: bool = False
 
 
-class Entry(Value):
+class ListedEntry(JobValue):
     """One file, folder or symlink."""
 
     path: str
@@ -37,10 +37,10 @@ class Entry(Value):
     """Files below a folder that an overview leaves closed; None of anything else."""
 
 
-class Listed(Value):
+class FileListing(JobValue):
     """What the job found."""
 
-    entries: list[Entry] = Field(default_factory=list)
+    entries: list[ListedEntry] = Field(default_factory=list)
     total: int = 0
     """Entries that fit the pattern, shown or not."""
     scanned: int = 0
@@ -53,20 +53,20 @@ class Listed(Value):
     """What is missing, None for nothing."""
 
 
-class ListResult(Listed, Result):
+class ListResult(FileListing, ToolResult):
     """Result of ``list_workspace_files``."""
 
 
-def _answer(outcome: Outcome) -> Answer:
-    value = read(outcome, Listed)
+def _answer(outcome: Outcome) -> ToolAnswer:
+    value = read(outcome, FileListing)
     if isinstance(value, Refusal):
         return failed(value)
     first = heading(f"found: {value.total}", value.passed_over, value.ignored, value.truncated)
     lines = [first, *map(_line, value.entries)]
-    return Answer(fields=value.model_dump(mode="json"), content=(Text(text="\n".join(lines)),), failed=False)
+    return ToolAnswer(fields=value.model_dump(mode="json"), content=(Text(text="\n".join(lines)),), failed=False)
 
 
-def _line(entry: Entry) -> str:
+def _line(entry: ListedEntry) -> str:
     mark = {"directory": "/", "symlink": " (symlink)", "special": " (special)"}.get(entry.type, "")
     size = "" if entry.bytes is None else f"  {entry.bytes}"
     if entry.files is not None:

@@ -10,8 +10,8 @@ from pydantic import Field
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_server.calls import Text
-from glovebox_server.tools.base import Answer, Arguments, Result, Tool
-from glovebox_server.tools.values import Value, failed, read
+from glovebox_server.tools.base import Arguments, Tool, ToolAnswer, ToolResult
+from glovebox_server.tools.values import JobValue, failed, read
 
 MAX_INPUTS = 16
 """Artifacts of one call; a patch may change more files."""
@@ -28,7 +28,7 @@ class ProposeArguments(Arguments):
     apply: Annotated[bool, Field(description="apply the one input, a changes.patch")] = False
 
 
-class Proposed(Value):
+class AppliedChange(JobValue):
     """What was changed."""
 
     promotion: str = ""
@@ -38,16 +38,16 @@ class Proposed(Value):
     files: list[str] = Field(default_factory=list)
 
 
-class ProposeResult(Proposed, Result):
+class ProposeResult(AppliedChange, ToolResult):
     """Result of ``propose_changes``."""
 
 
-def _answer(outcome: Outcome) -> Answer:
-    value = read(outcome, Proposed)
+def _answer(outcome: Outcome) -> ToolAnswer:
+    value = read(outcome, AppliedChange)
     if isinstance(value, Refusal):
         return failed(value)
     text = f"Changed, as it was approved ({value.promotion}): {', '.join(value.files)}"
-    return Answer(fields=value.model_dump(), content=(Text(text=text),), failed=False)
+    return ToolAnswer(fields=value.model_dump(), content=(Text(text=text),), failed=False)
 
 
 TOOL = Tool(

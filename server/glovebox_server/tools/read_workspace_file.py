@@ -7,8 +7,8 @@ from pydantic import Field
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_server.calls import Text
-from glovebox_server.tools.base import Answer, Arguments, Result, Tool
-from glovebox_server.tools.values import Value, failed, read
+from glovebox_server.tools.base import Arguments, Tool, ToolAnswer, ToolResult
+from glovebox_server.tools.values import JobValue, failed, read
 
 MAX_PATH = 4096
 """Characters: the kernel's PATH_MAX."""
@@ -26,7 +26,7 @@ class ReadArguments(Arguments):
     limit: Annotated[int, Field(ge=1, le=MAX_LINES)] = 2000
 
 
-class Read(Value):
+class Read(JobValue):
     """What the job found. A text has the fields from ``text`` on, a picture those from ``media_type`` on."""
 
     path: str = ""
@@ -47,11 +47,11 @@ class Read(Value):
     height: int | None = None
 
 
-class ReadResult(Read, Result):
+class ReadResult(Read, ToolResult):
     """Result of ``read_workspace_file``."""
 
 
-def _answer(outcome: Outcome) -> Answer:
+def _answer(outcome: Outcome) -> ToolAnswer:
     value = read(outcome, Read)
     if isinstance(value, Refusal):
         return failed(value)
@@ -61,7 +61,7 @@ def _answer(outcome: Outcome) -> Answer:
         text = f"[{value.path}: {value.media_type}{size}, {value.bytes} bytes{how}]"
     else:
         text = f"[{_heading(value)}]\n{value.text}"
-    return Answer(fields=value.model_dump(), content=(Text(text=text),), failed=False)
+    return ToolAnswer(fields=value.model_dump(), content=(Text(text=text),), failed=False)
 
 
 def _heading(value: Read) -> str:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from glovebox_sandboxes.contract.outcome import Captured, Outcome, SkippedFile, Usage
 from glovebox_server.artifacts.names import quoted
 from glovebox_server.calls import Text
-from glovebox_server.tools.base import Answer, Arguments, Result, Tool
+from glovebox_server.tools.base import Arguments, Tool, ToolAnswer, ToolResult
 
 MAX_CODE = 256 * 1024
 """Characters of one program: far above what a model writes, below what the wire carries in one message."""
@@ -40,14 +40,14 @@ class RunPythonArguments(Arguments):
     timeout_seconds: Annotated[float | None, Field(gt=0, description="to stop it sooner")] = None
 
 
-class Stream(BaseModel):
+class OutputStream(BaseModel):
     """One output stream of the program."""
 
     text: str
     dropped_bytes: int = 0
 
 
-class File(BaseModel):
+class OutputFile(BaseModel):
     """Something that came out."""
 
     name: str
@@ -68,7 +68,7 @@ class Findings(BaseModel):
     not_scanned: str | None
 
 
-class Changes(BaseModel):
+class WorkspaceChanges(BaseModel):
     """What the program changed in its copy of the workspace."""
 
     created: tuple[str, ...]
@@ -77,32 +77,32 @@ class Changes(BaseModel):
     patch_uri: str | None
 
 
-class RunPythonResult(Result):
+class RunPythonResult(ToolResult):
     """Result of ``run_python``."""
 
     ended: Literal["exited", "signalled", "timed_out", "out_of_memory", "limit"] | None = None
     exit_code: int | None = None
-    stdout: Stream | None = None
-    stderr: Stream | None = None
+    stdout: OutputStream | None = None
+    stderr: OutputStream | None = None
     value: str | None = None
     truncated: str | None = None
     """How much of the output is here, and where all of it is; None where nothing is missing."""
-    images: tuple[File, ...] = ()
-    artifacts: tuple[File, ...] = ()
+    images: tuple[OutputFile, ...] = ()
+    artifacts: tuple[OutputFile, ...] = ()
     findings: tuple[Findings, ...] = ()
-    changes: Changes | None = None
+    changes: WorkspaceChanges | None = None
     hidden: int = 0
     notes: tuple[str, ...] = ()
     usage: Usage | None = None
 
 
-def _answer(outcome: Outcome) -> Answer:
+def _answer(outcome: Outcome) -> ToolAnswer:
     value = outcome.value if isinstance(outcome.value, dict) else {}
     last = value.get("value")
     last = last if isinstance(last, str) else None
     error = _error(value.get("error"))
     notes = _notes(outcome, value)
-    return Answer(
+    return ToolAnswer(
         fields={
             "ended": outcome.ended,
             "exit_code": outcome.code,

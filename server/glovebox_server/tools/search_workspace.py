@@ -7,9 +7,9 @@ from pydantic import Field
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_server.calls import Text
-from glovebox_server.tools.base import Answer, Arguments, Result, Tool
+from glovebox_server.tools.base import Arguments, Tool, ToolAnswer, ToolResult
 from glovebox_server.tools.list_workspace_files import MAX_PATTERN
-from glovebox_server.tools.values import Value, failed, heading, read
+from glovebox_server.tools.values import JobValue, failed, heading, read
 
 MAX_MATCHES = 1000
 """Matches in one answer."""
@@ -29,7 +29,7 @@ class SearchArguments(Arguments):
     include_ignored: bool = False
 
 
-class Match(Value):
+class Match(JobValue):
     """One line that matches; long lines are cut around the match. No line stands with two matches, or as both."""
 
     path: str
@@ -39,7 +39,7 @@ class Match(Value):
     after: list[str] = Field(default_factory=list)
 
 
-class Found(Value):
+class SearchMatches(JobValue):
     """What the job found."""
 
     matches: list[Match] = Field(default_factory=list)
@@ -55,12 +55,12 @@ class Found(Value):
     """What was not searched or is not shown, None for nothing."""
 
 
-class SearchResult(Found, Result):
+class SearchResult(SearchMatches, ToolResult):
     """Result of ``search_workspace``."""
 
 
-def _answer(outcome: Outcome) -> Answer:
-    value = read(outcome, Found)
+def _answer(outcome: Outcome) -> ToolAnswer:
+    value = read(outcome, SearchMatches)
     if isinstance(value, Refusal):
         return failed(value)
     found = f"matches: {len(value.matches)}; text files searched: {value.searched}; binary files: {value.binary}"
@@ -71,7 +71,7 @@ def _answer(outcome: Outcome) -> Answer:
             path = match.path
             lines.append(path)
         lines += _lines(match)
-    return Answer(fields=value.model_dump(mode="json"), content=(Text(text="\n".join(lines)),), failed=False)
+    return ToolAnswer(fields=value.model_dump(mode="json"), content=(Text(text="\n".join(lines)),), failed=False)
 
 
 def _lines(match: Match) -> list[str]:

@@ -8,13 +8,13 @@ from pydantic import BaseModel, ConfigDict, PlainValidator, ValidationError
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_server.calls import Text
-from glovebox_server.tools.base import Answer
+from glovebox_server.tools.base import ToolAnswer
 
 _MOST = 2000
 """Characters of each part of a refusal."""
 
 
-class Value(BaseModel):
+class JobValue(BaseModel):
     """Base of the values of jobs. Every field has a default: where a call fails there are none."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
@@ -34,11 +34,11 @@ RefusedError = Annotated[Refusal, PlainValidator(_refusal)]
 """Why the job could not do what was asked: the caller's to put right, unlike a refusal of policy."""
 
 
-class _Failure(Value):
+class _JobFailure(JobValue):
     error: RefusedError
 
 
-_Model = TypeVar("_Model", bound=Value)
+_Model = TypeVar("_Model", bound=JobValue)
 
 
 def read(outcome: Outcome, model: type[_Model]) -> _Model | Refusal:
@@ -50,7 +50,7 @@ def read(outcome: Outcome, model: type[_Model]) -> _Model | Refusal:
         )
     try:
         if isinstance(outcome.value, dict) and "error" in outcome.value:
-            return _Failure.model_validate(outcome.value).error
+            return _JobFailure.model_validate(outcome.value).error
         return model.model_validate(outcome.value)
     except ValidationError:
         hint = "Try again; if it stays so, the sandbox's runtime is not the one that belongs to this server."
@@ -72,6 +72,6 @@ def failure(refusal: Refusal) -> dict[str, Any]:
     return {"kind": refusal.rule, "message": str(refusal), "line": None}
 
 
-def failed(refusal: Refusal) -> Answer:
+def failed(refusal: Refusal) -> ToolAnswer:
     """Return the answer of a call whose job could not do it."""
-    return Answer(fields={"error": failure(refusal)}, content=(Text(text=str(refusal)),), failed=True)
+    return ToolAnswer(fields={"error": failure(refusal)}, content=(Text(text=str(refusal)),), failed=True)

@@ -33,10 +33,10 @@ from glovebox_server.calls import Principal
 from glovebox_server.mcp.server import ENDINGS_SCOPE_KEY
 from glovebox_server.requests.refusals import Refusals
 from glovebox_server.transport import stdio
-from glovebox_server.transport.callers import Callers, Grant, Shares
-from glovebox_server.transport.oauth.authority import METADATA_PATH, Authority, TokenRefused
+from glovebox_server.transport.callers import Callers, Shares, TokenGrant
+from glovebox_server.transport.oauth.authority import METADATA_PATH, TokenAuthority, TokenChallenge
 from glovebox_server.transport.oauth.checks import address_of
-from glovebox_server.transport.reading import CALL_SECONDS, REQUEST_SECONDS, Reading
+from glovebox_server.transport.reading import CALL_SECONDS, REQUEST_SECONDS, RequestTurns
 from glovebox_server.upkeep.readiness import Readiness
 
 #: Largest request body in bytes. The largest sound request is a program of some 100 kB.
@@ -95,7 +95,7 @@ class AuthMiddleware:
         *,
         hosts: Collection[str],
         callers: Callers,
-        authority: Authority | None = None,
+        authority: TokenAuthority | None = None,
         refusals: Refusals | None = None,
         look: Look | None = None,
     ) -> None:
@@ -117,12 +117,12 @@ class AuthMiddleware:
         self._look = look
         self._refusals = refusals or Refusals()
         # Under way: what its token is worth, what says that the stream is closed, and the request itself.
-        self._requests: set[tuple[Grant, anyio.Event, anyio.CancelScope]] = set()
+        self._requests: set[tuple[TokenGrant, anyio.Event, anyio.CancelScope]] = set()
         self._shares = Shares(MAX_CONNECTIONS, callers, subjects=authority is not None)
         self._open: Counter[str] = Counter()
         self._asked: Counter[str] = Counter()
         """Of those open, the ones that are no streams for what the server may say some day."""
-        self._reading, self._calling = Reading(), Reading()
+        self._reading, self._calling = RequestTurns(), RequestTurns()
         self._unanswered: set[tuple[str, str, str]] = set()
         """Requests that are not answered yet, by caller, session and id."""
 
@@ -145,7 +145,7 @@ class AuthMiddleware:
         """Answer a request that goes no further; what is no refusal, as who asks for /health, is not counted."""
         if answer.status_code >= HTTPStatus.BAD_REQUEST:
             caller: Principal | None = scope.get(PRINCIPAL_SCOPE_KEY)
-            rule = answer.rule if isinstance(answer, TokenRefused) else _RULES.get(answer.status_code, "http")
+            rule = answer.rule if isinstance(answer, TokenChallenge) else _RULES.get(answer.status_code, "http")
             self._refusals.note(rule, None if caller is None else caller.id)
         await answer(scope, receive, send)
 
@@ -169,11 +169,11 @@ class AuthMiddleware:
         authorization = _values(scope, b"authorization")
         kind, _, presented = authorization[0].partition(" ") if len(authorization) == 1 else ("", "", "")
         presented = presented.strip() if kind.lower() == "bearer" else ""
-        grant: Grant | Response | None = self._callers.grant(presented)
+        grant: TokenGrant | Response | None = self._callers.grant(presented)
         if grant is None and self._authority:
             address = address_of((scope.get("client") or ("",))[0])
             grant = await self._authority.enter(presented, _values(scope, b"host")[0], scope["path"], address)
-        if not isinstance(grant, Grant):
+        if not isinstance(grant, TokenGrant):
             told = "A bearer token is needed"
             return grant or Response(told, status_code=401, headers={"WWW-Authenticate": "Bearer"})
         transport = "sse" if scope["path"].startswith(_SSE_PATHS) else "http"
@@ -231,7 +231,7 @@ class AuthMiddleware:
         read = await self._read(scope, receive)
         if isinstance(read, Response):
             await self._refuse(read, scope, receive, send)
-        if not isinstance(read, _Body):
+        if not isinstance(read, _RequestBody):
             return
         if self._authority and read.tool is not None:
             grant, principal = scope[GRANT_SCOPE_KEY], scope[PRINCIPAL_SCOPE_KEY]
@@ -270,7 +270,7 @@ class AuthMiddleware:
 
         await self._inner(scope, observed, send)
 
-    async def _read(self, scope: Scope, receive: Receive) -> "_Body | Response | None":
+    async def _read(self, scope: Scope, receive: Receive) -> "_RequestBody | Response | None":
         """The body of a request, once it is its caller's turn; or the answer to it; None when the client left."""
         try:
             body = await _body(scope, receive)
@@ -302,7 +302,7 @@ class AuthMiddleware:
         except stdio.MessageError as error:
             return _malformed(error)
         identity = stdio.known_id(value) if isinstance(value, dict) and "method" in value else None
-        return _Body(body, identity, stdio.tool_of(value))
+        return _RequestBody(body, identity, stdio.tool_of(value))
 
 
 def readiness_answer(found: Readiness, *, told: bool) -> Response:
@@ -311,7 +311,7 @@ def readiness_answer(found: Readiness, *, told: bool) -> Response:
     return JSONResponse(content, HTTPStatus.OK if found.ready else HTTPStatus.SERVICE_UNAVAILABLE)
 
 
-class _Body(NamedTuple):
+class _RequestBody(NamedTuple):
     content: bytes
     identity: str | int | None
     """The id of a request that is in it."""

@@ -13,7 +13,7 @@ from glovebox_server.transport.tokens import Token, digest_of
 
 
 @dataclass(slots=True, weakref_slot=True, kw_only=True, eq=False)
-class Grant:
+class TokenGrant:
     """What a token is worth: whose the requests are that come with it, until when, and what says that it is over."""
 
     principal: str
@@ -44,7 +44,7 @@ class Callers:
     def __init__(self, tokens: Mapping[str, Token]) -> None:
         """Take the tokens by name."""
         self._tokens: dict[str, Token] = {}
-        self._grants: dict[str, Grant] = {}
+        self._grants: dict[str, TokenGrant] = {}
         self.used: set[str] = set()
         """Names of the tokens that somebody came in with; whoever notes them empties it."""
         self.unusable = 0
@@ -55,7 +55,7 @@ class Callers:
         """How many there are."""
         return len(self._tokens)
 
-    def grant(self, presented: str) -> Grant | None:
+    def grant(self, presented: str) -> TokenGrant | None:
         """What the token that was presented is worth, or None.
 
         The time it takes depends neither on how much of a token is right nor on which one it is.
@@ -93,7 +93,7 @@ class Callers:
             self._tokens[name] = token
             if name not in self._grants:
                 roles = () if token.role is None else (token.role,)
-                self._grants[name] = Grant(
+                self._grants[name] = TokenGrant(
                     principal=token.principal, roles=roles, workflow=token.workflow, expires=expires
                 )
         return removed

@@ -31,7 +31,7 @@ HEAD_FIELDS = 100
 _PARTS = 4
 
 
-class _Connection(h11.Connection):
+class _PacedConnection(h11.Connection):
     """Reads a few parts of requests, then has the others wait for the next turn."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class TimeoutProtocol(H11Protocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """See uvicorn."""
         super().__init__(*args, **kwargs)
-        self.conn = self._parts = _Connection()
+        self.conn = self._parts = _PacedConnection()
         self._again: asyncio.Handle | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self.since = self.loop.time()

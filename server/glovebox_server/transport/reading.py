@@ -44,7 +44,7 @@ class _Account:
     """When its latest request came."""
 
 
-class Reading:
+class RequestTurns:
     """Reads the requests of all callers. One per server."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from glovebox_audit.printable import printable
 from glovebox_profiles.compile import ProfileSet
-from glovebox_profiles.diff import Change, diff, diff_sets
+from glovebox_profiles.diff import KeyChange, diff, diff_sets
 from glovebox_profiles.errors import ProfileError, nearest
 from glovebox_profiles.explain import explain, render
 from glovebox_profiles.load.editing import set_value
@@ -337,7 +337,7 @@ def _quoted(text: str) -> str:
     return "".join(each if each.isprintable() else f"\\U{ord(each):08X}" for each in plain)
 
 
-def _changes(a: Path, b: Path) -> dict[str, tuple[Change, ...]]:
+def _changes(a: Path, b: Path) -> dict[str, tuple[KeyChange, ...]]:
     for path in (a, b):
         _existing(path)
     if a.is_dir() and b.is_dir():
@@ -382,7 +382,7 @@ def _json(console: Console, value: dict[str, Any]) -> int:
     return OK
 
 
-def say_change(console: Console, change: Change) -> None:
+def say_change(console: Console, change: KeyChange) -> None:
     """Print one change: its direction, key and sentence."""
     say(console, f"  {change.direction:<9}  {change.key}  {change.sentence}", _STYLES[change.direction])
 

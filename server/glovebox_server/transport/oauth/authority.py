@@ -21,11 +21,11 @@ from pydantic import AnyHttpUrl, TypeAdapter
 from starlette.responses import JSONResponse, Response
 
 from glovebox_server.calls import Principal
-from glovebox_server.transport.callers import Grant
+from glovebox_server.transport.callers import TokenGrant
 from glovebox_server.transport.oauth import verify
 from glovebox_server.transport.oauth.checks import Checks
-from glovebox_server.transport.oauth.issuer import Issuer, IssuerBusy
-from glovebox_server.transport.oauth.verify import BadToken, Expected, Key, Reason
+from glovebox_server.transport.oauth.issuer import IssuerBusy, TokenIssuer
+from glovebox_server.transport.oauth.verify import ExpectedClaims, Key, Reason, TokenError
 from glovebox_server.transport.tokens import digest_of
 
 #: Where the metadata of a protected resource is (RFC 9728, 3.1), before the path of the resource.
@@ -62,7 +62,7 @@ class Scopes:
         return replace(principal, roles=self.of((*scopes, scope)), scopes=(*scopes, scope))
 
 
-class TokenRefused(Response):
+class TokenChallenge(Response):
     """The answer to whoever comes with a token that is not enough."""
 
     def __init__(self, rule: str, told: str, status: int, challenge: str | None = None) -> None:
@@ -91,22 +91,22 @@ class OAuth:
     """Whether ``typ`` may say nothing about what a token is for."""
 
 
-class Authority:
+class TokenAuthority:
     """Who comes with tokens of one issuer. One per server."""
 
-    def __init__(self, issuer: Issuer, expected: Expected, scopes: Scopes, hosts: Collection[str]) -> None:
+    def __init__(self, issuer: TokenIssuer, expected: ExpectedClaims, scopes: Scopes, hosts: Collection[str]) -> None:
         """Take the issuer, what its tokens must say, what their scopes stand for, and where clients reach us."""
         self.issuer = issuer
         self.scopes = scopes
         self._expected = expected
         self._bases = tuple(dict.fromkeys(base_of(host) for host in hosts))
-        self._kept: OrderedDict[str, Grant] = OrderedDict()
+        self._kept: OrderedDict[str, TokenGrant] = OrderedDict()
         # Of every grant that is kept or has something under way: the gate holds those, so they are bounded there.
-        self._keys: WeakKeyDictionary[Grant, Key] = WeakKeyDictionary()
+        self._keys: WeakKeyDictionary[TokenGrant, Key] = WeakKeyDictionary()
         self.checks = Checks()
         issuer.on_change = self._withdraw
 
-    async def grant(self, presented: str, address: str) -> Grant:
+    async def grant(self, presented: str, address: str) -> TokenGrant:
         """What an access token is worth.
 
         Args:
@@ -114,7 +114,7 @@ class Authority:
             address: of the client that brought it.
 
         Raises:
-            BadToken: nothing.
+            TokenError: nothing.
             IssuerBusy: that cannot be said now.
         """
         digest = digest_of(presented)
@@ -122,19 +122,19 @@ class Authority:
         if kept is not None:
             if kept.expire(time.time()):
                 del self._kept[digest]
-                raise BadToken("expired")
+                raise TokenError("expired")
             self._kept.move_to_end(digest)
             kept.roles = self.scopes.of(kept.scopes)  # of the policy that is in force now
             return kept
         header = verify.header_of(presented, self._expected)
         key = await self.issuer.key(header)
         if key is None:
-            raise BadToken("key")
+            raise TokenError("key")
         identity = await self.checks.run(address, lambda: verify.identity_of(presented, header, key, self._expected))
         if not self.issuer.publishes(key):  # any more: it may have waited
-            raise BadToken("key")
+            raise TokenError("key")
         roles = self.scopes.of(identity.scopes)
-        grant = Grant(
+        grant = TokenGrant(
             principal=identity.principal,
             roles=roles,
             user=identity.user,
@@ -152,7 +152,7 @@ class Authority:
             tasks.start_soon(self.issuer.follow)
             tasks.start_soon(self.checks.follow)
 
-    async def enter(self, presented: str, host: str, path: str, address: str) -> Grant | Response:
+    async def enter(self, presented: str, host: str, path: str, address: str) -> TokenGrant | Response:
         """What a token is worth, or the answer to whoever brought it.
 
         Args:
@@ -162,19 +162,19 @@ class Authority:
             address: of the client.
         """
         if not presented:
-            return TokenRefused("http.token", "A bearer token is needed", 401, self._challenge(host, path))
+            return TokenChallenge("http.token", "A bearer token is needed", 401, self._challenge(host, path))
         try:
             return await self.grant(presented, address)
-        except BadToken as bad:
+        except TokenError as bad:
             told = _TOLD[bad.reason]
             challenge = self._challenge(host, path, "invalid_token", told)
             rule = f"token.{bad.reason.replace(' ', '_')}"
-            return TokenRefused(rule, f"The token lets nobody in: {told}", 401, challenge)
+            return TokenChallenge(rule, f"The token lets nobody in: {told}", 401, challenge)
         except IssuerBusy:
             told = "A token that was not seen before cannot be checked now"
-            return TokenRefused("token.unchecked", told, 503)
+            return TokenChallenge("token.unchecked", told, 503)
 
-    def step_up(self, grant: Grant, principal: Principal, host: str, path: str, tool: str) -> Response | None:
+    def step_up(self, grant: TokenGrant, principal: Principal, host: str, path: str, tool: str) -> Response | None:
         """The answer to a call that another scope would allow; None to everything else.
 
         Args:
@@ -191,7 +191,7 @@ class Authority:
         wanted = " ".join([*(each for each in self.scopes.roles if each in grant.scopes), scope])
         told = "This tool needs another scope"
         challenge = self._challenge(host, path, "insufficient_scope", told, wanted)
-        return TokenRefused("token.scope", told, 403, challenge)
+        return TokenChallenge("token.scope", told, 403, challenge)
 
     def _withdraw(self) -> None:
         """End what was begun with tokens whose key the issuer publishes no longer."""
@@ -266,7 +266,7 @@ def audiences_of(hosts: Collection[str]) -> frozenset[str]:
     return frozenset(f"{base_of(host)}{path}" for host in hosts for path in (*RESOURCES, "/"))
 
 
-def authority_of(oauth: OAuth, hosts: Collection[str], scopes: Scopes) -> Authority:
+def authority_of(oauth: OAuth, hosts: Collection[str], scopes: Scopes) -> TokenAuthority:
     """Put together what checks access tokens; it has no keys yet.
 
     Args:
@@ -278,5 +278,5 @@ def authority_of(oauth: OAuth, hosts: Collection[str], scopes: Scopes) -> Author
         IssuerUnusable: the issuer's URL is none.
     """
     audiences = frozenset(oauth.audiences) or audiences_of(hosts)
-    expected = Expected(issuer=oauth.issuer, audiences=audiences, any_type=oauth.any_type)
-    return Authority(Issuer(oauth.issuer), expected, scopes, hosts)
+    expected = ExpectedClaims(issuer=oauth.issuer, audiences=audiences, any_type=oauth.any_type)
+    return TokenAuthority(TokenIssuer(oauth.issuer), expected, scopes, hosts)

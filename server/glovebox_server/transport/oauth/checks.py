@@ -42,7 +42,7 @@ _Checked = TypeVar("_Checked")
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
+class _PendingCheck:
     check: Callable[[], Any]
     done: anyio.Event = field(default_factory=anyio.Event)
     result: Any = None
@@ -66,7 +66,7 @@ class Checks:
         """What the address whose turn it was last had spent."""
         self._accounts: OrderedDict[str, float] = OrderedDict()
         """The same by address, where it is more."""
-        self._waiting: dict[str, deque[_Waiting]] = {}
+        self._waiting: dict[str, deque[_PendingCheck]] = {}
         self._sites: dict[str, str] = {}
         """The site of each address that has some waiting."""
         self._wanted = anyio.Event()
@@ -88,7 +88,7 @@ class Checks:
             raise IssuerBusy
         site = _site_of(address)
         self._make_room(address, site)
-        waiting = _Waiting(check)
+        waiting = _PendingCheck(check)
         self._sites[address] = site
         self._waiting.setdefault(address, deque()).append(waiting)
         self._wanted.set()
@@ -165,7 +165,7 @@ class Checks:
         last.error = IssuerBusy()
         last.done.set()
 
-    def _remove(self, address: str, waiting: _Waiting) -> None:
+    def _remove(self, address: str, waiting: _PendingCheck) -> None:
         self._waiting[address].remove(waiting)
         if not self._waiting[address]:
             del self._waiting[address], self._sites[address]

@@ -48,7 +48,7 @@ class IssuerBusy(Exception):  # noqa: N818 - what it is
     """Whether a token is good cannot be said now; later it can."""
 
 
-class Issuer:
+class TokenIssuer:
     """The keys of an authorization server, as they are now. One per server."""
 
     def __init__(self, url: str, clock: Callable[[], float] = monotonic) -> None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 from urllib.parse import quote
 
+import jwt
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
 from glovebox_audit.printable import printable
@@ -64,7 +65,7 @@ Reason = Literal[
 ]
 
 
-class BadToken(Exception):  # noqa: N818 - what it is about
+class TokenError(Exception):
     """A token is not one to come in with."""
 
     def __init__(self, reason: Reason) -> None:
@@ -85,7 +86,7 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
+class ExpectedClaims:
     """What a token must say."""
 
     issuer: str
@@ -117,48 +118,48 @@ class Identity:
     """Unix time, in which clocks may differ included."""
 
 
-def header_of(token: str, expected: Expected) -> Header:
+def header_of(token: str, expected: ExpectedClaims) -> Header:
     """Return the header of a token whose claims are as expected: what is left to check is the signature.
 
     Raises:
-        BadToken: they are not.
+        TokenError: they are not.
     """
     match = _SHAPE.fullmatch(token) if len(token) <= MAX_TOKEN else None
     if match is None:
-        raise BadToken("malformed")
+        raise TokenError("malformed")
     header, claims = (_object(match[part]) for part in (1, 2))
     algorithm, key, kind = header.get("alg"), header.get("kid"), header.get("typ", "")
     if {"crit", "b64", "zip", "enc"} & header.keys():
-        raise BadToken("malformed")
+        raise TokenError("malformed")
     if not isinstance(algorithm, str) or not isinstance(key, str | None) or not isinstance(kind, str):
-        raise BadToken("malformed")
+        raise TokenError("malformed")
     if not any(algorithm in names for names in _ALGORITHMS.values()):
-        raise BadToken("algorithm")
+        raise TokenError("algorithm")
     kind = kind.lower().removeprefix("application/")
     other = kind not in ("", "jwt") or any(name in claims for name in _OTHER_KINDS)
     if kind != "at+jwt" and (other or not expected.any_type):
-        raise BadToken("type")
+        raise TokenError("type")
     _claims(token, expected)
     return Header(algorithm=algorithm, key=key)
 
 
-def identity_of(token: str, header: Header, key: Key, expected: Expected) -> Identity:
+def identity_of(token: str, header: Header, key: Key, expected: ExpectedClaims) -> Identity:
     """Check the signature of a token, and everything else once more; return whose it is.
 
     Raises:
-        BadToken: the key is none for this, the signature is not the key's, or the claims do not name anybody.
+        TokenError: the key is none for this, the signature is not the key's, or the claims do not name anybody.
     """
     if header.algorithm not in key.algorithms:
-        raise BadToken("algorithm")
+        raise TokenError("algorithm")
     claims = _claims(token, expected, key=key.key, algorithms=[header.algorithm])
     subject = claims["sub"]
     principal = f"oauth:{expected.issuer}#{quote(subject, safe='@|:')}"
     if not subject or len(principal) > MAX_PRINCIPAL:
-        raise BadToken("claims")
+        raise TokenError("claims")
     scopes = claims.get("scope", claims.get("scp", ""))
     names = scopes.split(" ") if isinstance(scopes, str) else scopes
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise BadToken("claims")
+        raise TokenError("claims")
     return Identity(
         principal=principal,
         scopes=tuple(sorted({name for name in names if name})[:_MAX_SCOPES]),
@@ -188,8 +189,6 @@ def keys_of(document: Any) -> dict[str, Key]:
 
 
 def _key(jwk: Mapping[str, Any]) -> Key | None:
-    import jwt  # noqa: PLC0415 - see ``_claims``
-
     kind, curve = str(jwk.get("kty")), None if jwk.get("kty") == "RSA" else str(jwk.get("crv"))
     allowed = _ALGORITHMS.get((kind, curve), ())
     own, operations = jwk.get("alg"), jwk.get("key_ops", ["verify"])
@@ -211,29 +210,29 @@ def _object(part: str) -> Mapping[str, Any]:
     try:
         value = strict_json.check(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
     except ValueError:  # and of base64
-        raise BadToken("malformed") from None
+        raise TokenError("malformed") from None
     if not isinstance(value, dict):
-        raise BadToken("malformed")
+        raise TokenError("malformed")
     return value
 
 
-_REASONS: Final[Mapping[str, Reason]] = {
-    "InvalidSignatureError": "signature",
-    "ExpiredSignatureError": "expired",
-    "ImmatureSignatureError": "not yet valid",
-    "InvalidIssuerError": "issuer",
-    "InvalidAudienceError": "audience",
-    "InvalidAlgorithmError": "algorithm",
-    "DecodeError": "malformed",
-    "PyJWTError": "claims",
-}
-"""What PyJWT raises, by name: each class stands before those it is one of."""
+_REASONS: Final[tuple[tuple[type[jwt.PyJWTError], Reason], ...]] = (
+    (jwt.InvalidSignatureError, "signature"),
+    (jwt.ExpiredSignatureError, "expired"),
+    (jwt.ImmatureSignatureError, "not yet valid"),
+    (jwt.InvalidIssuerError, "issuer"),
+    (jwt.InvalidAudienceError, "audience"),
+    (jwt.InvalidAlgorithmError, "algorithm"),
+    (jwt.DecodeError, "malformed"),
+    (jwt.PyJWTError, "claims"),
+)
+"""What PyJWT raises: each class stands before its bases."""
 
 
-def _claims(token: str, expected: Expected, key: Any = None, algorithms: list[str] | None = None) -> dict[str, Any]:
+def _claims(
+    token: str, expected: ExpectedClaims, key: Any = None, algorithms: list[str] | None = None
+) -> dict[str, Any]:
     """The claims of a token, checked; its signature too where a key is given."""
-    import jwt  # noqa: PLC0415 - servers without an issuer start sooner without it
-
     options: Any = {f"verify_{name}": True for name in ("exp", "nbf", "iat", "iss", "aud", "sub")}
     try:
         return jwt.decode(
@@ -246,10 +245,9 @@ def _claims(token: str, expected: Expected, key: Any = None, algorithms: list[st
             leeway=LEEWAY,
         )
     except jwt.PyJWTError as problem:
-        kinds = (kind.__name__ for kind in type(problem).__mro__)
-        raise BadToken(next(_REASONS[kind] for kind in kinds if kind in _REASONS)) from None
+        raise TokenError(next(reason for kind, reason in _REASONS if isinstance(problem, kind))) from None
     except (ValueError, TypeError, OverflowError, ArithmeticError):  # of a claim of another type than it has
-        raise BadToken("claims") from None
+        raise TokenError("claims") from None
 
 
 def _user(claims: Mapping[str, Any]) -> str | None:
