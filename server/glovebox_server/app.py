@@ -128,7 +128,7 @@ class App:
         """What a caller can know before a call; asks every driver."""
         from glovebox_server.mcp import manifest as capabilities  # noqa: PLC0415 - brings the SDK, which a call from a script does without
 
-        return await capabilities.manifest(
+        return await capabilities.build_manifest(
             tools=self.tools,
             rights=rights,
             environments=self.environments,

@@ -27,7 +27,7 @@ from glovebox_server.errors import AuditUnavailable
 from glovebox_server.guards.admission.admission import Admission
 from glovebox_server.guards.budgets.spending import Left
 from glovebox_server.guards.journal import records as journal_records
-from glovebox_server.mcp.manifest import FORMAT, Manifest, Protocol, ServedWorkspace, Suite
+from glovebox_server.mcp.manifest import FORMAT, Manifest
 from glovebox_server.requests.refusals import Refusals
 from glovebox_server.requests.runs import Runs
 from glovebox_server.tools.base import Arguments, Tool, ToolAnswer, ToolResult
@@ -231,21 +231,7 @@ class FakeApp:
 
     async def manifest(self, _rights: Rights) -> Manifest:
         """A host where nothing can be had."""
-        return Manifest(
-            format=FORMAT,
-            glovebox=self.version,
-            drivers=(),
-            network_modes={},
-            features=(),
-            workspace=ServedWorkspace(served=False, refused=""),
-            tools=(),
-            role="",
-            policy_digest="",
-            profiles_digest=DIGEST,
-            tools_digest=DIGEST,
-            protocol=Protocol(versions=(), transports=(), result_bytes=0),
-            conformance=Suite(digest=DIGEST, cases=0),
-        )
+        return {"format": FORMAT, "glovebox": self.version, "tools": ()}
 
 
 def give_tokens(directory: Path, names: tuple[str, ...]) -> dict[str, str]:

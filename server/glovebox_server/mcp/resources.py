@@ -245,7 +245,7 @@ class Resources:
         async with self._making:
             text, made_anew_at = self._manifests.get(rights.key, ("", 0.0))
             if not text or anyio.current_time() >= made_anew_at:
-                text = json.dumps((await self._stores.manifest(rights)).as_json())
+                text = json.dumps(await self._stores.manifest(rights))
                 self._manifests[rights.key] = text, anyio.current_time() + MANIFEST_SECONDS
                 if len(self._manifests) > MAX_KEYS:
                     self._manifests.popitem(last=False)
