@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from glovebox_server.guards.redaction import detector
 from glovebox_server.guards.redaction.detector import MAX_HELD, Forms, KeyMasker, derive_forms, find_all, squeeze
-from glovebox_server.guards.redaction.masking import mask_content, mask_live, mask_text
+from glovebox_server.guards.redaction.guard import mask_content, mask_live, mask_text
 
 KEY = "Zq8-fk2_Lw7Rt5Xv9Bn3Mp6Hs1Dy4Gc0+/e"
 GITHUB = "ghp_" + "b7Qx2Lm9Wc4Zk1Vt8Rn5Hy3Df6Gs0Pj2Aa1E"

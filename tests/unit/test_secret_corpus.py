@@ -18,9 +18,9 @@ from tests.fixtures.secret_formats import forms as documented
 from tests.fixtures.secret_formats import rows as measured
 
 from glovebox_sandboxes.contract.outcome import Captured, Outcome, Usage
-from glovebox_server.guards.redaction import masking
+from glovebox_server.guards.redaction import guard as masking
 from glovebox_server.guards.redaction.detector import MAX_HELD, Forms, KeyMasker, derive_forms
-from glovebox_server.guards.redaction.masking import LOOP_BYTES, mask_live, mask_outcome, mask_text, mask_value
+from glovebox_server.guards.redaction.guard import LOOP_BYTES, mask_live, mask_outcome, mask_text, mask_value
 from glovebox_server.guards.redaction.patterns import MAX_PLACES, PATTERNS, find_secrets
 
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 from glovebox_audit.chain import Head
 from glovebox_audit.printable import invisible
 from glovebox_sandboxes.contract.base import Plan
-from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.contract.outcome import PATCH, Changes, Outcome
 from glovebox_server.calls import CallResult, Content, Decision, Delivered, Link, Text, ToolCall, whose
 from glovebox_server.receipts.recorder import Receipt
@@ -128,15 +127,6 @@ def _names(error: str, masks: Sequence[str]) -> bool:
     """Return whether an error names one of these paths of the workspace: in quotes, whole or as its end."""
     near = (mask.rstrip("/") for mask in masks if mask.rstrip("/") in error)
     return any(f"{first}{path}{last}" in error for path in near for first in "'\"/" for last in "'\"/")
-
-
-def withholding(secrets: Mapping[str, int]) -> Refusal:
-    """Why nothing of a call that ran is given back."""
-    return Refusal(
-        rule="result.redact",
-        reason=f"The call ran, and its output holds what only a secret looks like ({_counted(secrets)}).",
-        hint="Have it put out less; the profile gives nothing back of such a call.",
-    )
 
 
 def _counted(secrets: Mapping[str, int]) -> str:

@@ -38,7 +38,7 @@ from glovebox_server.core.rights import MAX_KEYS, Rights
 from glovebox_server.errors import AuditUnavailable, RefusedError, StoreUnusable
 from glovebox_server.guards.budgets.spending import Left
 from glovebox_server.guards.redaction.detector import Forms
-from glovebox_server.guards.redaction.masking import mask_content
+from glovebox_server.guards.redaction.guard import mask_content
 from glovebox_server.mcp import delivery, parts
 from glovebox_server.mcp import manifest as capabilities
 from glovebox_server.mcp.delivery import Context

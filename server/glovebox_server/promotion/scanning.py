@@ -24,7 +24,7 @@ from glovebox_server.calls import ToolCall
 from glovebox_server.guards.approvals.shown import visible
 from glovebox_server.guards.budgets.spending import MAX_SCAN_SECONDS
 from glovebox_server.guards.redaction.detector import Forms
-from glovebox_server.guards.redaction.masking import mask_value
+from glovebox_server.guards.redaction.guard import mask_value
 from glovebox_server.promotion import scanner
 from glovebox_server.promotion.scanner import Found
 from glovebox_server.redaction import without_paths

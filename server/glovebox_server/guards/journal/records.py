@@ -25,7 +25,7 @@ from glovebox_sandboxes.session.run import AttestedSandbox
 from glovebox_server.calls import Decision, ToolCall, elapsed_ms
 from glovebox_server.core.inputs import Inputs
 from glovebox_server.guards.redaction.detector import Forms
-from glovebox_server.guards.redaction.masking import mask_value
+from glovebox_server.guards.redaction.guard import mask_value
 
 if TYPE_CHECKING:
     from glovebox_server.promotion.scanning import Scan

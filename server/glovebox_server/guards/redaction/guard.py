@@ -1,14 +1,49 @@
-"""Masks secrets and injected keys in live output, names and the outcome (GB-FILE-11)."""
+"""Masks secrets and injected keys in what a call gives back (GB-FILE-11): live output, names and the outcome.
 
-from collections.abc import Awaitable, Callable
+``patterns`` says what a secret looks like; ``detector`` finds the keys that the server itself holds. Masking is a
+service too: of records, files and names. Pure, apart from a thread for large texts.
+"""
 
+import codecs
+import re
+import string
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import anyio.to_thread
+
+from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_server.core.call import Call, Ran, Show
 from glovebox_server.core.chain import Next
-from glovebox_server.core.result import withholding
 from glovebox_server.core.rights import Rights
-from glovebox_server.guards.redaction.detector import Forms
-from glovebox_server.guards.redaction.masking import finish_live, mask_live, mask_outcome, mask_text
+from glovebox_server.guards.redaction.detector import Forms, KeyMasker
+from glovebox_server.guards.redaction.patterns import PATTERNS, SHORTEST_SECRET, find_secrets
+
+LOOP_BYTES: Final = 16 * 1024
+"""What is looked through on the event loop; more is in a thread."""
+_PER_TEXT: Final = 64
+"""What each text counts for besides its length: to begin with one takes some microseconds."""
+_PER_FORM: Final = 16
+"""What each form counts for that is looked for: a table of them is made for each answer."""
+MAX_HELD: Final = 64 * 1024
+"""Characters of live output that are held back: after more without an end nothing is shown live any more."""
+
+_OF_TOKENS: Final = f"{string.ascii_letters}{string.digits}_-./+=%\\"
+"""Characters of tokens, and what begins a sign that stands before one: what ends in these may be its beginning."""
+_SHOWN: Final = 32
+"""Characters that were shown and are looked at again with what follows: a word may lie across."""
+_LONG: Final = ("PRIVATE KEY", "AKIA", "ASIA", "aws_secret", "AWS_SECRET", "ecretAccessKey")
+"""Words of secrets that go on behind a blank or the end of a line."""
+_FIRST_LINE: Final = re.compile(r"PRIVATE KEY(?: BLOCK)?-----")
+_GOES_ON: Final = re.compile(
+    rf"{_FIRST_LINE.pattern}|(?<![A-Z0-9])A(?:KIA|SIA)[A-Z2-7]{{16}}(?![A-Z0-9])|aws_secret|AWS_SECRET|ecretAccessKey"
+)
+"""How these begin: ASIA/Tokyo and EURASIA are none."""
+_KEY_LINE: Final = re.compile(r"\s*(?:[0-9]+[-:]\s*)?(?=[a-z0-9+/=]*[A-Z])[A-Za-z0-9+/=]{16,}\s*")
+"""A line of a private key, as a text of its own; small letters alone are a path or a name."""
 
 
 def mask(forms_of: Callable[[Rights], Forms], call: Call, call_next: Next[Ran]) -> Awaitable[Ran]:
@@ -31,10 +66,267 @@ def mask(forms_of: Callable[[Rights], Forms], call: Call, call_next: Next[Ran]) 
         outcome, secrets = await mask_outcome(outcome, values())
         counts.update(secrets)
         if redact == "refuse" and counts:
-            call.now.withheld = withholding(counts)
+            call.now.withheld = _refuse_output(counts)
         return outcome
 
     now.mask_name = lambda name: mask_text(name, values(), counts)
     now.wrap_live.append(wrap)
     now.transforms.append(transform)
     return call_next(call)
+
+
+def _refuse_output(counts: Mapping[str, int]) -> Refusal:
+    kinds = ", ".join(f"{kind} × {number}" if number > 1 else kind for kind, number in counts.items())
+    return Refusal(
+        rule="result.redact",
+        reason=f"The call ran, and its output holds what only a secret looks like ({kinds}).",
+        hint="Have it put out less; the profile gives nothing back of such a call.",
+    )
+
+
+async def mask_outcome(outcome: Outcome, values: Forms) -> tuple[Outcome, dict[str, int]]:
+    """Return the same outcome without secrets in texts, value and names, and how many of each kind there were."""
+    if _takes_long(_texts_of(outcome), values):
+        return await anyio.to_thread.run_sync(_mask_outcome, outcome, values)
+    return _mask_outcome(outcome, values)
+
+
+async def mask_value(value: Any, values: Forms) -> tuple[Any, dict[str, int]]:
+    """Return a JSON value without secrets in its texts, and how many of each kind there were."""
+    if _takes_long(_strings(value), values):
+        return await anyio.to_thread.run_sync(_mask_value, value, values)
+    return _mask_value(value, values)
+
+
+async def mask_content(content: bytes, values: Forms) -> tuple[bytes, dict[str, int]]:
+    """Return a file's bytes without secrets, and how many of each kind there were; what is not UTF-8 stays as it is."""
+    text, secrets = await mask_value(content.decode("utf-8", "surrogateescape"), values)
+    return (text.encode("utf-8", "surrogateescape"), secrets) if secrets else (content, secrets)
+
+
+def mask_text(text: str, values: Forms, count: Counter[str]) -> str:
+    """Return a text with ``[secret: …]`` in the place of each secret, which are counted by kind."""
+    return _TextMasker(values, count).text(text)
+
+
+class _TextMasker:
+    """Puts a word in the place of each secret in the texts of one answer; what it compares is made once for all."""
+
+    def __init__(self, values: Forms, count: Counter[str]) -> None:
+        self._redactor = KeyMasker(values) if values else None
+        self._shortest = min(map(len, values), default=0)
+        self._count = count
+
+    def text(self, text: str) -> str:
+        """Return a text with a word in the place of each secret."""
+        if self._redactor is not None and len(text) >= self._shortest:
+            text = self._without(self._redactor, text)
+        if len(text) < SHORTEST_SECRET:
+            return text
+        data = _as_bytes(text)
+        spans = sorted(find_secrets(data))
+        if not spans:
+            return text
+        pieces, done = list[bytes](), 0
+        for start, end, kind in spans:
+            if start >= done:
+                pieces += [data[done:start], f"[secret: {kind}]".encode()]
+                self._count[kind] += 1
+            done = max(done, end)
+        return _as_text(b"".join((*pieces, data[done:])))
+
+    def value(self, value: Any) -> Any:
+        """Return a JSON value with a word in the place of each secret; a private key may have a text for each line."""
+        in_lines = any(_FIRST_LINE.search(text) for text in _strings(value))
+        return _mapped(value, self._line if in_lines else self.text)
+
+    def _line(self, text: str) -> str:
+        if _KEY_LINE.fullmatch(text) is None:
+            return self.text(text)
+        self._count["private key"] += 1
+        return "[secret: private key]"
+
+    def _without(self, redactor: KeyMasker, text: str) -> str:
+        before, text = redactor.replaced, redactor.whole(text)
+        if more := redactor.replaced - before:  # a count of 0 would have the text as it was be shown
+            self._count["credential of the server"] += more
+        return text
+
+
+def mask_live(show: Callable[[str], None], redact: str, values: Callable[[], Forms]) -> Callable[[str], None]:
+    """Stands before whoever shows what a program prints while it runs; what it withholds is in the result too.
+
+    Args:
+        show: shows it.
+        redact: the profile's choice.
+        values: tells what the server holds by now: the first value may be lent while the program runs.
+    """
+    if redact == "none":
+        return show
+    return LiveOutput(show, values) if redact == "mask" else lambda _: None
+
+
+def finish_live(show: Callable[[str], None], *, normal: bool) -> None:
+    """Release what ``mask_live`` withholds at a normal end of the program; any other end drops it."""
+    if normal and isinstance(show, LiveOutput):
+        show.finish()
+
+
+class LiveOutput:
+    """Shows what no secret may begin in; from a word on that a secret of several lines has, nothing more."""
+
+    def __init__(self, show: Callable[[str], None], values: Callable[[], Forms]) -> None:
+        self._show, self._values = show, values
+        self._known: Forms = {}
+        self._wanted: dict[bytes, str] = {}  # only grows: a key that was replaced by another may still be valid
+        self._redactor: KeyMasker | None = None
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._held = self._last = ""
+        self._over = False
+
+    def __call__(self, text: str) -> None:
+        """Take what was printed."""
+        if self._over:
+            return
+        if (values := self._values()) is not self._known:
+            self._known = values
+            self._wanted.update(values)
+            # Values alone: of a token that goes on, the rest would be shown.
+            self._held = KeyMasker(values).whole(self._held) if values else self._held
+            if self._wanted:
+                self._redactor = self._redactor or KeyMasker(self._wanted)
+        if self._redactor is not None:
+            text = self._decode(self._redactor.feed(text.encode("utf-8", "replace")))
+        self._pass(text, len((self._held + text).rstrip(_OF_TOKENS)))
+
+    def finish(self) -> None:
+        """Show the rest, at a normal end of the program."""
+        if not self._over:
+            text = self._decode(self._redactor.finish() if self._redactor else b"", final=True)
+            self._pass(text, len(self._held + text))
+
+    def _pass(self, text: str, cut: int) -> None:
+        held = self._held + text
+        if len(held) - cut > MAX_HELD or _goes_on(self._last, held):
+            self._end()
+            return
+        shown, self._held = held[:cut], held[cut:]
+        self._last = (self._last + shown)[-_SHOWN:]
+        if shown:
+            self._show(mask_text(shown, {}, Counter()))
+
+    def _end(self) -> None:
+        self._over = True
+        self._show("\n[the rest is shown when the program ends]\n")
+
+
+def _goes_on(last: str, text: str) -> bool:
+    """Whether a secret begins in a text that may have several lines; the words alone are looked for faster."""
+    both = last + text
+    return any(word in both for word in _LONG) and any(each.end() > len(last) for each in _GOES_ON.finditer(both))
+
+
+def _mask_value(value: Any, values: Forms) -> tuple[Any, dict[str, int]]:
+    count: Counter[str] = Counter()
+    return _TextMasker(values, count).value(value), dict(sorted(count.items()))
+
+
+def _mask_outcome(outcome: Outcome, values: Forms) -> tuple[Outcome, dict[str, int]]:
+    if not values and not _suspicious("\0".join(_texts_of(outcome))):
+        return outcome, {}
+    count: Counter[str] = Counter()
+    mask = _TextMasker(values, count)
+    stdout, stderr = mask.text(outcome.stdout.text), mask.text(outcome.stderr.text)
+    value = mask.value(outcome.value)
+    skipped = tuple(replace(file, name=mask.text(file.name), reason=mask.text(file.reason)) for file in outcome.skipped)
+    # A program can write these itself: they come through its own pipe.
+    shown = tuple(replace(copy, reason=mask.text(copy.reason)) for copy in outcome.shown)
+    blobs = tuple(
+        replace(blob, shown=replace(blob.shown, reason=mask.text(blob.shown.reason))) if blob.shown else blob
+        for blob in outcome.blobs
+    )
+    changes = outcome.changes and replace(
+        outcome.changes,
+        created=tuple(map(mask.text, outcome.changes.created)),
+        changed=tuple(map(mask.text, outcome.changes.changed)),
+        deleted=tuple(map(mask.text, outcome.changes.deleted)),
+    )
+    if not count:
+        return outcome, {}
+    outcome = replace(
+        outcome,
+        stdout=replace(outcome.stdout, text=stdout),
+        stderr=replace(outcome.stderr, text=stderr),
+        value=value,
+        skipped=skipped,
+        shown=shown,
+        blobs=blobs,
+        changes=changes,
+    )
+    return outcome, dict(sorted(count.items()))
+
+
+_WORDS: Final = tuple(word.decode() for pattern in PATTERNS for word in pattern.words)
+
+
+def _suspicious(text: str) -> bool:
+    """Whether any pattern's word is there: most outputs have none."""
+    return any(word in text for word in _WORDS)
+
+
+def _takes_long(texts: Iterator[str], values: Forms) -> bool:
+    """Whether this is for a thread; no more is counted than it takes to know."""
+    left = LOOP_BYTES - _PER_FORM * len(values)
+    for text in texts:
+        left -= len(text) + _PER_TEXT
+        if left < 0:
+            return True
+    return left < 0
+
+
+def _texts_of(outcome: Outcome) -> Iterator[str]:
+    yield outcome.stdout.text
+    yield outcome.stderr.text
+    yield from _strings(outcome.value)
+    yield from (text for file in outcome.skipped for text in (file.name, file.reason))
+    yield from (copy.reason for copy in outcome.copies)
+    if outcome.changes is not None:
+        yield from (*outcome.changes.created, *outcome.changes.changed, *outcome.changes.deleted)
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Every text in a value, and every key; an empty one for all else, which takes its time too."""
+    if isinstance(value, str):
+        yield value
+        return
+    yield ""
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield key
+            yield from _strings(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _strings(each)
+
+
+def _mapped(value: Any, clean: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, Mapping):
+        kept: dict[str, Any] = {}
+        for key, each in value.items():
+            name = clean(key)
+            # Two that are replaced alike stay two.
+            kept[f"{name} ({len(kept) + 1})" if name in kept else name] = _mapped(each, clean)
+        return kept
+    if isinstance(value, list | tuple):
+        return [_mapped(each, clean) for each in value]
+    return value
+
+
+def _as_bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _as_text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogatepass")
