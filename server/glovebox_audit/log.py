@@ -45,7 +45,7 @@ MAX_LOST = 1024
 class Then:
     """A second event, made from the record of the first and written with it: both are on the disk, or none."""
 
-    event: Callable[[Record], Event]
+    event: Callable[[Record], Draft]
     """Called in the log's thread while the chain is locked: short, no I/O, and it does not fail."""
     bytes: int
     """At most so many in the event's canonical JSON."""
@@ -153,7 +153,7 @@ class AuditLog:
         items: list[Draft | Follower] = [*drafts]
         size = sum(len(each.encoded) for each in drafts)
         if following is not None:
-            items.append(_follower(following))
+            items.append(following.event)
             size += following.bytes
         waiting = _Waiting(items=items, size=size)
         self._queue.append(waiting)
@@ -248,7 +248,3 @@ class AuditLog:
         if self._unusable is None:
             self._file.close()
             self._unusable = "the log was closed"
-
-
-def _follower(then: Then) -> Follower:
-    return lambda record: draft(then.event(record))

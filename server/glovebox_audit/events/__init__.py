@@ -6,6 +6,7 @@ A new event is a dataclass in the module of its family, and its place in ``EVENT
 import json
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import cache
 from typing import Any
 
 from glovebox_audit import chain
@@ -116,6 +117,7 @@ __all__ = [
     "TokenRevoked",
     "WatchAlarm",
     "draft",
+    "draft_receipt",
 ]
 
 #: Every event by its kind. docs/operate/audit.md is checked against it.
@@ -175,20 +177,37 @@ def draft(event: Event) -> chain.Draft:
         call_id, parts = None, {name: chain.canonical(value) for name, value in data.items()}
     if call_id is not None and not chain.is_name(call_id):
         raise ValueError("the call id is not a name")
-    encoded = chain.canonical(data)
-    # 1,024 bytes hold every other field of a record at its longest.
-    if len(encoded) > chain.MAX_LINE_BYTES - 1024:
-        raise ValueError(f"it is {len(encoded)} bytes long and a record holds {chain.MAX_LINE_BYTES - 1024}")
+    encoded = chain.canonical(data) if parts is None else chain.join_parts(parts)
+    _require_room(encoded)
     return chain.Draft(kind=event.kind, call_id=call_id, data=json.loads(encoded), encoded=encoded, parts=parts)
 
 
+def draft_receipt(event: ReceiptSigned, envelope: bytes) -> chain.Draft:
+    """Draft a receipt's event, whose envelope is encoded already: that is nearly all of it, and plain JSON."""
+    data = _data(event)
+    del data["envelope"]
+    parts = {name: chain.canonical(value) for name, value in data.items()}
+    data = {**json.loads(chain.join_parts(parts)), "envelope": event.envelope}
+    whole = chain.join_parts({**parts, "envelope": envelope})
+    _require_room(whole)
+    return chain.Draft(kind=event.kind, call_id=event.call_id, data=data, encoded=whole)
+
+
+def _require_room(encoded: bytes) -> None:
+    # 1,024 bytes hold every other field of a record at its longest.
+    if len(encoded) > chain.MAX_LINE_BYTES - 1024:
+        raise ValueError(f"it is {len(encoded)} bytes long and a record holds {chain.MAX_LINE_BYTES - 1024}")
+
+
+@cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind) if field.name != "call_id")
+
+
 def _data(item: Event | Output | Input | PromotedFile) -> dict[str, Any]:
-    pairs = ((field.name, getattr(item, field.name)) for field in fields(item) if field.name != "call_id")
+    pairs = ((name, getattr(item, name)) for name in _names(type(item)))  # type: ignore[arg-type]  # a class is hashable
     data = {name: value for name, value in pairs if value is not None}
-    if isinstance(item, CallFinished):
-        data["outputs"] = [_data(output) for output in item.outputs]
-    if isinstance(item, CallDecided) and item.inputs:
-        data["inputs"] = [_data(each) for each in item.inputs]
-    if isinstance(item, PromotionApplied | PromotionRolledBack):
-        data["files"] = [_data(each) for each in item.files]
+    for name in ("outputs", "inputs", "files"):
+        if isinstance(listed := data.get(name), tuple):
+            data[name] = [_data(part) for part in listed]
     return data

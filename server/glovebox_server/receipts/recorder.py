@@ -25,6 +25,7 @@ from glovebox_audit.events import (
     Event,
     ReceiptSigned,
     SandboxStarted,
+    draft_receipt,
 )
 from glovebox_audit.log import Then
 from glovebox_audit.receipts import names
@@ -104,6 +105,8 @@ class CallRecorder:
         self._whose = {"tool": call.tool, **whose(call.principal, call.run)}
         self._written: list[Record] = []
         self._held: list[Event | Draft] = []
+        self._fields: bytes | None = None
+        """Of its sandbox, encoded already: by far the longest part of the receipt."""
         self._published: tuple[str, ...] = ()
         self._take_back: Callable[[], Awaitable[None]] | None = None
 
@@ -151,8 +154,13 @@ class CallRecorder:
     def _named(self, event: CallEvent | Draft) -> Event | Draft:
         """The same event, and whose call it is of: each record says it by itself."""
         if isinstance(event, Draft):
+            if event.kind == SandboxStarted.kind and not self._has_started():
+                self._fields = (event.parts or {}).get("fields")
             return event.of_call(self._call.id, self._whose)
         return replace(event, **self._whose)
+
+    def _has_started(self) -> bool:
+        return any(record.kind == SandboxStarted.kind for record in self._written)
 
     async def _write(self, events: Sequence[Event | Draft]) -> None:
         # Not kept where this fails: whether they are in the log is not known then, and a decision is there once.
@@ -217,23 +225,34 @@ class CallRecorder:
         digest = ""
 
         def receipt(drafts: Sequence[Draft]) -> Then:
-            statement = _encode(self._statement(drafts))
+            statement = self._encoded_statement(drafts)
             length = len(statement) + _POSITION_BYTES
 
-            def signed(record: Record) -> ReceiptSigned:
+            def signed(record: Record) -> Draft:
                 nonlocal digest
                 envelope = issuer.signer.sign(_placed(statement, record))
                 # Nothing but ASCII text: this is its canonical JSON.
-                digest = _digest(json.dumps(envelope, sort_keys=True, separators=(",", ":")).encode())
-                return ReceiptSigned(
+                encoded = json.dumps(envelope, sort_keys=True, separators=(",", ":")).encode()
+                digest = _digest(encoded)
+                event = ReceiptSigned(
                     call_id=last.call_id, digest=digest, key=issuer.signer.key_id, envelope=envelope, **self._whose
                 )
+                return draft_receipt(event, encoded)
 
             # Base64 makes four bytes of three.
             return Then(event=signed, bytes=length * 4 // 3 + _ENVELOPE_BYTES)
 
         await issuer.log.append_all([*self._held, self._named(last)], receipt)
         return Receipt(uri=f"receipt://{last.call_id}", digest=digest)
+
+    def _encoded_statement(self, drafts: Sequence[Draft]) -> bytes:
+        """Encode the statement; ``isolation`` is the last key of its predicate, and ``fields`` the last of that."""
+        statement = self._statement(drafts)
+        isolation = statement["predicate"].get("isolation")
+        if isolation is None or self._fields is None:
+            return _encode(statement)
+        del isolation["fields"]
+        return _encode(statement)[:-3] + b',"fields":' + self._fields + b"}}}"
 
     def _statement(self, drafts: Sequence[Draft]) -> dict[str, Any]:
         """The statement of ``statement.Statement``, all but the place of the last record, which is the last draft."""
@@ -324,8 +343,8 @@ def _isolation(profile: Profile, started: Mapping[str, Any]) -> dict[str, Any]:
         "level": started["level"],
         "plan": started["plan_digest"],
         "verified": started["verified"],
-        "fields": started["fields"],
         "host": started.get("host", {}),
+        "fields": started["fields"],
     }
 
 
