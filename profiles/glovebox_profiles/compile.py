@@ -15,7 +15,6 @@ class ProfileSet(Mapping[str, Profile]):
     """All profiles in force, by tool name; immutable."""
 
     def __init__(self, profiles: Mapping[str, Profile], sources: Mapping[str, Path]) -> None:
-        """Take the profiles and the file each came from."""
         self._profiles = {tool: profiles[tool] for tool in sorted(profiles)}
         self._sources = dict(sources)
         self._digests = {tool: digest(profile) for tool, profile in self._profiles.items()}

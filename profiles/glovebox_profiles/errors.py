@@ -50,7 +50,7 @@ class ProfileError(DiagnosedError):
 
 
 def nearest(name: str, names: Collection[str]) -> str:
-    """What to say of a name that is none of these."""
+    """Return a hint for a name that is not one of these."""
     close = difflib.get_close_matches(name, names, n=1)
     return f'The nearest is "{close[0]}".' if close else f"There are: {', '.join(names) or 'none'}."
 

@@ -30,7 +30,7 @@ class Feature:
 
     @property
     def words(self) -> str:
-        """The whole sentence for whoever asked."""
+        """Return the whole sentence."""
         return f'"{self.value}" is not supported by this version: {self.reason}. {self.instead}'
 
 
@@ -105,7 +105,7 @@ _BY_ID = {each.id: each for each in FEATURES}
 
 
 def named(key: str, value: str) -> Feature:
-    """The feature of this key and value.
+    """Return the feature of this key and value.
 
     Raises:
         KeyError: there is none: it is simply there, or nobody ever heard of it.

@@ -115,11 +115,11 @@ def distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return values
 
 
-class RuleKeyError(ValueError):
-    """A key of a rule that does not exist; ``key`` is its name."""
+class KeyedError(ValueError):
+    """What is wrong with one key; ``key`` is its name, dotted."""
 
-    def __init__(self, key: str) -> None:
-        super().__init__(f"{key} is not a key of a rule")
+    def __init__(self, key: str, reason: str) -> None:
+        super().__init__(reason)
         self.key = key
 
 
@@ -129,7 +129,7 @@ def _rule(value: object) -> EgressRule:
     if isinstance(value, dict):
         for key in value:
             if key not in RULE_KEYS:
-                raise RuleKeyError(key)
+                raise KeyedError(key, f"{key} is not a key of a rule")
         return EgressRule.from_table(value)
     raise ValueError('each entry is a table such as { host = "docs.python.org" }')
 

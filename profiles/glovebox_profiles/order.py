@@ -39,7 +39,7 @@ def value_at(profile: Profile, key: str) -> Any:
 
 
 def isolation_within(a: tuple[str, ...], b: tuple[str, ...]) -> bool:
-    """Whether ``a`` accepts no driver that ``b`` does not, and prefers none weaker.
+    """Return whether ``a`` accepts no driver that ``b`` does not, and prefers none weaker.
 
     The list is an order of preference, so putting a weaker driver before a stronger one widens: on a host that has
     both, calls would now run in the weaker. The reverse does not.
@@ -60,7 +60,6 @@ def isolation_meet(a: tuple[str, ...], b: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _stronger(one: str, other: str) -> bool:
-    """By the registry's order, weakest first."""
     return NAMES.index(one) > NAMES.index(other)
 
 
@@ -78,7 +77,7 @@ def _at_most(key: str) -> Dimension:
 
 
 def reveal_within(a: tuple[Revealed, ...], b: tuple[Revealed, ...]) -> bool:
-    """Whether ``a`` shows no path that ``b`` hides; a folder is all that is in it."""
+    """Return whether ``a`` shows no path that ``b`` hides; a folder includes its content."""
     return all(_covers(b, each) for each in a)
 
 
@@ -149,5 +148,5 @@ DESCRIPTIVE: tuple[str, ...] = ("tool", "description", "risk", "python.preload",
 
 
 def within(a: Profile, b: Profile) -> bool:
-    """Whether everything ``a`` permits is permitted by ``b``: never wrongly True."""
+    """Return whether ``b`` permits everything that ``a`` permits: never wrongly True."""
     return a.tool == b.tool and all(each.within(each.of(a), each.of(b)) for each in DIMENSIONS)

@@ -6,7 +6,8 @@ import pytest
 from tests.interaction.fakes import fake_app
 from tests.interaction.served import served
 
-from glovebox_server.transport.addresses import CannotListen, host_names
+from glovebox_sandboxes.contract.errors import DiagnosedError
+from glovebox_server.transport.addresses import host_names
 from glovebox_server.transport.serve import serve_http
 
 
@@ -14,7 +15,7 @@ from glovebox_server.transport.serve import serve_http
 async def test_an_open_address_needs_names(host: str, tmp_path: Path) -> None:
     """M1: an address that others can reach is not listened on until somebody says under which names."""
     async with fake_app(tmp_path) as app:
-        with pytest.raises(CannotListen, match="--allowed-host"):
+        with pytest.raises(DiagnosedError, match="--allowed-host"):
             await serve_http(app, host=host)
 
 
@@ -22,7 +23,7 @@ async def test_an_open_address_needs_names(host: str, tmp_path: Path) -> None:
 async def test_what_is_no_name_of_a_host_is_not_listened_on(name: str, tmp_path: Path) -> None:
     """One sentence, before anything is looked up."""
     async with fake_app(tmp_path) as app:
-        with pytest.raises(CannotListen, match="no name of a host"):
+        with pytest.raises(DiagnosedError, match="no name of a host"):
             await serve_http(app, host=name)
 
 
@@ -32,7 +33,7 @@ async def test_a_host_to_accept_is_one_that_clients_can_send(name: str, tmp_path
     for sound in ("here", "a.b-c.example:443", "127.0.0.1:80", "[::1]:80"):
         assert sound in host_names("127.0.0.1", 80, [sound])
     async with fake_app(tmp_path) as app:
-        with pytest.raises(CannotListen, match="no name of a host"):
+        with pytest.raises(DiagnosedError, match="no name of a host"):
             await serve_http(app, allowed_hosts=[name])
 
 
@@ -40,7 +41,7 @@ async def test_a_host_to_accept_is_one_that_clients_can_send(name: str, tmp_path
 async def test_a_trusted_proxy_is_an_address_or_a_network(name: str, tmp_path: Path) -> None:
     """A name, or everybody, would let clients say whose they are; with an address it listens (see test_oauth_gate)."""
     async with fake_app(tmp_path) as app:
-        with pytest.raises(CannotListen, match="--trusted-proxy"):
+        with pytest.raises(DiagnosedError, match="--trusted-proxy"):
             await serve_http(app, trusted_proxies=[name])
 
 
@@ -48,5 +49,5 @@ async def test_an_address_that_is_taken_is_explained(tmp_path: Path) -> None:
     """One sentence with the port, no traceback."""
     async with served(tmp_path, "http") as server:
         port = int(server.url.rpartition(":")[2])
-        with pytest.raises(CannotListen, match=f"port {port}"):
+        with pytest.raises(DiagnosedError, match=f"port {port}"):
             await serve_http(server.app, port=port)

@@ -239,12 +239,12 @@ def test_what_is_lost_at_the_end_of_a_program_is_told(app: App, portal: Blocking
 @pytest.mark.parametrize(
     ("code", "note"),
     [
-        ("import sys\nsys.stdout.buffer.write(b'\\xff');", "[What is not UTF-8 in output shows as \ufffd: "),
+        ("import sys\nsys.stdout.buffer.write(b'\\xff');", "[Bytes of output that are not UTF-8 are shown as \ufffd. "),
         (
             "print('x' * 300_000)",
             "[truncated: stdout: its first and last 16384 of 300001 bytes are here; all but 37857 is artifact://",
         ),
-        ("list(range(20_000))", "[The last expression's value was cut: end with a part of it.]"),
+        ("list(range(20_000))", "[The value of the last expression was truncated. End with a part of it.]"),
         ("print(1)", ""),
     ],
 )

@@ -18,11 +18,11 @@ from tests.interaction.served import Served, served, until
 from tests.interaction.sign_in import Browser, Storage, no_page, signed_in
 from tests.interaction.test_token_changes import cut
 
+from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_server.calls import Principal
 from glovebox_server.transport import serve
 from glovebox_server.transport.oauth import authority, verify
 from glovebox_server.transport.oauth.authority import METADATA_PATH, RESOURCES, OAuth, Scopes
-from glovebox_server.transport.oauth.issuer import IssuerUnusable
 
 TOOLS = {"reader": {"read_workspace_file"}, "analyst": {"run_python"}}
 SCOPES = Scopes(
@@ -193,7 +193,7 @@ async def test_without_its_issuers_keys_a_server_does_not_start(tmp_path: Path) 
     """It says so at once, instead of to each caller. With them it does: see every other test."""
     async with an_issuer() as issuer, fake_app(tmp_path) as app:
         issuer.fails = True
-        with anyio.fail_after(10), pytest.raises(IssuerUnusable, match="status 500"):
+        with anyio.fail_after(10), pytest.raises(DiagnosedError, match="status 500"):
             await serve.serve_http(app, oauth=OAuth(issuer=issuer.url))
 
 

@@ -233,7 +233,7 @@ async def test_a_client_of_another_transport_is_told_too(
         _write(path, text.replace('"read_workspace_file"]', asks))
         await until(lambda: bool(told.methods), 20)
         (tool,) = (await client.list_tools()).tools
-        assert str(tool.description).endswith(" A person is asked before each call.")
+        assert str(tool.description).endswith(" A person must approve each call.")
         assert told.methods == ["notifications/tools/list_changed"]
 
 

@@ -207,7 +207,7 @@ def test_nothing_but_messages_is_on_stdout_and_no_secret_anywhere(tmp_path: Path
         server.ended()
         assert server.process.stderr is not None
         log = server.process.stderr.read().decode()
-    assert "a call failed in a way nobody foresaw" in log
+    assert "a call failed with an unexpected error" in log
     assert "canary-value" not in log
     assert b"canary-value" not in (tmp_path / "audit" / "audit.jsonl").read_bytes()
 

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fixtures.profile_texts import profiles
 
-from glovebox_profiles.model import Profile, effective
+from glovebox_profiles.model import KeyedError, Profile, effective
 from glovebox_profiles.order import DIMENSIONS, within
 from glovebox_profiles.policy.diff import diff
 from glovebox_profiles.policy.model import Approval, Budget, Lift, Narrow, Policy, Role
-from glovebox_profiles.policy.narrow import NarrowingError, narrowed
+from glovebox_profiles.policy.narrow import narrowed
 from glovebox_profiles.policy.rights import RoleRights, combined, roles_in_force
 from glovebox_sandboxes.contract.errors import Refusal
 
@@ -61,7 +61,7 @@ def left(policy: Policy, names: tuple[str, ...], base: Mapping[str, Profile]) ->
     """What roles leave; None where one would widen, which no policy that loads has."""
     try:
         return combined(policy, names, base)
-    except NarrowingError:
+    except KeyedError:
         return None
 
 
@@ -72,7 +72,7 @@ def test_what_a_role_narrows_is_within_the_profile_or_an_error(base: Profile, ot
     found, wrong = base, ""
     try:
         found = narrowed(base, keys)
-    except NarrowingError as problem:
+    except KeyedError as problem:
         wrong = problem.key
     if wrong:
         assert wrong in names or wrong.rpartition(".")[0] in {name.rpartition(".")[0] for name in names}

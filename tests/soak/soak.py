@@ -403,7 +403,8 @@ async def run(  # noqa: PLR0917 - what the command line says
         warm, last = samples[1], samples[-1]
         said = (directory / "log").read_text(errors="replace")
         unforeseen = [
-            said[each.start() : each.start() + MAX_TOLD] for each in re.finditer("a call failed in a way", said)
+            said[each.start() : each.start() + MAX_TOLD]
+            for each in re.finditer("a call failed with an unexpected error", said)
         ]
         report.full_disks, report.kills = len(soak.windows), dict(soak.kills)
         report.account = accounted(leftovers.records(state, pid), soak.answers, soak.windows)

@@ -227,7 +227,7 @@ def test_whatever_a_program_hands_back_the_answer_has_its_form(value: Any) -> No
 def test_only_numbers_that_can_be_are_repeated(told: Any, believed: bool) -> None:
     """F9: figures and line are told by the program's process; the control is a believable one."""
     result = answer(replace(OUTCOME, code=1, value={"figures_omitted": told, "error": {"type": "E", "line": told}}))
-    assert ("3 more figures were open" in texts(result)) == believed
+    assert ("3 more open figures are not shown" in texts(result)) == believed
     assert len(texts(result)) < 200
 
 
@@ -256,7 +256,7 @@ def test_a_call_without_any_content_says_so() -> None:
     """Not where a picture or a file came back, which speak for themselves."""
     nothing = Captured(text="", total_bytes=0, dropped_bytes=0)
     silent = replace(OUTCOME, stdout=nothing, stderr=nothing, value={"value": None, "error": None})
-    assert texts(answer(silent)) == "[nothing was printed, and the last line is no expression with a value]"
+    assert texts(answer(silent)) == "[No output.]"
     shown = Image(data=b"png", media_type="image/png")
     for delivered in (replace(NOTHING, artifacts=(FILE,)), replace(NOTHING, figures=(FIGURE,), shown=(shown,))):
         assert texts(answer(silent, delivered)) == ""

@@ -121,7 +121,7 @@ def described(tool: str, *more: str) -> str:
         ("run_python", ["files.workspace=none"], "No workspace.", "in /workspace"),
         ("run_python", ["files.output=false"], "No files come back.", "Files in /output come back"),
         ("run_python", ["files.inputs=false"], "It takes no inputs.", ""),
-        ("run_python", ["approval=ask"], "A person is asked before each call.", ""),
+        ("run_python", ["approval=ask"], "A person must approve each call.", ""),
         ("run_python", ["network.mode=egress", 'network.allow=[{ host = "*.a.org" }, { host = "b.org" }]'],
          "Network: *.a.org, b.org.", "No network."),
         ("fetch_url", ['network.allow=[{ host = "a.org", paths = ["/x"] }, { host = "a.org", paths = ["/y"] }]'],

@@ -9,9 +9,10 @@ import anyio
 import pytest
 from tests.fixtures.issuers import AnIssuer, an_issuer
 
+from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_server.transport.oauth import authority, issuer
 from glovebox_server.transport.oauth.authority import OAuth, Scopes, TokenAuthority, authority_of
-from glovebox_server.transport.oauth.issuer import IssuerBusy, IssuerUnusable, TokenIssuer
+from glovebox_server.transport.oauth.issuer import TokenIssuer
 from glovebox_server.transport.oauth.verify import Header, TokenError
 
 HERE = "https://glovebox.example/mcp"
@@ -44,8 +45,6 @@ async def refused(checks: TokenAuthority, token: str, address: str = "192.0.2.1"
         await checks.grant(token, address)
     except TokenError as bad:
         return bad.reason
-    except IssuerBusy:
-        return "busy"
     return ""
 
 
@@ -62,7 +61,7 @@ async def refused(checks: TokenAuthority, token: str, address: str = "192.0.2.1"
 )  # fmt: skip
 def test_what_is_no_issuer_is_told(url: str, why: str) -> None:
     """Before anything is asked. The control is one, over TLS or on this machine."""
-    with pytest.raises(IssuerUnusable, match=why):
+    with pytest.raises(DiagnosedError, match=why):
         TokenIssuer(url)
     for fine in ("https://id.example", "https://id.example/realms/a", "http://127.0.0.1:8080", "http://localhost/a"):
         assert TokenIssuer(fine).url == fine
@@ -116,7 +115,7 @@ async def test_an_issuer_that_cannot_be_used_is_told(change: Callable[[AnIssuer]
     async with an_issuer() as theirs:
         await opened(theirs)
         change(theirs)
-        with pytest.raises(IssuerUnusable, match=why):
+        with pytest.raises(DiagnosedError, match=why):
             await opened(theirs)
 
 
@@ -125,10 +124,10 @@ async def test_an_issuer_that_does_not_answer_is_given_up(monkeypatch: pytest.Mo
     monkeypatch.setattr(issuer, "SECONDS", 0.3)
     async with an_issuer() as theirs:
         theirs.hold = anyio.Event()
-        with pytest.raises(IssuerUnusable, match="did not answer"):
+        with pytest.raises(DiagnosedError, match="did not answer"):
             await opened(theirs)
         theirs.hold.set()
-    with pytest.raises(IssuerUnusable, match="Asking the OAuth issuer"):
+    with pytest.raises(DiagnosedError, match="Asking the OAuth issuer"):
         await opened(theirs)
 
 
@@ -136,7 +135,7 @@ async def test_keys_are_found_where_openid_connect_has_them() -> None:
     """The metadata of an issuer with a path is looked for in three places."""
     async with an_issuer() as theirs:
         path = f"{theirs.url}/realms/one"
-        with pytest.raises(IssuerUnusable, match="has no metadata at"):
+        with pytest.raises(DiagnosedError, match="has no metadata at"):
             await TokenIssuer(path).fetch()
         assert theirs.asked == []
 
@@ -262,7 +261,7 @@ async def test_an_issuer_elsewhere_has_its_keys_elsewhere(
         return [] if told is None else {"issuer": url, **told}
 
     monkeypatch.setattr(TokenIssuer, "_document", document)
-    with pytest.raises(IssuerUnusable, match=why):
+    with pytest.raises(DiagnosedError, match=why):
         await TokenIssuer(url).fetch()
 
 

@@ -46,7 +46,7 @@ async def test_what_is_filled_in_stays_one_value(path: str) -> None:
 @pytest.mark.parametrize(
     ("name", "given", "said"),
     [
-        ("nothing", {}, "There is no such prompt"),
+        ("nothing", {}, "Unknown prompt"),
         ("analyse_file", {}, "needs the argument path"),
         ("analyse_file", {"path": "a", "code": "b"}, "and not 'code'"),
         ("analyse_file", {"path": "a" * 4097}, "at most 4096 characters"),
@@ -66,6 +66,6 @@ def test_a_prompt_is_there_for_those_who_have_every_tool_that_it_names(name: str
     for tool in named:
         less = [each for each in ALL if each != tool]
         assert name not in [prompt.name for prompt in prompts.listed(less)]
-        with pytest.raises(MCPError, match="no such prompt for you") as refused:
+        with pytest.raises(MCPError, match="Unknown prompt") as refused:
             prompts.found(name, less)
         assert name not in refused.value.error.message

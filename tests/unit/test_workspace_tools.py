@@ -110,7 +110,8 @@ def test_a_picture_is_described_beside_itself() -> None:
 def test_a_listing_is_complete_as_text() -> None:
     """Every entry with type, size and time, and what is missing."""
     assert text(answer(LIST_WORKSPACE_FILES, LISTED)) == (
-        "[found: 7; not entered: .git; left out by .gitignore: 3 (include_ignored looks there); cut: 3 of 7 shown]\n"
+        "[found: 7; not entered: .git; ignored by .gitignore: 3 (set include_ignored to include them); "
+        "cut: 3 of 7 shown]\n"
         "a  3  2026-01-01T00:00:00Z\nd/\ne/  (3 files)  9"
     )
 

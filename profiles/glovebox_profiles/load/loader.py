@@ -69,7 +69,7 @@ def load(
 
 
 def absent(directory: Path) -> bool:
-    """Whether nobody put anything there: not even a link that leads nowhere, or what cannot be looked at."""
+    """Return whether nothing is there: also no dangling link, and nothing unreadable."""
     try:
         directory.stat()
     except FileNotFoundError:
@@ -127,7 +127,7 @@ def ignored(directory: Path) -> tuple[Path, ...]:
 
 
 def _meant(name: str, tools: Collection[str]) -> str:
-    """The tool whose profile a file of this name may be meant to be: ``run_python.toml.bak``, ``.run-python.tml``."""
+    """Return the tool that a misspelt file is for: ``run_python.toml.bak``, ``.run-python.tml``."""
     base = name.strip(".~#").partition(".")[0].lower()
     close = difflib.get_close_matches(base, tools, n=1, cutoff=_ALIKE)
     return next((tool for tool in tools if base.startswith(tool)), close[0] if close else "")

@@ -10,7 +10,7 @@ from pydantic_core import ErrorDetails
 
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.positions import KeyPath, dotted
-from glovebox_profiles.model import RULE_KEYS, Profile, RuleKeyError
+from glovebox_profiles.model import RULE_KEYS, KeyedError, Profile
 
 ANY = "NAME"
 """In the path of a key, a name that the writer chooses."""
@@ -53,13 +53,13 @@ def describe_mistakes(
 
 def _key(detail: ErrorDetails) -> KeyPath:
     cause = detail.get("ctx", {}).get("error")
-    if isinstance(cause, RuleKeyError):
+    if isinstance(cause, KeyedError):
         return (*detail["loc"], cause.key)
     return detail["loc"][:-1] if detail["loc"][-1:] == (_NAMES,) else detail["loc"]
 
 
 def _rank(detail: ErrorDetails) -> int:
-    if detail["type"] == "extra_forbidden" or isinstance(detail.get("ctx", {}).get("error"), RuleKeyError):
+    if detail["type"] == "extra_forbidden" or isinstance(detail.get("ctx", {}).get("error"), KeyedError):
         return _UNKNOWN
     return _MISSING if detail["type"] == "missing" else _WRONG
 

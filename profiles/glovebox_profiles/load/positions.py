@@ -1,4 +1,4 @@
-"""Where each key of a TOML text stands, so that an error can name a line. Pure; standard library only.
+"""Where each key of a TOML text stands, so that an error can name a line. Pure.
 
 ``tomllib`` gives values without positions, and a long dotted key costs it memory quadratic in the key's length. So this
 scanner runs first: it reads structure only (keys, brackets, strings as wholes), in linear time, under a depth bound.
@@ -10,6 +10,9 @@ import tomllib
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+
+from glovebox_profiles.errors import ProfileError
 
 KeyPath = tuple[str | int, ...]
 """Keys and array indexes from the top of the document."""
@@ -25,18 +28,6 @@ _SCALAR = re.compile(r"[^,\]}\n#]+")
 # A multi-line string may end in up to five quotes: two of its own and the three that close it.
 _STRING = re.compile(r'"""(?:\\.|[^\\])*?"{3,5}' r"|'''.*?'{3,5}" r'|"(?:\\.|[^"\\\n])*"' r"|'[^'\n]*'", re.DOTALL)
 _KEY_STRING = re.compile(r'"(?:\\.|[^"\\\n])*"' r"|'[^'\n]*'")
-
-
-class ScanError(Exception):
-    """The text has no readable structure at one place."""
-
-    def __init__(self, line: int, key: str, reason: str, fix: str = "") -> None:
-        """Name line, key, reason and fix; no fix where tomllib will know the better sentence."""
-        super().__init__(reason)
-        self.line = line
-        self.key = key
-        self.reason = reason
-        self.fix = fix
 
 
 def dotted(path: KeyPath) -> str:
@@ -59,13 +50,14 @@ class Positions:
     """Character behind each ``[header]``; likewise."""
 
 
-def scan(text: str) -> Positions:
+def scan(text: str, path: Path) -> Positions:
     """Find every key, table and array element of a TOML text.
 
     Raises:
-        ScanError: a key is given twice, the nesting is deeper than MAX_DEPTH, or the text is not TOML.
+        ProfileError: a key is given twice, the nesting is deeper than MAX_DEPTH, or, without a fix, the text is not
+            TOML: ``tomllib`` knows the better sentence.
     """
-    scanner = _TomlScanner(text.replace("\r\n", "\n"))
+    scanner = _TomlScanner(text.replace("\r\n", "\n"), path)
     scanner.document()
     return Positions(
         lines=scanner.lines, headed=frozenset(scanner.arrays), values=scanner.values, headers=scanner.headers
@@ -73,7 +65,8 @@ def scan(text: str) -> Positions:
 
 
 class _TomlScanner:
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, path: Path) -> None:
+        self.path = path
         self.text = text
         self.at = 0
         self.breaks = [match.start() for match in re.finditer("\n", text)]
@@ -200,12 +193,16 @@ class _TomlScanner:
 
     def once(self, seen: dict[KeyPath, int], path: KeyPath, line: int) -> None:
         if first := seen.get(path):
-            raise ScanError(line, dotted(path), f"given twice, first on line {first}", "Keep one of the two.")
+            raise ProfileError(
+                self.path, line, dotted(path), f"given twice, first on line {first}", "Keep one of the two."
+            )
         seen[path] = line
 
     def bound(self, depth: int, key: str) -> None:
         if depth > MAX_DEPTH:
-            raise ScanError(self.line(), key, f"nested deeper than {MAX_DEPTH} levels", "Write it flatter.")
+            raise ProfileError(
+                self.path, self.line(), key, f"nested deeper than {MAX_DEPTH} levels", "Write it flatter."
+            )
 
     def skip(self, pattern: re.Pattern[str]) -> None:
         match = pattern.match(self.text, self.at)
@@ -225,5 +222,5 @@ class _TomlScanner:
     def line(self) -> int:
         return bisect_left(self.breaks, self.at) + 1
 
-    def unreadable(self, wanted: str) -> ScanError:
-        return ScanError(self.line(), "", f"not TOML: {wanted} is missing here")
+    def unreadable(self, wanted: str) -> ProfileError:
+        return ProfileError(self.path, self.line(), "", f"not TOML: {wanted} is missing here", "")

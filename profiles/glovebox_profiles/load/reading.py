@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from glovebox_profiles.errors import ProfileError
-from glovebox_profiles.load.positions import Positions, ScanError, scan
+from glovebox_profiles.load.positions import Positions, scan
 from glovebox_sandboxes.host import permissions
 from glovebox_sandboxes.host.identity import changes_user
 
@@ -95,11 +95,12 @@ def parse_toml(data: bytes, path: Path) -> tuple[dict[str, Any], Positions]:
         line = data.count(b"\n", 0, error.start) + 1
         raise ProfileError(path, line, "", "not UTF-8 text", "Save the file as UTF-8.") from None
     try:
-        positions = scan(text)
-    except ScanError as error:
-        if not error.fix:
-            _values(text, path)
-        raise ProfileError(path, error.line, error.key, error.reason, error.fix or _TOML) from None
+        positions = scan(text, path)
+    except ProfileError as error:
+        if error.fix:
+            raise
+        _values(text, path)
+        raise ProfileError(path, error.line, error.key, error.reason, _TOML) from None
     return _values(text, path), positions
 
 
@@ -127,7 +128,7 @@ def _changeable(path: Path, problem: str, command: str) -> ProfileError:
 
 
 def unreadable(path: Path, error: OSError) -> ProfileError:
-    """What is said of a file or directory that cannot be read."""
+    """Return the error for a file or directory that cannot be read."""
     linked = path.is_symlink()
     problem = "a symbolic link" if linked else f"cannot be read: {error.strerror}"
     return ProfileError(

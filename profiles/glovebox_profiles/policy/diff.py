@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from glovebox_profiles import diff as profile_diff
 from glovebox_profiles.diff import Direction, KeyChange
-from glovebox_profiles.model import Profile
+from glovebox_profiles.model import KeyedError, Profile
 from glovebox_profiles.policy.explain import approval_words, budget_words, lift_words
 from glovebox_profiles.policy.model import SPENDING, Approval, Budget, Lift, Narrow, Policy, Rate, Role, WatchAction
-from glovebox_profiles.policy.narrow import NarrowingError, narrowed
+from glovebox_profiles.policy.narrow import narrowed
 from glovebox_profiles.policy.rights import role_named
 
 _WATCH: Final = ("off", "record", "slow", "ask", "stop")
@@ -47,7 +47,7 @@ def diff(
 
 
 def _assigned(a: Policy, b: Policy, profiles: Mapping[str, Profile]) -> Iterator[KeyChange]:
-    """Who has which role: judged by what the role is in each version's own words."""
+    """Yield changes of who has which role, each version's role as that version defines it."""
 
     def change(
         key: str, before: str | None, after: str | None, direction: Direction | None = None
@@ -138,7 +138,7 @@ def _narrow(tool: str, a: Role, b: Role, profiles: Mapping[str, Profile]) -> Ite
     if tool in profiles:
         try:
             found = profile_diff.diff(*(narrowed(profiles[tool], each) for each in (before, after)))
-        except NarrowingError:
+        except KeyedError:
             found = None
         if found is not None:
             yield from (each for each in found if each.direction != "neutral")
@@ -150,7 +150,7 @@ def _narrow(tool: str, a: Role, b: Role, profiles: Mapping[str, Profile]) -> Ite
 def _demands(
     table: str, a: Mapping[str, Any], b: Mapping[str, Any], compare: Callable[[Any, Any], set[Direction]]
 ) -> Iterator[KeyChange]:
-    """What is demanded of calls: one more narrows, one less widens."""
+    """Yield changes of demands on calls: a new one narrows, a removed one widens."""
     for name in {**a, **b}:
         before, after = a.get(name), b.get(name)
         if before == after:
@@ -231,7 +231,7 @@ def _promote(a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[KeyChange]:
 
 
 def _less(before: float | None, after: float | None) -> Direction:
-    """Of a bound, where none is the widest."""
+    """Compare two bounds; no bound is the widest."""
     return "narrowing" if after is not None and (before is None or after < before) else "widening"
 
 

@@ -13,9 +13,9 @@ from glovebox_profiles.errors import ProfileError, nearest
 from glovebox_profiles.load.mistakes import describe_mistakes, line_of
 from glovebox_profiles.load.positions import KeyPath, dotted
 from glovebox_profiles.load.reading import opened_directory, parse_toml, read_bytes
-from glovebox_profiles.model import Effect, Profile
+from glovebox_profiles.model import Effect, KeyedError, Profile
 from glovebox_profiles.policy.model import Policy, PolicyExample, Role
-from glovebox_profiles.policy.narrow import NarrowingError, narrowed
+from glovebox_profiles.policy.narrow import narrowed
 
 PAGE = "docs/operate/policy.md"
 
@@ -116,7 +116,7 @@ class _Mistake:
 
 
 def _mistakes(policy: Policy, known: KnownNames) -> Iterator[_Mistake]:
-    """What is wrong in a policy that is well-formed: names of nothing, and roles that would widen."""
+    """Yield mistakes of a well-formed policy: unknown names, and roles that would widen."""
     for key, role in _named_roles(policy):
         if role not in policy.roles:
             yield _absent(key, "role", role, policy.roles)
@@ -156,7 +156,7 @@ def _of_role(at: KeyPath, role: Role, profiles: Mapping[str, Profile]) -> Iterat
             continue
         try:
             narrowed(profiles[tool], keys)
-        except NarrowingError as problem:
+        except KeyedError as problem:
             fix = "A role only takes away; what a tool may do at most stands in its profile."
             yield _Mistake(key=(*at, "narrow", tool, *problem.key.split(".")), reason=str(problem), fix=fix)
 

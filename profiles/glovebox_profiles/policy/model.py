@@ -59,12 +59,12 @@ _BEGUN: Final = re.compile(
 
 
 def is_principal(text: str) -> bool:
-    """Whether a caller can have this id: a name that looks like one, and is nobody's, would do nothing."""
+    """Return whether a caller can have this id."""
     return _PRINCIPAL.fullmatch(text) is not None
 
 
 def _principal(text: str) -> str:
-    """A principal's id, or the beginning of several with a star at its end: never the star alone."""
+    """Accept a principal's id, or a prefix of several that ends in a star."""
     begun = text.removesuffix("*")
     kind, colon, rest = begun.partition(":")
     if "*" in begun or not colon or kind not in ("local", "token", "oauth"):
@@ -99,7 +99,7 @@ _Path = Annotated[str, Field(max_length=4096), AfterValidator(_path)]
 
 @cache
 def _partial(model: type[Table], prefix: str = "") -> type[Table]:
-    """The tables of a profile with only those keys that grant or bound something, each of which may be left out."""
+    """Build a profile's tables with only the keys that grant or bound something, all optional."""
     fields: dict[str, Any] = {}
     for name, field in model.model_fields.items():
         key = f"{prefix}{name}"

@@ -10,27 +10,18 @@ from typing import Any
 from pydantic import ValidationError
 
 from glovebox_profiles.meet import meet
-from glovebox_profiles.model import Profile, effective
+from glovebox_profiles.model import KeyedError, Profile, effective
 from glovebox_profiles.order import DIMENSIONS, value_at
 from glovebox_profiles.policy.model import Narrow
 from glovebox_profiles.words import LABELS
 from glovebox_profiles.words import value as in_words
 
 
-class NarrowingError(ValueError):
-    """A key of a role permits more than the tool's profile; ``key`` is dotted."""
-
-    def __init__(self, key: str, reason: str) -> None:
-        """Name the key, and say what it would permit."""
-        super().__init__(reason)
-        self.key = key
-
-
 def narrowed(profile: Profile, keys: Narrow) -> Profile:
     """Return what both the profile and a role's keys permit: the profile itself where no key says less.
 
     Raises:
-        NarrowingError: A key would permit more than the profile, or cannot be combined with it.
+        KeyedError: A key would permit more than the profile, or cannot be combined with it.
     """
     given = keys.model_dump(exclude_unset=True)
     if not given:
@@ -41,12 +32,12 @@ def narrowed(profile: Profile, keys: Narrow) -> Profile:
             continue
         before, after = (in_words(each.key, value_at(side, each.key)) for side in (profile, wanted))
         reason = f"would widen the profile of {profile.tool}, which a role cannot: {LABELS[each.key]}"
-        raise NarrowingError(each.key, f"{reason}: {before} → {after}")
+        raise KeyedError(each.key, f"{reason}: {before} → {after}")
     return meet(profile, wanted)
 
 
 def _wanted(profile: Profile, given: Mapping[str, Any]) -> Profile:
-    """The profile with a role's keys in place of its own, and what follows of them."""
+    """Return the profile with a role's keys in place of its own."""
     values = effective(profile) | {"example": []}
     _put(values, given)
     network, python = values["network"], values["python"]
@@ -62,7 +53,7 @@ def _wanted(profile: Profile, given: Mapping[str, Any]) -> Profile:
         first = error.errors(include_url=False, include_input=False)[0]
         key = ".".join(str(part) for part in first["loc"] if isinstance(part, str))
         sentence = first["msg"].removeprefix("Value error, ").rstrip(".")
-        raise NarrowingError(key, f"{sentence[:1].lower()}{sentence[1:]}") from None
+        raise KeyedError(key, f"{sentence[:1].lower()}{sentence[1:]}") from None
 
 
 def _put(values: dict[str, Any], given: Mapping[str, Any]) -> None:

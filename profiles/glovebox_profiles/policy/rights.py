@@ -139,7 +139,7 @@ def _profiles(roles: Sequence[Role], profiles: Mapping[str, Profile]) -> dict[st
 
 
 def _narrowed(profiles: Mapping[str, tuple[Profile, Sequence[Role]]]) -> dict[str, Profile]:
-    """Each profile as these roles narrow it; without those that can run under none of their narrowings together."""
+    """Narrow each profile by its roles; leave out those that nothing can run under."""
     found = {}
     for tool, (profile, roles) in profiles.items():
         try:
@@ -169,7 +169,7 @@ def _strictest(rates: Iterable[Rate]) -> tuple[Rate, ...]:
 
 
 def _lifted_by_both(a: tuple[Lift, ...], b: tuple[Lift, ...]) -> tuple[Lift, ...]:
-    """What either would lift, only where the other does too, asked of whom both accept."""
+    """Return the lifts of both sides, answered by whom both accept."""
     found = []
     for one in a:
         for other in b:

@@ -483,7 +483,7 @@ _KINDS: tuple[tuple[type[BaseException] | str, Callable[[Any], str]], ...] = (
     (EOFError, lambda problem: _NOBODY if "reading a line" in _text(problem) else ""),
     (
         MemoryError,
-        lambda _: "Take less at a time: only the columns and rows that are needed, or one part after another.",
+        lambda _: "Load less at a time: only the columns and rows you need, or one part after another.",
     ),
     (RecursionError, lambda _: "The recursion does not end, or goes too deep: use a loop."),
     (RuntimeError, lambda problem: _running(_text(problem))),

@@ -38,7 +38,6 @@ class ClientMustAnswerError(Exception):
     """The call ends with a question, which its client answers by making the call again."""
 
     def __init__(self, question: Question, text: str) -> None:
-        """Take what is asked, and what its person reads."""
         super().__init__(question.id)
         self.question = question
         self.text = text

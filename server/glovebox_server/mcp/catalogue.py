@@ -84,7 +84,7 @@ def _grants(tool: Tool, profile: Profile) -> list[str]:
         limits = profile.limits
         said.append(f"At most {words.number(limits.wall_seconds)} s, {words.size(limits.memory)} of memory.")
     if profile.approval == "ask" and not tool.proposes:
-        said.append("A person is asked before each call.")
+        said.append("A person must approve each call.")
     return said
 
 

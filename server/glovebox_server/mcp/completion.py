@@ -42,21 +42,21 @@ class _Unheard:
     """A listener for a call that nobody watches."""
 
     def progress(self, message: str) -> None:
-        """Nobody waits for words about a completion."""
+        """Ignore progress."""
 
     def printed(self, text: str) -> None:
-        """The job prints nothing."""
+        """Ignore output."""
 
     def ended_by(self) -> str:
-        """Whoever asked gave up, or typed on."""
+        """Return the client: it gave up, or its person typed on."""
         return "client"
 
     def waits(self) -> bool:
-        """A person types meanwhile."""
+        """Return False: a person types meanwhile."""
         return False
 
     async def ask(self, _question: Question) -> None:
-        """Nobody is asked because of a completion."""
+        """Ask nobody."""
 
 
 async def complete(

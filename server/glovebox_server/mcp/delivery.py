@@ -86,7 +86,6 @@ class Reporter:
     """Hears one call and tells its client. Implements ``calls.Listener``; never waits, never grows."""
 
     def __init__(self, ctx: Context, endings: Mapping[str, anyio.Event], ask: Ask) -> None:
-        """Take the context of the ``tools/call`` request, the events that end it by who sets them, and who asks."""
         self._ctx = ctx
         self._endings = endings
         self._ask = ask
@@ -100,7 +99,7 @@ class Reporter:
         self._began = anyio.current_time()
 
     def ended_by(self) -> str:
-        """Who is ending the call: the one whose event is set, else the client itself."""
+        """Return who is ending the call: the one whose event is set, else the client."""
         return next((who for who, event in self._endings.items() if event.is_set()), "client")
 
     def progress(self, message: str) -> None:
@@ -116,7 +115,7 @@ class Reporter:
         self._wake.set()
 
     def waits(self) -> bool:
-        """Whether the client asked to hear progress."""
+        """Return whether the client asked for progress."""
         return (self._ctx.meta or {}).get("progress_token") is not None
 
     async def ask(self, question: Question) -> Answer | None:
@@ -335,7 +334,7 @@ def _said(link: Link) -> Text:
 
 
 def risks_meta(risks: Sequence[str]) -> dict[str, Any]:
-    """The ``_meta`` of a file with risks; nothing for one without."""
+    """Return the ``_meta`` of a file with risks; empty without."""
     return {RISKS_META_KEY: list(risks)} if risks else {}
 
 
@@ -391,5 +390,5 @@ def _cut(value: Any, longest: int) -> Any:
 
 
 def _hopeless(meta: dict[str, Any] | None) -> types.CallToolResult:
-    text = f"The result has too many parts for one message of {MAX_MESSAGE_BYTES} bytes. Ask for less at a time."
+    text = f"The result has too many parts for a message of {MAX_MESSAGE_BYTES} bytes. Ask for less at a time."
     return types.CallToolResult(content=[types.TextContent(text=text)], is_error=True, _meta=meta)

@@ -90,7 +90,6 @@ def contents(
 
 
 def _made_by(artifact: Artifact) -> dict[str, str]:
-    """The call that it is of, and whose that was."""
     made = {"call_id": artifact.call_id, "principal": artifact.owner, "client": artifact.client, "run": artifact.run,
             "workflow": artifact.workflow}  # fmt: skip
     return {name: value for name, value in made.items() if value is not None}

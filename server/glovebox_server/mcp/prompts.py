@@ -130,7 +130,7 @@ def found(name: str, tools: Collection[str]) -> types.Prompt:
     """
     theirs = {prompt.name: prompt for prompt in listed(tools)}
     if name not in theirs:
-        raise MCPError(types.INVALID_PARAMS, f"There is no such prompt for you; there are {', '.join(theirs)}.")
+        raise MCPError(types.INVALID_PARAMS, f"Unknown prompt. Available: {', '.join(theirs)}.")
     return theirs[name]
 
 

@@ -149,38 +149,37 @@ class ResourceStores(Protocol):
 
     @property
     def settings(self) -> Places:
-        """Where things lie."""
+        """Return where files are."""
 
     @property
     def in_force(self) -> ActivePolicy:
-        """The operator's policy, where there is one."""
+        """Return the operator's policy, if any."""
 
     @property
     def artifacts(self) -> ArtifactStore:
         """Files out of sandboxes."""
 
     def rights_of(self, principal: Principal) -> Rights:
-        """What a caller may do."""
+        """Return what a caller may do."""
 
     def redaction(self, principal: Principal, tool: str | None, /) -> tuple[str, Forms]:
-        """What becomes of secrets in files of a tool's programs, and the values that the server holds."""
+        """Return how to redact files of a tool, and the values to redact."""
 
     async def left(self, principal: Principal, run: str | None, /) -> Sequence[Left]:
-        """What is left of a caller's budgets."""
+        """Return what is left of a caller's budgets."""
 
     async def manifest(self, rights: Rights) -> Manifest:
-        """What a caller can know before a call; asks the drivers."""
+        """Return what a caller can know before a call; asks the drivers."""
 
 
 Lists = Callable[[Principal], Mapping[ServerEvent, object]]
-"""What a caller finds in each list that a policy can change, by what says that it is another."""
+"""Return a caller's lists that a policy can change, by the event of their change."""
 
 
 class Watches:
     """Subscriptions of the handshake eras within one lifespan of the SDK's server, each a task of its own."""
 
     def __init__(self, tasks: anyio.abc.TaskGroup) -> None:
-        """Take the task group they live in."""
         self.tasks = tasks
         self.scopes: OrderedDict[tuple[str, str | None, str], anyio.CancelScope] = OrderedDict()
 
@@ -189,7 +188,6 @@ class Resources:
     """The handlers of everything about resources and listening."""
 
     def __init__(self, stores: ResourceStores, stopping: anyio.Event, lists: Lists = lambda _: {}) -> None:
-        """Take the stores, the event that ends long-lived requests, and what callers find in lists."""
         self._stores = stores
         self._lists = lists
         self._stopping = stopping
@@ -240,7 +238,6 @@ class Resources:
                 return []
 
     async def _capabilities(self, principal: Principal) -> str:
-        """Made anew from time to time, for each role."""
         rights = self._stores.rights_of(principal)
         async with self._making:
             text, made_anew_at = self._manifests.get(rights.key, ("", 0.0))
@@ -262,7 +259,7 @@ class Resources:
         return types.ReadResourceResult(contents=[parts.contents(artifact.uri, artifact, content, secrets)])
 
     def _mask(self, principal: Principal, artifact: Artifact) -> parts.Mask:
-        """What the profile of the tool that an artifact is of says of secrets in it, now."""
+        """Return the redaction of an artifact by the profile in force of its tool."""
         redact, values = self._stores.redaction(principal, artifact.tool)
 
         async def mask(content: bytes) -> tuple[bytes, dict[str, int]]:
@@ -331,7 +328,7 @@ class Resources:
                 types.INVALID_PARAMS, "Only audit://calls/{call_id} changes over time.", {"uri": uri[:_MAX_URI]}
             )
         if not self._changes(principal, uri):
-            raise MCPError(types.INVALID_PARAMS, "There is no such call of yours under way.", {"uri": uri[:_MAX_URI]})
+            raise MCPError(types.INVALID_PARAMS, "You have no such running call.", {"uri": uri[:_MAX_URI]})
         watches: Watches = ctx.lifespan_context
         key = (principal.id, session, uri)
         await self.unsubscribe(ctx, principal, session, uri)
@@ -412,7 +409,7 @@ class Resources:
                     await tell(event)
 
     def _changes(self, principal: Principal, uri: str) -> bool:
-        """Whether a record may still come that changes what this principal finds there."""
+        """Return whether a record may still change this resource of the principal."""
         match = _CALL_URI.fullmatch(uri)
         return match is not None and self._stores.audit.owner_of(match[1]) == principal.id
 

@@ -97,11 +97,11 @@ class ServedApp(ResourceStores, Protocol):
 
     @property
     def tools(self) -> Mapping[str, Tool]:
-        """The tools on offer, by name."""
+        """Return the tools on offer, by name."""
 
     @property
     def environments(self) -> Mapping[str, Environment]:
-        """What each tool's programs can import."""
+        """Return the packages of each tool's programs."""
 
     @property
     def broker(self) -> CallPath:
@@ -113,7 +113,7 @@ class ServedApp(ResourceStores, Protocol):
 
     @property
     def in_force(self) -> ActivePolicy:
-        """The operator's policy, where there is one."""
+        """Return the operator's policy, if any."""
 
     @property
     def refusals(self) -> Refusals:
@@ -125,7 +125,7 @@ class ServedApp(ResourceStores, Protocol):
 
     @property
     def version(self) -> str:
-        """Of Glovebox."""
+        """Return the version of Glovebox."""
 
 
 class ClaimingServer(Server[Any]):
@@ -154,7 +154,6 @@ class McpServer:
     """One MCP server over one app. Serves any number of connections."""
 
     def __init__(self, app: ServedApp, identify: Identify) -> None:
-        """Take the app, and what returns the principal of a request from its context."""
         self._app = app
         self._identify = identify
         self._stopping = anyio.Event()
@@ -199,7 +198,7 @@ class McpServer:
         return types.ListToolsResult(tools=listed, _meta={DIGEST_META_KEY: digest})
 
     def _listed(self, principal: Principal) -> tuple[list[types.Tool], str]:
-        """The tools a caller is shown, and their digest."""
+        """Return the tools a caller sees, and their digest."""
         rights = self._app.rights_of(principal)
         if rights.key not in self._offers:
             tools = [self._app.tools[name] for name in rights.offered(self._app.tools)]
@@ -211,7 +210,7 @@ class McpServer:
         return self._offers[rights.key]
 
     def _lists(self, principal: Principal) -> Mapping[ServerEvent, object]:
-        """What a caller finds in each list that a policy can change, by what says that it is another."""
+        """Return a caller's lists that a policy can change, by the event of their change."""
         return {ToolsListChanged(): self._listed(principal)[1], PromptsListChanged(): self._prompts(principal)}
 
     async def _call_tool(
@@ -268,7 +267,7 @@ class McpServer:
                     reporter.goes_on = isinstance(error, asking.ClientMustAnswerError)
             tasks.cancel_scope.cancel()
         if outcome is None:
-            text = f"Call {call_id} was ended: {reporter.ended_by()}. Its sandbox is gone; make it again later."
+            text = f"Call {call_id} was ended: {reporter.ended_by()}. Its sandbox is gone. Call again later."
             raise MCPError(types.CONNECTION_CLOSED, text)
         if isinstance(outcome, asking.ClientMustAnswerError):
             return asking.input_required(outcome)
@@ -294,7 +293,7 @@ class McpServer:
             raise
 
     def _run_of(self, ctx: Context, principal: Principal, session: str | None) -> str:
-        """The run a request belongs to.
+        """Return the run a request belongs to.
 
         Raises:
             RefusedError: it names one that was never given to this caller.
@@ -311,7 +310,7 @@ class McpServer:
     def _named(
         self, ctx: Context, principal: Principal, run: str, result: types.CallToolResult
     ) -> types.CallToolResult:
-        """The same result, with the handle of its run where nothing else tells the next request which one it is."""
+        """Add the handle of the run to a result, if the client has no session."""
         if principal.transport == "stdio" or ctx.protocol_version not in MODERN_PROTOCOL_VERSIONS:
             return result
         handle = self._app.runs.handle(principal.id, run)
@@ -369,7 +368,7 @@ class McpServer:
         return await completion.complete(params, principal, self._app.broker.submit, self._resources.owned, offered)
 
     def _offered(self, principal: Principal) -> tuple[str, ...]:
-        """The tools that a caller is shown."""
+        """Return the names of the tools a caller sees."""
         return self._app.rights_of(principal).offered(self._app.tools)
 
     async def _subscribe(self, ctx: Context, params: types.SubscribeRequestParams) -> types.EmptyResult:
@@ -415,7 +414,7 @@ def session_of(ctx: Context) -> str | None:
 
 
 def _trace_of(ctx: Context) -> Trace | None:
-    """What the request says of its trace: in ``_meta``, else in HTTP headers."""
+    """Return the trace of a request: from ``_meta``, else from HTTP headers."""
     meta: Mapping[str, Any] = ctx.meta or {}
     if meta.get("traceparent") is not None:
         return trace_of(meta["traceparent"], meta.get("tracestate"))
@@ -434,7 +433,7 @@ def endings_of(ctx: Context) -> Mapping[str, anyio.Event]:
 def _first_page(params: types.PaginatedRequestParams | None) -> None:
     """Refuse a cursor: each of our lists is one page, so none was ever given out."""
     if params is not None and params.cursor is not None:
-        raise MCPError(types.INVALID_PARAMS, "There is no such cursor: the list is one page; ask without one.")
+        raise MCPError(types.INVALID_PARAMS, "Unknown cursor: the list has one page. Ask without a cursor.")
 
 
 def _data_of(error: MCPError) -> Mapping[str, Any]:
@@ -442,7 +441,7 @@ def _data_of(error: MCPError) -> Mapping[str, Any]:
 
 
 def _rule_of(error: MCPError | ValidationError) -> str | None:
-    """Which rule of ours a request broke that ended in this error; None where it is no fault of its."""
+    """Return the rule that the request broke; None where the request is not at fault."""
     if isinstance(error, ValidationError):
         return "parameters"
     said = _data_of(error)
@@ -461,7 +460,7 @@ def _outcome_of(result: types.CallToolResult | types.InputRequiredResult) -> str
 
 
 def _of(result: types.CallToolResult, call_id: str, principal: Principal, run: str | None) -> types.CallToolResult:
-    """The same result of a request that became no call, or none that ended well, and whose it was."""
+    """Add the attribution to a result of a request that became no call, or failed."""
     return result.model_copy(update={"meta": {delivery.CALL_META_KEY: {"call_id": call_id, **whose(principal, run)}}})
 
 
@@ -471,7 +470,7 @@ def _failed(error: Exception, call_id: str, principal: Principal) -> types.CallT
     if failure is None:
         if isinstance(error, MCPError):
             raise error
-        _log.error("a call failed in a way nobody foresaw", call_id=call_id, exc_info=error)
+        _log.error("a call failed with an unexpected error", call_id=call_id, exc_info=error)
         text = f"Internal error in call {call_id}; the server's log has the details."
         raise MCPError(types.INTERNAL_ERROR, text) from error
     sentence = failure.sentence(error, call_id)

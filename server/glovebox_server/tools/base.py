@@ -111,12 +111,12 @@ class Tool:
 
     @property
     def imports(self) -> bool:
-        """Whether it runs programs, which import packages."""
+        """Return whether it runs programs, which import packages."""
         return PACKAGES in self.description
 
     @property
     def proposes(self) -> bool:
-        """Whether its work is the host's: files put into a folder of the operator's, once somebody said yes."""
+        """Return whether the host does its work: changes of files, after approval."""
         return not self.kind
 
     @property

@@ -23,8 +23,8 @@ MAX_SKIPPED = 3
 
 _INSTEAD: Mapping[str, str] = {
     "timed_out": "Do less in one call.",
-    "out_of_memory": "Take less at a time: only the columns and rows that are needed, or one part after another.",
-    "limit": "Do less in one call, and print less: what is long belongs in a file in /output.",
+    "out_of_memory": "Load less at a time: only the columns and rows you need, or one part after another.",
+    "limit": "Do less in one call and print less. Write long output to a file in /output.",
 }
 """What to do after a program was stopped, by how it ended."""
 
@@ -123,7 +123,7 @@ def _failed(outcome: Outcome) -> bool:
 
 
 def _texts(outcome: Outcome, last: str | None, notes: list[str]) -> list[str]:
-    """What the caller reads: of a program that failed first why, since some clients show a model no other block."""
+    """Return the texts of a result; the reason of a failure comes first, as some clients show one block."""
     stdout, stderr = outcome.stdout.text, outcome.stderr.text
     errors = [f"[stderr]\n{stderr}"] if stderr else []
     value = [] if last is None else [f"[value]\n{last}"]
@@ -138,22 +138,23 @@ def _texts(outcome: Outcome, last: str | None, notes: list[str]) -> list[str]:
 
 
 def _notes(outcome: Outcome, value: Mapping[str, Any]) -> list[str]:
-    """What is to be said of the call beside what the program said."""
     notes = [f"{outcome.reason} {_INSTEAD.get(outcome.ended, '')}".rstrip()] if outcome.reason else []
     notes += _not_collected(outcome.skipped)
     notes += [f"{problem[:1].upper()}{problem[1:]}." for problem in dict.fromkeys(outcome.problems)]
     if value.get("truncated") is True:
-        notes.append("The last expression's value was cut: end with a part of it.")
+        notes.append("The value of the last expression was truncated. End with a part of it.")
     for name, stream in (("output", outcome.stdout), ("standard error", outcome.stderr)):
         if "\ufffd" in stream.text:
-            notes.append(f"What is not UTF-8 in {name} shows as \ufffd: write bytes to a file in /output.")
+            notes.append(
+                f"Bytes of {name} that are not UTF-8 are shown as \ufffd. Write binary data to a file in /output."
+            )
     omitted = _count(value.get("figures_omitted"), MAX_FIGURES)
     if omitted is not None:
-        notes.append(f"{omitted} more figures were open and are not shown; close those you do not need.")
+        notes.append(f"{omitted} more open figures are not shown. Close those you do not need.")
     if outcome.changes is not None:
         counts = outcome.changes.counts
         summary = ", ".join(f"{counts.get(kind, 0)} {kind}" for kind in ("created", "changed", "deleted"))
-        notes.append(f"Workspace: {summary}; the host's files are as they were.")
+        notes.append(f"Workspace: {summary}; the files on the host are unchanged.")
     return notes
 
 
@@ -172,7 +173,7 @@ def _stream(captured: Captured) -> dict[str, Any]:
 
 
 def _error(error: Any) -> dict[str, Any] | None:
-    """What the program's process says ended it: its own words, so only what is of bounded length is taken."""
+    """Read the error that the program's process reported; untrusted, so bounded."""
     if not isinstance(error, dict):
         return None
     return {
@@ -183,7 +184,7 @@ def _error(error: Any) -> dict[str, Any] | None:
 
 
 def _count(value: Any, most: int) -> int | None:
-    """A number that the program's process sent, where it can be one: not True, and not of thousands of digits."""
+    """Accept a number of the program's process within bounds; a bool is none."""
     return value if type(value) is int and 0 < value <= most else None
 
 
@@ -192,12 +193,12 @@ TOOL = Tool(
     title="Run Python",
     description=(
         "Run a Python 3 program ({packages}) in a fresh sandbox. The last expression's value and open matplotlib "
-        "figures come back. No packages to install, no state kept between calls."
+        "figures come back. No packages can be installed; no state is kept between calls."
     ),
     arguments=RunPythonArguments,
     result=RunPythonResult,
     kind="python",
     answer=_answer,
     delivers=True,
-    silent="[nothing was printed, and the last line is no expression with a value]",
+    silent="[No output.]",
 )

@@ -75,7 +75,7 @@ def _answer(outcome: Outcome) -> ToolAnswer:
 
 
 def _lines(match: Match) -> list[str]:
-    """The line and those around it, numbered; a colon marks the match, as grep does."""
+    """Number a match and its context; a colon marks the match, as in grep."""
     first = match.line - len(match.before)
     around = [f"  {number}- {text}" for number, text in enumerate(match.before, first)]
     around.append(f"  {match.line}: {match.text}")

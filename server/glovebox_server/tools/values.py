@@ -53,22 +53,20 @@ def read(outcome: Outcome, model: type[_Model]) -> _Model | Refusal:
             return _JobFailure.model_validate(outcome.value).error
         return model.model_validate(outcome.value)
     except ValidationError:
-        hint = "Try again; if it stays so, the sandbox's runtime is not the one that belongs to this server."
-        return Refusal(
-            rule="job.malformed", reason="What came out of the sandbox is not this tool's answer.", hint=hint
-        )
+        hint = "Try again. If it persists, the sandbox's runtime does not match this server."
+        return Refusal(rule="job.malformed", reason="The sandbox returned no valid result of this tool.", hint=hint)
 
 
 def heading(found: str, passed_over: Iterable[str], ignored: int, truncated: str | None) -> str:
-    """The first line of an answer that may not be all there is."""
+    """Return the first line of an answer that may be incomplete."""
     skipped = ", ".join(passed_over)
     notes = [found] + [f"not entered: {skipped}"] * bool(skipped)
-    notes += [f"left out by .gitignore: {ignored} (include_ignored looks there)"] * bool(ignored)
+    notes += [f"ignored by .gitignore: {ignored} (set include_ignored to include them)"] * bool(ignored)
     return f"[{'; '.join(notes + [f'cut: {truncated}'] * bool(truncated))}]"
 
 
 def failure(refusal: Refusal) -> dict[str, Any]:
-    """The field ``error`` of a result."""
+    """Return the field ``error`` of a result."""
     return {"kind": refusal.rule, "message": str(refusal), "line": None}
 
 

@@ -14,22 +14,20 @@ _HOST = re.compile(r"(?:[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?|\[[0-9A-Fa-
 BACKLOG = 4096
 
 
-class CannotListen(DiagnosedError):  # noqa: N818 - until its area merges it
-    """The address cannot, or must not, be listened on."""
-
-
 def open_listener(host: str, port: int) -> socket.socket:
     """Open a socket that listens.
 
     Raises:
-        CannotListen: the address is taken, or none of ours.
+        DiagnosedError: the address is taken, or none of ours.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         # The protocol is named because asyncio turns Nagle's algorithm off only then; with it, each answer waits 40 ms.
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     except UnicodeError:  # an empty label, or one of more than 63 characters
-        raise CannotListen(f"Cannot listen on {host} port {port}", "it is no name of a host", "Name another.") from None
+        raise DiagnosedError(
+            f"Cannot listen on {host} port {port}", "it is no name of a host", "Name another."
+        ) from None
     except OSError as error:
         raise _cannot(host, port, error) from error
     try:
@@ -42,8 +40,8 @@ def open_listener(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _cannot(host: str, port: int, error: OSError) -> CannotListen:
-    return CannotListen(
+def _cannot(host: str, port: int, error: OSError) -> DiagnosedError:
+    return DiagnosedError(
         f"Cannot listen on {host} port {port}", error.strerror or str(error), "Choose another with --port or --host."
     )
 
@@ -52,16 +50,16 @@ def host_names(address: str, port: int, allowed: Collection[str]) -> set[str]:
     """Return the values of Host that are ours.
 
     Raises:
-        CannotListen: others can reach the address, and nobody said under which name; or what was said is no name.
+        DiagnosedError: others can reach the address, and nobody said under which name; or what was said is no name.
     """
     for name in allowed:
         if not _HOST.fullmatch(name):
             fix = "Give the name clients will use, and its port where there is one: glovebox.example:8321"
-            raise CannotListen(f"Cannot accept {name!r} as --allowed-host", "it is no name of a host", fix)
+            raise DiagnosedError(f"Cannot accept {name!r} as --allowed-host", "it is no name of a host", fix)
     if not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
         if not allowed:
             fix = "Name the hosts clients will use with --allowed-host, or listen on 127.0.0.1."
-            raise CannotListen(f"Cannot listen on {address}", "it can be reached by others", fix)
+            raise DiagnosedError(f"Cannot listen on {address}", "it can be reached by others", fix)
         return set(allowed)
     return {f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")} | set(allowed)
 
@@ -70,7 +68,7 @@ def proxy_networks(proxies: Collection[str]) -> list[str]:
     """Return networks as uvicorn takes them, those of IPv4 also as a socket of IPv6 names them (RFC 4291, 2.5.5.2).
 
     Raises:
-        CannotListen: one is no address or network.
+        DiagnosedError: one is no address or network.
     """
     networks = []
     for name in proxies:
@@ -78,7 +76,7 @@ def proxy_networks(proxies: Collection[str]) -> list[str]:
             network = ipaddress.ip_network(name)
         except ValueError as problem:
             fix = "Give the proxy's address, or its network: 10.0.0.0/24"
-            raise CannotListen(f"Cannot trust {name!r} as --trusted-proxy", str(problem), fix) from None
+            raise DiagnosedError(f"Cannot trust {name!r} as --trusted-proxy", str(problem), fix) from None
         networks.append(str(network))
         if network.version == 4:  # noqa: PLR2004 - of the protocol
             networks.append(f"::ffff:{network.network_address}/{96 + network.prefixlen}")

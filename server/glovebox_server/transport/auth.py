@@ -150,7 +150,7 @@ class AuthMiddleware:
         await answer(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> Response | None:
-        """What the headers alone are answered with, whoever asks."""
+        """Answer what needs no caller; None for a request that may go on."""
         if _values(scope, b"content-length") and _values(scope, b"transfer-encoding"):
             return Response("The body has two lengths", status_code=400, headers={"Connection": "close"})
         host, origin = _values(scope, b"host"), _values(scope, b"origin")
@@ -271,7 +271,7 @@ class AuthMiddleware:
         await self._inner(scope, observed, send)
 
     async def _read(self, scope: Scope, receive: Receive) -> "_RequestBody | Response | None":
-        """The body of a request, once it is its caller's turn; or the answer to it; None when the client left."""
+        """Read a body in its caller's turn; return it or an answer, None when the client left."""
         try:
             body = await _body(scope, receive)
         except TimeoutError:
@@ -298,7 +298,7 @@ class AuthMiddleware:
                         if charged:
                             self._calling.charge(caller, CALL_SECONDS)
         except TimeoutError:
-            return Response("Too much of this caller waits", status_code=429)
+            return Response("Too many requests of this caller are waiting", status_code=429)
         except stdio.MessageError as error:
             return _malformed(error)
         identity = stdio.known_id(value) if isinstance(value, dict) and "method" in value else None

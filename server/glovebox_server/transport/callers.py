@@ -42,7 +42,6 @@ class Callers:
     """The tokens in force."""
 
     def __init__(self, tokens: Mapping[str, Token]) -> None:
-        """Take the tokens by name."""
         self._tokens: dict[str, Token] = {}
         self._grants: dict[str, TokenGrant] = {}
         self.used: set[str] = set()
@@ -52,11 +51,10 @@ class Callers:
         self.replace(tokens)
 
     def __len__(self) -> int:
-        """How many there are."""
         return len(self._tokens)
 
     def grant(self, presented: str) -> TokenGrant | None:
-        """What the token that was presented is worth, or None.
+        """Return what a presented token grants, or None.
 
         The time it takes depends neither on how much of a token is right nor on which one it is.
         """
@@ -108,13 +106,12 @@ class Shares:
     """
 
     def __init__(self, most: int, callers: Callers, *, subjects: bool) -> None:
-        """Take the number of places, who has tokens, and whether there are subjects of an authorization server."""
         self._most = most
         self._callers = callers
         self._subjects = subjects
 
     def allows(self, principal: str, held: Counter[str]) -> bool:
-        """Whether a caller may take one more place, by what each principal holds now."""
+        """Return whether a caller may take one more place, given what each holds."""
         theirs = 0
         if self._subjects:
             theirs = self._most // 2 if len(self._callers) else self._most

@@ -49,7 +49,6 @@ class Downloads:
     """The ASGI application behind ``PATH``."""
 
     def __init__(self, artifacts: ArtifactStore, refusals: Refusals) -> None:
-        """Take where artifacts are, and what counts requests that are refused."""
         self._artifacts = artifacts
         self._refusals = refusals
         self._checkers = FairLimiter(CHECKERS, shared=True)
@@ -60,7 +59,7 @@ class Downloads:
         principal: Principal = scope[PRINCIPAL_SCOPE_KEY]
         if self._under_way[principal.id] >= MAX_DOWNLOADS:
             self._refusals.note("busy.downloads", principal.id)
-            await PlainTextResponse("Too many artifacts are on their way to you.\n", 429)(scope, receive, send)
+            await PlainTextResponse("You have too many downloads at a time.\n", 429)(scope, receive, send)
             return
         self._under_way[principal.id] += 1
         try:
@@ -89,7 +88,7 @@ class Downloads:
 
 
 def _asked(request: Request, artifact: Artifact) -> range | None:
-    """Which bytes are wanted; None for what cannot be had. Several ranges are taken for none: RFC 9110, 14.2."""
+    """Return the bytes asked for; None if out of range. Several ranges count as none: RFC 9110, 14.2."""
     everything = range(artifact.bytes)
     wanted = request.headers.getlist("range")
     validator = request.headers.get("if-range", _tag(artifact))
@@ -154,7 +153,7 @@ def _type(artifact: Artifact) -> str:
 
 
 def _risks(risks: tuple[str, ...]) -> str:
-    """A JSON array in ASCII, cut where it is too long for a header."""
+    """Return a JSON array in ASCII, truncated to fit a header."""
     shown = list(risks)
     while len(text := json.dumps(shown)) > MAX_RISKS and len(shown) > 1:
         shown = [*shown[: len(shown) // 2], "…"]

@@ -35,7 +35,6 @@ class _PacedConnection(h11.Connection):
     """Reads a few parts of requests, then has the others wait for the next turn."""
 
     def __init__(self) -> None:
-        """See h11."""
         super().__init__(h11.SERVER, HEAD_BYTES)
         self.parts_left = _PARTS
 
@@ -54,7 +53,6 @@ class TimeoutProtocol(H11Protocol):
     """Closes a connection whose request does not begin in time; from then on the gate counts."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """See uvicorn."""
         super().__init__(*args, **kwargs)
         self.conn = self._parts = _PacedConnection()
         self._again: asyncio.Handle | None = None
@@ -102,12 +100,12 @@ class TimeoutProtocol(H11Protocol):
 
     @property
     def known(self) -> bool:
-        """Whether the gate let its latest request through."""
+        """Return whether the gate let its latest request through."""
         return self.scope is not None and auth.PRINCIPAL_SCOPE_KEY in self.scope
 
     @property
     def working(self) -> bool:
-        """Whether such a request is under way."""
+        """Return whether such a request is under way."""
         return self.known and not self.cycle.response_complete
 
     def _count(self) -> None:

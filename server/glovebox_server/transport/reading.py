@@ -48,7 +48,6 @@ class RequestTurns:
     """Reads the requests of all callers. One per server."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
-        """Take the clock, in seconds."""
         self._clock = clock
         self._accounts: dict[str, _Account] = {}
         """By principal; who came last stands last."""

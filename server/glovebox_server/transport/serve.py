@@ -110,9 +110,8 @@ async def serve_http(
         The signal's name, for the audit log.
 
     Raises:
-        CannotListen: the address is taken or not ours, or it is open to others without ``allowed_hosts``.
-        TokensUnusable: others could read the tokens, or one is bound to a role that there is not.
-        IssuerUnusable: the authorization server does not tell its keys.
+        DiagnosedError: the address is taken or not ours, or it is open to others without ``allowed_hosts``; others
+            could read the tokens, or one is bound to a missing role; the authorization server does not return its keys.
     """
     logs.to_stderr_by_default()
     files = tokens.TokenFiles(app.settings.state_dir / tokens.DIRECTORY, _roles(policy))
@@ -179,7 +178,6 @@ class Sessions(StreamableHTTPSessionManager):
         *,
         subjects: bool,
     ) -> None:
-        """Take who shares them, and what counts requests that are refused."""
         super().__init__(
             surface.server,
             security_settings=checked,
@@ -327,7 +325,6 @@ class _Uvicorn(uvicorn.Server):
     """Uvicorn without its signal handlers, which raise the signal again after a shutdown in good order."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
-        """Take what to call once connections are accepted."""
         super().__init__(config)
         self._ready = ready
 

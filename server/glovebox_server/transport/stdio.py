@@ -63,7 +63,6 @@ class PendingRequests:
     """The client's requests that have had no answer so far, by id."""
 
     def __init__(self) -> None:
-        """Begin with none."""
         self._ids: set[types.RequestId] = set()
         self._answered = anyio.Event()
 
@@ -293,7 +292,6 @@ class MessageError(Exception):
     """A text is not a JSON-RPC message."""
 
     def __init__(self, code: int, message: str, identity: str | int | None = None, data: object = None) -> None:
-        """Take the answer's code, text, id and data (section 5.1)."""
         super().__init__(message)
         error = types.ErrorData(code=code, message=message)
         if data is not None:
@@ -342,7 +340,6 @@ class _NamingServed(ObjectSendStream[SessionMessage]):
     """A stream to the client whose errors name every revision served: the SDK names those with an envelope alone."""
 
     def __init__(self, inner: ObjectSendStream[SessionMessage]) -> None:
-        """Take the stream that it goes on to."""
         self._inner = inner
 
     async def send(self, item: SessionMessage) -> None:
@@ -358,19 +355,19 @@ class _NamingServed(ObjectSendStream[SessionMessage]):
 
 
 def is_call(value: Any) -> bool:
-    """Whether a message asks for a tool to be called."""
+    """Return whether a message calls a tool."""
     return isinstance(value, dict) and value.get("method") == "tools/call"
 
 
 def tool_of(value: Any) -> str | None:
-    """The tool that a message asks for; None where it asks for none."""
+    """Return the tool that a message calls; None for other messages."""
     params = value.get("params") if is_call(value) else None
     name = params.get("name") if isinstance(params, dict) else None
     return name if isinstance(name, str) else None
 
 
 def known_id(value: Any) -> str | int | None:
-    """The id of what may be a message; None where it has none that could be answered to."""
+    """Return the id of a message; None without a valid one."""
     identity = value.get("id") if isinstance(value, dict) else None
     return identity if isinstance(identity, str | int) and not isinstance(identity, bool) else None
 

@@ -58,7 +58,7 @@ _ROLE = r"^[a-z][a-z0-9-]{0,63}$"
 _Stamp = tuple[str, int, int, int]
 
 
-class TokensUnusable(SecretUnusable):
+class TokenFilesError(SecretUnusable):
     """The tokens cannot be read safely, so the server does not listen."""
 
     kind = "token file"
@@ -102,17 +102,17 @@ class _Kept(BaseModel):
 
 
 def digest_of(presented: str) -> str:
-    """What a token is known by: SHA-256, in hex."""
+    """Return the SHA-256 of a token, in hex."""
     return hashlib.sha256(presented.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def is_name(name: str) -> bool:
-    """Whether a token may be called so."""
+    """Return whether this can be the name of a token."""
     return _NAME.fullmatch(name) is not None
 
 
 def is_bound_name(name: str) -> bool:
-    """Whether a role or a workflow may be called so."""
+    """Return whether this can be the name of a role or a workflow."""
     return re.fullmatch(_ROLE, name) is not None
 
 
@@ -124,13 +124,13 @@ def load(directory: Path, roles: Collection[str] | None = ()) -> dict[str, Token
         roles: the roles there are; None: whichever.
 
     Raises:
-        TokensUnusable: the directory or a file is a link, belongs to another user, is open to others, holds
+        TokenFilesError: the directory or a file is a link, belongs to another user, is open to others, holds
             something else than a token, or one that is bound to a role that there is not.
     """
-    with secret_files.opened(directory, TokensUnusable) as place:
+    with secret_files.opened(directory, TokenFilesError) as place:
         names = place.names()
         if len(names) > MAX_TOKENS:
-            raise TokensUnusable(directory, _TOO_MANY, "Remove the unused ones.")
+            raise TokenFilesError(directory, _TOO_MANY, "Remove the unused ones.")
         return {name: _read(place, name, roles) for name in names}
 
 
@@ -148,7 +148,7 @@ def create(
         What is kept, and the token itself, which nobody can read again; None where the name is taken.
 
     Raises:
-        TokensUnusable: see ``load``; or there are ``MAX_TOKENS``.
+        TokenFilesError: see ``load``; or there are ``MAX_TOKENS``.
     """
     secret = f"gbx_{secrets.token_urlsafe(_TOKEN_BYTES)}"
     made = datetime.now(UTC).replace(microsecond=0)
@@ -156,12 +156,12 @@ def create(
     kept = _Kept(
         version=1, sha256=digest_of(secret), made=made, expires=expires, role=role, workflow=workflow
     )  # fmt: skip
-    with secret_files.opened(directory, TokensUnusable) as place, place.locked():
+    with secret_files.opened(directory, TokenFilesError) as place, place.locked():
         names = place.names()
         if name in names:
             return None
         if len(names) >= MAX_TOKENS:
-            raise TokensUnusable(directory, f"it holds {MAX_TOKENS} tokens, and no more may be", "Revoke unused ones.")
+            raise TokenFilesError(directory, f"it holds {MAX_TOKENS} tokens, and no more may be", "Revoke unused ones.")
         if not place.make(name, _encoded(kept)):
             return None
     return _token(name, kept), secret
@@ -174,9 +174,9 @@ def revoke(directory: Path, name: str) -> bool:
         Whether there was one.
 
     Raises:
-        TokensUnusable: it cannot be removed, or see ``load`` of the directory.
+        TokenFilesError: it cannot be removed, or see ``load`` of the directory.
     """
-    with secret_files.opened(directory, TokensUnusable) as place, place.locked():
+    with secret_files.opened(directory, TokenFilesError) as place, place.locked():
         if name not in place.names():
             return False
         place.remove(name)
@@ -191,10 +191,10 @@ def migrate(directory: Path) -> list[str]:
         Their names.
 
     Raises:
-        TokensUnusable: see ``load``; those before it are done.
+        TokenFilesError: see ``load``; those before it are done.
     """
     done = []
-    with secret_files.opened(directory, TokensUnusable) as place, place.locked():
+    with secret_files.opened(directory, TokenFilesError) as place, place.locked():
         for name in place.names():
             token = _read(place, name, None)
             if not token.plain:
@@ -206,12 +206,12 @@ def migrate(directory: Path) -> list[str]:
 
 
 def plain_of(directory: Path, name: str) -> str | None:
-    """The token itself, where its file holds it; for the operator's terminal only.
+    """Return the token if its file holds it in plain text; for the operator's terminal only.
 
     Raises:
-        TokensUnusable: see ``load``.
+        TokenFilesError: see ``load``.
     """
-    with secret_files.opened(directory, TokensUnusable) as place:
+    with secret_files.opened(directory, TokenFilesError) as place:
         if name not in place.names() or not _read(place, name, None).plain:
             return None
         return _text(place, name)
@@ -226,7 +226,7 @@ def note_used(directory: Path, names: Collection[str]) -> None:
 
 
 def last_used(directory: Path, name: str) -> datetime | None:
-    """When a token was last used, give or take ``USED_SECONDS``."""
+    """Return when a token was last used, within ``USED_SECONDS``."""
     try:
         return datetime.fromtimestamp(int((directory / _USED / name).lstat().st_mtime), UTC)
     except OSError:
@@ -237,7 +237,6 @@ class TokenFiles:
     """The tokens in a directory, as they are now. Not for two threads at once."""
 
     def __init__(self, directory: Path, roles: Collection[str] = ()) -> None:
-        """Read them; raises like ``load``."""
         self.directory = directory
         self._roles = roles
         self._seen: list[_Stamp] | None = []
@@ -266,7 +265,7 @@ class TokenFiles:
             self.problems = (problem,)
         except OSError as problem:  # the system's own, such as too many open files
             reason = problem.strerror or str(problem)
-            self.problems = (TokensUnusable(self.directory, reason, "It is tried again in a second."),)
+            self.problems = (TokenFilesError(self.directory, reason, "It is tried again in a second."),)
             stamps = []
         # What changed in the last moments may change again within the same tick of the file system's clock.
         fresh = max((each[-1] for each in stamps or ()), default=0) > time.time_ns() - _TICK_NS
@@ -276,23 +275,23 @@ class TokenFiles:
     def _read_all(self) -> None:
         found: dict[str, Token] = {}
         problems: list[SecretUnusable] = []
-        with secret_files.opened(self.directory, TokensUnusable) as place:
+        with secret_files.opened(self.directory, TokenFilesError) as place:
             names = place.names()
             for name in names[:MAX_TOKENS]:
                 try:
                     found[name] = _read(place, name, self._roles)
-                except TokensUnusable as problem:
+                except TokenFilesError as problem:
                     problems.append(problem)
                     if name in self.tokens:
                         found[name] = self.tokens[name]
         if len(names) > MAX_TOKENS:
-            problems.append(TokensUnusable(self.directory, _TOO_MANY, "Remove the unused ones."))
+            problems.append(TokenFilesError(self.directory, _TOO_MANY, "Remove the unused ones."))
             found = {name: token for name, token in self.tokens.items() if name in names}
         self.tokens, self.problems = found, tuple(problems)
 
 
 def _stamps(directory: Path) -> list[_Stamp] | None:
-    """What changes when a file of the directory does; None where that cannot be looked at."""
+    """Return what changes when a file of the directory does; None if unreadable."""
     try:
         places = [directory, *(Path(each) for each in os.scandir(directory) if each.name != _USED)]
         found = [(place.name, place.lstat()) for place in places]
@@ -320,7 +319,7 @@ def _read(place: SecretDirectory, name: str, roles: Collection[str] | None) -> T
     """Read one token; with ``roles`` None whatever role it is bound to."""
     path = place.path / name
     if not _NAME.fullmatch(name):
-        raise TokensUnusable(path, "its name is not 1 to 32 of a-z 0-9 -", f"Rename or remove {path}.")
+        raise TokenFilesError(path, "its name is not 1 to 32 of a-z 0-9 -", f"Rename or remove {path}.")
     content = _text(place, name)
     if _TOKEN.fullmatch(content):
         return Token(name=name, sha256=digest_of(content), plain=True)
@@ -330,9 +329,9 @@ def _read(place: SecretDirectory, name: str, roles: Collection[str] | None) -> T
         token = _token(name, _Kept.model_validate_json(content, strict=True))
     except (ValueError, ValidationError):
         reason = "it does not hold one token of 32 to 128 letters, digits, - and _, nor what `token create` writes"
-        raise TokensUnusable(path, reason, instead) from None
+        raise TokenFilesError(path, reason, instead) from None
     if token.role is not None and roles is not None and token.role not in roles:
         known = f"the roles are {', '.join(sorted(roles))}" if roles else "there are no roles, since there is no policy"
         fix = f"`glovebox token revoke {name}` ends it; or add the role to the policy."
-        raise TokensUnusable(path, f"it is bound to a role that there is not, {token.role!r}: {known}", fix)
+        raise TokenFilesError(path, f"it is bound to a role that there is not, {token.role!r}: {known}", fix)
     return token

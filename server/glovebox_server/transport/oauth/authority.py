@@ -24,7 +24,7 @@ from glovebox_server.calls import Principal
 from glovebox_server.transport.callers import TokenGrant
 from glovebox_server.transport.oauth import verify
 from glovebox_server.transport.oauth.checks import Checks
-from glovebox_server.transport.oauth.issuer import IssuerBusy, TokenIssuer
+from glovebox_server.transport.oauth.issuer import TokenIssuer
 from glovebox_server.transport.oauth.verify import ExpectedClaims, Key, Reason, TokenError
 from glovebox_server.transport.tokens import digest_of
 
@@ -48,11 +48,11 @@ class Scopes:
     """Whether a caller's role does not have a tool."""
 
     def of(self, scopes: Collection[str]) -> tuple[str, ...]:
-        """The roles that these scopes give."""
+        """Return the roles that these scopes give."""
         return tuple(dict.fromkeys(self.roles[scope] for scope in self.roles if scope in scopes))
 
     def missing(self, principal: Principal, scopes: Collection[str], tool: str) -> str | None:
-        """The scope that would let a caller call a tool that it may not; None where it may, or none would."""
+        """Return the scope that would allow a denied tool; None if allowed, or no scope would."""
         if not self.roles or not self.refuses(principal, tool):
             return None
         others = (scope for scope in self.roles if scope not in scopes)
@@ -95,7 +95,6 @@ class TokenAuthority:
     """Who comes with tokens of one issuer. One per server."""
 
     def __init__(self, issuer: TokenIssuer, expected: ExpectedClaims, scopes: Scopes, hosts: Collection[str]) -> None:
-        """Take the issuer, what its tokens must say, what their scopes stand for, and where clients reach us."""
         self.issuer = issuer
         self.scopes = scopes
         self._expected = expected
@@ -107,15 +106,14 @@ class TokenAuthority:
         issuer.on_change = self._withdraw
 
     async def grant(self, presented: str, address: str) -> TokenGrant:
-        """What an access token is worth.
+        """Return what an access token grants.
 
         Args:
             presented: the token.
             address: of the client that brought it.
 
         Raises:
-            TokenError: nothing.
-            IssuerBusy: that cannot be said now.
+            TokenError: nothing, or that cannot be decided now.
         """
         digest = digest_of(presented)
         kept = self._kept.get(digest)
@@ -153,7 +151,7 @@ class TokenAuthority:
             tasks.start_soon(self.checks.follow)
 
     async def enter(self, presented: str, host: str, path: str, address: str) -> TokenGrant | Response:
-        """What a token is worth, or the answer to whoever brought it.
+        """Return what a token grants, or the answer to its request.
 
         Args:
             presented: the token; empty where there was none.
@@ -166,16 +164,15 @@ class TokenAuthority:
         try:
             return await self.grant(presented, address)
         except TokenError as bad:
+            if bad.reason == "busy":
+                return TokenChallenge("token.unchecked", "New tokens cannot be checked now", 503)
             told = _TOLD[bad.reason]
             challenge = self._challenge(host, path, "invalid_token", told)
             rule = f"token.{bad.reason.replace(' ', '_')}"
             return TokenChallenge(rule, f"The token lets nobody in: {told}", 401, challenge)
-        except IssuerBusy:
-            told = "A token that was not seen before cannot be checked now"
-            return TokenChallenge("token.unchecked", told, 503)
 
     def step_up(self, grant: TokenGrant, principal: Principal, host: str, path: str, tool: str) -> Response | None:
-        """The answer to a call that another scope would allow; None to everything else.
+        """Answer a call that another scope would allow; None for every other call.
 
         Args:
             grant: what the caller's token is worth.
@@ -203,7 +200,7 @@ class TokenAuthority:
                 del self._kept[digest]
 
     def metadata(self, host: str, path: str) -> Response:
-        """The metadata of what is asked for, at its well-known address.
+        """Return the metadata at a well-known address.
 
         Args:
             host: as above.
@@ -221,7 +218,7 @@ class TokenAuthority:
         return JSONResponse(told.model_dump(mode="json", by_alias=True, exclude_none=True))
 
     def _challenge(self, host: str, path: str, error: str = "", told: str = "", scope: str = "") -> str:
-        """What ``WWW-Authenticate`` says; the scope is, unless given, the first of those that stand for roles."""
+        """Return ``WWW-Authenticate``; the default scope is the first that gives a role."""
         resource = "/sse" if path.startswith(("/sse", "/messages")) else "/mcp" if path.startswith("/mcp") else ""
         parts = {
             "error": error,
@@ -232,7 +229,7 @@ class TokenAuthority:
         return "Bearer " + ", ".join(f'{name}="{value}"' for name, value in parts.items() if value)
 
     def _base(self, host: str) -> str:
-        """Where tokens for this server are for: under another name than that it takes none for itself."""
+        """Return the address that tokens for this server name; the first for unknown hosts."""
         base = base_of(host)
         return base if base in self._bases else self._bases[0]
 
@@ -262,7 +259,7 @@ def base_of(host: str) -> str:
 
 
 def audiences_of(hosts: Collection[str]) -> frozenset[str]:
-    """What tokens for this server name as their audience, unless the operator said otherwise: its addresses."""
+    """Return the default audiences of tokens for this server: its addresses."""
     return frozenset(f"{base_of(host)}{path}" for host in hosts for path in (*RESOURCES, "/"))
 
 
@@ -275,7 +272,7 @@ def authority_of(oauth: OAuth, hosts: Collection[str], scopes: Scopes) -> TokenA
         scopes: what their scopes stand for.
 
     Raises:
-        IssuerUnusable: the issuer's URL is none.
+        DiagnosedError: the issuer's URL is none.
     """
     audiences = frozenset(oauth.audiences) or audiences_of(hosts)
     expected = ExpectedClaims(issuer=oauth.issuer, audiences=audiences, any_type=oauth.any_type)

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 import anyio
 import anyio.lowlevel
 
-from glovebox_server.transport.oauth.issuer import IssuerBusy
+from glovebox_server.transport.oauth.verify import TokenError
 
 #: Of one processor, for signatures that turn out wrong. One takes 0.05 to 1 ms, by the issuer's key.
 SHARE: Final = 0.1
@@ -58,7 +58,6 @@ class Checks:
         spent: Callable[[], float] = thread_time,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
-        """Take the time, the processor time of this thread, and how to wait, all in seconds."""
         self._clock, self._spent, self._sleep = clock, spent, sleep
         self._paid = 0.0
         """When what was spent so far will have been the share."""
@@ -80,12 +79,12 @@ class Checks:
             check: takes processor time, and raises an exception where a signature is wrong.
 
         Raises:
-            IssuerBusy: too many wait, or nothing makes the checks that do.
+            TokenError: busy: too many wait, or nothing makes the checks that do.
         """
         if not self._waiting and self._debt() <= 0:
             return self._charged(address, check)
         if not self._followed:
-            raise IssuerBusy
+            raise TokenError("busy")
         site = _site_of(address)
         self._make_room(address, site)
         waiting = _PendingCheck(check)
@@ -159,10 +158,10 @@ class Checks:
         else:
             longest, own = of_sites[self._sites[most]], of_sites[site]
         if longest <= own + 1:
-            raise IssuerBusy
+            raise TokenError("busy")
         last = self._waiting[most][-1]
         self._remove(most, last)
-        last.error = IssuerBusy()
+        last.error = TokenError("busy")
         last.done.set()
 
     def _remove(self, address: str, waiting: _PendingCheck) -> None:

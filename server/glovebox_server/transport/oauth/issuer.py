@@ -20,7 +20,7 @@ import structlog
 
 from glovebox_sandboxes import strict_json
 from glovebox_sandboxes.contract.errors import DiagnosedError
-from glovebox_server.transport.oauth.verify import Header, Key, keys_of
+from glovebox_server.transport.oauth.verify import Header, Key, TokenError, keys_of
 
 #: Bytes of one document, and seconds for all of them.
 MAX_DOCUMENT: Final = 256 * 1024
@@ -40,14 +40,6 @@ MAX_WAITING: Final = 64
 _log = structlog.get_logger(__name__)
 
 
-class IssuerUnusable(DiagnosedError):  # noqa: N818 - until its area merges it
-    """The authorization server cannot be used, so nobody's tokens can be checked."""
-
-
-class IssuerBusy(Exception):  # noqa: N818 - what it is
-    """Whether a token is good cannot be said now; later it can."""
-
-
 class TokenIssuer:
     """The keys of an authorization server, as they are now. One per server."""
 
@@ -55,7 +47,7 @@ class TokenIssuer:
         """Take its identifier.
 
         Raises:
-            IssuerUnusable: it is no URL of an issuer.
+            DiagnosedError: it is no URL of an issuer.
         """
         self.url = url
         self.clock = clock
@@ -69,19 +61,19 @@ class TokenIssuer:
         """Called when keys are others than before."""
 
     def publishes(self, key: Key) -> bool:
-        """Whether a key is one of the issuer's now."""
+        """Return whether the issuer publishes a key now."""
         return any(each.thumbprint == key.thumbprint for each in self._fresh().values())
 
     async def key(self, header: Header) -> Key | None:
-        """The key that a token names; asks the issuer where it is not known, unless it was asked just now.
+        """Return the key that a token names; ask the issuer for an unknown one, within its rate.
 
         Raises:
-            IssuerBusy: it does not answer, and its keys are too old; or too many wait for it.
+            TokenError: busy: it does not answer, and its keys are too old; or too many wait for it.
         """
         found = self._find(header)
         if found is None and (self._asking or self.clock() - self._attempted >= AGAIN_SECONDS):
             if self._waiting >= MAX_WAITING:
-                raise IssuerBusy
+                raise TokenError("busy")
             self._waiting += 1
             if not self._asking:
                 self._wanted.set()
@@ -92,7 +84,7 @@ class TokenIssuer:
                 self._waiting -= 1
             found = self._find(header)
         if found is None and not self._fresh():
-            raise IssuerBusy
+            raise TokenError("busy")
         return found
 
     async def follow(self) -> None:
@@ -104,7 +96,7 @@ class TokenIssuer:
             try:
                 await self.fetch()
                 failed = False
-            except IssuerUnusable as problem:
+            except DiagnosedError as problem:
                 failed = True
                 _log.warning("the keys of the OAuth issuer could not be asked for", problem=str(problem))
 
@@ -112,7 +104,7 @@ class TokenIssuer:
         """Ask for the metadata and the keys.
 
         Raises:
-            IssuerUnusable: there is no answer, or none that can be used.
+            DiagnosedError: there is no answer, or none that can be used.
         """
         self._wanted, self._asking, self._attempted = anyio.Event(), True, self.clock()
         try:
@@ -167,7 +159,7 @@ class TokenIssuer:
         return found
 
     async def _document(self, client: httpx2.AsyncClient, url: str) -> Any:
-        """The JSON at an address; None where there is none."""
+        """Fetch the JSON at a URL; None if there is none."""
         headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
         content = bytearray()
         async with client.stream("GET", url, headers=headers) as answer:
@@ -195,26 +187,26 @@ class TokenIssuer:
     def _fresh(self) -> dict[str, Key]:
         return self._keys if self.clock() - self._confirmed < STALE_SECONDS else {}
 
-    def _unusable(self, reason: str) -> IssuerUnusable:
+    def _unusable(self, reason: str) -> DiagnosedError:
         fix = "Check that it runs and can be reached from here, and --oauth-issuer."
-        return IssuerUnusable(f"Asking the OAuth issuer {self.url} for its keys", reason, fix)
+        return DiagnosedError(f"Asking the OAuth issuer {self.url} for its keys", reason, fix)
 
 
 def _checked(url: str, issuer: str) -> bool:
-    """Whether an address is on this machine; raises IssuerUnusable where it is none to ask."""
+    """Return whether a URL is on this machine; raise DiagnosedError if it is unusable."""
     what, fix = f"Using the OAuth issuer {issuer}", "Give --oauth-issuer the https URL that its tokens name as `iss`."
     try:
         place = urlsplit(url)
         host, _ = place.hostname or "", place.port
     except ValueError:
-        raise IssuerUnusable(what, f"{url!r} is no URL", fix) from None
+        raise DiagnosedError(what, f"{url!r} is no URL", fix) from None
     local = host == "localhost" or _is_loopback(host)
     if place.scheme not in ("http", "https") or not host or place.username is not None or not url.isprintable():
-        raise IssuerUnusable(what, f"{url!r} is no URL of a web server", fix)
+        raise DiagnosedError(what, f"{url!r} is no URL of a web server", fix)
     if place.scheme == "http" and not local:
-        raise IssuerUnusable(what, f"{url!r} has no TLS: whoever is in between could sign tokens", fix)
+        raise DiagnosedError(what, f"{url!r} has no TLS: whoever is in between could sign tokens", fix)
     if url == issuer and ("?" in url or "#" in url or " " in url):
-        raise IssuerUnusable(what, "it has a query or a fragment, which no issuer has", fix)
+        raise DiagnosedError(what, "it has a query or a fragment, which no issuer has", fix)
     return local
 
 

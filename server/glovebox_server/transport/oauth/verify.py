@@ -66,12 +66,12 @@ Reason = Literal[
 
 
 class TokenError(Exception):
-    """A token is not one to come in with."""
+    """A token lets nobody in; ``busy`` means that this cannot be decided now, and later can."""
 
-    def __init__(self, reason: Reason) -> None:
-        """Say why, in a word that may be told and recorded: nothing of the token is in it."""
+    def __init__(self, reason: Reason | Literal["busy"]) -> None:
+        """Take a word that may be shown and recorded: nothing of the token is in it."""
         super().__init__(reason)
-        self.reason: Reason = reason
+        self.reason: Reason | Literal["busy"] = reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

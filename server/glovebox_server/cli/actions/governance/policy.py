@@ -70,7 +70,7 @@ def explain(
 
     Raises:
         ProfileError: there is no policy, or it is wrong, or it has no such workflow, role or scope.
-        TokensUnusable: others could read the tokens.
+        TokenFilesError: others could read the tokens.
     """
     path = _file(settings)
     if not is_principal(principal):

@@ -118,7 +118,7 @@ def _require_token(settings: Settings, name: str) -> None:
     def load() -> list[str]:
         try:
             return list(tokens.load(place, None)) if place.exists() else []
-        except tokens.TokensUnusable:  # a file that is damaged is no reason not to stop
+        except tokens.TokenFilesError:  # a file that is damaged is no reason not to stop
             return [name]
 
     known = state.run_as_owner(settings.state_dir, load)
