@@ -126,7 +126,7 @@ async def test_what_is_no_path_makes_no_call(tmp_path: Path) -> None:
                 await complete(asked(strange, "path", ""), ALICE, never, store.owned, ALL)
             assert caught.value.error.code == types.INVALID_PARAMS
         assert (await complete(asked(REF, "other", ""), ALICE, never, store.owned, ALL)).completion.values == []
-        with pytest.raises(MCPError, match="no such prompt for you"):
+        with pytest.raises(MCPError, match="Unknown prompt"):
             await complete(asked(REF, "path", ""), ALICE, never, store.owned, ["read_workspace_file"])
 
 

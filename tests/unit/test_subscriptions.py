@@ -49,7 +49,7 @@ async def test_nobody_subscribes_to_what_will_not_change() -> None:
     async with anyio.create_task_group() as tasks:
         ctx = cast("Any", SimpleNamespace(lifespan_context=Watches(tasks)))
         for principal, address in ((ALICE, uri(2)), (BOB, uri(1))):
-            with pytest.raises(MCPError, match="no such call of yours under way"):
+            with pytest.raises(MCPError, match="You have no such running call"):
                 await resources.subscribe(ctx, principal, None, address)
         assert resources._changes(ALICE, uri(1))  # the control
         tasks.cancel_scope.cancel()
