@@ -23,8 +23,8 @@ from glovebox_profiles.policy.model import Policy
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.host.owner import new_owner
 from glovebox_sandboxes.pool import pool as pools
-from glovebox_sandboxes.pool.provider import SandboxProvider
-from glovebox_sandboxes.pool.state import IDLE_SECONDS
+from glovebox_sandboxes.pool.pool import SandboxProvider
+from glovebox_sandboxes.pool.ready_queue import IDLE_SECONDS
 from glovebox_sandboxes.runtime.environments import Environment, EnvironmentFileError
 from glovebox_server import event_loop, workspace
 from glovebox_server.artifacts.store import ArtifactStore
@@ -233,7 +233,7 @@ async def opened(
         store,
         _budgets(settings, in_force) as budgets,
         registry.opened(settings.data_dir, server_id) as available,
-        pools.opened(partial(_record, audit), sandbox_started, shared=shared) as pool,
+        pools.open_pool(partial(_record, audit), sandbox_started, shared=shared) as pool,
         _on_record(
             audit,
             ServerStarted(

@@ -31,7 +31,7 @@ from glovebox_sandboxes.conformance import host
 from glovebox_sandboxes.conformance.case import LIMITS, Case
 from glovebox_sandboxes.conformance.host import Planted
 from glovebox_sandboxes.drivers import registry
-from glovebox_sandboxes.host import host_info
+from glovebox_sandboxes.host import surroundings
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".compare"
@@ -74,7 +74,7 @@ class Comparison:
             "format": 1,
             "date": datetime.now(UTC).date().isoformat(),
             "suite": cases.digest(self._cases.values()),
-            "host": host_info.facts(),
+            "host": surroundings.facts(),
             "cases": [described(self._cases[name], how) for name, how in self._selection.portable.items()],
             "elsewhere": dict(self._selection.elsewhere),
         }

@@ -24,7 +24,7 @@ from glovebox_sandboxes.conformance.case import load
 from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
 from glovebox_sandboxes.drivers.docker import podman
 from glovebox_sandboxes.drivers.docker.driver import DockerDriver
-from glovebox_sandboxes.session import run
+from glovebox_sandboxes.session import connection
 
 #: The first test of each engine waits for the import of the image, 400 MiB.
 pytestmark = pytest.mark.timeout(300)
@@ -91,7 +91,7 @@ async def test_what_is_measured_is_what_was_planned(engine: engines.Engine) -> N
     async with hosts.planted() as planted, DockerDriver.connect() as driver:
         plan = driver.plan(spec(planted.workspace))
         async with driver.open(plan) as sandbox:
-            attestation = (await run.attest(sandbox, plan)).attestation
+            attestation = (await connection.attest(sandbox, plan)).attestation
     rows = {row["field"]: row for row in attestation.rows}
     assert {row["verdict"] for row in rows.values()} == {"ok"}
     assert "outside" in rows["namespaces"]
@@ -168,7 +168,7 @@ async def test_a_weaker_container_of_podmans_is_noticed(
     async with DockerDriver.connect() as driver:
         plan = driver.plan(spec())
         async with driver.open(plan) as sandbox:
-            attestation = (await run.attest(sandbox, plan)).attestation
+            attestation = (await connection.attest(sandbox, plan)).attestation
     assert difference in {each.field for each in attestation.differences}
 
 

@@ -17,7 +17,7 @@ from glovebox_sandboxes.contract.spec import Mount
 from glovebox_sandboxes.drivers.docker import plan as plans
 from glovebox_sandboxes.drivers.docker.driver import DockerDriver
 from glovebox_sandboxes.runtime import guest_tree
-from glovebox_sandboxes.session import run
+from glovebox_sandboxes.session import connection
 
 pytestmark = pytest.mark.driver("docker")
 
@@ -68,7 +68,7 @@ async def test_a_weaker_container_is_noticed(
         host = {**plan.action["HostConfig"], field: value}
         weaker = replace(plan, action={**plan.action, "HostConfig": host, "NetworkDisabled": field != "NetworkMode"})
         async with driver.open(weaker) as sandbox:
-            attestation = (await run.attest(sandbox, weaker)).attestation
+            attestation = (await connection.attest(sandbox, weaker)).attestation
     assert difference in {each.field for each in attestation.differences}
 
 
@@ -84,7 +84,7 @@ async def test_a_limit_that_the_engine_did_not_set_is_noticed(field: str, value:
             other = replace(plan, action={**plan.action, "HostConfig": changed})
             async with driver.open(other) as sandbox:
                 sandbox._action = plan.action
-                attestation = (await run.attest(sandbox, plan)).attestation
+                attestation = (await connection.attest(sandbox, plan)).attestation
             assert {each.field for each in attestation.differences} == expected
 
 
@@ -95,7 +95,7 @@ async def test_a_container_among_the_hosts_processes_does_not_even_start(monkeyp
         weaker = replace(plan, action={**plan.action, "HostConfig": {**plan.action["HostConfig"], "PidMode": "host"}})
         async with driver.open(weaker) as sandbox:
             with pytest.raises(SandboxError, match="process 1"):
-                await run.attest(sandbox, weaker)
+                await connection.attest(sandbox, weaker)
 
 
 async def test_there_is_no_way_to_the_engine_or_the_network() -> None:

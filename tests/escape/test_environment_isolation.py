@@ -18,7 +18,7 @@ from glovebox_sandboxes.contract.base import Driver, Plan
 from glovebox_sandboxes.contract.errors import UnsupportedSpecError
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.runtime import environments, locks, runtime
-from glovebox_sandboxes.session import run
+from glovebox_sandboxes.session import connection
 
 pytestmark = pytest.mark.driver("bubblewrap")
 LOADED = "import json, sys; print(json.dumps(sorted({'one', 'two'} & {*sys.modules})))"
@@ -60,7 +60,7 @@ def plan_of(driver: Driver, environment: str, preload: tuple[str, ...] = ()) -> 
 async def forked(driver: Driver, plan: Plan, code: str) -> Any:
     """What a program printed in a fork of this plan's zygote."""
     async with driver.source(plan) as source, source.open() as sandbox:
-        return await answer(await run.attest(sandbox, plan), code)
+        return await answer(await connection.attest(sandbox, plan), code)
 
 
 async def test_what_one_environment_imported_is_in_no_fork_of_another(data: Path) -> None:
@@ -72,7 +72,7 @@ async def test_what_one_environment_imported_is_in_no_fork_of_another(data: Path
         async with driver.source(one) as first, driver.source(two) as second:
             for source, plan, whose in ((first, one, "one"), (second, two, "two"), (first, one, "one")):
                 async with source.open() as sandbox:
-                    proved = await run.attest(sandbox, plan)
+                    proved = await connection.attest(sandbox, plan)
                     assert proved.attestation.differences == ()
                     assert await answer(proved, LOADED) == [whose]
         assert await forked(driver, one, SHARED) == "one"
@@ -85,7 +85,7 @@ async def test_what_is_in_another_environment_is_named_and_not_there(data: Path)
         plan = plan_of(driver, "one")
         for name, told in (("two", "environment two"), ("sklearn", "environment science"), ("nobody", "")):
             async with driver.open(plan) as sandbox:
-                found = await outcome_of(await run.attest(sandbox, plan), f"import {name}")
+                found = await outcome_of(await connection.attest(sandbox, plan), f"import {name}")
             assert isinstance(found.value, dict)
             message = found.value["error"]["message"]
             assert message.startswith(f"No module named '{name}'")
@@ -99,7 +99,7 @@ async def test_an_environment_is_read_only(data: Path) -> None:
     async with a_driver(data) as driver:
         plan = plan_of(driver, "one")
         async with driver.open(plan) as sandbox:
-            proved = await run.attest(sandbox, plan)
+            proved = await connection.attest(sandbox, plan)
             assert await answer(proved, f"PLACES = ['/opt/packages', '/tmp']\n{look}") == [True, False]
 
 

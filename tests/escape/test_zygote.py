@@ -17,8 +17,8 @@ from tests.fixtures.zygotes import answer, inside, outcome_of, zygote
 
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.host import cgroup
-from glovebox_sandboxes.session import run
-from glovebox_sandboxes.session.run import host_namespaces
+from glovebox_sandboxes.session import connection
+from glovebox_sandboxes.session.connection import host_namespaces
 
 pytestmark = pytest.mark.driver("bubblewrap")
 THREAT_MODEL = Path(__file__).parents[2] / "docs" / "operate" / "threat-model.md"
@@ -338,7 +338,7 @@ async def test_what_a_zygote_leaves_out_is_found_in_every_fork(workspace: Path, 
     """A fork is measured like any other sandbox: from inside, and by the host. The control is one with all of it."""
     async with zygote(workspace, before=before) as forks, forks.source.open() as sandbox:
         try:
-            differences = (await run.attest(sandbox, forks.plan)).attestation.differences
+            differences = (await connection.attest(sandbox, forks.plan)).attestation.differences
             found = " ".join(str(each) for each in differences)
         except SandboxError as problem:
             found = str(problem)
@@ -394,7 +394,7 @@ async def test_a_killed_zygote_ends_what_it_forked_and_forks_no_more(workspace: 
                     tasks.start_soon(call)
                     await until(lambda: len(inside(busy)) >= 2)
                     os.kill(forks.pid, signal.SIGKILL)
-                await waiting.link.quiet()
+                await waiting.link.wait_while_quiet()
             assert failed
             with pytest.raises(SandboxError), anyio.fail_after(leftovers.TIMEOUT_SECONDS):
                 await forks.answer("print(1)")

@@ -4,7 +4,7 @@ import json
 
 from tests.fuzz.harness import pieces
 
-from glovebox_sandboxes.session.result import MAX_BLOB_BYTES, MAX_BLOBS, MAX_VALUE, ResultReader
+from glovebox_sandboxes.session.run import MAX_BLOB_BYTES, MAX_BLOBS, MAX_VALUE, ResultReader
 
 
 def _read(data: bytes, size: int) -> ResultReader:

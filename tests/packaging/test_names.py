@@ -16,7 +16,7 @@ from glovebox_sandboxes.conformance.case import LIMITS
 from glovebox_sandboxes.contract.base import Driver, Plan, Sandbox
 from glovebox_sandboxes.contract.spec import WORKSPACE, Mount, SandboxSpec
 from glovebox_sandboxes.drivers import registry
-from glovebox_sandboxes.session import run
+from glovebox_sandboxes.session import connection
 from glovebox_server.settings import Settings
 
 #: Folders that projects have, among them those of this repository and names of our own packages.
@@ -124,7 +124,7 @@ async def _seen(project: Path, preload: tuple[str, ...], *, warm: bool) -> Any:
         driver = await available.get("bubblewrap")
         plan = driver.plan(spec)
         async with (_warm if warm else _cold)(driver, plan) as sandbox:
-            return await answer(await run.attest(sandbox, plan), LOOK)
+            return await answer(await connection.attest(sandbox, plan), LOOK)
 
 
 @pytest.mark.driver("bubblewrap")

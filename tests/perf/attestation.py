@@ -19,8 +19,8 @@ import anyio
 from rich.console import Console
 from tests.fixtures.brokered import profile, submitted
 
-from glovebox_sandboxes.drivers.bubblewrap.bwrap import BwrapSandbox
 from glovebox_sandboxes.host.host_view import HostView, unseen
+from glovebox_sandboxes.host.sandbox import ProcessSandbox
 from glovebox_server import app as apps
 from glovebox_server.app import App
 from glovebox_server.receipts.recorder import CallRecorder, Receipt, TerminalEvent
@@ -37,7 +37,7 @@ async def once(app: App) -> tuple[float, float]:
     return (time.perf_counter() - began) * 1000, (time.process_time() - worked) * 1000
 
 
-async def blind(_sandbox: BwrapSandbox) -> HostView:
+async def blind(_sandbox: ProcessSandbox) -> HostView:
     """No look at the sandbox."""
     return unseen("left out")
 
@@ -70,7 +70,7 @@ def added(full: list[float], bare: list[float]) -> str:
 async def main() -> None:
     """Measure and print."""
     console = Console()
-    look, finish = BwrapSandbox.host_view, CallRecorder.finish
+    look, finish = ProcessSandbox.host_view, CallRecorder.finish
     parts: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch)
@@ -88,7 +88,7 @@ async def main() -> None:
                 for name in sorted(taken, reverse=bool(number % 2)):
                     full = name == "with"
 
-                    async def see(sandbox: BwrapSandbox, *, full: bool = full) -> HostView:
+                    async def see(sandbox: ProcessSandbox, *, full: bool = full) -> HostView:
                         found: HostView = await timed(parts, f"look {name}", look if full else blind, sandbox)  # noqa: B023
                         return found
 
@@ -97,7 +97,7 @@ async def main() -> None:
                         return found
 
                     with (
-                        mock.patch.object(BwrapSandbox, "host_view", see),
+                        mock.patch.object(ProcessSandbox, "host_view", see),
                         mock.patch.object(CallRecorder, "finish", end),
                     ):
                         elapsed, own = await once(app)

@@ -20,8 +20,8 @@ from glovebox_sandboxes.contract.base import Driver
 from glovebox_sandboxes.contract.outcome import Job, Outcome
 from glovebox_sandboxes.contract.spec import WORKSPACE, Limits, Mount, SandboxSpec
 from glovebox_sandboxes.drivers import registry
-from glovebox_sandboxes.session import run
-from glovebox_sandboxes.session.connection import Sink
+from glovebox_sandboxes.session import connection, run
+from glovebox_sandboxes.session.connection import StreamSink
 from glovebox_server.settings import Settings
 
 SECONDS = 1.0
@@ -292,7 +292,7 @@ async def measured(driver: Driver, spec: SandboxSpec, channel: Channel, slot: fl
     start = time.time() + 2.0
     ended: dict[str, Outcome] = {}
 
-    async def no_file(_name: str, _size: int) -> Sink | None:
+    async def no_file(_name: str, _size: int) -> StreamSink | None:
         return None
 
     async def one(role: str) -> None:
@@ -301,7 +301,7 @@ async def measured(driver: Driver, spec: SandboxSpec, channel: Channel, slot: fl
             look=indented(channel.look),
         )  # fmt: skip
         async with driver.open(driver.plan(spec)) as sandbox:
-            proved = await run.attest(sandbox, proved_plan)
+            proved = await connection.attest(sandbox, proved_plan)
             job = Job(kind="python", payload={"code": code})
             ended[role] = await run.run(proved, job, inputs=[], hooks=run.Hooks(file=no_file))
 

@@ -10,7 +10,8 @@ from tests.perf.series import Series
 from glovebox_sandboxes.contract.outcome import Job
 from glovebox_sandboxes.contract.spec import Limits, SandboxSpec
 from glovebox_sandboxes.drivers import registry
-from glovebox_sandboxes.session.run import Hooks, attest, run
+from glovebox_sandboxes.session.connection import attest
+from glovebox_sandboxes.session.run import Hooks, run
 from glovebox_server.settings import Settings
 
 MIB = 32

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from _glovebox_guest.program.emit import BLOB, HEADER, VALUE
-from glovebox_sandboxes.session.capture import HeadAndTail
-from glovebox_sandboxes.session.result import MAX_BLOB, MAX_BLOB_BYTES, MAX_BLOBS, ResultReader
+from glovebox_sandboxes.session.run import MAX_BLOB, MAX_BLOB_BYTES, MAX_BLOBS, HeadAndTail, ResultReader
 
 
 @st.composite

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glovebox_sandboxes.sharing.turns import SHARE, Turns
+from glovebox_sandboxes.sharing import SHARE, Turns
 
 KEYS = st.sampled_from(["a", "b", "c", "d", "e"])
 STEPS = st.lists(
@@ -43,7 +43,7 @@ class Hall:
     def grant(self) -> None:
         """Give out what can be given, and look at every rule."""
         before = self.taken
-        for one in self.turns.granted():
+        for one in self.turns.grant():
             fewest = min(before[key] for key, _ in self.waiting if self.may_have_one(key))
             assert before[one[0]] == fewest, "the next turn is of the key that has the fewest"
             first = next(each for each in self.waiting if each[0] == one[0])

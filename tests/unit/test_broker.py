@@ -26,9 +26,8 @@ from glovebox_sandboxes.contract.measure import Expected
 from glovebox_sandboxes.contract.spec import GUEST_UID, SandboxSpec
 from glovebox_sandboxes.host.host_view import HostView, unseen
 from glovebox_sandboxes.pool import pool as pools
-from glovebox_sandboxes.pool.pool import PoolEvent
-from glovebox_sandboxes.pool.provider import SandboxProvider
-from glovebox_sandboxes.session.run import host_namespaces
+from glovebox_sandboxes.pool.pool import PoolEvent, SandboxProvider
+from glovebox_sandboxes.session.connection import host_namespaces
 from glovebox_server.app import check_example
 from glovebox_server.artifacts.record import ArtifactsUnavailable
 from glovebox_server.calls import CallResult, Principal
@@ -114,7 +113,7 @@ class Driver:
     prepares: bool = False
     """Whether it lets sandboxes be prepared; else each is started for its call."""
 
-    def chosen(self, _names: tuple[str, ...], spec: SandboxSpec) -> tuple["Driver", Plan] | None:
+    def find_chosen(self, _names: tuple[str, ...], spec: SandboxSpec) -> tuple["Driver", Plan] | None:
         """What the drivers of the broker know already: nothing, but where sandboxes are prepared."""
         return (self, self._plan(spec)) if self.prepares and self.problem is None else None
 
@@ -228,7 +227,7 @@ async def a_pool() -> AsyncIterator[pools.Pool]:
         return None
 
     async def hold() -> None:
-        async with pools.opened(ignore, sandbox_started) as pool:
+        async with pools.open_pool(ignore, sandbox_started) as pool:
             ready.set_result(pool)
             await over.wait()
 
@@ -269,7 +268,9 @@ async def settled(scene: Scene) -> None:
     for _ in range(1000):
         queues = scene.broker.sandboxes.pool._queues.values()
         waiting = sum(len(queue.ready) for queue in queues)
-        if scene.driver.live == waiting and not any(queue.preparing or queue.missing > 0 for queue in queues):
+        if scene.driver.live == waiting and all(
+            len(queue.sandboxes) == len(queue.ready) and queue.missing <= 0 for queue in queues
+        ):
             return
         await anyio.lowlevel.checkpoint()
     pytest.fail(f"{scene.driver.live} sandboxes live and {waiting} wait")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from glovebox_sandboxes.session.capture import HeadAndTail
+from glovebox_sandboxes.session.run import HeadAndTail
 
 
 def captured(limit: int, *chunks: bytes) -> tuple[str, int, int]:

@@ -13,7 +13,7 @@ from tests.fixtures.channels import OUTCOME, READY, Channel, Guest, Script
 
 from _glovebox_guest import wire
 from glovebox_sandboxes.contract.errors import SandboxError
-from glovebox_sandboxes.session.connection import Duplex, GuestConnection, GuestOutcome, Serve, Sink, whole
+from glovebox_sandboxes.session.connection import Duplex, GuestConnection, GuestOutcome, Serve, StreamSink, whole
 
 SECONDS = 20
 """Far above what any of these tests takes; it ends one that hangs."""
@@ -44,7 +44,7 @@ class Taker:
         self.taken: list[tuple[str, Mapping[str, Any], Kept]] = []
         self._refuse = refuse
 
-    async def accept(self, kind: str, meta: Mapping[str, Any]) -> Sink | None:
+    async def accept(self, kind: str, meta: Mapping[str, Any]) -> StreamSink | None:
         """Take a stream, or refuse it."""
         self.taken.append((kind, meta, Kept()))
         return None if self._refuse else self.taken[-1][2]
@@ -454,7 +454,7 @@ async def test_our_own_failures_end_the_conversation_as_themselves(place: str) -
             if place == "end":
                 raise OursError
 
-    async def accept(_kind: str, _meta: Mapping[str, Any]) -> Sink:
+    async def accept(_kind: str, _meta: Mapping[str, Any]) -> StreamSink:
         if place == "accept":
             raise OursError
         return Failing()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from glovebox_sandboxes.host.host_info import control_groups, inside
+from glovebox_sandboxes.host.surroundings import control_groups, inside
 
 
 @pytest.fixture

@@ -10,12 +10,14 @@ import anyio
 import pytest
 from tests.fixtures.pools import COLD, PLAN, Fake, Sandbox, Scene, a_scene, jumping, sandbox_of
 
+from glovebox_sandboxes import sharing
 from glovebox_sandboxes.contract.base import Plan
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.spec import WORKSPACE, Mount
-from glovebox_sandboxes.host import mounts
-from glovebox_sandboxes.pool import idle_gate, refill, state
+from glovebox_sandboxes.host.watches import MountWatch
 from glovebox_sandboxes.pool import pool as pools
+from glovebox_sandboxes.pool import ready_queue as state
+from glovebox_sandboxes.pool import refill
 from glovebox_sandboxes.session.connection import GuestConnection
 
 GIB = 2**30
@@ -42,7 +44,7 @@ async def test_after_the_first_call_one_waits_and_the_next_call_gets_it(*, quick
 @jumping
 async def test_what_can_wait_waits_for_a_call_that_is_under_way_but_not_for_long(*, quick: bool) -> None:
     """The next one is prepared, and a used one removed, between calls; or after a while without one."""
-    for seconds, over in ((idle_gate.DEFER_SECONDS / 2, False), (idle_gate.DEFER_SECONDS * 1.1, True)):
+    for seconds, over in ((sharing.DEFER_SECONDS / 2, False), (sharing.DEFER_SECONDS * 1.1, True)):
         async with a_scene(Fake(quick=quick)) as scene:
             await scene.call()
             await scene.settle()
@@ -69,7 +71,7 @@ async def test_what_another_call_waits_for_does_not_wait() -> None:
         with scene.pool.call():
             for _ in range(5):
                 async with scene.take():
-                    assert anyio.current_time() - began < idle_gate.ANSWER_SECONDS
+                    assert anyio.current_time() - began < sharing.ANSWER_SECONDS
 
 
 @both
@@ -99,7 +101,7 @@ async def test_a_watch_that_breaks_costs_no_call_its_end(*, quick: bool, monkeyp
         raise RuntimeError("of the test")
 
     async with a_scene(Fake(quick=quick)) as scene:
-        monkeypatch.setattr(GuestConnection, "quiet", breaks)
+        monkeypatch.setattr(GuestConnection, "wait_while_quiet", breaks)
         await scene.call()
         await scene.settle(1)
         with anyio.fail_after(5):
@@ -196,7 +198,7 @@ async def test_what_was_mounted_inside_the_workspace_is_noticed(
         old = await scene.settle()
         assert await scene.call() in old
         old = await scene.settle()
-        monkeypatch.setattr(mounts.Watch, "inside", lambda *_: ("secret",))
+        monkeypatch.setattr(MountWatch, "inside", lambda *_: ("secret",))
         scene.driver.problem = scene.driver.source_problem = SandboxError("Mounting", "mounted inside", "")
         assert (await scene.call()).how == "cold"
         assert all(each.dead for each in old)

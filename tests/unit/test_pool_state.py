@@ -7,75 +7,76 @@ from pathlib import Path
 
 import pytest
 
-from glovebox_sandboxes.pool import state as module
-from glovebox_sandboxes.pool.state import (
+from glovebox_sandboxes.pool import ready_queue as module
+from glovebox_sandboxes.pool.ready_queue import (
     IDLE_SECONDS,
     MEMORY_SHARE,
     MOST_READY,
     RENEW_SECONDS,
     RETRY_SECONDS,
     TRANSITIONS,
-    Backoff,
     Demand,
-    Event,
-    State,
-    after,
-    capacity_of,
-    expired,
+    SandboxEvent,
+    SandboxState,
+    SourceBackoff,
+    next_state,
 )
+from glovebox_sandboxes.pool.refill import capacity_of, is_expired
 
 #: Written out again, so that a change of the table is a change in two places. What is not here is refused.
+FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 LEGAL = {
-    (State.PREPARING, Event.ATTESTED): State.READY,
-    (State.PREPARING, Event.FAILED): State.ENDING,
-    (State.READY, Event.GRANTED): State.LEASED,
-    (State.READY, Event.RETURNED): State.ENDING,
-    (State.READY, Event.BROKE): State.ENDING,
-    (State.READY, Event.DISCARDED): State.ENDING,
-    (State.READY, Event.FAILED): State.ENDING,
-    (State.LEASED, Event.RETURNED): State.ENDING,
-    (State.LEASED, Event.FAILED): State.ENDING,
-    (State.ENDING, Event.RETURNED): State.ENDING,
-    (State.ENDING, Event.FAILED): State.ENDING,
-    (State.ENDING, Event.CLOSED): State.GONE,
-    (State.GONE, Event.RETURNED): State.GONE,
+    (SandboxState.PREPARING, SandboxEvent.ATTESTED): SandboxState.READY,
+    (SandboxState.PREPARING, SandboxEvent.FAILED): SandboxState.ENDING,
+    (SandboxState.READY, SandboxEvent.GRANTED): SandboxState.LEASED,
+    (SandboxState.READY, SandboxEvent.RETURNED): SandboxState.ENDING,
+    (SandboxState.READY, SandboxEvent.BROKE): SandboxState.ENDING,
+    (SandboxState.READY, SandboxEvent.DISCARDED): SandboxState.ENDING,
+    (SandboxState.READY, SandboxEvent.FAILED): SandboxState.ENDING,
+    (SandboxState.LEASED, SandboxEvent.RETURNED): SandboxState.ENDING,
+    (SandboxState.LEASED, SandboxEvent.FAILED): SandboxState.ENDING,
+    (SandboxState.ENDING, SandboxEvent.RETURNED): SandboxState.ENDING,
+    (SandboxState.ENDING, SandboxEvent.FAILED): SandboxState.ENDING,
+    (SandboxState.ENDING, SandboxEvent.CLOSED): SandboxState.GONE,
+    (SandboxState.GONE, SandboxEvent.RETURNED): SandboxState.GONE,
 }
 
 
-@pytest.mark.parametrize(("state", "event"), list(product(State, Event)), ids=lambda each: each.name)
-def test_every_cell_of_the_table(state: State, event: Event) -> None:
+@pytest.mark.parametrize(("state", "event"), list(product(SandboxState, SandboxEvent)), ids=lambda each: each.name)
+def test_every_cell_of_the_table(state: SandboxState, event: SandboxEvent) -> None:
     """It leads where it is meant to, or raises and says what cannot happen to what."""
     if (state, event) in LEGAL:
-        assert after(state, event) is LEGAL[state, event]
+        assert next_state(state, event) is LEGAL[state, event]
     else:
         with pytest.raises(RuntimeError) as caught:
-            after(state, event)
+            next_state(state, event)
         assert str(caught.value) == f"{event.name} cannot happen to a sandbox that is {state.name}"
 
 
 def test_a_sandbox_is_leased_once_and_never_comes_back() -> None:
     """From what the table says alone: no way leads back, one leads to LEASED, and nothing leads out of GONE."""
     steps = [(before, event, then) for before, row in TRANSITIONS.items() for event, then in row.items()]
-    assert set(TRANSITIONS) == set(State)
+    assert set(TRANSITIONS) == set(SandboxState)
     assert all(then >= before for before, _, then in steps)
-    assert [(before, event) for before, event, then in steps if then is State.LEASED] == [(State.READY, Event.GRANTED)]
-    assert {then for before, _, then in steps if before is State.GONE} == {State.GONE}
+    assert [(before, event) for before, event, then in steps if then is SandboxState.LEASED] == [
+        (SandboxState.READY, SandboxEvent.GRANTED)
+    ]
+    assert {then for before, _, then in steps if before is SandboxState.GONE} == {SandboxState.GONE}
     # What holds one may fail at any time before that, and a call may give back whatever it was granted.
-    assert all(Event.FAILED in TRANSITIONS[state] for state in State if state is not State.GONE)
-    assert all(Event.RETURNED in TRANSITIONS[state] for state in State if state is not State.PREPARING)
+    assert all(SandboxEvent.FAILED in TRANSITIONS[state] for state in SandboxState if state is not SandboxState.GONE)
+    assert all(
+        SandboxEvent.RETURNED in TRANSITIONS[state] for state in SandboxState if state is not SandboxState.PREPARING
+    )
 
 
 def test_each_event_is_sent_from_one_place() -> None:
     """Whoever asks how a sandbox got into a state finds one line of code, beside the table."""
     sent: Counter[str] = Counter()
     for file in Path(module.__file__).parent.glob("*.py"):
-        if file.name != "state.py":
-            sent.update(
-                node.attr
-                for node in ast.walk(ast.parse(file.read_text()))
-                if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "Event"
-            )
-    assert sent == {event.name: 1 for event in Event}
+        functions = (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, FUNCTIONS))
+        names = (node for function in functions for node in ast.walk(function) if isinstance(node, ast.Attribute))
+        sent.update(node.attr for node in names if ast.unparse(node.value) == "SandboxEvent")
+    assert sent == {event.name: 1 for event in SandboxEvent}
 
 
 def demand(calls: int = 0, over: int = 0, capacity: int = MOST_READY) -> Demand:
@@ -168,14 +169,14 @@ def test_what_is_ready_takes_a_share_of_the_memory_that_is_left(share: int, capa
 )
 def test_a_source_is_closed_when_nobody_uses_it_or_when_it_is_old(now: float, used_at: float, over: bool) -> None:
     """Use keeps it from the one and not from the other."""
-    assert expired(now, used_at=used_at, opened_at=0.0) is over
+    assert is_expired(now, used_at=used_at, opened_at=0.0) is over
 
 
 def test_a_source_that_fails_is_tried_after_twice_the_time_each_time_up_to_a_bound() -> None:
     """However often it fails: a day of it too is only a number. And anew from the first once it has worked."""
     first, last = RETRY_SECONDS
-    assert not Backoff().failing
-    backoff = Backoff()
+    assert not SourceBackoff().failing
+    backoff = SourceBackoff()
     delays = []
     for _ in range(2000):
         backoff.fail(100.0)

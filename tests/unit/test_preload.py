@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from glovebox_sandboxes.pool.provider import MAX_SCANNED, needs_preload
+from glovebox_sandboxes.pool.pool import MAX_SCANNED, needs_preload
 
 PRELOAD = ("numpy", "matplotlib.pyplot")
 

@@ -10,8 +10,8 @@ import pytest
 from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_sandboxes.contract.errors import UnsupportedSpecError
 from glovebox_sandboxes.contract.spec import SandboxSpec
-from glovebox_sandboxes.pool.provider import SandboxProvider
-from glovebox_sandboxes.pool.state import IDLE_SECONDS
+from glovebox_sandboxes.pool.pool import SandboxProvider
+from glovebox_sandboxes.pool.ready_queue import IDLE_SECONDS
 from glovebox_server.app import check_example, prepare_in_force, prepare_masked
 from glovebox_server.core.active_policy import ActivePolicy, Governed
 from glovebox_server.core.rights import Rights

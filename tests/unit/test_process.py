@@ -12,10 +12,10 @@ from typing import Any, cast
 import anyio
 import pytest
 
-from glovebox_sandboxes.drivers.bubblewrap.bwrap import BwrapSandbox
 from glovebox_sandboxes.host.cgroup import Cgroup
 from glovebox_sandboxes.host.identity import HOST_UIDS, SETPRIV, covers, mapped, unprivileged
-from glovebox_sandboxes.host.process import Process, Spawner, Started
+from glovebox_sandboxes.host.process import Spawner
+from glovebox_sandboxes.host.sandbox import Process, ProcessSandbox, StartedProcess
 
 CAT = shutil.which("cat") or "/bin/cat"
 SECONDS = 20
@@ -194,7 +194,7 @@ async def test_a_system_that_does_not_answer_is_told(
     release = threading.Event()
     original = spawner._start
 
-    def hanging(*arguments: Any) -> Started:
+    def hanging(*arguments: Any) -> StartedProcess:
         release.wait(SECONDS)
         return original(*arguments)
 
@@ -227,5 +227,5 @@ class Noted:
 async def test_a_sandbox_has_a_whole_share_to_end_with(spawner: Spawner, null: int) -> None:
     """One of many of its caller's has a small share, and to end takes a processor; bwrap is spared, which reaps."""
     process, group = await spawner.start([CAT], stderr=null, descriptors=()), Noted()
-    await BwrapSandbox("s1", process, cast("Cgroup", group), null).kill()
+    await ProcessSandbox("s1", process, cast("Cgroup", group), null).kill()
     assert group.said == [("weigh", 1), ("kill", process.pid)]

@@ -8,9 +8,8 @@ import pytest
 
 from _glovebox_guest.program.emit import BLOB, HEADER, SHOWN, VALUE
 from glovebox_sandboxes.contract.outcome import Blob, Shown
-from glovebox_sandboxes.contract.pictures import MAX_BYTES, MAX_EDGE
-from glovebox_sandboxes.session.result import (
-    IMAGE_TYPES,
+from glovebox_sandboxes.contract.pictures import IMAGE_TYPES, MAX_BYTES, MAX_EDGE
+from glovebox_sandboxes.session.run import (
     MAX_BLOB,
     MAX_BLOB_BYTES,
     MAX_BLOBS,

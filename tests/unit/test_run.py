@@ -16,8 +16,8 @@ from glovebox_sandboxes.contract.outcome import Ended, Job, Outcome
 from glovebox_sandboxes.contract.spec import Limits, SandboxSpec
 from glovebox_sandboxes.host.host_view import HostView, unseen
 from glovebox_sandboxes.session import run as running
-from glovebox_sandboxes.session.connection import GuestOutcome
-from glovebox_sandboxes.session.run import AttestedSandbox, Hooks, attest, run
+from glovebox_sandboxes.session.connection import AttestedSandbox, GuestOutcome, attest
+from glovebox_sandboxes.session.run import Hooks, run
 
 LIMITS = Limits(
     wall_seconds=2.5, cpu_seconds=4, memory_bytes=512 * 2**20, pids=64, scratch_bytes=2**20, output_bytes=2**20,

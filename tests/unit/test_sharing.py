@@ -10,7 +10,7 @@ import pytest
 
 from glovebox_sandboxes.drivers.docker import usage
 from glovebox_sandboxes.host.cgroup import Cgroup, Hierarchy
-from glovebox_sandboxes.sharing.processor import Processor
+from glovebox_sandboxes.pool.pool import ProcessorShares
 
 
 @dataclass(eq=False)
@@ -67,7 +67,7 @@ async def test_in_each_round_of_the_loop_one_guest_that_floods_has_its_turn(*, f
 
     The control is a checkpoint, as it was: all thirteen have their turn in the same round of the loop.
     """
-    processor = Processor()
+    processor = ProcessorShares()
     now, turns = 0, []
 
     async def flood(key: str, pause: Any) -> None:
@@ -92,7 +92,7 @@ async def test_in_each_round_of_the_loop_one_guest_that_floods_has_its_turn(*, f
 
 def test_only_a_change_of_the_part_is_written() -> None:
     """A call that is alone writes nothing; of twelve, each is written when parts halve or double."""
-    processor = Processor()
+    processor = ProcessorShares()
     lights: list[Any] = [Light() for _ in range(12)]
     managers = [processor.shared("key", light) for light in lights]
     managers[0].__enter__()

@@ -43,9 +43,9 @@ class Told:
         self.stopped.append(reason)
 
 
-def watch(sandbox: Counted, link: Told, most: float = 2) -> running._Processor:
+def watch(sandbox: Counted, link: Told, most: float = 2) -> running.ProcessorMeter:
     """A watch over these."""
-    return running._Processor(cast("Any", sandbox), cast("Any", link), most)
+    return running.ProcessorMeter(cast("Any", sandbox), cast("Any", link), most)
 
 
 @pytest.mark.parametrize(

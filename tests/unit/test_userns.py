@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from glovebox_sandboxes.host.userns import fix, nested
+from glovebox_sandboxes.host.surroundings import fix, nested
 
 DENIED = "bwrap: No permissions to create new namespace"
 

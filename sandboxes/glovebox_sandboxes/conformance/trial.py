@@ -19,8 +19,8 @@ from glovebox_sandboxes.contract.base import Driver
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.outcome import Job, Outcome
 from glovebox_sandboxes.contract.spec import ORIGINAL, WORKSPACE, Limits, Mount, SandboxSpec
-from glovebox_sandboxes.session import run
-from glovebox_sandboxes.session.connection import Sink, whole
+from glovebox_sandboxes.session import connection, run
+from glovebox_sandboxes.session.connection import StreamSink, whole
 
 _GONE_SECONDS = 10.0
 """For the last process of a sandbox to disappear after its context was left; it takes milliseconds."""
@@ -110,7 +110,7 @@ async def see(driver: Driver, program: str, limits: Limits, host: Planted, *, ov
     plan = driver.plan(spec(limits, host.workspace, overlay=overlay))
     text = layout.program(program, layout.INSIDE, host.names)
 
-    async def file(name: str, size: int) -> Sink:
+    async def file(name: str, size: int) -> StreamSink:
         seen.files[name] = size
         return _Counted(seen, name, size)
 
@@ -119,7 +119,7 @@ async def see(driver: Driver, program: str, limits: Limits, host: Planted, *, ov
     try:
         async with driver.open(plan) as sandbox:
             identity = sandbox.id
-            proved = await run.attest(sandbox, plan)
+            proved = await connection.attest(sandbox, plan)
             namespaces, ran = proved.measured.namespaces, now()
             # As a normal user one does not see processes of others; a kernel in user space has numbers of its own.
             seen.watched = bool(processes(namespaces) or _groups(identity))

@@ -120,8 +120,8 @@ class Drivers:
             self._plans[key] = driver.plan(spec)
         return self._plans[key]
 
-    def chosen(self, names: tuple[str, ...], spec: SandboxSpec) -> tuple[Driver, Plan] | None:
-        """What ``choose`` says, where it need not look at the host for that; else None."""
+    def find_chosen(self, names: tuple[str, ...], spec: SandboxSpec) -> tuple[Driver, Plan] | None:
+        """Return what ``choose`` would, where it need not look at the host for that; else None."""
         for name in names:
             held = self._ready.get(name)
             if held is None or not held.driver.capabilities.usable:

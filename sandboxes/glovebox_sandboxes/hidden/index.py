@@ -17,10 +17,9 @@ import anyio.to_thread
 
 from _glovebox_guest.workspace.hidden import Kind, kind_of, may_be_among
 from glovebox_sandboxes.contract.errors import UnsupportedSpecError
-from glovebox_sandboxes.hidden import inotify
 from glovebox_sandboxes.hidden.covers import FIELD, above, folded, named, shown
 from glovebox_sandboxes.hidden.links import Links
-from glovebox_sandboxes.host import mounts
+from glovebox_sandboxes.host import mounts, watches
 from glovebox_sandboxes.host.identity import changes_user
 
 _MOST_KNOWN = 16
@@ -62,9 +61,9 @@ class Index:
         """Watch nothing yet: ``rebuild`` begins. ``changed`` is called, in any thread, when there are others."""
         self._root = root
         self._changed = changed
-        self._mounts = mounts.Watch()
+        self._mounts = watches.MountWatch()
         try:
-            self._queue = inotify.Inotify()
+            self._queue = watches.Inotify()
         except OSError:
             self._mounts.close()
             raise
@@ -214,9 +213,9 @@ class Index:
             guard.tell(*paths)
 
     def _take(self, number: int, mask: int, name: str) -> None:
-        if mask & inotify.IN_Q_OVERFLOW:
+        if mask & watches.IN_Q_OVERFLOW:
             self._rebuild()
-        elif mask & inotify.IN_IGNORED:
+        elif mask & watches.IN_IGNORED:
             for path in (self._folders.pop(number, ""), *self._files.pop(number, ())):
                 if self._numbers.get(path) == number:
                     del self._numbers[path]
@@ -230,10 +229,10 @@ class Index:
 
     def _change(self, folder: str, name: str, mask: int) -> None:
         path = _joined(folder, name)
-        is_folder = bool(mask & inotify.IN_ISDIR)
-        came = bool(mask & (inotify.IN_CREATE | inotify.IN_MOVED_TO))
+        is_folder = bool(mask & watches.IN_ISDIR)
+        came = bool(mask & (watches.IN_CREATE | watches.IN_MOVED_TO))
         self._links.changed(path, came=came)
-        if mask & inotify.IN_ATTRIB:
+        if mask & watches.IN_ATTRIB:
             # Its owner may have opened what nobody could look into.
             if is_folder and path not in self._numbers and not self._present.get(path):
                 self._scan(path)
@@ -296,7 +295,7 @@ class Index:
                     self._keep(folder, folder=True)
                     continue
                 # Watched before it is read: what comes in between is told.
-                self._folders[self._watch(folder, inotify.FOLDER)] = folder
+                self._folders[self._watch(folder, watches.FOLDER)] = folder
                 with os.scandir(place) as listed:
                     entries = list(listed)
                 names = [each.name for each in entries]
@@ -365,7 +364,7 @@ class Index:
             return False
         place = _joined(self._root, path)
         with suppress(PermissionError):  # nor may a sandbox read it then
-            self._files.setdefault(self._watch(path, inotify.FILE), set()).add(path)
+            self._files.setdefault(self._watch(path, watches.FILE), set()).add(path)
         return kind.held_at(place)
 
     def _keep(self, path: str, *, folder: bool) -> None:

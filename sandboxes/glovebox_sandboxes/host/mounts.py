@@ -6,7 +6,6 @@ directory. See proc_pid_mountinfo(5).
 
 import os
 import re
-import select
 from pathlib import Path, PurePath
 
 _SHOWN = 3
@@ -14,34 +13,6 @@ _SHOWN = 3
 _NUMBER, _DEVICE, _ROOT, _POINT = 0, 2, 3, 4
 """Columns: the mount's number, its file system, the directory of that which is its root, and the mount point."""
 _ESCAPED = re.compile(r"\\([0-7]{3})")
-
-
-class Watch:
-    """``inside`` for one's own mount namespace, which reads the table only if it has changed."""
-
-    def __init__(self) -> None:
-        """Open the table; ``close`` closes it."""
-        self._table = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
-        self._poll = select.poll()
-        self._poll.register(self._table, select.POLLERR | select.POLLPRI)
-        self._known: dict[str, tuple[str, ...]] = {}
-
-    def inside(self, directory: str) -> tuple[str, ...]:
-        """As the function of that name."""
-        if self.changed():
-            self._known.clear()
-        if directory not in self._known:
-            self._known[directory] = inside(directory)
-        return self._known[directory]
-
-    def changed(self) -> bool:
-        """Whether the table has changed since this was asked last."""
-        # proc_pid_mountinfo(5): a change is an exceptional condition, told once to each who has the file open.
-        return bool(self._poll.poll(0))
-
-    def close(self) -> None:
-        """Close the table."""
-        os.close(self._table)
 
 
 def inside(directory: str, table: str | None = None) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Starting a sandbox's outermost process, and the byte stream to it. The only place that makes processes for sandboxes.
+"""Starting a sandbox's outermost process. The only place that makes processes for sandboxes.
 
 Processes are started by one thread that lives as long as the driver, for two reasons. A child may ask to die with its
 parent, and the kernel means the *thread* that started it (prctl(2), PR_SET_PDEATHSIG), so it must not be one of a
@@ -14,11 +14,9 @@ import signal
 import socket
 import subprocess  # noqa: TID251 - this is the module the ban points to
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -28,117 +26,13 @@ import anyio.from_thread
 import anyio.lowlevel
 
 from glovebox_sandboxes.host.identity import unprivileged
+from glovebox_sandboxes.host.sandbox import Process, SocketStream, StartedProcess
 from glovebox_sandboxes.host.staging import Stage
 
 _T = TypeVar("_T")
 
 START_SECONDS = 10.0
 """For the thread to open directories or start a process: milliseconds, on a host that works."""
-
-
-class SocketStream(anyio.abc.ByteStream):
-    """Our end of a child's standard input and output, which are one socket, as a stream."""
-
-    def __init__(self, end: socket.socket) -> None:
-        """Take it over."""
-        end.setblocking(False)
-        self._end = end
-        self._closed = False
-
-    async def receive(self, max_bytes: int = 65536) -> bytes:
-        """See ``anyio.abc.ByteReceiveStream``."""
-        try:
-            data = await self._when(anyio.wait_readable, lambda: self._end.recv(max_bytes))
-        except ConnectionResetError:  # the other end went with something unread
-            data = b""
-        if not data:
-            raise anyio.EndOfStream
-        return data
-
-    async def send(self, item: bytes) -> None:
-        """See ``anyio.abc.ByteSendStream``."""
-        view = memoryview(item)
-        while view:
-            view = view[await self._write(partial(self._end.send, view)) :]
-
-    async def send_descriptors(self, item: bytes, descriptors: Sequence[int]) -> None:
-        """Send a short message with open descriptors; see unix(7)."""
-        await self._write(lambda: socket.send_fds(self._end, [item], descriptors))
-
-    async def receive_descriptor(self) -> int | None:
-        """A descriptor that comes with one byte; None if the other end was closed instead."""
-        try:
-            found = await self._when(anyio.wait_readable, lambda: socket.recv_fds(self._end, 1, 1)[1])
-        except ConnectionResetError:
-            return None
-        return found[0] if found else None
-
-    async def _write(self, action: Callable[[], int]) -> int:
-        try:
-            return await self._when(anyio.wait_writable, action)
-        except (BrokenPipeError, ConnectionResetError):
-            raise anyio.BrokenResourceError from None
-
-    async def _when(self, ready: Callable[[socket.socket], Awaitable[None]], action: Callable[[], _T]) -> _T:
-        """Do it as soon as it can be done at once."""
-        while True:
-            if self._closed:
-                raise anyio.ClosedResourceError
-            try:
-                return action()
-            except BlockingIOError:
-                await ready(self._end)
-
-    async def send_eof(self) -> None:
-        """Part of ``ByteStream``; nobody calls it, as the wire says when it ends. To pretend would hide a mistake."""
-        raise NotImplementedError
-
-    async def aclose(self) -> None:
-        """Close it, and wake who waits for it."""
-        if not self._closed:
-            anyio.notify_closing(self._end)
-            self.close()
-
-    def close(self) -> None:
-        """Close it, where nobody waits for it."""
-        self._closed = True
-        self._end.close()
-
-
-class Process:
-    """A child process. Its end is seen through a pidfd, so its number cannot mean another process meanwhile."""
-
-    def __init__(self, started: "Started", *, ours: bool = True) -> None:
-        """Take over the running process; ``ours`` is False for a child of a child, which its own parent reaps."""
-        self.pid = started.pid
-        self.stream = started.stream
-        self._pidfd = started.pidfd
-        self._ours = ours
-        self._over = False
-
-    def kill(self) -> None:
-        """Send SIGKILL; fine if it has ended."""
-        if not self._over:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-
-    async def wait(self) -> None:
-        """Return when it has ended and is reaped."""
-        if not self._over:
-            await anyio.wait_readable(self._pidfd)  # see pidfd_open(2)
-            self._over = True
-            os.close(self._pidfd)
-            if self._ours:
-                os.waitpid(self.pid, os.WNOHANG)  # noqa: ASYNC222 - it has ended: nothing is waited for
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
-    """What the thread hands back: the child by number and by descriptor, and our ends of its pipes."""
-
-    pid: int
-    pidfd: int
-    stream: SocketStream
 
 
 class Spawner:
@@ -218,7 +112,9 @@ class Spawner:
         future.add_done_callback(lambda late: None if late.exception() else discard(late.result()))
         raise OSError(errno.ETIMEDOUT, "the system did not answer")
 
-    def _start(self, argv: Sequence[str], stderr: int, descriptors: Sequence[int], tasks: Sequence[str]) -> Started:
+    def _start(
+        self, argv: Sequence[str], stderr: int, descriptors: Sequence[int], tasks: Sequence[str]
+    ) -> StartedProcess:
         # A socket: pipes could be opened a second time through /proc, and no descriptors would go through them.
         ours, theirs = socket.socketpair()
         try:
@@ -251,7 +147,7 @@ class Spawner:
             stream = SocketStream(ours)
             undo.pop_all()
         child.returncode = 0  # reaped by Process: Popen must not look for it again
-        return Started(pid=child.pid, pidfd=pidfd, stream=stream)
+        return StartedProcess(pid=child.pid, pidfd=pidfd, stream=stream)
 
     def _serve(self) -> None:
         self._stage = Stage()
@@ -292,7 +188,7 @@ def helper(argv: Sequence[str]) -> tuple[int, int]:
     return child.pid, standard_input
 
 
-def _end(started: Started) -> None:
+def _end(started: StartedProcess) -> None:
     """Nobody waits for it any more."""
     signal.pidfd_send_signal(started.pidfd, signal.SIGKILL)
     started.stream.close()

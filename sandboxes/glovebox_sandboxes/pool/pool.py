@@ -1,74 +1,131 @@
-"""Sandboxes prepared ahead of their calls: each is attested while it waits, used once, and gone after it.
+"""Gives each call an attested sandbox: of which driver, ready or started now, with or without modules.
 
-One queue for each plan that is in use; those that differ in what is preloaded alone are kept and cleared together.
-How many are ready in one follows demand, below a capacity that follows the host's memory; what cannot be prepared is
-started for its call as if there were no pool. Nothing of the server here.
+``SandboxProvider`` decides these three, so that whoever needs a sandbox knows none of them. ``Pool`` prepares sandboxes
+ahead of their calls: each is attested while it waits, used once, and gone after it. There is one queue for each plan in
+use; those that differ in what is preloaded alone are kept and cleared together. How many are ready in one follows
+demand, below a capacity that follows the host's memory; what cannot be prepared is started for its call as if there
+were no pool. Nothing of the server here.
 """
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+import re
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import anyio
 import anyio.abc
 from anyio.lowlevel import checkpoint
 
 from glovebox_sandboxes.contract.base import Driver, Plan, Sandbox
-from glovebox_sandboxes.host import mounts
-from glovebox_sandboxes.pool.idle_gate import IdleGate
+from glovebox_sandboxes.contract.spec import SandboxSpec
+from glovebox_sandboxes.drivers.registry import Drivers
+from glovebox_sandboxes.host.watches import MountWatch
 from glovebox_sandboxes.pool.ready_queue import ReadyQueue
-from glovebox_sandboxes.pool.refill import Refill, What
-from glovebox_sandboxes.session.run import AttestedSandbox, attest
-from glovebox_sandboxes.sharing.limiter import FairLimiter
-from glovebox_sandboxes.sharing.processor import Processor
+from glovebox_sandboxes.pool.refill import PoolChange, Refill
+from glovebox_sandboxes.session.connection import AttestedSandbox, attest
+from glovebox_sandboxes.sharing import FairLimiter, IdleGate
 
 MOST_QUEUES = 64
 """From which on queues are forgotten whose masks are others by now."""
 MOST_STARTING = 2 * (os.cpu_count() or 1)
 """Sandboxes being started at one time, for the pool and for calls that found none ready: more would only be slower."""
+MOST_CHOICES = 256
+"""Driver and plans that are kept: two for each profile, and for each set of masks."""
+MAX_SCANNED = 16 * 1024
+"""Characters that are looked at: a millisecond. A longer program is taken to want them."""
+
+_STATEMENT = re.compile(r"\b(?:from[ \t\f]+(\S+)[ \t\f]+import\b|import[ \t\f]+([^\n;#]*))")
+_ELSEWHERE = ("exec(", "pickle", "runpy", "shelve")
+"""What runs other code of which the text says nothing, or makes objects of modules that it does not name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolEvent:
     """A change of the pool that a reader of the log may ask about."""
 
-    what: What
+    what: PoolChange
     driver: str
     plan_digest: str
     ready: int
-    """Sandboxes that wait."""
+    """Sandboxes that are ready."""
     most: int
-    """How many may."""
+    """How many may be."""
     reason: str = ""
 
 
 Tell = Callable[[PoolEvent], Awaitable[None]]
 Describe = Callable[[Driver, AttestedSandbox], object]
-"""Says what ``AttestedSandbox.record`` is to be; called before a call gets the sandbox."""
+"""Returns what ``AttestedSandbox.record`` is to be; called before a call gets the sandbox."""
+
+
+class ProcessorShares:
+    """Divides processors by key: what one key's sandboxes compute, and what the event loop does for them.
+
+    More sandboxes of a key are not more of the processors, and a guest that always sends waits for others.
+    """
+
+    def __init__(self) -> None:
+        self._running: dict[str, list[Sandbox]] = {}
+        self._parts: dict[str, int] = {}
+        """Of a key whose sandboxes have less than the default."""
+        self._loop = FairLimiter(1, shared=False)
+
+    @contextmanager
+    def shared(self, key: str, attested: AttestedSandbox) -> Iterator[None]:
+        """Count a sandbox as one of its key's, for the length of the block.
+
+        One that is alone, and one that is not used yet, keeps the default and costs nothing here.
+        """
+        sandbox = attested.sandbox
+        attested.link.pause = partial(self._loop.pause, key)
+        running = self._running.setdefault(key, [])
+        running.append(sandbox)
+        self._divide(key, running)
+        parts = self._parts.get(key, 1)
+        if parts > 1:
+            sandbox.weigh(parts)
+        try:
+            yield
+        finally:
+            running.remove(sandbox)
+            self._divide(key, running)
+            if not running:
+                del self._running[key]
+
+    def _divide(self, key: str, running: list[Sandbox]) -> None:
+        # In powers of two: each change is a write for each sandbox, and most calls begin and end without one.
+        parts = 1 << max(0, len(running) - 1).bit_length()
+        if parts != self._parts.get(key, 1):
+            self._parts[key] = parts
+            if parts == 1:
+                del self._parts[key]
+            for sandbox in running:
+                sandbox.weigh(parts)
 
 
 class Pool:
-    """The prepared sandboxes of one server. Open it with ``opened``."""
+    """The prepared sandboxes of one server. Open it with ``open_pool``."""
 
     def __init__(self, tasks: anyio.abc.TaskGroup, tell: Tell, describe: Describe, *, shared: bool) -> None:
-        """Take the task group everything lives in, and what ``opened`` takes."""
         self._tasks = tasks
         self._tell = tell
         self._describe = describe
         self._queues: dict[tuple[str, str], ReadyQueue] = {}
         self._starts = FairLimiter(MOST_STARTING, shared=shared)
         self._gate = IdleGate()
-        self._processor = Processor()
+        self._processor = ProcessorShares()
         self._shared = shared
-        self.mounted = mounts.Watch()
+        self.mounted = MountWatch()
 
     def prepare(self, driver: Driver, plan: Plan) -> None:
         """Have sandboxes of this plan ready from now on, as long as they are used."""
         self._queue(driver, plan)
 
     def call(self) -> AbstractContextManager[None]:
-        """Say that a call is under way, from before its sandbox to its result: refill and teardown are deferred."""
+        """Count a call from before its sandbox to its result: refill and teardown are deferred."""
         return self._gate.call()
 
     @asynccontextmanager
@@ -81,7 +138,7 @@ class Pool:
         key: str = "",
         waits: Callable[[], Awaitable[None]] = checkpoint,
     ) -> AsyncIterator[AttestedSandbox]:
-        """An attested sandbox for one call: one that is ready, else one that is started now.
+        """Provide an attested sandbox for one call: one that is ready, else one that is started now.
 
         Args:
             driver: whose it is.
@@ -111,7 +168,7 @@ class Pool:
 
     @asynccontextmanager
     async def start(self, driver: Driver, plan: Plan, key: str = "") -> AsyncIterator[AttestedSandbox]:
-        """An attested sandbox that is started for one call of this key.
+        """Start an attested sandbox for one call of this key.
 
         Raises:
             SandboxError: it could not be started, or did not get ready.
@@ -127,7 +184,7 @@ class Pool:
         return replace(attested, record=self._describe(driver, attested))
 
     def _queue(self, driver: Driver, plan: Plan) -> ReadyQueue:
-        """The queue of a plan, which is refilled from now on, and its siblings with it."""
+        """Return the queue of a plan, which is refilled from now on, and its siblings with it."""
         key = (driver.name, plan.digest)
         queue = self._queues.get(key)
         if queue is None or queue.driver is not driver:
@@ -136,32 +193,32 @@ class Pool:
             queue = self._queues[key] = ReadyQueue(
                 driver, plan, self.mounted, self._gate, siblings, shared=self._shared
             )
-        for each in queue.siblings:
-            if each.supply is None and anyio.current_time() >= each.backoff.not_before:
+        for sibling in queue.siblings:
+            if sibling.supply is None and anyio.current_time() >= sibling.backoff.not_before:
                 refill = Refill(
-                    each, starts=self._starts, gate=self._gate, attest=self._attest, announce=self._announce
+                    sibling, starts=self._starts, gate=self._gate, attest=self._attest, announce=self._announce
                 )
                 self._tasks.start_soon(refill.run)
         return queue
 
     def _retire(self, plan: Plan) -> None:
-        """Have those go soon that differ from this plan in what is masked alone: that has changed, as a rule."""
-        spec = replace(plan.spec.without_preload(), masks=())
-        for key, each in list(self._queues.items()):
-            if replace(each.plan.spec.without_preload(), masks=()) == spec and each.plan.spec.masks != plan.spec.masks:
-                each.retire()
-                if len(self._queues) >= MOST_QUEUES and all(sibling.idle for sibling in each.siblings):
+        """Retire queues that differ from this plan in what is masked alone: that has changed, as a rule."""
+        spec = replace(plan.spec, preload=(), masks=())
+        for key, queue in list(self._queues.items()):
+            if replace(queue.plan.spec, preload=(), masks=()) == spec and queue.plan.spec.masks != plan.spec.masks:
+                queue.retire()
+                if len(self._queues) >= MOST_QUEUES and all(sibling.idle for sibling in queue.siblings):
                     del self._queues[key]
 
     def _siblings(self, driver: Driver, plan: Plan) -> list[ReadyQueue]:
-        """The queues that are in use as long as that of this plan is: the same but for what is preloaded."""
+        """Return the queues that are in use as long as that of this plan is: the same but for what is preloaded."""
         spec = plan.spec.without_preload()
-        for each in self._queues.values():
-            if each.driver is driver and each.plan.spec.without_preload() == spec:
-                return each.siblings
+        for queue in self._queues.values():
+            if queue.driver is driver and queue.plan.spec.without_preload() == spec:
+                return queue.siblings
         return []
 
-    async def _announce(self, what: What, queue: ReadyQueue, reason: str) -> None:
+    async def _announce(self, what: PoolChange, queue: ReadyQueue, reason: str) -> None:
         await self._tell(
             PoolEvent(
                 what=what,
@@ -175,12 +232,12 @@ class Pool:
 
 
 @asynccontextmanager
-async def opened(tell: Tell, describe: Describe = lambda *_: None, *, shared: bool = False) -> AsyncIterator[Pool]:
-    """A pool, for the length of the block; nothing of it is left after it.
+async def open_pool(tell: Tell, describe: Describe = lambda *_: None, *, shared: bool = False) -> AsyncIterator[Pool]:
+    """Open a pool for the length of the block; nothing of it is left after it.
 
     Args:
-        tell: hears of changes.
-        describe: says what is to be remembered of each sandbox.
+        tell: called with each change.
+        describe: returns what is to be remembered of each sandbox.
         shared: whether calls have more than one key, so that each leaves something for others.
     """
     async with anyio.create_task_group() as tasks:
@@ -190,3 +247,113 @@ async def opened(tell: Tell, describe: Describe = lambda *_: None, *, shared: bo
         finally:
             tasks.cancel_scope.cancel()
             pool.mounted.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxRequest:
+    """The sandbox that a call asks for."""
+
+    isolation: tuple[str, ...]
+    """Names of acceptable drivers, the preferred one first."""
+    spec: SandboxSpec
+    prepared: bool
+    """Whether one that was ready before the call is acceptable."""
+    code: str | None = None
+    """The program, where it is one in Python: it may need none of the modules that ``spec`` preloads."""
+    key: str = ""
+    """Whose call it is, for fair shares of what is ready and of the processors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxProvider:
+    """Provides sandboxes to the calls of one server."""
+
+    drivers: Drivers
+    pool: Pool
+    prewarm: bool = True
+    """Whether sandboxes are prepared ahead of calls. Not worth it for one call alone."""
+    _choices: dict[tuple[tuple[str, ...], SandboxSpec, bool], tuple[Driver, Plan, Plan]] = field(
+        default_factory=dict, init=False
+    )
+
+    @asynccontextmanager
+    async def acquire(
+        self, wanted: SandboxRequest, before_start: Callable[[], Awaitable[None]]
+    ) -> AsyncIterator[AttestedSandbox]:
+        """Provide a sandbox for one call, gone after the block.
+
+        Args:
+            wanted: what it must be.
+            before_start: awaited where none stands ready, before the host is looked at or anything is waited for or
+                started; perhaps more than once.
+
+        Raises:
+            UnsupportedSpecError: no driver can enforce the spec here; nothing was started.
+            SandboxError: it could not be started, or did not get ready.
+        """
+        spec, code = wanted.spec, wanted.code
+        preloads = bool(spec.preload) and (code is None or needs_preload(code, spec.preload))
+        key = (wanted.isolation, spec, preloads)
+        driver, plan, cold = self._choices.get(key) or await self._choose(key, before_start)
+        if self.prewarm and wanted.prepared:
+            async with self.pool.take(driver, plan, cold, key=wanted.key, waits=before_start) as sandbox:
+                yield sandbox
+        else:
+            await before_start()
+            async with self.pool.start(driver, cold, wanted.key) as sandbox:
+                yield sandbox
+
+    async def _choose(
+        self, key: tuple[tuple[str, ...], SandboxSpec, bool], before_start: Callable[[], Awaitable[None]]
+    ) -> tuple[Driver, Plan, Plan]:
+        """Choose driver, plan, and the plan of a sandbox that is made while its call waits; remember what stays so."""
+        isolation, spec, preloads = key
+        if not preloads:
+            spec = spec.without_preload()
+        known = self.drivers.find_chosen(isolation, spec)
+        if known is None:
+            await before_start()
+        driver, plan = known or await self.drivers.choose(isolation, spec)
+        cold = plan
+        if preloads:
+            # A sandbox that is made while its call waits does not import what the program may not need.
+            _, cold = await self.drivers.choose((driver.name,), spec.without_preload())
+        if driver.name == isolation[0]:  # a driver that can be used stays; a preferred one may come to be usable
+            if len(self._choices) >= MOST_CHOICES:
+                self._choices.clear()
+            self._choices[key] = driver, plan, cold
+        return driver, plan, cold
+
+    async def choose(self, isolation: Sequence[str], spec: SandboxSpec) -> tuple[Driver, Plan]:
+        """Return the first of these drivers that can enforce every part of the spec, and its plan."""
+        return await self.drivers.choose(tuple(isolation), spec)
+
+    async def prepare(self, isolation: Sequence[str], spec: SandboxSpec) -> None:
+        """Have sandboxes of this spec ready from now on, as long as they are used.
+
+        Raises:
+            UnsupportedSpecError: no driver can enforce it here.
+        """
+        self.pool.prepare(*await self.choose(isolation, spec))
+
+
+def needs_preload(code: str, preload: Sequence[str]) -> bool:
+    """Return whether ``code`` names one of these modules, or imports or runs what is not in view and may need them.
+
+    What was imported ahead costs a program that does not use it milliseconds. A wrong guess costs time and nothing
+    else. So the text is not parsed: a parser of strangers' programs on the host would be something to attack
+    (https://docs.python.org/3/library/ast.html#ast.parse).
+    """
+    words = (*_ELSEWHERE, *(module.partition(".")[0] for module in preload))
+    if len(code) > MAX_SCANNED or any(word in code for word in words):
+        return True
+    return any(name not in sys.stdlib_module_names for name in _imported(code.replace("\\\n", " ")))
+
+
+def _imported(code: str) -> Iterator[str]:
+    """Yield first names of imports, also in strings and comments; empty for what is relative or not understood."""
+    for statement in _STATEMENT.finditer(code):
+        package, listed = statement.groups()
+        for name in [package] if package else listed.split(","):
+            words = name.split()
+            yield words[0].partition(".")[0] if words else ""

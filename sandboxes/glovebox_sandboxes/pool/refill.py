@@ -12,15 +12,23 @@ import structlog
 from glovebox_sandboxes.contract.base import Driver, Plan, Sandbox, Source
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.measure import describe
-from glovebox_sandboxes.pool.idle_gate import IdleGate
-from glovebox_sandboxes.pool.prepared import PreparedSandbox
-from glovebox_sandboxes.pool.ready_queue import ReadyQueue, Supply
-from glovebox_sandboxes.pool.state import REVIEW_SECONDS, Event, State, capacity_of, expired
-from glovebox_sandboxes.session.run import AttestedSandbox
-from glovebox_sandboxes.sharing.limiter import FairLimiter
+from glovebox_sandboxes.pool.ready_queue import (
+    IDLE_SECONDS,
+    MEMORY_SHARE,
+    MOST_READY,
+    RENEW_SECONDS,
+    REVIEW_SECONDS,
+    PreparedSandbox,
+    ReadyQueue,
+    SandboxEvent,
+    SandboxState,
+    Supply,
+)
+from glovebox_sandboxes.session.connection import AttestedSandbox
+from glovebox_sandboxes.sharing import FairLimiter, IdleGate
 
-What = Literal["opened", "limited", "failed", "recovered", "cleared"]
-Announce = Callable[[What, ReadyQueue, str], Awaitable[None]]
+PoolChange = Literal["opened", "limited", "failed", "recovered", "cleared"]
+Announce = Callable[[PoolChange, ReadyQueue, str], Awaitable[None]]
 """Takes what happened to which queue, and why."""
 Attest = Callable[[Sandbox, Driver, Plan], Awaitable[AttestedSandbox]]
 
@@ -79,28 +87,28 @@ class Refill:
         try:
             async with AsyncExitStack() as stack:
                 try:
-                    await self._gate.idle(lambda: queue.has_waiters)
+                    await self._gate.wait_until_idle(lambda: queue.has_waiters)
                     async with self._starts.turn(""):
                         sandbox.fingerprint = queue.fingerprint()
                         opened = await stack.enter_async_context(source.open())
                         sandbox.attested = await self._attest(opened, queue.driver, queue.plan)
                     await self._accept(sandbox.attested)
-                    sandbox.advance(Event.ATTESTED)
+                    sandbox.advance(SandboxEvent.ATTESTED)
                     if queue.supply is self._supply:
                         await queue.offer(sandbox)
                     else:
                         sandbox.discard()
-                    if sandbox.state is State.LEASED:
-                        await sandbox.reached(State.ENDING)
-                        await self._gate.idle(lambda: sandbox.awaited)
+                    if sandbox.state is SandboxState.LEASED:
+                        await sandbox.wait_for(SandboxState.ENDING)
+                        await self._gate.wait_until_idle(lambda: sandbox.is_awaited)
                 except BaseException:
-                    sandbox.advance(Event.FAILED)
+                    sandbox.advance(SandboxEvent.FAILED)
                     raise
         except Exception as problem:  # noqa: BLE001 - calls are using others of this source
             self._problem = self._problem or _unavailable(problem)
             queue.changed.set()
         finally:
-            sandbox.advance(Event.CLOSED)
+            sandbox.advance(SandboxEvent.CLOSED)
             queue.sandboxes.remove(sandbox)
 
     async def _accept(self, attested: AttestedSandbox) -> None:
@@ -132,8 +140,8 @@ class Refill:
             queue.trim(queue.demand.wanted)
 
     def _expired(self, opened_at: float) -> bool:
-        used_at = max(each.demand.used_at for each in self._queue.siblings)
-        return expired(anyio.current_time(), used_at=used_at, opened_at=opened_at)
+        used_at = max(sibling.demand.used_at for sibling in self._queue.siblings)
+        return is_expired(anyio.current_time(), used_at=used_at, opened_at=opened_at)
 
     async def _end(self, problem: SandboxError | None) -> None:
         queue = self._queue
@@ -155,8 +163,18 @@ def _unavailable(problem: Exception) -> SandboxError:
 
 
 def _available_bytes() -> int:
-    """What the host can give without swapping, see proc_meminfo(5)."""
+    """Return what the host can give without swapping, see proc_meminfo(5)."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return 0
+
+
+def capacity_of(available_bytes: int, bytes_each: int) -> int:
+    """Return how many may be ready with so much memory left on the host."""
+    return min(MOST_READY, available_bytes // MEMORY_SHARE // bytes_each)
+
+
+def is_expired(now: float, *, used_at: float, opened_at: float) -> bool:
+    """Return whether a source is to be closed, for want of use or for its age."""
+    return now - used_at >= IDLE_SECONDS or now - opened_at >= RENEW_SECONDS

@@ -13,7 +13,8 @@ from pathlib import Path
 import anyio
 
 from glovebox_sandboxes.contract.errors import SandboxError
-from glovebox_sandboxes.host.process import START_SECONDS, Process, SocketStream, Started
+from glovebox_sandboxes.host.process import START_SECONDS
+from glovebox_sandboxes.host.sandbox import Process, SocketStream, StartedProcess
 
 IMPORT_SECONDS = 60.0
 """For everything a profile preloads: half a second for pandas, on a machine that is not busy."""
@@ -88,4 +89,4 @@ def _process(pidfd: int, stream: SocketStream) -> Process:
     # proc(5), /proc/pid/fdinfo: the number the process has for us.
     lines = Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines()
     pid = next(int(line.split()[1]) for line in lines if line.startswith("Pid:"))
-    return Process(Started(pid=pid, pidfd=pidfd, stream=stream), ours=False)
+    return Process(StartedProcess(pid=pid, pidfd=pidfd, stream=stream), ours=False)

@@ -15,7 +15,7 @@ from glovebox_sandboxes.contract.spec import Limits, SandboxSpec
 from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_sandboxes.runtime.packages import RuntimeBuildError
 from glovebox_sandboxes.runtime.runtime import Runtime
-from glovebox_sandboxes.session import run
+from glovebox_sandboxes.session import connection
 
 _LIMITS = Limits(
     wall_seconds=30, cpu_seconds=30, memory_bytes=1024**3, pids=32, scratch_bytes=16 * 1024**2,
@@ -32,7 +32,7 @@ async def _trouble(driver: Driver, environment: Environment, modules: Sequence[s
     try:
         plan = driver.plan(SandboxSpec(limits=_LIMITS, environment=environment.name, preload=tuple(modules)))
         async with driver.open(plan) as sandbox:
-            return describe((await run.attest(sandbox, plan)).attestation.differences)
+            return describe((await connection.attest(sandbox, plan)).attestation.differences)
     except (SandboxError, UnsupportedSpecError) as problem:
         # Of a traceback the last line: it names what is missing.
         return problem.reason.strip().splitlines()[-1]

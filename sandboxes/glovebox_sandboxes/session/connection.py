@@ -1,7 +1,10 @@
-"""The broker's end of the wire: drives the codec over a sandbox's channel. Every byte that comes is hostile."""
+"""Our end of the wire: proves a sandbox's isolation, then carries one job and its streams. Every byte is hostile."""
 
+import functools
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from pathlib import Path
 from time import monotonic
 from typing import Annotated, Any, Literal, Protocol
 
@@ -11,8 +14,14 @@ import anyio.lowlevel
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from _glovebox_guest import wire
+from _glovebox_guest.measure import namespace_number
+from glovebox_sandboxes.contract.attestation import Attestation, compare
+from glovebox_sandboxes.contract.base import Plan, Sandbox
 from glovebox_sandboxes.contract.errors import SandboxError
-from glovebox_sandboxes.contract.measure import Measured, parse
+from glovebox_sandboxes.contract.measure import NAMESPACES, Measured, describe, parse
+
+READY_SECONDS = 30.0
+"""From start to ``ready``: well below a second, but for preloaded modules on a busy machine."""
 
 _READ = 128 * 1024
 """Bytes taken from the channel at once. Eight times as many cost five times as much a byte: memory for them is the
@@ -36,20 +45,20 @@ def _printable(name: str) -> str:
 _Name = Annotated[str, Field(max_length=255), AfterValidator(_printable)]
 
 
-class GuestSkipped(BaseModel):
-    """One thing in ``/output`` that the guest did not send."""
+class _GuestModel(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+
+class GuestSkipped(_GuestModel):
+    """One thing in ``/output`` that the guest did not send."""
 
     name: str = Field(max_length=1024)
     reason: str = Field(max_length=200)
     count: int | None = Field(default=None, ge=1, le=2**31)
 
 
-class GuestChanges(BaseModel):
+class GuestChanges(_GuestModel):
     """What the program changed in its workspace."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     created: list[_Name] = Field(max_length=50)
     changed: list[_Name] = Field(max_length=50)
@@ -59,10 +68,8 @@ class GuestChanges(BaseModel):
     patch: bool
 
 
-class GuestOutcome(BaseModel):
+class GuestOutcome(_GuestModel):
     """Body of the ``outcome`` message."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     stopped: str = Field(pattern="^(time|output|processor)?$")
     status: int = Field(ge=-64, le=255)
@@ -75,14 +82,14 @@ class GuestOutcome(BaseModel):
     """Why the program was not started."""
 
 
-class Sink(Protocol):
+class StreamSink(Protocol):
     """Takes one stream of the guest's. Called in order, one at a time; while it works, the guest waits."""
 
     async def data(self, data: bytes) -> None:
-        """The next bytes."""
+        """Take the next bytes."""
 
     async def end(self) -> None:
-        """The stream is complete."""
+        """End a stream that is complete."""
 
 
 class Duplex(anyio.abc.ByteStream):
@@ -104,7 +111,7 @@ class Duplex(anyio.abc.ByteStream):
         self._credit = anyio.Event()
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
-        """Bytes from the guest.
+        """Receive bytes from the guest.
 
         Raises:
             anyio.EndOfStream: the guest has sent everything.
@@ -137,7 +144,7 @@ class Duplex(anyio.abc.ByteStream):
             view = view[credit:]
 
     async def send_eof(self) -> None:
-        """No more bytes to the guest."""
+        """Send no more bytes to the guest."""
         if self._link.wire.is_open(self.stream):
             await self._link.send(self._link.wire.end(self.stream))
 
@@ -152,7 +159,7 @@ class Duplex(anyio.abc.ByteStream):
         await self._link.send(self._link.wire.accept(self.stream, body))
 
     async def reset(self, body: Mapping[str, Any]) -> None:
-        """End the stream at once, with the reason; nothing happens where it is over."""
+        """End the stream at once, with the reason, unless it is over."""
         self._link.post(self._link.wire.reset(self.stream, body))
         self.on_over()
 
@@ -161,22 +168,22 @@ class Duplex(anyio.abc.ByteStream):
         await self.reset({})
 
     def on_data(self, data: bytes) -> None:
-        """Called by the link."""
+        """Take the next bytes."""
         self._inbox += data
         self._came.set()
 
     def on_credit(self) -> None:
-        """Called by the link."""
+        """Let a sender go on."""
         self._credit.set()
 
     def on_over(self) -> None:
-        """Called by the link: nothing more will come."""
+        """End receiving: nothing more will come."""
         self._over = True
         self._came.set()
         self._credit.set()
 
     def on_reset(self) -> None:
-        """Called by the link: the guest gave the stream up, and serving it ends."""
+        """End serving: the guest gave the stream up."""
         self._broken = True
         self.on_over()
         self.scope.cancel()
@@ -187,11 +194,11 @@ Input = tuple[str, AsyncGenerator[bytes, None]]
 
 
 async def whole(content: bytes) -> AsyncGenerator[bytes, None]:
-    """Content that is in memory, as an input has it."""
+    """Yield content that is in memory, as an input has it."""
     yield content
 
 
-Accept = Callable[[str, Mapping[str, Any]], Awaitable[Sink | None]]
+Accept = Callable[[str, Mapping[str, Any]], Awaitable[StreamSink | None]]
 """Takes kind and meta of a one-way stream; None refuses it."""
 Serve = Callable[[Duplex], Awaitable[None]]
 """Serves one two-way stream; runs in a task of its own."""
@@ -206,7 +213,7 @@ class GuestConnection:
         self._outbox = bytearray()
         self._posted = anyio.Event()
         self._sent = anyio.Event()
-        self._sinks: dict[int, Sink] = {}
+        self._sinks: dict[int, StreamSink] = {}
         self._duplexes: dict[int, Duplex] = {}
         self._credit: dict[int, anyio.Event] = {}
         self._turn = 0.0
@@ -245,8 +252,8 @@ class GuestConnection:
                 self._sent = anyio.Event()
                 await self._channel.send(frames)
 
-    async def quiet(self) -> None:
-        """Return when a guest that was asked nothing has ended, or has spoken all the same: it is of no use then."""
+    async def wait_while_quiet(self) -> None:
+        """Wait until a guest that was asked nothing has ended, or has sent something: it is of no use then."""
         with suppress(*_GONE):
             await self._channel.receive(_READ)
 
@@ -257,10 +264,8 @@ class GuestConnection:
             SandboxError: what came is not a measurement.
             anyio.EndOfStream: the guest ended first.
         """
-        event = await self._next()
-        if not isinstance(event, wire.Message):  # the codec lets nothing else come first
-            raise TypeError(event)
-        return parse(event.body)
+        # The codec lets nothing else than a message come first.
+        return parse(await self._pump())
 
     async def run(
         self,
@@ -282,13 +287,20 @@ class GuestConnection:
             anyio.EndOfStream: the guest ended without an outcome.
             Exception: what ``accept``, ``serve`` or an input raise.
         """
+        body: Mapping[str, Any] = {}
+
+        async def carry() -> None:
+            nonlocal body
+            body = await self._pump(accept, serve, tasks)
+            tasks.cancel_scope.cancel()
+
+        self.post(self.wire.message("job", job))
         try:
             async with anyio.create_task_group() as tasks:
+                # In a task of its own: each time that it waits, only it is woken, and not all that waits for the job.
+                tasks.start_soon(carry)
                 tasks.start_soon(self._write)
-                self.post(self.wire.message("job", job))
                 tasks.start_soon(self._send_inputs, inputs)
-                body = await self._pump(accept, serve, tasks)
-                tasks.cancel_scope.cancel()
         except BaseExceptionGroup as problems:
             # Tasks fail together; what counts is what went wrong, and then that the guest is gone.
             _, wrong = problems.split(_GONE)
@@ -303,7 +315,10 @@ class GuestConnection:
         if self.wire.state == "running":
             self.post(self.wire.message("stop", {"reason": reason}))
 
-    async def _next(self) -> wire.Event:
+    async def _pump(
+        self, accept: Accept | None = None, serve: Serve | None = None, tasks: anyio.abc.TaskGroup | None = None
+    ) -> Mapping[str, Any]:
+        """Carry streams until the next message; return its body."""
         while True:
             # A channel may always have bytes at once, and those hold many frames: others have their turn all the same.
             if monotonic() >= self._turn:
@@ -313,26 +328,33 @@ class GuestConnection:
                 event = self.wire.event()
             except wire.ProtocolError as problem:
                 raise _broken(str(problem)) from None
-            if event is not None:
-                return event
-            asked = monotonic()
-            self.wire.feed(await self._channel.receive(_READ))
-            # Waiting for it is no part of its turn; reading is.
-            self._turn += max(0.0, monotonic() - asked - _READ_SECONDS)
-
-    async def _pump(self, accept: Accept, serve: Serve | None, tasks: anyio.abc.TaskGroup) -> Mapping[str, Any]:
-        while True:
-            event = await self._next()
-            if isinstance(event, wire.Message):
+            if event is None:
+                asked = monotonic()
+                self.wire.feed(await self._channel.receive(_READ))
+                # Waiting for it is no part of its turn; reading is.
+                self._turn += max(0.0, monotonic() - asked - _READ_SECONDS)
+            elif isinstance(event, wire.Message):
                 return event.body
-            if isinstance(event, wire.Open):
-                await self._opened(event, accept, serve, tasks)
-            elif isinstance(event, wire.Data):
-                await self._data(event)
-            elif isinstance(event, wire.Window):
-                self._more_credit(event.stream)
-            elif isinstance(event, wire.End | wire.Reset):
-                await self._over(event)
+            elif isinstance(event, wire.Data) and (sink := self._sinks.get(event.stream)) is not None:
+                await sink.data(event.data)
+                if frames := self.wire.consumed(event.stream, len(event.data)):
+                    self._outbox += frames
+                    self._posted.set()
+            else:
+                await self._handle(event, accept, serve, tasks)
+
+    async def _handle(
+        self, event: wire.Event, accept: Accept | None, serve: Serve | None, tasks: anyio.abc.TaskGroup | None
+    ) -> None:
+        if isinstance(event, wire.Data):
+            if event.stream in self._duplexes:
+                self._duplexes[event.stream].on_data(event.data)
+        elif isinstance(event, wire.Window):
+            self._more_credit(event.stream)
+        elif isinstance(event, wire.End | wire.Reset):
+            await self._over(event)
+        elif isinstance(event, wire.Open) and accept is not None and tasks is not None:
+            await self._opened(event, accept, serve, tasks)
 
     async def _opened(self, event: wire.Open, accept: Accept, serve: Serve | None, tasks: anyio.abc.TaskGroup) -> None:
         if not event.duplex:
@@ -357,14 +379,6 @@ class GuestConnection:
         finally:
             self._duplexes.pop(duplex.stream, None)
         await duplex.aclose()
-
-    async def _data(self, event: wire.Data) -> None:
-        sink = self._sinks.get(event.stream)
-        if sink is not None:
-            await sink.data(event.data)
-            self.post(self.wire.consumed(event.stream, len(event.data)))
-        elif (duplex := self._duplexes.get(event.stream)) is not None:
-            duplex.on_data(event.data)
 
     async def _over(self, event: wire.End | wire.Reset) -> None:
         sink = self._sinks.pop(event.stream, None)
@@ -406,8 +420,64 @@ class GuestConnection:
             self._duplexes[stream].on_credit()
 
 
+@functools.cache
+def host_namespaces() -> Mapping[str, int]:
+    """Return inode numbers of the namespaces this process is in, see namespaces(7); it stays in them."""
+    return {name: namespace_number(str(Path(f"/proc/self/ns/{name}").readlink())) for name in NAMESPACES}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttestedSandbox:
+    """A sandbox whose guest is ready, and what was measured of it."""
+
+    sandbox: Sandbox
+    plan: Plan
+    link: GuestConnection
+    measured: Measured
+    attestation: Attestation
+    record: Any = None
+    """What whoever uses it records of it (``Pool``'s ``describe``), made when it got ready."""
+
+    def require_as_planned(self) -> None:
+        """Refuse one whose isolation is not what was planned.
+
+        Raises:
+            SandboxError: names each field that differs.
+        """
+        if self.attestation.differences:
+            raise SandboxError(
+                "Proving a sandbox's isolation",
+                f"it is not what was planned ({describe(self.attestation.differences)})",
+                "Run `glovebox doctor`.",
+            )
+
+
+async def attest(sandbox: Sandbox, plan: Plan) -> AttestedSandbox:
+    """Wait until the guest is ready; hold what it measured, and what the host sees of it, against the plan.
+
+    Raises:
+        SandboxError: it did not get ready.
+    """
+    link = GuestConnection(sandbox.channel)
+    try:
+        with anyio.fail_after(READY_SECONDS):
+            measured = await link.ready()
+    except TimeoutError:
+        raise job_failed(f"the guest was not ready after {READY_SECONDS:.0f} seconds") from None
+    except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+        await sandbox.kill()
+        facts = await sandbox.stats()
+        if "Traceback" in facts.detail:  # our own guest's: its last line says what happened
+            words = f"its Python ended before it was ready ({facts.detail.splitlines()[-1]})"
+            fix = "Run `glovebox setup`, which repairs what was damaged; if it persists, run `glovebox doctor`."
+            raise SandboxError("Starting a sandbox", words, fix) from None
+        raise job_failed(facts.detail or "the guest ended before it was ready") from None
+    attestation = compare(plan.expected, measured, await sandbox.host_view(), host_namespaces())
+    return AttestedSandbox(sandbox=sandbox, plan=plan, link=link, measured=measured, attestation=attestation)
+
+
 def _first(problems: BaseExceptionGroup) -> BaseException:
-    """One exception of a group, however deep."""
+    """Return one exception of a group, however deep."""
     problem: BaseException = problems
     while isinstance(problem, BaseExceptionGroup):
         problem = problem.exceptions[0]
@@ -422,3 +492,8 @@ def _broken(reason: str) -> SandboxError:
     return SandboxError(
         "Talking to the guest", f"the sandbox broke the wire's protocol: {reason}", "The sandbox was killed; try again."
     )
+
+
+def job_failed(reason: str) -> SandboxError:
+    """Return the error of a sandbox that could not run its job."""
+    return SandboxError("Running a job in a sandbox", reason, "Try again; if it persists, run `glovebox doctor`.")

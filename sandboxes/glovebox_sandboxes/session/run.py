@@ -1,31 +1,50 @@
-"""One job in one sandbox: prove the isolation, run, bound everything that comes out, say how it ended.
+"""One job in one sandbox: run it, bound everything that comes out, say how it ended. The same for every driver.
 
-The same for every driver. Files and network connections are handed to the caller's callbacks as they come.
+Files and network connections are handed to the caller's callbacks as they come. What a job handed back are frames of
+the guest's ``program.emit``: a program writes to the same pipe, so nobody can say whose words they are; but it can say
+little, and once: one value, and at most ``MAX_BLOBS`` pictures. The first frame beyond that ends the reading.
 """
 
 import asyncio
-import functools
+import json
+import math
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 import anyio
 
-from _glovebox_guest.measure import namespace_number
-from glovebox_sandboxes.contract.attestation import Attestation, compare
+from _glovebox_guest.jsontext import MAX_LISTED, bound
+from _glovebox_guest.program.emit import BLOB, HEADER, SHOWN, VALUE
+from glovebox_sandboxes.contract import pictures
 from glovebox_sandboxes.contract.base import Plan, Sandbox, SandboxStats
 from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
-from glovebox_sandboxes.contract.measure import NAMESPACES, Measured, describe
-from glovebox_sandboxes.contract.outcome import PATCH, Changes, CountedBy, Ended, Job, Outcome, SkippedFile, Usage
+from glovebox_sandboxes.contract.outcome import (
+    PATCH,
+    Blob,
+    Captured,
+    CountedBy,
+    Ended,
+    Job,
+    Outcome,
+    Shown,
+    SkippedFile,
+    Usage,
+    WorkspaceChanges,
+)
 from glovebox_sandboxes.contract.spec import WORKSPACE, Limits
 from glovebox_sandboxes.plural import counted
-from glovebox_sandboxes.session.capture import HeadAndTail
-from glovebox_sandboxes.session.connection import GuestConnection, GuestOutcome, Input, Serve, Sink
-from glovebox_sandboxes.session.result import ResultReader
+from glovebox_sandboxes.session.connection import (
+    AttestedSandbox,
+    GuestConnection,
+    GuestOutcome,
+    Input,
+    Serve,
+    StreamSink,
+    job_failed,
+)
 
-READY_SECONDS = 30.0
-"""From start to ``ready``: well below a second, but for preloaded modules on a busy machine."""
 GRACE_SECONDS = 5.0
 """After its wall time the guest stops the program and sends what there is; then the host ends the sandbox itself."""
 PRINTED_FACTOR = 256
@@ -38,76 +57,28 @@ _DIGITS = 3
 """Of milliseconds: a clock shows more, and means nothing by it."""
 _SIGXCPU = 24
 _SIGKILL = 9
+MAX_VALUE = 1024 * 1024
+"""Bytes of JSON: above what any job of ours returns, and small enough to parse without thought."""
+MAX_BLOB = 8 * 1024 * 1024
+"""Bytes of one picture: a 4,000 × 3,000 plot is about 1 MiB."""
+MAX_BLOBS = 16
+"""Pictures of one job."""
+MAX_BLOB_BYTES = 16 * 1024 * 1024
+"""All pictures of one job together: they are held in memory until the call has its answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hooks:
-    """What the caller wants of a running job."""
+    """The callbacks of a running job's caller."""
 
-    file: Callable[[str, int], Awaitable[Sink | None]]
+    file: Callable[[str, int], Awaitable[StreamSink | None]]
     """Takes name and size of an output file; None refuses it."""
-    cut_file: Callable[[str, int], Awaitable[Sink | None]] | None = None
+    cut_file: Callable[[str, int], Awaitable[StreamSink | None]] | None = None
     """Takes one whose end may be missing, where that is to be told apart."""
     serve: Serve | None = None
     """Serves one egress stream; None where the profile grants no network."""
     printed: Callable[[bytes], None] | None = None
-    """Hears standard output as it comes."""
-
-
-@functools.cache
-def host_namespaces() -> Mapping[str, int]:
-    """Inode numbers of the namespaces this process is in, see namespaces(7); it stays in them."""
-    return {name: namespace_number(str(Path(f"/proc/self/ns/{name}").readlink())) for name in NAMESPACES}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttestedSandbox:
-    """A sandbox whose guest is ready, and what was measured of it."""
-
-    sandbox: Sandbox
-    plan: Plan
-    link: GuestConnection
-    measured: Measured
-    attestation: Attestation
-    record: Any = None
-    """What whoever uses it records of it (``Pool``'s ``describe``), made when it got ready."""
-
-    def require_as_planned(self) -> None:
-        """Refuse one whose isolation is not what was planned.
-
-        Raises:
-            SandboxError: names each field that differs.
-        """
-        if self.attestation.differences:
-            raise SandboxError(
-                "Proving a sandbox's isolation",
-                f"it is not what was planned ({describe(self.attestation.differences)})",
-                "Run `glovebox doctor`.",
-            )
-
-
-async def attest(sandbox: Sandbox, plan: Plan) -> AttestedSandbox:
-    """Wait until the guest is ready; hold what it measured, and what the host sees of it, against the plan.
-
-    Raises:
-        SandboxError: it did not get ready.
-    """
-    link = GuestConnection(sandbox.channel)
-    try:
-        with anyio.fail_after(READY_SECONDS):
-            measured = await link.ready()
-    except TimeoutError:
-        raise _unavailable(f"the guest was not ready after {READY_SECONDS:.0f} seconds") from None
-    except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
-        await sandbox.kill()
-        facts = await sandbox.stats()
-        if "Traceback" in facts.detail:  # our own guest's: its last line says what happened
-            words = f"its Python ended before it was ready ({facts.detail.splitlines()[-1]})"
-            fix = "Run `glovebox setup`, which repairs what was damaged; if it persists, run `glovebox doctor`."
-            raise SandboxError("Starting a sandbox", words, fix) from None
-        raise _unavailable(facts.detail or "the guest ended before it was ready") from None
-    attestation = compare(plan.expected, measured, await sandbox.host_view(), host_namespaces())
-    return AttestedSandbox(sandbox=sandbox, plan=plan, link=link, measured=measured, attestation=attestation)
+    """Called with standard output as it comes."""
 
 
 async def run(proved: AttestedSandbox, job: Job, *, inputs: Sequence[Input], hooks: Hooks) -> Outcome:
@@ -124,7 +95,7 @@ async def run(proved: AttestedSandbox, job: Job, *, inputs: Sequence[Input], hoo
     reported: GuestOutcome | None = None
     died = False
     started = anyio.current_time()
-    with _Processor(sandbox, link, limits.cpu_seconds) as processor, anyio.move_on_after(wall + GRACE_SECONDS):
+    with ProcessorMeter(sandbox, link, limits.cpu_seconds) as processor, anyio.move_on_after(wall + GRACE_SECONDS):
         try:
             reported = await link.run(_job_body(plan, job, wall, len(inputs)), inputs, streams.accept, hooks.serve)
         except anyio.EndOfStream:
@@ -135,7 +106,7 @@ async def run(proved: AttestedSandbox, job: Job, *, inputs: Sequence[Input], hoo
     facts = await sandbox.stats()
     cpu_ms, cpu_from = processor.spent(reported, facts)
     if died and not facts.out_of_memory:
-        raise _unavailable(facts.detail or "the sandbox ended without an outcome")
+        raise job_failed(facts.detail or "the sandbox ended without an outcome")
     if reported is not None and reported.refused:
         raise _too_large(reported.refused)
     ended, code, reason = _ending(plan, reported, facts, wall, streams.result.value)
@@ -163,11 +134,10 @@ async def run(proved: AttestedSandbox, job: Job, *, inputs: Sequence[Input], hoo
     )
 
 
-class _Processor:
+class ProcessorMeter:
     """Watches what a job spends of processor time while it runs, where the host's kernel counts it for the sandbox.
 
-    The guest sees only processes that live or were waited for. What it and the sandbox's start have used before the job
-    is not the job's.
+    The guest sees only processes that live or were waited for. What was used before the job is not the job's.
     """
 
     def __init__(self, sandbox: Sandbox, link: GuestConnection, most: float) -> None:
@@ -209,7 +179,7 @@ class _Processor:
             self._again()
 
     def spent(self, reported: GuestOutcome | None, facts: SandboxStats) -> tuple[float | None, CountedBy]:
-        """Milliseconds, and who counted them."""
+        """Return milliseconds, and who counted them."""
         found = self._last if facts.cpu_seconds is None else facts.cpu_seconds
         if found is not None and self._before is not None:
             return round((found - self._before) * 1000, _DIGITS), "group"
@@ -227,20 +197,17 @@ def _too_large(reason: str) -> UnsupportedSpecError:
 def _skipped(reported: GuestOutcome | None) -> tuple[SkippedFile, ...]:
     if reported is None:
         return ()
-    found = [SkippedFile(name=each.name, reason=each.reason, count=each.count) for each in reported.skipped]
+    files = [(entry.name, entry) for entry in reported.skipped]
     if reported.changes is not None:
-        found += [
-            SkippedFile(name=f"{WORKSPACE}/{each.name}", reason=each.reason, count=each.count)
-            for each in reported.changes.skipped
-        ]
-    return tuple(found)
+        files += [(f"{WORKSPACE}/{entry.name}", entry) for entry in reported.changes.skipped]
+    return tuple(SkippedFile(name=name, reason=entry.reason, count=entry.count) for name, entry in files)
 
 
-def _changes(reported: GuestOutcome | None, plan: Plan) -> Changes | None:
+def _changes(reported: GuestOutcome | None, plan: Plan) -> WorkspaceChanges | None:
     if reported is None or reported.changes is None or not plan.spec.overlay:
         return None
     found = reported.changes
-    return Changes(
+    return WorkspaceChanges(
         created=tuple(found.created),
         changed=tuple(found.changed),
         deleted=tuple(found.deleted),
@@ -263,7 +230,7 @@ def _job_body(plan: Plan, job: Job, wall: float, inputs: int) -> dict[str, Any]:
 def _ending(
     plan: Plan, reported: GuestOutcome | None, facts: SandboxStats, wall: float, value: Any
 ) -> tuple[Ended, int | None, str]:
-    """How it ended, by the strongest evidence first: the kernel's, the clock's, then the guest's."""
+    """Say how it ended, by the strongest evidence first: the kernel's, the clock's, then the guest's."""
     limits = plan.spec.limits
     if reported is None:
         return _out_of_memory(limits, None) if facts.out_of_memory else _timed_out(limits, wall)
@@ -279,7 +246,7 @@ def _ending(
 
 
 def _lacked_memory(plan: Plan, reported: GuestOutcome, facts: SandboxStats, value: Any) -> bool:
-    """Whether a program that ended by itself did so for want of memory."""
+    """Return whether a program that ended by itself did so for want of memory."""
     error = value.get("error") if isinstance(value, dict) else None
     # A program can say so of itself as it likes. Where the limit holds per process there is no other witness.
     witness = facts.out_of_memory or "memory_bytes" in plan.rlimits
@@ -335,7 +302,7 @@ class _Streams:
         self._hooks = hooks
         self._overlay = overlay
 
-    async def accept(self, kind: str, meta: Mapping[str, Any]) -> Sink | None:
+    async def accept(self, kind: str, meta: Mapping[str, Any]) -> StreamSink | None:
         if kind in self._kept:
             return _Feed(self._kept[kind])
         name, size = meta.get("name"), meta.get("bytes")
@@ -365,5 +332,150 @@ class _Feed:
         return
 
 
-def _unavailable(reason: str) -> SandboxError:
-    return SandboxError("Running a job in a sandbox", reason, "Try again; if it persists, run `glovebox doctor`.")
+class HeadAndTail:
+    """Holds at most ``limit`` bytes: the first half, and the last half of what came after; counts what fell out."""
+
+    def __init__(self, limit: int) -> None:
+        self.total = 0
+        self._head = bytearray()
+        self._head_limit = limit // 2
+        self._tail: deque[bytes] = deque()
+        self._tail_limit = limit - limit // 2
+        self._tail_size = 0
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes."""
+        self.total += len(data)
+        room = self._head_limit - len(self._head)
+        self._head += data[:room]
+        rest = data[room:] if room < len(data) else b""
+        if not rest:
+            return
+        self._tail.append(rest)
+        self._tail_size += len(rest)
+        # Whole chunks fall out; the first one left is cut when the result is read.
+        while self._tail_size - len(self._tail[0]) >= self._tail_limit:
+            self._tail_size -= len(self._tail.popleft())
+
+    def captured(self) -> Captured:
+        """Return what was kept, as text."""
+        tail = b"".join(self._tail)[-self._tail_limit :] if self._tail else b""
+        dropped = self.total - len(self._head) - len(tail)
+        if not dropped:
+            text = (bytes(self._head) + tail).decode("utf-8", "replace")
+        else:
+            head_text = self._head.decode("utf-8", "replace")
+            text = f"{head_text}\n[… {dropped} bytes left out …]\n{tail.decode('utf-8', 'replace')}"
+        return Captured(text=text, total_bytes=self.total, dropped_bytes=dropped)
+
+
+class ResultReader:
+    """Collects the frames of one job. What does not fit the format is left out and said in ``problems``."""
+
+    def __init__(self) -> None:
+        self.value: Any = None
+        self.blobs: list[Blob] = []
+        self.shown: list[Shown] = []
+        self.problems: list[str] = []
+        self._buffer = bytearray()
+        self._passing = 0  # bytes of a picture that is left out, still to come
+        self._broken = False
+        self._valued = False
+        self._pictures = 0
+        self._copies = 0
+        self._whole = False  # whether the picture that came last was taken, so that a copy may be of it
+        self._room = MAX_BLOB_BYTES
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes."""
+        if self._broken:
+            return
+        self._buffer += data
+        while True:
+            passed = min(self._passing, len(self._buffer))
+            del self._buffer[:passed]
+            self._passing -= passed
+            if len(self._buffer) < HEADER.size:
+                return
+            kind, length = HEADER.unpack_from(self._buffer)
+            if not self._expected(kind, length):
+                # Without a believable length there is no next frame to look for.
+                self._broken = True
+                self._buffer.clear()
+                self.problems.append("the program wrote to the descriptor its results go through; the rest is dropped")
+                return
+            if kind == BLOB and length > self._room:
+                self._pictures += 1
+                self._whole = False
+                self._passing = HEADER.size + length
+                self.problems.append(f"more than {MAX_BLOB_BYTES} bytes of pictures")
+                continue
+            end = HEADER.size + length
+            if len(self._buffer) < end:
+                return
+            with memoryview(self._buffer) as view:
+                payload = bytes(view[HEADER.size : end])
+            del self._buffer[:end]
+            if kind == VALUE:
+                self._take_value(payload)
+            elif kind == SHOWN:
+                self._take_shown(payload)
+            else:
+                self._take_blob(payload)
+
+    def _expected(self, kind: int, length: int) -> bool:
+        """Return whether a frame, told from its head alone, may be one of ours."""
+        if kind == VALUE:
+            return length <= MAX_VALUE and not self._valued
+        if kind == SHOWN:
+            return length <= pictures.MAX_BYTES + pictures.MAX_ABOUT and self._copies < MAX_BLOBS
+        return kind == BLOB and length <= MAX_BLOB and self._pictures < MAX_BLOBS
+
+    def _take_value(self, payload: bytes) -> None:
+        self._valued = True
+        try:
+            bound(payload, MAX_LISTED)
+            # Decoded here: `json` would take other encodings, and surrogates that are no UTF-8.
+            value = json.loads(payload.decode(), parse_constant=_refuse, parse_float=_finite)
+            if b"\\u" in payload:
+                # Half a surrogate pair is a str that nothing can encode: it becomes a question mark here, once.
+                value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+        except (ValueError, RecursionError):
+            self.problems.append("the value is not JSON of ordinary size")
+        else:
+            self.value = value
+
+    def _take_blob(self, payload: bytes) -> None:
+        self._pictures += 1
+        head, _, data = payload.partition(b"\0")
+        media_type = head.decode("ascii", "replace")
+        magic = pictures.IMAGE_TYPES.get(media_type)
+        if magic is None or not data.startswith(magic):
+            self.problems.append("a picture is not of the type it claims")
+            self._whole = False
+        else:
+            self._whole = True
+            self._room -= len(payload)
+            self.blobs.append(Blob(media_type=media_type, data=data))
+
+    def _take_shown(self, payload: bytes) -> None:
+        self._copies += 1
+        about, _, data = payload.partition(b"\0")
+        shown = pictures.parse_copy(about, data)
+        if shown is None:
+            self.problems.append("a smaller copy of a picture is not what it claims")
+        elif self._whole and not shown.name:
+            self.blobs[-1] = replace(self.blobs[-1], shown=shown)
+        else:
+            self.shown.append(shown)
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)  # 1e999 would be read as infinity, which is not JSON
+    if math.isinf(number):
+        raise ValueError(f"{text[:20]} is too large")
+    return number

@@ -7,8 +7,7 @@ from typing import Self
 
 from glovebox_audit.events import ArtifactCollected, ArtifactRefused
 from glovebox_sandboxes.contract.outcome import Blob, Outcome, Shown, SkippedFile
-from glovebox_sandboxes.contract.pictures import HEAD_BYTES, MAX_BYTES, MAX_PICTURES, fits
-from glovebox_sandboxes.session.result import IMAGE_TYPES
+from glovebox_sandboxes.contract.pictures import HEAD_BYTES, IMAGE_TYPES, MAX_BYTES, MAX_PICTURES, fits
 from glovebox_server.artifacts.collect import Collection
 from glovebox_server.artifacts.collect import Sink as FileSink
 from glovebox_server.artifacts.names import quoted

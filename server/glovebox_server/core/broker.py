@@ -18,7 +18,7 @@ from glovebox_audit.chain import Head
 from glovebox_profiles.compile import to_spec
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.contract.outcome import Outcome
-from glovebox_sandboxes.pool.provider import SandboxProvider, Wanted
+from glovebox_sandboxes.pool.pool import SandboxProvider, SandboxRequest
 from glovebox_sandboxes.session.run import Hooks, run
 from glovebox_server.artifacts.collector import Collector
 from glovebox_server.artifacts.store import ArtifactStore
@@ -238,7 +238,7 @@ class Broker:
         if now.spec is None:
             raise AssertionError(request.id)
         inputs = now.inputs.contents()
-        wanted = Wanted(
+        wanted = SandboxRequest(
             isolation=profile.isolation,
             spec=now.spec,
             prepared=profile.python.start == "warm",

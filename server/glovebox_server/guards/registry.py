@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from glovebox_sandboxes.pool.provider import SandboxProvider
+from glovebox_sandboxes.pool.pool import SandboxProvider
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import CallResult
 from glovebox_server.core.call import Call, Ran

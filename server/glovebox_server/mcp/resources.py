@@ -29,7 +29,7 @@ from glovebox_audit.chain import Record, canonical, time_of
 from glovebox_audit.events import CallDecided, ReceiptSigned
 from glovebox_audit.log import AuditLog
 from glovebox_audit.subscription import Subscription
-from glovebox_sandboxes.sharing.limiter import FairLimiter
+from glovebox_sandboxes.sharing import FairLimiter
 from glovebox_server.artifacts.record import Artifact, ArtifactsUnavailable
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import Principal

@@ -16,8 +16,9 @@ from glovebox_sandboxes.contract.base import Plan
 from glovebox_sandboxes.contract.errors import RefusedError, SandboxError, UnsupportedSpecError
 from glovebox_sandboxes.contract.outcome import Job, Outcome
 from glovebox_sandboxes.contract.spec import Limits, SandboxSpec
-from glovebox_sandboxes.pool.provider import SandboxProvider, Wanted
-from glovebox_sandboxes.session.run import AttestedSandbox, Hooks, run
+from glovebox_sandboxes.pool.pool import SandboxProvider, SandboxRequest
+from glovebox_sandboxes.session.connection import AttestedSandbox
+from glovebox_sandboxes.session.run import Hooks, run
 from glovebox_server.artifacts.record import ArtifactsUnavailable
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import ToolCall
@@ -163,7 +164,7 @@ class Scanning:
 
     async def _outcome(self, file: File, started: Callable[[AttestedSandbox], Awaitable[None]]) -> Outcome:
         profile = self.profile
-        wanted = Wanted(
+        wanted = SandboxRequest(
             isolation=profile.isolation,
             spec=SandboxSpec(
                 limits=LIMITS,

@@ -26,7 +26,7 @@ from glovebox_sandboxes.conformance.prepared import has_another_way, prepared
 from glovebox_sandboxes.conformance.prove import Finding, Proof, Start, gap_names, judged, prove, together
 from glovebox_sandboxes.contract.base import Capabilities, Driver, mechanisms
 from glovebox_sandboxes.drivers import registry
-from glovebox_sandboxes.host import host_info
+from glovebox_sandboxes.host import surroundings
 from glovebox_sandboxes.plural import counted
 from glovebox_server.app import VERSION
 from glovebox_server.cli.terminal import print_json, print_table
@@ -137,7 +137,7 @@ def _json(
         "format": FORMAT,
         "glovebox": VERSION,
         "suite": {"digest": cases.digest(suite), "cases": len(suite)},
-        "host": host_info.facts(),
+        "host": surroundings.facts(),
         "started": began.isoformat(timespec="seconds"),
         "holds": holds,
         "drivers": [_proof_json(each) for each in proofs] + [_unusable_json(each) for each in unusable],
@@ -179,7 +179,7 @@ _WAYS: Mapping[Start, str] = {"cold": "started for a call", "forked": "prepared 
 
 
 def _print(out: Console, suite: tuple[cases.Claim, ...], proofs: list[Proof], unusable: list[Capabilities]) -> None:
-    facts = host_info.facts()
+    facts = surroundings.facts()
     who = "root" if facts["root"] else "a normal user"
     out.print(Text(f"Glovebox {VERSION}, {len(suite)} cases ({cases.digest(suite)[:19]})"))
     around = f", inside: {', '.join(facts['inside'])}" if facts["inside"] else ""

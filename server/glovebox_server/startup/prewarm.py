@@ -11,8 +11,8 @@ from glovebox_profiles.errors import ProfileError
 from glovebox_sandboxes.contract.base import Driver, Plan
 from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
 from glovebox_sandboxes.contract.spec import SandboxSpec
-from glovebox_sandboxes.pool.provider import SandboxProvider
-from glovebox_sandboxes.session.run import attest
+from glovebox_sandboxes.pool.pool import SandboxProvider
+from glovebox_sandboxes.session.connection import attest
 from glovebox_server.core.rights import Rights
 from glovebox_server.guards.registry import GuardSet
 from glovebox_server.tools import TOOLS

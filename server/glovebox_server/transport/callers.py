@@ -102,7 +102,7 @@ class Shares:
 
     Tokens are counted, so each has an even share. How many subjects an authorization server knows is not: they have
     half of the places where there are tokens too, and of those one may hold as many as are left. So there is always
-    something left, and each one that comes gets part of that: the dynamic threshold of ``sharing.turns``.
+    something left, and each one that comes gets part of that: the dynamic threshold of ``glovebox_sandboxes.sharing``.
     """
 
     def __init__(self, most: int, callers: Callers, *, subjects: bool) -> None:

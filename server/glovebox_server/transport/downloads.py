@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
-from glovebox_sandboxes.sharing.limiter import FairLimiter
+from glovebox_sandboxes.sharing import FairLimiter
 from glovebox_server.artifacts.record import Artifact, ArtifactsUnavailable, uri_of
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import Principal

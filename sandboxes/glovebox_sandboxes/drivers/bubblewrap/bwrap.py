@@ -6,9 +6,8 @@ What is run is the driver's business and in its plan; nothing here decides anyth
 import json
 import os
 import secrets
-import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -17,14 +16,15 @@ import anyio
 import anyio.to_thread
 
 from _glovebox_guest.measure import status
-from glovebox_sandboxes.contract.base import Missing, Plan, SandboxStats
+from glovebox_sandboxes.contract.base import Missing, Plan
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.spec import GUEST_UID
-from glovebox_sandboxes.host import cgroup, host_view, mounts, userns
+from glovebox_sandboxes.host import cgroup, host_view, mounts, surroundings
 from glovebox_sandboxes.host.identity import SETPRIV, another, changes_user, is_kernels_root, unprivileged, user_map
 from glovebox_sandboxes.host.janitor import Janitor, reap
 from glovebox_sandboxes.host.owner import new_owner
-from glovebox_sandboxes.host.process import Process, Spawner
+from glovebox_sandboxes.host.process import Spawner
+from glovebox_sandboxes.host.sandbox import DETAIL_BYTES, ProcessSandbox, read_words, seal_size
 from glovebox_sandboxes.pool.zygote import Zygote
 
 USERS = ("--info-fd", "{info}", "--userns-block-fd", "{users}", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
@@ -33,14 +33,10 @@ MINIMUM = (0, 8, 0)
 """First version with --disable-userns and --size."""
 ROOT_ALONE = "every sandbox would be the kernel's root: the user namespace around this process has nobody else"
 ROOT_FIX = "Start Glovebox, or the sandbox around it, as a normal user; or as root without a user namespace around it."
-_DETAIL_BYTES = 8192
-"""bwrap's own messages are one line; more is not kept."""
 _GATE = ("/bin/sh", "-c", 'read -r gate && exec "$@"', "gate")
 """On v2, in front of bwrap: it waits for a line until it has been moved into its control group, and becomes bwrap.
 Moved later, the path of that group could be read inside, because bwrap makes the cgroup namespace when it starts.
 ``read`` takes a pipe's bytes one at a time, so what follows the line is the guest's."""
-_END_SECONDS = 0.3
-"""From SIGKILL to the end of every process: a millisecond, and the whole must stay below a second."""
 _START_SECONDS = 10.0
 """For a program that tells its version, or tries namespaces: milliseconds; a host this slow cannot serve."""
 
@@ -64,7 +60,7 @@ async def find(trial: tuple[str, ...]) -> tuple[str, str, list[Missing]]:
         else:
             code, words = await run([program, *trial])
             if code != 0:
-                missing = Missing(what=f"it cannot make namespaces: {words}", fix=userns.fix(words), fatal=True)
+                missing = Missing(what=f"it cannot make namespaces: {words}", fix=surroundings.fix(words), fatal=True)
     return program or "bwrap", version, [missing] if missing else []
 
 
@@ -91,7 +87,7 @@ class Launcher:
     @asynccontextmanager
     async def open(
         self, plan: Plan, directories: Mapping[str, Path], files: Mapping[str, bytes]
-    ) -> AsyncIterator["BwrapSandbox"]:
+    ) -> AsyncIterator["ProcessSandbox"]:
         """Run ``argv`` of the plan's action, for the length of the block.
 
         Args:
@@ -121,7 +117,7 @@ class Launcher:
     @asynccontextmanager
     async def fork(
         self, plan: Plan, zygote: Zygote, seen: host_view.Zygote, user: int | None
-    ) -> AsyncIterator["BwrapSandbox"]:
+    ) -> AsyncIterator["ProcessSandbox"]:
         """Have a zygote of this plan fork a sandbox, for the length of the block.
 
         Args:
@@ -141,9 +137,9 @@ class Launcher:
             except OSError as problem:
                 raise self._unavailable(f"a step of its start was refused: {problem.strerror}") from problem
             if process is None:
-                words = _words(waiting.detail) or "its zygote has ended"
+                words = read_words(waiting.detail) or "its zygote has ended"
                 raise self._unavailable(words)
-            sandbox = BwrapSandbox(waiting.name, process, waiting.group, waiting.detail, zygote=seen)
+            sandbox = ProcessSandbox(waiting.name, process, waiting.group, waiting.detail, zygote=seen)
             try:
                 yield sandbox
             finally:
@@ -161,12 +157,12 @@ class Launcher:
             stack.push_async_callback(_shielded, group.remove)
         detail = os.memfd_create("bwrap-stderr", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
         stack.callback(os.close, detail)
-        _bound(detail)
+        seal_size(detail)
         return _Waiting(name=name, group=group, detail=detail)
 
     async def _start(
         self, argv: Sequence[str], places: dict[str, int], held: "_Descriptors", waiting: "_Waiting"
-    ) -> "BwrapSandbox":
+    ) -> "ProcessSandbox":
         info = users = None
         if USERS[0] in argv:
             info, users = held.pipe("info", places, reading=True), held.pipe("users", places, reading=False)
@@ -182,7 +178,7 @@ class Launcher:
             )
         except OSError as problem:
             raise self._unavailable(f"{argv[0]} cannot be run: {problem.strerror}") from problem
-        sandbox = BwrapSandbox(waiting.name, process, group, waiting.detail)
+        sandbox = ProcessSandbox(waiting.name, process, group, waiting.detail)
         try:
             if group is not None and gated:
                 group.add(process.pid)
@@ -236,80 +232,6 @@ class _Waiting:
     detail: int
 
 
-class BwrapSandbox:
-    """One running bwrap."""
-
-    def __init__(
-        self,
-        name: str,
-        process: Process,
-        group: cgroup.Cgroup | None,
-        detail: int,
-        *,
-        zygote: host_view.Zygote | None = None,
-    ) -> None:
-        """Take over a process: bwrap itself, or what a zygote forked, which is the sandbox's first."""
-        self.id = name
-        self.channel = process.stream
-        self.user: int | None = None
-        """Who its processes are on the host, where it may start others as other users."""
-        self._zygote = zygote
-        self._process = process
-        self._group = group
-        self._detail = detail
-
-    async def host_view(self) -> host_view.HostView:
-        """See ``Sandbox.outside``."""
-        first = self._process.pid if self._zygote else host_view.only_child(self._process.pid)
-        if first is None:
-            limits = self._group.read_back(None) if self._group else {}
-            return host_view.unseen("bwrap's child cannot be found in /proc", limits)
-        seen = host_view.look(first, self._group.read_back(first) if self._group else {})
-        return replace(seen, zygote=self._zygote)
-
-    def cpu_seconds(self) -> float | None:
-        """See ``Sandbox.cpu_seconds``."""
-        return self._group.cpu_seconds() if self._group else None
-
-    async def kill(self) -> None:
-        """End every process with SIGKILL, and return when they are gone; bwrap ends by itself.
-
-        Nobody is asked to end: the guest would wait for a processor behind its own program. Killing bwrap ends the
-        guest too (--die-with-parent), but then nobody reaps it where the host's process 1 does not, as in many
-        containers.
-        """
-        await self._process.stream.aclose()
-        self._kill_inside()
-        with anyio.move_on_after(_END_SECONDS):
-            await self._process.wait()
-            return
-        self._process.kill()
-        await self._process.wait()
-
-    def _kill_inside(self) -> None:
-        """Kill all but bwrap; where that has not started the guest yet, its closed wire ends that."""
-        # A share of many would make it slow to die: to end takes a processor too.
-        self.weigh(1)
-        bwrap = None if self._zygote else self._process.pid
-        if bwrap is None:
-            self._process.kill()
-        if self._group is not None:
-            self._group.kill(spared=bwrap)
-        elif bwrap is not None and (first := host_view.only_child(bwrap)) is not None:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(first, signal.SIGKILL)
-
-    def weigh(self, parts: int) -> None:
-        """See ``Sandbox.weigh``."""
-        if self._group is not None:
-            self._group.weigh(parts)
-
-    async def stats(self) -> SandboxStats:
-        """See ``Sandbox.facts``."""
-        found = self._group.stats() if self._group else SandboxStats()
-        return replace(found, detail=_words(self._detail)[-2000:])
-
-
 class _Descriptors:
     """Descriptors that are closed whatever happens."""
 
@@ -358,14 +280,6 @@ def _fill(part: str, places: Mapping[str, int]) -> str:
     return str(places[part[1:-1]]) if part.startswith("{") and part[1:-1] in places else part
 
 
-def _bound(descriptor: int) -> None:
-    """Give a memory file its final size, so that no flood of messages can make it grow."""
-    import fcntl  # noqa: PLC0415 - Linux only, and only here
-
-    os.ftruncate(descriptor, _DETAIL_BYTES)
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
-
-
 async def _map_users(info: int) -> int:
     """Give bwrap's child, which waits for it, a user namespace with many users; returns who it is on the host.
 
@@ -377,7 +291,7 @@ async def _map_users(info: int) -> int:
     with anyio.fail_after(_START_SECONDS):
         while not text.rstrip().endswith(b"}"):
             await anyio.wait_readable(info)
-            part = os.read(info, _DETAIL_BYTES)
+            part = os.read(info, DETAIL_BYTES)
             if not part:
                 raise anyio.EndOfStream
             text += part
@@ -387,11 +301,6 @@ async def _map_users(info: int) -> int:
     for kind in ("uid", "gid"):
         (place / f"{kind}_map").write_text(user_map(own, GUEST_UID))
     return own
-
-
-def _words(detail: int) -> str:
-    """What was written to a memory file of ``_bound``."""
-    return os.pread(detail, _DETAIL_BYTES, 0).rstrip(b"\0").decode(errors="replace").strip()
 
 
 async def _shielded(action: Callable[[], Awaitable[None]]) -> None:

@@ -15,6 +15,7 @@ from glovebox_sandboxes.contract.spec import GUEST, GUEST_UID, INPUT, OUTPUT, SC
 from glovebox_sandboxes.drivers.bubblewrap import bwrap
 from glovebox_sandboxes.host import cgroup
 from glovebox_sandboxes.host.janitor import GroupJanitor, Janitor
+from glovebox_sandboxes.host.sandbox import ProcessSandbox
 from glovebox_sandboxes.runtime import environments, guest_gc
 from glovebox_sandboxes.runtime import runtime as runtimes
 from glovebox_sandboxes.runtime.runtime import SETUP, Runtime
@@ -124,7 +125,7 @@ class Walled:
             )
         return found
 
-    def _start(self, plan: Plan, files: Mapping[str, bytes]) -> AbstractAsyncContextManager[bwrap.BwrapSandbox]:
+    def _start(self, plan: Plan, files: Mapping[str, bytes]) -> AbstractAsyncContextManager[ProcessSandbox]:
         """Run a plan; see ``Launcher.open``."""
         found = self._runtimes.get(plan.spec.environment)
         if found is None:

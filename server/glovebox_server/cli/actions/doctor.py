@@ -18,7 +18,7 @@ from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.loader import SHIPPED
 from glovebox_sandboxes.contract.base import Capabilities, mechanisms
 from glovebox_sandboxes.drivers import registry
-from glovebox_sandboxes.host import host_info
+from glovebox_sandboxes.host import surroundings
 from glovebox_server import app as apps
 from glovebox_server import workspace
 from glovebox_server.cli import state
@@ -62,7 +62,7 @@ async def run(settings: Settings, out: Console, *, as_json: bool) -> int:
         reports = [{**asdict(each), "limits": dict(each.limits), "usable": each.usable} for each in found]
         path = str(served.path) if served.path else None
         body = {
-            "host": host_info.facts(),
+            "host": surroundings.facts(),
             "drivers": reports,
             "profiles": {"error": problem},
             "policy": {"error": objection, "path": None if file is None else str(file)},
@@ -173,7 +173,7 @@ def _advice(found: Sequence[Capabilities]) -> str | None:
 
 def _host(out: Console, width: int | None) -> None:
     """Where this is: what the drivers find follows from it."""
-    facts = host_info.facts()
+    facts = surroundings.facts()
     out.print(Text.assemble(("here", "bold"), f": {facts['system'] or 'Linux'}, kernel {facts['kernel']}"))
     _line(out, "as", "root" if facts["root"] else "a normal user", width)
     _line(out, "inside", ", ".join(facts["inside"]) or "no container or sandbox, as far as can be seen", width)

@@ -10,7 +10,7 @@ from typing import Any
 
 import anyio
 
-from glovebox_sandboxes.sharing.limiter import FairLimiter
+from glovebox_sandboxes.sharing import FairLimiter
 from glovebox_server.errors import RefusedError
 
 #: Sandboxes at work at one time, over all callers. Each may use a profile's whole memory limit, so more would trade

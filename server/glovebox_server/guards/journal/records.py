@@ -21,7 +21,7 @@ from glovebox_profiles.model import Profile
 from glovebox_sandboxes.contract.attestation import made_with
 from glovebox_sandboxes.contract.base import Driver
 from glovebox_sandboxes.contract.outcome import Outcome
-from glovebox_sandboxes.session.run import AttestedSandbox
+from glovebox_sandboxes.session.connection import AttestedSandbox
 from glovebox_server.calls import Decision, ToolCall, elapsed_ms
 from glovebox_server.core.inputs import Inputs
 from glovebox_server.guards.redaction.detector import Forms

@@ -289,7 +289,8 @@ def _texts_of(outcome: Outcome) -> Iterator[str]:
     yield outcome.stderr.text
     yield from _strings(outcome.value)
     yield from (text for file in outcome.skipped for text in (file.name, file.reason))
-    yield from (copy.reason for copy in outcome.copies)
+    yield from (copy.reason for copy in outcome.shown)
+    yield from (blob.shown.reason for blob in outcome.blobs if blob.shown is not None)
     if outcome.changes is not None:
         yield from (*outcome.changes.created, *outcome.changes.changed, *outcome.changes.deleted)
 

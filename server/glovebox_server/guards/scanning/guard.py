@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import anyio
 
-from glovebox_sandboxes.pool.provider import SandboxProvider
-from glovebox_sandboxes.session.run import AttestedSandbox
+from glovebox_sandboxes.pool.pool import SandboxProvider
+from glovebox_sandboxes.session.connection import AttestedSandbox
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.core.call import Call, Ran
 from glovebox_server.core.chain import Next

@@ -1,11 +1,14 @@
-"""Linux's inotify(7) as far as the index needs it; the standard library has none."""
+"""What the kernel reports of changes: of files, by inotify(7), and of mounts. The standard library has neither."""
 
 import ctypes
 import fcntl
 import os
+import select
 import struct
 import termios
 from collections.abc import Iterator
+
+from glovebox_sandboxes.host import mounts
 
 IN_MODIFY, IN_ATTRIB, IN_CLOSE_WRITE = 0x2, 0x4, 0x8
 IN_MOVED_FROM, IN_MOVED_TO, IN_CREATE, IN_DELETE = 0x40, 0x80, 0x100, 0x200
@@ -19,6 +22,34 @@ FILE = IN_MODIFY | IN_CLOSE_WRITE | _IN_DONT_FOLLOW
 
 _HEAD = struct.Struct("=iIII")
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+class MountWatch:
+    """Knows what is mounted below directories in our own mount namespace."""
+
+    def __init__(self) -> None:
+        """Open the table; ``close`` closes it."""
+        self._table = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
+        self._poll = select.poll()
+        self._poll.register(self._table, select.POLLERR | select.POLLPRI)
+        self._known: dict[str, tuple[str, ...]] = {}
+
+    def inside(self, directory: str) -> tuple[str, ...]:
+        """Return ``mounts.inside``, read anew only if the table has changed."""
+        if self.changed():
+            self._known.clear()
+        if directory not in self._known:
+            self._known[directory] = mounts.inside(directory)
+        return self._known[directory]
+
+    def changed(self) -> bool:
+        """Return whether the table has changed since the last call."""
+        # proc_pid_mountinfo(5): a change is an exceptional condition, told once to each who has the file open.
+        return bool(self._poll.poll(0))
+
+    def close(self) -> None:
+        """Close the table."""
+        os.close(self._table)
 
 
 class Inotify:

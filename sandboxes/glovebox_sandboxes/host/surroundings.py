@@ -1,10 +1,13 @@
-"""Finds out why this host refuses user namespaces, and the command that allows them. Only reads files.
+"""What is around this process, and why it gets no user namespaces: system, containers, sandboxes. Only reads files.
 
 The kernel answers EPERM whatever the reason, see user_namespaces(7).
 """
 
+import os
+import platform
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 _SWITCHES = (("kernel/unprivileged_userns_clone", "0", "1"), ("user/max_user_namespaces", "0", "15000"))
 """Below /proc/sys: the file, the value that refuses, and one that does not."""
@@ -14,6 +17,8 @@ _CONTAINER_MARKS = (".dockerenv", "run/.containerenv", "run/systemd/container")
 """Files that container engines leave below the root."""
 _INITIAL_MAP = ["0", "0", "4294967295"]
 _OUTSIDE = "or run Glovebox outside of it"
+_ANCESTORS = 64
+"""Parents of parents that are looked at; nobody starts a server deeper."""
 
 
 def fix(words: str, root: Path = Path("/")) -> str:
@@ -127,4 +132,60 @@ def chrooted(root: Path) -> bool:
         table = (root / "proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
         # A chroot into a plain directory leaves nothing mounted at the root.
         return bool(table) and not any(line.split(" ")[4] == "/" for line in table)
+    return False
+
+
+def facts(root: Path = Path("/")) -> dict[str, Any]:
+    """What a reader of a proof, or of what doctor says, needs to know; plain data.
+
+    Args:
+        root: the root directory, for tests.
+    """
+    release = platform.freedesktop_os_release() if Path("/etc/os-release").exists() else {}
+    modules = Path("/sys/kernel/security/lsm")
+    return {
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "system": release.get("PRETTY_NAME", ""),
+        "python": platform.python_version(),
+        "processors": os.cpu_count(),
+        "root": os.geteuid() == 0,
+        "inside": inside(root),
+        "control_groups": control_groups(root / "sys/fs/cgroup"),
+        "security_modules": modules.read_text().strip().split(",") if os.access(modules, os.R_OK) else [],
+    }
+
+
+def inside(root: Path = Path("/")) -> list[str]:
+    """What is around this process, outermost first, as far as it can be told from within; empty on a plain host."""
+    names = ("container", "bubblewrap", "user namespace", "chroot", "system-call filter")
+    found = (
+        container(root),
+        _below("bwrap", root),
+        nested(root),
+        chrooted(root),
+        filtered(root),
+    )
+    confined = apparmor_profile(root)
+    return [name for name, there in zip(names, found, strict=True) if there] + [f"AppArmor profile {confined}"] * bool(
+        confined
+    )
+
+
+def control_groups(root: Path) -> str:
+    """Which kind is mounted there: ``v2``, ``v1`` or ``none``. Whether we may use them only a driver's probe knows."""
+    if (root / "cgroup.controllers").exists():
+        return "v2"
+    return "v1" if (root / "memory/cgroup.procs").exists() else "none"
+
+
+def _below(program: str, root: Path) -> bool:
+    """Whether one of the processes above us is called so."""
+    pid = "self"
+    with suppress(OSError, IndexError):  # one that ends meanwhile, or that we may not look at
+        for _ in range(_ANCESTORS):
+            head, _, rest = (root / "proc" / pid / "stat").read_text(errors="replace").rpartition(")")
+            if head.partition("(")[2] == program:
+                return True
+            pid = rest.split()[1]
     return False

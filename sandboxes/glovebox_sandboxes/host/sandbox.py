@@ -1,0 +1,215 @@
+"""A sandbox that is processes of this host: the byte stream to its guest, its end, and what the kernel counted."""
+
+import fcntl
+import os
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+import anyio
+import anyio.abc
+
+from glovebox_sandboxes.contract.base import SandboxStats
+from glovebox_sandboxes.host import host_view
+from glovebox_sandboxes.host.cgroup import Cgroup
+
+_T = TypeVar("_T")
+
+DETAIL_BYTES = 8192
+"""bwrap's own messages are one line; more is not kept."""
+_END_SECONDS = 0.3
+"""From SIGKILL to the end of every process: a millisecond, and the whole must stay below a second."""
+
+
+class SocketStream(anyio.abc.ByteStream):
+    """Our end of a child's standard input and output, which are one socket, as a stream."""
+
+    def __init__(self, end: socket.socket) -> None:
+        """Take it over."""
+        end.setblocking(False)
+        self._end = end
+        self._closed = False
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        """See ``anyio.abc.ByteReceiveStream``."""
+        try:
+            data = await self._when(anyio.wait_readable, lambda: self._end.recv(max_bytes))
+        except ConnectionResetError:  # the other end went with something unread
+            data = b""
+        if not data:
+            raise anyio.EndOfStream
+        return data
+
+    async def send(self, item: bytes) -> None:
+        """See ``anyio.abc.ByteSendStream``."""
+        view = memoryview(item)
+        while view:
+            view = view[await self._write(partial(self._end.send, view)) :]
+
+    async def send_descriptors(self, item: bytes, descriptors: Sequence[int]) -> None:
+        """Send a short message with open descriptors; see unix(7)."""
+        await self._write(lambda: socket.send_fds(self._end, [item], descriptors))
+
+    async def receive_descriptor(self) -> int | None:
+        """A descriptor that comes with one byte; None if the other end was closed instead."""
+        try:
+            found = await self._when(anyio.wait_readable, lambda: socket.recv_fds(self._end, 1, 1)[1])
+        except ConnectionResetError:
+            return None
+        return found[0] if found else None
+
+    async def _write(self, action: Callable[[], int]) -> int:
+        try:
+            return await self._when(anyio.wait_writable, action)
+        except (BrokenPipeError, ConnectionResetError):
+            raise anyio.BrokenResourceError from None
+
+    async def _when(self, ready: Callable[[socket.socket], Awaitable[None]], action: Callable[[], _T]) -> _T:
+        """Do it as soon as it can be done at once."""
+        while True:
+            if self._closed:
+                raise anyio.ClosedResourceError
+            try:
+                return action()
+            except BlockingIOError:
+                await ready(self._end)
+
+    async def send_eof(self) -> None:
+        """Part of ``ByteStream``; nobody calls it, as the wire says when it ends. To pretend would hide a mistake."""
+        raise NotImplementedError
+
+    async def aclose(self) -> None:
+        """Close it, and wake who waits for it."""
+        if not self._closed:
+            anyio.notify_closing(self._end)
+            self.close()
+
+    def close(self) -> None:
+        """Close it, where nobody waits for it."""
+        self._closed = True
+        self._end.close()
+
+
+class Process:
+    """A child process. Its end is seen through a pidfd, so its number cannot mean another process meanwhile."""
+
+    def __init__(self, started: "StartedProcess", *, ours: bool = True) -> None:
+        """Take over the running process; ``ours`` is False for a child of a child, which its own parent reaps."""
+        self.pid = started.pid
+        self.stream = started.stream
+        self._pidfd = started.pidfd
+        self._ours = ours
+        self._over = False
+
+    def kill(self) -> None:
+        """Send SIGKILL; fine if it has ended."""
+        if not self._over:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    async def wait(self) -> None:
+        """Return when it has ended and is reaped."""
+        if not self._over:
+            await anyio.wait_readable(self._pidfd)  # see pidfd_open(2)
+            self._over = True
+            os.close(self._pidfd)
+            if self._ours:
+                os.waitpid(self.pid, os.WNOHANG)  # noqa: ASYNC222 - it has ended: nothing is waited for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartedProcess:
+    """What the thread hands back: the child by number and by descriptor, and our ends of its pipes."""
+
+    pid: int
+    pidfd: int
+    stream: SocketStream
+
+
+class ProcessSandbox:
+    """One live sandbox: its first process, the stream to its guest, and its control group."""
+
+    def __init__(
+        self,
+        name: str,
+        process: Process,
+        group: Cgroup | None,
+        detail: int,
+        *,
+        zygote: host_view.Zygote | None = None,
+    ) -> None:
+        """Take over a process: bwrap itself, or what a zygote forked, which is the sandbox's first."""
+        self.id = name
+        self.channel = process.stream
+        self.user: int | None = None
+        """Who its processes are on the host, where it may start others as other users."""
+        self._zygote = zygote
+        self._process = process
+        self._group = group
+        self._detail = detail
+
+    async def host_view(self) -> host_view.HostView:
+        """See ``Sandbox.host_view``."""
+        first = self._process.pid if self._zygote else host_view.only_child(self._process.pid)
+        if first is None:
+            limits = self._group.read_back(None) if self._group else {}
+            return host_view.unseen("bwrap's child cannot be found in /proc", limits)
+        seen = host_view.look(first, self._group.read_back(first) if self._group else {})
+        return replace(seen, zygote=self._zygote)
+
+    def cpu_seconds(self) -> float | None:
+        """See ``Sandbox.cpu_seconds``."""
+        return self._group.cpu_seconds() if self._group else None
+
+    async def kill(self) -> None:
+        """End every process with SIGKILL, and return when they are gone; bwrap ends by itself.
+
+        Nobody is asked to end: the guest would wait for a processor behind its own program. Killing bwrap ends the
+        guest too (--die-with-parent), but then nobody reaps it where the host's process 1 does not, as in many
+        containers.
+        """
+        await self._process.stream.aclose()
+        self._kill_inside()
+        with anyio.move_on_after(_END_SECONDS):
+            await self._process.wait()
+            return
+        self._process.kill()
+        await self._process.wait()
+
+    def _kill_inside(self) -> None:
+        """Kill all but bwrap; where that has not started the guest yet, its closed wire ends that."""
+        # A share of many would make it slow to die: to end takes a processor too.
+        self.weigh(1)
+        bwrap = None if self._zygote else self._process.pid
+        if bwrap is None:
+            self._process.kill()
+        if self._group is not None:
+            self._group.kill(spared=bwrap)
+        elif bwrap is not None and (first := host_view.only_child(bwrap)) is not None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(first, signal.SIGKILL)
+
+    def weigh(self, parts: int) -> None:
+        """See ``Sandbox.weigh``."""
+        if self._group is not None:
+            self._group.weigh(parts)
+
+    async def stats(self) -> SandboxStats:
+        """See ``Sandbox.stats``."""
+        found = self._group.stats() if self._group else SandboxStats()
+        return replace(found, detail=read_words(self._detail)[-2000:])
+
+
+def seal_size(descriptor: int) -> None:
+    """Give a memory file its final size, so that no flood of messages can make it grow."""
+    os.ftruncate(descriptor, DETAIL_BYTES)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+
+
+def read_words(detail: int) -> str:
+    """Return what was written to a memory file of ``seal_size``."""
+    return os.pread(detail, DETAIL_BYTES, 0).rstrip(b"\0").decode(errors="replace").strip()
