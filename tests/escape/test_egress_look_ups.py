@@ -12,7 +12,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from glovebox_profiles.egress.hosts import Address
+from glovebox_profiles.egress.targets import Address
 from glovebox_server.egress import dial
 from glovebox_server.egress.dial import LOOK_UPS, LOOK_UPS_OF_ONE, LookUps, resolve
 from glovebox_server.egress.events import PeerError

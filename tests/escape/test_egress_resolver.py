@@ -10,7 +10,7 @@ import anyio
 import pytest
 from tests.fixtures.internet import unavailable
 
-from glovebox_profiles.egress.hosts import Address
+from glovebox_profiles.egress.targets import Address
 from glovebox_server.egress.dial import resolve
 from glovebox_server.egress.events import PeerError
 

@@ -6,7 +6,7 @@ from ipaddress import ip_address
 import pytest
 
 from glovebox_profiles.egress import EgressRule, decide_url
-from glovebox_profiles.egress.hosts import TargetError, first_refused, parse_host, refusal
+from glovebox_profiles.egress.targets import TargetError, first_refused, parse_host, refusal
 
 ALLOWED = [EgressRule(host="*.google.com"), EgressRule(host="google.com")]
 

@@ -6,14 +6,15 @@ from urllib.parse import urlsplit
 from tests.fuzz.harness import bounded, text
 
 from glovebox_profiles.egress import EgressRule, decide, decide_url, parse_url
-from glovebox_profiles.egress.hosts import TargetError, parse_host
 from glovebox_profiles.egress.targets import (
     METHODS,
     EgressTarget,
+    TargetError,
     is_plain,
     normalise_path,
     parse_authority,
     parse_connect,
+    parse_host,
 )
 
 _METHODS = sorted(METHODS)

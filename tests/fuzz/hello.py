@@ -2,7 +2,7 @@
 
 from tests.fuzz.harness import pieces
 
-from glovebox_profiles.egress.hosts import TargetError, parse_host
+from glovebox_profiles.egress.targets import TargetError, parse_host
 from glovebox_server.egress.clienthello import MAX_HELLO, ClientHello
 
 

@@ -15,8 +15,7 @@ from anyio.abc import ByteStream
 from tests.fuzz.harness import bounded, pieces, text
 
 from glovebox_profiles.egress import parse_url
-from glovebox_profiles.egress.hosts import TargetError
-from glovebox_profiles.egress.targets import METHODS
+from glovebox_profiles.egress.targets import METHODS, TargetError
 from glovebox_server.egress.events import PeerError
 from glovebox_server.egress.http1 import Exchange, RequestClock
 from glovebox_server.egress.limits import READ_BYTES, EgressLimits

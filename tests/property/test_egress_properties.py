@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.fixtures.tls_hello import made_hello, real_hello, server_name
 
 from glovebox_profiles.egress import EgressRule, EgressTarget, covers, covers_all, decide, decide_url, meet, parse_url
-from glovebox_profiles.egress.hosts import TargetError, matches, parse_host
+from glovebox_profiles.egress.targets import TargetError, matches, parse_host
 from glovebox_server.egress.clienthello import MAX_HELLO, ClientHello
 from glovebox_server.egress.events import PeerError
 from glovebox_server.egress.http1 import PIECE_BYTES, BodyDecoder

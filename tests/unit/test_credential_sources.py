@@ -15,7 +15,7 @@ import anyio.to_thread
 import pytest
 
 from glovebox_profiles.egress import EgressRule
-from glovebox_profiles.egress.hosts import TargetError
+from glovebox_profiles.egress.targets import TargetError
 from glovebox_profiles.explain import explain
 from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_profiles.model import Credential, Network

@@ -3,7 +3,7 @@
 import pytest
 from tests.fixtures.tls_hello import made_hello, real_hello, server_name, vector
 
-from glovebox_profiles.egress.hosts import TargetError
+from glovebox_profiles.egress.targets import TargetError
 from glovebox_server.egress.clienthello import MAX_HELLO, ClientHello
 
 NAME = server_name(b"files.example.org")

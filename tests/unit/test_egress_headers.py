@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from glovebox_profiles.egress.hosts import TargetError
+from glovebox_profiles.egress.targets import TargetError
 from glovebox_profiles.model import Credential
 from glovebox_server.egress.limits import EgressLimits
 from glovebox_server.egress.request import request_headers

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from glovebox_profiles.egress import EgressRule, covers, covers_all, decide, decide_url, meet, parse_connect, parse_url
-from glovebox_profiles.egress.hosts import TargetError
+from glovebox_profiles.egress.targets import TargetError
 
 PYPI = EgressRule.from_table({"host": "pypi.org", "methods": ["GET"], "paths": ["/simple/*"]})
 DOCS = EgressRule.from_table({"host": "*.example.org", "schemes": ["http", "https"]})

@@ -8,7 +8,7 @@ import pytest
 from tests.fixtures.internet import plain_gate
 
 from glovebox_profiles.egress import EgressRule
-from glovebox_profiles.egress.hosts import Address
+from glovebox_profiles.egress.targets import Address
 from glovebox_sandboxes.session.connection import Duplex
 from glovebox_server.egress.authority import MAX_LEAVES, Authority
 from glovebox_server.egress.events import EgressAttempt

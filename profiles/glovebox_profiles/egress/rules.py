@@ -9,8 +9,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from glovebox_profiles.egress.hosts import TargetError, matches, parse_pattern, pattern_covers, quoted
-from glovebox_profiles.egress.targets import DEFAULT_PORTS, METHODS, EgressTarget, is_plain, normalise_path, parse_url
+from glovebox_profiles.egress.targets import (
+    DEFAULT_PORTS,
+    METHODS,
+    EgressTarget,
+    TargetError,
+    is_plain,
+    matches,
+    normalise_path,
+    parse_pattern,
+    parse_url,
+    pattern_covers,
+    quoted,
+)
 
 ANY_PATH = "/*"
 #: How many of a profile's hosts a refusal lists: enough to choose from, short enough for a model to read.

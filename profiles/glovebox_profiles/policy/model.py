@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, Field, create_model, model_validator
 
-from glovebox_profiles.egress.hosts import parse_pattern
+from glovebox_profiles.egress.targets import parse_pattern
 from glovebox_profiles.model import LISTED, Effect, Profile, Size, Table, digest_of, distinct, json_arguments, printable
 from glovebox_profiles.order import DIMENSIONS
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from glovebox_audit.events.calls import Effect
 from glovebox_profiles.egress import decide_url, parse_url
-from glovebox_profiles.egress.hosts import TargetError
+from glovebox_profiles.egress.targets import TargetError
 from glovebox_profiles.model import Profile, digest
 from glovebox_profiles.order import value_at
 from glovebox_sandboxes.contract.errors import Refusal

@@ -9,7 +9,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from glovebox_profiles.egress import EgressRule
-from glovebox_profiles.egress.hosts import parse_address
+from glovebox_profiles.egress.targets import parse_address
 
 if TYPE_CHECKING:
     from glovebox_server.egress.issuer import Issuer
@@ -34,7 +34,7 @@ class Authority:
             return self._issuing().pem
 
     def has_room(self, host: str) -> bool:
-        """Whether a host can have a certificate: its own, or one of those that are left."""
+        """Return whether a host can have a certificate: its own, or one of those that are left."""
         return host in self._leaves or len(self._leaves) < MAX_LEAVES
 
     def leaf(self, host: str) -> str:

@@ -6,7 +6,7 @@ Rule 3  Exactly one host name in exactly one ``server_name`` extension; none, tw
 Sources: RFC 8446 sections 4.1.2 and 5.1, RFC 6066 section 3, RFC 9849 (encrypted ClientHello).
 """
 
-from glovebox_profiles.egress.hosts import TargetError, parse_host
+from glovebox_profiles.egress.targets import TargetError, parse_host
 
 #: Post-quantum key shares make hellos of about 2 KiB, long session tickets 4 more.
 MAX_HELLO = 16 * 1024

@@ -21,7 +21,7 @@ import anyio.lowlevel
 from anyio.abc import ByteStream, SocketStream
 from anyio.streams.tls import TLSStream
 
-from glovebox_profiles.egress.hosts import Address, TargetError, first_refused, parse_address
+from glovebox_profiles.egress.targets import Address, TargetError, first_refused, parse_address
 from glovebox_server.egress.events import PeerError
 from glovebox_server.egress.limits import EgressLimits
 
@@ -62,14 +62,10 @@ class LookUps:
         self._under_way: Counter[str] = Counter()
 
     async def addresses(self, host: str, principal: str = "") -> tuple[Address, ...]:
-        """Every address of a name.
+        """Return every address of a canonical name.
 
         The final dot keeps the resolver from trying the host's own search domains, which would turn a public name into
         an internal one.
-
-        Args:
-            host: A canonical name.
-            principal: Whose look-up it is.
 
         Raises:
             OSError: The name has no address, or no server answered.
@@ -161,7 +157,7 @@ def check(host: str, addresses: tuple[Address, ...]) -> None:
 
 
 def is_own(address: Address) -> bool:
-    """Whether an address belongs to this machine: the kernel would then send from the very address it sends to.
+    """Return whether an address is this machine's: the kernel would then send from the very address it sends to.
 
     Connecting a datagram socket chooses a route and sends nothing (``man 7 udp``).
     """

@@ -8,7 +8,7 @@ from typing import Literal
 from anyio.abc import ByteStream
 
 from glovebox_profiles.egress import EgressDecision, EgressRule, EgressTarget, decide
-from glovebox_profiles.egress.hosts import Address
+from glovebox_profiles.egress.targets import Address
 
 Headers = Sequence[tuple[str, str]]
 Decide = Callable[[EgressTarget, Sequence[EgressRule]], EgressDecision]

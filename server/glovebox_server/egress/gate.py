@@ -14,8 +14,8 @@ from anyio import aclose_forcefully
 from anyio.abc import ByteStream, SocketStream
 
 from glovebox_profiles.egress import EgressRule, EgressTarget, decide_inspected
-from glovebox_profiles.egress.hosts import TargetError
 from glovebox_profiles.egress.rules import denial
+from glovebox_profiles.egress.targets import TargetError
 from glovebox_server.egress.authority import Authority
 from glovebox_server.egress.dial import Dial, Resolver, check, dial, resolve, system_resolver, within
 from glovebox_server.egress.events import ConnectNext, EgressAnswer, EgressAttempt, PeerError
@@ -65,16 +65,16 @@ class EgressGate:
         """Allow what ``rules`` allow, and nothing else; nothing at all until ``links`` is set.
 
         Args:
-            rules: The profile's rules after narrowing; empty denies everything.
+            rules: The profile's, narrowed; empty denies everything.
             on_decision: Awaited before each connection is made or refused; if it raises, nothing is dialled.
             on_answer: Called with each answer when it is over.
             new_mask: Makes what masks one answer; None where no key is in scope.
             principal: Whose call it is; look-ups are bounded for each.
-            resolver: Where names are looked up; the operating system unless a test brings its own zone.
+            resolver: Looks names up; the operating system when left out.
             tls: How servers are verified; the system's trust store when left out.
             dial: Connects to checked addresses; a proof's leads to a server of its own.
-            limits: Bounds of this call.
-            authority: Who certifies that TLS may end inside the sandbox; None where it does not.
+            limits: Bounds of the call.
+            authority: Certifies names for TLS that ends inside the sandbox; None where none does.
         """
         self.links: Sequence[ConnectionLink] = ()
         self.rules = tuple(rules)

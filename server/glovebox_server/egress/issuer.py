@@ -57,7 +57,7 @@ def _name(text: str) -> x509.Name:
 def _blank(
     subject: x509.Name, key: ec.EllipticCurvePublicKey, issuer: x509.Name, signer: ec.EllipticCurvePublicKey
 ) -> x509.CertificateBuilder:
-    """What every certificate has; strict clients want the identifiers of both keys (RFC 5280 section 4.2.1.1)."""
+    """Begin a certificate; strict clients want the identifiers of both keys (RFC 5280 section 4.2.1.1)."""
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()

@@ -15,8 +15,8 @@ from anyio.abc import ByteStream
 from anyio.lowlevel import checkpoint
 
 from glovebox_profiles.egress import EgressTarget, parse_url
-from glovebox_profiles.egress.hosts import TargetError, quoted
 from glovebox_profiles.egress.rules import denial
+from glovebox_profiles.egress.targets import TargetError, quoted
 from glovebox_profiles.model import Credential
 from glovebox_server.egress.dial import secure, within
 from glovebox_server.egress.events import (
@@ -87,18 +87,7 @@ async def request(
     """Make one HTTP request and hand its events to ``send`` as they come.
 
     The last event is ``End``, ``Denied`` or ``Failed``. Awaiting ``send`` is the back-pressure; what it takes counts
-    towards ``request_seconds``.
-
-    Args:
-        gate: The call's way out.
-        method: Upper case.
-        url: As the sandbox wrote it.
-        headers: As the sandbox wrote them; only harmless ones are passed on.
-        body: For POST, PUT and PATCH.
-        send: Takes each event.
-
-    Raises:
-        Exception: Only what ``gate``'s ``on_decision`` or ``send`` raise.
+    towards ``request_seconds``. Raises only what ``gate``'s ``on_decision`` or ``send`` raise.
     """
     asked = _Request(gate=gate, method=method, url=url, headers=headers, body=body, send=send)
     try:
@@ -264,12 +253,7 @@ def request_headers(
 ) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
     """Return the headers to send and the names of those that were left out.
 
-    Args:
-        headers: As the sandbox wrote them.
-        method: Upper case.
-        body: Of the request.
-        limits: Bounds of the call.
-        credential: Whose key the request gets; it may name further headers.
+    A credential whose key the request gets may name further headers.
 
     Raises:
         TargetError: Rule ``egress.header`` or ``egress.body``: too much, said twice, or not plain text.

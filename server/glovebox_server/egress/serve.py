@@ -26,7 +26,7 @@ import anyio.to_thread
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from glovebox_profiles.egress import EgressDecision
-from glovebox_profiles.egress.hosts import TargetError
+from glovebox_profiles.egress.targets import TargetError
 from glovebox_sandboxes.session.connection import Duplex
 from glovebox_server.egress.authority import Authority
 from glovebox_server.egress.events import (
@@ -156,7 +156,7 @@ def _head(event: ResponseHead) -> Mapping[str, Any]:
 
 
 def _last(event: End | Denied | Failed) -> Mapping[str, Any]:
-    """Body of the RESET that ends a request before its time."""
+    """Return the body of the RESET that ends a request before its time."""
     if isinstance(event, End):
         return {"truncated": event.truncated}
     if isinstance(event, Denied):
@@ -181,7 +181,7 @@ def _hops(hops: Sequence[Hop]) -> list[dict[str, Any]]:
 
 @cache
 def authorities() -> bytes:
-    """PEM of every certificate in the system's trust store; empty where there is none.
+    """Return every certificate in the system's trust store as PEM; empty where there is none.
 
     ``SSL_CERT_FILE`` and ``SSL_CERT_DIR`` choose another store, here as for the gate, which uses the same one.
     """

@@ -4,14 +4,12 @@ What goes through cannot be read, so the name in the TLS ClientHello is held to 
 dialled, and the bytes and the time are counted.
 """
 
-from collections.abc import Awaitable, Callable
-
 import anyio
 from anyio.abc import ByteReceiveStream, ByteStream
 
 from glovebox_profiles.egress import decide, decide_inspected, parse_connect
-from glovebox_profiles.egress.hosts import TargetError, quoted
 from glovebox_profiles.egress.rules import denial
+from glovebox_profiles.egress.targets import TargetError, quoted
 from glovebox_server.egress.clienthello import ClientHello
 from glovebox_server.egress.events import (
     Closed,
@@ -32,9 +30,7 @@ async def connect(gate: EgressGate, authority: str, guest: ByteStream, *, send: 
 
     ``send`` gets ``Denied``, or ``Opened`` (answer the client's CONNECT with 200 now) and at the end ``Closed``.
     ``guest`` is used from ``Opened`` on and is the caller's to close. A refusal after that is the ``Closed`` reason.
-
-    Raises:
-        Exception: Only what ``gate``'s ``on_decision`` or ``send`` raise.
+    Raises only what ``gate``'s ``on_decision`` or ``send`` raise.
     """
     pump: _Pump | None = None
     hello = b""
@@ -56,7 +52,9 @@ async def connect(gate: EgressGate, authority: str, guest: ByteStream, *, send: 
         finally:
             if gate.on_answer is not None:
                 gate.on_answer(
-                    EgressAnswer(attempt=attempt, status=None, type=None, bytes=pump.received, complete=not reason)
+                    EgressAnswer(
+                        attempt=attempt, status=None, type=None, bytes=pump.carried["received"], complete=not reason
+                    )
                 )
 
     attempt = EgressAttempt(kind="connect", asked=authority, read=_read, on_allowed=open_tunnel, use=carry)
@@ -69,7 +67,7 @@ async def connect(gate: EgressGate, authority: str, guest: ByteStream, *, send: 
         reason = f"{refused.rule}: {refused.reason} {refused.hint}"
     except PeerError as failed:
         reason = str(failed)
-    await send(Closed(reason=reason, sent=pump.sent if pump else 0, received=pump.received if pump else 0))
+    await send(Closed(reason=reason, **(pump.carried if pump else {})))
 
 
 async def find_inspected_host(gate: EgressGate, authority: str) -> str | None:
@@ -123,8 +121,8 @@ class _Pump:
     """Carries bytes both ways until both sides have finished, or a bound is reached."""
 
     def __init__(self, guest: ByteStream, limits: EgressLimits) -> None:
-        self.sent = 0
-        self.received = 0
+        self.carried = {"sent": 0, "received": 0}
+        self._most = {"sent": limits.tunnel_sent_bytes, "received": limits.tunnel_received_bytes}
         self._guest, self._limits = guest, limits
         self._reason: str | None = None
         self._scope = anyio.CancelScope()
@@ -135,43 +133,28 @@ class _Pump:
         with self._scope:
             self._alive()
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._carry, self._outward, hello, remote)
-                tasks.start_soon(self._carry, self._inward, b"", remote)
+                tasks.start_soon(self._carry, "sent", self._guest, remote, hello)
+                tasks.start_soon(self._carry, "received", remote, self._guest, b"")
         if self._scope.cancelled_caught and self._reason is None:
             if anyio.current_time() >= self._end:
                 return f"The tunnel was closed: it was open for {self._limits.tunnel_seconds:g} seconds."
             return f"The tunnel was closed: it was silent for {self._limits.tunnel_idle_seconds:g} seconds."
         return self._reason
 
-    async def _carry(
-        self, direction: Callable[[bytes, ByteStream], Awaitable[None]], first: bytes, remote: ByteStream
-    ) -> None:
+    async def _carry(self, direction: str, source: ByteStream, sink: ByteStream, data: bytes) -> None:
+        most = self._most[direction]
         try:
-            await direction(first, remote)
+            while data or (data := await _receive(source)):
+                self.carried[direction] += len(data)
+                if self.carried[direction] > most:
+                    self._give_up(f"The tunnel was closed: more than {most} bytes were {direction}.")
+                    return
+                await sink.send(data)
+                self._alive()
+                data = b""
+            await sink.send_eof()
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             self._give_up("The connection broke.")
-
-    async def _outward(self, data: bytes, remote: ByteStream) -> None:
-        while data:
-            self.sent += len(data)
-            if self.sent > self._limits.tunnel_sent_bytes:
-                self._give_up(f"The tunnel was closed: more than {self._limits.tunnel_sent_bytes} bytes were sent.")
-                return
-            await remote.send(data)
-            self._alive()
-            data = await _receive(self._guest)
-        await remote.send_eof()
-
-    async def _inward(self, data: bytes, remote: ByteStream) -> None:
-        while data := await _receive(remote):
-            self.received += len(data)
-            if self.received > self._limits.tunnel_received_bytes:
-                most = self._limits.tunnel_received_bytes
-                self._give_up(f"The tunnel was closed: more than {most} bytes were received.")
-                return
-            await self._guest.send(data)
-            self._alive()
-        await self._guest.send_eof()
 
     def _give_up(self, reason: str) -> None:
         self._reason = self._reason or reason

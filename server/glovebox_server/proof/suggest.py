@@ -25,7 +25,7 @@ from glovebox_audit.events import (
 from glovebox_profiles import egress, model
 from glovebox_profiles.diff import KeyChange, diff
 from glovebox_profiles.egress import EgressRule
-from glovebox_profiles.egress.hosts import TargetError
+from glovebox_profiles.egress.targets import TargetError
 from glovebox_profiles.model import MIB, Profile
 from glovebox_profiles.order import within
 from glovebox_sandboxes.plural import counted

@@ -20,7 +20,7 @@ import anyio
 from anyio.abc import ByteStream, SocketAttribute, SocketStream
 from anyio.streams.tls import TLSListener
 
-from glovebox_profiles.egress.hosts import Address
+from glovebox_profiles.egress.targets import Address
 from glovebox_server.egress import EgressGate, EgressLimits, PeerError
 from glovebox_server.egress.issuer import Issuer
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from glovebox_profiles.egress import parse_url
-from glovebox_profiles.egress.hosts import TargetError
+from glovebox_profiles.egress.targets import TargetError
 from glovebox_profiles.model import Profile
 from glovebox_profiles.policy.model import Approval
 from glovebox_server.guards.approvals.question import Subject, canonical

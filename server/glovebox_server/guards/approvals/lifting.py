@@ -10,8 +10,7 @@ from typing import Final
 
 from glovebox_profiles.egress import EgressRule, meet, parse_url
 from glovebox_profiles.egress import decide as decide_egress
-from glovebox_profiles.egress.hosts import TargetError
-from glovebox_profiles.egress.targets import DEFAULT_PORTS, METHODS, EgressTarget
+from glovebox_profiles.egress.targets import DEFAULT_PORTS, METHODS, EgressTarget, TargetError
 from glovebox_profiles.model import Profile
 from glovebox_profiles.policy.model import Lift
 from glovebox_server.calls import Decision, Grant, ToolCall

@@ -15,7 +15,7 @@ from typing import Final, NoReturn, TypeVar
 import anyio
 
 from glovebox_audit.events import CallFinished
-from glovebox_profiles.egress.hosts import matches
+from glovebox_profiles.egress.targets import matches
 from glovebox_profiles.policy.model import Rate
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.host.owner import is_of_another_boot, is_orphan, new_owner

@@ -10,7 +10,7 @@ from urllib.parse import quote, unquote_plus, unquote_to_bytes
 import anyio.to_thread
 
 from glovebox_profiles.egress import EgressRule, EgressTarget, decide
-from glovebox_profiles.egress.hosts import TargetError, quoted
+from glovebox_profiles.egress.targets import TargetError, quoted
 from glovebox_profiles.model import Credential
 from glovebox_server.egress import ConnectNext, EgressAttempt, EgressLimits, request_headers
 from glovebox_server.guards.credentials import places

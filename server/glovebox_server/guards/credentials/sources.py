@@ -104,15 +104,7 @@ async def read(source: str) -> CredentialValue:
 
 
 def _plain(text: str | None, whence: str, none: str, fix: str, expires: datetime | None = None) -> CredentialValue:
-    """Check that a text can be a value.
-
-    Args:
-        text: what the source gave.
-        whence: how it is called in the reason.
-        none: what is said of it where the source gave nothing.
-        fix: what to do then.
-        expires: when the value stops working.
-    """
+    """Check that a text can be a value; ``none`` and ``fix`` describe a source that gave nothing."""
     if not text:
         raise CredentialError(f"{whence} {none}", fix)
     if problem := _problem(text):
@@ -121,7 +113,7 @@ def _plain(text: str | None, whence: str, none: str, fix: str, expires: datetime
 
 
 def _problem(text: str) -> str:
-    """Say of a text why it is no value, without anything of it; nothing where it is one."""
+    """Return why a text is no value, without anything of it; empty where it is one."""
     if "\n" in text or "\r" in text:
         return "it has several lines"
     if not text.isascii() or not text.replace(" ", "").isprintable():
@@ -242,17 +234,15 @@ class _Reading:
 
 
 class CredentialCache:
-    """The values that one server holds, by their source; kept in memory alone."""
+    """The values that one server holds, by their source."""
 
     def __init__(
         self, tasks: TaskGroup | None = None, clock: Callable[[], datetime] = lambda: datetime.now(UTC)
     ) -> None:
         """Hold none yet.
 
-        Args:
-            tasks: where values are read, also ahead: a call that ends while it waits ends no reading, so none can
-                have one begun over and over. With None they are read when they are needed, by who needs them.
-            clock: the time.
+        ``tasks`` is where programs run, also ahead: a call that ends while it waits ends no reading, so none can have
+        one begun over and over. With None they run when they are needed, in the call that needs them.
         """
         self._tasks = tasks
         self._clock = clock
@@ -334,7 +324,7 @@ class CredentialCache:
         return known
 
     async def _known(self, source: str, value: CredentialValue) -> CredentialValue:
-        """See to it that no result will hold a value."""
+        """Remember a value's forms, so that they are masked in every result."""
         seen = self._seen[source]
         if value.text in seen:
             seen[value.text] = seen.pop(value.text)

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 
 from glovebox_audit.events import EgressAnswered, EgressDecided
-from glovebox_profiles.egress.hosts import TargetError
+from glovebox_profiles.egress.targets import TargetError
 from glovebox_server.core.call import Call, Ran
 from glovebox_server.core.chain import Next
 from glovebox_server.egress import (

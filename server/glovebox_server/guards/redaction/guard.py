@@ -154,12 +154,9 @@ class _TextMasker:
 
 
 def mask_live(show: Callable[[str], None], redact: str, values: Callable[[], Forms]) -> Callable[[str], None]:
-    """Stands before whoever shows what a program prints while it runs; what it withholds is in the result too.
+    """Return what masks live output before ``show``; what it withholds is in the result too.
 
-    Args:
-        show: shows it.
-        redact: the profile's choice.
-        values: tells what the server holds by now: the first value may be lent while the program runs.
+    ``values`` is asked with each output: the first key may be used while the program runs.
     """
     if redact == "none":
         return show
@@ -221,7 +218,7 @@ class LiveOutput:
 
 
 def _goes_on(last: str, text: str) -> bool:
-    """Whether a secret begins in a text that may have several lines; the words alone are looked for faster."""
+    """Return whether a secret begins in a text that may have several lines; searching its words alone is faster."""
     both = last + text
     return any(word in both for word in _LONG) and any(each.end() > len(last) for each in _GOES_ON.finditer(both))
 
@@ -270,12 +267,12 @@ _WORDS: Final = tuple(word.decode() for pattern in PATTERNS for word in pattern.
 
 
 def _suspicious(text: str) -> bool:
-    """Whether any pattern's word is there: most outputs have none."""
+    """Return whether any pattern's word is there: most outputs have none."""
     return any(word in text for word in _WORDS)
 
 
 def _takes_long(texts: Iterator[str], values: Forms) -> bool:
-    """Whether this is for a thread; no more is counted than it takes to know."""
+    """Return whether this is for a thread; no more is counted than it takes to know."""
     left = LOOP_BYTES - _PER_FORM * len(values)
     for text in texts:
         left -= len(text) + _PER_TEXT
@@ -296,7 +293,7 @@ def _texts_of(outcome: Outcome) -> Iterator[str]:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Every text in a value, and every key; an empty one for all else, which takes its time too."""
+    """Yield every text in a value, and every key; an empty one for all else, which takes its time too."""
     if isinstance(value, str):
         yield value
         return

@@ -36,7 +36,7 @@ _EXAMPLE: Final = re.compile(rb"(?i)example|xxxx|\.\.\.|placeholder|redacted|0{1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pattern:
+class SecretPattern:
     """One kind of secret."""
 
     kind: str
@@ -51,19 +51,19 @@ class Pattern:
     """Whether it is a run of letters that ``_RUN`` knows: where there is no such run with a word, it is not there."""
 
 
-def _of(kind: str, words: str, form: bytes, *, begins: bool = True, unbroken: bool = False) -> Pattern:
+def _of(kind: str, words: str, form: bytes, *, begins: bool = True, unbroken: bool = False) -> SecretPattern:
     of_words = tuple(word.encode() for word in words.split("|"))
-    return Pattern(kind=kind, words=of_words, form=re.compile(form), begins=begins, unbroken=unbroken)
+    return SecretPattern(kind=kind, words=of_words, form=re.compile(form), begins=begins, unbroken=unbroken)
 
 
-def _token(kind: str, words: str, rest: bytes) -> Pattern:
-    """A kind that begins with one of these words, and no other letters before it."""
+def _token(kind: str, words: str, rest: bytes) -> SecretPattern:
+    """Return a kind that begins with one of these words, and no other letters before it."""
     form = _BEGINS + rb"(?:" + words.encode().replace(b".", rb"\.") + rb")" + rest + _ENDS
     return _of(kind, words, form, unbroken=True)
 
 
 def _run(letters: bytes, least: int) -> bytes:
-    """At least so many of these letters, for providers lengthen their tokens; bounded, and never tried with less."""
+    """Match at least so many of these letters, for providers lengthen tokens; bounded, and never tried with less."""
     return b"[%b]{%d,%d}+" % (letters, least, _LONGEST)
 
 
@@ -132,7 +132,7 @@ _PLAIN: Final[tuple[tuple[str, str, bytes, int], ...]] = (
     ("Yandex key", "AQVN", _URL_SAFE, 35),
 )
 
-PATTERNS: Final[tuple[Pattern, ...]] = (
+PATTERNS: Final[tuple[SecretPattern, ...]] = (
     _of(
         "private key",
         "PRIVATE KEY",
@@ -200,21 +200,27 @@ _SPACED: Final = tuple(pattern for pattern in PATTERNS if not pattern.unbroken)
 
 
 def find_secret_kind(data: bytes) -> str | None:
-    """The kind of a secret in it; None where there is none. Of each word only the first ``MAX_WORDS`` are looked at."""
+    """Return the kind of a secret in it, or None. Of each word only the first ``MAX_WORDS`` are looked at."""
+    for pattern, word, at in _words_in(data):
+        for _ in range(MAX_WORDS):
+            match = pattern.form.search(data, max(0, at - _BEFORE), at + _AFTER)
+            if match is not None and not _EXAMPLE.search(match[0]):
+                return pattern.kind
+            at = data.find(word, at + len(word))  # noqa: PLW2901 - the next place of the same word
+            if at < 0:
+                break
+    return None
+
+
+def _words_in(data: bytes) -> Iterator[tuple[SecretPattern, bytes, int]]:
+    """Yield each word that is there, with its pattern and its first place."""
     if len(data) < SHORTEST_SECRET:
-        return None
+        return
     runs = b" ".join(_RUN.findall(data))
     for pattern in PATTERNS if runs else _SPACED:
         for word in pattern.words:
-            at = data.find(word) if not pattern.unbroken or word in runs else -1
-            for _ in range(MAX_WORDS):
-                if at < 0:
-                    break
-                match = pattern.form.search(data, max(0, at - _BEFORE), at + _AFTER)
-                if match is not None and not _EXAMPLE.search(match[0]):
-                    return pattern.kind
-                at = data.find(word, at + len(word))
-    return None
+            if (not pattern.unbroken or word in runs) and (at := data.find(word)) >= 0:
+                yield pattern, word, at
 
 
 _LAST_LINE: Final = re.compile(rb"-----END [A-Z0-9 ]{0,32}PRIVATE KEY(?: BLOCK)?-----")
@@ -226,31 +232,27 @@ def find_secrets(data: bytes) -> Iterator[tuple[int, int, str]]:
 
     After ``MAX_PLACES`` of a word that is looked around, the rest of the data counts as one: it is not known.
     """
-    if len(data) < SHORTEST_SECRET:
-        return
-    runs = b" ".join(_RUN.findall(data))
-    for pattern in PATTERNS if runs else _SPACED:
-        for word in pattern.words:
-            at, places = data.find(word) if not pattern.unbroken or word in runs else -1, 0
-            while at >= 0:
-                if pattern.begins:
-                    match = pattern.form.match(data, at)
-                elif places == MAX_PLACES:
-                    yield max(0, at - _BEFORE), len(data), pattern.kind
-                    break
-                else:
-                    places += 1
-                    match = pattern.form.search(data, max(0, at - _BEFORE), at + _AFTER)
-                after = at + len(word)
-                if match is not None and not _EXAMPLE.search(match[0]):
-                    end = _end_of_key(data, match) if word == b"PRIVATE KEY" else match.end()
-                    yield match.start(), end, pattern.kind
-                    after = max(after, end)
-                at = data.find(word, after)
+    for pattern, word, at in _words_in(data):
+        places = 0
+        while at >= 0:
+            if pattern.begins:
+                match = pattern.form.match(data, at)
+            elif places == MAX_PLACES:
+                yield max(0, at - _BEFORE), len(data), pattern.kind
+                break
+            else:
+                places += 1
+                match = pattern.form.search(data, max(0, at - _BEFORE), at + _AFTER)
+            after = at + len(word)
+            if match is not None and not _EXAMPLE.search(match[0]):
+                end = _end_of_key(data, match) if word == b"PRIVATE KEY" else match.end()
+                yield match.start(), end, pattern.kind
+                after = max(after, end)
+            at = data.find(word, after)  # noqa: PLW2901 - the next place of the same word
 
 
 def _end_of_key(data: bytes, match: re.Match[bytes]) -> int:
-    """Where a private key ends: with its last line, or, where that is missing, with the last of its letters."""
+    """Return where a private key ends: with its last line, or, without one, with the last of its letters."""
     last = _LAST_LINE.search(data, match.end(), match.start() + MAX_KEY)
     if last is not None:
         return last.end()
