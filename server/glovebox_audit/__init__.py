@@ -1,4 +1,7 @@
 """The audit log, and every proof made of it: written, read and verified. Imports nothing of ``glovebox_server``.
 
-Needs cryptography, rfc8785, pydantic and anyio; of ours only ``glovebox_sandboxes.contract.errors`` and ``.plural``.
+To verify (``verify``, ``read``, ``chain``, ``events``, ``receipts``, ``bundle``, ``segments.proof``) it needs
+cryptography, rfc8785 and pydantic; to write (``log``, ``subscription``, ``anchors``) anyio too. ``query`` asks a log,
+``writers`` says who has it open, ``printable`` shows strangers' text. Of ours it needs
+``glovebox_sandboxes.contract.errors`` and ``.plural``. Import no other module of it elsewhere.
 """

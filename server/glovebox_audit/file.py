@@ -29,7 +29,6 @@ from io import BufferedReader
 from pathlib import Path
 
 from glovebox_audit import chain, place, writers
-from glovebox_audit.abandoned import Log
 from glovebox_audit.chain import Draft, Edited, Head, Newer, NotARecord, Record
 from glovebox_audit.events import GapRecorded, SegmentBegun, SegmentSealed, draft
 from glovebox_audit.place import AuditUnavailable, identity
@@ -39,7 +38,7 @@ from glovebox_audit.segments.files import Start
 from glovebox_audit.segments.rotation import Rotation
 from glovebox_audit.segments.statements import Removal, Seal
 from glovebox_audit.underway import UnderWay
-from glovebox_audit.writers import Writer
+from glovebox_audit.writers import AbandonedCalls, Writer
 
 _log = logging.getLogger(__name__)
 
@@ -438,7 +437,7 @@ class LogFile:
                 writer.close(remove=done)
 
     def _under_way(self, gone: Sequence[Writer]) -> dict[str, UnderWay]:
-        return Log(self._directory, self._log_fd, self._start, self._tail).under_way(gone)
+        return AbandonedCalls(self._directory, self._log_fd, self._start, self._tail).under_way(gone)
 
 
 def _kind(item: Draft | Follower) -> str:

@@ -11,14 +11,11 @@ import itertools
 import math
 import os
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
-
-import anyio
-import anyio.to_thread
 
 from glovebox_audit import chain
 from glovebox_audit.chain import Head, NotARecord, Record
@@ -30,8 +27,6 @@ from glovebox_audit.segments.files import HEAD_NAME, LOG_NAME
 #: How long a reader waits for a writer in mid-line. Then it reads anyway: it may see a line that is not yet whole.
 _LOCK_WAIT_SECONDS = 1.0
 
-#: How often ``follow`` looks. A person is reading.
-_POLL_SECONDS = 0.25
 
 #: Bytes per step when looking for the last lines.
 _BLOCK_BYTES = 1 << 16
@@ -266,10 +261,11 @@ def _parsed(raw: bytes) -> tuple[Record | None, NotARecord | None]:
 def tail(directory: Path, count: int) -> list[Line]:
     """Return the last ``count`` lines, at most ``MAX_TAIL_LINES``; raises like ``opened``."""
     with opened(directory) as snapshot:
-        return _tail(snapshot, count)
+        return last_lines(snapshot, count)
 
 
-def _tail(snapshot: Snapshot, count: int) -> list[Line]:
+def last_lines(snapshot: Snapshot, count: int) -> list[Line]:
+    """Return the last lines of a snapshot, at most ``MAX_TAIL_LINES``."""
     found: list[Line] = []
     wanted = min(max(count, 0), MAX_TAIL_LINES)
     for log, size in snapshot.newest_first():
@@ -395,38 +391,3 @@ def records_about(directory: Path, texts: Collection[str], since: Record) -> lis
             if first is None or first.seq <= since.seq:
                 break
     return found
-
-
-async def follow(directory: Path, count: int) -> AsyncGenerator[Line, None]:
-    """Yield the last ``count`` lines and then every new one, of all server processes, until it is closed.
-
-    Raises:
-        AuditUnavailable: there is no log, it cannot be read, or it became shorter.
-    """
-    with opened(directory) as snapshot:
-        for line in await anyio.to_thread.run_sync(_tail, snapshot, count):
-            yield line
-        at, number = snapshot.size, _number(snapshot)
-    while True:
-        with opened(directory) as snapshot:
-            now = _number(snapshot)
-            behind = [each for each in snapshot.sealed if number <= each < now]
-            for each in behind:  # sealed since
-                with contextlib.suppress(FileNotFoundError), snapshot.segment(each) as (log, size):
-                    for line in lines(log, at, size):
-                        yield line
-                at = 0
-            number = now
-            if snapshot.log is not None:
-                if snapshot.size < at:
-                    attempted, fix = f"follow the audit log in {directory}", "Run `glovebox audit verify`."
-                    raise AuditUnavailable(attempted, "it became shorter", fix)
-                for line in lines(snapshot.log, at, snapshot.size):
-                    yield line
-                    at = line.end
-        await anyio.sleep(_POLL_SECONDS)
-
-
-def _number(snapshot: Snapshot) -> int:
-    """The number of the segment that is being written, or will be."""
-    return snapshot.sealed[-1] + 1 if snapshot.sealed else 1

@@ -1,20 +1,29 @@
-"""Live delivery of records to readers inside this process: bounded, never in the log's way. No disk, no clock.
+"""Live delivery of records to readers: of this process, bounded and never in the log's way; or from the disk.
 
 A reader that does not keep up is not waited for: it is told which records it missed and reads them from the disk.
 """
 
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 from anyio.abc import ObjectReceiveStream
 
+from glovebox_audit import read
 from glovebox_audit.chain import Record
 from glovebox_audit.events import EVENTS, CallDecided
+from glovebox_audit.place import AuditUnavailable
+from glovebox_audit.read import Line, Snapshot
 
 #: Records that wait for one reader. A call makes about ten; a reader that is further behind reads from the disk.
 MAX_WAITING_RECORDS = 256
+
+#: How often ``follow`` looks. A person is reading.
+_POLL_SECONDS = 0.25
 
 #: Calls whose principal is remembered for delivery. More than any server runs at once; the oldest is forgotten first,
 #: and its records then reach no reader that asked for one principal.
@@ -132,3 +141,38 @@ class Owners:
         if EVENTS[record.kind].ends_call or (record.data.get("effect") == "deny" and record.kind == CallDecided.kind):
             self._owners.pop(record.call_id, None)
         return owner
+
+
+async def follow(directory: Path, count: int) -> AsyncGenerator[Line, None]:
+    """Yield the last ``count`` lines and then every new one, of all server processes, until it is closed.
+
+    Raises:
+        AuditUnavailable: there is no log, it cannot be read, or it became shorter.
+    """
+    with read.opened(directory) as snapshot:
+        for line in await anyio.to_thread.run_sync(read.last_lines, snapshot, count):
+            yield line
+        at, number = snapshot.size, _number(snapshot)
+    while True:
+        with read.opened(directory) as snapshot:
+            now = _number(snapshot)
+            behind = [each for each in snapshot.sealed if number <= each < now]
+            for each in behind:  # sealed since
+                with suppress(FileNotFoundError), snapshot.segment(each) as (log, size):
+                    for line in read.lines(log, at, size):
+                        yield line
+                at = 0
+            number = now
+            if snapshot.log is not None:
+                if snapshot.size < at:
+                    attempted, fix = f"follow the audit log in {directory}", "Run `glovebox audit verify`."
+                    raise AuditUnavailable(attempted, "it became shorter", fix)
+                for line in read.lines(snapshot.log, at, snapshot.size):
+                    yield line
+                    at = line.end
+        await anyio.sleep(_POLL_SECONDS)
+
+
+def _number(snapshot: Snapshot) -> int:
+    """The number of the segment that is being written, or will be."""
+    return snapshot.sealed[-1] + 1 if snapshot.sealed else 1

@@ -7,7 +7,7 @@ import anyio
 import pytest
 from tests.fixtures.audit_logs import decided, fill, log_lines
 
-from glovebox_audit import chain, read
+from glovebox_audit import chain, read, subscription
 from glovebox_audit.file import HEAD_NAME, LOG_NAME
 from glovebox_audit.log import AuditLog
 from glovebox_server.errors import AuditUnavailable
@@ -55,7 +55,7 @@ async def test_follow_sees_what_any_process_appends(tmp_path: Path) -> None:
     """First the last lines, then every new one, once."""
     directory = tmp_path / "audit"
     fill(directory, 4)
-    async with AuditLog.open(directory, "s_2") as log, aclosing(read.follow(directory, 2)) as lines:
+    async with AuditLog.open(directory, "s_2") as log, aclosing(subscription.follow(directory, 2)) as lines:
         assert [(await anext(lines)).raw for _ in range(2)] == log_lines(directory)[2:]
         async with anyio.create_task_group() as group:
             group.start_soon(log.append, decided("c_new"))
@@ -68,7 +68,7 @@ async def test_follow_says_when_the_log_became_shorter(tmp_path: Path) -> None:
     """A reader does not wait for ever for bytes that were cut off."""
     directory = tmp_path / "audit"
     fill(directory, 2)
-    async with aclosing(read.follow(directory, 1)) as lines:
+    async with aclosing(subscription.follow(directory, 1)) as lines:
         await anext(lines)
         (directory / LOG_NAME).write_bytes(b"")
         with pytest.raises(AuditUnavailable, match="it became shorter"):

@@ -12,7 +12,7 @@ import pytest
 from tests.fixtures import segments
 from tests.fixtures.audit_logs import decided, finished, log_lines
 
-from glovebox_audit import chain, read
+from glovebox_audit import chain, read, subscription
 from glovebox_audit.chain import Head
 from glovebox_audit.events import ServerStopped, draft
 from glovebox_audit.file import LogFile
@@ -196,7 +196,7 @@ def test_readers_see_one_log(directory: Path) -> None:
 async def test_following_goes_over_a_rotation(directory: Path) -> None:
     """No line is missed or told twice."""
     segments.fill(directory, 1)
-    stream = read.follow(directory, 100)
+    stream = subscription.follow(directory, 100)
     seen = [await anext(stream)]
     segments.fill(directory, 12, first=1)
     total = len(segments.all_lines(directory))

@@ -12,7 +12,7 @@ import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -30,7 +30,11 @@ from glovebox_audit.segments.statements import NotAStatement, Seal, recorded
 TYPE = "https://glovebox.dev/bundle/v1"
 """A name: nothing is fetched from there. It changes when a field changes its meaning."""
 
-VERSION: Final = f"{version('glovebox-mcp')}+page.2"
+try:
+    _INSTALLED = version("glovebox-mcp")
+except PackageNotFoundError:  # whoever verifies may have this package alone
+    _INSTALLED = "unknown"
+VERSION: Final = f"{_INSTALLED}+page.2"
 """Of what makes bundles. Its number is raised when the same evidence gets another page."""
 
 _KEYS = {"type", "version", "of", "id", "segments", "profiles", "policies"}

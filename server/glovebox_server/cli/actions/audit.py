@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from rich.console import Console
 from rich.text import Text
 
-from glovebox_audit import anchors, chain, read
+from glovebox_audit import anchors, chain, read, subscription
 from glovebox_audit.file import LOG_NAME, LogFile
 from glovebox_audit.printable import printable
 from glovebox_audit.read import Line
@@ -53,7 +53,7 @@ def tail(
 
 
 async def _follow(directory: Path, console: Console, count: int, wanted: "_Wanted", as_json: bool) -> None:
-    async for line in read.follow(directory, count):
+    async for line in subscription.follow(directory, count):
         if wanted(line):
             _show_lines(console, [line], as_json=as_json)
 
