@@ -1,5 +1,5 @@
 # The server, bubblewrap and the sandboxes' Python, for clients over HTTP, as a user without rights.
-# How to run it, and what is reached then: docs/operate/operations.md#in-a-container.
+# How to run it, and what is reached then: docs/operate/install.md#in-a-container.
 # Any base with apt and Python 3.11 or newer.
 ARG BASE=debian:bookworm-slim
 

@@ -50,12 +50,12 @@ soak: ## Disturb many calls and look for what is left, as root (CALLS=1000 DRIVE
 	@.venv/bin/python -m pytest -q --kills 200 --timeout 1800 -k kill \
 		tests/unit/test_budget_kills.py tests/unit/test_promotions.py tests/unit/test_promotion_patches.py tests/escape/test_lifecycle.py
 
-compare: ## Try the attacks on other systems too, as root, into docs/internals/comparison.md (COMPARE='--system docker-run')
+compare: ## Try the attacks on other systems too, as root, into docs/internals/comparison*.csv (COMPARE='--system docker-run')
 	@scripts/bootstrap test
 	@.venv/bin/glovebox setup
 	@.venv/bin/python -m tests.comparison.compare $(COMPARE)
 
-compat: ## Run CPython's own tests in a sandbox and on the host, into docs/internals/compat.md (COMPAT='test_json')
+compat: ## Run CPython's own tests in a sandbox and on the host, into docs/internals/compat.csv (COMPAT='test_json')
 	@scripts/bootstrap test
 	@.venv/bin/glovebox setup
 	@.venv/bin/python -m tests.compat.compat $(COMPAT)

@@ -1,10 +1,12 @@
-"""Every security sentence of the documentation and what holds it, read from the pages and the conformance cases.
+"""Every security claim and what holds it, read from docs/operate/claims.csv and the conformance cases.
 
-``python -m tests.claims`` prints them. A sentence has an id (GB-…), who is held off by it and what he would do, in
-gVisor's words, and tests: files or functions of the suite, and cases that name it in ``proves``.
+``python -m tests.claims`` prints them. A claim has an id (GB-…), the attackers it is against, a severity in gVisor's
+terms, and tests: files or functions of the suite, and cases that name it in ``proves``.
 """
 
 import ast
+import csv
+import io
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -23,14 +25,17 @@ ATTACKERS = ("program", "model", "content", "peer", "outsider", "local user", "o
 SYSTEM_CALLS = "GB-KERN-3"
 """The sentence that the cases of ``sandboxes/glovebox_sandboxes/seccomp`` are about."""
 
-_ROW = re.compile(r"^\| (GB-[A-Z]+-[0-9]+) \| (.+?) \| (.+?) \| (.+) \|$", re.MULTILINE)
-_TEST = re.compile(r"`(test_[a-z0-9_]+\.py)(?:::(test_[a-z0-9_]+))?`")
+TABLE = ROOT / "docs/operate/claims.csv"
+COLUMNS = ["id", "about", "claim", "against", "severity", "held by"]
+
+_ID = re.compile(r"GB-[A-Z]+-[0-9]+")
+_TEST = re.compile(r"\b(test_[a-z0-9_]+\.py)(?:::(test_[a-z0-9_]+))?")
 _MARK = re.compile(r"<!-- ((?:GB-[A-Z]+-[0-9]+ ?)+)-->")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sentence:
-    """One sentence of the threat model."""
+    """One claim of the threat model."""
 
     id: str
     text: str
@@ -70,29 +75,31 @@ def functions(file: str) -> frozenset[str]:
 
 
 def sentences(text: str | None = None, cases: Iterable[Case] | None = None) -> tuple[Sentence, ...]:
-    """All of them, in the order of the page.
+    """Return all of them, in the order of the table.
 
     Args:
-        text: of the page; docs/operate/threat-model.md unless given.
+        text: of the table; docs/operate/claims.csv unless given.
         cases: the shipped ones unless given.
+
+    Raises:
+        ValueError: A row is not of the form that the table has.
     """
-    page = (ROOT / "docs/operate/threat-model.md").read_text() if text is None else text
+    header, *rows = csv.reader(io.StringIO(TABLE.read_text() if text is None else text), strict=True)
+    if header != COLUMNS or [row for row in rows if len(row) != len(COLUMNS) or not _ID.fullmatch(row[0])]:
+        raise ValueError(f"{TABLE.name}: a row is not {', '.join(COLUMNS)}")
     known: tuple[Case, ...] = (*case.load(), *call.load()) if cases is None else tuple(cases)
-    found = []
-    for identity, words, against, tests in _ROW.findall(page):
-        who, _, what = against.partition(": ")
-        found.append(
-            Sentence(
-                id=identity,
-                text=words,
-                attackers=tuple(who.split(", ")),
-                severities=tuple(what.split(", ")) if what else (),
-                says_cases=tests.startswith("cases"),
-                tests=tuple(_TEST.findall(tests)),
-                cases=tuple(each for each in known if identity in each.proves),
-            )
+    return tuple(
+        Sentence(
+            id=identity,
+            text=words,
+            attackers=tuple(against.split(", ")),
+            severities=tuple(severity.split(", ")) if severity else (),
+            says_cases=tests.startswith("cases"),
+            tests=tuple(_TEST.findall(tests)),
+            cases=tuple(known_case for known_case in known if identity in known_case.proves),
         )
-    return tuple(found)
+        for identity, _, words, against, severity, tests in rows
+    )
 
 
 def marks(text: str) -> tuple[str, ...]:

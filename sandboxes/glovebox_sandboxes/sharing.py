@@ -8,7 +8,8 @@ long as it has it the key gets no more. Rule 5: no turn is left that rules 3 and
 
 Rule 3 is the dynamic threshold of shared-memory switches (Choudhury and Hahne, 1998, doi:10.1109/90.664262): one
 that is alone keeps away from a part, without a word about who else there may be, and each one that comes gets most of
-what is left. ``IdleGate`` is decision 0021.
+what is left. Without ``IdleGate`` a call waits for work on other sandboxes: ``print(1)`` takes 13 ms where a bare
+interpreter takes 11.
 """
 
 from collections import Counter, deque

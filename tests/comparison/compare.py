@@ -1,4 +1,4 @@
-"""``make compare``: the portable cases, against every system that can be had here, as a table in comparison.md.
+"""``make compare``: the portable cases, against every system that can be had here, as tables: comparison*.csv.
 
 One case after another, each in a sandbox of its own with a host planted for it, so that none is stopped by what another
 left. Takes some twenty minutes. With ``--system docker-run`` one is asked again and the rest is kept.
@@ -214,13 +214,13 @@ async def _main(arguments: argparse.Namespace) -> int:
             except NotHereError as problem:
                 out.print(f"  skipped: {problem}", markup=False)
                 comparison.skipped(key, str(problem))
-            page.keep(comparison.kept, arguments.json, arguments.page, KEYS)
+            page.keep(comparison.kept, arguments.json, KEYS)
         if arguments.times or not (arguments.system or arguments.case):
             asked = [each for each in systems if not comparison.kept["systems"].get(each.key, {}).get("skipped")]
             for key, milliseconds in (await medians(asked, FOLDER)).items():
                 comparison.kept["systems"].get(key, {})["median_ms"] = milliseconds
-    page.keep(comparison.kept, arguments.json, arguments.page, KEYS)
-    out.print(f"{arguments.page} and {arguments.json} are written.")
+    page.keep(comparison.kept, arguments.json, KEYS)
+    out.print(f"{arguments.json} and the tables beside it are written.")
     return 0
 
 
@@ -235,7 +235,6 @@ def _arguments() -> argparse.Namespace:
     options.add_argument("--times", action="store_true", help="only how long a call takes, of all systems in turns")
     options.add_argument("--image", default="python:3.11-slim", help="of the container systems; it must have python3")
     options.add_argument("--json", type=Path, default=DOCS / "comparison.json", help="where results are kept")
-    options.add_argument("--page", type=Path, default=DOCS / "comparison.md", help="whose generated part is written")
     return options.parse_args()
 
 

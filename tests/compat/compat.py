@@ -3,7 +3,7 @@
 Debian's own suite for the Python that sandboxes run is unpacked into ``.compat``. Each module runs once by
 ``run_python``, under its shipped profile with larger limits, and once on the host as a normal user with the same
 interpreter. Tests that pass on the host alone are written to docs/internals/compat.csv, each with its reason from
-``reasons.toml``; a table of the reasons goes into compat.md. A difference without a reason is an error (exit 1).
+``reasons.toml``, and the totals to compat-summary.csv. A difference without a reason is an error (exit 1).
 """
 
 import argparse
@@ -21,7 +21,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import anyio
-from tests.comparison.page import merged
 from tests.fixtures.brokered import submitted, write_shipped
 from tests.repo.files import ROOT
 
@@ -35,7 +34,7 @@ KEPT = PLACE / "outcomes.json"
 """What the last run found: a pair of outcomes by module."""
 PYTHON = "python3.11"
 """The suite is of one version: Debian 12's, of which the sandboxes' Python is a copy there."""
-PAGE, TABLE = ROOT / "docs/internals/compat.md", ROOT / "docs/internals/compat.csv"
+TABLE, SUMMARY = ROOT / "docs/internals/compat.csv", ROOT / "docs/internals/compat-summary.csv"
 LIMITS = {"wall_seconds": "600", "cpu_seconds": "600", "memory": '"4 GiB"', "pids": "256", "scratch": '"2 GiB"'}
 """Instead of those shipped: a module of the suite is not a short program."""
 HOST_SECONDS = 600
@@ -178,16 +177,18 @@ def explain(difference: tuple[str, str, str], reasons: Sequence[Mapping[str, str
     return ""
 
 
-def write_page(rows: Sequence[Sequence[str]], totals: str) -> None:
-    """Write the table of differences, and the totals and reasons into the page."""
-    with TABLE.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["test", "in the sandbox", "last line", "reason"])
-        writer.writerows(rows)
+def write_tables(rows: Sequence[Sequence[str]], totals: str) -> None:
+    """Write the differences, and how many have which reason."""
     counts = Counter(row[3] for row in rows)
-    lines = [f"| {count} | {because or '**no reason yet**'} |\n" for because, count in counts.most_common()]
-    part = f"\n{totals}\n\n| tests | why they differ |\n| --- | --- |\n{''.join(lines)}\n"
-    PAGE.write_text(merged(PAGE.read_text(encoding="utf-8"), part), encoding="utf-8")
+    summary = [(str(count), because or "no reason yet") for because, count in counts.most_common()]
+    for path, header, lines in (
+        (TABLE, ("test", "in the sandbox", "last line", "reason"), rows),
+        (SUMMARY, ("tests", "why they differ"), [*summary, (str(len(rows)), totals)]),
+    ):
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(header)
+            writer.writerows(lines)
 
 
 def main() -> int:
@@ -214,7 +215,7 @@ def main() -> int:
     )
     totals = f"{len(host)} modules. {totals}. {len(rows)} pass on the host alone."
     if host.keys() >= set(known):
-        write_page(sorted(rows), totals)
+        write_tables(sorted(rows), totals)
     sys.stdout.write(f"{totals}\n")
     unexplained = [row for row in rows if not row[3]]
     for name, outcome, line, _ in unexplained[:SHOWN]:

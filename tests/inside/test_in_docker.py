@@ -97,7 +97,7 @@ async def test_a_privileged_container_needs_nothing_else(ours: Place, image: str
 async def test_root_of_a_container_reaches_control_groups_where_they_can_be_written(
     roots_place: Place, image: str
 ) -> None:
-    """As docs/operate/operations.md says, on version 1; without that volume, per process (the control)."""
+    """As docs/operate/install.md says, on version 1; without that volume, per process (the control)."""
     options = ("--security-opt", "seccomp=unconfined", "--security-opt", "systempaths=unconfined")
     seen = await look(roots_place, container(roots_place, image, *options, user=0))
     assert_reached(seen, "rlimit")

@@ -65,7 +65,7 @@ async def test_ubuntus_apparmor_is_named_with_both_fixes(place: Place, roots_pla
     there = Place(root=place.root, data=place.data, become=(*ubuntu, *place.become))
     seen = await look(there, filtered("powers"))
     assert_refused(seen, CANNOT, f"`sysctl -w {APPARMOR}=0`")
-    assert "Give bwrap a profile (docs/operate/operations.md has it)" in seen.fatal[1]
+    assert "Give bwrap a profile (docs/operate/troubleshoot.md has it)" in seen.fatal[1]
 
 
 async def test_a_limit_of_none_in_a_namespace_around_is_named(place: Place) -> None:

@@ -1,4 +1,4 @@
-"""The image of Dockerfile, built and run by a real Engine with the options that docs/operate/operations.md shows.
+"""The image of Dockerfile, built and run by a real Engine with the options that docs/operate/install.md shows.
 
 Its base is made of Debian packages, as for the docker driver's image; how this machine reaches its package sources is
 carried into it.
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.driver("docker"), pytest.mark.timeout(900)]
 NAME = "glovebox-tests"
 BASE = "glovebox-base:bookworm"
 GLOVEBOX = "/opt/glovebox/bin/glovebox"
-PAGE = "docs/operate/operations.md"
+PAGE = "docs/operate/install.md"
 HEALTHY_SECONDS = 60
 CARRIED = re.compile(r"(PIP_\w+|\w+_(proxy|PROXY)|SSL_CERT_\w+|\w+_CA_BUNDLE)")
 """Variables of package clients."""

@@ -2,7 +2,7 @@
 
 Exit code 1 if a bound that was measured is not met, or if this tree is slower than the revision of ``--against``; 2 if
 there is no such row or revision; 3 if a row could not be compared. What each row means, and how to read the table:
-docs/internals/performance.md. The rows are in rows.py; what measures them in a module for each part.
+docs/internals/performance.csv. The rows are in rows.py; what measures them in a module for each part.
 """
 
 import argparse
@@ -181,7 +181,7 @@ def parsed() -> argparse.Namespace:
     )
     options.add_argument("--json", type=Path, metavar="FILE", help="write everything there")
     options.add_argument("--plot", type=Path, metavar="FILE", help="draw the times there, as PNG")
-    options.add_argument("--docs", action="store_true", help="renew docs/internals/performance.md, .json and .png")
+    options.add_argument("--docs", action="store_true", help="renew docs/internals/performance.csv, .json and .png")
     options.add_argument(
         "--image", default="python:3.11-slim",
         help="with python3: what the peers on Docker run, and with --against what both sides build their image from",

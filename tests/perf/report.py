@@ -1,7 +1,8 @@
-"""What a run found, as JSON, as a table in a terminal, as the tables of performance.md. Nothing here measures."""
+"""What a run found, as JSON, as a table in a terminal, and as docs/internals/performance.csv. Nothing here measures."""
 
+import csv
+import io
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,11 @@ from tests.perf.rows import ROWS, Verdict
 from tests.perf.series import Series, rounded
 from tests.perf.where import Parts
 
-PAGE = ROOT / "docs" / "internals" / "performance.md"
-PROMISES = ROOT / "docs" / "operate" / "specification.md"
+TABLE = ROOT / "docs" / "internals" / "performance.csv"
 KEPT = ROOT / "docs" / "internals" / "performance.json"
 PICTURE = ROOT / "docs" / "internals" / "performance.png"
-BEGIN = "<!-- begin: written by make bench -->"
-END = "<!-- end: written by make bench -->"
+COLUMNS = ("row", "what is measured", "must be", "measured", "relative", "verdict", "why it is not met")
+MACHINE = "machine"
 _PLANNED = {row.key: row for row in ROWS}
 
 
@@ -92,49 +92,23 @@ def show(report: Mapping[str, Any], console: Console) -> None:
         console.print(f"[dim]{name:18} {fact}[/]", highlight=False)
 
 
-def page(report: Mapping[str, Any]) -> str:
-    """What stands between the markers of docs/internals/performance.md: the rows without a bound, and the machine."""
-    lines = ["| row | measured | | |", "| --- | --- | --- | --- |"]
+def as_csv(report: Mapping[str, Any]) -> str:
+    """Return the text of docs/internals/performance.csv: every row, and the machine it was measured on."""
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(COLUMNS)
     for row in report["rows"]:
-        if not row["bound"]:
-            measured, found, verdict = said(row)
-            lines.append(f"| `{row['row']}` | {measured} | {found} | {_cell(verdict)} |")
-    lines += ["", *(f"- {name}: {_cell(fact)}" for name, fact in report["machine"].items())]
-    return "\n".join(lines)
-
-
-def promises(report: Mapping[str, Any]) -> str:
-    """What stands between the markers of docs/operate/specification.md: the rows that have a bound."""
-    lines = ["| row | must | measured | |", "| --- | --- | --- | --- |"]
-    for row in report["rows"]:
-        if row["bound"]:
-            measured, found, verdict = said(row)
-            numbers = f"{found} ({measured})" if found else measured
-            lines.append(f"| `{row['row']}` | {bound_of(row)} | {numbers} | {_cell(verdict)} |")
-    return "\n".join(lines)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
-
-
-def written(text: str, between: str) -> str:
-    """A page with what stands between its markers renewed.
-
-    Raises:
-        ValueError: the markers are not there.
-    """
-    if BEGIN not in text or END not in text:
-        raise ValueError(f"the page has no place between {BEGIN} and {END}")
-    pattern = re.compile(f"{re.escape(BEGIN)}.*{re.escape(END)}", re.DOTALL)
-    return pattern.sub(lambda _: f"{BEGIN}\n{between}\n{END}", text)
+        measured, relative, verdict = said(row)
+        word, _, why = verdict.replace("**", "").partition(": ")
+        lines.writerow([row["row"], title(row), bound_of(row), measured, relative, word, why])
+    lines.writerows([MACHINE, name, "", fact, "", "", ""] for name, fact in report["machine"].items())
+    return text.getvalue()
 
 
 def keep(report: Mapping[str, Any], picture: bytes | None) -> None:
-    """Write the numbers into docs/: JSON, the tables of both pages, picture."""
+    """Write the numbers into docs/: JSON, table, picture."""
     KEPT.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    for path, between in ((PAGE, page(report)), (PROMISES, promises(report))):
-        path.write_text(written(path.read_text(encoding="utf-8"), between), encoding="utf-8")
+    TABLE.write_text(as_csv(report), encoding="utf-8")
     if picture is not None:
         PICTURE.write_bytes(picture)
 

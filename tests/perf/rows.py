@@ -1,7 +1,7 @@
 """The rows of ``make bench``: what is promised of which measurement, as data. Nothing here measures.
 
 A row judges one number of a series, alone or beside the same number of a base that was measured in the same run. Its
-key is what ``--rows`` takes and what docs/internals/performance.md explains.
+key is what ``--rows`` takes; docs/internals/performance.csv has each with its result.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What the documentation says of the trial, from a run of it: ``python -m tests.red_team.report`` writes both files.
+"""What the documentation says of the trial, from a run of it: ``python -m tests.red_team.report`` writes both tables.
 
 As root, since it makes network namespaces; it takes ten minutes. With names of families those alone are tried again.
 """
@@ -16,11 +16,8 @@ from tests.red_team import corpus, trial
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CSV = ROOT / "docs/operate/red-team.csv"
-PAGE = ROOT / "docs/operate/red-team.md"
-MARKS = ("<!-- table: tests/red_team/report.py -->\n", "<!-- end of table -->\n")
+SUMMARY = ROOT / "docs/operate/red-team-summary.csv"
 COLUMNS = ("family", "attack", "read by", "obeyed", *(each.name for each in trial.SETS))
-
-_HEADING = f"| {{}} | attacks | obeyed | {' | '.join(COLUMNS[4:])} |\n|{' --- |' * (len(COLUMNS) - 1)}\n"
 
 Results = Mapping[str, Sequence[trial.Row]]
 """Rows of each set of profiles, by its name."""
@@ -51,22 +48,24 @@ def read_csv() -> list[list[str]]:
     return list(csv.reader(io.StringIO(CSV.read_text())))[1:]
 
 
-def table(lines: Sequence[Sequence[str]]) -> str:
-    """Return the page's tables: lines for families, for the tools that attacks were read by, and for all."""
-    text = _HEADING.format("family, as published")
+def summary(lines: Sequence[Sequence[str]]) -> str:
+    """Return the text of docs/operate/red-team-summary.csv: sums by family, by the tool that read, and of all."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["by", "which", "source", "attacks", "obeyed", *COLUMNS[4:]])
     for family in corpus.families():
         of_family = [line for line in lines if line[0] == family.name]
-        text += _row(f"**{family.title}** ({family.source})", of_family)
-    text += "\n" + _HEADING.format("read by the profile of")
+        writer.writerow(["family", family.title, family.source, *_sums(of_family)])
     for tool in sorted({line[2] for line in lines}):
-        text += _row(f"`{tool}`", [line for line in lines if line[2] == tool])
-    return text + _row("all", lines)
+        writer.writerow(["tool", tool, "", *_sums([line for line in lines if line[2] == tool])])
+    writer.writerow(["all", "", "", *_sums(lines)])
+    return text.getvalue()
 
 
-def _row(name: str, lines: Sequence[Sequence[str]]) -> str:
+def _sums(lines: Sequence[Sequence[str]]) -> list[str]:
     attacks, obeyed, *left, control = counts(lines)
     pairs = [f"{elsewhere} / {to_host}" for elsewhere, to_host in zip(left[::2], left[1::2], strict=True)]
-    return f"| {' | '.join([name, str(attacks), str(obeyed), *pairs, str(control)])} |\n"
+    return [str(attacks), str(obeyed), *pairs, str(control)]
 
 
 def counts(lines: Iterable[Sequence[str]]) -> tuple[int, ...]:
@@ -83,12 +82,6 @@ def counts(lines: Iterable[Sequence[str]]) -> tuple[int, ...]:
 
 def _elsewhere(lefts: Iterable[set[str]]) -> int:
     return sum(bool(left - {"pages"}) for left in lefts)
-
-
-def with_table(page: str, text: str) -> str:
-    """Return the page with another table in it."""
-    before, rest = page.split(MARKS[0])
-    return before + MARKS[0] + text + MARKS[1] + rest.split(MARKS[1])[1]
 
 
 async def _run(families: Iterable[corpus.Family]) -> Results:
@@ -115,4 +108,4 @@ if __name__ == "__main__":
     # In the order of the families; what was not tried stays as it was.
     lines = sorted(tried + [line for line in known if line[0] not in named], key=lambda line: line[0])
     CSV.write_text(as_csv(lines))
-    PAGE.write_text(with_table(PAGE.read_text(), table(lines)))
+    SUMMARY.write_text(summary(lines))

@@ -11,10 +11,11 @@ CASES = (*case.load(), *call.load())
 ESCAPE = sorted(path.name for path in (claims.ROOT / "tests/escape").glob("test_*.py"))
 README = (claims.ROOT / "README.md").read_text()
 PAGE = (claims.ROOT / "docs/operate/threat-model.md").read_text()
+TABLE = claims.TABLE.read_text()
 
 
 def test_every_sentence_has_tests_and_every_attack_a_sentence() -> None:
-    """docs/operate/threat-model.md, README.md, tests/escape and the conformance cases fit together."""
+    """docs/operate/claims.csv, README.md, tests/escape and the conformance cases fit together."""
     found = claims.sentences()
     assert len(found) > 50
     assert claims.problems(found, CASES, ESCAPE, README) == []
@@ -23,23 +24,37 @@ def test_every_sentence_has_tests_and_every_attack_a_sentence() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        ("| program: Escape | cases", "| program: Fame | cases", "GB-FILE-1: 'Fame' is no severity"),
-        ("| program: Escape | cases", "| hacker: Escape | cases", "GB-FILE-1: 'hacker' is no attacker"),
-        ("| program: Escape | cases", "| program | cases", "GB-FILE-1: says no severity"),
-        ("`test_workspace_paths.py`", "soon", "tests/escape/test_workspace_paths.py: no sentence names it"),
-        ("`test_tokens.py`", "to be written", "GB-MCP-5: has no test"),
-        ("`test_tokens.py`", "`test_toknes.py`", "GB-MCP-5: there is no test_toknes.py"),
+        (",program,Escape,cases", ",program,Fame,cases", "GB-FILE-1: 'Fame' is no severity"),
+        (",program,Escape,cases", ",hacker,Escape,cases", "GB-FILE-1: 'hacker' is no attacker"),
+        (",program,Escape,cases", ",program,,cases", "GB-FILE-1: says no severity"),
+        ("test_workspace_paths.py", "soon", "tests/escape/test_workspace_paths.py: no sentence names it"),
+        (",test_tokens.py", ",to be written", "GB-MCP-5: has no test"),
+        (",test_tokens.py", ",test_toknes.py", "GB-MCP-5: there is no test_toknes.py"),
         ("::test_each_redirect_is_decided_again", "::test_none", "GB-NET-6: test_egress_network.py has no test_none"),
-        ("| GB-FILE-1 |", "| GB-FILE-99 |", "case workspace-write: proves GB-FILE-1, which is no sentence"),
-        ("| GB-FILE-2 |", "| GB-FILE-1 |", "GB-FILE-1: is given twice"),
-        ("| program: HostLeak | cases,", "| program: HostLeak | ", "GB-FILE-2: does not say cases, and some prove it"),
+        ("\nGB-FILE-1,", "\nGB-FILE-99,", "case workspace-write: proves GB-FILE-1, which is no sentence"),
+        ("\nGB-FILE-2,", "\nGB-FILE-1,", "GB-FILE-1: is given twice"),
+        (",program,HostLeak,cases; ", ",program,HostLeak,", "GB-FILE-2: does not say cases, and some prove it"),
     ],
 )
 def test_what_does_not_fit_is_named(old: str, new: str, problem: str) -> None:
-    """The control: each way to break the page is found."""
-    assert old in PAGE
-    found = claims.sentences(PAGE.replace(old, new, 1))
+    """The control: each way to break the table is found."""
+    assert old in TABLE
+    found = claims.sentences(TABLE.replace(old, new, 1))
     assert problem in claims.problems(found, CASES, ESCAPE, README)
+
+
+@pytest.mark.parametrize("row", ["GB-FILE-1, a row of too few", "claim,about,x,program,Escape,cases"])
+def test_a_row_that_is_no_claim_is_refused(row: str) -> None:
+    """Else a claim could be lost by a slip of the pen."""
+    with pytest.raises(ValueError, match="a row is not"):
+        claims.sentences(f"{TABLE}{row}\n")
+
+
+def test_the_page_explains_every_word_of_the_table() -> None:
+    """Attackers and severities are defined on the page, which names the table."""
+    words = {word for claim in claims.sentences() for word in (*claim.attackers, *claim.severities)}
+    assert [word for word in words if f"**{word}**" not in PAGE] == []
+    assert "](claims.csv)" in PAGE
 
 
 def test_a_sentence_of_the_readme_without_an_id_is_named() -> None:

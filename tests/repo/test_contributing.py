@@ -1,4 +1,4 @@
-"""The examples of CONTRIBUTING.md, each made in a copy of the repository and tested there."""
+"""The patches of CONTRIBUTING.md, each applied in a copy of the repository and tested there."""
 
 import os
 import re
@@ -12,11 +12,12 @@ import pytest
 from tests.repo.files import ROOT, committed
 from tests.repo.pages import blocks
 
-_EXAMPLE = re.compile(r"^## (An? [a-z ]+)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+_SECTION = re.compile(r"^## (Add an? [a-z ]+)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"^\+\+\+ b/(.+)$", re.MULTILINE)
-_NEW = re.compile(r"^`([^`]+)`, new:\n\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_APPLY = re.compile(r"^git apply (examples/contributing/[a-z-]+\.patch)\n", re.MULTILINE)
+FOLDER = "examples/contributing/"
 EXAMPLES = {
-    title: text for title, text in _EXAMPLE.findall((ROOT / "CONTRIBUTING.md").read_text()) if "```diff" in text
+    title: text for title, text in _SECTION.findall((ROOT / "CONTRIBUTING.md").read_text()) if "\ngit apply " in text
 }
 PYTHONPATH = ("", "server", "sandboxes", "profiles")
 #: For some tests on a busy machine; they take five by themselves.
@@ -31,7 +32,7 @@ def run(copy: Path, *arguments: str) -> None:
 
 
 def git_apply(patch: str, copy: Path, *options: str) -> str:
-    """Apply a patch, as who copies it from the page would; return what git says against it."""
+    """Apply a patch, as a reader of the page would; return what git says against it."""
     command = ["git", "apply", *options]
     return subprocess.run(command, cwd=copy, input=patch, capture_output=True, text=True, check=False).stderr
 
@@ -44,27 +45,19 @@ def patched(patch: str, copy: Path) -> list[str]:
     return _FILE.findall(patch)
 
 
-def made(text: str, copy: Path) -> list[str]:
-    """Make the change that an example shows, its new files and its patches; returns the Python files it touches.
-
-    It may have been made before: in a clone whose owner follows it, these tests are part of ``make check``.
-    """
-    touched = []
-    for name, content in _NEW.findall(text):
-        there = (copy / name).read_text() if (copy / name).exists() else content
-        assert there == content, f"{name} is there already, and another"
-        (copy / name).parent.mkdir(exist_ok=True)
-        (copy / name).write_text(content)
-        touched.append(name)
-    for block in blocks("CONTRIBUTING.md", text):
-        if block.tag == "diff":
-            touched += patched(block.text, copy)
-    return [name for name in touched if name.endswith(".py")]
+def typed(text: str) -> tuple[str, str]:
+    """Return the patch that a section applies, and the commands that it then gives."""
+    (block,) = [block.text for block in blocks("CONTRIBUTING.md", text) if block.tag == "sh"]
+    (patch,) = _APPLY.findall(block)
+    return patch, _APPLY.sub("", block)
 
 
 def test_there_are_examples_of_each_kind() -> None:
-    """The control: none is passed over since its heading or its blocks changed."""
-    assert list(EXAMPLES) == ["A tool", "A guard", "An attack", "An audit event"]
+    """The control: none is passed over since its heading or its block changed, and every patch is used and linked."""
+    assert list(EXAMPLES) == ["Add a tool", "Add a guard", "Add an attack", "Add an audit event"]
+    patches = [typed(text)[0] for text in EXAMPLES.values()]
+    assert sorted(patches) == [name for name in committed() if name.startswith(FOLDER)]
+    assert [patch for patch, text in zip(patches, EXAMPLES.values(), strict=True) if f"]({patch})" not in text] == []
 
 
 @pytest.mark.parametrize(("context", "fits"), [("b", True), ("c", False)])
@@ -86,9 +79,11 @@ def test_an_example_works_as_shown(title: str, tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     run(tmp_path, "git", "init", "-q")  # what tests of the repository ask
-    touched = made(EXAMPLES[title], tmp_path)
+    patch, tests = typed(EXAMPLES[title])
+    # It may have been applied before: in a clone whose owner follows it, these tests are part of ``make check``.
+    touched = [name for name in patched((ROOT / patch).read_text(), tmp_path) if name.endswith(".py")]
     for check in (("check",), ("format", "--check")):
         if touched:
             run(tmp_path, sys.executable, "-m", "ruff", *check, "-q", "--no-cache", *touched)
-    (tests,) = [block.text for block in blocks("CONTRIBUTING.md", EXAMPLES[title]) if block.tag == "sh"]
+    assert "pytest" in tests
     run(tmp_path, "sh", "-c", tests.replace(".venv/bin/python", sys.executable))

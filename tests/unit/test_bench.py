@@ -1,5 +1,7 @@
 """``make bench`` says what was measured and no more: statistics, verdicts, page, and what it changes in servers."""
 
+import csv
+import io
 import json
 import sys
 import tomllib
@@ -136,12 +138,6 @@ def test_rows_are_whole() -> None:
     assert [row.key for row in ROWS if row.most is not None and row.least is not None] == []
 
 
-def test_every_row_is_explained() -> None:
-    """docs/internals/performance.md has each key."""
-    text = report.PAGE.read_text()
-    assert [row.key for row in ROWS if f"`{row.key}`" not in text] == []
-
-
 def kept() -> dict[str, Any]:
     """A report with one row met, one unmet, the others not measured."""
     found = {
@@ -153,52 +149,30 @@ def kept() -> dict[str, Any]:
     return report.as_json(verdicts, found, {"processor": "2 × a | b"}, None)
 
 
-def test_the_pages_have_every_row_once_and_its_verdict() -> None:
+def table(report_: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """Return the rows of the table by key, each by column."""
+    lines = csv.DictReader(io.StringIO(report.as_csv(report_)))
+    return {line["row"]: line for line in lines if line["row"] != report.MACHINE}
+
+
+def test_the_table_has_every_row_once_explained_and_its_verdict() -> None:
     """What is not met stays visible."""
-    text = f"{report.promises(kept())}\n{report.page(kept())}"
-    found = [line for line in text.splitlines() if line.startswith("| `")]
-    lines = {line.split("`")[1]: line for line in found}
-    assert lines.keys() == {row.key for row in ROWS}
-    assert len(found) == len(lines)
-    assert "| ≤ 0.3 × | 0.1818 × (2 ms against 11) | met |" in lines["print-p50"]
-    assert "| ≥ 200 MB/s | 100 MB/s | **not met** |" in lines["wire"]
-    assert "not measured: not measured in this run" in lines["docker"]
-    assert "2 × a \\| b" in text
+    text = report.as_csv(kept())
+    lines = table(kept())
+    assert list(lines) == [row.key for row in ROWS]
+    assert text.count("\n") == 1 + len(ROWS) + len(kept()["machine"])
+    assert all(line["what is measured"] for line in lines.values())
+    assert {line["must be"] != "" for row, line in zip(ROWS, lines.values(), strict=True) if row.bound} == {True}
+    shown = {key: [*lines[key].values()][2:6] for key in ("print-p50", "wire")}
+    assert shown["print-p50"] == ["≤ 0.3 ×", "2 ms against 11", "0.1818 ×", "met"]
+    assert shown["wire"] == ["≥ 200 MB/s", "100 MB/s", "", "not met"]
+    assert lines["docker"]["verdict"] == "not measured"
+    assert "machine,processor,,2 × a | b" in text
 
 
-def test_only_what_is_between_the_markers_is_renewed() -> None:
-    """The words around are written by hand."""
-    before = f"above\n{report.BEGIN}\nearlier\n{report.END}\nbelow\n"
-    after = report.written(before, report.page(kept()))
-    assert after.startswith(f"above\n{report.BEGIN}\n| row |")
-    assert after.endswith(f"{report.END}\nbelow\n")
-    assert "earlier" not in after
-    assert report.written(after, report.page(kept())) == after
-    with pytest.raises(ValueError, match="no place"):
-        report.written("no markers", "")
-
-
-def test_the_page_is_what_was_kept() -> None:
-    """performance.md and specification.md show performance.json and nothing else."""
-    if report.KEPT.exists():
-        found = report.read(report.KEPT)
-    else:
-        verdicts = [judge(row, {}, dict.fromkeys(row.needs, "not kept yet")) for row in ROWS]
-        found = report.as_json(verdicts, {}, {}, None)
-        assert "Not kept yet" in report.PAGE.read_text()
-    promised = report.PROMISES.read_text()
-    assert report.written(promised, report.promises(found)) == promised
-    if report.KEPT.exists():
-        page = report.PAGE.read_text()
-        assert report.written(page, report.page(found)) == page
-
-
-def test_promises_are_the_rows_with_a_bound() -> None:
-    """With what was measured, and what is not met stays visible there, too."""
-    text = report.promises(kept())
-    assert "| ≤ 0.3 × | 0.1818 × (2 ms against 11) | met |" in text
-    assert "| ≥ 200 MB/s | 100 MB/s | **not met** |" in text
-    assert len(text.splitlines()) == 2 + sum(bool(row.bound) for row in ROWS)
+def test_the_table_is_what_was_kept() -> None:
+    """performance.csv shows performance.json and nothing else."""
+    assert report.TABLE.read_text() == report.as_csv(report.read(report.KEPT))
 
 
 def test_a_report_is_plain_json(tmp_path: Path) -> None:

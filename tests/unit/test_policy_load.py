@@ -1,7 +1,7 @@
 """A policy that loads, and the errors of those that do not: file, line, key, problem and nearest."""
 
+import csv
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -185,12 +185,16 @@ def test_a_policy_that_somebody_else_could_have_written_is_refused(tmp_path: Pat
     assert says in refused(path).reason
 
 
-def test_the_page_names_every_key() -> None:
-    """docs/operate/policy.md; the keys of ``narrow`` are those of profiles, which have a page."""
-    page = (Path(__file__).parents[2] / PAGE).read_text()
-    keys = [key for key in valid_keys(Policy) if "narrow" not in key[:-1] and key[-1] != ANY]
+def test_the_table_has_every_key_and_no_other() -> None:
+    """docs/operate/policy-keys.csv; the keys of ``narrow`` are those of profiles, which have a table."""
+    page = Path(__file__).parents[2] / PAGE
+    with page.with_name("policy-keys.csv").open(newline="", encoding="utf-8") as table:
+        rows = list(csv.DictReader(table, strict=True))
+    keys = [".".join(key) for key in valid_keys(Policy) if "narrow" not in key[:-1] and key[-1] != ANY]
     assert len(keys) > 50  # the control: they are found
-    assert [key for key in keys if not re.search(rf"\b{key[-1]}\b", page)] == []
+    assert [row["key"] for row in rows] == keys
+    assert [row["key"] for row in rows if not row["default"] or not row["meaning"].endswith(".")] == []
+    assert "](policy-keys.csv)" in page.read_text()
 
 
 def _outcome(data: bytes) -> Policy | None:

@@ -1,5 +1,6 @@
 """The profiles that come with the package: what they permit, that they compile, and that a reviewer can read them."""
 
+import csv
 from pathlib import Path
 
 import pytest
@@ -200,16 +201,16 @@ def test_the_committed_schema_is_the_generated_one() -> None:
 
 
 def test_every_key_is_in_the_documentation_with_its_default() -> None:
-    """docs/use/profiles.md has one row for each key, and states its default."""
-    document = (Path(__file__).parents[2] / "docs" / "use" / "profiles.md").read_text(encoding="utf-8")
-    rows = {line.split("|")[1].strip(" `"): line for line in document.splitlines() if line.startswith("| `")}
+    """docs/use/profile-keys.csv has one row for each key and no other, with its default and its meaning."""
+    with (Path(__file__).parents[2] / "docs/use/profile-keys.csv").open(newline="", encoding="utf-8") as table:
+        rows = {row["key"]: row for row in csv.DictReader(table, strict=True)}
     tables = {"files", "network", "limits", "python", "audit", "result", "example", "limits.output", "limits.workspace"}
     keys = {".".join(key) for key in valid_keys()} - tables
-    assert keys <= set(rows)
-    assert {key for key in rows if "." in key} <= keys
+    assert keys == set(rows)
     for key in keys:
         default = _default(key)
-        assert default is None or f"`{default}`" in rows[key], key
+        assert default is None or default == rows[key]["default"], key
+        assert rows[key]["meaning"].endswith("."), key
 
 
 def _default(key: str) -> str | None:

@@ -1,7 +1,7 @@
 """Hints for a program's errors: what is so in a sandbox, and what to do instead.
 
 For errors that the sandbox caused, and for those made by who writes for notebooks and other machines. Runs in the
-program's own process, once its error has ended it; a program could print the same. The errors of docs/use/mistakes.md
+program's own process, once its error has ended it; a program could print the same. The errors of docs/use/mistakes.csv
 are tried one by one. Imported when there is an error, and not before.
 """
 

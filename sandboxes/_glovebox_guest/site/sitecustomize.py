@@ -1,6 +1,6 @@
 """Has SQLite and multiprocessing do without what a sandbox has not: locks of files, and Unix sockets with names.
 
-About the locks: docs/internals/decisions/0029.
+About the locks: docs/internals/decisions/0029-no-locks-on-files.md.
 
 Python's ``site`` imports it in what a program starts, the guest in the program itself. Standard library only. Nothing
 happens until ``sqlite3`` is imported, or what else the guest does something ``after``; an interpreter that a program

@@ -1,7 +1,7 @@
 """Which files of the workspace are kept from callers: those that are named as secrets are. Standard library only.
 
-A list of names as data, each with what such a file holds; ``docs/operate/secrets.md`` has the same list, and a test
-compares them. Names are read in any case, and copies that editors leave count as the file.
+A list of names as data, each with what such a file holds: the list of ``docs/operate/secret-files.csv``, which a test
+compares. Names are read in any case, and copies that editors leave count as the file.
 """
 
 from __future__ import annotations

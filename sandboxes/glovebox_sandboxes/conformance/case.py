@@ -71,7 +71,7 @@ class Claim(Strict):
     seeds: tuple[str, ...] = Field(min_length=1)
     """Ids of the incidents it comes from: E egress, F files, I isolation, M the MCP surface."""
     proves: tuple[str, ...] = Field(min_length=1)
-    """Ids of the sentences of docs/operate/threat-model.md that it is a part of the proof of."""
+    """Ids of the claims in docs/operate/claims.csv that it helps to prove."""
     gaps: dict[str, str] = {}
     """Driver → why it is known not to hold there; ``rlimits`` besides, where there are no control groups, and
     ``forked``, where sandboxes are. A gap that has closed must be deleted."""

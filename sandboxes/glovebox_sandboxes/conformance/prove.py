@@ -62,7 +62,7 @@ class Finding:
     claim: str
     seeds: tuple[str, ...]
     proves: tuple[str, ...]
-    """Sentences of docs/operate/threat-model.md."""
+    """Claims in docs/operate/claims.csv."""
     status: Status
     seen: tuple[str, ...] = ()
     """What was not as it must be, and what was expected; one sentence each."""

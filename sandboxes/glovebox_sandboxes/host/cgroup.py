@@ -65,9 +65,7 @@ def fix() -> str:
     where = "Run the server as root, or in a systemd unit with Delegate=yes"
     if os.geteuid() == 0:
         where = "Control groups are absent or read-only here: start the container, or sandbox, with writable ones"
-    return (
-        f'{where} (docs/operate/operations.md); or let the profile accept limits per process: limits.enforce = "any".'
-    )
+    return f'{where} (docs/operate/install.md); or let the profile accept limits per process: limits.enforce = "any".'
 
 
 def detect(owner: str, root: Path = Path("/sys/fs/cgroup")) -> Hierarchy | None:

@@ -36,7 +36,7 @@ def _switch(words: str, root: Path) -> str | None:
     if _read(root, f"proc/sys/{_APPARMOR}") == "1":
         return (
             f"AppArmor keeps bwrap from using user namespaces ({_APPARMOR.replace('/', '.')} is 1). Give bwrap a "
-            "profile (docs/operate/operations.md has it); or, as root, for every program: "
+            "profile (docs/operate/troubleshoot.md has it); or, as root, for every program: "
             f"`sysctl -w {_APPARMOR.replace('/', '.')}=0`"
         )
     if nested(root) and ("ENOSPC" in words or _read(root, "proc/sys/user/max_user_namespaces") == "0"):
@@ -86,7 +86,7 @@ def _in_container(words: str, root: Path) -> str:
     what = "hides parts of procfs" if _masked(words) else "refuses user namespaces"
     return (
         f"This container {what}. Run Glovebox on the host or in a virtual machine; or start the container with "
-        f"`{' '.join(f'--security-opt {each}' for each in options)}` (what that opens: docs/operate/operations.md)."
+        f"`{' '.join(f'--security-opt {each}' for each in options)}` (what that opens: docs/operate/install.md)."
     )
 
 

@@ -174,7 +174,7 @@ def load(name: str, directory: Path) -> Environment:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
-        raise EnvironmentFileError(f"{path}: {key}", first["msg"], "See docs/operate/operations.md.") from None
+        raise EnvironmentFileError(f"{path}: {key}", first["msg"], "See docs/operate/install.md.") from None
     except ValueError as error:  # neither TOML nor UTF-8
         raise EnvironmentFileError(str(path), f"not TOML: {error}", "See https://toml.io/en/v1.0.0.") from None
     return Environment(

@@ -120,7 +120,7 @@ __all__ = [
     "draft_receipt",
 ]
 
-#: Every event by its kind. docs/operate/audit.md is checked against it.
+#: Every event by its kind. docs/operate/audit-events.csv is generated from it.
 EVENTS: Mapping[str, type[Event]] = {
     event.kind: event
     for event in (

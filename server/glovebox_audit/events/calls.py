@@ -318,4 +318,4 @@ class ReceiptSigned(CallEvent):
     key: str
     """Id of the key that signed it."""
     envelope: Mapping[str, Any]
-    """The receipt itself, see docs/operate/receipts.md."""
+    """The receipt itself, see docs/operate/audit.md."""

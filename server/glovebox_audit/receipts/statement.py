@@ -1,6 +1,6 @@
 """The statement of a receipt: an in-toto Statement, version 1, with a predicate of ours.
 
-Data, as docs/operate/receipts.md explains;
+Data, as docs/operate/audit.md explains;
 https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md. The models are read from bytes, so they are
 strict; a field that is None or empty is left out when written. Digests are ``sha256:`` and hex, but in ``subject``.
 """

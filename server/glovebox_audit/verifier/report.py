@@ -25,7 +25,7 @@ class Problem:
     seq: int | None
     """Number of the record concerned, where it is known."""
     kind: ProblemKind
-    """What happened, in one word; docs/operate/audit.md explains each."""
+    """What happened, in one word; docs/operate/audit-problems.csv explains each."""
     detail: str
     """What happened, in one sentence."""
 

@@ -1,0 +1,49 @@
+"""docs/operate/specification.csv: each promise names what holds it, and what is not met stays visible."""
+
+import csv
+import io
+
+import pytest
+from tests.claims import ROOT, functions, modules
+
+from glovebox_sandboxes.conformance import call, case
+
+TABLE = (ROOT / "docs/operate/specification.csv").read_text()
+COLUMNS = ["about", "promise", "bound", "held by", "not met, or not tested"]
+CASES = {known.id for known in (*case.load(), *call.load())}
+
+
+def problems(table: str) -> list[str]:
+    """Return what is wrong: no bound, nobody that holds it and no word about that, or a holder that does not exist."""
+    header, *rows = csv.reader(io.StringIO(table), strict=True)
+    wrong = [] if header == COLUMNS else [f"the columns are not {COLUMNS}"]
+    for about, promise, bound, held_by, note in rows:
+        if not (about and promise and bound and (held_by or note)):
+            wrong.append(f"{promise}: incomplete")
+        wrong += [f"{promise}: there is no {holder}" for holder in held_by.split("; ") if not _exists(holder)]
+    return wrong
+
+
+def _exists(holder: str) -> bool:
+    if holder.startswith("case "):
+        return holder.removeprefix("case ") in CASES
+    file, _, function = holder.partition("::")
+    if file.startswith("test_"):
+        return file in modules() and (not function or function in functions(file))
+    return (ROOT / holder).exists()
+
+
+def test_every_promise_has_a_bound_and_something_that_holds_it() -> None:
+    """A test, a case, a benchmark or the constant itself; or the row says that there is none."""
+    assert TABLE.count("\n") > 100
+    assert problems(TABLE) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("test_wire.py", "test_wrie.py"), ("case output-depth", "case none"), ("run by hand with tests/tools/in_vm", "")],
+)
+def test_a_promise_that_nothing_holds_is_found(old: str, new: str) -> None:
+    """The control: a test or a case that does not exist, and a row without either or a reason."""
+    assert old in TABLE
+    assert len(problems(TABLE.replace(old, new, 1))) == 1
