@@ -205,7 +205,7 @@ async def test_a_program_that_waits_for_an_atomic_save_is_ended_and_withheld(
         assert heard.text == "begun\n"
         assert await ran(app, READER.replace("+ 30", "+ 0.2")) == "begun\n"  # it is covered again
     last = [each for each in records_of(tmp_path / "state" / "audit", call_id) if each.kind == "call.failed"]
-    assert [each.data["error"] for each in last] == ["Refused"]
+    assert [each.data["error"] for each in last] == ["RefusedError"]
     assert "named as secrets are" in last[0].data["reason"]
     assert MARK not in "".join(path.read_text() for path in (tmp_path / "state" / "audit").rglob("*.jsonl"))
 
