@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from glovebox_sandboxes.conformance import call, case
-from glovebox_sandboxes.conformance.case import Claim as Case
+from glovebox_sandboxes.conformance.case import ClaimCase as Case
 from glovebox_sandboxes.drivers.registry import NAMES
 
 ROOT = Path(__file__).resolve().parent.parent

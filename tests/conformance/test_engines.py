@@ -81,7 +81,7 @@ def names(driver: DockerDriver) -> tuple[str, ...]:
     return prove.gap_names(driver.capabilities)
 
 
-def failed(found: list[prove.Finding]) -> dict[str, tuple[str, ...]]:
+def failed(found: list[prove.CaseFinding]) -> dict[str, tuple[str, ...]]:
     """What was not as it must be, gaps that have closed among it."""
     return {each.id: each.seen or (each.reason,) for each in found if each.status in ("failed", "closed")}
 

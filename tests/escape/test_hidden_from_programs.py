@@ -16,7 +16,7 @@ from tests.fixtures.brokered import DRIVERS, Heard, submitted
 from _glovebox_guest.workspace.hidden import Kind
 from glovebox_audit.read import records_of
 from glovebox_sandboxes.contract.errors import RefusedError, UnsupportedSpecError
-from glovebox_sandboxes.hidden.index import Index
+from glovebox_sandboxes.hidden.index import SecretFileIndex
 from glovebox_sandboxes.host import watches
 from glovebox_server import app as apps
 from glovebox_server.app import App
@@ -410,7 +410,7 @@ def test_a_key_that_nobody_could_read_is_covered_once_it_can_be(
 ) -> None:
     """Its owner opened it: that ends the programs that see it. The control: a file that holds none."""
     write(tmp_path, {"a.pem": KEY, "b.pem": "-----BEGIN CERTIFICATE-----"})
-    index, add = Index(str(tmp_path)), watches.Inotify.add
+    index, add = SecretFileIndex(str(tmp_path)), watches.Inotify.add
 
     def only_folders(self: watches.Inotify, path: str, mask: int) -> int:
         if mask == watches.FILE:
@@ -436,7 +436,7 @@ def test_a_key_that_nobody_could_read_is_covered_once_it_can_be(
 def test_changes_that_the_kernel_could_not_keep_end_every_program(tmp_path: Path) -> None:
     """Where the queue overflowed nothing is known: all is looked at anew, and what ran meanwhile is withheld."""
     write(tmp_path, {"a/.env": MARK})
-    index = Index(str(tmp_path))
+    index = SecretFileIndex(str(tmp_path))
     try:
         index.rebuild()
         told: list[str] = []

@@ -18,7 +18,7 @@ from tests.fixtures.brokered import DRIVERS, Heard, submitted
 
 from glovebox_sandboxes.contract.errors import RefusedError, UnsupportedSpecError
 from glovebox_sandboxes.hidden import index as indexes
-from glovebox_sandboxes.hidden.index import Index
+from glovebox_sandboxes.hidden.index import SecretFileIndex
 
 KEY = f"-----BEGIN PRIVATE KEY----- {MARK}"
 
@@ -32,9 +32,9 @@ def links(place: Path, those: Mapping[str, str]) -> None:
 
 
 @contextmanager
-def indexed(place: Path) -> Iterator[Index]:
+def indexed(place: Path) -> Iterator[SecretFileIndex]:
     """The index of a directory."""
-    index = Index(str(place))
+    index = SecretFileIndex(str(place))
     try:
         index.rebuild()
         yield index

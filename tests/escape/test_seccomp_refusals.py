@@ -12,7 +12,7 @@ import pytest
 from tests.fixtures import bubblewrap
 
 from glovebox_sandboxes.seccomp import bpf, load
-from glovebox_sandboxes.seccomp.cases import ALLOWED, Case, load_cases, payload, program
+from glovebox_sandboxes.seccomp.cases import ALLOWED, SyscallCase, load_cases, payload, program
 from glovebox_sandboxes.seccomp.filters import compile_policy
 
 pytestmark = pytest.mark.driver("bubblewrap")
@@ -57,13 +57,13 @@ def unguarded() -> dict[str, str]:
     return _answers(None)
 
 
-def _id(case: Case) -> str:
+def _id(case: SyscallCase) -> str:
     return case.id
 
 
 @pytest.mark.parametrize("case", CASES, ids=_id)
 def test_refused_by_the_filter_and_by_nothing_else(
-    case: Case, guarded: dict[str, str], marked: dict[str, str], unguarded: dict[str, str]
+    case: SyscallCase, guarded: dict[str, str], marked: dict[str, str], unguarded: dict[str, str]
 ) -> None:
     """I4: the attempt gets the policy's answer, from the filter; without it the kernel answers otherwise."""
     assert guarded[case.id] == case.answer
@@ -73,7 +73,9 @@ def test_refused_by_the_filter_and_by_nothing_else(
 
 
 @pytest.mark.parametrize("case", CASES, ids=_id)
-def test_the_nearest_neighbour_is_allowed(case: Case, guarded: dict[str, str], unguarded: dict[str, str]) -> None:
+def test_the_nearest_neighbour_is_allowed(
+    case: SyscallCase, guarded: dict[str, str], unguarded: dict[str, str]
+) -> None:
     """I4: the filter is not wider than its reason: the nearest useful call works, as it does without the filter."""
     neighbour = f"near {case.id}"
     assert unguarded[neighbour] == ALLOWED, "the control itself does not work here"

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glovebox_sandboxes.seccomp.filters import compile_policy, number
-from glovebox_sandboxes.seccomp.policy import Allow, Policy, Refuse, load
+from glovebox_sandboxes.seccomp.policy import Allow, Refuse, SeccompPolicy, load
 
 ALLOW, ERRNO, KILL_PROCESS = 0x7FFF_0000, 0x0005_0000, 0x8000_0000
 AUDIT_ARCH = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
@@ -75,7 +75,7 @@ def _newest(machine: str) -> int:
     return max(found for name in names if (found := number(name, machine)) is not None)
 
 
-def _expected(policy: Policy, machine: str, call: int, arguments: Sequence[int]) -> int:
+def _expected(policy: SeccompPolicy, machine: str, call: int, arguments: Sequence[int]) -> int:
     if call > _newest(machine):
         return ERRNO | policy.newer_errno
     name = _named(machine).get(call)

@@ -95,7 +95,7 @@ async def test_changes_of_the_host_are_noticed(monkeypatch: pytest.MonkeyPatch) 
     async with _bubblewrap() as driver, host.planted() as planted:
         real = trial.see
 
-        async def changed(*given: object, overlay: bool) -> trial.Seen:
+        async def changed(*given: object, overlay: bool) -> trial.TrialResult:
             (planted.workspace / "data.csv").write_text("changed")
             return await real(*given, overlay=overlay)  # type: ignore[arg-type]
 

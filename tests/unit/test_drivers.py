@@ -16,12 +16,12 @@ from glovebox_profiles.model import Profile
 from glovebox_sandboxes.contract.base import Level
 from glovebox_sandboxes.contract.errors import UnsupportedSpecError
 from glovebox_sandboxes.drivers import registry
-from glovebox_sandboxes.drivers.registry import DRIVERS, NAMES, Entry
+from glovebox_sandboxes.drivers.registry import DRIVERS, NAMES, DriverEntry
 
 each_driver = pytest.mark.parametrize("entry", DRIVERS, ids=lambda entry: entry.name)
 
 
-def imagined(entry: Entry) -> ModuleType:
+def imagined(entry: DriverEntry) -> ModuleType:
     """The test module with the driver's plan on an imagined host."""
     return import_module(f"tests.unit.test_{entry.name}_plan")
 
@@ -47,7 +47,7 @@ def test_profiles_take_exactly_these_names() -> None:
 
 
 @each_driver
-async def test_each_can_be_probed_and_has_the_whole_contract(entry: Entry, tmp_path: Path) -> None:
+async def test_each_can_be_probed_and_has_the_whole_contract(entry: DriverEntry, tmp_path: Path) -> None:
     """On any host, one without a runtime too: the probe says what is missing, and that is no error."""
     async with entry.connect(tmp_path, "contract") as driver:
         assert (driver.name, driver.capabilities.driver) == (entry.name, entry.name)
@@ -66,7 +66,7 @@ async def test_where_no_driver_can_the_fix_stands_beside_what_it_puts_right(tmp_
 
 
 @each_driver
-def test_each_has_a_golden_plan(entry: Entry) -> None:
+def test_each_has_a_golden_plan(entry: DriverEntry) -> None:
     """It is compared in the driver's own test; here that there is one, and that its digest is that of its content."""
     module = imagined(entry)
     assert json.loads(module.GOLDEN.read_text())
@@ -78,7 +78,7 @@ def test_each_has_a_golden_plan(entry: Entry) -> None:
 
 
 @each_driver
-def test_each_is_on_the_page(entry: Entry) -> None:
+def test_each_is_on_the_page(entry: DriverEntry) -> None:
     """Its row in the table of docs/operate/drivers.md says what the registry says, and it has a section."""
     page = (ROOT / "docs/operate/drivers.md").read_text()
     assert f"| `{entry.name}` | `{entry.level}` | {entry.purpose} |" in page

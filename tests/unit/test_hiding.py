@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from tests.fixtures.specs import SPEC
 
-from glovebox_sandboxes.hidden.index import Guard, Index
+from glovebox_sandboxes.hidden.index import SecretFileGuard, SecretFileIndex
 from glovebox_sandboxes.host import mounts
 from glovebox_server.guards.secret_files.hiding import MAX_HELD, Hidden, Hiding
 
@@ -19,7 +19,7 @@ async def test_what_a_thread_is_taking_in_while_a_guard_is_made_is_covered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is heard of by no guard that is made later, and not yet said: so whoever guards waits for it."""
-    index = Index(str(tmp_path))
+    index = SecretFileIndex(str(tmp_path))
     index.rebuild()
     taking, go_on = threading.Event(), threading.Event()
     publish = index._publish
@@ -29,7 +29,7 @@ async def test_what_a_thread_is_taking_in_while_a_guard_is_made_is_covered(
         go_on.wait(10)
         publish()
 
-    async def of(*_: object) -> Index:
+    async def of(*_: object) -> SecretFileIndex:
         assert index.settled
         (tmp_path / ".env").write_text("KEY=1")
         threading.Thread(target=index.drain).start()
@@ -48,7 +48,7 @@ async def test_what_a_thread_is_taking_in_while_a_guard_is_made_is_covered(
 
 def test_mounts_elsewhere_are_no_reason_to_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An Engine mounts for every container, and what programs print waits for what is not taken in."""
-    index = Index(str(tmp_path))
+    index = SecretFileIndex(str(tmp_path))
     index.rebuild()
     monkeypatch.setattr(index._mounts, "changed", lambda: True)
     settled = [index.settled]
@@ -70,7 +70,7 @@ def test_what_is_printed_is_held_back_while_that_is_in_doubt_and_no_more_than_th
     """Within the bound it is shown once that is sure; what went beyond it is not, and neither is what comes after."""
     for size, shown in ((MAX_HELD - 1, ["x" * (MAX_HELD - 1) + "y"]), (MAX_HELD + 1, [])):
         guard, heard = Doubt(), list[str]()
-        printed = Hidden(spec=SPEC, guard=cast("Guard", guard)).printed(heard.append)
+        printed = Hidden(spec=SPEC, guard=cast("SecretFileGuard", guard)).printed(heard.append)
         printed("x" * size)
         assert heard == []
         guard.holds = True

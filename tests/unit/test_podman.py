@@ -56,7 +56,7 @@ def test_what_has_no_word_is_refused(field: str, value: object) -> None:
 async def test_the_filter_is_a_file_of_its_own_and_goes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Written once, named after its content, writable by nobody else, gone with the driver."""
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
-    filters = podman.Filters()
+    filters = podman.PodmanFilters()
     assert list(tmp_path.iterdir()) == []
     first = Path(await filters.path(body()))
     assert Path(await filters.path(body())) == first
@@ -69,7 +69,7 @@ async def test_the_filter_is_a_file_of_its_own_and_goes(monkeypatch: pytest.Monk
 async def test_a_directory_that_is_there_already_is_not_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Somebody else's directory, or link, under the name: nothing is written into it."""
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
-    filters = podman.Filters()
+    filters = podman.PodmanFilters()
     filters.directory.symlink_to(tmp_path)
     with pytest.raises(FileExistsError):
         await filters.path(body())

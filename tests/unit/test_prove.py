@@ -81,7 +81,7 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, ...] | Excep
             raise problems
         return trial.Verdict(case=one, problems=problems)
 
-    async def system_calls(_driver: Driver, _host: Planted) -> list[prove.Finding]:
+    async def system_calls(_driver: Driver, _host: Planted) -> list[prove.CaseFinding]:
         return []
 
     monkeypatch.setattr(trial, "judge", judge)
@@ -91,7 +91,7 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, ...] | Excep
 
 async def _proof(capabilities: Capabilities, *cases: Case, absent: dict[str, str] | None = None) -> prove.Proof:
     planted = Planted(root=Path(), workspace=Path(), names={}, absent=absent or {})
-    heard: list[prove.Finding] = []
+    heard: list[prove.CaseFinding] = []
     proof = await prove.prove(Dummy(capabilities), cases, planted, heard.append)  # type: ignore[arg-type]
     assert sorted(each.id for each in heard) == sorted(each.id for each in proof.findings)
     return proof

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.repo.files import ROOT, committed
 
-from glovebox_sandboxes.contract.outcome import Blob, Captured, Outcome, Shown, SkippedFile, Usage, WorkspaceChanges
+from glovebox_sandboxes.contract.outcome import Blob, Captured, Outcome, OverlayChanges, Shown, SkippedFile, Usage
 from glovebox_server.guards.redaction.detector import Detector, FormIndex, index_markers
 from glovebox_server.guards.redaction.patterns import MAX_WORDS, PATTERNS, find_secret_kind
 from glovebox_server.guards.watch.look import LIVE_BYTES, Look, of_url, of_value
@@ -209,7 +209,7 @@ PARTS: Mapping[str, Outcome] = {
     "copy of a picture": an_outcome(blobs=(Blob(media_type="image/png", data=b"PNG", shown=_SHOWN),)),
     "copy of a file": an_outcome(shown=(_SHOWN,)),
     "name of a change": an_outcome(
-        changes=WorkspaceChanges(created=(), changed=(f"a/{MARKER}",), deleted=(), counts={}, patch=True)
+        changes=OverlayChanges(created=(), changed=(f"a/{MARKER}",), deleted=(), counts={}, patch=True)
     ),
 }
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, model_validator
 
-from glovebox_sandboxes.conformance.case import Claim, Strict, read_all
+from glovebox_sandboxes.conformance.case import ClaimCase, Strict, read_all
 
 _Pattern = Annotated[str, Field(max_length=1000)]
 
@@ -36,7 +36,7 @@ FOLDER_STEPS: Final = ("promote", "apply", "roll back", "edit", "link")
 """Those that are about the folder that is promoted into."""
 
 
-class Call(Strict):
+class TrialCall(Strict):
     """What is asked for, and what must come of it."""
 
     tool: str = "run_python"
@@ -122,17 +122,17 @@ class Call(Strict):
         return bool(self.refused or self.invalid or self.unavailable or self.profile_error or self.status)
 
 
-class ControlCall(Call):
+class ControlCall(TrialCall):
     """A call of a control, where the guard does not apply."""
 
-    before: Annotated[tuple[Call, ...], Field(strict=False)] = ()
+    before: Annotated[tuple[TrialCall, ...], Field(strict=False)] = ()
     """Calls made earlier, if they are others than in the case."""
 
 
-class CallCase(Claim, Call):
+class CallCase(ClaimCase, TrialCall):
     """One claim about every call."""
 
-    before: Annotated[tuple[Call, ...], Field(strict=False)] = ()
+    before: Annotated[tuple[TrialCall, ...], Field(strict=False)] = ()
     """Calls made earlier, in order, each judged by what it says itself. Tool, arguments, profile, policy and workspace
     are those of the case where it says nothing of them."""
     control: ControlCall | None = None
@@ -147,11 +147,11 @@ class CallCase(Claim, Call):
             raise ValueError("the control must get through")
         return self
 
-    def calls(self) -> tuple[Call, ...]:
+    def calls(self) -> tuple[TrialCall, ...]:
         """Every call of the case, its own last."""
         return (*(_filled(each, self, _EARLIER) for each in self.before), self)
 
-    def as_control(self) -> tuple[Call, ...]:
+    def as_control(self) -> tuple[TrialCall, ...]:
         """The calls of the control, with what they leave out filled in, its own last."""
         if self.control is None:
             raise ValueError(f"{self.id} has no control")
@@ -166,7 +166,7 @@ _EARLIER = ("tool", "arguments", "raw", "profile", "profiled", "policy", "worksp
 _ASKED = (*_EARLIER, "caller", "run", "token", "handle", "times", "at_once", "cancel", "stop")
 
 
-def _filled(call: Call, of: Call, names: tuple[str, ...]) -> Call:
+def _filled(call: TrialCall, of: TrialCall, names: tuple[str, ...]) -> TrialCall:
     """The call with what it leaves out of these as in the other."""
     asked = {name: getattr(of, name) for name in names if name not in call.model_fields_set}
     if call.model_fields_set & {"raw", "arguments"}:

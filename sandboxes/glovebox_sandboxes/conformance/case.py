@@ -60,7 +60,7 @@ class Control(Strict):
     """Whether processes of it were left when it had ended."""
 
 
-class Claim(Strict):
+class ClaimCase(Strict):
     """What every case has, whatever it is about."""
 
     id: str = Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")
@@ -77,7 +77,7 @@ class Claim(Strict):
     ``forked``, where sandboxes are. A gap that has closed must be deleted."""
 
 
-class Case(Claim):
+class Case(ClaimCase):
     """One claim about every sandbox."""
 
     attempt: str | None = None
@@ -127,7 +127,7 @@ class Case(Claim):
         return Limits(**values)
 
 
-AnyCase = TypeVar("AnyCase", bound="Claim")
+AnyCase = TypeVar("AnyCase", bound="ClaimCase")
 
 
 def load(folder: Traversable | None = None) -> tuple[Case, ...]:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import anyio
 
 from glovebox_sandboxes.conformance import trial
-from glovebox_sandboxes.conformance.case import LIMITS, Case, Claim
+from glovebox_sandboxes.conformance.case import LIMITS, Case, ClaimCase
 from glovebox_sandboxes.conformance.host import Planted
 from glovebox_sandboxes.contract.base import Capabilities, Driver
 from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
@@ -53,7 +53,7 @@ _LANDLOCKED = {"near open_tree": "EACCES", "near open_tree_attr": "EACCES"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class CaseFinding:
     """What came of one claim."""
 
     id: str
@@ -71,7 +71,7 @@ class Finding:
     seconds: float = 0.0
 
 
-Job = Callable[[], Awaitable[list[Finding]]]
+Job = Callable[[], Awaitable[list[CaseFinding]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class Proof:
     capabilities: Capabilities
     start: Start
     """How the sandboxes came to be that were asked."""
-    findings: tuple[Finding, ...]
+    findings: tuple[CaseFinding, ...]
     notes: tuple[str, ...]
     """What this proof cannot show on this host."""
     seconds: float
@@ -96,7 +96,7 @@ class Proof:
         return sum(each.status in statuses for each in self.findings)
 
 
-def judged(case: Claim, problems: tuple[str, ...], names: tuple[str, ...], seconds: float) -> Finding:
+def judged(case: ClaimCase, problems: tuple[str, ...], names: tuple[str, ...], seconds: float) -> CaseFinding:
     """The finding for a case that was asked: what was wrong, held against the gaps of a driver with these names."""
     reason = next((case.gaps[name] for name in names if name in case.gaps), "")
     if reason:
@@ -120,7 +120,7 @@ async def prove(
     driver: Driver,
     cases: Iterable[Case],
     host: Planted,
-    heard: Callable[[Finding], None] = lambda _: None,
+    heard: Callable[[CaseFinding], None] = lambda _: None,
     start: Start = "cold",
 ) -> Proof:
     """Ask one driver for every claim; ``heard`` is told each finding as it comes, ``start`` is for the report."""
@@ -128,7 +128,7 @@ async def prove(
     watched = True
     names = (*gap_names(driver.capabilities), start)
 
-    async def attempts(cases: Sequence[Case]) -> list[Finding]:
+    async def attempts(cases: Sequence[Case]) -> list[CaseFinding]:
         nonlocal watched
         began = anyio.current_time()
         verdicts = await trial.judge_attempts(driver, cases, host)
@@ -136,7 +136,7 @@ async def prove(
         each = (anyio.current_time() - began) / len(cases)
         return [judged(verdict.case, verdict.problems, names, each) for verdict in verdicts]
 
-    async def program(case: Case) -> list[Finding]:
+    async def program(case: Case) -> list[CaseFinding]:
         nonlocal watched
         began = anyio.current_time()
         try:
@@ -146,7 +146,7 @@ async def prove(
         watched &= verdict.watched
         return [judged(case, verdict.problems, names, anyio.current_time() - began)]
 
-    skipped: list[Finding] = []
+    skipped: list[CaseFinding] = []
     asked: list[Case] = []
     for case in cases:
         absent = next((why for name, why in host.absent.items() if name in _planted_names(case)), "")
@@ -169,9 +169,9 @@ async def prove(
     )
 
 
-async def together(jobs: Sequence[Job], heard: Callable[[Finding], None]) -> list[Finding]:
+async def together(jobs: Sequence[Job], heard: Callable[[CaseFinding], None]) -> list[CaseFinding]:
     """Do all these, ``AT_ONCE`` at a time; the findings are in the order of the jobs, and ``heard`` as they come."""
-    found: list[list[Finding]] = [[] for _ in jobs]
+    found: list[list[CaseFinding]] = [[] for _ in jobs]
     turns = anyio.CapacityLimiter(AT_ONCE)
 
     async def one(number: int, job: Job) -> None:
@@ -186,7 +186,7 @@ async def together(jobs: Sequence[Job], heard: Callable[[Finding], None]) -> lis
     return [finding for findings in found for finding in findings]
 
 
-async def system_calls(driver: Driver, host: Planted) -> list[Finding]:
+async def system_calls(driver: Driver, host: Planted) -> list[CaseFinding]:
     """Make every call the seccomp policy refuses, and its allowed neighbour, in one sandbox."""
     try:
         cases = calls.load_cases(platform.machine())
@@ -210,7 +210,7 @@ async def system_calls(driver: Driver, host: Planted) -> list[Finding]:
     return findings
 
 
-def _wrong(case: calls.Case, answers: Mapping[str, Any], otherwise: Mapping[str, str]) -> tuple[str, ...]:
+def _wrong(case: calls.SyscallCase, answers: Mapping[str, Any], otherwise: Mapping[str, str]) -> tuple[str, ...]:
     near = f"near {case.id}"
     wanted = {case.id: case.answer, near: otherwise.get(near, calls.ALLOWED)}
     return tuple(
@@ -228,15 +228,15 @@ def _answers(printed: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _call_finding(name: str, claim: str, status: Status, **more: Any) -> Finding:
+def _call_finding(name: str, claim: str, status: Status, **more: Any) -> CaseFinding:
     identity = "syscall-" + re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    return Finding(
+    return CaseFinding(
         id=identity, area=SYSTEM_CALLS, claim=claim, seeds=_CALLS_SEEDS, proves=_CALLS_PROVE, status=status, **more
     )
 
 
-def _finding(case: Claim, status: Status, **more: Any) -> Finding:
-    return Finding(
+def _finding(case: ClaimCase, status: Status, **more: Any) -> CaseFinding:
+    return CaseFinding(
         id=case.id,
         area=case.area,
         claim=case.claim,

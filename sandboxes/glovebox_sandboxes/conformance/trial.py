@@ -42,7 +42,7 @@ class Verdict:
 
 
 @dataclass(slots=True)
-class Seen:
+class TrialResult:
     """One program in one sandbox, from inside and outside."""
 
     outcome: Outcome | None = None
@@ -104,9 +104,9 @@ def spec(limits: Limits, workspace: Path, *, overlay: bool = False) -> SandboxSp
     return SandboxSpec(limits=limits, mounts=mounts, overlay=overlay, output=True, inputs=True)
 
 
-async def see(driver: Driver, program: str, limits: Limits, host: Planted, *, overlay: bool = False) -> Seen:
+async def see(driver: Driver, program: str, limits: Limits, host: Planted, *, overlay: bool = False) -> TrialResult:
     """Run one program in a sandbox of its own and look at it from inside and outside; raises UnsupportedSpecError."""
-    seen = Seen()
+    seen = TrialResult()
     plan = driver.plan(spec(limits, host.workspace, overlay=overlay))
     text = layout.program(program, layout.INSIDE, host.names)
 
@@ -138,7 +138,7 @@ async def see(driver: Driver, program: str, limits: Limits, host: Planted, *, ov
 class _Counted:
     """A sink for files whose name and size are all that counts."""
 
-    def __init__(self, seen: Seen, name: str, size: int) -> None:
+    def __init__(self, seen: TrialResult, name: str, size: int) -> None:
         self._seen = seen
         self._name = name
         self._missing = size
@@ -151,7 +151,7 @@ class _Counted:
             self._seen.torn += (self._name,)
 
 
-def _inside(case: Case, seen: Seen) -> list[str]:
+def _inside(case: Case, seen: TrialResult) -> list[str]:
     found = seen.outcome
     if found is None:
         return [f"the sandbox failed: {seen.unavailable}"]
@@ -193,7 +193,7 @@ def _is_one(found: str, wanted: str | tuple[str, ...]) -> bool:
     return found in ((wanted,) if isinstance(wanted, str) else wanted)
 
 
-def _collected(case: Case, seen: Seen, skipped: Mapping[str, str]) -> list[str]:
+def _collected(case: Case, seen: TrialResult, skipped: Mapping[str, str]) -> list[str]:
     problems = [f"{name!r} did not come out as large as it was announced" for name in seen.torn]
     if case.files is not None and seen.files != case.files:
         problems.append(f"the files {seen.files} came out instead of {case.files}")
@@ -203,11 +203,11 @@ def _collected(case: Case, seen: Seen, skipped: Mapping[str, str]) -> list[str]:
     return problems
 
 
-def _aftermath(seen: Seen) -> list[str]:
+def _aftermath(seen: TrialResult) -> list[str]:
     return [f"left behind: {what}" for what in seen.left]
 
 
-def _stdout(seen: Seen) -> str:
+def _stdout(seen: TrialResult) -> str:
     return seen.outcome.stdout.text if seen.outcome else ""
 
 

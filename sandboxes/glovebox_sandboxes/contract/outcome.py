@@ -84,7 +84,7 @@ PATCH = "changes.patch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkspaceChanges:
+class OverlayChanges:
     """What a program changed in its copy of the workspace, as far as the patch carries it."""
 
     created: tuple[str, ...]
@@ -129,7 +129,7 @@ class Outcome:
     blobs: tuple[Blob, ...]
     skipped: tuple[SkippedFile, ...]
     usage: Usage
-    changes: WorkspaceChanges | None = None
+    changes: OverlayChanges | None = None
     """None where the program had no workspace of its own to change."""
     shown: tuple[Shown, ...] = ()
     """Copies of pictures in ``/output``, and of those of the job's that did not come themselves."""

@@ -23,7 +23,7 @@ _Connecting = AbstractAsyncContextManager[Driver]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class DriverEntry:
     """One kind of isolation."""
 
     name: str
@@ -47,9 +47,9 @@ class Entry:
 
 
 DRIVERS: Final = (
-    Entry("bubblewrap", "namespaces", "user namespaces, bwrap 0.8, Landlock; no daemon, no image, no root"),
-    Entry("docker", "container", "a local Docker Engine 20.10, our image"),
-    Entry(
+    DriverEntry("bubblewrap", "namespaces", "user namespaces, bwrap 0.8, Landlock; no daemon, no image, no root"),
+    DriverEntry("docker", "container", "a local Docker Engine 20.10, our image"),
+    DriverEntry(
         "gvisor",
         "userspace-kernel",
         "what bubblewrap needs but Landlock, and `runsc`; no daemon, no image, no root",

@@ -31,10 +31,10 @@ Found = tuple[tuple[str, tuple[str, ...]], ...]
 be shown: its own, and where that is not the name of a secret those of links to it."""
 
 
-class Guard:
+class SecretFileGuard:
     """Whether one program has been kept from every such file so far."""
 
-    def __init__(self, index: "Index", revealed: frozenset[str], broke: Callable[[], None]) -> None:
+    def __init__(self, index: "SecretFileIndex", revealed: frozenset[str], broke: Callable[[], None]) -> None:
         """Take what is shown to it all the same, and what is called, in any thread, when the answer becomes no."""
         self._index = index
         self._revealed = revealed
@@ -54,7 +54,7 @@ class Guard:
             self._broke()
 
 
-class Index:
+class SecretFileIndex:
     """Such files of one directory. All but ``settled`` and ``masks`` is done in threads, one at a time."""
 
     def __init__(self, root: str, changed: Callable[[], None] = lambda: None) -> None:
@@ -79,7 +79,7 @@ class Index:
         self._identity: tuple[int, int] | None = None
         self._mounted = False
         self._closed = False
-        self._guards: set[Guard] = set()
+        self._guards: set[SecretFileGuard] = set()
         self._found: Found = ()
         self._masks: dict[frozenset[str], tuple[Found, tuple[str, ...]]] = {}
         self.problem: tuple[str, str] | None = None
@@ -139,9 +139,9 @@ class Index:
         return known[1]
 
     @contextmanager
-    def guarding(self, revealed: frozenset[str], broke: Callable[[], None]) -> Iterator[Guard]:
+    def guarding(self, revealed: frozenset[str], broke: Callable[[], None]) -> Iterator[SecretFileGuard]:
         """Guard one program, for the length of the block."""
-        guard = Guard(self, revealed, broke)
+        guard = SecretFileGuard(self, revealed, broke)
         self._guards.add(guard)
         try:
             yield guard
@@ -383,16 +383,16 @@ class Index:
         self._tell()
 
 
-class Indexes:
+class SecretFileIndexes:
     """The indexes of one server: of each served directory one, from the first time that it is asked for."""
 
     def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
         """Have none yet; ``close`` closes them. ``changed`` is called, in any thread, when one has others."""
         self._changed = changed
-        self._indexes: dict[str, Index] = {}
+        self._indexes: dict[str, SecretFileIndex] = {}
         self._making = anyio.Lock()
 
-    async def of(self, root: str) -> Index:
+    async def of(self, root: str) -> SecretFileIndex:
         """The index of a directory as it is now.
 
         Raises:
@@ -408,16 +408,16 @@ class Indexes:
             await anyio.to_thread.run_sync(index.drain)
         return index
 
-    def _made(self, root: str) -> Index:
+    def _made(self, root: str) -> SecretFileIndex:
         try:
-            index = self._indexes[root] = Index(root, self._changed)
+            index = self._indexes[root] = SecretFileIndex(root, self._changed)
         except OSError as error:
             fix = "Raise it: `sysctl fs.inotify.max_user_instances=1024`."
             raise UnsupportedSpecError(FIELD, f"it cannot be watched for secrets ({error.strerror})", fix) from error
         self._listen(index)
         return index
 
-    def _listen(self, index: Index) -> None:
+    def _listen(self, index: SecretFileIndex) -> None:
         """Have a thread take in changes as they come: the kernel keeps only so many."""
         loop = asyncio.get_running_loop()
 

@@ -25,7 +25,7 @@ _MAX_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Zygote:
+class ZygoteView:
     """What a zygote is in and under, and nothing that it forks may be left with."""
 
     namespaces: Mapping[str, int]
@@ -61,7 +61,7 @@ class HostView:
     """Inode numbers."""
     mounts: tuple[MeasuredMount, ...] | None = None
     interfaces: tuple[str, ...] | None = None
-    zygote: "Zygote | None" = None
+    zygote: "ZygoteView | None" = None
     """What it was forked from, if it was."""
     unread: Mapping[str, str] = field(default_factory=dict)
     """Part → why it could not be read; ``""`` stands for all parts."""

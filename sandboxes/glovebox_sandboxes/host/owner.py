@@ -15,7 +15,7 @@ _STARTED = 19
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
+class ServerOwner:
     """One driver of one server process, told from every other that had or will have the process's number."""
 
     boot: str
@@ -32,9 +32,9 @@ class Owner:
         return f"{self.boot}:{self.pid_namespace}:{self.pid}:{self.started}:{self.nonce}"
 
 
-def new_owner() -> Owner:
+def new_owner() -> ServerOwner:
     """An owner in the process that asks."""
-    return Owner(
+    return ServerOwner(
         boot=_boot(),
         pid_namespace=_pid_namespace(),
         pid=os.getpid(),
@@ -46,7 +46,7 @@ def new_owner() -> Owner:
 def is_orphan(mark: str) -> bool:
     """Whether the server named by a mark is certainly gone; False for every mark that we cannot judge."""
     parts = mark.split(":")
-    if len(parts) != len(fields(Owner)):
+    if len(parts) != len(fields(ServerOwner)):
         return False
     boot, namespace, pid, started, _ = parts
     if (boot, namespace) != (_boot(), _pid_namespace()) or not (_is_number(pid) and _is_number(started)):
@@ -57,7 +57,7 @@ def is_orphan(mark: str) -> bool:
 def is_of_another_boot(mark: str) -> bool:
     """Whether a mark is of another boot: whose it is on a file that this machine alone writes is then gone."""
     parts = mark.split(":")
-    return len(parts) == len(fields(Owner)) and parts[0] != _boot()
+    return len(parts) == len(fields(ServerOwner)) and parts[0] != _boot()
 
 
 def _is_number(text: str) -> bool:

@@ -140,7 +140,7 @@ class ProcessSandbox:
         group: Cgroup | None,
         detail: int,
         *,
-        zygote: host_view.Zygote | None = None,
+        zygote: host_view.ZygoteView | None = None,
     ) -> None:
         """Take over a process: bwrap itself, or what a zygote forked, which is the sandbox's first."""
         self.id = name

@@ -52,7 +52,7 @@ class EnvironmentFileError(DiagnosedError):
     """An environment is not there, or its file or lock cannot be followed."""
 
 
-class _File(BaseModel):
+class _EnvironmentFile(BaseModel):
     """What a file may say."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -134,7 +134,7 @@ class Environment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class RuntimeRecord:
     """What is built under a name."""
 
     lock: str
@@ -170,7 +170,7 @@ def load(name: str, directory: Path) -> Environment:
         )
         raise EnvironmentFileError(f"The environment {name}", "there is none of that name", fix)
     try:
-        said = _File.model_validate(tomllib.loads(_read(path).decode()))
+        said = _EnvironmentFile.model_validate(tomllib.loads(_read(path).decode()))
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
@@ -234,7 +234,7 @@ def record(data: Path, environment: Environment, lock: str) -> None:
     new.replace(path)
 
 
-def recorded(data: Path) -> Mapping[str, Record]:
+def recorded(data: Path) -> Mapping[str, RuntimeRecord]:
     """What is built in a data directory beside the default, by name."""
     found = {}
     for path in sorted(_records(data).glob("*.json")):
@@ -243,7 +243,7 @@ def recorded(data: Path) -> Mapping[str, Record]:
                 said = json.loads(file.read(MAX_RECORD))
             lock, modules = str(said["lock"]), tuple(str(each) for each in said["modules"])
             if _NAME.fullmatch(path.stem) and path.stem != DEFAULT:
-                found[path.stem] = Record(lock=lock, modules=modules)
+                found[path.stem] = RuntimeRecord(lock=lock, modules=modules)
     return found
 
 

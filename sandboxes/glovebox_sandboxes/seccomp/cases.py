@@ -18,7 +18,7 @@ ALLOWED = "ok"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class SyscallCase:
     """One refused call and its nearest allowed neighbour."""
 
     id: str
@@ -33,7 +33,7 @@ class Case:
     neighbour: Mapping[str, Any]
 
 
-def load_cases(machine: str) -> tuple[Case, ...]:
+def load_cases(machine: str) -> tuple[SyscallCase, ...]:
     """The cases that exist on ``machine`` (as ``uname -m`` says it): old calls have no number on younger machines.
 
     Raises:
@@ -43,14 +43,14 @@ def load_cases(machine: str) -> tuple[Case, ...]:
     return tuple(case for entry in data["cases"] if (case := _case(entry, machine)) is not None)
 
 
-def _case(entry: Mapping[str, Any], machine: str) -> Case | None:
+def _case(entry: Mapping[str, Any], machine: str) -> SyscallCase | None:
     if machine not in entry.get("machines", (machine,)):
         return None
     refused = entry.get("number") or number(entry["call"], machine)
     allowed = number(entry["near"]["call"], machine)
     if refused is None or allowed is None:
         return None
-    return Case(
+    return SyscallCase(
         id=entry["id"],
         rule=entry["rule"],
         call=entry["call"],
@@ -71,7 +71,7 @@ def _case(entry: Mapping[str, Any], machine: str) -> Case | None:
     )
 
 
-def payload(cases: Iterable[Case]) -> str:
+def payload(cases: Iterable[SyscallCase]) -> str:
     """The stdin of ``attempt.py`` for these cases: each attempt, then its neighbour."""
     return json.dumps([attempt for case in cases for attempt in (case.attempt, case.neighbour)])
 

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from glovebox_sandboxes.contract.errors import SandboxError
-from glovebox_sandboxes.seccomp.policy import FULL_MASK, Allow, Condition, Policy, Refuse, load
+from glovebox_sandboxes.seccomp.policy import FULL_MASK, Allow, Condition, Refuse, SeccompPolicy, load
 
 #: ``AUDIT_ARCH_*`` (linux/audit.h) of each architecture the policy can name, and Docker's word for it.
 _AUDIT_ARCH = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
@@ -60,7 +60,7 @@ def _answer_newer(audit_arch: int, newest: int, answer: int) -> bytes:
     return b"".join(_INSTRUCTION.pack(*instruction) for instruction in program)
 
 
-def _rules(library: Any, policy: Policy, native: int) -> Iterator[tuple[int, str, int, list[Any]]]:
+def _rules(library: Any, policy: SeccompPolicy, native: int) -> Iterator[tuple[int, str, int, list[Any]]]:
     """Every rule: action, name, native number, comparisons.
 
     Names that this libseccomp does not know yet are left out. That is safe: what has no rule is refused.
@@ -80,7 +80,7 @@ def _comparison(library: Any, condition: Condition, value: int) -> Any:
     return library.Arg(condition.argument, library.MASKED_EQ, condition.mask, value)
 
 
-def compile_policy(policy: Policy, machine: str) -> bytes:
+def compile_policy(policy: SeccompPolicy, machine: str) -> bytes:
     """Compile ``policy`` for ``machine`` (as ``uname -m`` says it): an array of ``struct sock_filter``.
 
     Raises:

@@ -70,7 +70,7 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class SeccompPolicy:
     """What one sandboxed program may ask of the kernel. What is not allowed is refused."""
 
     about: str
@@ -157,7 +157,7 @@ def _refuse(entry: Mapping[str, Any], default: int) -> Refuse:
     return Refuse(id=entry["id"], syscalls=names, errno=answer, why=entry["why"], link=entry["link"], when=when)
 
 
-def parse(source: bytes) -> Policy:
+def parse(source: bytes) -> SeccompPolicy:
     """Read a policy, strictly.
 
     Raises:
@@ -173,11 +173,11 @@ def parse(source: bytes) -> Policy:
         raise PolicyError(f"policy.json: not a policy as docs/internals/seccomp.md describes it ({what})") from problem
 
 
-def _parse(data: Mapping[str, Any]) -> Policy:
+def _parse(data: Mapping[str, Any]) -> SeccompPolicy:
     required = {"about", "source", "otherwise", "newer", "foreign", "architectures", "allow", "refuse"}
     _keys(data, required, set(), "top level")
     default = _errno(data["otherwise"]["errno"])
-    policy = Policy(
+    policy = SeccompPolicy(
         about=data["about"],
         source=data["source"],
         errno=default,
@@ -200,7 +200,7 @@ def _parse(data: Mapping[str, Any]) -> Policy:
     return policy
 
 
-def _require_apart(policy: Policy) -> None:
+def _require_apart(policy: SeccompPolicy) -> None:
     """What is refused under conditions is allowed under others, on one and the same argument, by other values.
 
     Raises:
@@ -230,7 +230,7 @@ def source() -> bytes:
 
 
 @cache
-def load() -> Policy:
+def load() -> SeccompPolicy:
     """The packaged policy.
 
     Raises:

@@ -28,10 +28,10 @@ from glovebox_sandboxes.contract.outcome import (
     Ended,
     Job,
     Outcome,
+    OverlayChanges,
     Shown,
     SkippedFile,
     Usage,
-    WorkspaceChanges,
 )
 from glovebox_sandboxes.contract.spec import WORKSPACE, Limits
 from glovebox_sandboxes.plural import counted
@@ -203,11 +203,11 @@ def _skipped(reported: GuestOutcome | None) -> tuple[SkippedFile, ...]:
     return tuple(SkippedFile(name=name, reason=entry.reason, count=entry.count) for name, entry in files)
 
 
-def _changes(reported: GuestOutcome | None, plan: Plan) -> WorkspaceChanges | None:
+def _changes(reported: GuestOutcome | None, plan: Plan) -> OverlayChanges | None:
     if reported is None or reported.changes is None or not plan.spec.overlay:
         return None
     found = reported.changes
-    return WorkspaceChanges(
+    return OverlayChanges(
         created=tuple(found.created),
         changed=tuple(found.changed),
         deleted=tuple(found.deleted),

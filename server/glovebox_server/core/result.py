@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from glovebox_audit.chain import Head
 from glovebox_audit.printable import invisible
 from glovebox_sandboxes.contract.base import Plan
-from glovebox_sandboxes.contract.outcome import PATCH, Outcome, WorkspaceChanges
+from glovebox_sandboxes.contract.outcome import PATCH, Outcome, OverlayChanges
 from glovebox_server.calls import CallResult, Content, Decision, Delivered, Link, Text, ToolCall, whose
 from glovebox_server.receipts.recorder import Receipt
 from glovebox_server.tools.base import Excerpt, Isolation, Tool, ToolAnswer, cut_output
@@ -196,7 +196,7 @@ def _scanned(found: Sequence[Mapping[str, Any]]) -> Text:
     return Text(text="\n".join(lines))
 
 
-def _changes(changes: WorkspaceChanges | None, delivered: Delivered) -> dict[str, Any] | None:
+def _changes(changes: OverlayChanges | None, delivered: Delivered) -> dict[str, Any] | None:
     if changes is None:
         return None
     # The guest sends the patch before any file of the program's, so a file of that name is the patch or was refused.

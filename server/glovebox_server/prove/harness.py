@@ -29,7 +29,7 @@ from glovebox_profiles.load.loader import load
 from glovebox_profiles.policy.model import Policy
 from glovebox_sandboxes import strict_json
 from glovebox_sandboxes.conformance import trial
-from glovebox_sandboxes.conformance.call import FOLDER_STEPS, Call, CallCase
+from glovebox_sandboxes.conformance.call import FOLDER_STEPS, CallCase, TrialCall
 from glovebox_sandboxes.conformance.host import CANARY, Planted
 from glovebox_server import app as apps
 from glovebox_server.app import App
@@ -103,7 +103,7 @@ class CallHarness:
         """Make the calls of the case's control, where the guard does not apply; what was not as it says."""
         return tuple(await self._tried(case.as_control(), driver))
 
-    async def _tried(self, calls: Sequence[Call], driver: str) -> list[str]:
+    async def _tried(self, calls: Sequence[TrialCall], driver: str) -> list[str]:
         """Make calls one after the other; what was not as they say."""
         problems: list[str] = []
         uris: dict[str, str] = {}
@@ -136,7 +136,7 @@ class CallHarness:
 
     async def _all(
         self,
-        call: Call,
+        call: TrialCall,
         driver: str,
         given: Mapping[str, str],
         governance: CaseGovernance,
@@ -181,7 +181,9 @@ class CallHarness:
             await self._look(call, each)
         return seen, counted
 
-    async def _guards(self, call: Call, driver: str, names: Mapping[str, str], governance: CaseGovernance) -> GuardSet:
+    async def _guards(
+        self, call: TrialCall, driver: str, names: Mapping[str, str], governance: CaseGovernance
+    ) -> GuardSet:
         """Return the server's guards, with the profile and policy that the case brings."""
         place = self._profile(call, driver, names)
         profiles = load([place], check_example=apps.check_example)
@@ -196,7 +198,7 @@ class CallHarness:
         return await governance.of(policy, rights_of)
 
     async def _make(
-        self, broker: Broker, call: Call, names: Mapping[str, str], stop: Callable[[str], None], seen: Seen
+        self, broker: Broker, call: TrialCall, names: Mapping[str, str], stop: Callable[[str], None], seen: Seen
     ) -> None:
         about = self._asked(call, seen)
         seen.began = about.received
@@ -218,7 +220,7 @@ class CallHarness:
         if scope.cancelled_caught:
             seen.how = "cancelled"
 
-    async def _look(self, call: Call, seen: Seen) -> None:
+    async def _look(self, call: TrialCall, seen: Seen) -> None:
         """See what is left of a call that is over: records, processes, files."""
         seen.records = list(records_of(self._state / "audit", seen.call_id))
         for record in seen.records:
@@ -233,7 +235,7 @@ class CallHarness:
             seen.verified = await anyio.to_thread.run_sync(shows)
         await self._fetch(call, seen)
 
-    def _asked(self, call: Call, seen: Seen) -> ToolCall:
+    def _asked(self, call: TrialCall, seen: Seen) -> ToolCall:
         """Whose a call is."""
         principal = _principal(call.caller)
         run = self._app.runs.of_client(principal.id, call.run)
@@ -247,14 +249,14 @@ class CallHarness:
             run=run,
         )
 
-    def _policy(self, call: Call, profiles: ProfileSet) -> Policy | None:
+    def _policy(self, call: TrialCall, profiles: ProfileSet) -> Policy | None:
         if not call.policy:
             return None
         path = Path(tempfile.mkdtemp(dir=self._directory)) / "policy.toml"
         path.write_text(call.policy + _EXAMPLE.format(tool=call.tool))
         return policies.load(path, profiles, self._app.tools)
 
-    def _profile(self, call: Call, driver: str, names: Mapping[str, str]) -> Path:
+    def _profile(self, call: TrialCall, driver: str, names: Mapping[str, str]) -> Path:
         directory = Path(tempfile.mkdtemp(dir=self._directory))
         lines = []
         for section in {**_SECTIONS, **call.profile}:
@@ -264,7 +266,7 @@ class CallHarness:
             (directory / f"{call.tool}.toml").write_text("\n".join(lines))
         return directory
 
-    async def _fetch(self, call: Call, seen: Seen) -> None:
+    async def _fetch(self, call: TrialCall, seen: Seen) -> None:
         """Read every artifact back as its caller, and try it as somebody else."""
         if seen.result is None:
             return

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 
 from glovebox_audit.events import Event, RequestsRefused
 from glovebox_audit.log import AuditLog
-from glovebox_sandboxes.conformance.call import Call
+from glovebox_sandboxes.conformance.call import TrialCall
 from glovebox_server.app import App
 from glovebox_server.calls import CallResult, Text
 from glovebox_server.core.broker import Broker
@@ -49,7 +49,7 @@ class OverHttp:
 
     @classmethod
     @asynccontextmanager
-    async def opened(cls, app: App, broker: Broker, call: Call, place: Path) -> AsyncIterator["OverHttp"]:
+    async def opened(cls, app: App, broker: Broker, call: TrialCall, place: Path) -> AsyncIterator["OverHttp"]:
         """A server with this broker, and what a caller of this case has of a token there.
 
         Args:
@@ -90,7 +90,7 @@ class OverHttp:
             async with way._client:
                 yield way
 
-    async def make(self, call: Call, arguments: Mapping[str, Any], handle: str, seen: Seen) -> None:
+    async def make(self, call: TrialCall, arguments: Mapping[str, Any], handle: str, seen: Seen) -> None:
         """Make the call, and keep what is answered."""
         meta = {**_ABOUT, **({RUN_META_KEY: handle} if handle else {})}
         params = {"name": call.tool, "arguments": dict(arguments), "_meta": meta}

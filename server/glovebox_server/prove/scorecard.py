@@ -23,7 +23,7 @@ from glovebox_sandboxes.conformance import case as cases
 from glovebox_sandboxes.conformance import host as hosts
 from glovebox_sandboxes.conformance.host import Planted
 from glovebox_sandboxes.conformance.prepared import has_another_way, prepared
-from glovebox_sandboxes.conformance.prove import Finding, Proof, Start, gap_names, judged, prove, together
+from glovebox_sandboxes.conformance.prove import CaseFinding, Proof, Start, gap_names, judged, prove, together
 from glovebox_sandboxes.contract.base import Capabilities, Driver, mechanisms
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.host import surroundings
@@ -76,7 +76,7 @@ async def run(settings: Settings, out: Console, err: Console, *, names: tuple[st
             with _progress(err) as progress:
                 task = progress.add_task(name, total=None)
 
-                def tell(_: Finding, progress: Progress = progress, task: TaskID = task) -> None:
+                def tell(_: CaseFinding, progress: Progress = progress, task: TaskID = task) -> None:
                     progress.advance(task)
 
                 found = await _both_ways(driver, suite, host, tell)
@@ -97,7 +97,7 @@ async def run(settings: Settings, out: Console, err: Console, *, names: tuple[st
 
 
 async def _both_ways(
-    driver: Driver, suite: tuple[cases.Case, ...], host: Planted, heard: Callable[[Finding], None]
+    driver: Driver, suite: tuple[cases.Case, ...], host: Planted, heard: Callable[[CaseFinding], None]
 ) -> list[Proof]:
     """Every claim about sandboxes that are started for a call, and about prepared ones where those are others."""
     found = [await prove(driver, suite, host, heard)]
@@ -108,13 +108,16 @@ async def _both_ways(
 
 
 async def _with_calls(
-    proof: Proof, whole: Iterable[calls.CallCase], calls_harness: harness.CallHarness, heard: Callable[[Finding], None]
+    proof: Proof,
+    whole: Iterable[calls.CallCase],
+    calls_harness: harness.CallHarness,
+    heard: Callable[[CaseFinding], None],
 ) -> Proof:
     """The proof with what came of whole calls on the same driver."""
     started = anyio.current_time()
     names = gap_names(proof.capabilities)
 
-    async def judge(case: calls.CallCase) -> list[Finding]:
+    async def judge(case: calls.CallCase) -> list[CaseFinding]:
         began = anyio.current_time()
         verdict = await calls_harness.judge(case, proof.capabilities.driver)
         return [judged(case, verdict.problems, names, anyio.current_time() - began)]
@@ -130,7 +133,7 @@ def _progress(err: Console) -> Progress:
 
 
 def _json(
-    suite: Iterable[cases.Claim], proofs: list[Proof], unusable: list[Capabilities], *, began: datetime, holds: bool
+    suite: Iterable[cases.ClaimCase], proofs: list[Proof], unusable: list[Capabilities], *, began: datetime, holds: bool
 ) -> dict[str, Any]:
     suite = tuple(suite)
     return {
@@ -168,7 +171,7 @@ def _proof_json(proof: Proof) -> dict[str, Any]:
 _STATUSES = ("held", "failed", "gap", "closed", "skipped")
 
 
-def _counts(findings: Iterable[Finding]) -> Mapping[str, int]:
+def _counts(findings: Iterable[CaseFinding]) -> Mapping[str, int]:
     found = dict.fromkeys(_STATUSES, 0)
     for each in findings:
         found[each.status] += 1
@@ -178,7 +181,7 @@ def _counts(findings: Iterable[Finding]) -> Mapping[str, int]:
 _WAYS: Mapping[Start, str] = {"cold": "started for a call", "forked": "prepared ahead, forked"}
 
 
-def _print(out: Console, suite: tuple[cases.Claim, ...], proofs: list[Proof], unusable: list[Capabilities]) -> None:
+def _print(out: Console, suite: tuple[cases.ClaimCase, ...], proofs: list[Proof], unusable: list[Capabilities]) -> None:
     facts = surroundings.facts()
     who = "root" if facts["root"] else "a normal user"
     out.print(Text(f"Glovebox {VERSION}, {len(suite)} cases ({cases.digest(suite)[:19]})"))

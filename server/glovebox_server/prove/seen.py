@@ -9,7 +9,7 @@ from typing import Any
 
 from glovebox_audit.chain import Record
 from glovebox_audit.events import RequestsRefused
-from glovebox_sandboxes.conformance.call import Call
+from glovebox_sandboxes.conformance.call import TrialCall
 from glovebox_server.calls import CallResult, Text
 from glovebox_server.tools.base import Tool
 
@@ -87,7 +87,7 @@ def order(records: Sequence[Record]) -> list[str]:
     return found
 
 
-def differences(wanted: Call, seen: Seen) -> list[str]:
+def differences(wanted: TrialCall, seen: Seen) -> list[str]:
     """Everything that is not as the case says."""
     found = _ending(wanted, seen)
     structured = dict(seen.result.structured) if seen.result else {}
@@ -107,7 +107,7 @@ def differences(wanted: Call, seen: Seen) -> list[str]:
     return [*found, *_recorded(wanted.records, seen.records), *_waited(wanted.waits, seen)]
 
 
-def of_all(wanted: Call, seen: Sequence[Seen]) -> list[str]:
+def of_all(wanted: TrialCall, seen: Sequence[Seen]) -> list[str]:
     """The same of a call that was made several times."""
     if wanted.through is None:
         return [problem for each in seen for problem in differences(wanted, each)]
@@ -126,7 +126,7 @@ def refused_requests(wanted: Mapping[str, int], records: Sequence[RequestsRefuse
     return [f"{len(records)} records count {rows} refused requests, and not one {dict(wanted)}"]
 
 
-def _ending(wanted: Call, seen: Seen) -> list[str]:
+def _ending(wanted: TrialCall, seen: Seen) -> list[str]:
     found = []
     if seen.how in ("refused", "unknown tool"):  # no case is about these: it was not tried
         found.append(f"it was not begun: {seen.told[:500]!r}")
@@ -145,7 +145,7 @@ def _ending(wanted: Call, seen: Seen) -> list[str]:
     return found
 
 
-def promoted(wanted: Call, seen: Seen) -> list[str]:
+def promoted(wanted: TrialCall, seen: Seen) -> list[str]:
     """What is not as the case says in the folder that is promoted into."""
     came = " ".join(seen.promotions)
     found = [] if came == wanted.promotions else [f"promoting came to {came!r} instead of {wanted.promotions!r}"]

@@ -23,7 +23,7 @@ class Worker:
     def __init__(self, name: str) -> None:
         """Name it; nothing is started."""
         self._name: Final = name
-        self._jobs: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_StoreJob[Any] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     async def run(self, work: Callable[[], _T]) -> _T:
@@ -34,7 +34,7 @@ class Worker:
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
             self._thread.start()
-        job = _Job(work)
+        job = _StoreJob(work)
         self._jobs.put(job)
         # Not shielded from the start: to enter a scope takes as long as to wake the thread.
         try:
@@ -61,7 +61,7 @@ class Worker:
                 job.do()
 
 
-class _Job(Generic[_T]):
+class _StoreJob(Generic[_T]):
     """One thing to do, and what came of it."""
 
     def __init__(self, work: Callable[[], _T]) -> None:

@@ -13,7 +13,7 @@ from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.model import Profile
 from glovebox_sandboxes.contract.spec import DEFAULT, PACKAGES
 from glovebox_sandboxes.runtime import environments, guest_gc, runtime
-from glovebox_sandboxes.runtime.environments import Environment, EnvironmentFileError, Record
+from glovebox_sandboxes.runtime.environments import Environment, EnvironmentFileError, RuntimeRecord
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
 from glovebox_server.upkeep.credentials import require_apart
@@ -165,7 +165,7 @@ def size(path: Path) -> int:
     return total
 
 
-def removable(settings: Settings, profiles: Mapping[str, Profile], name: str, *, force: bool) -> Record:
+def removable(settings: Settings, profiles: Mapping[str, Profile], name: str, *, force: bool) -> RuntimeRecord:
     """What is built of an environment, which may be removed.
 
     Raises:
@@ -183,7 +183,7 @@ def removable(settings: Settings, profiles: Mapping[str, Profile], name: str, *,
     return record
 
 
-def remove(settings: Settings, name: str, record: Record) -> int:
+def remove(settings: Settings, name: str, record: RuntimeRecord) -> int:
     """Remove what is built of an environment; how many bytes that freed. Its file and lock stay.
 
     A server that runs goes on using it; then `glovebox clean` removes it once that has ended.

@@ -116,7 +116,7 @@ class Launcher:
 
     @asynccontextmanager
     async def fork(
-        self, plan: Plan, zygote: Zygote, seen: host_view.Zygote, user: int | None
+        self, plan: Plan, zygote: Zygote, seen: host_view.ZygoteView, user: int | None
     ) -> AsyncIterator["ProcessSandbox"]:
         """Have a zygote of this plan fork a sandbox, for the length of the block.
 
@@ -146,7 +146,7 @@ class Launcher:
                 with anyio.CancelScope(shield=True):
                     await sandbox.kill()
 
-    def _wait(self, plan: Plan, stack: AsyncExitStack) -> "_Waiting":
+    def _wait(self, plan: Plan, stack: AsyncExitStack) -> "_SandboxParts":
         """What a sandbox has before its first process; ``stack`` removes it."""
         name = f"s{secrets.token_hex(8)}"
         group = None
@@ -158,10 +158,10 @@ class Launcher:
         detail = os.memfd_create("bwrap-stderr", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
         stack.callback(os.close, detail)
         seal_size(detail)
-        return _Waiting(name=name, group=group, detail=detail)
+        return _SandboxParts(name=name, group=group, detail=detail)
 
     async def _start(
-        self, argv: Sequence[str], places: dict[str, int], held: "_Descriptors", waiting: "_Waiting"
+        self, argv: Sequence[str], places: dict[str, int], held: "_Descriptors", waiting: "_SandboxParts"
     ) -> "ProcessSandbox":
         info = users = None
         if USERS[0] in argv:
@@ -224,7 +224,7 @@ class Launcher:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Waiting:
+class _SandboxParts:
     """What there is of a sandbox before its first process."""
 
     name: str

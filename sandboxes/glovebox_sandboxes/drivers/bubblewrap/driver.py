@@ -21,7 +21,7 @@ from glovebox_sandboxes.contract.measure import NAMESPACES
 from glovebox_sandboxes.contract.spec import GUEST, GUEST_UID, SCRATCH, SandboxSpec
 from glovebox_sandboxes.drivers.bubblewrap import bwrap, wall
 from glovebox_sandboxes.host import cgroup, identity
-from glovebox_sandboxes.host.host_view import Zygote as ZygoteSeen
+from glovebox_sandboxes.host.host_view import ZygoteView
 from glovebox_sandboxes.host.identity import changes_user
 from glovebox_sandboxes.pool.zygote import Zygote
 from glovebox_sandboxes.runtime import guest_tree
@@ -130,7 +130,7 @@ class Bubblewrap(wall.Walled):
                 await sandbox.kill()
                 words = (await sandbox.stats()).detail or "it ended without a word"
                 raise SandboxError("Starting a zygote", words, "Run `glovebox doctor`.") from None
-            seen = ZygoteSeen(namespaces=namespaces, filters=(await sandbox.host_view()).filters)
+            seen = ZygoteView(namespaces=namespaces, filters=(await sandbox.host_view()).filters)
             yield _Forking(launcher=self._launcher, plan=plan, zygote=zygote, seen=seen, user=sandbox.user)
 
 
@@ -141,7 +141,7 @@ class _Forking:
     launcher: bwrap.Launcher
     plan: Plan
     zygote: Zygote
-    seen: ZygoteSeen
+    seen: ZygoteView
     user: int | None
     quick: bool = True
     bytes_each: int = FORK_BYTES

@@ -31,7 +31,7 @@ HIDDEN = ("/var/run/docker.sock", "/run/docker.sock", "/etc/shadow", "/root", "/
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class ProbeResult:
     """What the probe of this host found."""
 
     program: str
@@ -58,7 +58,7 @@ class Found:
         return usual | different
 
 
-async def probe(trial: tuple[str, ...], own: Iterable[Missing], data: Path, owner: str) -> Found:
+async def probe(trial: tuple[str, ...], own: Iterable[Missing], data: Path, owner: str) -> ProbeResult:
     """Find out what this host has of what every driver behind bwrap needs.
 
     Args:
@@ -75,7 +75,7 @@ async def probe(trial: tuple[str, ...], own: Iterable[Missing], data: Path, owne
     hierarchy = await bwrap.groups(owner)
     if hierarchy is None:
         missing.append(Missing(what="no control groups: limits hold per process", fix=cgroup.fix(), fatal=False))
-    return Found(
+    return ProbeResult(
         program=program,
         version=version,
         runtimes=built,

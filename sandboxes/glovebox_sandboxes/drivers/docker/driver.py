@@ -147,7 +147,7 @@ class DockerSandbox:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Connection:
+class _EngineLink:
     """What a driver has while the Engine answers."""
 
     engine: Engine
@@ -160,7 +160,7 @@ class _Connection:
 class DockerDriver:
     """Sandboxes as containers of the local Docker Engine; made by ``connect``."""
 
-    def __init__(self, capabilities: Capabilities, connection: _Connection | None) -> None:
+    def __init__(self, capabilities: Capabilities, connection: _EngineLink | None) -> None:
         self._capabilities = capabilities
         self._connection = connection
         self._seccomp = docker_profile()
@@ -188,7 +188,7 @@ class DockerDriver:
             except SandboxError as problem:
                 driver = cls(probe.unavailable(problem, runtime), None)
             else:
-                connection = _Connection(engine=engine, host=host, remover=remover, janitor=janitor, mark=mark)
+                connection = _EngineLink(engine=engine, host=host, remover=remover, janitor=janitor, mark=mark)
                 driver = cls(capabilities, connection)
             yield driver
 
@@ -256,7 +256,7 @@ class DockerDriver:
         each = READY_BYTES + PRELOADED_BYTES * bool(plan.spec.preload)
         return nullcontext(ColdSource(open=partial(self.open, plan), bytes_each=each))
 
-    def _connected(self) -> _Connection:
+    def _connected(self) -> _EngineLink:
         fatal = next((missing for missing in self._capabilities.missing if missing.fatal), None)
         if fatal is not None:
             raise SandboxError("Using Docker", f"it lacks {fatal.what}", fatal.fix)

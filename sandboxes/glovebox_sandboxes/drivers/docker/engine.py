@@ -49,7 +49,7 @@ def host_from_environment() -> str:
     return os.environ.get("DOCKER_HOST") or DEFAULT_HOST
 
 
-class _Connection(unixconn.UnixHTTPConnection):
+class _UnixConnection(unixconn.UnixHTTPConnection):
     """The SDK's connection, which leaves its socket to the garbage collector where the Engine does not answer."""
 
     def connect(self) -> None:
@@ -61,7 +61,7 @@ class _Connection(unixconn.UnixHTTPConnection):
         self.sock = sock
 
 
-unixconn.UnixHTTPConnection = _Connection  # type: ignore[misc]  # the SDK's pool makes connections by this name
+unixconn.UnixHTTPConnection = _UnixConnection  # type: ignore[misc]  # the SDK's pool makes connections by this name
 
 
 class Engine:
@@ -94,7 +94,7 @@ class Engine:
             # A socket needs none of what the HTTP client looks for in the environment, once for each request: proxies.
             self.api.trust_env = False
             self.version: Mapping[str, Any] = self.api.version()
-            self.filters = podman.Filters()
+            self.filters = podman.PodmanFilters()
 
     def close(self) -> None:
         """Close idle connections."""

@@ -1,4 +1,4 @@
-"""What Podman is asked for: the docker driver's plan in the words of Podman's own API. Pure, but for ``Filters``.
+"""What Podman is asked for: the docker driver's plan in the words of Podman's own API. Pure, but for ``PodmanFilters``.
 
 Podman answers the Engine's API on its socket too, but of "Create a container" it takes a part and says nothing about
 the rest: cgroup namespace, masked paths, runtime, and without root every ulimit. So containers are made by its own call
@@ -174,7 +174,7 @@ def _resources(host: dict[str, Any]) -> dict[str, Any]:
     return {"resource_limits": limits}
 
 
-class Filters:
+class PodmanFilters:
     """Seccomp documents as files, because Podman's API takes a path where the Engine's takes the text.
 
     Written when a container first needs one, and gone with the driver; of a killed server the janitor removes them.

@@ -15,7 +15,7 @@ from glovebox_sandboxes.contract.spec import ORIGINAL, WORKSPACE, SandboxSpec
 from glovebox_server.tools.base import Tool
 
 if TYPE_CHECKING:
-    from glovebox_sandboxes.hidden.index import Guard, Index, Indexes
+    from glovebox_sandboxes.hidden.index import SecretFileGuard, SecretFileIndex, SecretFileIndexes
 
 MAX_HELD: Final = 64 * 1024
 """Characters of live output that wait until changes of the workspace were looked at; after more none is shown."""
@@ -33,7 +33,7 @@ class Hiding:
         """Set once there are others than a program was last kept from; renewed by whoever waits for it."""
         self.used_at = time.monotonic()
         """When a program was last kept from any."""
-        self._indexes: Indexes | None = None
+        self._indexes: SecretFileIndexes | None = None
 
     async def masked(self, spec: SandboxSpec, tool: Tool, reveal: Sequence[str]) -> SandboxSpec:
         """The spec of a sandbox in which programs of this tool see of such files only those that are shown.
@@ -69,15 +69,15 @@ class Hiding:
                 await hidden.require()  # a cover may have gone while the sandbox was made, which its proof told
                 raise
 
-    async def _index(self, spec: SandboxSpec, tool: Tool) -> "Index | None":
+    async def _index(self, spec: SandboxSpec, tool: Tool) -> "SecretFileIndex | None":
         shown = [mount for mount in spec.mounts if mount.target in {WORKSPACE, ORIGINAL}]
         if not shown or not tool.imports:
             return None
         if self._indexes is None:
-            from glovebox_sandboxes.hidden.index import Indexes  # noqa: PLC0415 - only where a program sees files
+            from glovebox_sandboxes.hidden.index import SecretFileIndexes  # noqa: PLC0415 - only where a program sees files
 
             loop = asyncio.get_running_loop()
-            self._indexes = Indexes(lambda: _set(loop, self))
+            self._indexes = SecretFileIndexes(lambda: _set(loop, self))
         return await self._indexes.of(shown[0].source)
 
     def close(self) -> None:
@@ -91,8 +91,8 @@ class Hidden:
     """What is hidden from the program of one call."""
 
     spec: SandboxSpec
-    index: "Index | None" = None
-    guard: "Guard | None" = None
+    index: "SecretFileIndex | None" = None
+    guard: "SecretFileGuard | None" = None
     scope: anyio.CancelScope | None = None
 
     async def run(self, program: Callable[[], Awaitable[_T]]) -> _T:
@@ -158,7 +158,7 @@ def _soon(loop: asyncio.AbstractEventLoop, scope: anyio.CancelScope) -> None:
     loop.call_soon_threadsafe(scope.cancel)
 
 
-async def _masks(index: "Index", revealed: frozenset[str]) -> tuple[str, ...]:
+async def _masks(index: "SecretFileIndex", revealed: frozenset[str]) -> tuple[str, ...]:
     if index.count > _MANY:
         return await anyio.to_thread.run_sync(index.masks, revealed)
     return index.masks(revealed)
