@@ -36,12 +36,7 @@ class ProfileError(DiagnosedError):
 
     @classmethod
     def combine(cls, errors: Iterable["ProfileError"], total: int) -> "ProfileError":
-        """Return the first of a file's errors, with the others as its ``more``.
-
-        Args:
-            errors: At least one; of those behind MAX_ERRORS, none is made.
-            total: Their number.
-        """
+        """Return the first of a file's errors, with the others as its ``more``."""
         first, *others = islice(errors, MAX_ERRORS)
         if left := total - 1 - len(others):
             others.append(cls(first.path, None, "", f"has {left} more errors", "Correct these first."))

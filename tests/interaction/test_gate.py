@@ -215,7 +215,7 @@ async def test_a_request_under_what_is_no_id_gets_an_error_without_one(version: 
                 assert status == 400
                 told = json.loads(answer)
                 assert (told["id"], told["error"]["code"]) == (None, -32600)
-                assert "an id is a text or an integer" in told["error"]["message"]
+                assert "an id is a string or an integer" in told["error"]["message"]
 
 
 async def test_a_large_body_is_not_read(tmp_path: Path) -> None:

@@ -31,15 +31,7 @@ def describe_mistakes(
     model: type[BaseModel] = Profile,
     page: str = "docs/use/profiles.md",
 ) -> ProfileError:
-    """Return all mistakes of a file as one error, the one to correct first before the others.
-
-    Args:
-        found: What pydantic found in the file's values.
-        path: The file, for the message.
-        lines: Line of each key that stands in the file.
-        model: What the file is read as.
-        page: Where its keys are described.
-    """
+    """Return all mistakes of a file as one error, the one to correct first before the others."""
     details = found.errors(include_url=False, include_input=False)
     details.sort(key=lambda detail: (_rank(detail), line_of(_key(detail), lines)))
 

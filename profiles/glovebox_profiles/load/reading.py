@@ -53,11 +53,6 @@ def read_bytes(path: Path, most: int = MAX_FILE) -> bytes:
 def opened_directory(directory: Path, *, owned: bool, above: bool) -> Iterator[int]:
     """Open a directory to look at what lies in it.
 
-    Args:
-        directory: Where.
-        owned: Whether nobody else may be able to change what lies in it.
-        above: Whether, as root, nobody else may be able to exchange it either.
-
     Raises:
         ProfileError: Somebody else can, or it cannot be read.
     """

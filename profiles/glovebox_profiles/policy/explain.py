@@ -45,14 +45,7 @@ _WHAT = {
 
 
 def explain(rights: RoleRights, profiles: Mapping[str, Profile], *, principal: str, served: str) -> tuple[Section, ...]:
-    """Say what a principal may call, read, reach and spend, who is asked about what, and what may be lifted.
-
-    Args:
-        rights: What its roles leave.
-        profiles: In force, before they are narrowed.
-        principal: Who it is.
-        served: The server's workspace, in words.
-    """
+    """Say what a principal may call, read, reach and spend, who is asked about what, and what may be lifted."""
     return (
         Section(title="In which role", sentences=_roles(rights, principal)),
         Section(title="What it may call", sentences=_tools(rights, profiles)),

@@ -48,12 +48,6 @@ async def ask_client(
 ) -> Answer | None:
     """Ask the client of a ``tools/call`` request; return None if it cannot be asked, or gave no answer.
 
-    Args:
-        ctx: context of the request.
-        principal: who makes it.
-        params: of the request, which may bring the answer to a question of an earlier one.
-        question: what is asked.
-
     Raises:
         ClientMustAnswerError: the answer comes with the client's next request.
     """

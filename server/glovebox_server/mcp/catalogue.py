@@ -50,12 +50,7 @@ def listed(
 
 
 def of_profiles(profiles: Mapping[str, Profile], environments: Mapping[str, Environment]) -> Mapping[str, Environment]:
-    """Return what each profile's programs can import: a role may have narrowed it to the default.
-
-    Args:
-        profiles: narrowed or not.
-        environments: of each tool before, by its name.
-    """
+    """Return what each profile's programs can import: a role may have narrowed it to the default."""
     default = load(DEFAULT, SHIPPED)
     return {
         tool: environments[tool] if environments[tool].name == profile.python.environment else default

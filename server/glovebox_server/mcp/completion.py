@@ -64,13 +64,6 @@ async def complete(
 ) -> types.CompleteResult:
     """Return what an argument may be completed to; nothing where nothing can be.
 
-    Args:
-        params: the request, as the client sent it.
-        principal: who asks.
-        submit: makes a call.
-        owned: finds the principal's artifacts.
-        tools: those that the principal has.
-
     Raises:
         MCPError: ``-32602``; there is no such prompt or template.
     """

@@ -155,16 +155,7 @@ async def listening(
     *,
     ask: Ask,
 ) -> AsyncIterator[Reporter]:
-    """Run the messages of one call beside it.
-
-    Args:
-        ctx: context of the request.
-        audit: the audit log.
-        call_id: the call whose records are delivered.
-        level: what the client set with ``logging/setLevel``; counts in the handshake eras only.
-        endings: events that end the call, by who sets them.
-        ask: asks the person at the client.
-    """
+    """Run the messages of one call beside it."""
     reporter = Reporter(ctx, endings, ask)
     async with anyio.create_task_group() as tasks:
         if reporter.waits():

@@ -51,15 +51,7 @@ async def build_manifest(
     drivers: Drivers,
     version: str,
 ) -> Manifest:
-    """Find out what a caller can have, by asking every driver and choosing for every tool as a call would.
-
-    Args:
-        tools: there are.
-        rights: the caller's. Its workspace is not named.
-        environments: of the tools.
-        drivers: of this server; those that were not needed yet are probed now.
-        version: of Glovebox.
-    """
+    """Find out what a caller can have, by asking every driver and choosing for every tool as a call would."""
     profiles, workspace = rights.profiles, rights.workspace
     environments = catalogue.of_profiles(profiles, environments)
     offered = [tools[name] for name in rights.offered(tools)]

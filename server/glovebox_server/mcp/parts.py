@@ -35,12 +35,6 @@ Mask = Callable[[bytes], Awaitable[tuple[bytes, dict[str, int]]]]
 async def read(reader: Reader, uri: str, query: str, mask: Mask) -> Contents:
     """Return one part of an artifact.
 
-    Args:
-        reader: the artifact, open for its owner.
-        uri: the whole address, as it was asked for.
-        query: what stands behind its question mark: anything.
-        mask: what is done with the part before it is shown.
-
     Raises:
         RefusedError: rule ``artifacts.part``; there is no such part.
         ArtifactsUnavailable: the content is not what was stored, or the disk failed.
@@ -66,15 +60,7 @@ def contents(
     secrets: Mapping[str, int] = MappingProxyType({}),
     meta: dict[str, Any] | None = None,
 ) -> Contents:
-    """Return bytes of an artifact as MCP shows them: as text, where they are some.
-
-    Args:
-        uri: under which they were asked for.
-        artifact: what they are of.
-        content: the bytes.
-        secrets: kinds of what was replaced in them.
-        meta: further ``_meta``.
-    """
+    """Return bytes of an artifact as MCP shows them: as text, where they are some."""
     redacted = {REDACTED_META_KEY: dict(secrets)} if secrets else {}
     known = {
         "uri": uri,

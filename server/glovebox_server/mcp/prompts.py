@@ -77,11 +77,7 @@ Read = Callable[[str], Awaitable[types.ReadResourceResult]]
 
 
 def listed(tools: Collection[str]) -> list[types.Prompt]:
-    """Return those that name only tools which the caller has.
-
-    Args:
-        tools: their names.
-    """
+    """Return those that name only tools which the caller has."""
     return [prompt for prompt in PROMPTS if _TOOLS[prompt.name] <= set(tools)]
 
 
@@ -89,12 +85,6 @@ async def filled(
     name: str, given: Mapping[str, str] | None, read: Read, tools: Collection[str]
 ) -> types.GetPromptResult:
     """Return one with its arguments filled in.
-
-    Args:
-        name: which.
-        given: its arguments, as the caller gave them.
-        read: reads resources as the caller.
-        tools: the caller's.
 
     Raises:
         MCPError: ``-32602``; there is none of that name, an argument is missing, unknown or too long, or the call it is
@@ -120,10 +110,6 @@ async def filled(
 
 def found(name: str, tools: Collection[str]) -> types.Prompt:
     """Return the prompt of that name.
-
-    Args:
-        name: which.
-        tools: the caller's.
 
     Raises:
         MCPError: there is none for this caller.

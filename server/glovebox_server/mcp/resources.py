@@ -202,11 +202,6 @@ class Resources:
     async def read(self, principal: Principal, uri: str, run: str | None = None) -> types.ReadResourceResult:
         """Return the content behind ``uri``.
 
-        Args:
-            principal: who asks.
-            uri: of what.
-            run: the piece of work that it asks in, which can have budgets of its own.
-
         Raises:
             MCPError: ``-32602`` for what does not exist or is another's, in the same words; ``-32603`` where our own
                 stores fail.

@@ -99,16 +99,7 @@ class AuthMiddleware:
         refusals: Refusals | None = None,
         look: Look | None = None,
     ) -> None:
-        """Take what is behind the gate.
-
-        Args:
-            inner: the application.
-            hosts: values of ``Host`` that are ours, port included where clients send it.
-            callers: who may come in.
-            authority: who else may, with an access token.
-            refusals: what is counted.
-            look: looks whether calls can be served; without it, nothing is said of that.
-        """
+        """Take what is behind the gate."""
         self._inner = inner
         self._hosts = frozenset(host.lower() for host in hosts)
         self._origins = frozenset(f"{scheme}://{host}" for scheme in ("http", "https") for host in self._hosts)

@@ -56,7 +56,7 @@ from glovebox_server.transport.auth import (
 )
 from glovebox_server.transport.callers import Callers, Shares
 from glovebox_server.transport.http_timeouts import TimeoutProtocol
-from glovebox_server.transport.oauth.authority import OAuth, Scopes, authority_of
+from glovebox_server.transport.oauth.authority import OAuth, Scopes, TokenAuthority, authority_of
 from glovebox_server.transport.stdio import GRACE_SECONDS, end_on_signal, serve_stdio, serve_stream
 from glovebox_server.transport.tokens import TokenFiles
 from glovebox_server.upkeep.readiness import ReadinessProbe
@@ -120,20 +120,10 @@ async def serve_http(
         address, bound = listener.getsockname()[:2]
         names = host_names(address, bound, allowed_hosts)
         surface = McpServer(app, partial(by_token, workflow=workflow))
-        authority = None
-        if oauth is not None:
-            # A server with a name of its own is not its loopback address too: a token for another server of this
-            # machine at that address would be one for this.
-            authority = authority_of(oauth, allowed_hosts or names, scopes or Scopes())
-            await authority.issuer.fetch()
-        places = app.settings.data_dir, app.settings.state_dir / "audit"
-        look = ReadinessProbe(*places, app.audit, app.in_force).look
-        application, sessions = http_application(
-            surface, app.artifacts, callers, app.refusals, policy, look=look, subjects=oauth is not None
-        )
-        gate = AuthMiddleware(
-            application, hosts=names, callers=callers, authority=authority, refusals=app.refusals, look=look
-        )
+        # A server with a name of its own is not its loopback address too: a token for another server of this machine
+        # at that address would be one for this.
+        authority = await _open_authority(oauth, allowed_hosts or names, scopes or Scopes())
+        gate, sessions = _build_gate(app, surface, callers, policy, names=names, authority=authority)
         server = _Uvicorn(_configured(gate, proxies), lambda: on_ready(f"http://{bracketed(address)}:{bound}"))
 
         async def end() -> None:
@@ -148,14 +138,35 @@ async def serve_http(
     return signals[0] if signals else "stopped"
 
 
-def announced(url: str, allowed_hosts: Collection[str], options: Collection[str]) -> None:
-    """Log where the server listens, and the command that prints what clients need, with the same address.
+async def _open_authority(oauth: OAuth | None, hosts: Collection[str], scopes: Scopes) -> TokenAuthority | None:
+    if oauth is None:
+        return None
+    authority = authority_of(oauth, hosts, scopes)
+    await authority.issuer.fetch()
+    return authority
 
-    Args:
-        url: base URL it listens on.
-        allowed_hosts: names of clients' own; where the address is open to others, the first is what they use.
-        options: further options of that command.
-    """
+
+def _build_gate(
+    app: ServedApp,
+    surface: McpServer,
+    callers: Callers,
+    policy: ActivePolicy | None,
+    *,
+    names: Collection[str],
+    authority: TokenAuthority | None,
+) -> "tuple[AuthMiddleware, Sessions]":
+    look = ReadinessProbe(app.settings.data_dir, app.settings.state_dir / "audit", app.audit, app.in_force).look
+    application, sessions = http_application(
+        surface, app.artifacts, callers, app.refusals, policy, look=look, subjects=authority is not None
+    )
+    gate = AuthMiddleware(
+        application, hosts=names, callers=callers, authority=authority, refusals=app.refusals, look=look
+    )
+    return gate, sessions
+
+
+def announced(url: str, allowed_hosts: Collection[str], options: Collection[str]) -> None:
+    """Log where the server listens, and the command that prints what clients need, with the same address."""
     place = urlsplit(url)
     host, port = place.hostname or "", place.port
     if allowed_hosts and not ipaddress.ip_address(host).is_loopback:
@@ -217,17 +228,7 @@ def http_application(
     look: Look | None = None,
     subjects: bool = False,
 ) -> tuple[ASGIApp, Sessions]:
-    """Return all that is served over HTTP, and the sessions of one transport; the gate around it alone checks callers.
-
-    Args:
-        surface: what is served.
-        artifacts: what can be downloaded.
-        callers: who shares the sessions.
-        refusals: what is counted.
-        policy: in force, if there is one.
-        look: looks whether calls can be served.
-        subjects: whether those of an authorization server share them, too.
-    """
+    """Return the application behind the gate, which alone checks callers, and the sessions of streamable HTTP."""
     # The gate has checked Host and Origin. Said explicitly, because without this the SDK decides by itself.
     checked = TransportSecuritySettings(enable_dns_rebinding_protection=False)
     manager = Sessions(surface, checked, callers, refusals, subjects=subjects)
@@ -309,12 +310,7 @@ async def _note_used(directory: Path, callers: Callers, noted: dict[str, float])
 
 
 def by_token(ctx: Context, *, workflow: str | None = None) -> Principal:
-    """Identify a caller by what the gate found; a request that did not come through the gate has none.
-
-    Args:
-        ctx: of the request.
-        workflow: what calls are part of whose token is bound to none.
-    """
+    """Identify a caller by what the gate found; a request that did not come through the gate has none."""
     if ctx.request is None:
         raise MCPError(types.INTERNAL_ERROR, "The request has no authenticated caller.")
     principal: Principal = ctx.request.scope[PRINCIPAL_SCOPE_KEY]

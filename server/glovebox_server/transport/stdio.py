@@ -129,11 +129,6 @@ async def serve_stdio(app: ServedApp, wire: StdioFds | None = None, *, workflow:
     Calls under way when the client or a signal ends the connection are cancelled, and their sandboxes are gone, before
     this returns.
 
-    Args:
-        app: the composition root, entered.
-        wire: descriptors to use instead of the process's own; for tests.
-        workflow: what its calls are part of.
-
     Returns:
         Why it ended, for the audit log: ``stdin closed`` or the signal's name.
     """
@@ -169,11 +164,6 @@ async def streams(
     """Run the two directions and give their ends to the SDK's server.
 
     The incoming stream ends when the client closes its end, in either direction.
-
-    Args:
-        wire: the descriptors.
-        unanswered: told of every message, in both directions.
-        refused: told the rule that a line broke which is no message.
     """
     inbox, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     outgoing, outbox = anyio.create_memory_object_stream[SessionMessage](0)

@@ -248,9 +248,6 @@ class TokenFiles:
 
         Where a file cannot be used, what it held before stays in force; a file that is gone is gone.
 
-        Args:
-            roles: the roles there are now; None: those there were.
-
         Returns:
             Whether either is another than before.
         """

@@ -108,10 +108,6 @@ class TokenAuthority:
     async def grant(self, presented: str, address: str) -> TokenGrant:
         """Return what an access token grants.
 
-        Args:
-            presented: the token.
-            address: of the client that brought it.
-
         Raises:
             TokenError: nothing, or that cannot be decided now.
         """
@@ -151,14 +147,7 @@ class TokenAuthority:
             tasks.start_soon(self.checks.follow)
 
     async def enter(self, presented: str, host: str, path: str, address: str) -> TokenGrant | Response:
-        """Return what a token grants, or the answer to its request.
-
-        Args:
-            presented: the token; empty where there was none.
-            host: the name of ours by which the client reached this server.
-            path: of the request.
-            address: of the client.
-        """
+        """Return what a token grants, or the answer to its request."""
         if not presented:
             return TokenChallenge("http.token", "A bearer token is needed", 401, self._challenge(host, path))
         try:
@@ -172,15 +161,7 @@ class TokenAuthority:
             return TokenChallenge(rule, f"The token lets nobody in: {told}", 401, challenge)
 
     def step_up(self, grant: TokenGrant, principal: Principal, host: str, path: str, tool: str) -> Response | None:
-        """Answer a call that another scope would allow; None for every other call.
-
-        Args:
-            grant: what the caller's token is worth.
-            principal: the caller.
-            host: as above.
-            path: as above.
-            tool: what is called.
-        """
+        """Answer a call that another scope would allow; None for every other call."""
         scope = self.scopes.missing(principal, grant.scopes, tool)
         if scope is None:
             return None
@@ -200,12 +181,7 @@ class TokenAuthority:
                 del self._kept[digest]
 
     def metadata(self, host: str, path: str) -> Response:
-        """Return the metadata at a well-known address.
-
-        Args:
-            host: as above.
-            path: of the request.
-        """
+        """Return the metadata at a well-known address."""
         resource = path.removeprefix(METADATA_PATH)
         if resource not in RESOURCES:
             return Response("Not found", status_code=404)
@@ -265,11 +241,6 @@ def audiences_of(hosts: Collection[str]) -> frozenset[str]:
 
 def authority_of(oauth: OAuth, hosts: Collection[str], scopes: Scopes) -> TokenAuthority:
     """Put together what checks access tokens; it has no keys yet.
-
-    Args:
-        oauth: whose they are.
-        hosts: values of ``Host`` under which clients know this server, the first before all others.
-        scopes: what their scopes stand for.
 
     Raises:
         DiagnosedError: the issuer's URL is none.
