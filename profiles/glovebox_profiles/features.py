@@ -44,48 +44,22 @@ def _quoted(names: tuple[str, ...], joint: str) -> str:
 
 _DRIVERS = f"The drivers are {_quoted(NAMES, 'and')}."
 
+_UNSUPPORTED: Final = (
+    ("network.mode", "proxied", "there is no proxy to bring along: the host itself makes and decides each connection",
+     _NETWORK),
+    ("network.mode", "host", "a program is never given the host's network", _NETWORK),
+    ("network.mode", "open", "no profile can allow every host", _NETWORK),
+    ("files.workspace", "write", "nothing in a sandbox ever writes to the host",
+     'Use "overlay", which gives its changes back as a patch, or "read" and write results to /output.'),
+    ("isolation", "microvm", "there is no driver that starts a virtual machine",
+     f"{_DRIVERS} gVisor has a kernel of its own."),
+    ("isolation", "process", "no program ever runs without a sandbox", _DRIVERS),
+)  # fmt: skip
+
 FEATURES: Final = (
-    Feature(
-        key="network.mode",
-        value="proxied",
-        status="unsupported",
-        reason="there is no proxy to bring along: the host itself makes and decides each connection",
-        instead=_NETWORK,
-    ),
-    Feature(
-        key="network.mode",
-        value="host",
-        status="unsupported",
-        reason="a program is never given the host's network",
-        instead=_NETWORK,
-    ),
-    Feature(
-        key="network.mode",
-        value="open",
-        status="unsupported",
-        reason="no profile can allow every host",
-        instead=_NETWORK,
-    ),
-    Feature(
-        key="files.workspace",
-        value="write",
-        status="unsupported",
-        reason="nothing in a sandbox ever writes to the host",
-        instead='Use "overlay", which gives its changes back as a patch, or "read" and write results to /output.',
-    ),
-    Feature(
-        key="isolation",
-        value="microvm",
-        status="unsupported",
-        reason="there is no driver that starts a virtual machine",
-        instead=f"{_DRIVERS} gVisor has a kernel of its own.",
-    ),
-    Feature(
-        key="isolation",
-        value="process",
-        status="unsupported",
-        reason="no program ever runs without a sandbox",
-        instead=_DRIVERS,
+    *(
+        Feature(key=key, value=value, status="unsupported", reason=reason, instead=instead)
+        for key, value, reason, instead in _UNSUPPORTED
     ),
     *(
         Feature(

@@ -10,7 +10,7 @@ from tests.fixtures.profile_texts import MINIMAL
 
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.loader import SHIPPED, parse
-from glovebox_profiles.load.positions import KeyPath, scan
+from glovebox_profiles.load.positions import KeyPath, Positions
 from glovebox_profiles.model import Profile
 from glovebox_profiles.order import within
 
@@ -77,7 +77,7 @@ def test_the_scanner_finds_every_key_that_the_parser_finds(text: str) -> None:
     except RecursionError:
         return
     try:
-        lines = scan(text, Path("x.toml")).lines
+        lines = Positions(text, Path("x.toml")).lines
     except ProfileError as caught:
         problem = caught.reason
     else:

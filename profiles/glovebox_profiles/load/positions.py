@@ -8,8 +8,6 @@ What the values mean stays with ``tomllib``.
 import re
 import tomllib
 from bisect import bisect_left
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from glovebox_profiles.errors import ProfileError
@@ -36,191 +34,168 @@ def dotted(path: KeyPath) -> str:
     return text.removeprefix(".")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Positions:
-    """Where things stand in one TOML text."""
+    """Where things stand in one TOML text, whose line ends are line feeds."""
 
-    lines: Mapping[KeyPath, int]
-    """Line of every key, table and array element, counted from 1."""
-    headed: frozenset[KeyPath]
-    """Arrays whose elements stand below ``[[headers]]`` of their own."""
-    values: Mapping[KeyPath, slice]
-    """Characters of the value of each key that is given; of the text with ``\\n`` as its line ends."""
-    headers: Mapping[KeyPath, int]
-    """Character behind each ``[header]``; likewise."""
-
-
-def scan(text: str, path: Path) -> Positions:
-    """Find every key, table and array element of a TOML text.
-
-    Raises:
-        ProfileError: a key is given twice, the nesting is deeper than MAX_DEPTH, or, without a fix, the text is not
-            TOML: ``tomllib`` knows the better sentence.
-    """
-    scanner = _TomlScanner(text.replace("\r\n", "\n"), path)
-    scanner.document()
-    return Positions(
-        lines=scanner.lines, headed=frozenset(scanner.arrays), values=scanner.values, headers=scanner.headers
-    )
-
-
-class _TomlScanner:
     def __init__(self, text: str, path: Path) -> None:
-        self.path = path
-        self.text = text
-        self.at = 0
-        self.breaks = [match.start() for match in re.finditer("\n", text)]
+        """Scan a text; ``path`` is only named in errors.
+
+        Raises:
+            ProfileError: a key is given twice, the nesting is deeper than MAX_DEPTH, or, without a fix, the text is not
+                TOML: ``tomllib`` knows the better sentence.
+        """
+        self._path = path
+        self._text = text.replace("\r\n", "\n")
+        self._at = 0
+        self._breaks = [match.start() for match in re.finditer("\n", self._text)]
         self.lines: dict[KeyPath, int] = {}
-        self.given: dict[KeyPath, int] = {}
-        self.tables: dict[KeyPath, int] = {}
-        self.arrays: dict[KeyPath, int] = {}
+        """Line of every key, table and array element, counted from 1."""
+        self.headed: dict[KeyPath, int] = {}
+        """Number of elements of each array that stand below ``[[headers]]`` of their own."""
         self.values: dict[KeyPath, slice] = {}
+        """Characters of the value of each key that is given."""
         self.headers: dict[KeyPath, int] = {}
+        """Character behind each ``[header]``."""
+        self._given: dict[KeyPath, int] = {}
+        self._tables: dict[KeyPath, int] = {}
+        self._document()
 
-    def document(self) -> None:
+    def _document(self) -> None:
         table: KeyPath = ()
-        self.skip(_BLANK)
-        while self.at < len(self.text):
-            if self.take("[["):
-                table = self.array_header()
-            elif self.take("["):
-                table = self.table_header()
+        self._skip(_BLANK)
+        while self._at < len(self._text):
+            if self._take("[["):
+                table = self._array_header()
+            elif self._take("["):
+                table = self._table_header()
             else:
-                self.pair(table)
-            self.skip(_BLANK)
+                self._pair(table)
+            self._skip(_BLANK)
 
-    def array_header(self) -> KeyPath:
-        line = self.line()
-        array = self.resolve(self.key())
-        self.expect("]]")
-        index = self.arrays.get(array, 0)
-        self.arrays[array] = index + 1
-        self.record((*array, index), line)
+    def _array_header(self) -> KeyPath:
+        line = self._line()
+        array = self._resolve(self._key())
+        self._expect("]]")
+        index = self.headed.get(array, 0)
+        self.headed[array] = index + 1
+        self._record((*array, index), line)
         return (*array, index)
 
-    def table_header(self) -> KeyPath:
-        line = self.line()
-        table = self.resolve(self.key())
-        self.expect("]")
-        self.once(self.tables, table, line)
-        self.record(table, line)
-        self.headers[table] = self.at
+    def _table_header(self) -> KeyPath:
+        line = self._line()
+        table = self._resolve(self._key())
+        self._expect("]")
+        self._once(self._tables, table, line)
+        self._record(table, line)
+        self.headers[table] = self._at
         return table
 
-    def resolve(self, key: KeyPath) -> KeyPath:
+    def _resolve(self, key: KeyPath) -> KeyPath:
         """Point ``[a.b]`` into the newest element of ``[[a]]``."""
         path: KeyPath = ()
         for part in key:
-            if count := self.arrays.get(path):
+            if count := self.headed.get(path):
                 path = (*path, count - 1)
             path = (*path, part)
         return path
 
-    def pair(self, table: KeyPath) -> None:
-        line = self.line()
-        path = (*table, *self.key())
-        self.expect("=")
-        self.once(self.given, path, line)
-        self.record(path, line)
-        self.skip(_SPACE)
-        begin = self.at
-        self.value(path)
-        self.values[path] = slice(begin, begin + len(self.text[begin : self.at].rstrip()))
+    def _pair(self, table: KeyPath) -> None:
+        line = self._line()
+        path = (*table, *self._key())
+        self._expect("=")
+        self._once(self._given, path, line)
+        self._record(path, line)
+        self._skip(_SPACE)
+        begin = self._at
+        self._value(path)
+        self.values[path] = slice(begin, begin + len(self._text[begin : self._at].rstrip()))
 
-    def key(self) -> KeyPath:
+    def _key(self) -> KeyPath:
         parts: list[str] = []
         while True:
-            self.skip(_SPACE)
-            if bare := _BARE.match(self.text, self.at):
+            self._skip(_SPACE)
+            if bare := _BARE.match(self._text, self._at):
                 parts.append(bare.group())
-                self.at = bare.end()
-            elif quoted := _KEY_STRING.match(self.text, self.at):
-                parts.append(self.unquote(quoted.group()))
-                self.at = quoted.end()
+                self._at = bare.end()
+            elif quoted := _KEY_STRING.match(self._text, self._at):
+                parts.append(self._unquote(quoted.group()))
+                self._at = quoted.end()
             else:
-                raise self.unreadable("a key")
-            self.bound(len(parts), parts[0])
-            self.skip(_SPACE)
-            if not self.take("."):
+                raise self._unreadable("a key")
+            self._bound(len(parts), parts[0])
+            self._skip(_SPACE)
+            if not self._take("."):
                 return tuple(parts)
 
-    def unquote(self, raw: str) -> str:
+    def _unquote(self, raw: str) -> str:
         try:
             return str(tomllib.loads(f"k = {raw}")["k"])
         except tomllib.TOMLDecodeError:
-            raise self.unreadable("a key") from None
+            raise self._unreadable("a key") from None
 
-    def value(self, path: KeyPath) -> None:
-        self.bound(len(path), dotted(path[:3]))
-        self.skip(_SPACE)
-        if self.take("["):
-            self.array(path)
-        elif self.take("{"):
-            self.inline_table(path)
+    def _value(self, path: KeyPath) -> None:
+        self._bound(len(path), dotted(path[:3]))
+        self._skip(_SPACE)
+        if self._take("["):
+            self._items(path, "]")
+        elif self._take("{"):
+            self._items(path, "}")
         else:
-            match = _STRING.match(self.text, self.at) or _SCALAR.match(self.text, self.at)
+            match = _STRING.match(self._text, self._at) or _SCALAR.match(self._text, self._at)
             if match is None:
-                raise self.unreadable("a value")
-            self.at = match.end()
+                raise self._unreadable("a value")
+            self._at = match.end()
 
-    def array(self, path: KeyPath) -> None:
+    def _items(self, path: KeyPath, close: str) -> None:
+        """Read the elements of an array, or the pairs of an inline table."""
         index = 0
-        self.skip(_BLANK)
-        while not self.take("]"):
-            self.record((*path, index), self.line())
-            self.value((*path, index))
-            index += 1
-            self.skip(_BLANK)
-            if not self.take(","):
-                self.expect("]")
+        self._skip(_BLANK)
+        while not self._take(close):
+            if close == "}":
+                self._pair(path)
+            else:
+                self._record((*path, index), self._line())
+                self._value((*path, index))
+                index += 1
+            self._skip(_BLANK)
+            if not self._take(","):
+                self._expect(close)
                 return
-            self.skip(_BLANK)
+            self._skip(_BLANK)
 
-    def inline_table(self, path: KeyPath) -> None:
-        self.skip(_BLANK)
-        while not self.take("}"):
-            self.pair(path)
-            self.skip(_BLANK)
-            if not self.take(","):
-                self.expect("}")
-                return
-            self.skip(_BLANK)
-
-    def record(self, path: KeyPath, line: int) -> None:
-        self.bound(len(path), dotted(path[:3]))
+    def _record(self, path: KeyPath, line: int) -> None:
+        self._bound(len(path), dotted(path[:3]))
         for length in range(1, len(path) + 1):
             self.lines.setdefault(path[:length], line)
 
-    def once(self, seen: dict[KeyPath, int], path: KeyPath, line: int) -> None:
+    def _once(self, seen: dict[KeyPath, int], path: KeyPath, line: int) -> None:
         if first := seen.get(path):
-            raise ProfileError(
-                self.path, line, dotted(path), f"given twice, first on line {first}", "Keep one of the two."
-            )
+            reason, fix = f"given twice, first on line {first}", "Keep one of the two."
+            raise ProfileError(self._path, line, dotted(path), reason, fix)
         seen[path] = line
 
-    def bound(self, depth: int, key: str) -> None:
+    def _bound(self, depth: int, key: str) -> None:
         if depth > MAX_DEPTH:
-            raise ProfileError(
-                self.path, self.line(), key, f"nested deeper than {MAX_DEPTH} levels", "Write it flatter."
-            )
+            reason = f"nested deeper than {MAX_DEPTH} levels"
+            raise ProfileError(self._path, self._line(), key, reason, "Write it flatter.")
 
-    def skip(self, pattern: re.Pattern[str]) -> None:
-        match = pattern.match(self.text, self.at)
-        self.at = match.end() if match else self.at
+    def _skip(self, pattern: re.Pattern[str]) -> None:
+        match = pattern.match(self._text, self._at)
+        self._at = match.end() if match else self._at
 
-    def take(self, token: str) -> bool:
-        if not self.text.startswith(token, self.at):
+    def _take(self, token: str) -> bool:
+        if not self._text.startswith(token, self._at):
             return False
-        self.at += len(token)
+        self._at += len(token)
         return True
 
-    def expect(self, token: str) -> None:
-        self.skip(_SPACE)
-        if not self.take(token):
-            raise self.unreadable(f"'{token}'")
+    def _expect(self, token: str) -> None:
+        self._skip(_SPACE)
+        if not self._take(token):
+            raise self._unreadable(f"'{token}'")
 
-    def line(self) -> int:
-        return bisect_left(self.breaks, self.at) + 1
+    def _line(self) -> int:
+        return bisect_left(self._breaks, self._at) + 1
 
-    def unreadable(self, wanted: str) -> ProfileError:
-        return ProfileError(self.path, self.line(), "", f"not TOML: {wanted} is missing here", "")
+    def _unreadable(self, wanted: str) -> ProfileError:
+        return ProfileError(self._path, self._line(), "", f"not TOML: {wanted} is missing here", "")

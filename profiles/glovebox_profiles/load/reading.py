@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from glovebox_profiles.errors import ProfileError
-from glovebox_profiles.load.positions import Positions, scan
+from glovebox_profiles.load.positions import Positions
 from glovebox_sandboxes.host import permissions
 from glovebox_sandboxes.host.identity import changes_user
 
@@ -90,7 +90,7 @@ def parse_toml(data: bytes, path: Path) -> tuple[dict[str, Any], Positions]:
         line = data.count(b"\n", 0, error.start) + 1
         raise ProfileError(path, line, "", "not UTF-8 text", "Save the file as UTF-8.") from None
     try:
-        positions = scan(text, path)
+        positions = Positions(text, path)
     except ProfileError as error:
         if error.fix:
             raise
