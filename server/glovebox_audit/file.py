@@ -17,27 +17,27 @@ Never to be called on the event loop: it waits for the lock and for the disk.
 """
 
 import contextlib
+import fcntl
 import hashlib
 import logging
 import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from io import BufferedReader
 from pathlib import Path
 
 from glovebox_audit import chain, place, writers
 from glovebox_audit.chain import Draft, Edited, Head, Newer, NotARecord, Record
-from glovebox_audit.events import GapRecorded, SegmentBegun, SegmentSealed, draft
+from glovebox_audit.events import GapRecorded, SegmentBegun, SegmentSealed, UnderWay, draft
 from glovebox_audit.place import AuditUnavailable, identity
 from glovebox_audit.segments import files, merkle, rotation
 from glovebox_audit.segments.counts import Counts
 from glovebox_audit.segments.files import Start
 from glovebox_audit.segments.rotation import Rotation
 from glovebox_audit.segments.statements import Removal, Seal
-from glovebox_audit.underway import UnderWay
 from glovebox_audit.writers import AbandonedCalls, Writer
 
 _log = logging.getLogger(__name__)
@@ -95,12 +95,12 @@ class LogFile:
             self._head_fd = self._place.open(HEAD_NAME, 0)
             stack.callback(os.close, self._head_fd)
             stack.callback(self._close_file)
-            with self._place.locked(self._head_fd):
+            with self._locked():
                 self._begin()
                 self._catch_up()
                 gone = self._take_abandoned()
             self._end_calls_of(gone)
-            with self._place.locked(self._head_fd):
+            with self._locked():
                 self._catch_up()
                 self._writer = self._register()
                 stack.callback(self._leave)
@@ -133,14 +133,20 @@ class LogFile:
         Raises:
             AuditUnavailable: the disk refused, the lock is held too long, or the log was tampered with.
         """
-        with self._place.translated(f"record {_kind(drafts[0])}"), self._place.locked(self._head_fd):
-            self._catch_up()
-            # Where a failed write could not be cut off again, the end of a call may be there although we said no.
-            without_end = {call: reason for call, reason in (lost or {}).items() if call in self._calls}
-            ends = [draft(self._calls.lost(call, "log", reason)) for call, reason in without_end.items()]
-            records = self._append([*ends, *drafts])
-            with contextlib.suppress(OSError):  # the records are on the disk, and an older place is as good
-                self._writer.settled(self._calls.since(self._tail))
+        try:
+            with self._locked():
+                self._catch_up()
+                # Where a failed write could not be cut off again, the end of a call may be there although we said no.
+                without_end = {call: reason for call, reason in (lost or {}).items() if call in self._calls}
+                ends = [draft(self._calls.lost(call, "log", reason)) for call, reason in without_end.items()]
+                records = self._append([*ends, *drafts])
+                since = self._calls.since(self._tail)
+                written = self._writer.since
+                if written is None or since.size - written.size >= writers.STEP_BYTES:
+                    with contextlib.suppress(OSError):  # the records are on the disk, and an older place is as good
+                        self._writer.settle(since)
+        except OSError as error:
+            raise self._place.unavailable(f"record {_kind(drafts[0])}", error) from error
         if self._tail.size >= self._due_size or time.time() >= self._due_time:
             # The records are on the disk, whatever becomes of this: what is begun of it the next commit finishes.
             self._due_size, self._due_time = self._tail.size + _AGAIN_BYTES, math.inf
@@ -149,6 +155,18 @@ class LogFile:
             except (OSError, AuditUnavailable) as error:
                 _log.warning("The audit log goes on in one file, not sealed: %s", error)
         return records
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        # flock, not POSIX locks: those vanish when any other descriptor of the file is closed in this process.
+        try:
+            fcntl.flock(self._head_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._place.wait_for_lock(self._head_fd)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._head_fd, fcntl.LOCK_UN)
 
     def seal(self) -> int | None:
         """End the segment that is being written; its number, or None where there is nothing in it.
@@ -168,7 +186,7 @@ class LogFile:
         Raises:
             AuditUnavailable: the log cannot be written to.
         """
-        with self._place.translated("remove old segments"), self._place.locked(self._head_fd):
+        with self._place.translated("remove old segments"), self._locked():
             self._catch_up()
             return self._retain()
 
@@ -314,7 +332,7 @@ class LogFile:
         with os.fdopen(os.dup(self._log_fd), "rb") as file:
             file.seek(0)
             grown = self._grow(tree, counts, file, start.before)
-            with self._place.locked(self._head_fd):
+            with self._locked():
                 self._catch_up()
                 # Another process was first, or there is nothing in it but its beginning.
                 if self._start is not start or self._tail.seq - start.before.seq <= (start.number > 1):
@@ -428,7 +446,7 @@ class LogFile:
             reason = "Its server was gone before it could record an end."
             ends = [draft(calls.lost(call, "server", reason)) for calls in under_way.values() for call in calls.ids()]
             for start in range(0, len(ends), _MAX_LOST_AT_ONCE):
-                with self._place.locked(self._head_fd):
+                with self._locked():
                     self._catch_up()
                     self._append(ends[start : start + _MAX_LOST_AT_ONCE])
             done = True

@@ -16,11 +16,11 @@ import anyio.to_thread
 
 from glovebox_audit import chain
 from glovebox_audit.chain import Draft, Head, Record
-from glovebox_audit.events import Event, draft
+from glovebox_audit.events import EVENTS, CallDecided, Event, draft
 from glovebox_audit.file import Follower, LogFile
 from glovebox_audit.place import AuditUnavailable
 from glovebox_audit.segments.rotation import Rotation
-from glovebox_audit.subscription import Owners, Subscription
+from glovebox_audit.subscription import Subscription
 
 #: Appends in one disk write, and their bytes: the write stays far below ``file.MAX_TORN_BYTES`` even when torn. One
 #: append alone may have more: a decision, an end and a receipt of at most 1 MiB each.
@@ -35,6 +35,10 @@ MAX_WAITING_APPENDS = 16384
 #: used again by this process, because the late write may still land.
 COMMIT_WAIT_SECONDS = 30.0
 
+
+#: Calls whose principal is remembered for delivery. More than any server runs at once; the oldest is forgotten first,
+#: and its records then reach no reader that asked for one principal.
+MAX_OPEN_CALLS = 4096
 
 #: Calls that wait for their ``call.lost``. Each write carries all of them, and a call needs a write to begin, so there
 #: are never more than are under way at once; one beyond it is told of by the next server that starts.
@@ -57,6 +61,31 @@ class _Waiting:
     size: int
     """Bytes of all it asks for."""
     outcome: list[Record] | AuditUnavailable | None = None
+
+
+class Owners:
+    """Remembers which principal each open call belongs to, because only its first record says so."""
+
+    def __init__(self) -> None:
+        """Start with no call."""
+        self._owners: dict[str, str] = {}
+
+    def of(self, call_id: str) -> str | None:
+        """The principal of a call that is under way; None for any other."""
+        return self._owners.get(call_id)
+
+    def note(self, record: Record) -> str | None:
+        """Take every record in order; return the principal of the call it belongs to, if it belongs to one."""
+        if record.call_id is None:
+            return None
+        if record.kind == CallDecided.kind:
+            self._owners[record.call_id] = record.data["principal"]
+            if len(self._owners) > MAX_OPEN_CALLS:
+                del self._owners[next(iter(self._owners))]
+        owner = self._owners.get(record.call_id)
+        if EVENTS[record.kind].ends_call or (record.data.get("effect") == "deny" and record.kind == CallDecided.kind):
+            self._owners.pop(record.call_id, None)
+        return owner
 
 
 class AuditLog:

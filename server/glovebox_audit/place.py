@@ -111,31 +111,23 @@ class Place:
         writable = os.access(".", os.W_OK | os.X_OK, dir_fd=self.descriptor, effective_ids=True)
         return writable and not int.from_bytes(flags[:4], sys.byteorder) & _FIXED
 
-    @contextlib.contextmanager
-    def locked(self, descriptor: int) -> Iterator[None]:
-        """Hold the exclusive lock on a file.
+    def wait_for_lock(self, descriptor: int) -> None:
+        """Take the exclusive lock on a file that another process holds.
 
         Raises:
             AuditUnavailable: another process has held it for ``LOCK_WAIT_SECONDS``.
         """
-        # flock, not POSIX locks: those vanish when any other descriptor of the file is closed in this process.
         deadline = time.monotonic() + LOCK_WAIT_SECONDS
         pause, longest = _LOCK_PAUSE_SECONDS
         while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    reason = f"another process has held its lock for {LOCK_WAIT_SECONDS:g} seconds"
-                    name = Path(f"/proc/self/fd/{descriptor}").readlink()
-                    raise self.refused(reason, f"Find it with `fuser {name}` and continue or end it.") from None
-                time.sleep(pause)
-                pause = min(2 * pause, longest)
-        try:
-            yield
-        finally:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
+            with contextlib.suppress(BlockingIOError):
+                return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if time.monotonic() > deadline:
+                reason = f"another process has held its lock for {LOCK_WAIT_SECONDS:g} seconds"
+                name = Path(f"/proc/self/fd/{descriptor}").readlink()
+                raise self.refused(reason, f"Find it with `fuser {name}` and continue or end it.")
+            time.sleep(pause)
+            pause = min(2 * pause, longest)
 
     def refused(self, reason: str, fix: str) -> AuditUnavailable:
         """What to raise where the log cannot be used."""
@@ -152,6 +144,10 @@ class Place:
     def translated(self, attempted: str) -> contextlib.AbstractContextManager[None]:
         """Turn an OSError into AuditUnavailable."""
         return translated(self.path, attempted)
+
+    def unavailable(self, attempted: str, error: OSError) -> AuditUnavailable:
+        """Return what to raise where the disk refused."""
+        return _unavailable(self.path, attempted, error)
 
     def _check(self, found: os.stat_result, kind: int, path: Path) -> None:
         if stat.S_IFMT(found.st_mode) != kind or (kind == stat.S_IFREG and found.st_nlink != 1):
@@ -193,9 +189,13 @@ def translated(path: Path, attempted: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        full = error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-        access = error.errno in {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST}
-        link = error.errno == errno.ELOOP or (error.errno == errno.ENOTDIR and path.is_symlink())
-        fix = _FIX_DISK if full else _FIX_ACCESS if access else "Check the disk and the kernel's log (`dmesg`)."
-        reason = "it is a symbolic link" if link else (error.strerror or str(error))
-        raise AuditUnavailable(f"{attempted} in {path}", reason, "Replace the link." if link else fix) from error
+        raise _unavailable(path, attempted, error) from error
+
+
+def _unavailable(path: Path, attempted: str, error: OSError) -> AuditUnavailable:
+    full = error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+    access = error.errno in {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST}
+    link = error.errno == errno.ELOOP or (error.errno == errno.ENOTDIR and path.is_symlink())
+    fix = _FIX_DISK if full else _FIX_ACCESS if access else "Check the disk and the kernel's log (`dmesg`)."
+    reason = "it is a symbolic link" if link else (error.strerror or str(error))
+    return AuditUnavailable(f"{attempted} in {path}", reason, "Replace the link." if link else fix)

@@ -15,7 +15,6 @@ from anyio.abc import ObjectReceiveStream
 
 from glovebox_audit import read
 from glovebox_audit.chain import Record
-from glovebox_audit.events import EVENTS, CallDecided
 from glovebox_audit.place import AuditUnavailable
 from glovebox_audit.read import Line, Snapshot
 
@@ -24,10 +23,6 @@ MAX_WAITING_RECORDS = 256
 
 #: How often ``follow`` looks. A person is reading.
 _POLL_SECONDS = 0.25
-
-#: Calls whose principal is remembered for delivery. More than any server runs at once; the oldest is forgotten first,
-#: and its records then reach no reader that asked for one principal.
-MAX_OPEN_CALLS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,31 +111,6 @@ class Subscription(ObjectReceiveStream[Record | Missed]):
         """Stop receiving."""
         self._send.close()
         self._receive.close()
-
-
-class Owners:
-    """Remembers which principal each open call belongs to, because only its first record says so."""
-
-    def __init__(self) -> None:
-        """Start with no call."""
-        self._owners: dict[str, str] = {}
-
-    def of(self, call_id: str) -> str | None:
-        """The principal of a call that is under way; None for any other."""
-        return self._owners.get(call_id)
-
-    def note(self, record: Record) -> str | None:
-        """Take every record in order; return the principal of the call it belongs to, if it belongs to one."""
-        if record.call_id is None:
-            return None
-        if record.kind == CallDecided.kind:
-            self._owners[record.call_id] = record.data["principal"]
-            if len(self._owners) > MAX_OPEN_CALLS:
-                del self._owners[next(iter(self._owners))]
-        owner = self._owners.get(record.call_id)
-        if EVENTS[record.kind].ends_call or (record.data.get("effect") == "deny" and record.kind == CallDecided.kind):
-            self._owners.pop(record.call_id, None)
-        return owner
 
 
 async def follow(directory: Path, count: int) -> AsyncGenerator[Line, None]:

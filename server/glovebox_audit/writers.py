@@ -20,10 +20,9 @@ from pathlib import Path
 
 from glovebox_audit import chain, read
 from glovebox_audit.chain import Head, NotARecord
-from glovebox_audit.events import CallLost
+from glovebox_audit.events import CallLost, UnderWay
 from glovebox_audit.segments import files
 from glovebox_audit.segments.files import Start
-from glovebox_audit.underway import UnderWay
 
 DIRECTORY = "writers"
 _SUFFIX = ".json"
@@ -51,11 +50,10 @@ class Writer:
     """Descriptor of the log's directory."""
     descriptor: int
 
-    def settled(self, head: Head) -> None:
-        """Remember that before ``head`` all calls of this server have their end; on the disk every ``STEP_BYTES``."""
-        if self.since is None or head.size - self.since.size >= STEP_BYTES:
-            os.pwrite(self.descriptor, chain.encode_head(head), 0)
-            self.since = head
+    def settle(self, head: Head) -> None:
+        """Write that before ``head`` all calls of this server have their end; worth it every ``STEP_BYTES``."""
+        os.pwrite(self.descriptor, chain.encode_head(head), 0)
+        self.since = head
 
     def close(self, *, remove: bool) -> None:
         """Let go of the file, and remove it unless calls of this server are still without an end."""
@@ -72,7 +70,7 @@ def register(place: int, opener: Opener, server: str, head: Head) -> Writer | No
         os.close(descriptor)
         return None
     writer = Writer(server=server, since=None, place=place, descriptor=descriptor)
-    writer.settled(head)
+    writer.settle(head)
     # After a power cut the name must be there; without its content the log is read from the beginning.
     with _listed(place) as directory:
         os.fsync(directory)

@@ -37,8 +37,7 @@ from glovebox_server.errors import AuditUnavailable, InvalidArguments
 from glovebox_server.guards.admission.admission import Admission
 from glovebox_server.guards.approvals.approvals import Approvals
 from glovebox_server.guards.credentials.sources import CredentialCache
-from glovebox_server.guards.journal.journal import CallJournal
-from glovebox_server.guards.journal.records import sandbox_started
+from glovebox_server.guards.journal.journal import CallJournal, sandbox_started
 from glovebox_server.guards.redaction.detector import Forms
 from glovebox_server.guards.registry import GuardSet
 from glovebox_server.guards.stops.stops import Stops

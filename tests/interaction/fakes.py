@@ -26,7 +26,7 @@ from glovebox_server.core.rights import Rights
 from glovebox_server.errors import AuditUnavailable
 from glovebox_server.guards.admission.admission import Admission
 from glovebox_server.guards.budgets.spending import Left
-from glovebox_server.guards.journal import records as journal_records
+from glovebox_server.guards.journal import journal
 from glovebox_server.mcp.manifest import FORMAT, Manifest
 from glovebox_server.requests.refusals import Refusals
 from glovebox_server.requests.runs import Runs
@@ -127,7 +127,7 @@ class WaitingBroker:
         decision = Decision(
             effect="deny" if denied else "allow", rule="test.rule", reason="No.", hint="Ask.", profile_digest=DIGEST
         )
-        await self.audit.append(journal_records.decided(call, decision, keep_arguments=True))
+        await self.audit.append(journal.decided(call, decision, keep_arguments=True))
         if denied:
             refused = {"rule": decision.rule, "reason": decision.reason, "hint": decision.hint}
             return self._result(call, {"refused": refused}, "Refused by test.rule: No. Ask.", failed=True)

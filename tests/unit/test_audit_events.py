@@ -16,7 +16,7 @@ from glovebox_audit import chain
 from glovebox_audit.events import EVENTS, ArtifactRefused, CallFinished, SandboxStarted, draft
 from glovebox_audit.verifier.report import ProblemKind
 from glovebox_server.calls import Decision, Principal, ToolCall
-from glovebox_server.guards.journal import records as journal_records
+from glovebox_server.guards.journal import journal
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "operate" / "audit.md"
 
@@ -83,8 +83,8 @@ DECISION = Decision(effect="deny", rule="limits.wall_seconds", reason="Too long.
 def test_arguments_are_kept_only_where_the_profile_says_so() -> None:
     """By digest and size otherwise: the text is nowhere in the record."""
     secret = {"code": "print('canary-7f3a')"}
-    hidden = journal_records.decided(call(secret), DECISION, keep_arguments=False)
-    kept = journal_records.decided(call(secret), DECISION, keep_arguments=True)
+    hidden = journal.decided(call(secret), DECISION, keep_arguments=False)
+    kept = journal.decided(call(secret), DECISION, keep_arguments=True)
     assert b"canary" not in draft(hidden).encoded
     assert draft(kept).data["arguments"] == secret
     assert hidden.arguments_digest == kept.arguments_digest == chain.digest(secret)

@@ -6,7 +6,6 @@ import anyio
 import pytest
 from tests.fixtures.audit_logs import decided, finished, log_lines
 
-from glovebox_audit import subscription
 from glovebox_audit.chain import Record
 from glovebox_audit.events import ServerStarted
 from glovebox_audit.log import AuditLog
@@ -60,7 +59,7 @@ async def test_a_reader_gets_its_call_or_its_principal_only(tmp_path: Path) -> N
 
 async def test_the_table_of_open_calls_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest call is forgotten, and then its records are withheld rather than misdelivered."""
-    monkeypatch.setattr(subscription, "MAX_OPEN_CALLS", 2)
+    monkeypatch.setattr("glovebox_audit.log.MAX_OPEN_CALLS", 2)
     async with AuditLog.open(tmp_path / "audit", "s_1") as log, log.subscribe(principal="local:0") as stream:
         for name in ("c_1", "c_2", "c_3"):
             await log.append(decided(name))

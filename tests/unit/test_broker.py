@@ -35,8 +35,7 @@ from glovebox_server.core.broker import Broker
 from glovebox_server.core.rights import Rights
 from glovebox_server.errors import AuditUnavailable
 from glovebox_server.guards.admission.admission import Admission
-from glovebox_server.guards.journal.journal import CallJournal
-from glovebox_server.guards.journal.records import sandbox_started
+from glovebox_server.guards.journal.journal import CallJournal, sandbox_started
 from glovebox_server.guards.registry import GuardSet
 from glovebox_server.receipts.keys import Signer
 from glovebox_server.receipts.recorder import ReceiptIssuer

@@ -24,7 +24,7 @@ from glovebox_audit.receipts.keys import public_pem
 from glovebox_audit.receipts.verify import of_call, verify
 from glovebox_server.calls import Decision
 from glovebox_server.errors import AuditUnavailable
-from glovebox_server.guards.journal import records as journal_records
+from glovebox_server.guards.journal import journal
 from glovebox_server.receipts.recorder import _asked
 
 
@@ -288,7 +288,7 @@ def test_a_program_that_is_no_utf8_has_a_digest() -> None:
     """A lone surrogate in the code is no reason to have no receipt."""
     call = call_of(code="'\udcff'")
     allowed = Decision(effect="allow", rule="allow", reason="", hint="", profile_digest="")
-    decided = draft(journal_records.decided(call, allowed, keep_arguments=False)).data
+    decided = draft(journal.decided(call, allowed, keep_arguments=False)).data
     assert _asked(call, decided)["code"].startswith("sha256:")
 
 

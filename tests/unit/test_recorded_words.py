@@ -18,7 +18,7 @@ from glovebox_server.egress.events import RequestEvent, TunnelEvent
 from glovebox_server.egress.request import request
 from glovebox_server.egress.tunnel import connect
 from glovebox_server.guards.credentials.sources import CredentialCache
-from glovebox_server.guards.journal import records as journal_records
+from glovebox_server.guards.journal import journal
 from glovebox_server.guards.network.guard import make_gate, make_injector
 from glovebox_server.tools import TOOLS
 
@@ -66,7 +66,7 @@ def test_the_record_of_a_refusal_repeats_no_part_of_a_url_but_its_host(url: str)
     call = call_of(url)
     decision = decide(TOOLS["fetch_url"], call.arguments, narrow())
     assert (decision.effect, decision.rule) == ("deny", "network.allow")
-    event = journal_records.decided(call, decision, keep_arguments=False)
+    event = journal.decided(call, decision, keep_arguments=False)
     assert SECRET.encode() not in draft(event).encoded
     host = URLS[url]
     assert ("an address that cannot be read" if host == "unreadable" else f"{host} port ") in event.reason
@@ -81,7 +81,7 @@ def test_what_was_decided_in_other_words_is_recorded_as_it_was_told() -> None:
     closed = narrow().model_copy(update={"network": Network()})
     for profile in (closed, narrow()):
         decision = decide(TOOLS["fetch_url"], call.arguments, profile)
-        assert journal_records.decided(call, decision, keep_arguments=False).reason == decision.reason
+        assert journal.decided(call, decision, keep_arguments=False).reason == decision.reason
 
 
 class Recorder:

@@ -19,7 +19,7 @@ from glovebox_audit.events import (
 )
 from glovebox_audit.log import AuditLog
 from glovebox_server.calls import Decision, Principal
-from glovebox_server.guards.journal import records as journal_records
+from glovebox_server.guards.journal import journal
 
 ALLOWED = Decision(effect="allow", rule="allow", reason="It may.", hint="", profile_digest="sha256:p")
 STARTED = SandboxStarted(
@@ -33,7 +33,7 @@ async def test_every_record_of_a_call_names_tool_principal_and_client(tmp_path: 
     call = replace(call_of(), principal=Principal(id="token:alice", transport="http", client="editor 1.0"))
     async with receipt_log(tmp_path) as harness:
         recorder = harness.issuer.recorder(call, profile())
-        await recorder.record(journal_records.decided(call, ALLOWED, keep_arguments=False))
+        await recorder.record(journal.decided(call, ALLOWED, keep_arguments=False))
         await recorder.record(draft(STARTED))
         await recorder.record(
             EgressDecided(

@@ -9,14 +9,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from glovebox_audit import chain
 from glovebox_audit.chain import Edited, Head, Newer, Record
-from glovebox_audit.events import GapRecorded, SegmentRemoved, SegmentSealed
+from glovebox_audit.events import GapRecorded, SegmentRemoved, SegmentSealed, UnderWay
 from glovebox_audit.read import Line
 from glovebox_audit.segments import files, merkle
 from glovebox_audit.segments.counts import Counts
 from glovebox_audit.segments.files import HEAD_NAME, LOG_NAME, Start
 from glovebox_audit.segments.statements import NotAStatement, Removal, Seal, recorded
 from glovebox_audit.segments.verified import Verified
-from glovebox_audit.underway import UnderWay
 from glovebox_audit.verifier.report import MAX_PROBLEMS, Problem, ProblemKind, VerifyReport
 from glovebox_sandboxes.plural import counted
 

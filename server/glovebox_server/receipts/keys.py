@@ -4,6 +4,8 @@ The private key never leaves its file and this process; nothing here prints or l
 """
 
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -40,6 +42,8 @@ class Signer:
         """Take the key."""
         self._key = key
         self.key_id = dsse.key_id(key.public_key())
+        self.sign: Callable[[bytes], dict[str, Any]] = partial(dsse.sign, key=key, identity=self.key_id)
+        """Returns the envelope around a payload, as JSON."""
 
     @classmethod
     def load(cls, state_dir: Path) -> Self:
@@ -54,10 +58,6 @@ class Signer:
             content = place.read(NAME, MAX_KEY_BYTES)
         path = state_dir / DIRECTORY / NAME
         return cls(_private(content, path, f"Move {path} away; a new one is made, and older receipts keep their key."))
-
-    def sign(self, payload: bytes) -> dict[str, Any]:
-        """The envelope around ``payload``, as JSON."""
-        return dsse.sign(payload, self._key, self.key_id)
 
     def public_pem(self) -> str:
         """The public key, to be given to whoever verifies: SubjectPublicKeyInfo in PEM."""

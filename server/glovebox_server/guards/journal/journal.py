@@ -1,22 +1,166 @@
-"""Puts calls on record: the decision, and one end with a signed receipt."""
+"""Puts calls on record: the decision, and one end with a signed receipt; makes the events of what the broker has."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
 
-from glovebox_audit.chain import Head
-from glovebox_server.calls import elapsed_ms
+from glovebox_audit.chain import Draft, Head, canonical
+from glovebox_audit.events import (
+    NOT_YET,
+    ArtifactScanned,
+    CallDecided,
+    CallFinished,
+    Input,
+    Output,
+    SandboxStarted,
+    draft,
+)
+from glovebox_profiles.model import Profile
+from glovebox_sandboxes.contract.attestation import made_with
+from glovebox_sandboxes.contract.base import Driver
+from glovebox_sandboxes.contract.outcome import Outcome
+from glovebox_sandboxes.session.connection import AttestedSandbox
+from glovebox_server.calls import Decision, ToolCall, elapsed_ms
 from glovebox_server.core.call import Call, Ran
+from glovebox_server.core.inputs import Inputs
 from glovebox_server.core.rights import Rights
-from glovebox_server.guards.journal.records import call_decided, call_finished
 from glovebox_server.guards.redaction.detector import Forms
+from glovebox_server.guards.redaction.guard import mask_value
 from glovebox_server.receipts.recorder import CallRecorder, Receipt, ReceiptIssuer
 
 if TYPE_CHECKING:
+    from glovebox_server.promotion.scanning import Scan
     from glovebox_server.proof.sealed import Sealer
+
+MAX_KEPT = 128 * 1024
+"""Characters of one output that a profile has kept in the log: a record holds 1 MiB, escaped."""
+
+
+async def call_decided(
+    call: ToolCall,
+    decision: Decision,
+    profile: Profile | None,
+    inputs: Inputs,
+    values: Forms,
+    *,
+    sealer: "Sealer | None" = None,
+) -> CallDecided:
+    """Return the decision's record; with the arguments only where the profile keeps them, or sealed."""
+    keep = profile is not None and "arguments" in profile.audit.keep
+    event = decided(call, decision, keep_arguments=keep, inputs=inputs.listed)
+    if profile is not None and event.arguments is not None and profile.result.redact != "none":
+        arguments, secrets = await mask_value(event.arguments, values)
+        event = replace(event, arguments=arguments, redacted=secrets) if secrets else event
+    if sealer is None or (event.arguments is not None and not event.redacted):
+        return event
+    return replace(event, sealed_arguments=sealer.seal(call))
+
+
+def decided(call: ToolCall, decision: Decision, *, keep_arguments: bool, inputs: tuple[Input, ...] = ()) -> CallDecided:
+    """Make the event for one decision; ``keep_arguments`` is the profile's choice."""
+    arguments = dict(call.arguments)
+    encoded = canonical(arguments)
+    return CallDecided(
+        call_id=call.id,
+        principal=call.principal.id,
+        transport=call.principal.transport,
+        client=call.principal.client,
+        tool=call.tool,
+        effect=decision.effect,
+        rule=decision.rule,
+        reason=decision.recorded or decision.reason,
+        profile_digest=decision.profile_digest,
+        arguments_digest="sha256:" + hashlib.sha256(encoded).hexdigest(),
+        arguments_bytes=len(encoded),
+        arguments=arguments if keep_arguments else None,
+        inputs=inputs or None,
+        user=call.principal.user,
+        role=decision.role,
+        policy_digest=decision.policy_digest,
+        approval=decision.approval,
+        approved_by=decision.approved_by or None,
+        traceparent=call.trace.parent if call.trace else None,
+        tracestate=call.trace.state if call.trace else None,
+        grants=tuple(f"{grant.what}:{grant.target} ({grant.approval})" for grant in decision.grants) or None,
+    )
+
+
+def sandbox_started(driver: Driver, sandbox: AttestedSandbox) -> Draft:
+    """What a sandbox is, for the call that will get it: drafted when it gets ready, which may be before the call."""
+    plan, attestation = sandbox.plan, sandbox.attestation
+    return draft(
+        SandboxStarted(
+            call_id=NOT_YET,
+            sandbox_id=sandbox.sandbox.id,
+            driver=plan.driver,
+            level=plan.level,
+            plan_digest=plan.digest,
+            fields=attestation.rows,
+            measured=sandbox.measured.model_dump(mode="json"),
+            host=made_with(driver, plan),
+            verified=not attestation.differences,
+        )
+    )
+
+
+def artifact_scanned(call: ToolCall, scan: "Scan") -> ArtifactScanned:
+    """What was found in a file that the call gives back."""
+    return ArtifactScanned(
+        call_id=call.id,
+        name=scan.name,
+        uri=scan.uri,
+        findings=scan.findings or None,
+        more=scan.more or None,
+        not_scanned=scan.not_scanned or None,
+        sandbox_id=scan.sandbox_id or None,
+    )
+
+
+def call_finished(
+    call: ToolCall,
+    outcome: Outcome,
+    profile: Profile,
+    redacted: Mapping[str, int],
+    *,
+    failed: bool,
+) -> CallFinished:
+    """Return the record of how a call ended that ran, what it used, and digests of what came out."""
+    usage: dict[str, Any] = asdict(outcome.usage)
+    if outcome.changes is not None:
+        usage |= {f"workspace_{kind}": count for kind, count in outcome.changes.counts.items()}
+    outputs = [
+        _output("stdout", outcome.stdout.text.encode(), outcome.stdout.total_bytes),
+        _output("stderr", outcome.stderr.text.encode(), outcome.stderr.total_bytes),
+    ]
+    value = json.dumps(outcome.value)
+    if outcome.value is not None:
+        outputs.append(_output("value", value.encode(), len(value)))
+    outputs += [_output(f"image:{n}", blob.data, len(blob.data)) for n, blob in enumerate(outcome.blobs)]
+    copies = [(f"image:{n}", blob.shown) for n, blob in enumerate(outcome.blobs) if blob.shown is not None]
+    copies += [(copy.name, copy) for copy in outcome.shown]
+    outputs += [_output(f"shown:{name}", copy.data, len(copy.data)) for name, copy in copies if copy.data]
+    texts = {"stdout": outcome.stdout.text, "stderr": outcome.stderr.text, "value": value}
+    kept: dict[str, str] = {name: text[:MAX_KEPT] for name, text in texts.items() if name in profile.audit.keep}
+    return CallFinished(
+        call_id=call.id,
+        ended=outcome.ended,
+        exit_code=outcome.code,
+        failed=failed,
+        elapsed_ms=elapsed_ms(call),
+        usage=usage,
+        outputs=tuple(outputs),
+        kept=kept or None,
+        redacted=redacted or None,
+    )
+
+
+def _output(name: str, kept: bytes, total: int) -> Output:
+    return Output(name=name, digest="sha256:" + hashlib.sha256(kept).hexdigest(), bytes=total)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.core.call import Call, Ran
 from glovebox_server.core.chain import Next
 from glovebox_server.core.rights import Rights
-from glovebox_server.guards.journal.records import artifact_scanned
+from glovebox_server.guards.journal.journal import artifact_scanned
 from glovebox_server.guards.redaction.detector import Forms
 from glovebox_server.promotion.scanning import Scanning
 
