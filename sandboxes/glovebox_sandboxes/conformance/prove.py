@@ -236,15 +236,8 @@ def _call_finding(name: str, claim: str, status: Status, **more: Any) -> CaseFin
 
 
 def _finding(case: ClaimCase, status: Status, **more: Any) -> CaseFinding:
-    return CaseFinding(
-        id=case.id,
-        area=case.area,
-        claim=case.claim,
-        seeds=case.seeds,
-        proves=case.proves,
-        status=status,
-        **more,
-    )
+    about = {name: getattr(case, name) for name in ("id", "area", "claim", "seeds", "proves")}
+    return CaseFinding(**about, status=status, **more)
 
 
 def _planted_names(case: Case) -> set[str]:

@@ -50,24 +50,12 @@ def _case(entry: Mapping[str, Any], machine: str) -> SyscallCase | None:
     allowed = number(entry["near"]["call"], machine)
     if refused is None or allowed is None:
         return None
+    near = entry["near"]
     return SyscallCase(
-        id=entry["id"],
-        rule=entry["rule"],
-        call=entry["call"],
-        answer=entry["answer"],
+        **{name: entry[name] for name in ("id", "rule", "call", "answer")},
         without=tuple(entry["without"]),
-        attempt={
-            "id": entry["id"],
-            "number": refused,
-            "args": entry["args"],
-            "abi": entry.get("abi", "native"),
-        },
-        neighbour={
-            "id": f"near {entry['id']}",
-            "number": allowed,
-            "args": entry["near"]["args"],
-            "abi": "native",
-        },
+        attempt={"id": entry["id"], "number": refused, "args": entry["args"], "abi": entry.get("abi", "native")},
+        neighbour={"id": f"near {entry['id']}", "number": allowed, "args": near["args"], "abi": "native"},
     )
 
 

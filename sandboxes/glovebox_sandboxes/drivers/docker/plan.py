@@ -115,44 +115,21 @@ class Host:
 
 
 def make(spec: SandboxSpec, host: Host, seccomp: Mapping[str, Any]) -> Plan:
-    """The plan for ``spec`` on ``host``.
-
-    Args:
-        spec: what to enforce.
-        host: what the probe found.
-        seccomp: Docker's form of the filter.
+    """Return the plan for ``spec`` on ``host``; ``seccomp`` is Docker's form of the filter.
 
     Raises:
         UnsupportedSpecError: a field's value would mean "no limit" to the Engine, or a mount could open the host.
     """
-    _check_limits(spec)
-    if spec.require_cgroup and not host.groups:
-        raise UnsupportedSpecError(
-            "limits.enforce",
-            "the Engine may make no control groups here, so limits hold per process only",
-            GROUPS_FIX,
-        )
-    for mount in spec.mounts:
-        _check_mount(mount, host.socket)
-    if len({mount.target for mount in spec.mounts}) != len(spec.mounts):
-        raise UnsupportedSpecError("mounts", "two mounts have the same target", "Give each its own.")
+    _check(spec, host)
     image = {DEFAULT: host.image, **host.environments}.get(spec.environment)
     if image is None:
         raise environments.not_built(spec.environment, docker=True)
     own_kernel = host.runtime == "runsc"
     command = sentry.command if own_kernel else guest_tree.command
-    limits = spec.limits
-    outside = sentry.outside(limits) if own_kernel else limits
-    writable = {SCRATCH: limits.scratch_bytes}
-    if spec.inputs:
-        writable[INPUT] = limits.scratch_bytes
-    if spec.output:
-        writable[OUTPUT] = limits.output_bytes
-    if spec.overlay:
-        writable[WORKSPACE] = limits.workspace_bytes
     env = guest_tree.ENVIRONMENT
     # A name without "=" takes the image's variable away instead of leaving it empty.
     stripped = sorted(set(host.image_environment) - set(env))
+    writable = _writable(spec)
     body: dict[str, Any] = {
         "Image": image,
         "Entrypoint": list(command(PYTHON, spec, hidden=_SOCKETS, elsewhere=host.elsewhere)),
@@ -174,43 +151,7 @@ def make(spec: SandboxSpec, host: Host, seccomp: Mapping[str, Any]) -> Plan:
         # Together with NetworkMode none: the Engine sets up no network at all, and runc still makes an empty
         # namespace with its loopback up.
         "NetworkDisabled": True,
-        "HostConfig": {
-            "NetworkMode": "none",
-            "Runtime": host.runtime,
-            # What is gone cannot be told the cause of its end, which is late for gVisor: see Engine.ran_out_of_memory.
-            "AutoRemove": host.runtime != "runsc",
-            "LogConfig": {"Type": "none", "Config": {}},
-            "Privileged": False,
-            "ReadonlyRootfs": True,
-            "CapAdd": [],
-            "CapDrop": ["ALL"],
-            "SecurityOpt": [
-                "no-new-privileges",
-                "seccomp=" + json.dumps(seccomp, sort_keys=True, separators=(",", ":")),
-                *(["apparmor=docker-default"] if host.apparmor else []),
-            ],
-            "IpcMode": "private",
-            "PidMode": "",
-            "UTSMode": "",
-            "UsernsMode": "",
-            "CgroupnsMode": "private",
-            "Init": False,
-            "Devices": [],
-            **(_groups(outside, min(limits.processors, host.processors)) if host.groups else {}),
-            # The host's own programs first: a sandbox is what the kernel should give up in a shortage.
-            "OomScoreAdj": 500,
-            "ShmSize": _SHARED_MEMORY,
-            "Ulimits": [
-                # 1 and not 0: a core_pattern that is a pipe ignores 0, but the kernel gives up at 1, see core(5).
-                _ulimit("core", 1),
-                _ulimit("cpu", limits.cpu_seconds + _CPU_ALLOWANCE),
-                _ulimit("nofile", _OPEN_FILES),
-            ],
-            "Tmpfs": {target: _tmpfs(size) for target, size in sorted(writable.items())},
-            "Mounts": [_bind(mount) for mount in spec.mounts],
-            "MaskedPaths": sorted((*_MASKED_FILES, *_MASKED_DIRECTORIES, *_masked(spec))),
-            "ReadonlyPaths": list(READ_ONLY),
-        },
+        "HostConfig": _host_config(spec, host, seccomp, writable),
     }
     check_closed(body)
     return Plan(
@@ -221,6 +162,73 @@ def make(spec: SandboxSpec, host: Host, seccomp: Mapping[str, Any]) -> Plan:
         expected=_expected(spec, host, tuple(writable)),
         rlimits=("pids",) if own_kernel else () if host.groups else ("memory_bytes", "pids"),
     )
+
+
+def _check(spec: SandboxSpec, host: Host) -> None:
+    _check_limits(spec)
+    if spec.require_cgroup and not host.groups:
+        reason = "the Engine may make no control groups here, so limits hold per process only"
+        raise UnsupportedSpecError("limits.enforce", reason, GROUPS_FIX)
+    for mount in spec.mounts:
+        _check_mount(mount, host.socket)
+    if len({mount.target for mount in spec.mounts}) != len(spec.mounts):
+        raise UnsupportedSpecError("mounts", "two mounts have the same target", "Give each its own.")
+
+
+def _writable(spec: SandboxSpec) -> dict[str, int]:
+    """Return the places of the sandbox's own file systems, and their sizes in bytes."""
+    limits = spec.limits
+    wanted = (
+        (True, SCRATCH, limits.scratch_bytes),
+        (spec.inputs, INPUT, limits.scratch_bytes),
+        (spec.output, OUTPUT, limits.output_bytes),
+        (spec.overlay, WORKSPACE, limits.workspace_bytes),
+    )
+    return {target: size for present, target, size in wanted if present}
+
+
+def _host_config(
+    spec: SandboxSpec, host: Host, seccomp: Mapping[str, Any], writable: Mapping[str, int]
+) -> dict[str, Any]:
+    limits = spec.limits
+    outside = sentry.outside(limits) if host.runtime == "runsc" else limits
+    return {
+        "NetworkMode": "none",
+        "Runtime": host.runtime,
+        # What is gone cannot be told the cause of its end, which is late for gVisor: see Engine.ran_out_of_memory.
+        "AutoRemove": host.runtime != "runsc",
+        "LogConfig": {"Type": "none", "Config": {}},
+        "Privileged": False,
+        "ReadonlyRootfs": True,
+        "CapAdd": [],
+        "CapDrop": ["ALL"],
+        "SecurityOpt": [
+            "no-new-privileges",
+            "seccomp=" + json.dumps(seccomp, sort_keys=True, separators=(",", ":")),
+            *(["apparmor=docker-default"] if host.apparmor else []),
+        ],
+        "IpcMode": "private",
+        "PidMode": "",
+        "UTSMode": "",
+        "UsernsMode": "",
+        "CgroupnsMode": "private",
+        "Init": False,
+        "Devices": [],
+        **(_groups(outside, min(limits.processors, host.processors)) if host.groups else {}),
+        # The host's own programs first: a sandbox is what the kernel should give up in a shortage.
+        "OomScoreAdj": 500,
+        "ShmSize": _SHARED_MEMORY,
+        "Ulimits": [
+            # 1 and not 0: a core_pattern that is a pipe ignores 0, but the kernel gives up at 1, see core(5).
+            _ulimit("core", 1),
+            _ulimit("cpu", limits.cpu_seconds + _CPU_ALLOWANCE),
+            _ulimit("nofile", _OPEN_FILES),
+        ],
+        "Tmpfs": {target: _tmpfs(size) for target, size in sorted(writable.items())},
+        "Mounts": [_bind(mount) for mount in spec.mounts],
+        "MaskedPaths": sorted((*_MASKED_FILES, *_MASKED_DIRECTORIES, *_masked(spec))),
+        "ReadonlyPaths": list(READ_ONLY),
+    }
 
 
 def _expected(spec: SandboxSpec, host: Host, writable: tuple[str, ...]) -> Expected:

@@ -49,12 +49,7 @@ _OTHERWISE = ("nr_inodes", "uid", "gid", "mode")
 
 
 def specification(name: str, body: Mapping[str, Any], filter_path: str) -> dict[str, Any]:
-    """The body for ``CREATE``.
-
-    Args:
-        name: the container's.
-        body: the Engine's "Create a container", as the plan has it.
-        filter_path: file with the plan's seccomp document.
+    """Return the body for ``CREATE``, from the Engine's as the plan has it, and the file with its seccomp document.
 
     Raises:
         UnsupportedSpecError: a field has no counterpart.
