@@ -15,6 +15,7 @@ _MAX_NAME = 64
 __all__ = [
     "AuditUnavailable",
     "InvalidArguments",
+    "MisnamedError",
     "OutputFailed",
     "RefusedError",
     "StoreUnusable",
@@ -32,6 +33,10 @@ class InvalidArguments(Exception):  # noqa: N818 - the protocol's term
         self.tool = tool
         self.problems = problems
         self.fields = fields
+
+
+class MisnamedError(DiagnosedError):
+    """What a command names is not there, is taken already, or cannot be used so."""
 
 
 class StoreUnusable(DiagnosedError):  # noqa: N818 - until its area merges it

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import click
 import pytest
+from tests.fixtures.consoles import walk_commands
 from tests.fixtures.whole_commands import traceless
 
 from glovebox_server.cli.main import main
@@ -23,7 +24,10 @@ FORKED = """
 import gc, io, json, os, sys
 from pathlib import Path
 from glovebox_server.cli import entry, failures, main
-from glovebox_server.cli.actions import artifacts, audit, capabilities, commands, doctor, profiles, receipts
+from glovebox_server.cli import artifact, call, serve as serving
+from glovebox_server.cli.evidence import audit, receipt
+from glovebox_server.cli.host import capabilities, doctor
+from glovebox_server.cli.rules import profiles
 from glovebox_server.transport import serve
 
 def become(job):
@@ -65,16 +69,7 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def walked(group: click.Group = main, path: tuple[str, ...] = ()) -> Iterator[str]:
-    """Every command's words."""
-    for name, command in sorted(group.commands.items()):
-        if isinstance(command, click.Group):
-            yield from walked(command, (*path, name))
-        else:
-            yield " ".join((*path, name))
-
-
-COMMANDS = tuple(walked())
+COMMANDS = tuple(" ".join(words) for words, found in walk_commands(main) if not isinstance(found, click.Group))
 
 
 def words(command: str, place: Path) -> list[str]:

@@ -9,6 +9,7 @@ import re
 
 import click
 import pytest
+from tests.fixtures.consoles import walk_commands
 from tests.repo.files import ROOT, texts
 
 from glovebox_server.cli.main import main
@@ -20,13 +21,10 @@ MOST = 500
 """Characters of a command's first sentence: more than any has."""
 
 
-def commands(group: click.Group, prefix: str = "glovebox") -> list[tuple[str, click.Command]]:
+def commands(group: click.Group) -> list[tuple[str, click.Command]]:
     """Every command with its full name."""
-    found: list[tuple[str, click.Command]] = []
-    for name, command in group.commands.items():
-        full = f"{prefix} {name}"
-        found += commands(command, full) if isinstance(command, click.Group) else [(full, command)]
-    return found
+    found = walk_commands(group, "glovebox")
+    return [(" ".join(words), command) for words, command in found if not isinstance(command, click.Group)]
 
 
 def rows(name: str, command: click.Command) -> list[list[str]]:

@@ -17,8 +17,8 @@ from tests.fixtures.approving import ASKING, Desk, HostClock, a_desk, again, pro
 from glovebox_audit.verify import verify
 from glovebox_profiles.model import FileRules
 from glovebox_profiles.policy.model import Approval, Lift
-from glovebox_server.cli.actions.governance import approvals as commands
 from glovebox_server.cli.main import main
+from glovebox_server.cli.rules import approvals as commands
 from glovebox_server.errors import StoreUnusable
 from glovebox_server.exits import OK, REFUSED, UNAVAILABLE, USAGE
 from glovebox_server.guards.approvals import store
@@ -215,7 +215,7 @@ def test_where_nobody_ever_asked_nothing_is_made(tmp_path: Path) -> None:
     """Listing is no reason for a store."""
     tmp_path.chmod(0o700)
     result = CliRunner().invoke(main, ["approvals", "list", "--state-dir", str(tmp_path)])
-    assert (result.exit_code, result.output) == (OK, "Nobody waits for an answer.\n")
+    assert (result.exit_code, result.output) == (OK, "No call waits for approval.\n")
     assert not store.path(tmp_path).exists()
 
 

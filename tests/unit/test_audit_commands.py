@@ -1,21 +1,17 @@
 """`glovebox audit`: exit codes, JSON for programs, and text that cannot take over a terminal."""
 
-import io
 import json
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from rich.console import Console
 from tests.fixtures import segments
 from tests.fixtures.audit_logs import decided, fill, finished, log_lines, replace_lines
 
 from glovebox_audit import chain, read
 from glovebox_audit.events import ArtifactRefused, ProfileLoaded, ServerStopped, draft
 from glovebox_audit.file import LOG_NAME, LogFile
-from glovebox_audit.query.index import Filters
 from glovebox_audit.segments.rotation import Rotation
-from glovebox_server.cli.actions import audit, page, query
 from glovebox_server.cli.main import main
 from glovebox_server.exits import UNAVAILABLE
 from glovebox_server.receipts.keys import Signer
@@ -24,31 +20,25 @@ HOSTILE = "\x1b]0;owned\x07\x9b2J\u202e[red]bold[/red]\udcff"
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    """Return a log of five records and one that quotes hostile text."""
+def state(tmp_path: Path) -> Path:
+    """Return a state directory with a log of five records and one that quotes hostile text."""
     fill(tmp_path / "audit", 4)
     file = LogFile(tmp_path / "audit", "s_1")
     file.commit([draft(decided("c_evil"))])
     file.commit([draft(ArtifactRefused(call_id="c_evil", name=HOSTILE, reason="no UTF-8"))])
     file.close()
-    return tmp_path / "audit"
+    return tmp_path
 
 
-@pytest.fixture
-def console() -> Console:
-    """Return a console that behaves like a colour terminal and can be read."""
-    return Console(file=io.StringIO(), force_terminal=True, color_system=None, width=200)
+def said(*asked: object) -> tuple[int, str, str]:
+    """Run a command: exit code, standard output, and standard error on one line."""
+    done = CliRunner().invoke(main, [str(each) for each in asked])
+    return done.exit_code, done.stdout, " ".join(done.stderr.split())
 
 
-def text(console: Console) -> str:
-    """Return what was shown."""
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
-
-
-def rows(console: Console) -> list[dict[str, object]]:
+def rows(shown: str) -> list[dict[str, object]]:
     """Return what was shown as JSON, one object per line."""
-    return [json.loads(line) for line in text(console).splitlines()]
+    return [json.loads(line) for line in shown.splitlines()]
 
 
 def harmless(shown: str) -> bool:
@@ -56,22 +46,22 @@ def harmless(shown: str) -> bool:
     return all(character.isprintable() or character == "\n" for character in shown)
 
 
-def test_tail_shows_records_as_lines(directory: Path, console: Console) -> None:
+def test_tail_shows_records_as_lines(state: Path) -> None:
     """One line each, with number, time, kind and call."""
-    assert audit.tail(directory, console, count=3, follow=False, as_json=False) == 0
-    lines = text(console).splitlines()
-    assert len(lines) == 3
+    code, text, _ = said("audit", "tail", "-n3", "--state-dir", state)
+    lines = text.splitlines()
+    assert (code, len(lines)) == (0, 3)
     assert "call.finished c_1" in lines[0]
     assert "ended=exited" in lines[0]
 
 
 @pytest.fixture
 def busy(tmp_path: Path) -> Path:
-    """Return a log in which each call is followed by the records of nine more servers."""
+    """Return a state directory in whose log each call is followed by the records of nine more servers."""
     place = tmp_path / "busy"
     for number in range(3):
-        fill(place, 2)
-        file = LogFile(place, f"s_{number}")
+        fill(place / "audit", 2)
+        file = LogFile(place / "audit", f"s_{number}")
         for _ in range(9):
             file.commit([draft(ProfileLoaded(tool="run_python", digest="sha256:0", source="shipped"))])
             file.commit([draft(ServerStopped(reason="done"))])
@@ -80,115 +70,108 @@ def busy(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("count", [0, 1, 4, 6, 50])
-def test_tail_shows_calls_and_counts_what_it_shows(busy: Path, console: Console, count: int) -> None:
+def test_tail_shows_calls_and_counts_what_it_shows(busy: Path, count: int) -> None:
     """However many records of servers lie between; `--all` and `--json` have those too (controls)."""
-    assert audit.tail(busy, console, count=count, follow=False, as_json=False) == 0
-    lines = text(console).splitlines()
-    assert len(lines) == min(count, 6)
+    tail = ("audit", "tail", "-n", count, "--state-dir", busy)
+    code, text, _ = said(*tail)
+    lines = text.splitlines()
+    assert (code, len(lines)) == (0, min(count, 6))
     assert all(" call." in line for line in lines)
-    audit.tail(busy, console, count=count, follow=False, as_json=False, everything=True)
-    assert len(text(console).splitlines()) - len(lines) == min(count, 60)
+    assert len(said(*tail, "--all")[1].splitlines()) == min(count, 60)
 
 
-def test_tail_as_json_hides_nothing(busy: Path, console: Console) -> None:
+def test_tail_as_json_hides_nothing(busy: Path) -> None:
     """A program filters by itself."""
-    audit.tail(busy, console, count=2, follow=False, as_json=True)
-    assert [row["kind"] for row in rows(console)] == ["profile.loaded", "server.stopped"]
+    found = rows(said("audit", "tail", "-n2", "--json", "--state-dir", busy)[1])
+    assert [row["kind"] for row in found] == ["profile.loaded", "server.stopped"]
 
 
-def test_tail_of_a_log_without_calls_says_so(tmp_path: Path, console: Console) -> None:
+def test_tail_of_a_log_without_calls_says_so(tmp_path: Path) -> None:
     """Nothing at all would look like an empty log."""
-    file = LogFile(tmp_path, "s_1")
+    file = LogFile(tmp_path / "audit", "s_1")
     file.commit([draft(ServerStopped(reason="done"))])
     file.close()
-    assert audit.tail(tmp_path, console, count=5, follow=False, as_json=False) == 0
-    assert "--all" in text(console)
+    code, text, _ = said("audit", "tail", "--state-dir", tmp_path)
+    assert (code, "--all" in text) == (0, True)
 
 
-def test_hostile_text_reaches_no_terminal(directory: Path, console: Console) -> None:
+def test_hostile_text_reaches_no_terminal(state: Path) -> None:
     """M16: escapes, C1 controls and direction marks come out escaped, markup as it is; raw they would act (control)."""
-    audit.tail(directory, console, count=5, follow=False, as_json=False)
-    page.show(directory, console, console, "c_evil", as_json=False)
-    page.show(directory, console, console, "c_evil", as_json=True)
-    query.query(directory, console, console, Filters(), limit=9, as_json=False)
-    assert harmless(text(console))
-    assert "\\x1b]0;owned" in text(console)
-    assert "[red]bold[/red]" in text(console)
-    assert not harmless(log_lines(directory)[-1].decode())
+    commands = (("tail",), ("show", "c_evil"), ("show", "c_evil", "--json"), ("query",))
+    text = "".join(said("audit", *command, "--state-dir", state)[1] for command in commands)
+    assert harmless(text)
+    assert "\\x1b]0;owned" in text
+    assert "[red]bold[/red]" in text
+    assert not harmless(log_lines(state / "audit")[-1].decode())
 
 
-def test_tail_as_json_is_one_record_per_line(directory: Path, console: Console) -> None:
+def test_tail_as_json_is_one_record_per_line(state: Path) -> None:
     """The objects are the records, whole; what is no record says so."""
-    with (directory / LOG_NAME).open("ab") as handle:
+    with (state / "audit" / LOG_NAME).open("ab") as handle:
         handle.write(b"rubbish\n")
-    assert audit.tail(directory, console, count=2, follow=False, as_json=True) == 0
-    record, rubbish = rows(console)
-    assert record == json.loads(log_lines(directory)[-2])
+    record, rubbish = rows(said("audit", "tail", "-n2", "--json", "--state-dir", state)[1])
+    assert record == json.loads(log_lines(state / "audit")[-2])
     assert rubbish == {"unreadable": "the line is not JSON"}
 
 
-def test_follow_ends_when_interrupted(directory: Path, console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_follow_ends_when_interrupted(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C is how one leaves; it is no failure."""
 
     async def interrupted(_: float) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("anyio.sleep", interrupted)
-    assert audit.tail(directory, console, count=1, follow=True, as_json=True) == 0
-    assert len(rows(console)) == 1
+    code, text, _ = said("audit", "tail", "-n1", "--follow", "--json", "--state-dir", state)
+    assert (code, len(rows(text))) == (0, 1)
 
 
-def test_show_gives_every_record_of_a_call(directory: Path, console: Console) -> None:
+def test_show_gives_every_record_of_a_call(state: Path) -> None:
     """In order, with all fields."""
-    assert page.show(directory, console, console, "c_1", as_json=True) == 0
-    assert [row["kind"] for row in rows(console)] == ["call.decided", "call.finished"]
+    code, text, _ = said("audit", "show", "c_1", "--json", "--state-dir", state)
+    assert (code, [row["kind"] for row in rows(text)]) == (0, ["call.decided", "call.finished"])
 
 
-def test_show_of_an_unknown_call_says_how_to_find_one(directory: Path, console: Console) -> None:
+def test_show_of_an_unknown_call_says_how_to_find_one(state: Path) -> None:
     """Exit code 1, and 2 for what cannot be an id."""
-    assert page.show(directory, console, console, "c_none", as_json=False) == 1
-    assert "glovebox audit tail" in text(console)
-    with pytest.raises(query.NoSuchCall, match="is not the id of a call"):
-        page.show(directory, console, console, "../x", as_json=False)
+    code, _, err = said("audit", "show", "c_none", "--state-dir", state)
+    assert (code, "glovebox audit tail" in err) == (1, True)
+    code, _, err = said("audit", "show", "../x", "--state-dir", state)
+    assert (code, "is not the id of a call" in err) == (2, True)
 
 
-def test_verify_says_whole_or_names_the_line(directory: Path, console: Console) -> None:
+def test_verify_says_whole_or_names_the_line(state: Path) -> None:
     """Exit code 0 or 1; without an anchor it says what it cannot see."""
-    assert audit.verify(directory, console, anchor=None, as_json=False) == 0
-    assert "the log is whole (without an anchor" in text(console)
-    lines = log_lines(directory)
-    replace_lines(directory, [lines[0], *lines[2:]])
-    assert audit.verify(directory, console, anchor=None, as_json=False) == 1
-    assert "line 2: deleted: records 2 to 2 are missing before this line" in text(console)
+    verify = ("audit", "verify", "--state-dir", state)
+    code, text, _ = said(*verify)
+    assert (code, "the log is whole (without an anchor" in text) == (0, True)
+    lines = log_lines(state / "audit")
+    replace_lines(state / "audit", [lines[0], *lines[2:]])
+    code, text, _ = said(*verify)
+    assert (code, "line 2: deleted: records 2 to 2 are missing before this line" in text) == (1, True)
 
 
-def test_verify_as_json_has_every_problem(directory: Path, console: Console) -> None:
+def test_verify_as_json_has_every_problem(state: Path) -> None:
     """A program sees kind, line and number."""
-    replace_lines(directory, log_lines(directory)[:-1])
-    assert audit.verify(directory, console, anchor=None, as_json=True) == 1
-    (report,) = rows(console)
-    assert (report["ok"], report["records"], report["omitted"]) == (False, 5, 0)
+    replace_lines(state / "audit", log_lines(state / "audit")[:-1])
+    code, text, _ = said("audit", "verify", "--json", "--state-dir", state)
+    (report,) = rows(text)
+    assert (code, report["ok"], report["records"], report["omitted"]) == (1, False, 5, 0)
     problems = report["problems"]
     assert isinstance(problems, list)
     assert (problems[0]["kind"], problems[0]["line"], problems[0]["seq"]) == ("truncated", 6, 6)
 
 
-def test_head_is_the_anchor_verify_takes(directory: Path, console: Console) -> None:
+def test_head_is_the_anchor_verify_takes(state: Path) -> None:
     """Print it today, verify against it tomorrow; a wrong one fails, rubbish is a bad argument."""
-    assert audit.head(directory, console, as_json=False) == 0
-    anchor = text(console).strip()
-    assert audit.verify(directory, console, anchor=anchor, as_json=False) == 0
-    assert "(with the anchor)" in text(console)
-    wrong = f"{read.head(directory).seq}:{chain.GENESIS}"
-    assert audit.verify(directory, console, anchor=wrong, as_json=False) == 1
-    assert audit.verify(directory, console, anchor="rubbish", as_json=False) == 2
-
-
-def test_head_as_json(directory: Path, console: Console) -> None:
-    """The same anchor for a program."""
-    assert audit.head(directory, console, as_json=True) == 0
-    (row,) = rows(console)
-    assert row["anchor"] == f"{row['seq']}:{row['hash']}"
+    code, head, _ = said("audit", "head", "--state-dir", state)
+    verify = ("audit", "verify", "--state-dir", state, "--anchor")
+    assert code == 0
+    code, text, _ = said(*verify, head.strip())
+    assert (code, "(with the anchor)" in text) == (0, True)
+    wrong = f"{read.head(state / 'audit').seq}:{chain.GENESIS}"
+    assert [said(*verify, anchor)[0] for anchor in (wrong, "rubbish")] == [1, 2]
+    (row,) = rows(said("audit", "head", "--json", "--state-dir", state)[1])
+    assert head.strip() == row["anchor"] == f"{row['seq']}:{row['hash']}"
 
 
 @pytest.mark.parametrize("command", ["tail", "tail -f", "show c_1", "show last", "query", "verify", "head"])
@@ -218,12 +201,6 @@ def sealed(tmp_path: Path) -> tuple[Path, Path]:
     key = tmp_path / "key.pem"
     key.write_text(signer.public_pem())
     return tmp_path, key
-
-
-def said(*asked: str | Path) -> tuple[int, str, str]:
-    """Run a command: exit code, standard output, and standard error on one line."""
-    done = CliRunner().invoke(main, [str(each) for each in asked])
-    return done.exit_code, done.stdout, " ".join(done.stderr.split())
 
 
 def test_a_call_is_sealed_proved_and_the_proof_checked_elsewhere(sealed: tuple[Path, Path], tmp_path: Path) -> None:

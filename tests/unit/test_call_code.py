@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from rich.console import Console
 
-from glovebox_server.cli.actions import commands
+from glovebox_server.cli import call as command
 from glovebox_server.cli.main import main
 
 PROGRAM = "print('höhe')\n# \"quoted\" \\n\n"
@@ -17,11 +16,11 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None]]:
     """What would be called: arguments and program."""
     made: list[tuple[str, str | None]] = []
 
-    def call(_settings: object, _out: Console, _err: Console, *, arguments: str, code: str | None, **_: object) -> int:
-        made.append((arguments, code))
+    async def make_call(_settings: object, _tool: str, arguments: str, program: str | None, **_: object) -> int:
+        made.append((arguments, program))
         return 0
 
-    monkeypatch.setattr(commands, "call", call)
+    monkeypatch.setattr(command, "_make_call", make_call)
     return made
 
 

@@ -1,24 +1,16 @@
 """What the command line says of itself, and what a shell's tab key offers."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
+from tests.fixtures.consoles import walk_commands
 
 from glovebox_server.cli import COMPLETE, entry
 from glovebox_server.cli.main import main
 from glovebox_server.exits import USAGE
-
-
-def _groups(group: click.Group, *words: str) -> Iterator[tuple[str, ...]]:
-    yield words
-    for name, command in group.commands.items():
-        if isinstance(command, click.Group):
-            yield from _groups(command, *words, name)
-
 
 WITHOUT_JSON = {
     ("serve",): "it runs until it is ended, and prints nothing",
@@ -28,12 +20,11 @@ WITHOUT_JSON = {
 """The commands that have no ``--json``, and why."""
 
 
-def _commands(group: click.Group, *words: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    for name, command in group.commands.items():
-        if isinstance(command, click.Group):
-            yield from _commands(command, *words, name)
-        else:
-            yield (*words, name), command
+GROUPS: list[tuple[tuple[str, ...], click.Group]] = [
+    ((), main),
+    *((words, found) for words, found in walk_commands(main) if isinstance(found, click.Group)),
+]
+COMMANDS = [(words, command) for words, command in walk_commands(main) if not isinstance(command, click.Group)]
 
 
 def test_options_are_written_alike_everywhere() -> None:
@@ -41,25 +32,29 @@ def test_options_are_written_alike_everywhere() -> None:
 
     What may be left out stands in brackets.
     """
-    options = {words: {option for each in command.params for option in each.opts} for words, command in _commands(main)}
+    options = {words: {option for each in command.params for option in each.opts} for words, command in COMMANDS}
     assert {words for words, given in options.items() if "--json" not in given} == {*WITHOUT_JSON}
     for pair in ({"-o", "--output"}, {"-n", "--limit"}):
         assert [words for words, given in options.items() if given & pair and not given >= pair] == []
     optional = [
         (*words, argument.make_metavar(click.Context(command)))
-        for words, command in _commands(main)
+        for words, command in COMMANDS
         for argument in command.params
         if isinstance(argument, click.Argument) and not argument.required
     ]
     assert [words for words in optional if not words[-1].startswith("[")] == []
 
 
-@pytest.mark.parametrize("words", list(_groups(main)), ids=" ".join)
-def test_a_list_of_commands_says_each_in_whole(words: tuple[str, ...]) -> None:
-    """In 80 columns; that click cuts what does not fit is the control."""
+@pytest.mark.parametrize(("words", "group"), GROUPS, ids=[" ".join(words) for words, _ in GROUPS])
+def test_a_list_of_commands_says_each_in_whole(words: tuple[str, ...], group: click.Group) -> None:
+    """In 80 columns, and as the command does itself; that click cuts what does not fit is the control."""
     shown = CliRunner().invoke(main, [*words, "--help"], terminal_width=80).stdout
     assert "Commands:" in shown
     assert "..." not in shown.split("Commands:")[1]
+    for name, (_, told) in getattr(group, "_lazy", {}).items():
+        command = group.get_command(click.Context(group), name)
+        assert command is not None
+        assert command.get_short_help_str(200).startswith(told.removesuffix("."))
     long = click.Command("x", help="word " * 40)
     assert long.get_short_help_str(60).endswith("...")
 

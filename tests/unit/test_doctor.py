@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from tests.fixtures.consoles import printing_on
 
 from glovebox_sandboxes.contract.base import Capabilities, Missing
 from glovebox_sandboxes.drivers import registry
 from glovebox_server import workspace
 from glovebox_server.cli import state
-from glovebox_server.cli.actions import doctor
+from glovebox_server.cli.host import doctor
 from glovebox_server.exits import OK, UNAVAILABLE, USAGE
 from glovebox_server.secret_files import StateUnusable
 from glovebox_server.settings import Settings
@@ -64,6 +65,12 @@ def terminal(width: int = 80) -> Console:
     return Console(file=io.StringIO(), force_terminal=True, color_system=None, width=width)
 
 
+async def diagnose(settings: Settings, console: Console, *, as_json: bool = False) -> int:
+    """Run the command, as far as it is asynchronous, on this terminal."""
+    with printing_on(console, as_json=as_json):
+        return await doctor._diagnose(settings)
+
+
 def shown(console: Console) -> list[str]:
     """Its lines."""
     assert isinstance(console.file, io.StringIO)
@@ -73,7 +80,7 @@ def shown(console: Console) -> list[str]:
 async def test_a_block_per_driver_is_readable_at_80_columns(settings: Settings, host: dict[str, Capabilities]) -> None:
     """Everything is there, each mechanism once; only what must stay whole is longer than the terminal."""
     console = terminal()
-    assert await doctor.run(settings, console, as_json=False) == OK
+    assert await diagnose(settings, console) == OK
     lines = shown(console)
     assert "bubblewrap: not usable" in lines
     assert "docker: usable" in lines
@@ -87,7 +94,7 @@ async def test_a_block_per_driver_is_readable_at_80_columns(settings: Settings, 
 async def test_in_a_pipe_nothing_is_broken_at_all(settings: Settings, host: dict[str, Capabilities]) -> None:
     """One line per fact, for grep."""
     console = Console(file=io.StringIO(), width=80)
-    await doctor.run(settings, console, as_json=False)
+    await diagnose(settings, console)
     assert any(f"it cannot make namespaces, see {URL} for more" in line for line in shown(console))
 
 
@@ -96,23 +103,23 @@ async def test_a_runtime_that_was_never_built_is_said_although_another_driver_wo
 ) -> None:
     """It is not missing, so nobody would learn of it; where no driver works, each says what it lacks (control)."""
     console = terminal(200)
-    await doctor.run(settings, console, as_json=False)
+    await diagnose(settings, console)
     assert shown(console)[-1].startswith("`glovebox setup` was not run here, so calls can only use docker.")
     host["docker"] = BAD
     console = terminal(200)
-    assert await doctor.run(settings, console, as_json=False) == UNAVAILABLE
+    assert await diagnose(settings, console) == UNAVAILABLE
     assert "was not run" not in "\n".join(shown(console))
 
 
 async def test_a_broken_profile_is_found(settings: Settings, host: dict[str, Capabilities]) -> None:
     """Exit 2, with file, line and key: a server would not start. Without it all are listed (control)."""
     console = terminal(200)
-    await doctor.run(settings, console, as_json=False)
+    await diagnose(settings, console)
     assert "profiles: fine" in shown(console)
     assert "run_python, search_workspace (shipped)" in " ".join(" ".join(shown(console)).split())
     (settings.profiles_dir / "run_python.toml").write_text('tool = "run_python"\nriskk = "low"\n')
     console = terminal(200)
-    assert await doctor.run(settings, console, as_json=False) == USAGE
+    assert await diagnose(settings, console) == USAGE
     assert "profiles: wrong" in shown(console)
     assert "run_python.toml:2: riskk" in " ".join(" ".join(shown(console)).split())
 
@@ -120,12 +127,12 @@ async def test_a_broken_profile_is_found(settings: Settings, host: dict[str, Cap
 async def test_a_broken_policy_is_found(settings: Settings, host: dict[str, Capabilities]) -> None:
     """Exit 2, as a server would not start; the control is the example, and that without one nothing is said of it."""
     console = terminal(200)
-    assert await doctor.run(settings, console, as_json=False) == OK
+    assert await diagnose(settings, console) == OK
     assert "policy: fine" not in shown(console)
     for text, code, verdict in ((EXAMPLE.read_text(), OK, "fine"), ("version = 1\nrole = 2\n", USAGE, "wrong")):
         (settings.profiles_dir.parent / "policy.toml").write_text(text)
         console = terminal(200)
-        assert await doctor.run(settings, console, as_json=False) == code
+        assert await diagnose(settings, console) == code
         assert f"policy: {verdict}" in shown(console)
     assert 'policy.toml:2: role: unknown key. The nearest valid key is "roles".' in " ".join(
         " ".join(shown(console)).split()
@@ -139,11 +146,11 @@ async def test_a_log_that_cannot_be_written_is_said(settings: Settings, host: di
     for make, there, code in ((Path.touch, False, UNAVAILABLE), (Path.mkdir, True, OK)):
         make(settings.state_dir / "audit")
         console = terminal(200)
-        assert await doctor.run(settings, console, as_json=True) == code
+        assert await diagnose(settings, console, as_json=True) == code
         ready = {"ready": False, "runtime": False, "log": there, "policy": True}
         assert json.loads("\n".join(shown(console)))["ready"] == ready
         console = terminal(200)
-        await doctor.run(settings, console, as_json=False)
+        await diagnose(settings, console)
         assert any("an audit log that can be written" in line for line in shown(console)) != there
         if not there:
             (settings.state_dir / "audit").unlink()
@@ -160,7 +167,7 @@ async def test_root_looks_at_a_log_as_its_owner(
     for owner in (4321, 0):
         os.chown(settings.state_dir, owner, owner)
         monkeypatch.setattr(doctor, "can_write", lambda _place, owner=owner: os.geteuid() == owner)
-        assert await doctor.run(settings, terminal(), as_json=True) == OK
+        assert await diagnose(settings, terminal(), as_json=True) == OK
 
 
 async def test_a_user_without_access_to_the_log_reads_the_line_to_type(
@@ -173,7 +180,7 @@ async def test_a_user_without_access_to_the_log_reads_the_line_to_type(
 
     monkeypatch.setattr(state, "run_as_owner", refuse)
     console = terminal(200)
-    assert await doctor.run(settings, console, as_json=False) == UNAVAILABLE
+    assert await diagnose(settings, console) == UNAVAILABLE
     lines = shown(console)
     assert "it cannot be opened. Run `sudo glovebox doctor`." in " ".join(" ".join(lines).split())
     assert "docker: usable" in lines
@@ -182,7 +189,7 @@ async def test_a_user_without_access_to_the_log_reads_the_line_to_type(
 async def test_as_json_it_is_one_object(settings: Settings, host: dict[str, Capabilities]) -> None:
     """The same facts for a program."""
     console = terminal()
-    assert await doctor.run(settings, console, as_json=True) == OK
+    assert await diagnose(settings, console, as_json=True) == OK
     body = json.loads("\n".join(shown(console)))
     assert [each["usable"] for each in body["drivers"]] == [False, True]
     assert body["profiles"] == {"error": None}
@@ -200,7 +207,7 @@ async def test_a_workspace_that_sandboxes_cannot_read_is_found(
     for other, word in ((True, "closed"), (False, "fine")):
         monkeypatch.setattr(workspace, "changes_user", lambda other=other: other)
         console = terminal()
-        assert await doctor.run(settings, console, as_json=False) == OK
+        assert await diagnose(settings, console) == OK
         assert f"workspace: {word}" in shown(console)
         assert (f"`chmod -R o+rX {settings.workspace}`" in " ".join(" ".join(shown(console)).split())) == other
 
@@ -211,12 +218,12 @@ async def test_a_workspace_that_holds_what_is_the_servers_is_found(
     """Exit 2, since a server would not start; where nobody named it, that none is served, which is no failure."""
     console = Console(file=io.StringIO())
     named = settings.model_copy(update={"workspace": tmp_path})
-    assert await doctor.run(named, console, as_json=False) == USAGE
+    assert await diagnose(named, console) == USAGE
     assert "workspace: wrong" in shown(console)
     assert f"contains the server's profiles directory, {settings.profiles_dir}" in "\n".join(shown(console))
     monkeypatch.chdir(tmp_path)
     console = Console(file=io.StringIO())
     unnamed = settings.model_copy(update={"workspace": None})
-    assert await doctor.run(unnamed, console, as_json=False) == OK
+    assert await diagnose(unnamed, console) == OK
     assert "workspace: none" in shown(console)
     assert "Name one with --workspace or GLOVEBOX_WORKSPACE." in "\n".join(shown(console))

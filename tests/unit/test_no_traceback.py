@@ -43,12 +43,12 @@ def test_what_a_library_logs_cannot_forge_a_line(tmp_path: Path) -> None:
     program = """if True:
         import logging
         from glovebox_server.cli import entry
-        from glovebox_server.cli.actions import profiles
+        from glovebox_server.cli.rules import profiles
         def warn(*_, **__):
             logging.getLogger("urllib3").warning("it said %s", "\\x1b[2J\\nforged")
             logging.getLogger("urllib3").warning("too few %s %s \\x9b", "x")
-            return 0
-        profiles.list_profiles = warn
+            return True
+        profiles.emit = warn
         entry.run()
     """
     command = [sys.executable, "-I", "-c", program, "profiles", "list", "--state-dir", str(tmp_path / "state")]
@@ -59,8 +59,8 @@ def test_what_a_library_logs_cannot_forge_a_line(tmp_path: Path) -> None:
 def test_what_nobody_foresaw_is_kept_and_told_in_one_sentence(tmp_path: Path) -> None:
     """Exit 70; the story lies in the state directory, for its owner alone, once however often it happens."""
     program = (
-        "import sys; from glovebox_server.cli import entry; from glovebox_server.cli.actions import profiles; "
-        "profiles.list_profiles = lambda *_, **__: 1 / 0; entry.run()"
+        "import sys; from glovebox_server.cli import entry; from glovebox_server.cli.rules import profiles; "
+        "profiles.load_profiles = lambda *_, **__: 1 / 0; entry.run()"
     )
     command = [sys.executable, "-I", "-c", program, "profiles", "list", "--state-dir", str(tmp_path / "state")]
     for _ in range(2):

@@ -11,12 +11,12 @@ import structlog
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from tests.fixtures.consoles import printing_on
 
 from glovebox_audit.printable import LAYOUT, printable
 from glovebox_server.calls import CallResult, Link
 from glovebox_server.calls import Text as Told
-from glovebox_server.cli import failures
-from glovebox_server.cli.actions import commands, saving
+from glovebox_server.cli import call, failures, saving
 from glovebox_server.cli.terminal import COLUMNS, Terminal, new_table, print_json, print_table
 from glovebox_server.transport import logs
 
@@ -169,7 +169,8 @@ def test_a_result_is_not_coloured_for_what_it_looks_like() -> None:
     out = Terminal(file=io.StringIO(), force_terminal=True, color_system="standard")
     link = Link(uri="artifact://1", name="a 1 'b' None.csv", media_type="text/csv", bytes=1, sha256="", risks=())
     result = CallResult(structured={}, content=(Told(text="1 None\n"), Told(text="2"), link), failed=False, meta={})
-    commands._show(result, out, as_json=False)
+    with printing_on(out):
+        call._show(result)
     assert isinstance(out.file, io.StringIO)
     shown = "\x1b[36ma 1 'b' None.csv  artifact://1  text/csv, 1 bytes\x1b[0m"
     assert out.file.getvalue() == f"1 None\n2\n{shown}\n"
@@ -181,7 +182,8 @@ def test_a_call_shows_all_that_a_program_printed_and_named(capsys: pytest.Captur
     link = Link(uri="artifact://1", name=words, media_type="text/plain", bytes=1, sha256="", risks=())
     result = CallResult(structured={"stdout": words}, content=(Told(text=words), link), failed=False, meta={})
     out = Terminal(file=io.StringIO(), force_terminal=True, color_system=None, soft_wrap=True)
-    commands._show(result, out, as_json=False)
+    with printing_on(out):
+        call._show(result)
     assert isinstance(out.file, io.StringIO)
     shown = out.file.getvalue()
     assert harmless(shown)

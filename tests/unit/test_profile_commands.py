@@ -1,35 +1,42 @@
 """`glovebox profiles list | show | explain | check | diff`: what is printed, and the exit code."""
 
-import io
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from rich.console import Console
 from tests.fixtures.profile_texts import MINIMAL, decide_by_name
 
+from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.load.loader import SHIPPED, load
-from glovebox_server.cli.actions.profiles import _NO_PATTERN, check, diff_paths, explain_tool, list_profiles, show
 from glovebox_server.cli.main import main
+from glovebox_server.cli.rules import profiles
 from glovebox_server.exits import OK, USAGE
+from glovebox_server.tools import TOOLS
 
 PROFILES = load([SHIPPED], check_example=None)
 
 
-def run(command: Callable[[Console], int]) -> tuple[int, str]:
-    """Run a command on a console of its own; return exit code and text."""
-    console = Console(file=io.StringIO(), width=200)
-    code = command(console)
-    assert isinstance(console.file, io.StringIO)
-    return code, console.file.getvalue()
+def run(*words: object, loaded: ProfileSet | None = None) -> tuple[int, str]:
+    """Run a command of ``profiles`` where there is a tool ``probe``; return exit code and text.
+
+    Args:
+        words: of the command.
+        loaded: what is in force, unless it is what is shipped.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(profiles, "TOOLS", {**TOOLS, "probe": TOOLS["run_python"]})
+        patch.setattr(profiles, "check_example", decide_by_name)
+        if loaded is not None:
+            patch.setattr(profiles, "load_profiles", lambda _: loaded)
+        done = CliRunner().invoke(main, ["profiles", *map(str, words)])
+    return done.exit_code, done.output
 
 
-def run_json(command: Callable[[Console], int]) -> tuple[int, Any]:
-    """The same for a command that prints one JSON object."""
-    code, text = run(command)
+def run_json(*words: object, loaded: ProfileSet | None = None) -> tuple[int, Any]:
+    """The same for what programs read."""
+    code, text = run(*words, "--json", loaded=loaded)
     return code, json.loads(text)
 
 
@@ -52,32 +59,32 @@ def test_list_names_every_tool_and_where_its_profile_comes_from(tmp_path: Path) 
     """An operator sees at once which profiles are their own."""
     write(tmp_path / "probe.toml", MINIMAL)
     loaded = load([SHIPPED, tmp_path], check_example=None)
-    code, text = run(lambda console: list_profiles(loaded, console))
+    code, text = run("list", loaded=loaded)
     assert code == 0
     assert "shipped" in text
     assert str(tmp_path / "probe.toml") in text
     assert all(tool in text for tool in loaded)
-    code, value = run_json(lambda console: list_profiles(loaded, console, as_json=True))
+    code, value = run_json("list", loaded=loaded)
     assert (code, value["digest"]) == (0, loaded.digest)
     assert [row["tool"] for row in value["profiles"]] == list(loaded)
 
 
 def test_show_prints_the_effective_profile() -> None:
     """With defaults filled in, digest and source."""
-    code, text = run(lambda console: show(PROFILES, "run_python", console))
+    code, text = run("show", "run_python")
     assert code == 0
     assert "audit.keep = []" in text
     assert PROFILES.digest_for("run_python") in text
-    code, value = run_json(lambda console: show(PROFILES, "run_python", console, as_json=True))
+    code, value = run_json("show", "run_python")
     assert (code, value["profile"]["limits"]["pids"]) == (0, 64)
 
 
 def test_explain_prints_sections() -> None:
     """As text and as data."""
-    code, text = run(lambda console: explain_tool(PROFILES, "fetch_url", console))
+    code, text = run("explain", "fetch_url")
     assert code == 0
     assert "What it may reach" in text
-    code, value = run_json(lambda console: explain_tool(PROFILES, "fetch_url", console, as_json=True))
+    code, value = run_json("explain", "fetch_url")
     assert (code, value["sections"][-1]["title"]) == (0, "What it can never do")
 
 
@@ -92,14 +99,14 @@ def test_an_unknown_tool_is_an_error_with_the_nearest_name(command: str) -> None
 
 def test_check_passes_the_shipped_profiles() -> None:
     """Control for the next one."""
-    code, text = run(lambda console: check([SHIPPED], console, check_example=decide_by_name))
+    code, text = run("check", SHIPPED)
     assert (code, text.strip()) == (0, "5 profiles checked, 0 errors.")
 
 
 def test_check_counts_one_as_one(tmp_path: Path) -> None:
     """One profile is not "1 profiles"."""
     write(tmp_path / "one.toml", MINIMAL + "pids = 9\n")
-    _, text = run(lambda console: check([tmp_path], console, check_example=None))
+    _, text = run("check", tmp_path)
     assert text.splitlines()[-1] == "1 profile checked, 1 error."
 
 
@@ -108,17 +115,17 @@ def test_check_names_every_wrong_file_with_its_line(tmp_path: Path) -> None:
     write(tmp_path / "probe.toml", MINIMAL)
     write(tmp_path / "one.toml", MINIMAL + "pids = 9\n")
     write(tmp_path / "two.toml", MINIMAL + "[limits]\npidz = 9\n")
-    code, text = run(lambda console: check([tmp_path], console, check_example=None))
+    code, text = run("check", tmp_path)
     assert code == 2
     assert f"{tmp_path}/one.toml:5: pids: unknown key" in text
     assert f"{tmp_path}/two.toml:6: limits.pidz: unknown key" in text
-    code, value = run_json(lambda console: check([tmp_path], console, check_example=None, as_json=True))
+    code, value = run_json("check", tmp_path)
     assert (code, len(value["checked"]), [each["line"] for each in value["errors"]]) == (2, 3, [5, 6])
 
 
 def test_check_of_a_path_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     """A mistyped path in CI must not pass."""
-    code, text = run(lambda console: check([tmp_path / "absent"], console, check_example=None))
+    code, text = run("check", tmp_path / "absent")
     assert code == 2
     assert "does not exist" in text
 
@@ -129,13 +136,13 @@ def test_check_names_what_is_not_in_force(tmp_path: Path) -> None:
     (tmp_path / "run_pyhton.toml").write_text(shipped.replace('"run_python"', '"run_pyhton"'))
     (tmp_path / "fetch_url.tml").write_text(shipped)
     (tmp_path / "notes.txt").write_text("text")
-    code, text = run(lambda console: check([tmp_path], console, check_example=decide_by_name, tools=tuple(PROFILES)))
+    code, text = run("check", tmp_path)
     assert code == USAGE
     assert f'{tmp_path}/run_pyhton.toml:3: tool: there is no tool "run_pyhton". The nearest is "run_python".' in text
     assert f"{tmp_path}/fetch_url.tml: is not in force, and may be meant as the profile of fetch_url." in text
     assert f"{tmp_path}/notes.txt: not read" in text
     assert "1 profile checked, 2 errors." in text
-    _, value = run_json(lambda console: check([tmp_path], console, check_example=None, as_json=True))
+    _, value = run_json("check", tmp_path)
     assert value["ignored"] == [f"{tmp_path}/fetch_url.tml", f"{tmp_path}/notes.txt"]
 
 
@@ -146,14 +153,14 @@ def test_check_names_what_is_shown_and_is_not_there(tmp_path: Path) -> None:
     paths = ("Config", "Config/.env", "config/.ENV", "*.env", "odd[1].env", "absent/.env")
     shown = ", ".join(f'{{ path = "{path}", reason = "Why." }}' for path in paths)
     file = write(tmp_path / "probe.toml", f'{MINIMAL}[files]\nworkspace = "read"\nreveal = [{shown}]\n')
-    code, text = run(lambda console: check([file], console, check_example=None, workspace=tmp_path / "workspace"))
+    code, text = run("check", file, "--workspace", tmp_path / "workspace")
     assert code == OK
     assert [line.partition("reveal: ")[2] for line in text.splitlines()[:-1]] == [
         '"config/.ENV" shows nothing: there is "Config", and case counts.',
-        f'"*.env" shows nothing: {_NO_PATTERN}.',
+        f'"*.env" shows nothing: {profiles._NO_PATTERN}.',
         f'"absent/.env" shows nothing: it is not in {tmp_path}/workspace.',
     ]
-    _, value = run_json(lambda console: check([file], console, check_example=None, as_json=True))
+    _, value = run_json("check", file)
     assert [each["reveal"] for each in value["shows_nothing"]] == ["*.env", "odd[1].env"]  # without a workspace
 
 
@@ -183,7 +190,7 @@ def test_a_profile_one_folder_too_high_is_an_error(tmp_path: Path) -> None:
 def test_a_name_with_a_line_feed_makes_no_line_of_its_own(tmp_path: Path) -> None:
     """What check prints of somebody's directory is one line for each entry; the last is ours."""
     (tmp_path / "q\n9 profiles checked, 0 errors.\nx").write_text("text")
-    _, text = run(lambda console: check([tmp_path], console, check_example=None))
+    _, text = run("check", tmp_path)
     assert "9 profiles checked" in text
     assert not [line for line in text.splitlines() if line.startswith("9 profiles")]
 
@@ -208,11 +215,11 @@ def test_diff_of_a_widening_exits_1_and_names_it(tmp_path: Path) -> None:
     """And a narrowing beside it does not hide it."""
     old = write(tmp_path / "old.toml", MINIMAL + "[limits]\npids = 9\nmemory = '1 GiB'\n")
     new = write(tmp_path / "new.toml", MINIMAL + "[limits]\npids = 10\nmemory = '512 MiB'\n")
-    code, text = run(lambda console: diff_paths(old, new, console))
+    code, text = run("diff", old, new)
     assert code == 1
     assert "Processes and threads at a time: 9 → 10." in text
     assert "Memory: 1 GiB → 512 MiB." in text
-    code, value = run_json(lambda console: diff_paths(old, new, console, as_json=True))
+    code, value = run_json("diff", old, new)
     assert (code, value["widening"]) == (1, True)
     assert {each["key"]: each["direction"] for each in value["tools"]["probe"]} == {
         "limits.pids": "widening",
@@ -228,11 +235,11 @@ def test_headers_beside_a_key_are_explained_compared_and_checked(tmp_path: Path)
     key = MINIMAL + key + 'paths = ["/*"]\nheader = "Key"\nsource = "env:A"\n'
     wide = key + 'headers = ["Idempotency-Key"]\nset_headers = { Notion-Version = "2022-06-28" }\n'
     old, new = write(tmp_path / "old" / "probe.toml", key), write(tmp_path / "new" / "probe.toml", wide)
-    code, text = run(lambda console: explain_tool(load([new.parent], check_example=None), "probe", console))
+    code, text = run("explain", "probe", loaded=load([new.parent], check_example=None))
     assert code == 0
     assert "Headers of such requests: the program's Idempotency-Key." in text
     assert "Headers of such requests: always Notion-Version: 2022-06-28." in text
-    code, text = run(lambda console: diff_paths(old, new, console))
+    code, text = run("diff", old, new)
     assert code == 1
     assert "a for https://a.org (GET, HEAD); the program's Idempotency-Key; always Notion-Version: 2022-06-28" in text
     write(new, key.replace("probe", "run_python") + 'headers = ["x-API-key"]\n').rename(
@@ -248,8 +255,8 @@ def test_diff_without_a_widening_exits_0(tmp_path: Path) -> None:
     """Narrowing, words and nothing at all are all fine."""
     old = write(tmp_path / "old.toml", MINIMAL + "[limits]\npids = 10\n")
     new = write(tmp_path / "new.toml", MINIMAL.replace("A tool", "One tool") + "[limits]\npids = 9\n")
-    assert run(lambda console: diff_paths(old, new, console))[0] == 0
-    assert run(lambda console: diff_paths(old, old, console)) == (0, "Nothing widens.\n")
+    assert run("diff", old, new)[0] == 0
+    assert run("diff", old, old) == (0, "Nothing widens.\n")
 
 
 @pytest.mark.parametrize(
@@ -275,7 +282,7 @@ def test_diff_of_hosts_says_what_came_and_went(tmp_path: Path, before: str, afte
     old, new = (
         write(tmp_path / f"{at}.toml", network.replace("{}", rules)) for at, rules in enumerate((before, after))
     )
-    code, text = run(lambda console: diff_paths(old, new, console))
+    code, text = run("diff", old, new)
     assert sentence in text
     assert code == ("now also" in sentence)
 
@@ -286,19 +293,19 @@ def test_taking_a_narrow_file_out_of_a_directory_is_a_widening(tmp_path: Path) -
     narrow = narrow[: narrow.index("[[example]]")]
     write(tmp_path / "old" / "run_python.toml", narrow)
     (tmp_path / "new").mkdir()
-    code, text = run(lambda console: diff_paths(tmp_path / "old", tmp_path / "new", console))
+    code, text = run("diff", tmp_path / "old", tmp_path / "new")
     assert code == 1
     assert "Seconds of real time: 3 → 30." in text
-    assert run(lambda console: diff_paths(tmp_path / "new", tmp_path / "old", console))[0] == 0
+    assert run("diff", tmp_path / "new", tmp_path / "old")[0] == 0
 
 
 def test_a_new_tool_widens_and_a_removed_one_narrows(tmp_path: Path) -> None:
     """Without a profile every call is refused."""
     write(tmp_path / "with" / "probe.toml", MINIMAL)
     (tmp_path / "without").mkdir()
-    code, text = run(lambda console: diff_paths(tmp_path / "without", tmp_path / "with", console))
+    code, text = run("diff", tmp_path / "without", tmp_path / "with")
     assert (code, "The profile is new" in text) == (1, True)
-    code, text = run(lambda console: diff_paths(tmp_path / "with", tmp_path / "without", console))
+    code, text = run("diff", tmp_path / "with", tmp_path / "without")
     assert (code, "The profile is gone" in text) == (0, True)
 
 
@@ -322,10 +329,10 @@ def test_text_of_a_profile_is_never_markup_for_the_terminal(tmp_path: Path) -> N
     """A description cannot colour, link or hide anything in a reviewer's terminal."""
     write(tmp_path / "probe.toml", MINIMAL.replace("A tool of", "[red]A[/red] [link=x] tool of"))
     loaded = load([tmp_path], check_example=None)
-    assert "[red]A[/red] [link=x] tool" in run(lambda console: explain_tool(loaded, "probe", console))[1]
+    assert "[red]A[/red] [link=x] tool" in run("explain", "probe", loaded=loaded)[1]
     text = MINIMAL + '[[example]]\ncall = { code = "\\u001b[2J\\u202e" }\nexpect = "ask"\n'
     write(tmp_path / "probe.toml", text)
-    shown = run(lambda console: show(load([tmp_path], check_example=None), "probe", console))[1]
+    shown = run("show", "probe", loaded=load([tmp_path], check_example=None))[1]
     assert "\\u001b[2J\\U0000202E" in shown
     assert "\x1b" not in shown
 

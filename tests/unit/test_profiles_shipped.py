@@ -16,7 +16,7 @@ from glovebox_profiles.order import DESCRIPTIVE, DIMENSIONS
 from glovebox_profiles.schema import SCHEMA_FILE, schema_text
 from glovebox_profiles.words import LABELS
 from glovebox_sandboxes.contract.spec import WORKSPACE, Mount
-from glovebox_server.cli.actions.profiles import to_toml
+from glovebox_server.cli.rules.showing import to_toml
 from glovebox_server.tools import TOOLS
 
 PROFILES = load([SHIPPED], check_example=decide_by_name)

@@ -8,9 +8,11 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
+from tests.fixtures.consoles import printing_on
 
 from glovebox_sandboxes.conformance import call, case, host, prepared, prove, trial
 from glovebox_sandboxes.conformance.case import Case, Control
@@ -22,11 +24,10 @@ from glovebox_sandboxes.contract.measure import Expected
 from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.seccomp.cases import load_cases
-from glovebox_server.cli.actions import commands
 from glovebox_server.cli.main import main
 from glovebox_server.errors import AuditUnavailable
 from glovebox_server.exits import FAILED, OK, UNAVAILABLE
-from glovebox_server.prove import harness
+from glovebox_server.prove import harness, scorecard
 from glovebox_server.settings import Settings
 
 CAPABILITIES = Capabilities(driver="bubblewrap", level="namespaces", version="1", limits={"memory_bytes": "cgroup v2"})
@@ -284,8 +285,8 @@ async def test_a_source_that_cannot_be_started_is_a_proof_that_fails() -> None:
 
 
 def _run(out: StringIO, *, names: tuple[str, ...] = (), as_json: bool = True) -> int:
-    console = Console(file=out, width=200)
-    return commands.prove(Settings(), console, Console(file=StringIO()), names=names, as_json=as_json)
+    with printing_on(Console(file=out, width=200), as_json=as_json):
+        return anyio.run(lambda: scorecard.run(Settings(), names=names))
 
 
 def test_system_calls_have_ids_of_their_own() -> None:

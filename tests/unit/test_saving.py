@@ -39,7 +39,8 @@ IN_SMALL_FILES = """
 import resource, sys
 from pathlib import Path
 import anyio
-from glovebox_server.cli.actions.saving import CannotSave, save
+from glovebox_sandboxes.contract.errors import DiagnosedError
+from glovebox_server.cli.saving import save
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 
@@ -50,7 +51,7 @@ async def chunks():
 async def main():
     try:
         await save(chunks(), Path(sys.argv[1]))
-    except CannotSave as problem:
+    except DiagnosedError as problem:
         return f"{type(problem).__name__} {problem}"
     return "saved"
 
@@ -197,6 +198,6 @@ def test_of_a_file_that_could_not_be_finished_nothing_is_left(tmp_path: Path) ->
     """A part of an artifact would look like the artifact; with room it is written (control: above)."""
     command = [sys.executable, "-c", IN_SMALL_FILES, str(tmp_path / "out")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
-    assert done.stdout.startswith("CannotSave "), done.stderr
+    assert done.stdout.startswith("DiagnosedError "), done.stderr
     assert "File too large. Make room" in done.stdout
     assert list(tmp_path.iterdir()) == []

@@ -27,8 +27,7 @@ PROGRAM = """
 import os, sys
 from pathlib import Path
 from glovebox_server.cli import failures, main, state  # all before the user changes, who may not read these files
-from glovebox_server.cli.actions.governance import stops
-from glovebox_server.cli.governance import stops as commands
+from glovebox_server.cli.rules import stop
 from glovebox_server.cli.entry import run
 state.MACHINE_FILE, user = Path(sys.argv.pop(1)), int(sys.argv.pop(1))
 os.setresuid(user, user, user)

@@ -16,6 +16,7 @@ from tests.unit.test_stops import a_stop, full
 
 from glovebox_audit.verify import verify
 from glovebox_server.cli.main import main
+from glovebox_server.cli.rules import stop as stop_command
 from glovebox_server.exits import NO_SERVER, OK, UNAVAILABLE, USAGE
 from glovebox_server.guards.stops.stop import stops_of
 from glovebox_server.requests import server_key
@@ -100,10 +101,8 @@ def test_a_stop_that_cannot_be_recorded_still_stops_and_says_so(state: Path) -> 
 
 def test_a_log_that_does_not_answer_holds_no_stop_up(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that hangs is not waited for longer than the bound."""
-    from glovebox_server.cli.actions.governance import stops as commands  # noqa: PLC0415 - its bound is changed
-
-    monkeypatch.setattr(commands, "audit_log", lambda _settings: time.sleep(1))
-    monkeypatch.setattr(commands, "RECORD_SECONDS", 0.05)
+    monkeypatch.setattr(stop_command, "recording", lambda _settings: time.sleep(1))
+    monkeypatch.setattr(stop_command, "RECORD_SECONDS", 0.05)
     began = time.monotonic()
     status, text = run(state, "stop", "--all", "--because", "now")
     assert time.monotonic() - began < 0.8
@@ -130,6 +129,7 @@ FULL_DISK = """
 import errno, os, sys
 from click.testing import CliRunner
 from glovebox_server.cli.main import main
+from glovebox_server.cli.rules import stop as stop_command
 place = sys.argv[1]
 filler = os.open(place + "/filler", os.O_WRONLY | os.O_CREAT, 0o600)
 try:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.fixtures.callers import a_token
 
-from glovebox_server.cli.actions import client_config
+from glovebox_server.cli.host import client_config
 from glovebox_server.transport import callers as callers_module
 from glovebox_server.transport import tokens
 from glovebox_server.transport.callers import Callers

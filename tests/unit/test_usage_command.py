@@ -9,10 +9,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from glovebox_profiles.policy.model import SPENDING
-from glovebox_server.cli.governance import usage as declared
 from glovebox_server.cli.main import main
 from glovebox_server.guards.budgets import store
-from glovebox_server.guards.budgets import usage as budget_usage
 from glovebox_server.guards.budgets.spending import Spender
 from glovebox_server.guards.budgets.store import Asked
 from glovebox_server.guards.budgets.windows import Clocks, read_clocks
@@ -90,8 +88,3 @@ def test_mistakes_are_told(state_dir: Path, tmp_path: Path) -> None:
     path = state_dir / "governance" / store.NAME
     path.write_bytes(b"no database")
     assert _usage(state_dir).exit_code != 0
-
-
-def test_what_can_be_asked_for_is_declared_once_more_for_speed() -> None:
-    """The command's declaration imports nothing that is slow."""
-    assert declared._BY == budget_usage.BY

@@ -14,24 +14,17 @@ from glovebox_audit.printable import printable
 from glovebox_profiles.errors import ProfileError
 from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_sandboxes.runtime.environments import EnvironmentFileError
-from glovebox_server.cli.actions.governance.tokens import TokenRefused
-from glovebox_server.cli.actions.query import NoSuchCall
-from glovebox_server.cli.actions.saving import NameTaken
-from glovebox_server.cli.state import AmbiguousStateError
 from glovebox_server.cli.terminal import print_json
-from glovebox_server.errors import RefusedError
+from glovebox_server.errors import MisnamedError, RefusedError
 from glovebox_server.exits import UNAVAILABLE, USAGE
 from glovebox_server.failures import failure_of, with_own_command
 from glovebox_server.workspace import WorkspaceRefused
 
 _CODES: tuple[tuple[type[BaseException], int], ...] = (
+    (MisnamedError, USAGE),
     (ProfileError, USAGE),
     (EnvironmentFileError, USAGE),
     (WorkspaceRefused, USAGE),
-    (NameTaken, USAGE),
-    (NoSuchCall, USAGE),
-    (TokenRefused, USAGE),
-    (AmbiguousStateError, USAGE),
     (DiagnosedError, UNAVAILABLE),
 )
 """The exit codes of what no call ends in; of the rest ``glovebox_server.failures`` has the table."""

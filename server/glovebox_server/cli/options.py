@@ -1,7 +1,8 @@
-"""What the commands share: where they print, the options for places, and what becomes of their failures."""
+"""Shared by all commands: lazy groups, output, the options for places, and what becomes of failures."""
 
 import functools
 import gc
+import importlib
 import os
 import re
 import stat
@@ -9,13 +10,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 from pydantic import ValidationError
 
 from glovebox_audit.printable import printable
-from glovebox_server.cli.terminal import Terminal
+from glovebox_server.cli import state
+from glovebox_server.cli.terminal import Shown, Terminal, print_json, print_shown
 from glovebox_server.errors import OutputFailed, Unforeseen
 from glovebox_server.settings import NoSuchPlace, Settings, unknown_variables
 
@@ -23,6 +27,9 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 #: Where a command notes its state directory, for what becomes of it.
 _STATE_DIR = "glovebox.state_dir"
+
+#: Whether ``--json`` was given.
+_JSON = "glovebox.json"
 
 #: Results and data go to standard output, words for the person to standard error.
 out = Terminal()
@@ -132,8 +139,6 @@ def _directories(command: _Command, *, opens_state: bool) -> _Command:
         settings = _settings(named)
         # What a client starts is the user's own, whatever the machine serves.
         if opens_state and kwargs.get("transport") != "stdio":
-            from glovebox_server.cli import state  # noqa: PLC0415 - only for these
-
             is_named = "state_dir" in settings.model_fields_set
             settings = state.locate(settings)
             if not is_named and click.get_current_context().info_name != "serve":  # which begins a server
@@ -221,50 +226,128 @@ workflow_option = click.option(
 )
 
 
-class Told(click.Command):
-    """A command whose failures end in a sentence and an exit code."""
+def _note_json(ctx: click.Context, _option: click.Parameter, given: bool) -> None:
+    ctx.meta[_JSON] = given
+
+
+def json_flag(text: str) -> Callable[[_Command], _Command]:
+    """Return the option ``--json``, for ``emit`` and ``wants_json``, with this help."""
+    return click.option("--json", is_flag=True, expose_value=False, callback=_note_json, help=text)
+
+
+json_option = json_flag("Print one JSON object.")
+
+
+def wants_json() -> bool:
+    """Return whether the command that runs was given ``--json``."""
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.meta.get(_JSON))
+
+
+def emit(value: object, shown: Shown | None = None, *, indent: int | None = 2) -> bool:
+    """Print a value: with ``--json`` itself, else what a person reads of it.
+
+    Args:
+        value: JSON.
+        shown: a table, which fits 80 columns, or a line; None where the command prints it itself.
+        indent: of the JSON; None for one line.
+
+    Returns:
+        Whether it was JSON.
+    """
+    if wants_json():
+        print_json(out.file, value, indent=indent)
+        return True
+    if shown is not None:
+        print_shown(out, shown)
+    return False
+
+
+class CliCommand(click.Command):
+    """A command that returns its exit code, and whose failures end in a sentence and an exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run it; see ``failures`` and ``entry`` for what becomes of an exception."""
         try:
-            return super().invoke(ctx)
+            code = super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, OutputFailed):
             raise
         except Exception as raised:
-            from glovebox_server.cli import failures  # noqa: PLC0415 - brings every part
-
+            failures = importlib.import_module("glovebox_server.cli.failures")  # knows every part
             doing = f"running `{ctx.command_path}`"
             found = failures.foreseen(raised, doing.capitalize())
             if found is None:
                 raise Unforeseen(doing, ctx.meta.get(_STATE_DIR)) from raised
-            failures.tell(found[0], err, as_json=ctx.params.get("as_json", False))
+            failures.tell(found[0], err, as_json=bool(ctx.meta.get(_JSON)))
             ctx.exit(found[1])
+        if code:
+            ctx.exit(code)
 
 
-class Group(click.Group):
-    """A group of such commands, and of such groups."""
+class LazyGroup(click.Group):
+    """A group of such commands. Those it has from other modules are imported once they are used."""
 
-    command_class = Told
+    command_class = CliCommand
     group_class = type  # click: of the same class
+
+    def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str]] = MappingProxyType({}), **kwargs: Any) -> None:
+        """Take, by name, where in ``glovebox_server.cli`` a command is (``rules.stop:stops``), and its short help."""
+        super().__init__(*args, **kwargs)
+        self._lazy = lazy
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all."""
+        return sorted([*super().list_commands(ctx), *self._lazy])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command; None where there is none of this name."""
+        if cmd_name not in self._lazy:
+            return super().get_command(ctx, cmd_name)
+        module, _, attribute = self._lazy[cmd_name][0].partition(":")
+        with importing():
+            command: click.Command = getattr(importlib.import_module(f"glovebox_server.cli.{module}"), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands, without importing them."""
+        limit = formatter.width - 6 - max(map(len, self.list_commands(ctx)))
+        rows = [
+            (name, self._lazy[name][1] if name in self._lazy else self.commands[name].get_short_help_str(limit))
+            for name in self.list_commands(ctx)
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+def require_http(transport: str, *names: str) -> None:
+    """Refuse options that would be ignored: they say that the server listens."""
+    given = click.get_current_context()
+    for name in names:
+        if transport != "http" and given.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            option = f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{option} is for --transport http; over {transport} the server listens nowhere.")
+
+
+def given(settings: Settings, *names: str) -> list[str]:
+    """Return those of these directories that are not the default, as options with absolute paths."""
+    chosen = [name for name in names if name in settings.model_fields_set]
+    return [
+        word for name in chosen for word in (f"--{name.replace('_', '-')}", str(getattr(settings, name).absolute()))
+    ]
 
 
 def complete_tool(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[str]:
     """Names of tools that begin so, for a shell's tab key."""
-    from glovebox_server.tools import TOOLS  # noqa: PLC0415 - brings every tool
-
-    return [name for name in TOOLS if name.startswith(begun)]
+    tools = importlib.import_module("glovebox_server.tools").TOOLS
+    return [name for name in tools if name.startswith(begun)]
 
 
 def complete_environment(ctx: click.Context, _param: click.Parameter, begun: str) -> list[str]:
     """Names of environments that begin so, shipped and the operator's."""
-    from glovebox_sandboxes.runtime import environments  # noqa: PLC0415 - only here
-
+    environments = importlib.import_module("glovebox_sandboxes.runtime.environments")
     profiles_dir = ctx.params.get("profiles_dir")
     try:
         own = (Settings(profiles_dir=profiles_dir) if profiles_dir else Settings()).environments_dir
     except (ValidationError, NoSuchPlace):
         own = environments.SHIPPED
     return [name for name in environments.named(own) if name.startswith(begun)]
-
-
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

@@ -19,8 +19,11 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar, cast
 
+from glovebox_audit import writers
 from glovebox_sandboxes.contract.errors import DiagnosedError
+from glovebox_sandboxes.host import staging
 from glovebox_sandboxes.plural import counted
+from glovebox_server.errors import MisnamedError
 from glovebox_server.secret_files import StateUnusable
 from glovebox_server.settings import NoSuchPlace, Settings
 
@@ -33,12 +36,9 @@ OPERATOR: Final = os.getuid()
 """Who runs the command, for the record: still root where the rights are those of a directory's owner."""
 
 
-class MachineFileError(DiagnosedError):
-    """The machine's settings file cannot be used, so no command knows which directory it is about."""
-
-    def __init__(self, reason: str, fix: str) -> None:
-        """Say what is wrong with the file, and what to do."""
-        super().__init__(f"Reading {MACHINE_FILE}", reason, fix)
+def _refuse_file(reason: str, fix: str) -> DiagnosedError:
+    """Return the failure to read the machine's file: no command knows which directory it is about."""
+    return DiagnosedError(f"Reading {MACHINE_FILE}", reason, fix)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ def read_machine_file() -> Path | None:
     """Return the state directory that the machine's settings file names; None if there is no such file.
 
     Raises:
-        MachineFileError: others than root could write the file or its directory, or it does not name a directory.
+        DiagnosedError: others than root could write the file or its directory, or it does not name a directory.
     """
     try:
         content = _read_roots_file()
@@ -64,12 +64,12 @@ def read_machine_file() -> Path | None:
     except FileNotFoundError:
         return None
     except OSError as problem:
-        raise MachineFileError(f"{problem.strerror}", "Make it a file that all may read, or remove it.") from problem
+        raise _refuse_file(f"{problem.strerror}", "Make it a file that all may read, or remove it.") from problem
     except ValueError as problem:  # UnicodeDecodeError and TOMLDecodeError are
-        raise MachineFileError(f"it is not TOML: {problem}", "Correct it.") from problem
+        raise _refuse_file(f"it is not TOML: {problem}", "Correct it.") from problem
     named = table.get("state_dir")
     if set(table) != {"state_dir"} or not isinstance(named, str) or not Path(named).is_absolute():
-        raise MachineFileError("it has to hold one line and no more", 'Write `state_dir = "/var/lib/glovebox/state"`.')
+        raise _refuse_file("it has to hold one line and no more", 'Write `state_dir = "/var/lib/glovebox/state"`.')
     return Path(named)
 
 
@@ -85,9 +85,9 @@ def _read_roots_file() -> bytes:
                 # The group's bits are the most that an access list lets anybody do: acl(5).
                 if found.st_uid != _ROOT or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                     fix = f"As root, look at what it says, then run `chown root: {path} && chmod go-w {path}`."
-                    raise MachineFileError(f"others than root can write {path}", fix)
+                    raise _refuse_file(f"others than root can write {path}", fix)
             if not stat.S_ISREG(os.fstat(file).st_mode):
-                raise MachineFileError("it is no regular file", "Make it one, or remove it.")
+                raise _refuse_file("it is no regular file", "Make it one, or remove it.")
             return os.read(file, _MAX_BYTES)
         finally:
             os.close(file)
@@ -132,7 +132,7 @@ def require_one(settings: Settings) -> None:
     """Refuse to guess between directories that have live servers.
 
     Raises:
-        AmbiguousStateError: several have some.
+        MisnamedError: several have some.
     """
     busy, places = [], find_directories(settings, named=False)
     for place in places if len(places) > 1 else ():
@@ -140,22 +140,12 @@ def require_one(settings: Settings) -> None:
             if servers := run_as_owner(place, partial(live_servers, place)):
                 busy.append(describe(place, servers))
     if len(busy) > 1:
-        raise AmbiguousStateError(busy)
-
-
-class AmbiguousStateError(Exception):
-    """Several state directories have live servers, and none was named; the message names them."""
-
-    def __init__(self, places: list[str]) -> None:
-        """Take each with its servers."""
-        words = f"There are live servers in {' and in '.join(places)}, and none was named."
-        super().__init__(f"{words} Name one with --state-dir.")
+        what = f"There are live servers in {' and in '.join(busy)}"
+        raise MisnamedError(what, "none of these directories was named", "Name one with --state-dir.")
 
 
 def live_servers(directory: Path) -> list[str]:
     """Return the ids of the servers that have the log of a state directory open."""
-    from glovebox_audit import writers  # noqa: PLC0415 - brings the log
-
     return writers.live(directory / "audit")
 
 
@@ -221,8 +211,6 @@ def become_owner(directory: Path) -> bool:
 
 
 def _become(owner: Owner, directory: Path) -> None:
-    from glovebox_sandboxes.host import staging  # noqa: PLC0415 - only for root
-
     staging.uncover(directory)
     if owner.name is None:
         os.setgroups([])

@@ -7,7 +7,7 @@ later. What has to stay exact does not come here, an artifact's bytes, or has no
 import json
 from collections.abc import Collection, Iterable
 from dataclasses import replace
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal, Union
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -19,6 +19,9 @@ from glovebox_audit.printable import LAYOUT, printable
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+Shown = Union["Table", Text, str]
+"""What ``emit`` prints for a person."""
 
 #: Columns; wider than any line of a table.
 _WIDE = 10_000
@@ -92,6 +95,14 @@ def print_table(console: Console, table: "Table", *, folded: bool = True, wide: 
         text = Text.assemble(*((segment.text, segment.style or "") for segment in line))
         text.rstrip()  # on a terminal blanks at the end would be lines of their own
         console.print(text, soft_wrap=True)
+
+
+def print_shown(console: Console, shown: Shown) -> None:
+    """Print a table as ``print_table`` does, its cells whole; else a line, none of it read as markup."""
+    if isinstance(shown, str | Text):
+        console.print(Text(shown) if isinstance(shown, str) else shown)
+    else:
+        print_table(console, shown, folded=False)
 
 
 def _narrow(table: "Table", room: int) -> None:

@@ -29,7 +29,8 @@ from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.host import surroundings
 from glovebox_sandboxes.plural import counted
 from glovebox_server.app import VERSION
-from glovebox_server.cli.terminal import print_json, print_table
+from glovebox_server.cli.options import emit, err, out
+from glovebox_server.cli.terminal import print_table
 from glovebox_server.exits import FAILED, OK, UNAVAILABLE
 from glovebox_server.prove import harness
 from glovebox_server.settings import Settings
@@ -48,15 +49,12 @@ def unknown(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in names if name not in registry.NAMES)
 
 
-async def run(settings: Settings, out: Console, err: Console, *, names: tuple[str, ...], as_json: bool) -> int:
+async def run(settings: Settings, *, names: tuple[str, ...]) -> int:
     """Prove and print; see ``glovebox doctor --prove``. One exit code for a gate: 0, 1, or 4 where nothing can run.
 
     Args:
         settings: where the runtime is.
-        out: the scorecard or the JSON.
-        err: progress.
         names: drivers that must be proved; every usable one where it is empty.
-        as_json: one JSON object instead of the scorecard.
     """
     suite = cases.load()
     whole = calls.load()
@@ -86,10 +84,7 @@ async def run(settings: Settings, out: Console, err: Console, *, names: tuple[st
                 err.print(f"{name}: {seconds:.0f} s", markup=False, highlight=False)
     missing = [each for each in unusable if names or not proofs]
     holds = all(proof.holds for proof in proofs) and not missing
-    if as_json:
-        body = _json((*suite, *whole), proofs, unusable, began=began, holds=holds)
-        print_json(out.file, body)
-    else:
+    if not emit(_json((*suite, *whole), proofs, unusable, began=began, holds=holds)):
         _print(out, (*suite, *whole), proofs, unusable)
     if missing:
         return UNAVAILABLE

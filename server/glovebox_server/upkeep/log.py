@@ -1,5 +1,9 @@
 """The audit log of a state directory as its settings want it: how long it is kept, and opened for a command."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from glovebox_audit.events import Event, draft
 from glovebox_audit.file import LogFile
 from glovebox_audit.segments.rotation import Retention, Rotation
 from glovebox_audit.segments.statements import Signs
@@ -24,3 +28,17 @@ def audit_log(settings: Settings) -> LogFile:
     owner = new_owner()
     rotates = rotation(settings, Signer.load(settings.state_dir))
     return LogFile(settings.state_dir / "audit", f"g{owner.pid}-{owner.started}", rotates)
+
+
+@contextmanager
+def recording(settings: Settings) -> Iterator[Callable[[Event], None]]:
+    """Open the audit log for the length of the block, and yield what writes one event of no call to it."""
+    log = audit_log(settings)
+
+    def record(event: Event) -> None:
+        log.commit([draft(event)])
+
+    try:
+        yield record
+    finally:
+        log.close()

@@ -2,12 +2,11 @@
 
 import logging
 
-from glovebox_audit.events import Event, draft
 from glovebox_server.errors import RefusedError
 from glovebox_server.promotion import journal as journals
 from glovebox_server.promotion import transaction
 from glovebox_server.settings import Settings
-from glovebox_server.upkeep.log import audit_log
+from glovebox_server.upkeep.log import recording
 
 _log = logging.getLogger(__name__)
 
@@ -21,17 +20,9 @@ def recover(settings: Settings) -> None:
     try:
         if not journals.interrupted(journals.listed(settings.state_dir)):
             return
-        with journals.locked(settings.state_dir, seconds=0) as journal:
-            log = audit_log(settings)
-
-            def record(event: Event) -> None:
-                log.commit([draft(event)])
-
-            try:
-                for each in transaction.recover(journal, record):
-                    _log.warning("%s", each)
-            finally:
-                log.close()
+        with journals.locked(settings.state_dir, seconds=0) as journal, recording(settings) as record:
+            for recovered in transaction.recover(journal, record):
+                _log.warning("%s", recovered)
     except RefusedError:
         _log.warning("A promotion is under way: whoever does it brings it to an end.")
     except journals.PromotionsUnusable as problem:  # no call needs it

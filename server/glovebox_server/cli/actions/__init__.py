@@ -1,1 +1,0 @@
-"""What the commands do, apart from words and options."""

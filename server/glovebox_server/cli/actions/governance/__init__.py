@@ -1,1 +1,0 @@
-"""What the commands that govern do."""

@@ -1,0 +1,218 @@
+"""``glovebox call``: one call from a shell."""
+
+import math
+import os
+import sys
+import termios
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import anyio
+import click
+from rich.console import Console
+from rich.text import Text as Plain
+
+from glovebox_audit.printable import LAYOUT, printable
+from glovebox_sandboxes import strict_json
+from glovebox_server import app as apps
+from glovebox_server import workspace
+from glovebox_server.calls import CallResult, Image, Link, Principal, Text
+from glovebox_server.cli.options import (
+    CliCommand,
+    Form,
+    complete_tool,
+    emit,
+    err,
+    json_option,
+    lock_options,
+    out,
+    state_directory,
+    wants_json,
+    workflow_option,
+)
+from glovebox_server.cli.terminal import print_question
+from glovebox_server.errors import InvalidArguments
+from glovebox_server.exits import FAILED, OK, REFUSED
+from glovebox_server.guards.approvals.question import Answer, Question
+from glovebox_server.guards.approvals.shown import shown
+from glovebox_server.settings import Settings
+from glovebox_server.tools import TOOLS
+from glovebox_server.transport import logs
+
+#: Bytes of a call's arguments on standard input, as many as of a line from an MCP client; code of a call is far below.
+_MAX_ARGUMENTS = 1 << 20
+
+#: Longest line that is read for an answer: the longest that a terminal hands over (termios(3), canonical mode).
+MAX_ANSWER_BYTES = 4096
+
+
+@click.command(cls=CliCommand)
+@click.argument("tool", shell_complete=complete_tool)
+@click.option(
+    "--args",
+    "arguments",
+    default="{}",
+    help="Arguments as a JSON object, beside a program too; - reads standard input.",
+)
+@click.option("--code", help="The program, for run_python; - reads standard input.")
+@click.option(
+    "--file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False, allow_dash=True),
+    help="The program, in a file; - reads standard input.",
+)
+@click.option(
+    "--run",
+    metavar="ID",
+    type=Form("r_[0-9a-hjkmnp-tv-z]{26}", "r_ and 26 characters, as `audit show` has it"),
+    help="Go on in this run, as a refusal names it; else the call is one of its own.",
+)
+@workflow_option
+@json_option
+@state_directory
+@lock_options
+def call(
+    settings: Settings,
+    *,
+    tool: str,
+    arguments: str,
+    code: str | None,
+    file: Path | None,
+    run: str | None,
+    workflow: str | None,
+) -> int:
+    """Make one call of a tool, in a sandbox.
+
+    Exit 0 fine, 1 program failed, 2 bad arguments, 3 refused, 4 unavailable.
+    """
+    if code is not None and file is not None:
+        raise click.UsageError("--code and --file both name the program: leave one out.")
+    if arguments == "-" and "-" in (code, str(file)):
+        raise click.UsageError("--args and the program cannot both read standard input.")
+    if arguments == "-":
+        arguments = _read("--args", sys.stdin.buffer)
+    program = _read_program(code, file)
+    logs.to_stderr("warning")  # else structlog writes to standard output, which has the result
+    return anyio.run(partial(_make_call, settings, tool, arguments, program, run=run, workflow=workflow))
+
+
+async def _make_call(
+    settings: Settings, tool: str, arguments: str, program: str | None, *, run: str | None, workflow: str | None
+) -> int:
+    # Sandboxes that stand ready after one call are of no use, and their end would be waited for.
+    async with apps.opened(settings, "cli", prewarm=False) as app:
+        principal = Principal(id=f"local:{os.getuid()}", transport="cli", workflow=workflow)
+        listener = _TerminalListener(err, principal, asks=not wants_json())
+        filled = _parse_arguments(tool, arguments, program)
+        result = await app.broker.submit(principal, tool, filled, listener, run=run or app.runs.new())
+        profile = app.profiles.get(tool)
+        wanted = profile is not None and profile.files.workspace != "none"
+        if wanted and (app.workspace.path is None or (app.workspace.closed and _was_unreadable(result))):
+            err.print(str(app.workspace), markup=False, highlight=False)
+    if not emit(result.structured):
+        _show(result)
+    if "refused" in result.structured:
+        return REFUSED
+    return FAILED if result.failed else OK
+
+
+def _read_program(code: str | None, file: Path | None) -> str | None:
+    """Return the program that ``--code`` or ``--file`` gives; None without either."""
+    if code == "-" or (file is not None and str(file) == "-"):
+        return _read("--code" if file is None else "--file", sys.stdin.buffer)
+    if file is not None:
+        try:
+            with file.open("rb") as opened:
+                return _read("--file", opened)
+        except OSError as problem:
+            raise click.UsageError(f"--file: the file cannot be read: {problem.strerror}.") from None
+    if code is not None:
+        _require_text("--code", code)
+    return code
+
+
+def _parse_arguments(tool: str, arguments: str, program: str | None) -> dict[str, Any]:
+    """Read the arguments of a call, and put its program among them."""
+    try:
+        raw = strict_json.check_shape(arguments)
+    except ValueError as problem:
+        raise InvalidArguments("--args", (f"must be one JSON object: {problem}",)) from None
+    if not isinstance(raw, dict):
+        raise InvalidArguments("--args", ("must be one JSON object",))
+    if program is not None:
+        if tool in TOOLS and "code" not in TOOLS[tool].arguments.model_fields:
+            raise InvalidArguments(tool, ("code: it takes no program, so neither --code nor --file",))
+        if "code" in raw:
+            raise InvalidArguments(tool, ("code: --args has one, and so does --code or --file",))
+        raw["code"] = program
+    return raw
+
+
+class _TerminalListener:
+    """Shows on a terminal what happens now, on one line of standard error, and asks the person there."""
+
+    def __init__(self, console: Console, principal: Principal, *, asks: bool) -> None:
+        self._console = console
+        self._principal = principal
+        self._asks = asks and console.file.isatty() and sys.stdin.isatty()
+
+    def progress(self, message: str) -> None:
+        if self._console.is_terminal:
+            self._console.print(message, style="dim", markup=False, highlight=False)
+
+    def printed(self, text: str) -> None:
+        """The result shows it in full a moment later."""
+
+    def ended_by(self) -> str:
+        return "client"
+
+    def waits(self) -> float:
+        """A person sees what is waited for, and can answer here or on another terminal; the question ends the wait."""
+        return math.inf if self._console.is_terminal else 0
+
+    async def ask(self, question: Question) -> Answer | None:
+        """Ask whoever made the call; None without a terminal on both sides."""
+        if not self._asks:
+            return None
+        print_question(self._console, shown(question))
+        termios.tcflush(sys.stdin, termios.TCIFLUSH)  # what was typed before the question was there answers nothing
+        self._console.print(Plain("May it run? [y/N] "), end="")
+        await anyio.wait_readable(sys.stdin)
+        said = os.read(sys.stdin.fileno(), MAX_ANSWER_BYTES).decode("utf-8", "replace").strip().lower()
+        return Answer(allow=said in ("y", "yes"), by=self._principal.id, channel="client", digest=question.digest)
+
+
+def _was_unreadable(result: CallResult) -> bool:
+    """Whether it failed because the host denied reading; of every other failure, what is closed is no cause."""
+    error = result.structured.get("error")
+    return result.failed and isinstance(error, dict) and workspace.OPENS in str(error.get("message"))
+
+
+def _show(result: CallResult) -> None:
+    for item in result.content:
+        match item:
+            case Text():
+                out.print(Plain(printable(item.text.removesuffix("\n"), LAYOUT)))
+            case Image():
+                out.print(f"[{item.media_type}, {len(item.data)} bytes]", style="cyan", markup=False)
+            case Link():
+                out.print(f"{item.name}  {item.uri}  {item.media_type}, {item.bytes} bytes", style="cyan", markup=False)
+
+
+def _require_text(option: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise click.UsageError(f"{option}: it is not UTF-8.") from None
+
+
+def _read(option: str, source: BinaryIO) -> str:
+    """What an option is to be read from."""
+    place = "standard input" if source is sys.stdin.buffer else "the file"
+    content = source.read(_MAX_ARGUMENTS + 1)
+    if len(content) > _MAX_ARGUMENTS:
+        raise click.UsageError(f"{option}: {place} has more than {_MAX_ARGUMENTS} bytes.")
+    try:
+        return content.decode("utf-8-sig")  # editors write the mark, and Python itself takes no offence
+    except UnicodeDecodeError as problem:
+        raise click.UsageError(f"{option}: {place} is not UTF-8 at byte {problem.start}.") from None

@@ -1,0 +1,1 @@
+"""Commands that look back: the audit log, calls, receipts, bundles."""

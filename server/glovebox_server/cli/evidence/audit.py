@@ -1,0 +1,294 @@
+"""``glovebox audit``: read the log, check it, and prove what is in it."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+import anyio
+import click
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from rich.text import Text
+
+from glovebox_audit import anchors, chain, read, subscription
+from glovebox_audit.file import LOG_NAME
+from glovebox_audit.printable import printable
+from glovebox_audit.read import Line
+from glovebox_audit.receipts import dsse, keys
+from glovebox_audit.segments import proof as proofs
+from glovebox_audit.verifier.report import VerifyReport
+from glovebox_audit.verify import verify as verify_log
+from glovebox_sandboxes.plural import counted
+from glovebox_server.cli.evidence.query import find_call, lines_option
+from glovebox_server.cli.options import (
+    File,
+    LazyGroup,
+    emit,
+    err,
+    json_option,
+    out,
+    state_directory,
+    wants_json,
+)
+from glovebox_server.exits import FAILED, OK, USAGE
+from glovebox_server.settings import Settings
+from glovebox_server.upkeep.log import audit_log
+
+#: Longest line of ``tail``; ``show`` has everything.
+_LINE = 400
+_Wanted = Callable[[Line], bool]
+
+
+_file = File()
+
+
+@click.group(
+    cls=LazyGroup,
+    lazy={
+        "bundle": ("evidence.making:audit_bundle", "Write one file that shows what a call or a run did."),
+        "query": ("evidence.query:audit_query", "Find calls, the newest first."),
+        "show": ("evidence.page:audit_show", "One call as a page: what was asked, decided, done, and spent."),
+    },
+)
+def audit() -> None:
+    """What happened, and whether the log of it is whole."""
+
+
+@audit.command("tail")
+@click.option("-n", "--limit", "count", default=20, show_default=True, help="How many records.")
+@click.option("-f", "--follow", is_flag=True, help="Go on as records are written.")
+@click.option("--all", "everything", is_flag=True, help="Show the servers' own records too, as --json does.")
+@lines_option
+@state_directory
+def audit_tail(settings: Settings, count: int, follow: bool, everything: bool) -> None:
+    """The last records of calls."""
+    log = settings.state_dir / "audit"
+    wanted = _any if everything or wants_json() else _of_a_call
+    with suppress(KeyboardInterrupt):
+        count = _reach(log, count, wanted)
+        if follow:
+            anyio.run(_follow, log, count, wanted)
+        else:
+            found = [line for line in read.tail(log, count) if wanted(line)]
+            _show_lines(found)
+            if count and not found:
+                out.print(Text("No record of a call. `glovebox audit tail --all` shows the servers' own."))
+
+
+@audit.command("verify")
+@click.option("--anchor", help="SEQ:HASH noted down earlier (`glovebox audit head`): finds a log cut and rewritten.")
+@click.option("--anchors", type=_file, help="The same for each line of this file, as a server keeps them.")
+@click.option("--key", "keys", multiple=True, type=_file, help="A public key: check the signature of each seal too.")
+@click.option("--all", "everything", is_flag=True, help="Read again what was found whole before.")
+@click.option("--proof", type=_file, help="Check this inclusion proof instead, with --key and nothing else.")
+@json_option
+@state_directory
+def audit_verify(
+    settings: Settings,
+    *,
+    anchor: str | None,
+    anchors: Path | None,
+    keys: tuple[Path, ...],
+    everything: bool,
+    proof: Path | None,
+) -> int:
+    """Check the log, and name the line where it was changed.
+
+    Or where lines were removed, added or reordered.
+    """
+    try:
+        if proof is not None and (anchor is not None or anchors is not None or everything or len(keys) != 1):
+            words = "--proof takes one --key, the server's public key, and no --anchor, --anchors, --all."
+            raise click.UsageError(words)
+        given = [public_key(path) for path in keys]
+        if proof is not None:
+            return _verify_proof(proof, given[0])
+        known = None if anchor is None else chain.parse_anchor(anchor)
+        kept = [] if anchors is None else _anchors(anchors)
+        by_id = {dsse.key_id(key): key for key in given}
+        report = verify_log(settings.state_dir / "audit", known, anchors=kept, keys=by_id, new=not everything)
+    except ValueError as error:
+        out.print(Text(str(error)))
+        return USAGE
+    if not emit(asdict(report), indent=None):
+        _show_report(report, anchored=known is not None or bool(kept), signed=bool(given))
+    return OK if report.ok else FAILED
+
+
+@audit.command("prove")
+@click.argument("call_id", metavar="CALL")
+@state_directory
+def audit_prove(settings: Settings, call_id: str) -> int:
+    """Print the inclusion proof of one call, as JSON.
+
+    Its records, and that they lie in a sealed segment.
+    """
+    directory = settings.state_dir / "audit"
+    call_id = find_call(directory, call_id)
+    try:
+        found = proofs.prove(directory, call_id)
+    except proofs.NotSealed:
+        hint = "`glovebox audit seal` seals it now; else the next day or 64 MiB will."
+        err.print(Text(f"Records of call {call_id} are in a segment that is not sealed yet: {hint}"))
+        return FAILED
+    except proofs.NotAProof as problem:
+        err.print(Text(f"There is no proof: {problem}."))
+        return FAILED
+    if found is None:
+        err.print(Text(f"No record of call {call_id}. `glovebox audit tail` shows the latest calls."))
+        return FAILED
+    out.out(found.decode(), end="", highlight=False)
+    return OK
+
+
+@audit.command("seal")
+@json_option
+@state_directory
+def audit_seal(settings: Settings) -> None:
+    """Seal what is written so far, so that it can be proved."""
+    directory = settings.state_dir / "audit"
+    read.head(directory)  # where there is no log, none is made
+    log = audit_log(settings)
+    try:
+        number = log.seal()
+    finally:
+        log.close()
+    done = "There is nothing to seal: no record since the last seal." if number is None else f"Sealed segment {number}."
+    emit({"segment": number}, done)
+
+
+@audit.command("head")
+@json_option
+@state_directory
+def audit_head(settings: Settings) -> None:
+    """The end of the chain, to be kept elsewhere as an anchor."""
+    directory = settings.state_dir / "audit"
+    last = read.head(directory)
+    if not emit({"anchor": f"{last.seq}:{last.hash}", **asdict(last)}, indent=None):
+        out.out(f"{last.seq}:{last.hash}", highlight=False)
+
+
+async def _follow(directory: Path, count: int, wanted: _Wanted) -> None:
+    async for line in subscription.follow(directory, count):
+        if wanted(line):
+            _show_lines([line])
+
+
+def _any(_: Line) -> bool:
+    return True
+
+
+def _of_a_call(line: Line) -> bool:
+    """Each start of a server is a handful of records, and between two calls made from a shell there is one."""
+    kind = line.record.kind if line.record else ""
+    return not kind.startswith(("server.", "profile.", "pool.", "segment."))
+
+
+def _reach(directory: Path, count: int, wanted: _Wanted) -> int:
+    """How many of the last lines hold ``count`` that are wanted; all that ``read.tail`` gives where there are fewer."""
+    wide = count
+    while True:
+        lines = read.tail(directory, wide)
+        places = [place for place, line in enumerate(reversed(lines), 1) if wanted(line)]
+        if len(places) >= count:
+            return places[count - 1] if count > 0 else 0
+        if len(lines) < wide:
+            return len(lines)
+        wide *= 4
+
+
+def not_proved(what: str, problem: Exception) -> int:
+    """Print exactly why something that was given as a proof does not hold."""
+    shown = Text(printable(f"The {what} does not hold: {problem}."), style="red")
+    emit({"ok": False, "reason": str(problem)}, shown, indent=None)
+    return FAILED
+
+
+def _verify_proof(file: Path, key: Ed25519PublicKey) -> int:
+    """Check an inclusion proof with a public key, and nothing else; 1 and the exact reason when it does not hold."""
+    with file.open("rb") as opened:
+        content = opened.read(proofs.MAX_BYTES + 1)
+    try:
+        proved = proofs.verify(content, key, dsse.key_id(key))
+    except proofs.NotAProof as problem:
+        return not_proved("proof", problem)
+    records = [json.loads(record.line) for record in proved.records]
+    seals = [asdict(seal) for seal in proved.seals]
+    fields = {"ok": True, "call_id": proved.call_id, "key": proved.key_id, "records": records, "seals": seals}
+    if emit(fields, indent=None):
+        return OK
+    for record in proved.records:
+        out.print(Text(f"{record.seq}  {record.time}  {record.kind}"))
+    where = ", ".join(f"{seal.segment} (sealed {seal.time})" for seal in proved.seals)
+    count = counted(len(proved.records), "record")
+    out.print(Text(f"{count} of {proved.call_id} lie in segment {where}.", style="green"))
+    out.print(Text(f"signed with key {proved.key_id}"))
+    return OK
+
+
+def _anchors(path: Path) -> list[chain.Head]:
+    """Read anchors that a server kept; raises ValueError, with a sentence."""
+    try:
+        with path.open("rb") as file:
+            return anchors.read(file.read(anchors.MAX_BYTES + 1))
+    except (ValueError, OSError) as problem:
+        words = (isinstance(problem, OSError) and problem.strerror) or str(problem)
+        raise ValueError(f"The anchors {path} cannot be used: {words}.") from None
+
+
+def public_key(path: Path) -> Ed25519PublicKey:
+    """Read a public key; raises ValueError, with a sentence."""
+    try:
+        with path.open("rb") as file:
+            return keys.parse_public(file.read(keys.MAX_KEY_BYTES))
+    except (ValueError, OSError) as problem:
+        words = (isinstance(problem, OSError) and problem.strerror) or str(problem)
+        raise ValueError(f"The key {path} cannot be used: {words}.") from None
+
+
+def _show_lines(lines: Iterable[Line]) -> None:
+    for line in lines:
+        record = line.record
+        if emit({"unreadable": str(line.error)} if record is None else json.loads(record.line), indent=None):
+            continue
+        if record is None:
+            out.print(Text(f"        no record: {line.error} ({len(line.raw)} bytes)", style="red"))
+        else:
+            text = Text(f"{record.seq:>7} {record.time} ")
+            text.append(record.kind, style="bold")
+            text.append(f" {record.call_id or record.server} ", style="cyan")
+            text.append(_brief(record.data))
+            out.print(text, soft_wrap=True)
+
+
+def _brief(data: Mapping[str, object]) -> str:
+    parts = (f"{key}={_cell(value)}" for key, value in data.items() if not isinstance(value, dict | list))
+    return printable(" ".join(parts))[:_LINE]
+
+
+def _cell(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _show_report(report: VerifyReport, *, anchored: bool, signed: bool) -> None:
+    for problem in report.problems:
+        file = "" if problem.file == LOG_NAME and problem.line else problem.file
+        place = " ".join(filter(None, (file, f"line {problem.line}" if problem.line else "")))
+        out.print(Text(f"{printable(place)}: {problem.kind}: {printable(problem.detail)}", style="red"))
+    if report.omitted:
+        out.print(Text(f"and {counted(report.omitted, 'more problem')}", style="red"))
+    verdict = "whole" if report.ok else "NOT what was written"
+    if report.problems and all(each.kind == "anchor" and each.line is None for each in report.problems):
+        verdict = "not compared with the anchor; nothing else is wrong"
+    against = "with the anchor" if anchored else "without an anchor, so a log put back as a whole is not seen"
+    found = f"{counted(report.records, 'record')}, {counted(report.gaps, 'gap')}"
+    if report.known:
+        found += f", {report.known} of them found whole before (--all reads them again)"
+    if report.segments:
+        checked = "signatures checked" if signed else "signatures not checked without --key"
+        found += f", {counted(report.segments, 'sealed segment')} ({checked})"
+    if report.removed:
+        found += f", segments up to {report.removed} removed on record"
+    out.print(Text(f"{found}, the log is {verdict} ({against})."))
+    out.print(Text(f"head {report.head.seq}:{report.head.hash}"))

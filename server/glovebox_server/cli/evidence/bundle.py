@@ -1,0 +1,98 @@
+"""``glovebox bundle``: check a bundle anywhere. Takes nothing of a server."""
+
+from pathlib import Path
+
+import click
+from rich.text import Text
+
+from glovebox_audit.bundle import archive, report
+from glovebox_audit.bundle import verify as verifying
+from glovebox_audit.printable import printable
+from glovebox_audit.receipts import dsse
+from glovebox_audit.segments.proof import NotAProof
+from glovebox_sandboxes.plural import counted
+from glovebox_server.cli.evidence.audit import not_proved, public_key
+from glovebox_server.cli.options import (
+    File,
+    LazyGroup,
+    emit,
+    json_option,
+    out,
+    wants_json,
+)
+from glovebox_server.exits import OK, USAGE
+
+_file = click.Path(path_type=Path, exists=True, dir_okay=False)
+
+
+@click.group(cls=LazyGroup)
+def bundle() -> None:
+    """What one call or run did, as one file to check anywhere."""
+
+
+@bundle.command("verify")
+@click.argument("file", type=_file)
+@click.option("--key", "keys", multiple=True, type=File(), help="The server's public key, not from whoever sent FILE.")
+@json_option
+def bundle_verify(file: Path, keys: tuple[Path, ...]) -> int:
+    """Check a bundle of `audit bundle`, offline.
+
+    It shows what ran, what was withheld, and that no more of it is on record.
+    """
+    try:
+        given = {dsse.key_id(key): key for key in map(public_key, keys)}
+    except ValueError as problem:
+        out.print(Text(str(problem)))
+        return USAGE
+    if not file.is_file():  # a pipe nobody writes to would be waited for
+        out.print(Text(f"{file} is no file: name the bundle itself."))
+        return USAGE
+    with file.open("rb") as opened:
+        content = opened.read(archive.MAX_BYTES + 1)
+    try:
+        found = verifying.verify(content, given)
+    except NotAProof as problem:
+        return not_proved("bundle", problem)
+    evidence = found.evidence
+    calls = report.of_calls(evidence.records)
+    if wants_json():
+        fields = {
+            "ok": True,
+            "proved": bool(keys) and found.report_checked,
+            "keys": evidence.keys,
+            evidence.of: evidence.id,
+            "calls": {
+                call: {
+                    "outcome": report.outcome(each),
+                    "withheld": report.withheld(evidence.receipts.get(call)),
+                }
+                for call, each in calls.items()
+            },
+            "records": len(evidence.records),
+            "segments": [evidence.seals[0].segment, evidence.seals[-1].segment],
+            "sealed": evidence.seals[-1].time,
+            "report_checked": found.report_checked,
+        }
+        emit(fields)
+        return OK
+    for call, records in calls.items():
+        data = records[0].data
+        held = counted(len(report.withheld(evidence.receipts.get(call))), "thing")
+        words = f"{records[0].time}  {call}  {data.get('tool')}  {report.outcome(records)}  {held} withheld"
+        out.print(Text(words))
+    first, last = evidence.seals[0], evidence.seals[-1]
+    where = f"segment {first.segment}" if first is last else f"segments {first.segment} to {last.segment}"
+    said = (
+        f"{evidence.of} {evidence.id} is {counted(len(calls), 'call')} with {counted(len(evidence.records), 'record')},"
+        f" and nothing else of it is in {where}, sealed until {last.time}"
+    )
+    if keys:
+        but, style = ("", "green") if found.report_checked else (f" but for {archive.REPORT}", "yellow")
+        out.print(Text(f"PROVED{but} with {' '.join(evidence.keys)}: {said}.", style=style))
+    else:
+        out.print(Text(f"consistent, signer unknown (no --key): {said}.", style="yellow"))
+    if not found.report_checked:
+        out.print(
+            Text(f"{archive.REPORT} proves nothing: it says that it is of version {printable(evidence.version)[:40]}.")
+        )
+    return OK

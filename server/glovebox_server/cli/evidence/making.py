@@ -1,0 +1,98 @@
+"""``glovebox audit bundle``: what a call or run did, as one file to check anywhere."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.text import Text
+
+from glovebox_audit.bundle import make as making
+from glovebox_audit.segments.proof import NotAProof, NotSealed
+from glovebox_profiles import model as profiles_model
+from glovebox_profiles.errors import ProfileError
+from glovebox_sandboxes.plural import counted
+from glovebox_server import app, workspace
+from glovebox_server.cli.evidence.query import find_call, find_run
+from glovebox_server.cli.options import (
+    CliCommand,
+    emit,
+    err,
+    json_option,
+    state_directory,
+)
+from glovebox_server.cli.saving import write_new_file
+from glovebox_server.exits import FAILED, OK
+from glovebox_server.proof.lock import policy_keys
+from glovebox_server.settings import Settings
+from glovebox_server.startup.policy import governed
+from glovebox_server.tools import TOOLS
+from glovebox_server.upkeep.log import audit_log
+
+
+@click.command("bundle", cls=CliCommand)
+@click.option("--call", metavar="CALL", help="Of this call.")
+@click.option("--run", metavar="ID", help="Of all calls of this run, as `audit show` has it, or `last`.")
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A file that does not exist yet.",
+)
+@json_option
+@state_directory
+def audit_bundle(settings: Settings, call: str | None, run: str | None, output: Path) -> int:
+    """Write one file that shows what a call or a run did.
+
+    And that there is no more of it: for `bundle verify`, anywhere. Seals what is not sealed yet.
+    """
+    if (call is None) == (run is None):
+        raise click.UsageError("Name one: --call CALL or --run ID.")
+    directory = settings.state_dir / "audit"
+    if run is not None:
+        of, identity = "run", find_run(directory, run)
+    else:
+        of, identity = "call", find_call(directory, call or "")
+    try:
+        content = _made(settings, directory, of, identity)
+    except (NotAProof, NotSealed) as problem:
+        why = str(problem) or "its records go on being written: try again once the run is over"
+        err.print(Text(f"There is no bundle: {why}."))
+        return FAILED
+    if content is None:
+        err.print(Text(f"No record of {of} {identity}. `glovebox audit query` finds calls, and shows their runs."))
+        return FAILED
+    write_new_file(output, content)
+    emit(
+        {"file": str(output), of: identity, "bytes": len(content)},
+        f"{output}: {of} {identity}, {counted(len(content), 'byte')}.",
+    )
+    return OK
+
+
+def _made(settings: Settings, directory: Path, of: str, identity: str) -> bytes | None:
+    def texts() -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        return _texts(settings)
+
+    try:
+        return making.make(directory, of, identity, texts)
+    except NotSealed:
+        log = audit_log(settings)
+        try:
+            log.seal()
+        finally:
+            log.close()
+        return making.make(directory, of, identity, texts)
+
+
+def _texts(settings: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Profiles in force, of each role too, and the policy, by digest; nothing where they do not load."""
+    try:
+        profiles = app.load_profiles(settings)
+        found = governed(settings, profiles, workspace.find(settings, "http"), TOOLS)
+    except (ProfileError, workspace.WorkspaceRefused):
+        return {}, {}
+    sets = [profiles, *(each.profiles for each in found.every)]
+    texts = {each.digest_for(tool): profiles_model.effective(each[tool]) for each in sets for tool in each}
+    return texts, {} if found.policy is None else {found.digest or "": policy_keys(found.policy)}

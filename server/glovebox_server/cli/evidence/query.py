@@ -1,0 +1,158 @@
+"""``glovebox audit query``: find calls; and the calls and runs that a person names."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.progress import Progress
+from rich.table import Table
+from rich.text import Text
+
+from glovebox_audit import chain
+from glovebox_audit.printable import printable
+from glovebox_audit.query import ask
+from glovebox_audit.query.ask import Told
+from glovebox_audit.query.calls import Call
+from glovebox_audit.query.index import Filters
+from glovebox_audit.query.outcomes import OUTCOMES
+from glovebox_sandboxes.plural import counted
+from glovebox_server.cli.options import (
+    CliCommand,
+    Moment,
+    emit,
+    err,
+    json_flag,
+    json_option,
+    state_directory,
+    wants_json,
+)
+from glovebox_server.cli.terminal import new_table
+from glovebox_server.errors import MisnamedError
+from glovebox_server.exits import FAILED, OK
+from glovebox_server.settings import Settings
+
+#: How long something takes before a person wants to know what.
+_PATIENCE_SECONDS = 1.0
+lines_option = json_flag("Print the records, one JSON object per line.")
+_STYLES = {"succeeded": "green", "running": "cyan", "denied": "yellow", "ask": "yellow"}
+
+
+@click.command("query", cls=CliCommand)
+@click.option("--tool", "tools", multiple=True, help="Calls of this tool.")
+@click.option("--principal", "principals", multiple=True, help="Calls of this caller, as token:ci or local:1000.")
+@click.option("--client", "clients", multiple=True, help="Calls of this program, as it is shown; '' for none.")
+@click.option("--run", "runs", multiple=True, help="Calls of this run, as `audit show` has it: r_ and 26 characters.")
+@click.option("--workflow", "workflows", multiple=True, help="Calls of this workflow; '' for none.")
+@click.option("--outcome", "outcomes", multiple=True, type=click.Choice(OUTCOMES), help="Calls that came out so.")
+@click.option(
+    "--since",
+    type=Moment(),
+    help="Not before this time (UTC unless it names a zone), local day (yesterday), or 2h ago.",
+)
+@click.option("--until", type=Moment(), help="Before this time, or the beginning of this day: today.")
+@click.option("--grep", "text", help="Calls of which a record has this text, in upper or lower case.")
+@click.option(
+    "-n", "--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="How many, the newest first."
+)
+@json_option
+@state_directory
+def audit_query(settings: Settings, *, text: str | None, limit: int, **given: Any) -> int:
+    """Find calls, the newest first.
+
+    Those that fit every option; of a repeated one, any of its values.
+    """
+    filters = Filters(text=None if text is None else text.casefold(), **given)
+    directory = settings.state_dir / "audit"
+    with show_indexing() as told:
+        found = ask.ask(directory, filters, limit, told)
+    emit(asdict(found), _table(found.calls) if found.calls else "No call fits.")
+    if found.more and not wants_json():
+        err.print(Text(f"The newest {counted(len(found.calls), 'call')}; there are more (--limit)."), style="dim")
+    if found.damaged:
+        words = f"{counted(found.damaged, 'call')} left out: the record was changed. Run `glovebox audit verify --all`."
+        err.print(Text(words), style="red")
+    return FAILED if found.damaged else OK
+
+
+@contextmanager
+def show_indexing() -> Iterator[Told]:
+    """Show a person how far indexing is, once it takes long."""
+    began = time.monotonic()
+    bar = Progress(console=err, transient=True)
+    task = bar.add_task("Indexing the log", total=None)
+
+    def progress(done: int, most: int) -> None:
+        if err.is_terminal and time.monotonic() - began > _PATIENCE_SECONDS:
+            bar.start()
+            bar.update(task, completed=done, total=most)
+
+    try:
+        yield Told(say=lambda words: err.print(Text(words), style="dim"), progress=progress)
+    finally:
+        if bar.live.is_started:
+            bar.stop()
+
+
+def _table(calls: tuple[Call, ...]) -> Table:
+    table = new_table("time", "call", "outcome", "tool", "by", "client", "ms", right=["ms"], whole=True)
+    for each in calls:
+        spent = "" if each.elapsed_ms is None else f"{each.elapsed_ms:.0f}"
+        cells = (each.call_id, Text(_outcome(each), style=_STYLES.get(each.outcome, "red")), each.tool, each.principal)
+        time_ = each.time[:19].replace("T", " ")
+        table.add_row(time_, *(_text(cell) for cell in cells), _text(each.through), spent)
+    return table
+
+
+def _text(cell: str | Text) -> Text:
+    return cell if isinstance(cell, Text) else Text(printable(cell))
+
+
+def _outcome(call: Call) -> str:
+    """How it came out, with what there is to say of it."""
+    more = {
+        "denied": call.rule,
+        "ask": call.rule,
+        "failed": f"exit {call.exit_code}" if call.exit_code else None,
+        "error": call.error,
+    }
+    return printable(": ".join(filter(None, (call.outcome, more.get(call.outcome)))))
+
+
+def find_call(directory: Path, name: str) -> str:
+    """Return the id of the call that a person means: by it, by its beginning, or by ``last``.
+
+    Raises:
+        MisnamedError: it means none, or several.
+        AuditUnavailable: the log cannot be read.
+    """
+    if not chain.is_name(name):
+        what = f"Finding the call {printable(name)[:200]!r}"
+        raise MisnamedError(what, "it is not the id of a call", "Give c_ and 26 characters, the beginning, or `last`.")
+    with show_indexing() as told:
+        found = ask.named(directory, name, told)
+    if len(found) > 1:
+        more = " …" if len(found) == ask.MOST_NAMED else ""
+        reason = f"it is the beginning of several calls: {', '.join(found)}{more}"
+        raise MisnamedError(f"Finding the call {name}", reason, "Give more of its id.")
+    return found[0] if found else name
+
+
+def find_run(directory: Path, name: str) -> str:
+    """Return the id of the run that a person means: by it, or by ``last``, that of the newest call.
+
+    Raises:
+        MisnamedError: there is no newest call, or it is of no run.
+        AuditUnavailable: the log cannot be read.
+    """
+    if name != ask.LAST:
+        return name
+    with show_indexing() as told:
+        found = ask.ask(directory, Filters(), 1, told).calls
+    if not found or found[0].run is None:
+        fix = f"Name the call with --call {found[0].call_id if found else 'CALL'}."
+        raise MisnamedError("Finding the last run", "the newest call is of no run", fix)
+    return found[0].run

@@ -1,0 +1,211 @@
+"""``glovebox receipt``: declared here, done in ``actions.receipts``."""
+
+import json
+from pathlib import Path
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from glovebox_audit import chain
+from glovebox_audit.printable import printable
+from glovebox_audit.receipts import dsse, statement
+from glovebox_audit.receipts.dsse import NotAReceipt
+from glovebox_audit.receipts.keys import parse_public
+from glovebox_audit.receipts.statement import Statement
+from glovebox_audit.receipts.verify import VerifiedReceipt, of_call
+from glovebox_audit.receipts.verify import verify as verify_receipt
+from glovebox_server.cli.evidence.audit import not_proved
+from glovebox_server.cli.evidence.query import find_call
+from glovebox_server.cli.options import (
+    File,
+    LazyGroup,
+    emit,
+    err,
+    json_flag,
+    json_option,
+    out,
+    state_directory,
+    wants_json,
+)
+from glovebox_server.cli.terminal import new_table, print_table
+from glovebox_server.exits import FAILED, OK, USAGE
+from glovebox_server.receipts import keys
+from glovebox_server.settings import Settings
+
+_COLUMNS = 100
+"""Of what is shown of a receipt, into a pipe as well: some cells hold a whole list."""
+
+
+@click.group(cls=LazyGroup)
+def receipt() -> None:
+    """Signed proof of what one call was, got and did."""
+
+
+@receipt.command("key")
+@json_option
+@state_directory
+def receipt_key(settings: Settings) -> None:
+    """The public key, for whoever verifies; made where there is none."""
+    signer = keys.Signer.load(settings.state_dir)
+    if emit({"key_id": signer.key_id, "public_key": signer.public_pem()}):
+        return
+    out.out(signer.public_pem(), end="", highlight=False)
+    err.print(Text(f"key {signer.key_id}"))
+
+
+@receipt.command("show")
+@click.argument("wanted", metavar="CALL|FILE")
+@json_flag("Print the receipt itself, as `receipt verify` takes it.")
+@state_directory
+def receipt_show(settings: Settings, wanted: str) -> int:
+    """What a receipt says; of a call made here, or in a file."""
+    if not Path(wanted).is_file() and not chain.is_name(wanted):
+        return _refuse_name(wanted)
+    try:
+        content, _ = _find(settings.state_dir / "audit", wanted)
+        if isinstance(content, str):
+            err.print(Text(printable(content)))
+            return FAILED
+        envelope = dsse.parse(content)
+        said = statement.parse(envelope.payload)
+    except NotAReceipt as problem:
+        err.print(Text(f"Not a receipt: {printable(str(problem))}."))
+        return FAILED
+    if wants_json():
+        out.out(content.removesuffix(b"\n").decode(), highlight=False)
+        return OK
+    _show(said)
+    out.print(Text(f"Says key {printable(envelope.key_id)}; prove it with `glovebox receipt verify`.", style="dim"))
+    return OK
+
+
+@receipt.command("verify")
+@click.argument("wanted", metavar="CALL|FILE")
+@click.option("--key", type=File(), help="Public key; else that of this server.")
+@click.option(
+    "--audit",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Log to find its place in; of a CALL this server's.",
+)
+@json_option
+@state_directory
+def receipt_verify(settings: Settings, wanted: str, key: Path | None, audit: Path | None) -> int:
+    """Prove a receipt, of a call made here or in a file.
+
+    Exit 1 and the reason if it does not hold.
+    """
+    state = settings.state_dir
+    if Path(wanted).exists() and not Path(wanted).is_file() and not chain.is_name(wanted):  # a pipe would be waited for
+        return _refuse_name(wanted)
+    try:
+        given = keys.own_public(state) if key is None else parse_public(_read(key))
+    except (ValueError, OSError) as problem:
+        words = (isinstance(problem, OSError) and problem.strerror) or str(problem)
+        out.print(Text(printable(f"The key {key} cannot be used: {words}.")))
+        return USAGE
+    if given is None:
+        out.print(Text(printable(f"No key was made in {state}: name the server's public key with --key.")))
+        return USAGE
+    try:
+        content, log = _find(audit or state / "audit", wanted)
+        if isinstance(content, str):
+            if not emit({"ok": False, "reason": content}, indent=None):
+                err.print(Text(printable(content)))
+            return FAILED
+        audit = audit or log
+        proved = verify_receipt(content, given, audit)
+    except NotAReceipt as problem:
+        return not_proved("receipt", problem)
+    if not emit(_report(proved, audited=audit is not None), indent=None):
+        where = f"its place {proved.statement.predicate.audit.seq} in the audit log is right"
+        place = where if audit else "its place in the audit log was not looked at"
+        out.print(Text(f"The receipt of {proved.statement.predicate.call.id} holds: {place}.", style="green"))
+        whose = ", this server's" if key is None else ""
+        out.print(Text(f"{proved.digest}, signed with key {proved.key_id}{whose}"))
+    return OK
+
+
+def _refuse_name(wanted: str) -> int:
+    err.print(Text(f"{printable(wanted)[:200]!r} is neither a file nor the id of a call."))
+    return USAGE
+
+
+def _report(proved: VerifiedReceipt, *, audited: bool) -> dict[str, object]:
+    said = json.loads(proved.statement.model_dump_json(exclude_unset=True))
+    return {"ok": True, "digest": proved.digest, "key": proved.key_id, "audit_checked": audited, "statement": said}
+
+
+def _find(log: Path, wanted: str) -> tuple[bytes | str, Path | None]:
+    """Return the receipt in a file, or of a call with the log that has it; a sentence where the call has none.
+
+    Raises:
+        MisnamedError: it is the beginning of several calls.
+    """
+    if Path(wanted).is_file() or not chain.is_name(wanted):
+        return _read(Path(wanted)), None
+    call_id = find_call(log, wanted)
+    why = "it is not known, was refused, has not ended, or its receipt was lost"
+    missing = f"No receipt of call {call_id}: {why}. `glovebox audit show` says what is recorded."
+    return of_call(log, call_id) or missing, log
+
+
+def _read(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(dsse.MAX_BYTES + 2)
+
+
+def _show(said: Statement) -> None:
+    """The facts in the order a reader asks: what, how isolated, what it reached, how it ended, what it gave."""
+    told = said.predicate
+    facts = [
+        ("call", f"{told.call.id}, {told.call.tool}, by {told.call.principal}, {told.call.received}"),
+        *((name, value) for name in ("client", "run", "workflow") if (value := getattr(told.call, name)) is not None),
+        ("arguments", told.call.arguments),
+        ("code", told.call.code or "none"),
+        ("profile", f"{told.policy.profile}, rule {told.policy.rule}"),
+        *((("approved", told.policy.approval),) if told.policy.approval else ()),
+        *(("lifted", each) for each in told.policy.grants),
+        *([("role", f"{told.policy.role}, policy {told.policy.policy}")] if told.policy.role is not None else []),
+        *(("input", f"{each.name}, {each.bytes} bytes, {each.digest}") for each in told.inputs),
+    ]
+    if told.isolation is None:
+        facts.append(("isolation", "no sandbox came to be measured"))
+    else:
+        found = told.isolation
+        verdict = "as planned" if found.verified else "NOT as planned"
+        facts.append(("isolation", f"{found.driver}, {found.level}, {verdict}; plan {found.plan}"))
+        facts += [(f"  {name}", value) for name, value in found.host.items()]
+    facts += [
+        ("connection", f"{each.effect} {each.method or ''} {each.scheme}://{each.host}:{each.port} ({each.rule})")
+        for each in told.egress
+    ]
+    outcome = told.outcome.model_dump(exclude_none=True, exclude={"usage"})
+    facts.append(("outcome", ", ".join(f"{name} {value}" for name, value in outcome.items())))
+    facts += [("subject", f"{each.name} {each.digest.get('sha256', '')}") for each in said.subject]
+    facts += [("withheld", each) for each in told.withheld]
+    facts.append(("audit", f"{told.audit.seq}:{told.audit.hash}, {told.audit.time}"))
+    table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in facts:
+        table.add_row(Text(printable(name), style="cyan"), Text(printable(value)))
+    print_table(out, table, wide=_COLUMNS)
+    _show_fields(said)
+
+
+def _show_fields(said: Statement) -> None:
+    if said.predicate.isolation is None or not said.predicate.isolation.fields:
+        return
+    table = new_table("isolation", "planned", "inside", "outside", "verdict")
+    table.columns[0].min_width = 36  # the longest of them
+    for each in said.predicate.isolation.fields:
+        values = (each.planned, each.inside, each.outside)
+        style = {"ok": "green", "differs": "red"}.get(each.verdict, "yellow")
+        cells = ("" if value is None else _cell(value) for value in values)
+        table.add_row(each.field, *(Text(printable(cell)) for cell in cells), Text(each.verdict, style=style))
+    print_table(out, table, wide=_COLUMNS)
+
+
+def _cell(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

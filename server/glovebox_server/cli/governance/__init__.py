@@ -1,1 +1,0 @@
-"""Commands that govern who may do what: declared here, done in ``actions.governance``."""

@@ -1,0 +1,196 @@
+"""``glovebox environment``: declared here, done in ``actions.environments``."""
+
+import importlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+
+import anyio
+import click
+from rich.text import Text
+
+from glovebox_audit.printable import printable
+from glovebox_sandboxes.contract.base import Driver
+from glovebox_sandboxes.contract.spec import DEFAULT
+from glovebox_sandboxes.drivers import registry
+from glovebox_sandboxes.plural import counted
+from glovebox_sandboxes.runtime import environments, guest_gc, locks, runtime, trial
+from glovebox_sandboxes.runtime.environments import Environment, EnvironmentFileError
+from glovebox_sandboxes.runtime.packages import RuntimeBuildError
+from glovebox_sandboxes.runtime.runtime import Runtime
+from glovebox_server import app as apps
+from glovebox_server.cli.options import (
+    CliCommand,
+    LazyGroup,
+    complete_environment,
+    directories,
+    emit,
+    err,
+    json_option,
+    out,
+)
+from glovebox_server.cli.terminal import new_table, print_table
+from glovebox_server.settings import Settings
+from glovebox_server.upkeep import environments as keeping
+
+_MIB = 2**20
+_IMAGE = "glovebox_sandboxes.drivers.docker.image.build"
+Tell = Callable[[str], None]
+
+
+@click.group(cls=LazyGroup)
+def environment() -> None:
+    """Python packages for programs: named sets, locked by hash. `glovebox setup --environment` builds."""
+
+
+@environment.command("list")
+@json_option
+@directories
+def environment_list(settings: Settings) -> None:
+    """Each with its state, size, digest and the tools that have it."""
+    listed = keeping.listed(settings, apps.load_profiles(settings))
+    if emit({"environments": [asdict(each) for each in listed]}):
+        return
+    table = new_table("name", "MiB", "digest", "tools", "from", "state", right=["MiB"])
+    for each in listed:
+        mib = f"{each.bytes / _MIB:.0f}" if each.bytes else ""
+        cells = (each.name, mib, each.digest[:19], ", ".join(each.tools), each.source, each.state)
+        table.add_row(*(Text(printable(cell)) for cell in cells))
+    print_table(out, table)
+
+
+@environment.command("update")
+@click.argument("name", shell_complete=complete_environment)
+@json_option
+@directories
+def environment_update(settings: Settings, name: str) -> None:
+    """Lock the newest versions that its file allows; build nothing."""
+    own = settings.environments_dir
+    found = environments.load(name, own)
+    if found.shipped:
+        fix = f"Copy {found.path} to {own}, under another name if both are to be used, and lock that."
+        raise EnvironmentFileError(f"Locking {name}", "it is shipped with its lock", fix)
+
+    async def make() -> int:
+        with _show_steps() as tell:
+            return await locks.write(found, runtime.base_python(), tell)
+
+    count = anyio.run(make)
+    words = f"{found.lock}: {counted(count, 'package')}. Build it: `glovebox setup --environment {name}`."
+    fields = {"name": name, "lock": str(found.lock), "digest": f"sha256:{found.locked()}", "packages": count}
+    emit(fields, printable(words))
+
+
+@environment.command("remove")
+@click.argument("name", shell_complete=complete_environment)
+@click.option("--force", is_flag=True, help="Also where a profile names it; then no server starts with that profile.")
+@click.option("--docker", is_flag=True, help="Also the Docker Engine's images of it, which others may use too.")
+@json_option
+@directories
+def environment_remove(settings: Settings, name: str, force: bool, docker: bool) -> None:
+    """Remove what is built of an environment; its file and lock stay."""
+    record = keeping.removable(settings, apps.load_profiles(settings), name, force=force)
+    images: list[str] = []
+    if docker:
+        build = importlib.import_module(_IMAGE)  # needs the Engine
+        images = anyio.run(build.remove, record.lock)
+    freed = keeping.remove(settings, name, record)
+    if emit({"removed": name, "bytes": freed, "images": images}):
+        return
+    more = f", with {counted(len(images), 'image')} of Docker's" if docker else ""
+    out.print(Text(printable(f"{name} is removed{more}, {freed / _MIB:.0f} MiB freed; its file and lock stay.")))
+
+
+async def _check_all(driver: Driver, chosen: Sequence[Environment], built: Sequence[Runtime]) -> None:
+    """Try each environment; every failure but the last is printed, which is raised."""
+    failed: list[RuntimeBuildError] = []
+    for environment, found in zip(chosen, built, strict=True):
+        try:
+            await trial.check(driver, found, runtime.base_python(), environment)
+        except RuntimeBuildError as problem:
+            failed.append(problem)
+    for earlier in failed[:-1]:
+        err.print(printable(str(earlier)), style="red", markup=False, highlight=False)
+    if failed:
+        raise failed[-1]
+
+
+async def _chosen(settings: Settings, names: tuple[str, ...], tell: Tell) -> list[Environment]:
+    """The default, and those that are named; where none is, those that were set up before: an upgrade may change them.
+
+    Raises:
+        EnvironmentFileError: one that is named cannot be followed.
+    """
+    own = settings.environments_dir
+    chosen = [environments.load(DEFAULT, own)]
+    for name in () if names else environments.recorded(settings.data_dir):
+        try:
+            found = environments.load(name, own)
+            found.locked()
+            chosen.append(found)
+        except EnvironmentFileError as problem:
+            tell(printable(f"Left as it is: {problem}"))
+    for name in dict.fromkeys(names):
+        found = environments.load(name, own)
+        if name != DEFAULT:
+            if not found.lock.exists():
+                await locks.write(found, runtime.base_python(), tell)
+            found.locked()
+            chosen.append(found)
+    return chosen
+
+
+@contextmanager
+def _show_steps() -> Iterator[Tell]:
+    """Say what happens now: on one line of a terminal, else line by line."""
+    with err.status("Preparing") as status:
+
+        def tell(step: str) -> None:
+            status.update(step)
+            if not err.is_terminal:
+                err.print(step, markup=False, highlight=False)
+
+        yield tell
+
+
+@click.command(cls=CliCommand)
+@click.option("--docker", is_flag=True, help="Build the docker driver's image too.")
+@click.option("--base", help="Image to build it from: CPython 3.11 or newer, glibc (python:3.12-slim).")
+@click.option(
+    "--environment",
+    "names",
+    multiple=True,
+    shell_complete=complete_environment,
+    help="Build this one too (may be repeated); see `environment`.",
+)
+@json_option
+@directories
+def setup(settings: Settings, docker: bool, base: str | None, names: tuple[str, ...]) -> None:
+    """Build the sandboxes' Python: once, and after an upgrade."""
+
+    async def make() -> None:
+        with _show_steps() as tell:
+            chosen = await _chosen(settings, names, tell)
+            built = [await runtime.build(settings.data_dir, tell, each) for each in chosen]
+            tell("Trying it in a sandbox")
+            async with registry.opened(settings.data_dir, f"setup{os.getpid()}") as drivers:
+                driver = await drivers.get("bubblewrap")
+                await _check_all(driver, chosen, built)
+            current = [path for each in runtime.every(settings.data_dir).values() for path in each.directories]
+            if removed := guest_gc.remove(settings.data_dir, current):
+                tell(f"Removed guests and runtimes of other versions: {removed}")
+            if docker:
+                build = importlib.import_module(_IMAGE)  # needs the Engine
+                for environment in chosen:
+                    other = None if environment.name == DEFAULT else environment
+                    await build.build(base or build.DEFAULT_BASE, tell, other)
+        ready = {"python": built[0].version, "data_dir": str(settings.data_dir)}
+        if emit({**ready, "environments": [environment.name for environment in chosen]}):
+            return
+        words = f"Ready: Python {built[0].version} in {settings.data_dir}"
+        if more := [each.name for each in chosen[1:]]:
+            words += f", with {', '.join(more)}: name one in a profile (python.environment) to use it"
+        err.print(words, style="green", markup=False, highlight=False)
+
+    anyio.run(make)

@@ -1,0 +1,338 @@
+"""``glovebox approvals``: an answer given here is that of the user who runs the command."""
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any, Final
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from glovebox_audit import read
+from glovebox_audit.chain import Record
+from glovebox_audit.printable import printable
+from glovebox_sandboxes.plural import counted
+from glovebox_server.cli import state
+from glovebox_server.cli.options import (
+    LazyGroup,
+    Moment,
+    emit,
+    err,
+    json_option,
+    out,
+    state_directory,
+)
+from glovebox_server.cli.terminal import new_table, print_question
+from glovebox_server.errors import RefusedError
+from glovebox_server.guards.approvals import answering, store
+from glovebox_server.guards.approvals import stats as counting
+from glovebox_server.guards.approvals.lifting import permanent
+from glovebox_server.guards.approvals.question import MAX_REASON, Answer, Reach
+from glovebox_server.guards.approvals.shown import shown
+from glovebox_server.guards.approvals.states import State
+from glovebox_server.guards.approvals.store import Standing
+from glovebox_server.secret_files import prepare_state
+from glovebox_server.settings import Settings
+from glovebox_server.stores.database import Database
+from glovebox_server.upkeep.log import recording
+
+_OPEN: Final[tuple[State, ...]] = ("pending", "allowed")
+_LEAST: Final = 6
+"""Characters of an id that may stand for it, ``a_`` included."""
+_WATCH_SECONDS: Final = 0.25
+_KINDS: Final = (b'"approval.', b'"call.decided"')
+
+
+@click.group(cls=LazyGroup)
+def approvals() -> None:
+    """Answer calls that wait for approval, and see what was granted."""
+
+
+@approvals.command("list")
+@click.option("--all", "everything", is_flag=True, help="Those that are over too, of the last seven days.")
+@json_option
+@state_directory
+def approvals_list(settings: Settings, everything: bool) -> None:
+    """Questions that wait, and yeses that are good; the newest first."""
+    found = _standings(settings, () if everything else _OPEN)
+    emit({"approvals": [_described(each) for each in found]}, _table(found) if found else "No call waits for approval.")
+
+
+@approvals.command("show")
+@click.argument("wanted", metavar="ID")
+@json_option
+@state_directory
+def approvals_show(settings: Settings, wanted: str) -> None:
+    """What would run, what it may do, and why it is asked. ID is a question's, or its beginning."""
+    with _store(settings) as database:
+        found = _named(database, wanted)
+    if emit(_described(found, whole=True)):
+        return
+    if found.state != "pending":
+        said = [
+            f"; {each.by} said {'yes' if each.allow else 'no'}{f': {each.reason}' * bool(each.reason)}"
+            for each in found.answers
+        ]
+        out.print(Text(f"It is {found.state}{f' by {found.used_by}' * bool(found.used_by)}{''.join(said)}."))
+    if found.question.folder:
+        out.print(Text(f"Folder on this host, which clients are not shown: {found.question.folder}"))
+    print_question(out, shown(found.question))
+
+
+@approvals.command("allow")
+@click.argument("wanted", metavar="ID")
+@click.option("--run", "for_run", is_flag=True, help="For identical calls of the run too, where the rule permits it.")
+@click.option("--rule", is_flag=True, help="Print the change that would lift the denial for good; answer nothing.")
+@json_option
+@state_directory
+def approvals_allow(settings: Settings, wanted: str, for_run: bool, rule: bool) -> None:
+    """Say yes to a question. Look at it first: `approvals show`."""
+    if rule and for_run:
+        raise click.UsageError("--rule answers nothing, so there is no yes that --run could be about.")
+    if rule:
+        _show_rule(settings, wanted)
+    else:
+        _answer(settings, wanted, allow=True, reach="run" if for_run else "call")
+
+
+@approvals.command("deny")
+@click.argument("wanted", metavar="ID")
+@click.option("--reason", default="", help="Why, in at most 500 characters: the model reads it.")
+@json_option
+@state_directory
+def approvals_deny(settings: Settings, wanted: str, reason: str) -> None:
+    """Say no to a question, or take a yes back that is still good.
+
+    The same call is not asked about again until its time is over.
+    """
+    if len(reason) > MAX_REASON:
+        raise click.BadParameter(f"say it in at most {MAX_REASON} characters.", param_hint="--reason")
+    _answer(settings, wanted, allow=False, reach="call", reason=reason)
+
+
+@approvals.command("revoke")
+@click.argument("wanted", metavar="ID")
+@json_option
+@state_directory
+def approvals_revoke(settings: Settings, wanted: str) -> None:
+    """Take a yes or a grant back; no call passes on it any more. What runs goes on: `glovebox stop` ends that."""
+    with _store(settings) as database, recording(settings) as record:
+        identifier = _named(database, wanted).question.id
+        database.transact_now(lambda db: answering.withdraw(db, identifier, _self(), store.now(), record))
+        found = _named(database, identifier)
+    emit(_described(found), f"{identifier} is withdrawn: no call passes on it any more.")
+
+
+@approvals.command("grants")
+@json_option
+@state_directory
+def approvals_grants(settings: Settings) -> None:
+    """Denials that somebody lifted, and for how long."""
+    found = [each for each in _standings(settings, ("allowed",)) if each.question.subject.lifted]
+    emit(
+        {"grants": [_described(each) for each in found]},
+        _table(found) if found else "Nothing is granted beyond the policy.",
+    )
+
+
+@approvals.command("watch")
+@json_option
+@state_directory
+def approvals_watch(settings: Settings) -> None:
+    """Print each question as it comes, until interrupted.
+
+    With --json one object for each line.
+    """
+    told: set[str] = set()
+    if err.is_terminal:
+        err.print("Waiting for questions; interrupt to end.", style="dim")
+    while True:
+        pending = _standings(settings, ("pending",))
+        for each in reversed(pending):
+            if each.question.id in told:
+                continue
+            line = f"{each.question.id}  {each.question.subject.principal}  {each.question.why}"
+            emit(_described(each), line, indent=None)
+            out.file.flush()
+        told = {each.question.id for each in pending}
+        time.sleep(_WATCH_SECONDS)
+
+
+@approvals.command("stats")
+@click.option("--since", type=Moment(), default="7d", show_default=True, help="Since then, or so long ago: 2h.")
+@json_option
+@state_directory
+def approvals_stats(settings: Settings, since: datetime) -> None:
+    """How often people are asked, and what they say.
+
+    Prompts for 100 calls, share of yes, time to an answer. From the audit log.
+    """
+    found = counting.counted(_records(settings), since)
+    if emit(asdict(found)):
+        return
+    rate = "nobody answered" if found.approval_rate is None else f"{found.approval_rate:.0%} of them yes"
+    took = "" if found.median_seconds is None else f", after {found.median_seconds:.1f} seconds (median)"
+    out.print(Text(f"{counted(found.calls, 'call')}, {counted(found.asked, 'question')}: "
+                   f"{found.prompts_per_100_calls:g} for 100 calls."))  # fmt: skip
+    out.print(Text(f"{counted(found.answered, 'answer')}, {rate}{took}."))
+    for rule, times in found.by_rule.items():
+        out.print(Text(f"  {rule}: {times}"))
+
+
+def _show_rule(settings: Settings, wanted: str) -> None:
+    """Print the change that would make a yes permanent."""
+    with _store(settings) as database:
+        about = _named(database, wanted).question.subject
+    if about.lifted is None:
+        names = " and ".join(about.rules)
+        reason = f"This question lifts no denial: it is asked since {names} of a profile or the policy wants it."
+        raise RefusedError(
+            "approval.rule", reason, "Change that rule, if it asks too often: `glovebox approvals stats`."
+        )
+    lines = permanent(about.lifted, about.target, about.tool)
+    if emit({"lifts": {"what": about.lifted, "target": about.target}, "diff": list(lines)}):
+        return
+    for line in lines:
+        out.print(Text(line))
+    then = ", then restart the server" if about.lifted == "host" else "; servers follow within seconds"
+    out.print(Text(f"Nothing was answered. Make the change yourself{then}."))  # profiles are read at the start
+
+
+def _answer(settings: Settings, wanted: str, *, allow: bool, reach: Reach, reason: str = "") -> None:
+    with _store(settings) as database, recording(settings) as record:
+        before = _named(database, wanted)
+        question = before.question
+        said = printable(reason.strip())[:MAX_REASON]
+        given = Answer(allow=allow, by=_self(), channel="operator", reach=reach, digest=question.digest, reason=said)
+        try:
+            found = database.transact_now(lambda db: answering.answer(db, question.id, given, store.now(), record))
+        except RefusedError as objection:
+            record(answering.refused(question.id, given, objection))
+            raise
+    emit(_described(found), f"{question.id} is {found.state}{_more(before, found)}.")
+
+
+def _more(before: Standing, now: Standing) -> str:
+    """What an answer did beside what the state says."""
+    if now.state == "pending":
+        yes = sum(each.allow for each in now.answers)
+        return f": {yes} of {now.question.asked.quorum} have said yes"
+    if before.state != "allowed":
+        return ""
+    if before.used_by:
+        return f": the yes is taken back, and no further call passes on it; the last that did is {before.used_by}"
+    return ": the yes is taken back, and no call has used it"
+
+
+@contextmanager
+def _store(settings: Settings) -> Iterator[Database]:
+    prepare_state(settings.state_dir)
+    with store.opened(settings.state_dir) as database:
+        yield database
+
+
+def _standings(settings: Settings, states: Sequence[State]) -> list[Standing]:
+    if not store.path(settings.state_dir).exists():
+        return []
+
+    def found(database: Database) -> list[Standing]:
+        at = store.now()
+        return database.query_now(lambda db: store.standings(db, at))
+
+    with _store(settings) as database:
+        standings = found(database)
+    return [each for each in standings if not states or (each.state in states and each.left > 0)]
+
+
+def _named(database: Database, wanted: str) -> Standing:
+    """The question of an id, or of the beginning of one.
+
+    Raises:
+        RefusedError: it means none, or several.
+    """
+    at = store.now()
+    found = database.query_now(lambda db: store.standings(db, at))
+    exact = [each for each in found if each.question.id == wanted]
+    begun = [each for each in found if len(wanted) >= _LEAST and each.question.id.startswith(wanted)]
+    if not exact and len(begun) != 1:
+        if begun:
+            reason = f"{wanted} is the beginning of {counted(len(begun), 'question')}."
+            raise RefusedError("approval.unknown", reason, "Give the whole id.")
+        raise store.unknown_question()
+    return (exact or begun)[0]
+
+
+def _self() -> str:
+    return f"local:{state.OPERATOR}"
+
+
+def _table(found: Sequence[Standing]) -> Table:
+    table = new_table("id", "state", "principal", "tool", "for", "left", "why", whole=True)
+    for each in found:
+        about = each.question.subject
+        over = each.state not in _OPEN or each.left <= 0
+        left = "" if over else f"{max(0, each.left) / 60:.0f} min"
+        cells = (each.question.id, each.state, about.principal, about.tool, each.reach, left)
+        table.add_row(*(Text(cell) for cell in cells), Text(each.question.why))
+    return table
+
+
+def _described(each: Standing, *, whole: bool = False) -> dict[str, Any]:
+    question = each.question
+    about, asked = question.subject, question.asked
+    found: dict[str, Any] = {
+        "id": question.id,
+        "state": each.state,
+        "digest": question.digest,
+        "rules": list(about.rules),
+        "why": question.why,
+        "principal": about.principal,
+        "client": question.client,
+        "run": about.run,
+        "workflow": question.workflow,
+        "tool": about.tool,
+        "lifts": None if about.lifted is None else {"what": about.lifted, "target": about.target},
+        "asked": asdict(asked),
+        "reach": each.reach,
+        "made": question.made.isoformat(),
+        "seconds_left": round(max(0.0, each.left), 1),
+        "callers": each.callers,
+        "asked_by": each.asked_by,
+        "used_by": each.used_by or None,
+        "answers": [
+            {"by": one.by, "allow": one.allow, "channel": one.channel, "reason": one.reason or None}
+            for one in each.answers
+        ],
+    }
+    if whole:
+        found |= {
+            "arguments": json.loads(about.arguments),
+            "last_approved": None if question.last_approved is None else json.loads(question.last_approved),
+            "profile": json.loads(question.profile),
+            "profile_digest": about.profile_digest,
+            "policy_digest": about.policy_digest,
+            "inputs": [{"uri": uri, "sha256": digest} for uri, digest in about.inputs],
+            "folder": question.folder or None,
+            "workspace_may_change": question.workspace_may_change,
+        }
+    return found
+
+
+def _records(settings: Settings) -> Iterator[Record]:
+    """Records of decisions and of questions, in the order of the log."""
+    with read.opened(settings.state_dir / "audit") as snapshot:
+        for number in snapshot.sealed:
+            with snapshot.segment(number) as (file, size):
+                yield from _of_interest(read.lines(file, 0, size))
+        if snapshot.log is not None:
+            yield from _of_interest(read.lines(snapshot.log, 0, snapshot.size))
+
+
+def _of_interest(lines: Iterator[read.Line]) -> Iterator[Record]:
+    for line in lines:
+        if line.record is not None and any(kind in line.raw for kind in _KINDS):
+            yield line.record

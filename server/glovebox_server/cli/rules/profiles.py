@@ -1,0 +1,341 @@
+"""``glovebox profiles``: look at profiles, check and change them."""
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+from rich.text import Text
+
+from glovebox_audit.printable import printable
+from glovebox_profiles.diff import KeyChange, diff, diff_sets
+from glovebox_profiles.errors import ProfileError
+from glovebox_profiles.explain import explain, render
+from glovebox_profiles.load.editing import set_value
+from glovebox_profiles.load.loader import (
+    SHIPPED,
+    checked,
+    ignored,
+    load,
+    lost_profiles,
+    parse,
+    profile_files,
+    read,
+)  # fmt: skip
+from glovebox_profiles.load.reading import read_bytes
+from glovebox_profiles.model import Profile, effective
+from glovebox_sandboxes.plural import counted
+from glovebox_server.app import check_example, load_profiles, profile_directories
+from glovebox_server.cli.options import (
+    LazyGroup,
+    complete_tool,
+    directories,
+    emit,
+    json_option,
+    out,
+)
+from glovebox_server.cli.rules.lock import check_lock
+from glovebox_server.cli.rules.showing import described, found_for, say, say_change, to_toml
+from glovebox_server.cli.saving import replace_file
+from glovebox_server.cli.terminal import new_table, print_table
+from glovebox_server.exits import FAILED, OK, USAGE
+from glovebox_server.proof import signature
+from glovebox_server.settings import Settings
+from glovebox_server.tools import TOOLS
+from glovebox_server.upkeep.environments import objections
+
+_NO_PATTERN = "it is no pattern, and names the one file that is called so; name each file, or their folder"
+
+
+@click.group(
+    cls=LazyGroup,
+    lazy={
+        "lock": ("rules.lock:profiles_lock", "Write down what is in force: profiles, policy, tools."),
+        "sign": ("rules.lock:profiles_sign", "Sign a lock, into FILE.sig: for `serve --require-signed`."),
+        "simulate": ("rules.simulate:profiles_simulate", "Decide recorded calls again, under another profile."),
+        "suggest": ("rules.simulate:profiles_suggest", "The narrowest profile for what recorded calls used."),
+    },
+)
+def profiles() -> None:
+    """What each tool may do."""
+
+
+@profiles.command("list")
+@json_option
+@directories
+def profiles_list(settings: Settings) -> None:
+    """One line per tool."""
+    found = load_profiles(settings)
+    rows = [
+        {
+            "tool": tool,
+            "risk": profile.risk,
+            "isolation": list(profile.isolation),
+            "network": profile.network.mode,
+            "approval": profile.approval,
+            "digest": found.digest_for(tool),
+            "source": str(found.source(tool)),
+            "shipped": found.source(tool).parent == SHIPPED,
+        }
+        for tool, profile in found.items()
+    ]
+    table = new_table("tool", "risk", "isolation", "network", "approval", "from")
+    for tool, profile in found.items():
+        network = f"{len(profile.network.allow)} rules" if profile.network.allow else "none"
+        source = found.source(tool)
+        where = "shipped" if source.parent == SHIPPED else str(source)
+        cells = (tool, profile.risk, ", ".join(profile.isolation), network, profile.approval, where)
+        table.add_row(*(Text(cell) for cell in cells))
+    if not emit({"digest": found.digest, "profiles": rows}):
+        print_table(out, table)
+
+
+@profiles.command("show")
+@click.argument("tool", shell_complete=complete_tool)
+@json_option
+@directories
+def profiles_show(settings: Settings, tool: str) -> None:
+    """The whole profile in force, every default filled in.
+
+    As TOML that loads to the same digest, or as JSON.
+    """
+    found = load_profiles(settings)
+    profile, source, digest = found_for(found, tool), found.source(tool), found.digest_for(tool)
+    if not emit({"digest": digest, "source": str(source), "profile": effective(profile)}):
+        say(f"# from {source}\n# {digest}\n{to_toml(profile)}")
+
+
+@profiles.command("explain")
+@click.argument("tool", shell_complete=complete_tool)
+@json_option
+@directories
+def profiles_explain(settings: Settings, tool: str) -> int:
+    """What a tool may read, write, reach and spend, in plain words."""
+    found = load_profiles(settings)
+    profile = found_for(found, tool)
+    errors = objections(settings, [(found.source(tool), profile)])
+    sections = [asdict(section) for section in explain(profile)]
+    if not emit({"tool": tool, "sections": sections, "errors": [described(error) for error in errors]}):
+        say(render(profile))
+        for error in errors:
+            say(str(error), "red")
+    return USAGE if errors else OK
+
+
+@profiles.command("check")
+@click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
+@click.option("--locked", metavar="FILE", type=click.Path(path_type=Path), help="Compare all in force with this lock.")
+@json_option
+@directories
+def profiles_check(settings: Settings, paths: tuple[Path, ...], locked: Path | None) -> int:
+    """Load profiles and run their examples.
+
+    Yours and the shipped ones, or the given files and directories. With --locked, name what differs from a lock.
+    """
+    if locked is not None:
+        if paths:
+            raise click.UsageError("--locked compares what is in force: leave the files out.")
+        return check_lock(settings, locked)
+    return _check(settings, paths)
+
+
+def _check(settings: Settings, paths: Sequence[Path]) -> int:
+    """Load each file, and each file of each directory; print ``path:line`` and the problem of every one that fails.
+
+    What lies in a directory and is no profile is named: what may be meant as one, as an error. Named too is what is to
+    be shown (``files.reveal``) and is not in the workspace, or looks like a pattern where none is given.
+    """
+    checked: list[Path] = []
+    errors: list[ProfileError] = []
+    others: list[Path] = []
+    found: list[tuple[Path, Profile]] = []
+    for path in paths or profile_directories(settings):
+        try:
+            files = _existing(path)
+            if path.is_dir() and path != SHIPPED:
+                errors += lost_profiles(path, TOOLS)
+                others += ignored(path)
+        except ProfileError as error:
+            errors.append(error)
+            continue
+        for file in files:
+            checked.append(file)
+            try:
+                found.append((file, read(file, check_example=check_example, tools=TOOLS)))
+            except ProfileError as error:
+                errors.append(error)
+    errors += objections(settings, found)
+    absent = list(_showing_nothing(found, settings.workspace))
+    paths_of = {"checked": [str(path) for path in checked], "ignored": [str(path) for path in others]}
+    described_all = [described(item) for error in errors for item in (error, *error.more)]
+    if emit({**paths_of, "shows_nothing": absent, "errors": described_all}):
+        return USAGE if errors else OK
+    lost = {each.path for each in errors}
+    for path in others:
+        if path not in lost:
+            say(f"{printable(str(path))}: not read, since it is not named TOOL.toml in the directory itself", "dim")
+    _say_nothing(absent)
+    for each in errors:
+        say(str(each), "red")
+    total = sum(1 + len(error.more) for error in errors)
+    say(f"{counted(len(checked), 'profile')} checked, {counted(total, 'error')}.")
+    return USAGE if errors else OK
+
+
+class Setting(click.ParamType[tuple[tuple[str, ...], str]]):
+    """A key of a profile with its new value."""
+
+    name = "key=value"
+
+    def convert(
+        self, value: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[tuple[str, ...], str]:
+        """Split ``limits.wall_seconds=120``."""
+        key, equals, text = value.partition("=")
+        if not equals or not re.fullmatch(r"[a-z_]+(\.[a-z_]+){0,3}", key):
+            self.fail(f"{value!r} is no KEY=VALUE, as limits.wall_seconds=120.", param, ctx)
+        return tuple(key.split(".")), text
+
+
+@profiles.command("set")
+@click.argument("tool", shell_complete=complete_tool)
+@click.argument("changes", metavar="KEY=VALUE...", nargs=-1, required=True, type=Setting())
+@json_option
+@directories
+def profiles_set(settings: Settings, tool: str, changes: tuple[tuple[tuple[str, ...], str], ...]) -> int:
+    """Change keys of your profile of a tool; comments stay.
+
+    Copies the shipped profile first, if you have none. Prints what changes and what widens. Nothing is written if the
+    result is wrong.
+    """
+    profiles, file = load_profiles(settings), settings.profiles_dir / f"{tool}.toml"
+    before, source = found_for(profiles, tool), profiles.source(tool)
+    data = read_bytes(source)
+    for key, value in changes:
+        data = set_value(data, file, key, value)
+    data = _with_shipped_examples(data, file)
+    after = checked(data, file, check_example=check_example, tools=profiles)
+    errors = objections(settings, [(file, after)])
+    found = diff(before, after)
+    widened = any(change.direction == "widening" for change in found)
+    if found and not errors:
+        file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        replace_file(file, data, force=True)
+    lock = settings.locked or Path("glovebox.lock")
+    locked = lock if found and not errors and lock.exists() else None
+    described_all = {"changes": [asdict(change) for change in found], "errors": [described(it) for it in errors]}
+    place = {"path": str(file), "copied": source != file, "lock": locked and str(locked)}
+    if emit({**place, "widening": widened, **described_all}):
+        return USAGE if errors else OK
+    for change in found:
+        say_change(change)
+    for error in errors:
+        say(str(error), "red")
+    if errors or not found:
+        say(f"{file}: not written, {'see above' if errors else 'since nothing changes'}.")
+        return USAGE if errors else OK
+    say("Something widens." if widened else "Nothing widens.")
+    say(f"{file}: {'copied from the shipped profile and ' if source != file else ''}changed; restart servers.")
+    if locked:
+        sign = " and sign it again" if signature.place(locked).exists() else ""
+        renew = f"Review the change, then run `glovebox profiles lock --force {shlex.quote(str(locked))}`{sign}."
+        say(f"{locked}: holds the profile as it was, so `--locked` refuses the new one. {renew}", "yellow")
+    return OK
+
+
+@profiles.command("diff")
+@click.argument("a", type=click.Path(path_type=Path))
+@click.argument("b", type=click.Path(path_type=Path))
+@json_option
+def profiles_diff(a: Path, b: Path) -> int:
+    """Compare two profiles, or directories; exit 1 if one is wider."""
+    changes = _changes(a, b)
+    widened = any(change.direction == "widening" for found in changes.values() for change in found)
+    tools = {tool: [asdict(change) for change in found] for tool, found in changes.items()}
+    if emit({"widening": widened, "tools": tools}):
+        return FAILED if widened else OK
+    for tool, found in changes.items():
+        say(tool, "bold")
+        for change in found:
+            say_change(change)
+    say("Something widens." if widened else "Nothing widens.")
+    return FAILED if widened else OK
+
+
+def _showing_nothing(found: Sequence[tuple[Path, Profile]], workspace: Path | None) -> Iterator[dict[str, str]]:
+    """Each path that is to be shown and is not there, with its file and why."""
+    for file, profile in found:
+        for each in profile.files.reveal:
+            if reason := _absent(each.path, workspace):
+                yield {"path": str(file), "reveal": each.path, "reason": reason}
+
+
+def _say_nothing(absent: Sequence[dict[str, str]]) -> None:
+    for each in absent:
+        text = f"{printable(each['path'])}: files.reveal: {json.dumps(each['reveal'])} shows nothing: {each['reason']}."
+        say(text, "yellow")
+
+
+def _absent(path: str, workspace: Path | None) -> str:
+    """Why a file that is to be shown is not there; empty where it is, or where nobody can know."""
+    if workspace is None or os.path.lexists(workspace / path):
+        return _NO_PATTERN if workspace is None and set(path) & set("*?[") else ""
+    if set(path) & set("*?["):
+        return _NO_PATTERN
+    at = workspace
+    for part in path.split("/"):
+        if not os.path.lexists(at / part):
+            with suppress(OSError):
+                for each in sorted(at.iterdir()):
+                    if each.name.casefold() == part.casefold():
+                        return f"there is {json.dumps(str(each.relative_to(workspace)))}, and case counts"
+            break
+        at /= part
+    return f"it is not in {printable(str(workspace))}"
+
+
+def _with_shipped_examples(data: bytes, file: Path) -> bytes:
+    """Return a profile in which examples that came with the shipped one expect what it now answers.
+
+    They describe the shipped profile, not what the operator wants; examples of the operator's own stay as they are. An
+    example is known by its call, since an earlier change may have had it expect something else.
+    """
+    profile, shipped = parse(data, file), SHIPPED / file.name
+    calls = [example.call for example in parse(shipped.read_bytes(), shipped).example] if shipped.exists() else []
+    for index, example in enumerate(profile.example):
+        effect, rule = check_example(profile, example.call)
+        if example.call in calls and example.expect != effect:
+            data = set_value(data, file, ("example", index, "expect"), effect)
+        if example.call in calls and example.rule not in (None, rule):
+            data = set_value(data, file, ("example", index, "rule"), rule)
+    return data
+
+
+def _changes(a: Path, b: Path) -> dict[str, tuple[KeyChange, ...]]:
+    for path in (a, b):
+        _existing(path)
+    if a.is_dir() and b.is_dir():
+        return diff_sets(load([SHIPPED, a], check_example=None), load([SHIPPED, b], check_example=None))
+    if a.is_dir() or b.is_dir():
+        raise ProfileError(a, None, "", f"cannot be compared with {b}", "Name two files or two directories.")
+    before, after = (read(path, check_example=None, any_name=True) for path in (a, b))
+    if before.tool != after.tool:
+        raise ProfileError(
+            b, None, "tool", f'is "{after.tool}", and "{before.tool}" in {a}', "Name two versions of one profile."
+        )
+    found = diff(before, after)
+    return {after.tool: found} if found else {}
+
+
+def _existing(path: Path) -> tuple[Path, ...]:
+    """Return the profile files a path stands for; a mistyped path is an error here, not an empty directory."""
+    if path.is_dir():
+        return profile_files(path)
+    if not path.exists():
+        raise ProfileError(path, None, "", "does not exist", "Name a profile or a directory of profiles.")
+    return (path,)

@@ -1,0 +1,72 @@
+"""Shared by commands about profiles, locks and policies: one profile, its TOML, a change, an error."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from rich.text import Text
+
+from glovebox_audit.printable import printable
+from glovebox_profiles.compile import ProfileSet
+from glovebox_profiles.diff import KeyChange
+from glovebox_profiles.errors import ProfileError, nearest
+from glovebox_profiles.model import Profile, effective
+from glovebox_server.cli.options import out
+
+_STYLES = {"widening": "bold red", "narrowing": "green", "neutral": "dim"}
+
+
+def found_for(profiles: ProfileSet, tool: str) -> Profile:
+    """Return the profile in force for a tool; raises ProfileError where there is none."""
+    if tool in profiles:
+        return profiles[tool]
+    reason = "there is no profile for this tool, so every call of it is refused"
+    raise ProfileError(tool, None, "", reason, nearest(tool, profiles))
+
+
+def described(error: ProfileError) -> dict[str, Any]:
+    """Return an error as data."""
+    return {
+        "path": str(error.path), "line": error.line, "key": error.key, "problem": error.reason, "hint": error.fix
+    }  # fmt: skip
+
+
+def say_change(change: KeyChange) -> None:
+    """Print one change: its direction, key and sentence."""
+    say(f"  {change.direction:<9}  {change.key}  {change.sentence}", _STYLES[change.direction])
+
+
+def say(text: str, style: str = "") -> None:
+    """Print text as it is, never as the terminal's markup."""
+    out.print(Text(text, style=style), soft_wrap=True)
+
+
+def to_toml(profile: Profile, comments: Mapping[str, str] | None = None) -> str:
+    """Write the effective profile as TOML, one dotted key a line, with comments by key."""
+    lines: list[str] = []
+
+    def write(prefix: str, values: dict[str, Any]) -> None:
+        for key, value in values.items():
+            if isinstance(value, dict):
+                write(f"{prefix}{key}.", value)
+            else:
+                comment = (comments or {}).get(f"{prefix}{key}")
+                lines.append(f"{prefix}{key} = {_toml(value)}" + (f" # {printable(comment)}" if comment else ""))
+
+    write("", effective(profile))
+    return "\n".join(lines)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        pairs = (f"{_quoted(key)} = {_toml(each)}" for key, each in value.items() if each is not None)
+        return f"{{ {', '.join(pairs)} }}"
+    if isinstance(value, list):
+        return f"[{', '.join(_toml(each) for each in value)}]"
+    return _quoted(value) if isinstance(value, str) else json.dumps(value)
+
+
+def _quoted(text: str) -> str:
+    """Write a TOML string; what a terminal would act on or not show is escaped."""
+    plain = json.dumps(text, ensure_ascii=False)
+    return "".join(each if each.isprintable() else f"\\U{ord(each):08X}" for each in plain)

@@ -1,0 +1,132 @@
+"""``glovebox profiles simulate | suggest``: decide recorded calls again."""
+
+import shlex
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+
+import click
+
+from glovebox_audit.events import CallDecided
+from glovebox_audit.printable import printable
+from glovebox_profiles.errors import ProfileError
+from glovebox_profiles.load.loader import SHIPPED, checked, load, read
+from glovebox_profiles.model import effective
+from glovebox_sandboxes.plural import counted
+from glovebox_server.app import check_example, load_profiles
+from glovebox_server.cli.evidence.page import KEEPING
+from glovebox_server.cli.options import (
+    CliCommand,
+    Moment,
+    complete_tool,
+    emit,
+    json_option,
+    state_directory,
+)
+from glovebox_server.cli.rules.showing import found_for, say, say_change, to_toml
+from glovebox_server.cli.saving import replace_file
+from glovebox_server.exits import FAILED, OK
+from glovebox_server.proof.sealed import opener
+from glovebox_server.proof.simulate import records
+from glovebox_server.proof.simulate import simulate as decide_again
+from glovebox_server.proof.suggest import KINDS
+from glovebox_server.proof.suggest import suggest as narrowest
+from glovebox_server.settings import Settings
+from glovebox_server.tools import TOOLS
+
+_STYLES = {"allow": "bold red", "deny": "green", "ask": "green"}
+
+
+_since = click.option(
+    "--since",
+    type=Moment(),
+    default="30d",
+    show_default=True,
+    help="Calls since this time (UTC), local day, or 30d ago.",
+)
+
+
+_key = click.option("--key", type=click.Path(path_type=Path), help="The private key to which arguments were sealed.")
+
+
+@click.command("simulate", cls=CliCommand)
+@click.argument("candidate", type=click.Path(path_type=Path))
+@_since
+@json_option
+@_key
+@state_directory
+def profiles_simulate(settings: Settings, candidate: Path, since: datetime, key: Path | None) -> int:
+    """Decide recorded calls again, under another profile.
+
+    CANDIDATE is a file, or a directory as in force over the shipped ones. Exit 1 if one would be decided otherwise.
+    """
+    directory = settings.state_dir / "audit"
+    if not candidate.exists():
+        raise ProfileError(candidate, None, "", "does not exist", "Name a profile or a directory of profiles.")
+    if candidate.is_dir():
+        profiles = dict(load([SHIPPED, candidate], check_example=None))
+    else:
+        profile = read(candidate, check_example=None, any_name=True)
+        profiles = {profile.tool: profile}
+    open_sealed = None if key is None else opener(key)
+    found = decide_again(records(directory, since, {CallDecided.kind}), profiles, TOOLS, open_sealed)
+    if emit(asdict(found)):
+        return FAILED if found.otherwise else OK
+    for each in found.otherwise:
+        words = f"{each.time[:19]}  {each.call_id}  {each.tool}  {each.was} -> {each.now}  ({each.rule})"
+        say(printable(words), _STYLES.get(each.now, ""))
+    how = "--key KEY opens those that are sealed" if key is None else "none was sealed to this key"
+    for tool, many in sorted(found.unknown.items()):
+        words = f"{tool}: {counted(many, 'call')} unknown, since the arguments were not kept as they were: {KEEPING}"
+        say(f"{words}; {how}.", "yellow")
+    unknown = sum(found.unknown.values())
+    told = f"{counted(len(found.otherwise), 'call')} otherwise, {found.same} the same, {unknown} unknown"
+    say(f"{told}, {found.elsewhere} not decided by a profile.")
+    return FAILED if found.otherwise else OK
+
+
+@click.command("suggest", cls=CliCommand)
+@click.argument("tool", shell_complete=complete_tool)
+@_since
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path),
+    help="Write the suggested profile here: a new TOOL.toml, or a directory.",
+)
+@json_option
+@_key
+@state_directory
+def profiles_suggest(settings: Settings, tool: str, *, since: datetime, output: Path | None, key: Path | None) -> int:
+    """The narrowest profile for what recorded calls used.
+
+    What would change, and what each change is based on. Nothing is changed.
+    """
+    profile = found_for(load_profiles(settings), tool)
+    log = records(settings.state_dir / "audit", since, KINDS)
+    found = narrowest(log, TOOLS[tool], profile, None if key is None else opener(key))
+    said = f"{counted(found.calls, 'call')} from {found.first[:19]} to {found.last[:19]}"
+    if output is not None and found.calls:
+        output = output / f"{tool}.toml" if output.is_dir() else output
+        data = f"# Suggested, based on {said}.\n{to_toml(found.profile, found.based_on)}\n".encode()
+        # What `profiles check` would refuse, as a file of another name, is not written.
+        checked(data, output, check_example=check_example, tools=TOOLS)
+        replace_file(output, data, force=False)
+    if emit({**asdict(found), "profile": effective(found.profile)}):
+        return OK if found.calls else FAILED
+    if not found.calls:
+        say(f"No call of {tool} was allowed since {since:%Y-%m-%d %H:%M}: nothing can be suggested.")
+        return FAILED
+    for change in found.changes:
+        say_change(change)
+        if why := found.based_on.get(change.key):
+            say(printable(f"             {why}"), "dim")
+    for name, many in found.unknown.items():
+        say(f"  unknown    {name}  stays: not known of {counted(many, 'call')}.", "yellow")
+    say(f"{counted(len(found.changes), 'change')}, based on {said}.")
+    if found.refused or found.lifted:
+        say(f"Not based on {counted(found.refused, 'refused call')}; denials lifted for {found.lifted}.")
+    if output is not None:
+        words = ["glovebox", "profiles", "simulate", str(output), *(["--key", str(key)] if key else [])]
+        say(f"{output}: try it with `{shlex.join(words)}`.")
+    return OK

@@ -1,0 +1,317 @@
+"""``glovebox stop``, ``resume`` and ``stops``."""
+
+import os
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+from rich.text import Text as Plain
+
+from glovebox_audit.events import Event, StopLifted, draft
+from glovebox_audit.printable import printable
+from glovebox_audit.query import ask
+from glovebox_audit.query.index import Filters
+from glovebox_profiles.errors import nearest
+from glovebox_profiles.policy.model import is_principal
+from glovebox_sandboxes.contract.errors import DiagnosedError
+from glovebox_sandboxes.plural import counted
+from glovebox_server.cli import state
+from glovebox_server.cli.evidence.query import show_indexing
+from glovebox_server.cli.options import (
+    CliCommand,
+    LazyGroup,
+    complete_tool,
+    directories,
+    emit,
+    err,
+    json_option,
+    out,
+    state_directory,
+    wants_json,
+)
+from glovebox_server.cli.terminal import new_table, print_table
+from glovebox_server.errors import AuditUnavailable, MisnamedError
+from glovebox_server.exits import NO_SERVER, OK, UNAVAILABLE, USAGE
+from glovebox_server.guards.stops.stop import MAX_BECAUSE, SCOPES, Scope, Stop, StopsUnusable, new_stop, stops_of
+from glovebox_server.guards.stops.stops import RECORD_SECONDS, made
+from glovebox_server.requests import server_key
+from glovebox_server.secret_files import prepare_state
+from glovebox_server.settings import Settings
+from glovebox_server.transport import tokens
+from glovebox_server.upkeep.log import audit_log, recording
+
+
+class _Recording:
+    """One record on its way into the log, in a thread: the log may be held, or its disk may hang."""
+
+    def __init__(self, settings: Settings, event: Event) -> None:
+        self._settings = settings
+        self._event = event
+        self._done = threading.Event()
+        self.problem = "the log did not answer in time; it may get there yet."
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            with recording(self._settings) as record:
+                record(self._event)
+        except Exception as problem:  # noqa: BLE001 - whatever it is, the stop is made
+            self.problem = str(problem)
+        else:
+            self.problem = ""
+        self._done.set()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for its end; whether it is in the log."""
+        self._done.wait(seconds)
+        return not self.problem
+
+
+_ID = r"[0-9a-z]{26}"
+
+
+_FORMS = {
+    "call": (rf"c_{_ID}", "a call's id, as c_01h…: `glovebox audit query` shows them"),
+    "run": (rf"r_{_ID}", "a run's id, as r_01h…: `glovebox audit show CALL` names it"),
+    "principal": (r".{1,640}", "a caller as the audit log names it, as token:ci or local:1000"),
+    "workflow": (r"[a-z][a-z0-9-]{0,63}", "a workflow, as [workflows] of policy.toml does"),
+}
+"""The form of each name: a slip would stop no call."""
+
+
+@click.command(cls=CliCommand)
+@click.option("--call", metavar="ID", help="This call.")
+@click.option("--run", metavar="ID", help="All calls of this run.")
+@click.option("--principal", metavar="ID", help="All calls of this caller, as token:ci or local:1000.")
+@click.option("--workflow", metavar="NAME", help="All calls of this workflow.")
+@click.option("--tool", metavar="NAME", shell_complete=complete_tool, help="All calls of this tool.")
+@click.option("--all", "everything", is_flag=True, help="Everything.")
+@click.option(
+    "--because",
+    default="The operator gave no reason.",
+    help="Why, in a sentence: every caller that is stopped reads it.",
+)
+@json_option
+@directories
+def stop(settings: Settings, *, everything: bool, because: str, **given: str | None) -> int:
+    """End running calls within a second, and refuse new ones.
+
+    In all servers of the state directory, also after a restart, until `glovebox resume`. --all: of every directory
+    there is. Exit 5: it is stored, and no server is live there.
+    """
+    scope, name = _target(given, everything=everything)
+    if not because.strip() or len(because) > MAX_BECAUSE:
+        raise click.BadParameter(f"say it in 1 to {MAX_BECAUSE} characters.", param_hint="--because")
+    settings, places = _places(settings, everything=everything)
+    if name.startswith("token:"):
+        _require_token(settings, name.removeprefix("token:"))
+    found = new_stop(scope, name, because=printable(because.strip())[:MAX_BECAUSE], by=_me(), made=datetime.now(UTC))
+    results = [_attempt(settings, place, found) for place in places]
+    problems = [result for result in results if isinstance(result, DiagnosedError)]
+    outcomes = [result for result in results if not isinstance(result, DiagnosedError)]
+    if not outcomes:
+        raise problems[0]
+    emit(_summary(found, outcomes))
+    for outcome in outcomes:
+        _report(found, outcome, several=len(places) > 1)
+    for unreached in problems:
+        err.print(Plain(str(unreached)), style="red")
+    if scope in ("run", "workflow") or name.startswith("oauth:"):
+        _warn_if_unseen(settings, scope, name)
+    if problems:
+        return UNAVAILABLE
+    if any(outcome["servers"] for outcome in outcomes):
+        return OK
+    if not wants_json():
+        err.print(Plain("No server is live there: the stop is stored for those that begin later."), style="yellow")
+    return NO_SERVER
+
+
+def _target(given: Mapping[str, str | None], *, everything: bool) -> tuple[Scope, str]:
+    """Return what is to be stopped, by the one option that names it."""
+    named: list[tuple[Scope, str]] = [(scope, name) for scope in SCOPES if (name := given.get(scope)) is not None]
+    if everything:
+        named.append(("all", ""))
+    if len(named) != 1:
+        raise click.UsageError("Say what to stop by one of --call, --run, --principal, --workflow, --tool and --all.")
+    (scope, name) = named[0]
+    form, words = _FORMS.get(scope, ("", ""))
+    if form and not (re.fullmatch(form, name, re.ASCII) and (scope != "principal" or is_principal(name))):
+        raise click.BadParameter(f"name {words}.", param_hint=f"--{scope}")
+    if scope == "tool" and name not in (tools := complete_tool(click.get_current_context(), _TOOL, "")):
+        raise click.BadParameter(f"there is no such tool; there are {', '.join(tools)}.", param_hint="--tool")
+    return scope, name
+
+
+def _places(settings: Settings, *, everything: bool) -> tuple[Settings, list[Path]]:
+    """Return the settings with the directory that is meant, and all directories that are."""
+    is_named = "state_dir" in settings.model_fields_set
+    settings = state.locate(settings)
+    if everything:
+        on_line = click.get_current_context().get_parameter_source("state_dir") is ParameterSource.COMMANDLINE
+        return settings, state.find_directories(settings, named=on_line)
+    if not is_named:
+        state.require_one(settings)
+    return settings, [settings.state_dir]
+
+
+_TOOL = click.Option(["--tool"])
+
+
+@click.command(cls=CliCommand)
+@click.argument("stop_id", metavar="[ID]", required=False)
+@click.option("--all", "everything", is_flag=True, help="Every stop.")
+@json_option
+@state_directory
+def resume(settings: Settings, stop_id: str | None, everything: bool) -> int:
+    """Lift a stop, or all of them."""
+    if (stop_id is None) is not everything:
+        raise click.UsageError("Name one stop, as `glovebox stops list` shows it, or --all.")
+    prepare_state(settings.state_dir)
+    files = stops_of(settings.state_dir)
+    names = files.names()
+    lifted = names if stop_id is None else [name for name in names if name == stop_id]
+    if stop_id is not None and not lifted:
+        out.print(Plain(f"There is no stop {printable(stop_id)}: `glovebox stops list` shows them."))
+        return USAGE
+    if lifted:
+        log = audit_log(settings)
+        try:
+            log.commit([draft(StopLifted(stop=name, by=_me())) for name in lifted], {})
+        finally:
+            log.close()
+    for name in lifted:
+        files.remove(name)
+    if not emit({"lifted": lifted}):
+        where = state.describe(settings.state_dir, state.live_servers(settings.state_dir))
+        out.print(Plain(f"{counted(len(lifted), 'stop')} lifted in {where}."))
+    return OK
+
+
+@click.group(cls=LazyGroup)
+def stops() -> None:
+    """Stops in force: see `glovebox stop` and `glovebox resume`."""
+
+
+@stops.command("list")
+@json_option
+@state_directory
+def stops_list(settings: Settings) -> int:
+    """The stops in force, the oldest first.
+
+    Exit 4 if one cannot be read: then everything is stopped.
+    """
+    files = stops_of(settings.state_dir)
+    found = files.read()
+    if server_key.exists(settings.state_dir) and not os.path.lexists(files.path):
+        fix = "Run `glovebox resume --all`: it makes it anew, and nothing is stopped then."
+        found = replace(found, damaged=(StopsUnusable(files.path, "it is gone, with the stops in it", fix),))
+    damaged = [{"what": each.what, "reason": each.reason, "fix": each.fix} for each in found.damaged]
+    if emit({"stops": [_described(each) for each in found.items], "damaged": damaged}):
+        return UNAVAILABLE if damaged else OK
+    table = new_table("id", "what", "made", "by", "because")
+    for each in found.items:
+        made_at = f"{each.made.astimezone(UTC):%Y-%m-%d %H:%M}"
+        table.add_row(each.id, Plain(_words(each)), made_at, Plain(each.by), Plain(each.because))
+    if found.items:
+        print_table(out, table, folded=False)
+    for problem in found.damaged:
+        err.print(Plain(f"Everything is stopped: {problem}"), style="red")
+    where = state.describe(settings.state_dir, state.live_servers(settings.state_dir))
+    out.print(Plain(f"{counted(len(found.items), 'stop')} in force in {where}."))
+    return UNAVAILABLE if found.damaged else OK
+
+
+def _summary(stop: Stop, outcomes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        "stop": _described(stop),
+        "recorded": not any(outcome["problem"] for outcome in outcomes),
+        "everything": stop.scope == "all" or not all(outcome["whole"] for outcome in outcomes),
+        "directories": [{key: outcome[key] for key in ("directory", "servers")} for outcome in outcomes],
+    }
+
+
+def _report(stop: Stop, outcome: Mapping[str, Any], *, several: bool) -> None:
+    place = outcome["directory"]
+    undo = f"glovebox resume {stop.id}{f' --state-dir {place}' * several}"
+    if not wants_json():
+        where = state.describe(place, outcome["servers"])
+        out.print(Plain(f"{_words(stop)} is stopped in {where}: {stop.id}. `{undo}` lifts it."))
+    if not outcome["whole"]:
+        words = "The disk has no room for what is stopped, so everything is"
+        err.print(Plain(f"{words}, until `{undo}`. Free space there."), style="red")
+    if outcome["problem"]:
+        err.print(Plain(f"It is in force, and not in the audit log: {outcome['problem']}"), style="red")
+
+
+def _attempt(settings: Settings, place: Path, stop: Stop) -> dict[str, Any] | DiagnosedError:
+    try:
+        return state.run_as_owner(place, partial(_stop_in, settings, place, stop))
+    except DiagnosedError as problem:  # the other directories are not to wait for this one
+        return problem
+
+
+def _stop_in(settings: Settings, place: Path, stop: Stop) -> dict[str, Any]:
+    """Make a stop in one state directory, and return what became of it."""
+    servers = []
+    with suppress(OSError):  # which are live is worth knowing; the stop comes first
+        servers = state.live_servers(place)
+    prepare_state(place)
+    recording = _Recording(settings.model_copy(update={"state_dir": place}), made(stop))
+    recording.wait(RECORD_SECONDS)
+    whole = stops_of(place).add(stop.id, stop.encoded(), instead=b"")
+    recording.wait(RECORD_SECONDS)
+    return {"directory": str(place), "servers": servers, "whole": whole, "problem": recording.problem}
+
+
+def _require_token(settings: Settings, name: str) -> None:
+    """Refuse a token that is not there: its caller, whose name was misspelt, would go on."""
+    place = settings.state_dir / tokens.DIRECTORY
+
+    def load() -> list[str]:
+        try:
+            return list(tokens.load(place, None)) if place.exists() else []
+        except tokens.TokenFilesError:  # a file that is damaged is no reason not to stop
+            return [name]
+
+    known = state.run_as_owner(settings.state_dir, load)
+    if name not in known:
+        named = [f"token:{each}" for each in known]
+        raise MisnamedError(f"Stopping token:{name}", "there is no such token", nearest(f"token:{name}", named))
+
+
+def _warn_if_unseen(settings: Settings, scope: Scope, name: str) -> None:
+    """Warn of a name that no call on record has; it may be stopped before its first call, or be misspelt."""
+
+    def is_seen() -> bool:
+        with show_indexing() as told:
+            by_scope = {"run": Filters(runs=(name,)), "workflow": Filters(workflows=(name,))}
+            filters = by_scope.get(scope, Filters(principals=(name,)))
+            return bool(ask.ask(settings.state_dir / "audit", filters, 1, told).calls)
+
+    seen = False
+    with suppress(DiagnosedError, AuditUnavailable):
+        seen = state.run_as_owner(settings.state_dir, is_seen)
+    if not seen:
+        words = f"No call of {scope} {name} is on record. It is stopped before its first call, or misspelt."
+        err.print(Plain(words), style="yellow")
+
+
+def _me() -> str:
+    return f"local:{state.OPERATOR}"
+
+
+def _words(stop: Stop) -> str:
+    return "everything" if stop.scope == "all" else f"{stop.scope} {stop.name}"
+
+
+def _described(stop: Stop) -> dict[str, Any]:
+    return stop.model_dump(mode="json", exclude={"version"})

@@ -1,0 +1,230 @@
+"""``glovebox token``: make, list and revoke bearer tokens; and the one that ``client-config`` shows."""
+
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import click
+from rich.text import Text as Plain
+
+from glovebox_audit.events import TokenCreated, TokenRevoked
+from glovebox_sandboxes.plural import counted
+from glovebox_server import app as apps
+from glovebox_server.cli import state
+from glovebox_server.cli.options import (
+    LazyGroup,
+    emit,
+    err,
+    json_option,
+    out,
+    state_directory,
+)
+from glovebox_server.cli.terminal import new_table, print_table
+from glovebox_server.errors import MisnamedError
+from glovebox_server.settings import Settings
+from glovebox_server.startup import policy as policies
+from glovebox_server.tools import TOOLS
+from glovebox_server.transport import tokens
+from glovebox_server.transport.tokens import Token
+from glovebox_server.upkeep.log import recording
+
+#: The token that ``client-config`` shows before others.
+FIRST = "default"
+#: Stands in a client's configuration for a token that is not shown.
+PLACEHOLDER = "TOKEN"
+
+
+_UNITS = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+class Lifetime(click.ParamType[timedelta]):
+    """How long something lasts."""
+
+    name = "time"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+        """Read ``12h`` or ``30d``."""
+        found = re.fullmatch(r"([1-9]\d{0,5})([mhdw])", value)
+        if found is None:
+            self.fail(f"{value!r} is not how long, as 90m, 12h, 30d or 8w.", param, ctx)
+        return timedelta(seconds=int(found[1]) * _UNITS[found[2]])
+
+
+@click.group(cls=LazyGroup)
+def token() -> None:
+    """Bearer tokens of callers over HTTP. A running server follows within a second."""
+
+
+@token.command("create")
+@click.argument("name")
+@click.option("--role", help="What it may do, of policy.toml; else what policy.toml says of token:NAME.")
+@click.option("--workflow", help="What its calls are part of.")
+@click.option("--expires", type=Lifetime(), help="When it ends: 12h, 30d. Never, unless given.")
+@json_option
+@state_directory
+def token_create(
+    settings: Settings, *, name: str, role: str | None, workflow: str | None, expires: timedelta | None
+) -> None:
+    """Make a token and show it, once: only its hash is kept. NAME is 1 to 32 of a-z 0-9 -."""
+    made, secret = _made(settings, name, role=role, workflow=workflow, lifetime=expires)
+    if emit({**_fields(made, None), "token": secret}):
+        return
+    out.print(Plain(secret))
+    ends = "It does not expire." if made.expires is None else f"It ends {_time(made.expires)}."
+    err.print(Plain(f"This is {made.principal}, shown once: only its hash is kept. {ends}"))
+
+
+@token.command("list")
+@json_option
+@state_directory
+def token_list(settings: Settings) -> None:
+    """Each with its role, workflow, making, last use and end."""
+    place = settings.state_dir / tokens.DIRECTORY
+    found = [(each, tokens.last_used(place, each.name)) for each in tokens.load(place, None).values()]
+    if emit({"tokens": [_fields(each, used) for each, used in found]}):
+        return
+    table = new_table("name", "role", "workflow", "made", "ends", "last used", "kept as")
+    for each, used in found:
+        table.add_row(
+            each.name,
+            each.role or "",
+            each.workflow or "",
+            _time(each.made) if each.made else "",
+            _time(each.expires) if each.expires else "never",
+            _time(used) if used else "",
+            "plain" if each.plain else "hash",
+        )
+    if found:
+        print_table(out, table, folded=False)
+    else:
+        out.print(Plain("There are no tokens. `glovebox token create NAME` makes one."))
+    if any(each.plain for each, _ in found):
+        out.print(Plain("plain: its file holds the token itself; `glovebox token migrate` keeps the hash alone."))
+
+
+@token.command("revoke")
+@click.argument("name")
+@json_option
+@state_directory
+def token_revoke(settings: Settings, name: str) -> None:
+    """End a token, and what is under way with it."""
+    place = settings.state_dir / tokens.DIRECTORY
+    if not tokens.is_name(name) or not tokens.revoke(place, name):
+        fix = "`glovebox token list` shows those there are."
+        raise MisnamedError(f"Revoking the token {name!r}", "there is none", fix)
+    with recording(settings) as record:
+        record(TokenRevoked(principal=f"token:{name}", by=f"local:{state.OPERATOR}"))
+    emit(
+        {"name": name, "principal": f"token:{name}", "revoked": True},
+        f"token:{name} is revoked. A running server ends what is under way with it within seconds.",
+    )
+
+
+@token.command("migrate")
+@json_option
+@state_directory
+def token_migrate(settings: Settings) -> None:
+    """Keep only the hash of tokens whose files hold the token itself."""
+    done = tokens.migrate(settings.state_dir / tokens.DIRECTORY)
+    said = f"Of {counted(len(done), 'token')} only the hash is kept from now on"
+    emit({"migrated": done}, f"{said}: {', '.join(done)}." if done else "Of every token only the hash is kept already.")
+
+
+def to_show(
+    settings: Settings,
+    *,
+    name: str | None,
+    file: Path | None,
+    role: str | None,
+    lifetime: timedelta | None,
+) -> str:
+    """Return the token for a client's configuration. One is made only where it was asked for by a new name.
+
+    Raises:
+        MisnamedError: only the hash of the named one is kept, or the file holds none of this server's tokens.
+    """
+    place = settings.state_dir / tokens.DIRECTORY
+    known = tokens.load(place, None)
+    if file is not None:
+        with file.open("rb") as opened:
+            saved = opened.read(tokens.MAX_FILE_BYTES).decode("utf-8", "replace").strip()
+        if not any(token.sha256 == tokens.digest_of(saved) for token in known.values()):
+            fix = "`glovebox token list` shows those there are; name the file in which one of them was saved."
+            raise MisnamedError(f"Reading the token in {file}", "it is none of this server's tokens", fix)
+        return saved
+    if name is not None and (name not in known or role or lifetime):
+        made, secret = _made(settings, name, role=role, workflow=None, lifetime=lifetime)
+        err.print(Plain(f"Made {made.principal}. It is shown here alone: only its hash is kept."))
+        return secret
+    for other in [name] if name else sorted(known, key=lambda other: (other != FIRST, other)):
+        text = tokens.plain_of(place, other) if known[other].plain else None
+        if text is not None:
+            return text
+    if name is not None:
+        fix = "Name the file in which it was saved with --token-file, or make another with a new name."
+        raise MisnamedError(f"Showing the token {name!r}", "only its hash is kept", fix)
+    told = f"No token was made: put one in the place of {PLACEHOLDER}. `--token NAME` makes one"
+    err.print(Plain(f"{told}, and `--token-file FILE` shows one that was saved in a file."))
+    return PLACEHOLDER
+
+
+def _made(
+    settings: Settings, name: str, *, role: str | None, workflow: str | None, lifetime: timedelta | None
+) -> tuple[Token, str]:
+    doing = f"Making the token {name!r}"
+    if not tokens.is_name(name):
+        raise MisnamedError(doing, "its name is not 1 to 32 of a-z 0-9 -", "Give it another.")
+    _require_known(settings, doing, role=role, workflow=workflow)
+    place = settings.state_dir / tokens.DIRECTORY
+    made = None
+    if name not in tokens.load(place, None):
+        expires = None if lifetime is None else (datetime.now(UTC) + lifetime).isoformat(timespec="seconds")
+        by, principal = f"local:{state.OPERATOR}", f"token:{name}"
+        with recording(settings) as record:
+            record(TokenCreated(principal=principal, by=by, role=role, workflow=workflow, expires=expires))
+        made = tokens.create(place, name, role=role, workflow=workflow, lifetime=lifetime)
+    if made is None:
+        fix = f"`glovebox token revoke {name}` ends it; or give this one another name."
+        raise MisnamedError(doing, "there is one of this name", fix)
+    return made
+
+
+def _require_known(settings: Settings, doing: str, *, role: str | None, workflow: str | None) -> None:
+    """Refuse a role that the policy does not have, and a workflow that it, where there is one, does not know."""
+    if role is None and workflow is None:
+        return
+    path = policies.policy_file(settings)
+    policy = None if path is None else policies.load(path, apps.load_profiles(settings), TOOLS)
+    roles, workflows = (policy.roles, policy.workflows) if policy else ({}, {})
+    if role is not None and role not in roles:
+        fix = (
+            f"The roles are {', '.join(roles)}."
+            if policy
+            else "Roles are what a policy.toml says; without one, leave --role out."
+        )
+        raise MisnamedError(doing, f"there is no role {role!r}", fix)
+    if workflow is None:
+        return
+    if not tokens.is_bound_name(workflow):
+        fix = "A workflow is called by 1 to 64 of a-z 0-9 -, and begins with a letter."
+        raise MisnamedError(doing, f"no workflow can be called {workflow!r}", fix)
+    if policy and workflow not in workflows:
+        fix = f"Those of [workflows] are {', '.join(workflows) or 'none'}."
+        raise MisnamedError(doing, f"the policy does not know the workflow {workflow!r}", fix)
+
+
+def _fields(token: Token, used: datetime | None) -> dict[str, object]:
+    return {
+        "name": token.name,
+        "principal": token.principal,
+        "role": token.role,
+        "workflow": token.workflow,
+        "made": token.made and token.made.isoformat(),
+        "expires": token.expires and token.expires.isoformat(),
+        "last_used": used and used.isoformat(),
+        "kept_as": "plain" if token.plain else "hash",
+    }
+
+
+def _time(moment: datetime) -> str:
+    return moment.strftime("%Y-%m-%d %H:%M")

@@ -1,0 +1,88 @@
+"""``glovebox usage``: sums of what calls spent."""
+
+import csv
+import os
+from collections.abc import Sequence
+from datetime import datetime
+
+import click
+from rich.table import Table
+from rich.text import Text as Plain
+
+from glovebox_audit.printable import printable
+from glovebox_profiles.policy.model import SPENDING
+from glovebox_server.cli.options import (
+    CliCommand,
+    Moment,
+    emit,
+    err,
+    json_option,
+    out,
+    state_directory,
+    wants_json,
+)
+from glovebox_server.cli.terminal import new_table
+from glovebox_server.guards.budgets import store
+from glovebox_server.guards.budgets.usage import BY, Used, used
+from glovebox_server.settings import Settings
+from glovebox_server.stores import database
+
+_FORMULA = ("=", "+", "-", "@")
+
+
+class _By(click.ParamType[tuple[str, ...]]):
+    """Names with commas between."""
+
+    name = "names"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        """Read ``principal,tool``."""
+        names = tuple(dict.fromkeys(filter(None, value.split(","))))
+        if not set(names) <= set(BY):
+            self.fail(f"{value!r} is not some of {','.join(BY)}.", param, ctx)
+        return names
+
+
+@click.command(cls=CliCommand)
+@click.option("--by", type=_By(), default="principal,tool", show_default=True, help=f"Some of {','.join(BY)}.")
+@click.option(
+    "--since", type=Moment(), default="7d", show_default=True, help="Since this time (UTC), local day, or 7d ago."
+)
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
+@json_option
+@state_directory
+def usage(settings: Settings, *, by: tuple[str, ...], since: datetime, as_csv: bool) -> None:
+    """Show what calls have spent, where policy.toml has budgets."""
+    if as_csv and wants_json():
+        raise click.UsageError("Choose one of --csv and --json.")
+    path = settings.state_dir / database.DIRECTORY / store.NAME
+    found: list[Used] = []
+    if os.path.lexists(path):
+        with database.opened(path, store.SCHEMA) as kept:
+            found = kept.query_now(lambda connection: used(connection, since, by))
+    elif not as_csv and not wants_json():
+        err.print(Plain("Nothing is counted: no server of this state directory has had a policy with budgets."))
+    if as_csv:
+        writer = csv.writer(out.file, lineterminator="\n")
+        writer.writerow([*by, *SPENDING, "lost"])
+        for row in found:
+            writer.writerow([*map(_cell, row.by.values()), *row.spent.values(), row.lost])
+        return
+    rows = [{**row.by, **row.spent, "lost": row.lost} for row in found]
+    shown = _table(found, by) if found else None
+    emit({"since": since.isoformat(timespec="seconds"), "by": list(by), "usage": rows}, shown)
+
+
+def _table(found: Sequence[Used], by: Sequence[str]) -> Table:
+    numbers = [name.replace("_seconds", " s").replace("_bytes", " B") for name in (*SPENDING, "lost")]
+    table = new_table(*by, *numbers, right=numbers)
+    for each in found:
+        spent = [f"{n:,.3f}".rstrip("0").rstrip(".") if isinstance(n, float) else f"{n:,}" for n in each.spent.values()]
+        table.add_row(*each.by.values(), *spent, f"{each.lost:,}")
+    return table
+
+
+def _cell(text: str) -> str:
+    """A name as no spreadsheet takes it for a formula, and no terminal for a command."""
+    plain = printable(text)
+    return f"'{plain}" if plain.startswith(_FORMULA) else plain

@@ -1,0 +1,141 @@
+"""Putting an artifact where its owner wants it: a new file, or standard output. A disk's failure is one sentence.
+
+Only the command line uses it; must not be imported by anything that serves clients.
+"""
+
+import codecs
+import errno
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import click
+from rich.text import Text as Plain
+
+from glovebox_audit.printable import LAYOUT, printable
+from glovebox_sandboxes.contract.errors import DiagnosedError
+from glovebox_sandboxes.plural import counted
+from glovebox_server import app as apps
+from glovebox_server import workspace
+from glovebox_server.calls import Principal
+from glovebox_server.cli.artifact import check_address, check_principal, describe_artifact
+from glovebox_server.cli.options import CliCommand, emit, err, json_option, state_directory, wants_json
+from glovebox_server.errors import MisnamedError
+from glovebox_server.settings import Settings
+from glovebox_server.workspace import WorkspaceRefused
+
+_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
+"""What another name on the same disk would not change."""
+
+
+def _failure(place: Path, error: OSError, fix: str) -> DiagnosedError:
+    """Return the failure of a write. A name that is taken is a wrong argument; the rest is the disk's."""
+    kind = MisnamedError if isinstance(error, FileExistsError) else DiagnosedError
+    return kind(f"{place} cannot be written", error.strerror or str(error), fix)
+
+
+@click.command("save", cls=CliCommand)
+@click.argument("uri", callback=check_address)
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="File to write; else stdout.")
+@click.option("--principal", callback=check_principal, help="Whose it is, where it is not yours: token:NAME over HTTP.")
+@json_option
+@state_directory
+def artifact_save(settings: Settings, uri: str, output: Path | None, principal: str | None) -> None:
+    """Write an artifact to a new file, or to standard output.
+
+    Its risks are told on standard error.
+    """
+    if wants_json() and output is None:
+        raise click.UsageError("--json says what was written: add -o FILE.")
+    whose = principal or f"local:{os.getuid()}"
+
+    async def make() -> None:
+        if output and (reason := workspace.objection(workspace.place(output), workspace.own(settings))):
+            raise WorkspaceRefused(f"--output {output}", f"it {reason}", "A program made it: name a file elsewhere.")
+        owner = Principal(id=whose, transport="cli")
+        async with apps.opened(settings, "cli", prewarm=False) as app, app.artifacts.open(uri, owner) as reader:
+            if output is None:
+                await reader.check()  # what was printed cannot be taken back
+            for risk in reader.artifact.risks:
+                err.print(f"Look before you open, run, copy or apply it: {risk}.", style="yellow", markup=False)
+            await save(reader.chunks(), output)
+            if not emit({"file": str(output), **describe_artifact(reader.artifact)}) and output is not None:
+                err.print(Plain(f"{output}: {counted(reader.artifact.bytes, 'byte')}."))
+
+    anyio.run(make)
+
+
+async def save(chunks: AsyncIterator[bytes], output: Path | None) -> None:
+    """Write all chunks to a file that does not exist yet, or to standard output.
+
+    Args:
+        chunks: the artifact's content.
+        output: the file; None for standard output.
+
+    Raises:
+        MisnamedError: the file exists.
+        DiagnosedError: it cannot be made, or the disk failed; a file that was begun is removed.
+    """
+    if output is None:
+        await _print(chunks)
+        return
+    try:
+        file = await anyio.open_file(output, "xb")
+    except OSError as error:
+        fix = "Make room on its disk." if error.errno in _DISK else "Name another file."
+        raise _failure(output, error, fix) from error
+    try:
+        async with file:
+            async for chunk in chunks:
+                await file.write(chunk)
+    except BaseException as problem:
+        output.unlink(missing_ok=True)  # noqa: ASYNC240 - one call, where the disk has just answered
+        if isinstance(problem, OSError):
+            raise _failure(output, problem, "Make room, or name a file on another disk.") from problem
+        raise
+
+
+def write_new_file(file: Path, content: bytes) -> None:
+    """Write a file that does not exist yet; raises as ``save`` does."""
+    try:
+        with file.open("xb") as opened:
+            opened.write(content)
+    except OSError as error:
+        fix = "Name another file." if isinstance(error, FileExistsError) else "Make room, or name another file."
+        raise _failure(file, error, fix) from error
+
+
+def replace_file(file: Path, content: bytes, *, force: bool) -> None:
+    """Write a whole file, or leave what is there as it was."""
+    draft = file.with_name(f".{file.name}.new")
+    if file.exists() and not file.is_file():  # as root, a device of the machine
+        raise MisnamedError(f"{file} cannot be written", "it is no regular file", "Name another file.")
+    if not force and os.path.lexists(file):
+        raise MisnamedError(
+            f"{file} cannot be written", "there is one already", "Name another file, or remove it first."
+        )
+    try:
+        draft.unlink(missing_ok=True)
+        with draft.open("xb") as out:
+            out.write(content)
+            os.fsync(out.fileno())
+        draft.chmod(0o644)
+        draft.replace(file)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise _failure(file, error, "Make room, or name another file.") from error
+
+
+async def _print(chunks: AsyncIterator[bytes]) -> None:
+    """The bytes as they are; a person at a terminal sees them as text, which cannot take it over."""
+    shown = codecs.getincrementaldecoder("utf-8")("backslashreplace") if sys.stdout.isatty() else None
+    async for chunk in chunks:
+        if shown is None:
+            sys.stdout.buffer.write(chunk)
+        else:
+            sys.stdout.write(printable(shown.decode(chunk), LAYOUT))
+    if shown is not None:
+        sys.stdout.write(printable(shown.decode(b"", final=True), LAYOUT))
+    sys.stdout.flush()

@@ -1,0 +1,122 @@
+"""``glovebox serve``: the server, over stdio or HTTP."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Literal
+
+import click
+import structlog
+
+from glovebox_profiles.compile import ProfileSet
+from glovebox_profiles.policy.rights import order_conflicts
+from glovebox_sandboxes.runtime.environments import Environment
+from glovebox_server import app as apps
+from glovebox_server import event_loop
+from glovebox_server.app import App
+from glovebox_server.cli.options import CliCommand, given, lock_options, require_http, state_directory, workflow_option
+from glovebox_server.mcp import catalogue
+from glovebox_server.settings import Settings
+from glovebox_server.tools import TOOLS
+from glovebox_server.transport import logs
+from glovebox_server.transport import serve as transports
+from glovebox_server.transport.oauth.authority import OAuth, Scopes
+
+_LEVELS = ("debug", "info", "warning", "error")
+
+
+@click.command(cls=CliCommand)
+@click.option(
+    "--transport",
+    type=click.Choice(["stdio", "http"]),
+    default="stdio",
+    show_default=True,
+    help="How clients reach it.",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on (http).")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8321, show_default=True, help="Port (http); 0 for any free one."
+)
+@click.option("--allowed-host", multiple=True, help="Host header to accept, for addresses that are not this machine's.")
+@click.option(
+    "--log-level", type=click.Choice(_LEVELS), default="info", show_default=True, help="Lowest that is logged."
+)
+@click.option(
+    "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Of its log."
+)
+@click.option("--trusted-proxy", multiple=True, help="Address of a proxy whose X-Forwarded-For names clients.")
+@click.option("--oauth-issuer", metavar="URL", help="Let in whoever has an access token of this issuer, too (http).")
+@click.option("--oauth-audience", multiple=True, help="What such tokens are for, if not this server's addresses.")
+@click.option("--oauth-any-type", is_flag=True, help="Accept tokens whose `typ` is not at+jwt.")
+@workflow_option
+@state_directory
+@lock_options
+def serve(
+    settings: Settings,
+    *,
+    transport: str,
+    host: str,
+    port: int,
+    allowed_host: tuple[str, ...],
+    log_level: str,
+    log_format: Literal["text", "json"],
+    trusted_proxy: tuple[str, ...],
+    oauth_issuer: str | None,
+    oauth_audience: tuple[str, ...],
+    oauth_any_type: bool,
+    workflow: str | None,
+) -> None:
+    """Serve MCP clients until they leave or a signal ends it."""
+    named = ("host", "port", "allowed_host", "trusted_proxy", "oauth_issuer", "oauth_audience", "oauth_any_type")
+    require_http(transport, *named)
+    if oauth_issuer is None and (oauth_audience or oauth_any_type):
+        raise click.UsageError("--oauth-audience and --oauth-any-type go with --oauth-issuer.")
+    logs.to_stderr(log_level, log_format)
+
+    async def serve_http(app: App) -> str:
+        def announce(url: str) -> None:
+            event_loop.settled()
+            transports.announced(url, allowed_host, given(settings, "state_dir"))
+
+        oauth = None
+        if oauth_issuer is not None:
+            oauth = OAuth(issuer=oauth_issuer, audiences=oauth_audience, any_type=oauth_any_type)
+        return await transports.serve_http(
+            app,
+            host=host,
+            port=port,
+            allowed_hosts=allowed_host,
+            trusted_proxies=trusted_proxy,
+            policy=app.in_force,
+            oauth=oauth,
+            scopes=Scopes(
+                roles=app.in_force.scopes,
+                refuses=lambda principal, tool: app.rights_of(principal).refusal(tool) is not None,
+            ),
+            workflow=workflow,
+            on_ready=announce,
+        )
+
+    async def serve_stdio(app: App) -> str:
+        event_loop.settled()
+        return await transports.serve_stdio(app, workflow=workflow)
+
+    event_loop.run(lambda: _serve(settings, transport, workflow, serve_stdio if transport == "stdio" else serve_http))
+
+
+async def _serve(
+    settings: Settings, transport: str, workflow: str | None, until_its_end: Callable[[App], Awaitable[str]]
+) -> None:
+    """Start the server's parts, warn of what is odd in them, and serve with them."""
+    async with apps.opened(settings, transport, _tools_digest) as app:
+        app.in_force.require(workflow)
+        policy = app.in_force.policy
+        log_lines = structlog.get_logger(__name__)
+        for warning in order_conflicts(policy) if policy else ():
+            log_lines.warning(f"Policy: {warning}")
+        named = policy is not None and all(role.workspace for role in policy.roles.values())
+        if (app.workspace.path is None and not named) or app.workspace.closed:
+            log_lines.warning(str(app.workspace))
+        app.ended.append(await until_its_end(app))
+
+
+def _tools_digest(profiles: ProfileSet, environments: Mapping[str, Environment]) -> str:
+    return catalogue.digest(catalogue.listed(TOOLS.values(), profiles, environments))
