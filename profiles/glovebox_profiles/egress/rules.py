@@ -94,7 +94,7 @@ class EgressRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EgressDecision:
-    """What the rules say about one target. The address behind the name is judged later, by whoever resolves it."""
+    """The rules' answer about one target. The address behind the name is checked later, once it is resolved."""
 
     effect: Literal["allow", "deny"]
     rule: str
@@ -150,7 +150,7 @@ def denial(error: TargetError) -> EgressDecision:
 
 
 def path_matches(pattern: str, path: str) -> bool:
-    """Whether a path pattern names a normalised path; ``/a/*`` is every plain path that begins with ``/a/``.
+    """Return whether a pattern names a normalised path; ``/a/*`` is every plain path that begins with ``/a/``.
 
     Where a folder is what is allowed, a path that some server reads as one outside of it is none of its paths.
     """
@@ -243,7 +243,7 @@ def _require(key: str, holds: bool, otherwise: str) -> None:
 
 
 def covers(wide: EgressRule, narrow: EgressRule) -> bool:
-    """Whether ``wide`` alone allows everything that ``narrow`` allows."""
+    """Return whether ``wide`` alone allows everything that ``narrow`` allows."""
     return (
         pattern_covers(wide.host, narrow.host)
         and wide.schemes >= narrow.schemes
@@ -254,7 +254,7 @@ def covers(wide: EgressRule, narrow: EgressRule) -> bool:
 
 
 def covers_all(wide: Sequence[EgressRule], narrow: Sequence[EgressRule]) -> bool:
-    """Whether ``wide`` allows everything that ``narrow`` allows. Conservative: may say no, never wrongly yes.
+    """Return whether ``wide`` allows everything that ``narrow`` allows. Conservative: may say no, never wrongly yes.
 
     Each narrow rule has to be covered by one wide rule; two wide rules that only cover it together are not found.
     """
@@ -291,7 +291,7 @@ def _intersection(one: EgressRule, other: EgressRule) -> EgressRule | None:
 
 
 def _path_covers(wide: str, narrow: str) -> bool:
-    """Whether every path that ``narrow`` names is named by ``wide`` (the star of ``narrow`` is one more character)."""
+    """Return whether ``wide`` names every path that ``narrow`` does (its star is one more character)."""
     if narrow.endswith("/*"):
         return wide.endswith("/*") and narrow[:-1].startswith(wide[:-1])
     return path_matches(wide, narrow)

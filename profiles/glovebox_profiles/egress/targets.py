@@ -206,12 +206,12 @@ def parse_pattern(text: str) -> str:
 
 
 def matches(pattern: str, host: str) -> bool:
-    """Whether a canonical pattern names a canonical host; ``*.example.org`` is never ``example.org`` itself."""
+    """Return whether a canonical pattern names a canonical host; ``*.example.org`` is never ``example.org`` itself."""
     return host.endswith(pattern[1:]) if pattern.startswith("*") else host == pattern
 
 
 def pattern_covers(wide: str, narrow: str) -> bool:
-    """Whether every host that ``narrow`` names is named by ``wide`` too."""
+    """Return whether every host that ``narrow`` names is named by ``wide`` too."""
     return wide == narrow or (wide.startswith("*") and narrow.removeprefix("*").endswith(wide[1:]))
 
 
@@ -406,7 +406,7 @@ def normalise_path(path: str) -> str:
 
 
 def is_plain(path: str) -> bool:
-    """Whether every server reads a canonical path as the folders and the name that stand there.
+    """Return whether every server reads a canonical path as the folders and the name that stand there.
 
     An allow-list, since servers and the proxies before them decode twice, cut parameters off, fold compatible and
     look-alike characters, take overlong UTF-8, and drop blanks and dots at the end of a name: ``..%3B``, ``..%20``,
@@ -418,11 +418,11 @@ def is_plain(path: str) -> bool:
         return False
     # Nothing stands behind a last slash.
     named = segments if segments[-1] else segments[:-1]
-    return all(_NAME.fullmatch(each) and all(map(_stands_for_itself, each)) for each in named)
+    return all(_NAME.fullmatch(name) and all(map(_stands_for_itself, name)) for name in named)
 
 
 def _stands_for_itself(character: str) -> bool:
-    """Whether it is ASCII, or a letter, mark or digit that is no other's compatible form."""
+    """Return whether it is ASCII, or a letter, mark or digit that is no other's compatible form."""
     if character.isascii():
         return True
     return unicodedata.category(character)[0] in "LMN" and unicodedata.normalize("NFKC", character) == character

@@ -33,7 +33,7 @@ class ClientHello:
 
     @property
     def room(self) -> int:
-        """How many bytes it takes at most; read no more at a time, what follows the hello is not its business."""
+        """Return how many more bytes it takes; read no more at a time, for others may follow the hello."""
         return MAX_HELLO - len(self.raw)
 
     def feed(self, data: bytes) -> str | None:

@@ -1,7 +1,7 @@
 """From an allowed name to a connection: resolve once, check every answer, dial only what was checked.
 
 The only module of egress that knows sockets. A name reaches it after the rules allowed it, so a denied name is never
-looked up: a look-up is itself a message to whoever runs the zone.
+looked up: a look-up is itself a message to the zone's name servers.
 """
 
 import errno
@@ -32,7 +32,7 @@ Dial = Callable[[str, tuple[Address, ...], int, EgressLimits, float], Awaitable[
 """Connects to one of the checked addresses of a host; see ``dial``."""
 
 LOOK_UPS = 64
-"""Look-ups of all principals under way, those that nobody waits for included; each is a thread."""
+"""Look-ups of all principals under way, abandoned ones included; each is a thread."""
 LOOK_UPS_OF_ONE = 16
 """Of one principal: each of the calls that may run at one time can have one under way, and others have room."""
 
@@ -50,7 +50,7 @@ def within(seconds: float, deadline: float) -> float:
 class LookUps:
     """Asks the operating system for addresses, in threads that are counted until they end.
 
-    The C library cannot be interrupted: a look-up that nobody waits for any more goes on until its own timeout, half a
+    The C library cannot be interrupted: an abandoned look-up goes on until its own timeout, half a
     minute with three silent name servers. Without a bound, cancelled calls would pile them up.
     """
 
@@ -85,7 +85,7 @@ class LookUps:
             try:
                 answers = socket.getaddrinfo(f"{host}.", None, type=socket.SOCK_STREAM)
                 found.set_result(tuple(dict.fromkeys(ip_address(answer[4][0]) for answer in answers)))
-            except BaseException as problem:  # noqa: BLE001 - handed to whoever asked
+            except BaseException as problem:  # noqa: BLE001 - raised where it is awaited
                 found.set_exception(problem)
             finally:
                 self._leave(principal)
@@ -143,7 +143,7 @@ async def resolve(host: str, resolver: Resolver, seconds: float) -> tuple[Addres
 def check(host: str, addresses: tuple[Address, ...]) -> None:
     """Refuse a whole DNS answer when one address in it is not public, or is this machine's own.
 
-    The message names the kind of address and not the address: internal addresses are nobody's business in a sandbox.
+    The message names the kind of address and not the address: a sandbox learns no internal address.
 
     Raises:
         TargetError: Rule ``egress.address``.

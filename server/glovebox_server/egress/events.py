@@ -71,11 +71,11 @@ ConnectNext = Callable[[EgressAttempt], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EgressAnswer:
-    """What came of one attempt that was allowed: the matter of another audit record."""
+    """The end of one attempt that was allowed; it has an audit record of its own."""
 
     attempt: EgressAttempt
     status: int | None
-    """None of a tunnel, which nobody looks into."""
+    """None of a tunnel, which cannot be read."""
     type: str | None
     """The media type that the server says, without parameters; None where it says none that is one."""
     bytes: int = 0

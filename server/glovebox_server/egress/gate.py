@@ -22,7 +22,7 @@ from glovebox_server.egress.events import ConnectNext, EgressAnswer, EgressAttem
 from glovebox_server.egress.limits import EgressLimits
 
 MAX_UNNAMED = 4
-"""Hosts of one call that somebody may be asked about: a program that tries many asks nobody about most."""
+"""Hosts of one call that a person may be asked about; a program may try many more."""
 
 ConnectionLink = Callable[[EgressAttempt, ConnectNext], Awaitable[None]]
 
@@ -135,7 +135,7 @@ class EgressGate:
         attempt.decision = decision = attempt.decide(target, self.rules)
         if decision.effect == "deny":
             if decision.rule == "egress.host" and len(self.unnamed) < MAX_UNNAMED:
-                # What comes out of TLS that ends inside are requests, so that is what somebody is asked about.
+                # Requests come out of TLS that ends inside, so a request is what a person is asked about.
                 inspected = attempt.decide is decide_inspected
                 self.unnamed.add(replace(target, method="GET", path="/") if inspected else target)
             raise TargetError(decision.rule, decision.reason, decision.hint)

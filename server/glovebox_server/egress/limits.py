@@ -8,7 +8,7 @@ READ_BYTES = 16 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EgressLimits:
-    """What one call may spend on the network. Seconds are real time."""
+    """Bounds of one call on the network. Seconds are real time."""
 
     connections: int = 64
     """Connections of one call, each redirect counted: an index page and its files, not a crawl."""

@@ -30,7 +30,7 @@ MAX_BYTES: Final = 64 * 1024
 SECONDS: Final = 10.0
 """How long a program may take: a helper that asks a token service needs one or two."""
 SHORTEST: Final = 16
-"""Letters and digits of a value: a shorter one could not be told from ordinary text in an answer."""
+"""Letters and digits of a value: a shorter one looks like ordinary text in an answer."""
 _LONGEST: Final = 8192
 _ALONE: Final = (
     f"It has to be the value alone: {SHORTEST} to {_LONGEST} printable characters without blanks, {SHORTEST} of them "
@@ -52,11 +52,11 @@ _OF_PROGRAMS: Final = {
 EARLY: Final = timedelta(seconds=30)
 """A value is read again so long before it expires: a request with it may take that long to arrive."""
 AHEAD: Final = timedelta(seconds=60)
-"""And so long before that, whoever asks has the one that is held, while the next is read."""
+"""Before that, calls use the value at hand while the next is read."""
 UNSAID: Final = timedelta(seconds=60)
 """How long one is held whose source says no expiry: a helper is not started for every request."""
 AGAIN: Final = timedelta(seconds=5)
-"""After a failure, how long nobody tries again: a call that asks in a loop starts no storm of helpers."""
+"""Backoff after a failure: a call that asks in a loop starts no storm of helpers."""
 KEPT: Final = 3
 """Values of one source that go on to be looked for: one that was replaced by another may still be valid."""
 
@@ -90,7 +90,7 @@ async def read(source: str) -> CredentialValue:
     kind, _, where = source.partition(":")
     match kind:
         case "env":
-            # Not by name: somebody may have put a key there.
+            # Not by name: a key may have been put there.
             fix = "Set it where the server is started, and start it again."
             value = _plain(os.environ.get(where), "its variable", "is not set or empty", fix)
         case "file":
@@ -281,7 +281,7 @@ class CredentialCache:
     async def _read_apart(self, source: str, reading: _Reading) -> None:
         try:
             reading.value = await self._read(source)
-        except Exception as failure:  # noqa: BLE001 - whoever needs it is told
+        except Exception as failure:  # noqa: BLE001 - raised where it is awaited
             reading.failure = failure
         finally:
             del self._readings[source]

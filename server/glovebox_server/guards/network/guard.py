@@ -73,37 +73,12 @@ def make_gate(
     now, request, network, recorder = call.now, call.request, call.now.profile.network, call.now.records
 
     async def record(attempt: EgressAttempt) -> None:
-        target = attempt.target
-        await recorder.record(
-            EgressDecided(
-                call_id=request.id,
-                scheme=target.scheme if target else "unreadable",
-                host=target.host if target else "unreadable",
-                port=target.port if target else 0,
-                method=target.method if target else None,
-                asked_digest=_digest(attempt),
-                effect=attempt.decision.effect,
-                rule=attempt.decision.rule,
-                address=str(attempt.addresses[0]) if attempt.addresses else None,
-                credential=attempt.credential,
-            )
-        )
+        await recorder.record(_decided(request.id, attempt))
         if watch is not None:
             await watch.connecting(request, attempt)
 
     def record_answer(answer: EgressAnswer) -> None:
-        target = answer.attempt.target
-        recorder.hold(
-            EgressAnswered(
-                call_id=request.id,
-                host=target.host if target else "unreadable",
-                asked_digest=_digest(answer.attempt),
-                status=answer.status,
-                type=answer.type,
-                bytes=answer.bytes,
-                complete=answer.complete,
-            )
-        )
+        recorder.hold(_answered(request.id, answer))
 
     gate = (make or EgressGate)(
         rules=network.allow,
@@ -134,6 +109,35 @@ def _count_for(call: Call) -> ConnectionLink:
         await connect_next(attempt)
 
     return count
+
+
+def _decided(call_id: str, attempt: EgressAttempt) -> EgressDecided:
+    target = attempt.target
+    return EgressDecided(
+        call_id=call_id,
+        scheme=target.scheme if target else "unreadable",
+        host=target.host if target else "unreadable",
+        port=target.port if target else 0,
+        method=target.method if target else None,
+        asked_digest=_digest(attempt),
+        effect=attempt.decision.effect,
+        rule=attempt.decision.rule,
+        address=str(attempt.addresses[0]) if attempt.addresses else None,
+        credential=attempt.credential,
+    )
+
+
+def _answered(call_id: str, answer: EgressAnswer) -> EgressAnswered:
+    target = answer.attempt.target
+    return EgressAnswered(
+        call_id=call_id,
+        host=target.host if target else "unreadable",
+        asked_digest=_digest(answer.attempt),
+        status=answer.status,
+        type=answer.type,
+        bytes=answer.bytes,
+        complete=answer.complete,
+    )
 
 
 def _digest(attempt: EgressAttempt) -> str:

@@ -220,7 +220,7 @@ class LiveOutput:
 def _goes_on(last: str, text: str) -> bool:
     """Return whether a secret begins in a text that may have several lines; searching its words alone is faster."""
     both = last + text
-    return any(word in both for word in _LONG) and any(each.end() > len(last) for each in _GOES_ON.finditer(both))
+    return any(word in both for word in _LONG) and any(match.end() > len(last) for match in _GOES_ON.finditer(both))
 
 
 def _mask_value(value: Any, values: Forms) -> tuple[Any, dict[str, int]]:
@@ -318,7 +318,7 @@ def _mapped(value: Any, clean: Callable[[str], str]) -> Any:
             kept[f"{name} ({len(kept) + 1})" if name in kept else name] = _mapped(each, clean)
         return kept
     if isinstance(value, list | tuple):
-        return [_mapped(each, clean) for each in value]
+        return [_mapped(item, clean) for item in value]
     return value
 
 

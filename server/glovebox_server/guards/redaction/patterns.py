@@ -32,7 +32,7 @@ _BEGINS: Final = (
 """Not within a word, but for one that an encoded sign, an escape or the end of a terminal's code only makes."""
 _ENDS: Final = rb"(?![A-Za-z0-9_\-])"
 _EXAMPLE: Final = re.compile(rb"(?i)example|xxxx|\.\.\.|placeholder|redacted|0{12}|1234567890")
-"""In a match: somebody explains, and does not tell."""
+"""In a match: an example, no secret."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
