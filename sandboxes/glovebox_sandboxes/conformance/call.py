@@ -148,11 +148,11 @@ class CallCase(ClaimCase, TrialCall):
         return self
 
     def calls(self) -> tuple[TrialCall, ...]:
-        """Every call of the case, its own last."""
+        """Return every call of the case, its own last."""
         return (*(_filled(each, self, _EARLIER) for each in self.before), self)
 
     def as_control(self) -> tuple[TrialCall, ...]:
-        """The calls of the control, with what they leave out filled in, its own last."""
+        """Return the calls of the control, with what they leave out filled in, its own last."""
         if self.control is None:
             raise ValueError(f"{self.id} has no control")
         control = _filled(self.control, self, _ASKED)
@@ -167,7 +167,7 @@ _ASKED = (*_EARLIER, "caller", "run", "token", "handle", "times", "at_once", "ca
 
 
 def _filled(call: TrialCall, of: TrialCall, names: tuple[str, ...]) -> TrialCall:
-    """The call with what it leaves out of these as in the other."""
+    """Return the call with what it leaves out of these as in the other."""
     asked = {name: getattr(of, name) for name in names if name not in call.model_fields_set}
     if call.model_fields_set & {"raw", "arguments"}:
         asked = {name: value for name, value in asked.items() if name not in ("raw", "arguments")}
@@ -178,5 +178,5 @@ _SHIPPED = resources.files(__package__).joinpath("calls")
 
 
 def load(folder: Traversable | None = None) -> tuple[CallCase, ...]:
-    """Every call case, in the order of the files' names; raises as ``case.load`` does."""
+    """Return every call case, in the order of the files' names; raises as ``case.load`` does."""
     return read_all(folder or _SHIPPED, CallCase)

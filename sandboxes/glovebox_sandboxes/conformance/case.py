@@ -120,7 +120,7 @@ class Case(ClaimCase):
         return self
 
     def in_force(self) -> Limits:
-        """The limits of this case's sandbox."""
+        """Return the limits of this case's sandbox."""
         values: dict[str, Any] = {name: getattr(LIMITS, name) for name in Limits.__slots__}
         for name, value in self.limits.items():
             values[name] = type(values[name])(value)
@@ -131,7 +131,7 @@ AnyCase = TypeVar("AnyCase", bound="ClaimCase")
 
 
 def load(folder: Traversable | None = None) -> tuple[Case, ...]:
-    """Every case, in the order of the files' names.
+    """Return every case, in the order of the files' names.
 
     Args:
         folder: holds the ``*.toml`` files; the shipped ones where it is left out.

@@ -45,7 +45,7 @@ print(json.dumps({{name: _attempt(code) for name, code in json.loads({table!r}).
 
 
 def program(text: str, places: Mapping[str, str], host: Mapping[str, Any]) -> str:
-    """The text with the names it uses.
+    """Return the text with the names it uses.
 
     Args:
         text: of a case's program.
@@ -57,13 +57,13 @@ def program(text: str, places: Mapping[str, str], host: Mapping[str, Any]) -> st
 
 
 def attempts(cases: Iterable[Case]) -> str:
-    """The text of a program that makes the attempts of these cases and prints the answers."""
+    """Return the text of a program that makes the attempts of these cases and prints the answers."""
     table = json.dumps({case.id: case.attempt for case in cases})
     return _HARNESS.format(seconds=ANSWER_SECONDS, table=table)
 
 
 def answers(stdout: str) -> dict[str, str]:
-    """What the program of :func:`attempts` printed: id → answer. Empty where it did not get so far."""
+    """Return what the program of :func:`attempts` printed: id → answer. Empty where it did not get so far."""
     try:
         found = json.loads(stdout.rstrip().rpartition("\n")[2])
     except ValueError:

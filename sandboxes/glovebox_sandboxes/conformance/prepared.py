@@ -52,14 +52,14 @@ class Prepared:
 
 @asynccontextmanager
 async def prepared(driver: Driver) -> AsyncIterator[Driver]:
-    """The same driver, with every sandbox prepared, for the length of the block."""
+    """Provide the same driver, with every sandbox prepared, for the length of the block."""
     async with anyio.create_task_group() as tasks:
         yield Prepared(driver, tasks)
         tasks.cancel_scope.cancel()
 
 
 async def has_another_way(driver: Driver) -> bool:
-    """Whether prepared sandboxes come to be in another way than those that are started for a call."""
+    """Return whether prepared sandboxes come to be in another way than those that are started for a call."""
     try:
         async with driver.source(driver.plan(SandboxSpec(limits=LIMITS))) as source:
             return source.quick

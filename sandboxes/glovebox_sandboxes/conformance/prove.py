@@ -92,12 +92,12 @@ class Proof:
         return not any(each.status in ("failed", "closed") for each in self.findings)
 
     def count(self, *statuses: Status) -> int:
-        """How many findings have one of these."""
+        """Return how many findings have one of these."""
         return sum(each.status in statuses for each in self.findings)
 
 
 def judged(case: ClaimCase, problems: tuple[str, ...], names: tuple[str, ...], seconds: float) -> CaseFinding:
-    """The finding for a case that was asked: what was wrong, held against the gaps of a driver with these names."""
+    """Return the finding of a case: what was wrong, held against the gaps of a driver with these names."""
     reason = next((case.gaps[name] for name in names if name in case.gaps), "")
     if reason:
         status: Status = "gap" if problems else "closed"
@@ -107,7 +107,7 @@ def judged(case: ClaimCase, problems: tuple[str, ...], names: tuple[str, ...], s
 
 
 def gap_names(capabilities: Capabilities) -> tuple[str, ...]:
-    """What the driver is called in the cases' gaps.
+    """Return what the driver is called in the cases' gaps.
 
     ``rlimits`` besides, where limits hold per process only; ``gvisor-docker``, where the Engine starts gVisor.
     """

@@ -99,7 +99,7 @@ async def judge_attempts(driver: Driver, cases: Sequence[Case], host: Planted) -
 
 
 def spec(limits: Limits, workspace: Path, *, overlay: bool = False) -> SandboxSpec:
-    """What every case runs in: everything a profile can grant but network, so that nothing is safe by its absence."""
+    """Return the spec of every case: all a profile can grant but network, so that nothing is safe by its absence."""
     mounts = (Mount(source=str(workspace), target=ORIGINAL if overlay else WORKSPACE),)
     return SandboxSpec(limits=limits, mounts=mounts, overlay=overlay, output=True, inputs=True)
 
@@ -212,12 +212,12 @@ def _stdout(seen: TrialResult) -> str:
 
 
 def now() -> float:
-    """Seconds since this host was started, on the clock that says when processes began."""
+    """Return seconds since this host was started, on the clock that says when processes began."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 async def left(namespaces: Mapping[str, int], identity: str, ran: float) -> tuple[str, ...]:
-    """What is still there of a sandbox a moment after it was closed.
+    """Return what is still there of a sandbox a moment after it was closed.
 
     Args:
         namespaces: the sandbox's, as it measured them.
@@ -233,7 +233,7 @@ async def left(namespaces: Mapping[str, int], identity: str, ran: float) -> tupl
 
 
 def processes(namespaces: Mapping[str, int], ran: float | None = None) -> tuple[str, ...]:
-    """Every process in the pid namespace of these, as pid and command line; zombies are none.
+    """Return every process in the pid namespace of these, as pid and command line; zombies are none.
 
     The kernel gives the number of a namespace that is gone to the next one, perhaps of another server's sandbox. With
     ``ran``, a moment at which the one that is meant was there, one whose first process began later is not it: that
@@ -257,7 +257,7 @@ def processes(namespaces: Mapping[str, int], ran: float | None = None) -> tuple[
 
 
 def _is_first(process: Path) -> bool:
-    """Whether it is process 1 of its own pid namespace."""
+    """Return whether it is process 1 of its own pid namespace."""
     numbers = re.search(r"^NSpid:.*\t(\d+)$", (process / "status").read_text(), re.MULTILINE)
     return numbers is not None and numbers[1] == "1"
 

@@ -106,7 +106,7 @@ def compare(
 
 
 def kernel_version() -> str:
-    """The host's kernel, in the guest's words for its own."""
+    """Return the host's kernel, in the guest's words for its own."""
     kernel = os.uname()
     return f"{kernel.sysname} {kernel.release} {kernel.version}"
 
@@ -135,7 +135,7 @@ _BOTH = ("uid", "gid", "groups", "capabilities", "no_new_privs", "seccomp", "int
 def _seen(
     expected: Expected, measured: Measured, outside: HostView, host_namespaces: Mapping[str, int]
 ) -> dict[str, Any]:
-    """The guest's fields from outside."""
+    """Return the guest's fields from outside."""
     spaces = None if outside.namespaces is None else shared(expected, outside.namespaces, host_namespaces)
     namespaces = {"namespaces shared with the host": _or_why(outside, "namespaces", spaces)}
     if expected.system != "linux":
@@ -184,12 +184,12 @@ def _kernel(measured: Measured) -> str:
 
 
 def _only(numbers: tuple[int, ...] | None) -> Any:
-    """The one number, or all of them where they are not the same."""
+    """Return the one number, or all of them where they are not the same."""
     return None if numbers is None else numbers[0] if len(numbers) == 1 else list(numbers)
 
 
 def _host_only(expected: Expected, measured: Measured, outside: HostView) -> list[Field]:
-    """What the guest cannot know, or what shows that both looked at the same process."""
+    """Return what the guest cannot know, or what shows that both looked at the same process."""
     own = {*(outside.uids or ()), *(outside.gids or ())}
     allowed = own if changes_user() else own | _own_groups()
     groups = None if outside.groups is None else sorted({*outside.groups} - allowed)

@@ -104,10 +104,10 @@ class Sandbox(Protocol):
         """The guest's standard input and output."""
 
     async def host_view(self) -> HostView:
-        """What the host sees of it, once the guest is ready; ``outside.unseen`` where it sees nothing."""
+        """Return what the host sees of it, once the guest is ready; ``outside.unseen`` where it sees nothing."""
 
     def cpu_seconds(self) -> float | None:
-        """Processor time of all its processes so far, as the host's kernel counts it; None where it does not."""
+        """Return processor time of all its processes so far, as the host's kernel counts it; None where it does not."""
 
     async def kill(self) -> None:
         """End every process of the sandbox and return when they are gone. Safe to call more than once."""
@@ -116,7 +116,7 @@ class Sandbox(Protocol):
         """Have one part in so many of the processor time it has by default beside others, where that can be set."""
 
     async def stats(self) -> SandboxStats:
-        """What the host saw so far; complete once the sandbox is dead."""
+        """Return what the host saw so far; complete once the sandbox is dead."""
 
 
 class Source(Protocol):

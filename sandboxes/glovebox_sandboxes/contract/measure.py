@@ -105,7 +105,7 @@ _DIFFERENCES = 4
 
 
 def describe(differences: tuple[Difference, ...]) -> str:
-    """Differences as one sentence of bounded length, cut between items and never inside one's name."""
+    """Return differences as one sentence of bounded length, cut between items and never inside one's name."""
     words = [
         f"{each.field}: planned {_short(each.planned)}, found {_short(each.measured)}"
         for each in differences[:_DIFFERENCES]
@@ -170,27 +170,27 @@ def inside(
 
 
 def more_groups(expected: Expected, groups: Iterable[int]) -> list[int]:
-    """Supplementary groups beside the sandbox's own and those it could not be relieved of."""
+    """Return supplementary groups beside the sandbox's own and those it could not be relieved of."""
     return [group for group in groups if group not in (expected.uid, *expected.kept_groups)]
 
 
 def shared(expected: Expected, namespaces: Mapping[str, int], host_namespaces: Mapping[str, int]) -> list[str]:
-    """Namespaces that had to be other than the host's and are not shown to be."""
+    """Return namespaces that had to be other than the host's and are not shown to be."""
     return [name for name in expected.namespaces if namespaces.get(name) in (None, host_namespaces[name])]
 
 
 def writable(expected: Expected, mounts: Iterable[MeasuredMount]) -> list[str]:
-    """Mount points that are writable and were not to be."""
+    """Return mount points that are writable and were not to be."""
     return sorted({mount.target for mount in mounts if mount.writable} - set(expected.writable))
 
 
 def foreign(expected: Expected, mounts: Iterable[MeasuredMount]) -> list[str]:
-    """Mount points that may hold files of the host."""
+    """Return mount points that may hold files of the host."""
     return sorted({mount.target for mount in mounts if not _own(mount, expected)})
 
 
 def _own(mount: MeasuredMount, expected: Expected) -> bool:
-    """Whether a mount can hold no host files: by its kind, and by its place."""
+    """Return whether a mount can hold no host files: by its kind, and by its place."""
     if mount.type not in _OWN or mount.target in expected.mounts:
         return False
     kernel = mount.target in _OWN_PLACES or mount.target.startswith(tuple(f"{place}/" for place in _OWN_PLACES))

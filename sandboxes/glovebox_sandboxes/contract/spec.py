@@ -94,5 +94,5 @@ class SandboxSpec:
         return tuple(f"{self.mounts[0].target}/{name}" for name in self.masks)
 
     def without_preload(self) -> "SandboxSpec":
-        """The same sandbox with nothing imported ahead."""
+        """Return the same sandbox with nothing imported ahead."""
         return replace(self, preload=())

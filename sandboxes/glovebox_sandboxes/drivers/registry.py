@@ -78,7 +78,7 @@ class _Held:
     since: float
 
     def age(self) -> float:
-        """Seconds since it was probed."""
+        """Return seconds since it was probed."""
         return anyio.current_time() - self.since
 
 
@@ -94,7 +94,7 @@ class Drivers:
         self._locks = {name: anyio.Lock() for name in connect}
 
     async def get(self, name: str) -> Driver:
-        """The driver of that name, probed now if it was not before, or if it could not be used a while ago."""
+        """Return the driver of that name, probed now if it was not before, or if it could not be used a while ago."""
         async with self._locks[name]:
             held = self._ready.get(name)
             if held is not None and not held.driver.capabilities.usable and held.age() > RETRY_SECONDS:
@@ -112,7 +112,7 @@ class Drivers:
                 await anyio.sleep_forever()
 
     def _plan(self, driver: Driver, spec: SandboxSpec) -> Plan:
-        """A plan is pure, so one of a spec is as good as the next: two for each profile, and for each set of masks."""
+        """Return the plan of a spec, made once: a plan is pure."""
         key = (driver.name, spec)
         if key not in self._plans:
             if len(self._plans) >= _MOST_PLANS:
@@ -131,7 +131,7 @@ class Drivers:
         return None
 
     async def choose(self, names: tuple[str, ...], spec: SandboxSpec) -> tuple[Driver, Plan]:
-        """The first driver that can enforce every part of the spec, and its plan.
+        """Return the first driver that can enforce every part of the spec, and its plan.
 
         Raises:
             UnsupportedSpecError: none can; says what the first one lacks and what to do, then why no other can.
@@ -153,7 +153,7 @@ class Drivers:
 
 @asynccontextmanager
 async def opened(data: Path, server_id: str) -> AsyncIterator[Drivers]:
-    """The drivers, for the length of the block; nothing of theirs is left after it.
+    """Provide the drivers, for the length of the block; nothing of theirs is left after it.
 
     Args:
         data: directory of the embedded runtime.

@@ -31,7 +31,7 @@ def command(
     elsewhere: Mapping[str, str],
     counted: bool = True,
 ) -> tuple[str, ...]:
-    """Argument vector of a guest that runs on the sentry; see ``guest_tree.command``.
+    """Return the argument vector of a guest that runs on the sentry; see ``guest_tree.command``.
 
     ``counted`` says whether a control group counts its processor time.
     """
@@ -47,5 +47,5 @@ def command(
 
 
 def outside(limits: Limits) -> Limits:
-    """What a control group around the sentry holds: all memory, and its threads beside those of the program."""
+    """Return what a control group around the sentry holds: all memory, and its threads beside those of the program."""
     return replace(limits, pids=_THREADS + _THREADS_PER_TASK * limits.pids)

@@ -13,7 +13,7 @@ FIELD = "files.workspace"
 
 
 def shown(path: str, revealed: frozenset[str]) -> bool:
-    """Whether a path, or a folder that it lies in, is one of these."""
+    """Return whether a path, or a folder that it lies in, is one of these."""
     parts = path.split("/")
     return bool(revealed) and any("/".join(parts[: at + 1]) in revealed for at in range(len(parts)))
 
@@ -47,18 +47,18 @@ def folded(found: Iterable[str]) -> tuple[str, ...]:
 
 
 def _plain(path: str) -> str:
-    """The path, or of one that no record can hold the folder above it."""
+    """Return the path, or of one that no record can hold the folder above it."""
     while not path.isprintable():
         path = f"{above(path)}/"
     return path
 
 
 def above(path: str) -> str:
-    """The folder that a path lies in."""
+    """Return the folder that a path lies in."""
     return path.rstrip("/").rpartition("/")[0]
 
 
 def named(path: str) -> str:
-    """A path as part of a message; safe to print."""
+    """Return a path as part of a message; safe to print."""
     text = ascii(path)[1:-1]
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"

@@ -117,7 +117,7 @@ class SecretFileIndex:
         return self.problem is None and self._identity == _identity(self._root)
 
     def masks(self, revealed: frozenset[str]) -> tuple[str, ...]:
-        """What is to be covered for a program that is shown ``revealed`` all the same; folders end with a slash.
+        """Return what is to be covered for a program that is shown ``revealed`` all the same; folders end with a slash.
 
         Raises:
             UnsupportedSpecError: it is not known, or is too much.
@@ -174,7 +174,7 @@ class SecretFileIndex:
             self._mounts.close()
 
     def _mounted_here(self) -> bool:
-        """Whether another directory is there than was taken in, or other mounts are below it."""
+        """Return whether another directory is there than was taken in, or other mounts are below it."""
         return (self._identity, self._inside) != (_identity(self._root), mounts.inside(self._root))
 
     def _rebuild(self) -> None:
@@ -393,7 +393,7 @@ class SecretFileIndexes:
         self._making = anyio.Lock()
 
     async def of(self, root: str) -> SecretFileIndex:
-        """The index of a directory as it is now.
+        """Return the index of a directory as it is now.
 
         Raises:
             UnsupportedSpecError: there cannot be one.
@@ -446,7 +446,7 @@ def _joined(folder: str, name: str) -> str:
 
 
 def _closed(place: str) -> bool:
-    """Whether no sandbox can look into a folder, because it is another user than the server."""
+    """Return whether no sandbox can look into a folder, because it is another user than the server."""
     return changes_user() and not os.lstat(place).st_mode & stat.S_IXOTH
 
 

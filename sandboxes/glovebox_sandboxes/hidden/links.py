@@ -60,7 +60,7 @@ class Links:
 
 
 def follow(root: str, link: str) -> tuple[frozenset[str], str | None]:
-    """Every name on the way of a link, its own among them, and where it leads.
+    """Return every name on the way of a link, its own among them, and where it leads.
 
     Args:
         root: the directory, without links.
@@ -100,7 +100,7 @@ def follow(root: str, link: str) -> tuple[frozenset[str], str | None]:
 
 
 def _read(place: str) -> str | None:
-    """What a link holds; empty for what is none, None for what is not there."""
+    """Return what a link holds; empty for what is none, None for what is not there."""
     try:
         return os.readlink(place)  # noqa: PTH115 - of a thousand names each counts
     except OSError as error:

@@ -61,7 +61,7 @@ class Hierarchy:
 
 
 def fix() -> str:
-    """What makes limits hold for all processes of a sandbox together."""
+    """Return what makes limits hold for all processes of a sandbox together."""
     where = "Run the server as root, or in a systemd unit with Delegate=yes"
     if os.geteuid() == 0:
         where = "Control groups are absent or read-only here: start the container, or sandbox, with writable ones"
@@ -115,7 +115,7 @@ def _parent_in(base: Path, owner: str) -> Hierarchy | None:
 
 
 def _handed_down(group: Path) -> bool:
-    """Whether groups below this one have the controllers that we need, now."""
+    """Return whether groups below this one have the controllers that we need, now."""
     control = group / "cgroup.subtree_control"
     try:
         if not set(_CONTROLLERS) <= set(control.read_text().split()):
@@ -225,7 +225,7 @@ class Cgroup:
         self._held[file] = content
 
     def _place(self, file: str) -> str:
-        """Where a file of the group is: each controller of v1 has a directory of its own, v2 has one for all."""
+        """Return where a file of the group is: each controller of v1 has a directory of its own, v2 has one for all."""
         if len(self._directories) == 1:
             return f"{self._directories[0]}/{file}"
         controllers = self._controllers()
@@ -270,12 +270,12 @@ class Cgroup:
         weigh(self._place("cpu.").rpartition("/")[0], version, parts)
 
     def stats(self) -> SandboxStats:
-        """What the kernel has counted of its processes so far."""
+        """Return what the kernel has counted of its processes so far."""
         memory, cpu = (self._place(f"{controller}.").rpartition("/")[0] for controller in ("memory", _ACCOUNT))
         return statistics(memory, cpu) or SandboxStats()
 
     def cpu_seconds(self) -> float | None:
-        """Processor time of its processes so far; None where it is not counted."""
+        """Return processor time of its processes so far; None where it is not counted."""
         return processor_seconds(self._place(f"{_ACCOUNT}.").rpartition("/")[0])
 
     async def remove(self) -> None:
@@ -309,7 +309,7 @@ class Cgroup:
 
 
 def statistics(memory: str, cpu: str) -> SandboxStats | None:
-    """What the kernel has counted of a group's processes so far; None where the group is gone.
+    """Return what the kernel has counted of a group's processes so far; None where the group is gone.
 
     Its peak of memory is not told by v2 before 5.19, and processor time by v1 only where ``cpuacct`` is.
 
@@ -349,7 +349,7 @@ def processor_seconds(group: str) -> float | None:
 
 
 def text(path: str) -> str | None:
-    """What a small file of a group says; None where there is no such file, or no group any more.
+    """Return what a small file of a group says; None where there is no such file, or no group any more.
 
     Raises:
         SandboxError: it is there and cannot be read, so what it limits or counts is not known.
@@ -369,7 +369,7 @@ def text(path: str) -> str | None:
 
 
 def fields(path: str) -> dict[str, int]:
-    """Name and number of each line of such a file."""
+    """Return the name and number of each line of such a file."""
     return {name: int(value) for name, value in (line.split() for line in (text(path) or "").splitlines())}
 
 
@@ -388,7 +388,7 @@ def kill_all(group: Path, *, spared: int | None = None) -> None:
 
 
 def _holds(found: str, wanted: str) -> bool:
-    """Whether the kernel took a setting; numbers of bytes it rounds to pages."""
+    """Return whether the kernel took a setting; numbers of bytes it rounds to pages."""
     if found.split() == wanted.split():
         return True
     page = os.sysconf("SC_PAGE_SIZE")

@@ -69,17 +69,17 @@ class HostView:
     """What else the driver read back, by name: as planned, and as found (None: it could not be read)."""
 
     def why(self, part: str) -> str:
-        """The reason for which a part is None."""
+        """Return the reason for which a part is None."""
         return self.unread.get(part) or self.unread.get("") or "the kernel does not tell"
 
 
 def unseen(reason: str, compared: Mapping[str, tuple[Any, Any]] | None = None) -> HostView:
-    """A view in which no process could be looked at."""
+    """Return a view in which no process could be looked at."""
     return HostView(unread={"": reason}, compared=compared or {})
 
 
 def only_child(pid: int, proc: Path = Path("/proc")) -> int | None:
-    """The one child of a process that has one thread and is our child itself; None if there is not exactly one.
+    """Return the one child of a process that has one thread and is our child itself; None if there is not exactly one.
 
     Its number cannot mean another process while its parent lives and has not waited for it. None too where the mounted
     proc(5) is that of another pid namespace, in which our numbers mean others.

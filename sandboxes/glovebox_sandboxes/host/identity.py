@@ -26,7 +26,7 @@ _OVERFLOW = 65534
 
 
 def unprivileged(argv: Sequence[str]) -> list[str]:
-    """The command that runs ``argv`` as a user that owns nothing; ``argv`` itself where we cannot change users."""
+    """Return ``argv`` run as a user that owns nothing; ``argv`` itself where we cannot change users."""
     if not changes_user():
         return list(argv)
     # Not Popen's `user`: with it Python has to fork, which copies the page tables of a whole server, instead of vfork.
@@ -40,12 +40,12 @@ def changes_user() -> bool:
 
 
 def has_users() -> bool:
-    """Whether every sandbox can be a user of its own."""
+    """Return whether every sandbox can be a user of its own."""
     return changes_user() and mapped(HOST_UIDS)
 
 
 def user_map(own: int, inside: int) -> str:
-    """What to write into the map of a namespace whose first process is to start sandboxes as other users.
+    """Return what to write into the map of a namespace whose first process is to start sandboxes as other users.
 
     Args:
         own: that process, one of HOST_UIDS.
@@ -59,25 +59,25 @@ def user_map(own: int, inside: int) -> str:
 
 
 def another(own: int) -> int:
-    """One of the users of ``user_map`` that is not the process itself, by its number inside."""
+    """Return one of the users of ``user_map`` that is not the process itself, by its number inside."""
     at = secrets.randbelow(len(HOST_UIDS) - 1)
     return INNER_UIDS[at + (at >= own - HOST_UIDS.start)]
 
 
 @functools.cache
 def mapped(users: range) -> bool:
-    """Whether this process's user namespace has these users, and as many groups."""
+    """Return whether this process's user namespace has these users, and as many groups."""
     return all(covers(Path(f"/proc/self/{kind}_map").read_text(), users) for kind in ("uid", "gid"))
 
 
 def covers(mapping: str, users: range) -> bool:
-    """Whether one line of a map, ``inside outside count``, holds all of them."""
+    """Return whether one line of a map, ``inside outside count``, holds all of them."""
     lines = [[int(number) for number in line.split()] for line in mapping.splitlines()]
     return any(first <= users.start and users.stop <= first + count for first, _, count in lines)
 
 
 def kernels_root() -> int | None:
-    """What our user namespace calls the kernel's user 0; None where it is not in the namespace."""
+    """Return what our user namespace calls the kernel's user 0; None where it is not in the namespace."""
     with suppress(OSError):
         # The kernel's own settings belong to nobody else, and stat(2) answers by our numbers.
         owner = Path("/proc/sys").stat().st_uid
@@ -93,5 +93,5 @@ def kernels_root() -> int | None:
 
 
 def is_kernels_root() -> bool:
-    """Whether what we start would be the kernel's user 0, under whatever name."""
+    """Return whether what we start would be the kernel's user 0, under whatever name."""
     return not changes_user() and os.geteuid() == kernels_root()

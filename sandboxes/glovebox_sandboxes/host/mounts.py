@@ -16,7 +16,7 @@ _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 def inside(directory: str, table: str | None = None) -> tuple[str, ...]:
-    """Mount points strictly below a directory, by their paths relative to it, sorted.
+    """Return mount points strictly below a directory, by their paths relative to it, sorted.
 
     Args:
         directory: absolute path without links.
@@ -29,7 +29,7 @@ def inside(directory: str, table: str | None = None) -> tuple[str, ...]:
 
 
 def origin(directory: Path) -> tuple[str, PurePath] | None:
-    """The file system that a directory lies on, and its path there, which are the same under every bind mount.
+    """Return the file system that a directory lies on, and its path there, which are the same under every bind mount.
 
     Args:
         directory: absolute path without links; what does not exist yet lies where it would be made.
@@ -59,12 +59,12 @@ def _table() -> str:
 
 
 def named(points: tuple[str, ...]) -> str:
-    """The first few mount points as part of a sentence, and how many more there are; safe to print."""
+    """Return the first few mount points as part of a sentence, and how many more there are; safe to print."""
     names = [ascii(point)[1:-1] for point in points[:_SHOWN]]
     more = len(points) - len(names)
     return ", ".join(names) + (f" and {more} more" if more else "")
 
 
 def _plain(point: str) -> str:
-    """A path as the kernel meant it: spaces, tabs, line feeds and backslashes are written as octal escapes."""
+    """Return a path as the kernel meant it: spaces, tabs, line feeds and backslashes are written as octal escapes."""
     return _ESCAPED.sub(lambda found: chr(int(found[1], 8)), point)

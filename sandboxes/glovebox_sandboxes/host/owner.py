@@ -28,12 +28,12 @@ class ServerOwner:
     """Tells the drivers of one process apart."""
 
     def mark(self) -> str:
-        """The label's value, and part of a group's name."""
+        """Return the label's value, and part of a group's name."""
         return f"{self.boot}:{self.pid_namespace}:{self.pid}:{self.started}:{self.nonce}"
 
 
 def new_owner() -> ServerOwner:
-    """An owner in the process that asks."""
+    """Return an owner in the process that asks."""
     return ServerOwner(
         boot=_boot(),
         pid_namespace=_pid_namespace(),
@@ -44,7 +44,7 @@ def new_owner() -> ServerOwner:
 
 
 def is_orphan(mark: str) -> bool:
-    """Whether the server named by a mark is certainly gone; False for every mark that we cannot judge."""
+    """Return whether the server named by a mark is certainly gone; False for every mark that we cannot judge."""
     parts = mark.split(":")
     if len(parts) != len(fields(ServerOwner)):
         return False
@@ -55,7 +55,7 @@ def is_orphan(mark: str) -> bool:
 
 
 def is_of_another_boot(mark: str) -> bool:
-    """Whether a mark is of another boot: whose it is on a file that this machine alone writes is then gone."""
+    """Return whether a mark is of another boot: whose it is on a file that this machine alone writes is then gone."""
     parts = mark.split(":")
     return len(parts) == len(fields(ServerOwner)) and parts[0] != _boot()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def flaw(place: Path | int) -> tuple[str, str] | None:
-    """What lets another user change a file or directory; None where nothing does.
+    """Return what lets another user change a file or directory; None where nothing does.
 
     Root, the user of this process and the owner of this package are no others: they decide what runs in any case.
 
@@ -45,7 +45,7 @@ def _has_access_list(place: Path | int) -> bool:
 
 
 def flaw_above(directory: Path) -> tuple[Path, str, str] | None:
-    """The nearest directory above in which others could put something else in its place, as for ``flaw``.
+    """Return the nearest directory above in which others could put something else in its place, as for ``flaw``.
 
     A sticky one, like ``/tmp``, lets nobody move what belongs to somebody else. One that does not exist yet, as in a
     new home, will be this process's own once it makes it; what lies above decides who could make it first.

@@ -67,7 +67,7 @@ class Spawner:
         return Process(started)
 
     async def places(self, directories: Iterable[Path]) -> list[int]:
-        """Descriptors of directories for a process to mount; it inherits them, and the caller closes them.
+        """Return descriptors of directories for a process to mount; it inherits them, and the caller closes them.
 
         Raises:
             OSError: one cannot be opened; none stays open.

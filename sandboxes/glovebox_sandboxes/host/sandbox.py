@@ -55,7 +55,7 @@ class SocketStream(anyio.abc.ByteStream):
         await self._write(lambda: socket.send_fds(self._end, [item], descriptors))
 
     async def receive_descriptor(self) -> int | None:
-        """A descriptor that comes with one byte; None if the other end was closed instead."""
+        """Return a descriptor that comes with one byte; None if the other end was closed instead."""
         try:
             found = await self._when(anyio.wait_readable, lambda: socket.recv_fds(self._end, 1, 1)[1])
         except ConnectionResetError:

@@ -32,7 +32,7 @@ class Stage:
         self.active = os.geteuid() == 0 and _prepared()
 
     def open(self, source: Path) -> int:
-        """A descriptor that names a directory without any right to read it.
+        """Return a descriptor that names a directory without any right to read it.
 
         Raises:
             OSError: there is none of that name, or the name leads elsewhere by a link.
@@ -95,7 +95,7 @@ def _is_roots_alone(place: Path) -> bool:
 
 
 def _exactly(source: Path) -> int:
-    """A descriptor of the directory that has this path without following a link, as when the path was resolved.
+    """Return a descriptor of the directory that has this path without following a link, as when the path was resolved.
 
     Whoever may rename a workspace, or a folder above it, could otherwise have any directory mounted in its place, those
     that only root may enter among them.

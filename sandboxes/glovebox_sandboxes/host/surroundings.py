@@ -22,7 +22,7 @@ _ANCESTORS = 64
 
 
 def fix(words: str, root: Path = Path("/")) -> str:
-    """What most likely has to change.
+    """Return what most likely has to change.
 
     Args:
         words: what bwrap said.
@@ -32,7 +32,7 @@ def fix(words: str, root: Path = Path("/")) -> str:
 
 
 def _switch(words: str, root: Path) -> str | None:
-    """A setting of the kernel's that refuses."""
+    """Return a setting of the kernel's that refuses."""
     if _read(root, f"proc/sys/{_APPARMOR}") == "1":
         return (
             f"AppArmor keeps bwrap from using user namespaces ({_APPARMOR.replace('/', '.')} is 1). Give bwrap a "
@@ -91,27 +91,27 @@ def _in_container(words: str, root: Path) -> str:
 
 
 def _masked(words: str) -> bool:
-    """Whether namespaces were given, and it was procfs that could not be mounted anew, or not written."""
+    """Return whether namespaces were given, and it was procfs that could not be mounted anew, or not written."""
     return "mount proc" in words or "Read-only file system" in words
 
 
 def container(root: Path = Path("/")) -> bool:
-    """Whether a container engine left its mark."""
+    """Return whether a container engine left its mark."""
     return any((root / mark).exists() for mark in _CONTAINER_MARKS)
 
 
 def nested(root: Path = Path("/")) -> bool:
-    """Whether we are in a user namespace that somebody made."""
+    """Return whether we are in a user namespace that somebody made."""
     return _read(root, "proc/self/uid_map").split() not in ([], _INITIAL_MAP)
 
 
 def filtered(root: Path = Path("/")) -> bool:
-    """Whether a filter of system calls is in force, see seccomp(2)."""
+    """Return whether a filter of system calls is in force, see seccomp(2)."""
     return "Seccomp:\t2" in _read(root, "proc/self/status").splitlines()
 
 
 def apparmor_profile(root: Path) -> str:
-    """Name of the AppArmor profile that confines us; empty where none does."""
+    """Return the name of the AppArmor profile that confines us; empty where none does."""
     found = _read(root, "proc/self/attr/apparmor/current") or _read(root, "proc/self/attr/current")
     return found.removesuffix(" (enforce)") if found.endswith(" (enforce)") else ""
 
@@ -123,7 +123,7 @@ def _read(root: Path, name: str) -> str:
 
 
 def chrooted(root: Path) -> bool:
-    """Whether our root is not that of our mount namespace; as far as can be seen."""
+    """Return whether our root is not that of our mount namespace; as far as can be seen."""
     with suppress(OSError):
         # Only root may look; every process's root is that of its namespace unless it was changed.
         if not (root / "proc/1/root").samefile(root):
@@ -136,7 +136,7 @@ def chrooted(root: Path) -> bool:
 
 
 def facts(root: Path = Path("/")) -> dict[str, Any]:
-    """What a reader of a proof, or of what doctor says, needs to know; plain data.
+    """Return what a reader of a proof, or of what doctor says, needs to know; plain data.
 
     Args:
         root: the root directory, for tests.
@@ -157,7 +157,7 @@ def facts(root: Path = Path("/")) -> dict[str, Any]:
 
 
 def inside(root: Path = Path("/")) -> list[str]:
-    """What is around this process, outermost first, as far as it can be told from within; empty on a plain host."""
+    """Return what is around this process, outermost first, as far as it shows; empty on a plain host."""
     names = ("container", "bubblewrap", "user namespace", "chroot", "system-call filter")
     found = (
         container(root),
@@ -180,7 +180,7 @@ def control_groups(root: Path) -> str:
 
 
 def _below(program: str, root: Path) -> bool:
-    """Whether one of the processes above us is called so."""
+    """Return whether one of the processes above us is called so."""
     pid = "self"
     with suppress(OSError, IndexError):  # one that ends meanwhile, or that we may not look at
         for _ in range(_ANCESTORS):

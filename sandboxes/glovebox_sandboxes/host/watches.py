@@ -73,7 +73,7 @@ class Inotify:
         return int.from_bytes(fcntl.ioctl(self.descriptor, termios.FIONREAD, bytes(4)), "little")
 
     def read(self) -> Iterator[tuple[int, int, str]]:
-        """Number, kind and name of each change that has happened by now."""
+        """Yield number, kind and name of each change so far."""
         size = self.pending
         data = os.read(self.descriptor, size) if size else b""
         at = 0

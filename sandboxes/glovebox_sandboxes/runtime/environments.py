@@ -143,13 +143,13 @@ class RuntimeRecord:
 
 
 def named(directory: Path) -> list[str]:
-    """Names of all there are, shipped or in an operator's directory."""
+    """Return the names of all there are, shipped or in an operator's directory."""
     found = {path.stem for place in (SHIPPED, directory) for path in place.glob("*.toml")}
     return sorted(name for name in found if _NAME.fullmatch(name))
 
 
 def load(name: str, directory: Path) -> Environment:
-    """The environment of that name.
+    """Return the environment of that name.
 
     Args:
         name: as in a profile.
@@ -189,7 +189,7 @@ def load(name: str, directory: Path) -> Environment:
 
 
 def _imported(package: str) -> str:
-    """What a package is most often imported as."""
+    """Return what a package is most often imported as."""
     return re.split(r"[^A-Za-z0-9._-]", package, maxsplit=1)[0].replace("-", "_").lower()
 
 
@@ -235,7 +235,7 @@ def record(data: Path, environment: Environment, lock: str) -> None:
 
 
 def recorded(data: Path) -> Mapping[str, RuntimeRecord]:
-    """What is built in a data directory beside the default, by name."""
+    """Return what is built in a data directory beside the default, by name."""
     found = {}
     for path in sorted(_records(data).glob("*.json")):
         with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
@@ -263,7 +263,7 @@ def forget(data: Path, name: str) -> bool:
 
 
 def not_built(name: str, *, docker: bool = False) -> UnsupportedSpecError:
-    """What a driver says that has no such environment."""
+    """Return what a driver says that has no such environment."""
     setup = "glovebox setup --docker" if docker else "glovebox setup"
     fix = f"Run `{setup} --environment {name}`, and start the server again."
     return UnsupportedSpecError("python.environment", f"the environment {name} is not built here", fix)

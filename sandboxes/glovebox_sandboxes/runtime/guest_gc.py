@@ -43,7 +43,7 @@ def remove(data: Path, current: Collection[Path]) -> int:
 
 
 def removable(data: Path, current: Collection[Path]) -> list[Path]:
-    """What ``remove`` would remove now; nothing is changed."""
+    """Return what ``remove`` would remove now; nothing is changed."""
     found = []
     for path in _others(data, current):
         with suppress(OSError), _unused(path):
@@ -52,7 +52,7 @@ def removable(data: Path, current: Collection[Path]) -> list[Path]:
 
 
 def unused(path: Path) -> bool:
-    """Whether no running server uses it, whatever its age."""
+    """Return whether no running server uses it, whatever its age."""
     try:
         with _exclusive(path):
             return True

@@ -15,7 +15,7 @@ _PACKAGE = Path(_glovebox_guest.__file__).parent
 
 @functools.cache
 def files() -> Mapping[str, bytes]:
-    """Path below ``/guest`` → content."""
+    """Return content by path below ``/guest``."""
     found = {
         # A place to mount at, which is hidden while something is.
         f"{ORIGINAL.removeprefix(GUEST + '/')}/README": b"The workspace, where the program has a copy of it.\n",
@@ -51,7 +51,7 @@ def command(
     program_filter: bytes = b"",
     zygote: Mapping[str, Any] | None = None,
 ) -> tuple[str, ...]:
-    """Argument vector that starts the guest inside a sandbox.
+    """Return the argument vector that starts the guest inside a sandbox.
 
     Args:
         python: path of the interpreter inside.

@@ -49,7 +49,7 @@ async def copy(root: Path, originals: list[str]) -> None:
 
 
 async def _linked(programs: list[str], root: Path) -> dict[str, Path]:
-    """What the dynamic linker loads with each of the host's own files, by name."""
+    """Return what the dynamic linker loads with each of the host's own files, by name."""
     found: dict[str, Path] = {}
     for batch in range(0, len(programs), 200):
         # ldd ends with 1 if one of the files is not dynamic: what counts is what it names.
@@ -58,7 +58,7 @@ async def _linked(programs: list[str], root: Path) -> dict[str, Path]:
 
 
 def _named(told: str, root: Path) -> dict[str, Path]:
-    """Name by which it is looked for → path, of each library outside the tree."""
+    """Return the path of each library outside the tree, by the name it is looked for."""
     found = {}
     for line in told.splitlines():
         name, arrow, place = line.strip().rpartition("=> ")

@@ -98,7 +98,7 @@ def _own() -> str:
 
 
 def _files(install: list[dict[str, Any]]) -> dict[str, tuple[str, str]]:
-    """Version and hash of each package in pip's report, by name as an index has it.
+    """Return the version and hash of each package in pip's report, by name as an index has it.
 
     Format: https://pip.pypa.io/en/stable/reference/installation-report/
     """

@@ -84,7 +84,7 @@ def tags(series: str, machine: str) -> list[str]:
 
 
 async def find_pip(pythons: Iterable[Path]) -> list[str]:
-    """How to run the first pip there is; empty if there is none."""
+    """Return how to run the first pip there is; empty if there is none."""
     for python in pythons:
         # -I: a pip.py in the directory we were called from, which strangers may have filled, must not be what we run.
         isolated = [str(python), "-I"]
@@ -95,7 +95,7 @@ async def find_pip(pythons: Iterable[Path]) -> list[str]:
 
 
 async def output(command: list[str], *, check: bool = True, cwd: str | None = None) -> str:
-    """Standard output of a program of the host's that we trust; raises RuntimeBuildError with its last words."""
+    """Return standard output of a program of the host's that we trust; raises RuntimeBuildError with its last words."""
     try:
         # A group of its own: pip and compileall have workers, and whoever ends them has to reach those too. And made
         # without waiting: an interruption in between would not know of it.

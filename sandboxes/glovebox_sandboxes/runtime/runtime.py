@@ -72,7 +72,7 @@ class Runtime:
 
 
 def base_python() -> Path:
-    """The interpreter to build from: the distribution's own where it is new enough (it starts fastest), else ours."""
+    """Return the interpreter to build from: the distribution's if new enough (it starts fastest), else ours."""
     system = Path("/usr/bin/python3")
     if system.exists():
         name = system.resolve().name  # python3.11
@@ -83,7 +83,7 @@ def base_python() -> Path:
 
 
 def find(data: Path, environment: str = DEFAULT) -> Runtime | None:
-    """The environment's runtime under the data directory, if there is one this version can use."""
+    """Return the environment's runtime under the data directory, if there is one this version can use."""
     lock = _lock_of(data, environment)
     return None if lock is None else _find(data, lock)
 
@@ -97,7 +97,7 @@ def _lock_of(data: Path, environment: str) -> str | None:
 
 
 def place(data: Path, lock: str) -> Path:
-    """Where the runtime is that is built from the lock with this digest."""
+    """Return where the runtime is that is built from the lock with this digest."""
     return data / f"runtime-{hashlib.sha256(f'{_FORMAT} {lock}'.encode()).hexdigest()[:16]}"
 
 
@@ -291,7 +291,7 @@ def _intact(data: Path, lock: str, built: Runtime) -> bool:
 
 
 def _manifest(data: Path, lock: str) -> dict[str, str] | None:
-    """What the runtime says of itself; None where that is not a whole runtime of this version."""
+    """Return what the runtime says of itself; None where that is not a whole runtime of this version."""
     here = place(data, lock)
     try:
         manifest = json.loads((here / "manifest.json").read_text())
@@ -364,7 +364,7 @@ async def _build_root(data: Path, lock: str, file: Path, tell: Callable[[str], N
 
 
 def _copy_of(file: Path, lock: str, scratch: Path) -> Path:
-    """A copy of a lock that has this digest: nobody changes it between the look at it and its use."""
+    """Return a copy of a lock that has this digest: nobody changes it between the look at it and its use."""
     content = file.read_bytes()
     if hashlib.sha256(content).hexdigest() != lock:
         raise RuntimeBuildError(f"Reading {file}", "it was changed a moment ago", "Run it again.")

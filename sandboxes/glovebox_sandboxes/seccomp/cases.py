@@ -60,10 +60,10 @@ def _case(entry: Mapping[str, Any], machine: str) -> SyscallCase | None:
 
 
 def payload(cases: Iterable[SyscallCase]) -> str:
-    """The stdin of ``attempt.py`` for these cases: each attempt, then its neighbour."""
+    """Return the stdin of ``attempt.py`` for these cases: each attempt, then its neighbour."""
     return json.dumps([attempt for case in cases for attempt in (case.attempt, case.neighbour)])
 
 
 def program() -> str:
-    """Source of ``attempt.py``, for ``python -I -c`` where the file itself is not mounted."""
+    """Return the source of ``attempt.py``, for ``python -I -c`` where the file itself is not mounted."""
     return resources.files(__package__).joinpath("attempt.py").read_text()

@@ -30,7 +30,7 @@ _RET_ERRNO = 0x0005_0000
 
 
 def libseccomp() -> Any:
-    """The library's binding; raises SandboxError where the library is missing."""
+    """Return the library's binding; raises SandboxError where the library is missing."""
     try:
         import pyseccomp  # noqa: PLC0415 - importing it loads the C library, which may be missing; only bpf() needs it
     except (ImportError, RuntimeError) as error:
@@ -61,7 +61,7 @@ def _answer_newer(audit_arch: int, newest: int, answer: int) -> bytes:
 
 
 def _rules(library: Any, policy: SeccompPolicy, native: int) -> Iterator[tuple[int, str, int, list[Any]]]:
-    """Every rule: action, name, native number, comparisons.
+    """Return every rule: action, name, native number, comparisons.
 
     Names that this libseccomp does not know yet are left out. That is safe: what has no rule is refused.
     """
@@ -121,7 +121,7 @@ def compile_policy(policy: SeccompPolicy, machine: str) -> bytes:
 
 
 def exported(rules: Any) -> bytes:
-    """What libseccomp makes of its rules: an array of ``struct sock_filter``. Raises OSError."""
+    """Return what libseccomp makes of its rules: an array of ``struct sock_filter``. Raises OSError."""
     # Not a temporary file: one that has a name, if only for a moment, stays when the server is killed just then.
     with os.fdopen(os.memfd_create("filter", os.MFD_CLOEXEC), "w+b") as file:
         rules.export_bpf(file)
@@ -189,7 +189,7 @@ def number(name: str, machine: str) -> int | None:
 
 @cache
 def bpf() -> bytes:
-    """The compiled filter for this machine, for ``bwrap --seccomp FD``.
+    """Return the compiled filter for this machine, for ``bwrap --seccomp FD``.
 
     Raises:
         SandboxError: As :func:`compile_policy`.
@@ -198,7 +198,7 @@ def bpf() -> bytes:
 
 
 def docker_profile() -> dict[str, Any]:
-    """The document for Docker's ``--security-opt seccomp=…``, for every architecture the policy names.
+    """Return the document for Docker's ``--security-opt seccomp=…``, for every architecture the policy names.
 
     Format: https://docs.docker.com/engine/security/seccomp/ and the OCI runtime specification, config-linux.md.
     """

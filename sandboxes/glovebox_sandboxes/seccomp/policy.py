@@ -47,7 +47,7 @@ class Allow:
     when: tuple[Condition, ...]
 
     def alternatives(self) -> tuple[tuple[tuple[Condition, int], ...], ...]:
-        """Every combination of one value per condition; one empty combination when there are no conditions."""
+        """Return every combination of one value per condition; one empty combination when there are no conditions."""
         return _alternatives(self.when)
 
 
@@ -201,7 +201,7 @@ def _parse(data: Mapping[str, Any]) -> SeccompPolicy:
 
 
 def _require_apart(policy: SeccompPolicy) -> None:
-    """What is refused under conditions is allowed under others, on one and the same argument, by other values.
+    """Require that conditions that refuse and allow one name are about one argument, with other values.
 
     Raises:
         PolicyError: a call could meet both.
@@ -225,13 +225,13 @@ def _apart(first: tuple[Condition, ...], second: tuple[Condition, ...]) -> bool:
 
 @cache
 def source() -> bytes:
-    """The packaged policy file, byte for byte."""
+    """Return the packaged policy file, byte for byte."""
     return resources.files(__package__).joinpath("policy.json").read_bytes()
 
 
 @cache
 def load() -> SeccompPolicy:
-    """The packaged policy.
+    """Return the packaged policy.
 
     Raises:
         PolicyError: The file contradicts itself (see :func:`parse`).

@@ -237,7 +237,7 @@ class GuestConnection:
             await self._sent.wait()
 
     async def _write(self) -> None:
-        """The one task that writes to the channel, so that no other's cancellation can cut a frame in two.
+        """Write to the channel, in one task, so that no other's cancellation can cut a frame in two.
 
         A guest that takes nothing any more may have said its last word, which is still to be read: that is for the
         reader to find out.

@@ -65,7 +65,7 @@ async def find(trial: tuple[str, ...]) -> tuple[str, str, list[Missing]]:
 
 
 async def groups(server_id: str) -> cgroup.Hierarchy | None:
-    """Where this driver makes its control groups; what servers that are gone left there is removed."""
+    """Return where this driver makes its control groups; what servers that are gone left there is removed."""
     # The same marks as containers': one rule says for both whose server is gone.
     hierarchy = cgroup.detect(replace(new_owner(), nonce=server_id).mark())
     if hierarchy is not None:
@@ -147,7 +147,7 @@ class Launcher:
                     await sandbox.kill()
 
     def _wait(self, plan: Plan, stack: AsyncExitStack) -> "_SandboxParts":
-        """What a sandbox has before its first process; ``stack`` removes it."""
+        """Return what a sandbox has before its first process; ``stack`` removes it."""
         name = f"s{secrets.token_hex(8)}"
         group = None
         if self._hierarchy is not None:
@@ -250,7 +250,7 @@ class _Descriptors:
         return descriptor
 
     def memory(self, content: bytes) -> int:
-        """A file that exists only as this descriptor, at its beginning."""
+        """Open a file that exists only as this descriptor, at its beginning."""
         descriptor = os.memfd_create("glovebox", os.MFD_CLOEXEC)
         self._open.add(descriptor)
         os.write(descriptor, content)
@@ -258,7 +258,7 @@ class _Descriptors:
         return descriptor
 
     def pipe(self, name: str, places: dict[str, int], *, reading: bool) -> int:
-        """A pipe: its other end goes to bwrap as ``name``, ours is returned."""
+        """Open a pipe: its other end goes to bwrap as ``name``, ours is returned."""
         read, write = os.pipe2(os.O_CLOEXEC)
         self._open |= {read, write}
         places[name] = write if reading else read
@@ -272,7 +272,7 @@ class _Descriptors:
 
 
 def tmpfs(target: str, size: int) -> list[str]:
-    """Arguments for a private tmpfs of so many bytes."""
+    """Return the arguments for a private tmpfs of so many bytes."""
     return ["--perms", "0700", "--size", str(size), "--tmpfs", target]
 
 
@@ -309,7 +309,7 @@ async def _shielded(action: Callable[[], Awaitable[None]]) -> None:
 
 
 async def run(command: list[str]) -> tuple[int, str]:
-    """Exit status and last line of a trusted program that ends by itself."""
+    """Return the exit status and last line of a trusted program that ends by itself."""
     # A server that is cancelled waits for it: an event loop that closes first leaves its process unwaited for.
     with anyio.move_on_after(_START_SECONDS, shield=True):
         done = await anyio.run_process(unprivileged(command), check=False)
@@ -318,7 +318,7 @@ async def run(command: list[str]) -> tuple[int, str]:
 
 
 def which(program: str) -> str | None:
-    """Path of a program of the system's; None where there is none."""
+    """Return the path of a program of the system's; None where there is none."""
     # Not the PATH of whoever started us: a sandbox's outer wall comes from the system's directories.
     for directory in ("/usr/bin", "/bin", "/usr/local/bin"):
         path = Path(directory) / program

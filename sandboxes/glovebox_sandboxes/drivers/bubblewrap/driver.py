@@ -67,7 +67,7 @@ class Bubblewrap(wall.Walled):
         )
 
     def _argv(self, spec: SandboxSpec, runtime: Runtime, *, zygote: bool) -> tuple[str, ...]:
-        """The whole command. ``{root}`` and the like stand for descriptors that differ from call to call."""
+        """Return the whole command. ``{root}`` and the like stand for descriptors that differ from call to call."""
         own = wall.own_mounts(spec)
         argv = [
             self._programs[0],
@@ -153,7 +153,7 @@ class _Forking:
 
 @asynccontextmanager
 async def connect(data: Path, server_id: str) -> AsyncIterator[Bubblewrap]:
-    """The driver, for the length of the block; the control groups it needed are removed after it."""
+    """Provide the driver, for the length of the block; the control groups it needed are removed after it."""
     async with (await detect(data, server_id)).running() as driver:
         yield driver
 
@@ -192,7 +192,7 @@ _OVERFLOW_GID = Path("/proc/sys/kernel/overflowgid")
 
 
 def _kept_groups() -> tuple[int, ...]:
-    """A user's own groups stay with what the user starts: setgroups(2) is for the privileged."""
+    """Return the groups that stay with what a user starts: setgroups(2) is for the privileged."""
     if changes_user() or not set(os.getgroups()) - {os.getegid()}:
         return ()
     return (int(_OVERFLOW_GID.read_text()),)

@@ -134,7 +134,7 @@ class Walled:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Self]:
-        """This driver, for the length of the block: our runtimes are not removed meanwhile, our groups after it."""
+        """Hold this driver for the block: our runtimes are not removed meanwhile, our groups are after it."""
         try:
             with guest_gc.held(path for each in self._runtimes.values() for path in each.directories):
                 yield self
@@ -148,7 +148,7 @@ class Walled:
 
 
 def own_mounts(spec: SandboxSpec) -> list[tuple[str, int]]:
-    """Every tmpfs of a sandbox, and its size in bytes."""
+    """Return every tmpfs of a sandbox, and its size in bytes."""
     limits = spec.limits
     found = [("/dev/shm", SHM_BYTES), (SCRATCH, limits.scratch_bytes)]  # noqa: S108 - inside the sandbox
     found += [(OUTPUT, limits.output_bytes)] * spec.output
@@ -173,7 +173,7 @@ def masks(spec: SandboxSpec, at: str) -> list[str]:
 
 
 def expected(spec: SandboxSpec, writable: Iterable[str], *, masks: Iterable[str] = (), **kernel: Any) -> Expected:
-    """What the guest must find: its own mounts and ``writable`` places, on the ``kernel`` the driver gives it.
+    """Return what the guest must find: its own mounts and ``writable`` places, on the ``kernel`` the driver gives it.
 
     ``masks`` are the covers that it sees as mounts.
     """
@@ -187,5 +187,5 @@ def expected(spec: SandboxSpec, writable: Iterable[str], *, masks: Iterable[str]
 
 
 def _shown(path: str) -> str:
-    """A path as proc_pid_mountinfo(5) writes it."""
+    """Return a path as proc_pid_mountinfo(5) writes it."""
     return "".join(f"\\{ord(each):03o}" if each in "\\ \t\n" else each for each in path.rstrip("/"))

@@ -121,7 +121,7 @@ class DockerSandbox:
         usage.weigh(self._groups, parts)
 
     async def stats(self) -> SandboxStats:
-        """What the kernel accounted, and the Engine saw once the container has ended. Raises SandboxError."""
+        """Return what the kernel accounted, and the Engine saw once the container has ended. Raises SandboxError."""
         await self._located.wait()
         if not self._looked:
             await self._look()
@@ -208,7 +208,7 @@ class DockerDriver:
         return {} if self._connection is None else self._connection.remover.leaked
 
     def plan(self, spec: SandboxSpec) -> Plan:
-        """The container that would be created for ``spec``; starts nothing.
+        """Return the container that would be created for ``spec``; starts nothing.
 
         Raises:
             UnsupportedSpecError: a field cannot be enforced by Docker.

@@ -45,7 +45,7 @@ _CREATING = "Creating a container"
 
 
 def host_from_environment() -> str:
-    """Where the Engine is: ``DOCKER_HOST``, or the usual socket."""
+    """Return where the Engine is: ``DOCKER_HOST``, or the usual socket."""
     return os.environ.get("DOCKER_HOST") or DEFAULT_HOST
 
 
@@ -140,7 +140,7 @@ class Engine:
         await self._call("Starting a container", lambda: self.api.start(name))
 
     async def inspect(self, name: str) -> Mapping[str, Any] | None:
-        """What the Engine knows of it; None when it is gone. Raises SandboxError."""
+        """Return what the Engine knows of it; None when it is gone. Raises SandboxError."""
 
         def inspect() -> Mapping[str, Any]:
             if not self.podman:
@@ -153,7 +153,7 @@ class Engine:
         return await self._call("Inspecting a container", lambda: _unless((_NOT_FOUND,), inspect))
 
     async def ran_out_of_memory(self, name: str) -> bool:
-        """Whether memory ended a container whose processes are gone, once the Engine has noticed that they are.
+        """Return whether memory ended a container whose processes are gone, once the Engine has noticed that they are.
 
         Raises:
             SandboxError: the Engine does not answer.
@@ -214,7 +214,7 @@ class Engine:
         await self._call("Removing a container", lambda: _unless((_NOT_FOUND,), remove))
 
     async def labelled(self, label: str) -> list[Mapping[str, Any]]:
-        """Every container with this label, running or not. Raises SandboxError."""
+        """Return every container with this label, running or not. Raises SandboxError."""
 
         def listed() -> list[Mapping[str, Any]]:
             return list(self.api.containers(all=True, filters={"label": [label]}))
@@ -222,12 +222,12 @@ class Engine:
         return await self._call("Listing containers", listed)
 
     def _ask(self, method: str, path: str, **more: Any) -> Any:
-        """A call of Podman's own."""
+        """Return a call of Podman's own."""
         answer = self.api.request(method, self.api.base_url + path, timeout=CALL_SECONDS, **more)
         return self.api._result(answer, json=True)  # noqa: SLF001 - as each of the SDK's own calls does
 
     def podman_info(self) -> Mapping[str, Any]:
-        """What Podman says of its host. Blocking; raises what the SDK raises."""
+        """Return what Podman says of its host. Blocking; raises what the SDK raises."""
         found: Mapping[str, Any] = self._ask("get", podman.INFO)["host"]
         return found
 
@@ -240,7 +240,7 @@ class Engine:
 
 
 def _unless(statuses: tuple[int, ...], function: Callable[[], T]) -> T | None:
-    """The function's value, or None where the Engine answers with one of these statuses."""
+    """Return the function's value, or None where the Engine answers with one of these statuses."""
     try:
         return function()
     except APIError as problem:

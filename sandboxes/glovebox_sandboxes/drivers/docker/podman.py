@@ -181,7 +181,7 @@ class PodmanFilters:
         self._lock = anyio.Lock()
 
     async def path(self, body: Mapping[str, Any]) -> str:
-        """The file with the document in a plan's body; "" if there is none in it. Raises OSError."""
+        """Return the file with the document in a plan's body; "" if there is none in it. Raises OSError."""
         texts = [each.removeprefix("seccomp=") for each in body["HostConfig"]["SecurityOpt"] if "seccomp={" in each]
         if not texts:
             return ""

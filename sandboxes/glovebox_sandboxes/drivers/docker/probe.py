@@ -89,7 +89,7 @@ def probe(engine: Engine, runtime: Runtime, data: Path | None = None) -> tuple[C
 
 
 def unavailable(problem: SandboxError, runtime: Runtime) -> Capabilities:
-    """The capabilities of an Engine that does not answer."""
+    """Return the capabilities of an Engine that does not answer."""
     missing = Missing(what=f"a Docker Engine that answers ({problem.reason})", fix=problem.fix, fatal=True)
     return Capabilities(driver=DRIVER[runtime], level=LEVEL[runtime], version="", limits={}, missing=(missing,))
 
@@ -139,7 +139,7 @@ def _podman_gaps(info: Mapping[str, Any], own: Mapping[str, Any], runtime: Runti
 
 
 def _may_make_groups(info: Mapping[str, Any], own: Mapping[str, Any] | None) -> bool:
-    """Whether limits hold for all processes of a container together."""
+    """Return whether limits hold for all processes of a container together."""
     if own is None:
         return info.get("CgroupDriver") != "none"
     # What it says in the Engine's words is what the kernel has, also where its user may use none of it.
@@ -195,7 +195,7 @@ def _limits(info: Mapping[str, Any], groups: bool) -> Mapping[str, str]:
 
 
 def _version(version: Mapping[str, Any], runtime: Runtime) -> str:
-    """The Engine and its runtime: "20.10.24 (runc 1.1.5)"; of a runtime but runc the Engine knows no version."""
+    """Return the Engine and its runtime: "20.10.24 (runc 1.1.5)"; of a runtime but runc the Engine knows no version."""
     parts = {part.get("Name"): part.get("Version") for part in version.get("Components") or ()}
     if "Podman Engine" in parts:
         return f"Podman {version.get('Version', '')}"

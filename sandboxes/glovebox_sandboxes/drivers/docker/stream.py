@@ -90,7 +90,7 @@ class AttachedStream(ByteStream):
         return self._words.decode("utf-8", "replace")
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
-        """Bytes of the guest's standard output.
+        """Return bytes of the guest's standard output.
 
         Raises:
             anyio.EndOfStream: the container has ended, or the Engine is gone.

@@ -32,7 +32,7 @@ _ROUNDS = 100
 def groups(
     pid: int, container: str, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")
 ) -> dict[str, Path]:
-    """Directory of each controller (``memory``, ``cpuacct``; "" on v2) for a container's first process.
+    """Return the directory of each controller (``memory``, ``cpuacct``; "" on v2) for a container's first process.
 
     Args:
         pid: its number as the Engine sees it; where we see other numbers it may be anyone's.
@@ -45,7 +45,7 @@ def groups(
 
 
 def started(pid: int, container: str) -> bool:
-    """Whether a container's shim or monitor, which has its id among its arguments, is the parent of a process.
+    """Return whether a container's shim or monitor, which has its id among its arguments, is the parent of a process.
 
     Tells whose a number is where there are no control groups; arguments as for ``groups``.
     """
@@ -80,7 +80,7 @@ def weigh(directories: Mapping[str, Path], parts: int) -> None:
 def limits(
     directories: Mapping[str, Path], host: Mapping[str, Any], *, bounded: bool
 ) -> dict[str, tuple[object, object]]:
-    """The limits of a container's HostConfig, by name: as planned, and as the kernel holds them (None: unreadable).
+    """Return a container's limits by name: as planned, and as the kernel holds them (None: unreadable).
 
     Args:
         directories: as from ``groups``.
@@ -143,12 +143,12 @@ def _text(directory: Path | None, file: str) -> str | None:
 
 
 def read(directories: Mapping[str, Path]) -> SandboxStats | None:
-    """The present reading; None when the groups are gone."""
+    """Return the present reading; None when the groups are gone."""
     memory = directories.get("memory", directories.get(""))
     return statistics(str(memory), str(directories.get("cpuacct", memory))) if memory else None
 
 
 def processor(directories: Mapping[str, Path]) -> float | None:
-    """Seconds of processor time so far; None where the groups do not tell."""
+    """Return seconds of processor time so far; None where the groups do not tell."""
     group = directories.get("cpuacct", directories.get(""))
     return None if group is None else processor_seconds(str(group))

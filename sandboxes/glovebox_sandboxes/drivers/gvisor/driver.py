@@ -59,7 +59,7 @@ class Gvisor(wall.Walled):
 
 @asynccontextmanager
 async def connect(data: Path, server_id: str) -> AsyncIterator[Driver]:
-    """The driver, for the length of the block; nothing of it is left after it.
+    """Provide the driver, for the length of the block; nothing of it is left after it.
 
     Where this host does not let us run runsc ourselves, the Docker Engine may: then it is asked to.
     """
@@ -135,7 +135,7 @@ def version_of(words: str) -> str:
 
 
 async def _trouble(driver: Gvisor) -> str:
-    """Why no sandbox can be started here; empty if one was, and gVisor's kernel answered in it."""
+    """Return why no sandbox can be started here; empty if one was, and gVisor's kernel answered in it."""
     try:
         with anyio.fail_after(_TRIAL_SECONDS):
             async with driver.open(driver.plan(SandboxSpec(limits=_TRIAL_LIMITS))) as sandbox:

@@ -69,7 +69,7 @@ def make(
     version: str,
     hierarchy: cgroup.Hierarchy | None,
 ) -> Plan:
-    """The plan for ``spec``.
+    """Return the plan for ``spec``.
 
     Args:
         spec: what to enforce.
@@ -170,6 +170,6 @@ def _tmpfs(target: str, size: int) -> Mapping[str, Any]:
 
 
 def _bind(source: str, target: str, *, whole: bool = False) -> Mapping[str, Any]:
-    """A bind, with all that is mounted inside it where it is to be ``whole``: the covers of what is masked."""
+    """Return a bind, with all that is mounted inside it where it is to be ``whole``: the covers of what is masked."""
     options = ["rbind" if whole else "bind", "ro", "nosuid", "nodev"]
     return {"destination": target, "type": "bind", "source": source, "options": options}

@@ -95,13 +95,13 @@ def _remove(api: Client, tag: str) -> list[str]:
 
 
 def _layer(api: Client, name: str) -> str:
-    """An image's first layer: of ours all but the guest; empty where there is none."""
+    """Return an image's first layer: of ours all but the guest; empty where there is none."""
     found = _find(api, name)
     return str(next(iter(found["RootFS"].get("Layers") or ()), "")) if found else ""
 
 
 async def _runtime(api: Client, base: str, lock: str, file: Path, tell: Callable[[str], None]) -> str:
-    """Name of the image with everything but the guest; built if it is not there."""
+    """Return the name of the image with everything but the guest; built if it is not there."""
     tag = content.runtime_tag(base, lock)
     if await anyio.to_thread.run_sync(_find, api, tag) is None:
         tell(f"Looking at the base image {base}")

@@ -17,7 +17,7 @@ _RUNTIME = ("Dockerfile", "finish.py", "hosts")
 
 @functools.cache
 def tag(lock: str = "") -> str:
-    """Name of the image this version needs, e.g. ``glovebox/python:0f3a…``.
+    """Return the name of the image this version needs, e.g. ``glovebox/python:0f3a…``.
 
     Args:
         lock: digest of an environment's lock; empty for the default's.
@@ -26,7 +26,7 @@ def tag(lock: str = "") -> str:
 
 
 def runtime_tag(base: str, lock: str = "") -> str:
-    """Name of the image of the first step: all but the guest, for this base."""
+    """Return the name of the image of the first step: all but the guest, for this base."""
     return f"glovebox/runtime:{_digest(base, lock, *_RUNTIME)}"
 
 
