@@ -78,7 +78,7 @@ FEATURES: Final = (
 _BY_ID = {each.id: each for each in FEATURES}
 
 
-def named(key: str, value: str) -> Feature:
+def find_feature(key: str, value: str) -> Feature:
     """Return the feature of this key and value.
 
     Raises:

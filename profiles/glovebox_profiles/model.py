@@ -107,7 +107,7 @@ def printable(text: str) -> str:
     return text
 
 
-def distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
+def require_distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
     """Refuse a list that says something twice."""
     for index, value in enumerate(values):
         if value in values[:index]:
@@ -134,7 +134,7 @@ def _rule(value: object) -> EgressRule:
     raise ValueError('each entry is a table such as { host = "docs.python.org" }')
 
 
-def json_arguments(value: dict[str, Any]) -> dict[str, Any]:
+def require_json(value: dict[str, Any]) -> dict[str, Any]:
     """Refuse what no client could send as JSON: dates, NaN, integers beyond 2**53."""
     try:
         rfc8785.dumps(value)
@@ -224,7 +224,7 @@ class FileRules(Table):
     @field_validator("reveal")
     @classmethod
     def _each_once(cls, reveal: tuple[Revealed, ...]) -> tuple[Revealed, ...]:
-        distinct(tuple(each.path for each in reveal))
+        require_distinct(tuple(each.path for each in reveal))
         return reveal
 
 
@@ -289,8 +289,8 @@ class Credential(Table):
             raise ValueError(f"env cannot be {self.env}, by which programs are set up")
         if "CONNECT" in self.methods:
             raise ValueError("methods cannot be CONNECT: in a tunnel nothing can be added")
-        distinct(self.methods)
-        distinct(self.paths)
+        require_distinct(self.methods)
+        require_distinct(self.paths)
         require_harmless((*self.headers, *self.set_headers), self.header)
         self.rule()
         return self
@@ -327,13 +327,13 @@ class Network(Table):
             raise ValueError('must be empty while mode is "none"')
         if mode == "egress" and not allow:
             raise ValueError('must name at least one host while mode is "egress"')
-        return distinct(allow)
+        return require_distinct(allow)
 
     @field_validator("credential")
     @classmethod
     def _can_be_used(cls, credentials: tuple[Credential, ...], info: ValidationInfo) -> tuple[Credential, ...]:
-        distinct(tuple(each.name for each in credentials))
-        distinct(tuple(each.env for each in credentials if each.env is not None))
+        require_distinct(tuple(each.name for each in credentials))
+        require_distinct(tuple(each.env for each in credentials if each.env is not None))
         for each in credentials:
             if not egress.meet(info.data.get("allow", ()), [each.rule()]):
                 raise ValueError(f'"{each.name}" is for requests to {each.host} that no rule of network.allow allows')
@@ -403,7 +403,7 @@ class Python(Table):
     def _fits_start(cls, preload: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
         if preload and info.data.get("start") == "cold":
             raise ValueError('must be empty while start is "cold"')
-        return distinct(preload)
+        return require_distinct(preload)
 
 
 class Audit(Table):
@@ -412,7 +412,7 @@ class Audit(Table):
     keep: Annotated[tuple[Literal["arguments", "stdout", "stderr", "value"], ...], LISTED, Field(max_length=4)] = ()
     """Parts recorded in full; every other part is recorded by digest and size only."""
 
-    _no_duplicates = field_validator("keep")(distinct)
+    _no_duplicates = field_validator("keep")(require_distinct)
 
 
 class ResultRules(Table):
@@ -433,7 +433,7 @@ class ProfileExample(Table):
     rule: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_.]{0,63}$")] | None = None
     """The rule that must decide, for instance `network.allow`; left out, any rule may."""
 
-    _is_json = field_validator("call")(json_arguments)
+    _is_json = field_validator("call")(require_json)
 
 
 class Profile(Table):
@@ -465,7 +465,7 @@ class Profile(Table):
     """Calls that are decided at load, with the answer they must get."""
 
     _is_printable = field_validator("description")(printable)
-    _no_duplicates = field_validator("isolation")(distinct)
+    _no_duplicates = field_validator("isolation")(require_distinct)
 
 
 def effective(profile: Profile) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from glovebox_audit.events import PoolChanged, ProfileLoaded, ServerStarted, Ser
 from glovebox_audit.log import AuditLog
 from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.errors import ProfileError
-from glovebox_profiles.load.loader import SHIPPED, absent, load
+from glovebox_profiles.load.loader import SHIPPED, is_absent, load
 from glovebox_profiles.model import Effect, Profile
 from glovebox_profiles.policy.model import Policy
 from glovebox_sandboxes.drivers import registry
@@ -167,7 +167,7 @@ def profile_directories(settings: Settings) -> list[Path]:
     for beside in (own.parent / f"{tool}.toml" for tool in TOOLS if own.name == "profiles"):
         if os.path.lexists(beside):
             raise ProfileError(beside, None, "", "is not in force: it lies one folder too high", f"Move it into {own}.")
-    unused = "profiles_dir" not in settings.model_fields_set and absent(own)
+    unused = "profiles_dir" not in settings.model_fields_set and is_absent(own)
     return [SHIPPED] if unused else [SHIPPED, own]
 
 
@@ -360,8 +360,8 @@ def effective(
     from glovebox_server.proof.lock import Effective  # noqa: PLC0415 - only here
 
     tools = {
-        entry.name: {"listed": catalogue.digest([entry]), "packages": _packages(environments, entry.name)}
-        for entry in catalogue.listed(TOOLS.values(), profiles, environments)
+        entry.name: {"listed": catalogue.digest_tools([entry]), "packages": _packages(environments, entry.name)}
+        for entry in catalogue.list_tools(TOOLS.values(), profiles, environments)
     }
     return Effective(profiles=profiles, policy=policy, policy_path=path, tools=tools)
 

@@ -11,8 +11,8 @@ from glovebox_profiles.model import KeyedError, Profile, effective
 from glovebox_profiles.order import DIMENSIONS, within
 from glovebox_profiles.policy.diff import diff
 from glovebox_profiles.policy.model import Approval, Budget, Lift, Narrow, Policy, Role
-from glovebox_profiles.policy.narrow import narrowed
-from glovebox_profiles.policy.rights import RoleRights, combined, roles_in_force
+from glovebox_profiles.policy.narrow import narrow_profile
+from glovebox_profiles.policy.rights import RoleRights, combine_roles, roles_in_force
 from glovebox_sandboxes.contract.errors import Refusal
 
 TOOL = "probe"
@@ -60,7 +60,7 @@ def roles(draw: st.DrawFn, name: str = "a") -> Role:
 def left(policy: Policy, names: tuple[str, ...], base: Mapping[str, Profile]) -> RoleRights | None:
     """What roles leave; None where one would widen, which no policy that loads has."""
     try:
-        return combined(policy, names, base)
+        return combine_roles(policy, names, base)
     except KeyedError:
         return None
 
@@ -71,7 +71,7 @@ def test_what_a_role_narrows_is_within_the_profile_or_an_error(base: Profile, ot
     keys = keys_of(other, names)
     found, wrong = base, ""
     try:
-        found = narrowed(base, keys)
+        found = narrow_profile(base, keys)
     except KeyedError as problem:
         wrong = problem.key
     if wrong:

@@ -13,7 +13,7 @@ from tests.interaction.served import served
 from tests.repo.files import ROOT
 
 from glovebox_profiles.errors import ProfileError
-from glovebox_profiles.features import FEATURES, Feature, named
+from glovebox_profiles.features import FEATURES, Feature, find_feature
 from glovebox_profiles.load.loader import load, parse
 from glovebox_sandboxes.contract.base import Capabilities, Missing
 from glovebox_sandboxes.contract.errors import UnsupportedSpecError
@@ -76,7 +76,7 @@ def test_a_profile_that_asks_for_what_is_not_there_is_refused_in_the_manifests_w
 
 def test_what_is_experimental_loads() -> None:
     """The control: the same profile with a value that is there."""
-    assert parse(_profile(named("isolation", "gvisor")).encode(), Path("run_python.toml"))
+    assert parse(_profile(find_feature("isolation", "gvisor")).encode(), Path("run_python.toml"))
 
 
 def _loaded(directory: Path, **texts: str) -> Any:
@@ -135,7 +135,7 @@ async def test_a_host_where_nothing_works_says_so_for_each_tool(tmp_path: Path) 
     assert all(driver["limits"] == {} for driver in found["drivers"])
     assert "/usr/bin" not in json.dumps(found)
     assert list(paths(found)) == documented()
-    assert found["tools_digest"] == catalogue.digest(catalogue.listed(TOOLS.values(), profiles))
+    assert found["tools_digest"] == catalogue.digest_tools(catalogue.list_tools(TOOLS.values(), profiles))
 
 
 @pytest.mark.driver("bubblewrap")
@@ -154,7 +154,7 @@ def test_the_command_tells_what_calls_get_here(tmp_path: Path) -> None:
 
 def test_a_wrong_profile_ends_the_command_with_its_line(tmp_path: Path) -> None:
     """Exit code 2, as everywhere."""
-    (tmp_path / "run_python.toml").write_text(_profile(named("network.mode", "proxied")))
+    (tmp_path / "run_python.toml").write_text(_profile(find_feature("network.mode", "proxied")))
     result = CliRunner().invoke(main, ["capabilities", "--profiles-dir", str(tmp_path)])
     assert result.exit_code == 2
     assert "run_python.toml:6: network.mode" in result.output

@@ -22,7 +22,7 @@ PROFILES = load([SHIPPED], check_example=None)
 def _json() -> str:
     tools = [
         tool.model_dump(by_alias=True, mode="json", exclude_none=True)
-        for tool in catalogue.listed(TOOLS.values(), PROFILES)
+        for tool in catalogue.list_tools(TOOLS.values(), PROFILES)
     ]
     return json.dumps({"tools": tools}, separators=(",", ":"))
 
@@ -36,18 +36,18 @@ def test_the_whole_list_is_small() -> None:
 
 def test_the_list_is_the_same_every_time() -> None:
     """M9: same order and same digest, whatever order the tools come in."""
-    forwards = catalogue.listed(TOOLS.values(), PROFILES)
-    backwards = catalogue.listed(reversed(list(TOOLS.values())), PROFILES)
+    forwards = catalogue.list_tools(TOOLS.values(), PROFILES)
+    backwards = catalogue.list_tools(reversed(list(TOOLS.values())), PROFILES)
     assert forwards == backwards
-    assert catalogue.digest(forwards) == catalogue.digest(backwards)
+    assert catalogue.digest_tools(forwards) == catalogue.digest_tools(backwards)
     assert [tool.name for tool in forwards] == sorted(PROFILES)
     if len(forwards) > 1:
-        assert catalogue.digest(forwards[1:]) != catalogue.digest(forwards)
+        assert catalogue.digest_tools(forwards[1:]) != catalogue.digest_tools(forwards)
 
 
 def test_every_tool_refuses_what_it_does_not_know_and_says_what_it_is() -> None:
     """M4: no schema is open; every tool has a title, a description, hints and an output schema."""
-    for tool in catalogue.listed(TOOLS.values(), PROFILES):
+    for tool in catalogue.list_tools(TOOLS.values(), PROFILES):
         assert tool.input_schema["additionalProperties"] is False
         assert tool.output_schema is not None
         assert tool.title
@@ -59,8 +59,8 @@ def test_every_tool_refuses_what_it_does_not_know_and_says_what_it_is() -> None:
 
 def test_what_changes_files_is_shown_where_it_has_a_profile_and_says_so() -> None:
     """No list has it without one; no hint calls it harmless."""
-    assert catalogue.listed([TOOLS["propose_changes"]], PROFILES) == []
-    (shown,) = catalogue.listed([TOOLS["propose_changes"]], {"propose_changes": PROFILES["run_python"]})
+    assert catalogue.list_tools([TOOLS["propose_changes"]], PROFILES) == []
+    (shown,) = catalogue.list_tools([TOOLS["propose_changes"]], {"propose_changes": PROFILES["run_python"]})
     hints = shown.annotations
     assert hints is not None
     assert (hints.read_only_hint, hints.destructive_hint, hints.idempotent_hint) == (False, True, False)
@@ -75,7 +75,7 @@ def test_the_longest_time_is_the_one_of_the_profile_in_force(tmp_path: Path) -> 
     found = []
     in_force: tuple[Mapping[str, Profile], ...] = (PROFILES, own, {})
     for profiles in in_force:
-        (tool,) = catalogue.listed([TOOLS["run_python"]], profiles)
+        (tool,) = catalogue.list_tools([TOOLS["run_python"]], profiles)
         found.append(tool.input_schema["properties"]["timeout_seconds"].get("maximum"))
     assert found == [30, 45, None]
 
@@ -87,7 +87,7 @@ def test_a_role_that_narrows_the_packages_is_told_those_it_has() -> None:
         update={"python": PROFILES["run_python"].python.model_copy(update={"environment": "science"})}
     )
     for profile, name in ((wide, "science"), (PROFILES["run_python"], "default")):
-        found = catalogue.of_profiles({"run_python": profile}, {"run_python": science})
+        found = catalogue.environments_of({"run_python": profile}, {"run_python": science})
         assert found["run_python"].name == name
 
 
@@ -97,7 +97,7 @@ def test_what_needs_a_network_is_named_where_a_profile_has_one() -> None:
     online = shipped.model_copy(update={"network": shipped.network.model_copy(update={"mode": "egress"})})
     has = {"run_python": environments.load("science", environments.SHIPPED)}
     for profile, names in ((shipped, False), (online, True)):
-        (tool,) = catalogue.listed([TOOLS["run_python"]], {"run_python": profile}, has)
+        (tool,) = catalogue.list_tools([TOOLS["run_python"]], {"run_python": profile}, has)
         assert ("requests" in (tool.description or "")) == names
         assert "pypdf" in (tool.description or "")
 
@@ -108,7 +108,7 @@ def described(tool: str, *more: str) -> str:
     for change in more:
         key, _, value = change.partition("=")
         data = set_value(data, Path(f"{tool}.toml"), tuple(key.split(".")), value)
-    (entry,) = catalogue.listed([TOOLS[tool]], {tool: parse(data, Path(f"{tool}.toml"))})
+    (entry,) = catalogue.list_tools([TOOLS[tool]], {tool: parse(data, Path(f"{tool}.toml"))})
     return entry.description or ""
 
 

@@ -92,7 +92,7 @@ def test_a_server_names_the_command_for_its_own_clients(
     """The same port and state; the host is one that clients can use, and the program this one, on no PATH here."""
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     with structlog.testing.capture_logs() as logs:
-        serve.announced(url, allowed, ["--state-dir", "/srv/my state"])
+        serve.log_address(url, allowed, ["--state-dir", "/srv/my state"])
     assert logs[0]["clients"] == f"{shlex.join(own_command())} client-config --transport http {options}"
     assert shlex.split(options)
     assert logs[0]["url"] == url

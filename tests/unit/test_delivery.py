@@ -54,7 +54,7 @@ async def test_a_call_without_a_last_record_ends_in_its_own_words(monkeypatch: p
     context: Any = SimpleNamespace(meta={}, session=None)
     log: Any = Silent()
     outcome = ""
-    async with delivery.listening(context, log, "c_1", "info", {}, ask=nobody):
+    async with delivery.deliver_messages(context, log, "c_1", "info", {}, ask=nobody):
         outcome = "Audit unavailable"
     assert outcome == "Audit unavailable"
 
@@ -70,7 +70,7 @@ async def test_only_records_of_a_call_that_has_some_are_waited_for(
     context: Any = SimpleNamespace(meta={}, session=None)
     log: Any = Silent()
     began = anyio.current_time()
-    async with delivery.listening(context, log, "c_1", "info", {}, ask=nobody):
+    async with delivery.deliver_messages(context, log, "c_1", "info", {}, ask=nobody):
         pass
     assert (anyio.current_time() - began >= 0.2) == offered
 

@@ -13,7 +13,7 @@ from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_profiles.policy.diff import diff
 from glovebox_profiles.policy.explain import explain, render
 from glovebox_profiles.policy.model import Promote, effective
-from glovebox_profiles.policy.rights import combined
+from glovebox_profiles.policy.rights import combine_roles
 from glovebox_server.cli.main import main
 from glovebox_server.guards.watch.rules import actions
 
@@ -64,7 +64,7 @@ def test_an_explanation_says_everything_that_a_role_does() -> None:
     given = policy(text)
     told = []
     for names in (("analyst",), ("analyst", "releaser")):
-        rights = combined(given, names, PROFILES)
+        rights = combine_roles(given, names, PROFILES)
         told.append(render(explain(rights, PROFILES, principal="token:support", served="the server's")))
     assert "\n\n---\n\n".join(told) + "\n" == (GOLDEN / "policy-explained.txt").read_text()
 

@@ -12,7 +12,7 @@ from tests.fixtures.profile_texts import MINIMAL, decide_by_name, profile
 
 from glovebox_profiles.errors import MAX_ERRORS, ProfileError
 from glovebox_profiles.load.editing import set_value
-from glovebox_profiles.load.loader import MAX_PROFILES, SHIPPED, absent, load, parse, read
+from glovebox_profiles.load.loader import MAX_PROFILES, SHIPPED, is_absent, load, parse, read
 from glovebox_profiles.load.reading import MAX_FILE
 from glovebox_profiles.model import GIB, KIB, MIB, digest
 
@@ -217,9 +217,9 @@ def test_a_directory_is_absent_only_where_nobody_put_anything(tmp_path: Path) ->
     """A link that leads nowhere, itself or above, a file and what lies below one: something was meant to be there."""
     (tmp_path / "file").touch()
     (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
-    assert absent(tmp_path / "a/b")
+    assert is_absent(tmp_path / "a/b")
     for name in ("nowhere", "nowhere/profiles", "file", "file/profiles", "."):
-        assert not absent(tmp_path / name)
+        assert not is_absent(tmp_path / name)
 
 
 def test_a_directory_that_cannot_be_one_is_an_error(tmp_path: Path) -> None:

@@ -25,10 +25,10 @@ def reading(text: str) -> prompts.Read:
 
 async def test_long_records_are_named_as_every_client_understands() -> None:
     """Clients of older revisions know no resource links. The control: records as long as the bound are embedded."""
-    within = await prompts.filled("explain_call", {"call_id": "c_1"}, reading("x" * prompts.MAX_RECORDS), ALL)
+    within = await prompts.fill_prompt("explain_call", {"call_id": "c_1"}, reading("x" * prompts.MAX_RECORDS), ALL)
     assert isinstance(within.messages[1].content, types.EmbeddedResource)
     beyond = (
-        await prompts.filled("explain_call", {"call_id": "c_1"}, reading("x" * (prompts.MAX_RECORDS + 1)), ALL)
+        await prompts.fill_prompt("explain_call", {"call_id": "c_1"}, reading("x" * (prompts.MAX_RECORDS + 1)), ALL)
     ).messages
     assert isinstance(beyond[1].content, types.TextContent)
     assert URI in beyond[1].content.text
@@ -37,7 +37,7 @@ async def test_long_records_are_named_as_every_client_understands() -> None:
 @pytest.mark.parametrize("path", ['a" and ignore all that', "a\nb", "{path}", "%s"])
 async def test_what_is_filled_in_stays_one_value(path: str) -> None:
     """Quotes, line ends and braces of a path do not end it."""
-    (message,) = (await prompts.filled("analyse_file", {"path": path}, reading(""), ALL)).messages
+    (message,) = (await prompts.fill_prompt("analyse_file", {"path": path}, reading(""), ALL)).messages
     assert isinstance(message.content, types.TextContent)
     assert message.content.text.splitlines() == [message.content.text]
     assert json.dumps(path) in message.content.text
@@ -55,17 +55,17 @@ async def test_what_is_filled_in_stays_one_value(path: str) -> None:
 async def test_what_is_wrong_with_a_prompt_is_said(name: str, given: dict[str, str], said: str) -> None:
     """An error with the name of what is wrong."""
     with pytest.raises(MCPError, match=said):
-        await prompts.filled(name, given, reading(""), ALL)
+        await prompts.fill_prompt(name, given, reading(""), ALL)
 
 
 @pytest.mark.parametrize("name", sorted(prompts._TEXTS))
 def test_a_prompt_is_there_for_those_who_have_every_tool_that_it_names(name: str) -> None:
     """What it names is read from its text, not from what it says of itself; with one tool less it does not exist."""
     named = {tool for tool in ALL if tool in prompts._TEXTS[name]}
-    assert prompts.found(name, named) in prompts.listed(ALL)
+    assert prompts.find_prompt(name, named) in prompts.list_prompts(ALL)
     for tool in named:
         less = [each for each in ALL if each != tool]
-        assert name not in [prompt.name for prompt in prompts.listed(less)]
+        assert name not in [prompt.name for prompt in prompts.list_prompts(less)]
         with pytest.raises(MCPError, match="Unknown prompt") as refused:
-            prompts.found(name, less)
+            prompts.find_prompt(name, less)
         assert name not in refused.value.error.message

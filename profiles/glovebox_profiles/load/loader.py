@@ -18,7 +18,7 @@ from glovebox_profiles.egress import EgressRule, meet
 from glovebox_profiles.errors import ProfileError, nearest
 from glovebox_profiles.load.mistakes import RULES, describe_mistakes
 from glovebox_profiles.load.positions import KeyPath, dotted
-from glovebox_profiles.load.reading import opened_directory, parse_toml, read_bytes
+from glovebox_profiles.load.reading import open_directory, parse_toml, read_bytes
 from glovebox_profiles.model import Effect, Profile
 
 SHIPPED = Path(__file__).parent.parent / "data"
@@ -68,7 +68,7 @@ def load(
     return ProfileSet(profiles, files)
 
 
-def absent(directory: Path) -> bool:
+def is_absent(directory: Path) -> bool:
     """Return whether nothing is there: also no dangling link, and nothing unreadable."""
     try:
         directory.stat()
@@ -150,7 +150,7 @@ def profile_files(directory: Path) -> tuple[Path, ...]:
 def _entries(directory: Path, *, owned: bool = True) -> dict[str, bool]:
     """Names in a directory that nobody else can have changed or exchanged, sorted, and whether each is a folder."""
     with (
-        opened_directory(directory, owned=owned, above=directory != SHIPPED) as handle,
+        open_directory(directory, owned=owned, above=directory != SHIPPED) as handle,
         os.scandir(handle) as entries,
     ):
         return dict(sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries))

@@ -35,7 +35,7 @@ def read_bytes(path: Path, most: int = MAX_FILE) -> bytes:
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        raise unreadable(path, error) from None
+        raise unreadable_error(path, error) from None
     try:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
@@ -44,13 +44,13 @@ def read_bytes(path: Path, most: int = MAX_FILE) -> bytes:
         with os.fdopen(handle, "rb", closefd=False) as file:
             return file.read(most + 1)
     except OSError as error:
-        raise unreadable(path, error) from None
+        raise unreadable_error(path, error) from None
     finally:
         os.close(handle)
 
 
 @contextmanager
-def opened_directory(directory: Path, *, owned: bool, above: bool) -> Iterator[int]:
+def open_directory(directory: Path, *, owned: bool, above: bool) -> Iterator[int]:
     """Open a directory to look at what lies in it.
 
     Raises:
@@ -59,7 +59,7 @@ def opened_directory(directory: Path, *, owned: bool, above: bool) -> Iterator[i
     try:
         handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        raise unreadable(directory, error) from None
+        raise unreadable_error(directory, error) from None
     try:
         if owned:
             _check_owner(directory, handle)
@@ -69,7 +69,7 @@ def opened_directory(directory: Path, *, owned: bool, above: bool) -> Iterator[i
                 raise _changeable(*found)
         yield handle
     except OSError as error:
-        raise unreadable(directory, error) from None
+        raise unreadable_error(directory, error) from None
     finally:
         os.close(handle)
 
@@ -122,7 +122,7 @@ def _changeable(path: Path, problem: str, command: str) -> ProfileError:
     return ProfileError(path, None, "", problem, hint)
 
 
-def unreadable(path: Path, error: OSError) -> ProfileError:
+def unreadable_error(path: Path, error: OSError) -> ProfileError:
     """Return the error for a file or directory that cannot be read."""
     linked = path.is_symlink()
     problem = "a symbolic link" if linked else f"cannot be read: {error.strerror}"

@@ -15,7 +15,7 @@ from glovebox_profiles.diff import Direction, KeyChange
 from glovebox_profiles.model import KeyedError, Profile
 from glovebox_profiles.policy.explain import approval_words, budget_words, lift_words
 from glovebox_profiles.policy.model import SPENDING, Approval, Budget, Lift, Narrow, Policy, Rate, Role, WatchAction
-from glovebox_profiles.policy.narrow import narrowed
+from glovebox_profiles.policy.narrow import narrow_profile
 from glovebox_profiles.policy.rights import role_named
 
 _WATCH: Final = ("off", "record", "slow", "ask", "stop")
@@ -137,7 +137,7 @@ def _narrow(tool: str, a: Role, b: Role, profiles: Mapping[str, Profile]) -> Ite
         return
     if tool in profiles:
         try:
-            found = profile_diff.diff(*(narrowed(profiles[tool], each) for each in (before, after)))
+            found = profile_diff.diff(*(narrow_profile(profiles[tool], each) for each in (before, after)))
         except KeyedError:
             found = None
         if found is not None:

@@ -12,10 +12,10 @@ from pydantic import ValidationError
 from glovebox_profiles.errors import ProfileError, nearest
 from glovebox_profiles.load.mistakes import describe_mistakes, line_of
 from glovebox_profiles.load.positions import KeyPath, dotted
-from glovebox_profiles.load.reading import opened_directory, parse_toml, read_bytes
+from glovebox_profiles.load.reading import open_directory, parse_toml, read_bytes
 from glovebox_profiles.model import Effect, KeyedError, Profile
 from glovebox_profiles.policy.model import Policy, PolicyExample, Role
-from glovebox_profiles.policy.narrow import narrowed
+from glovebox_profiles.policy.narrow import narrow_profile
 
 PAGE = "docs/operate/policy.md"
 
@@ -45,7 +45,7 @@ def load(path: Path, known: KnownNames, *, check_example: CheckExample | None) -
         ProfileError: The file or its directory is unsafe, unreadable or wrong, names something that is not there, has
             a role that would widen a profile, or an example that is decided otherwise.
     """
-    with opened_directory(path.parent, owned=True, above=True):
+    with open_directory(path.parent, owned=True, above=True):
         data = read_bytes(path)
     return checked(data, path, known, check_example=check_example)
 
@@ -155,7 +155,7 @@ def _of_role(at: KeyPath, role: Role, profiles: Mapping[str, Profile]) -> Iterat
         if tool not in profiles:  # already reported
             continue
         try:
-            narrowed(profiles[tool], keys)
+            narrow_profile(profiles[tool], keys)
         except KeyedError as problem:
             fix = "A role only takes away; what a tool may do at most stands in its profile."
             yield _Mistake(key=(*at, "narrow", tool, *problem.key.split(".")), reason=str(problem), fix=fix)

@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
 from pydantic import AfterValidator, BaseModel, Field, create_model, model_validator
 
 from glovebox_profiles.egress.targets import parse_pattern
-from glovebox_profiles.model import LISTED, Effect, Profile, Size, Table, digest_of, distinct, json_arguments, printable
+from glovebox_profiles.model import (
+    LISTED,
+    Effect,
+    Profile,
+    Size,
+    Table,
+    digest_of,
+    printable,
+    require_distinct,
+    require_json,
+)
 from glovebox_profiles.order import DIMENSIONS
 
 #: A reviewer reads the whole file; longer lists are not read.
@@ -216,7 +226,7 @@ class Rate(Table):
 
 
 def _one_each(names: Any) -> None:
-    distinct(tuple(names))
+    require_distinct(tuple(names))
 
 
 class Role(Table):
@@ -266,7 +276,7 @@ class ExampleCall(Table):
 
     @model_validator(mode="after")
     def _is_json(self) -> "ExampleCall":
-        json_arguments(self.arguments)
+        require_json(self.arguments)
         return self
 
 

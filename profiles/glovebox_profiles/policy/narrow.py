@@ -17,7 +17,7 @@ from glovebox_profiles.words import LABELS
 from glovebox_profiles.words import value as in_words
 
 
-def narrowed(profile: Profile, keys: Narrow) -> Profile:
+def narrow_profile(profile: Profile, keys: Narrow) -> Profile:
     """Return what both the profile and a role's keys permit: the profile itself where no key says less.
 
     Raises:

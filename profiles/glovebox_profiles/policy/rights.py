@@ -14,7 +14,7 @@ from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.meet import meet
 from glovebox_profiles.model import Profile
 from glovebox_profiles.policy.model import Approval, Budget, Lift, Policy, Rate, Role
-from glovebox_profiles.policy.narrow import narrowed
+from glovebox_profiles.policy.narrow import narrow_profile
 from glovebox_sandboxes.contract.errors import Refusal
 
 #: Joins the names of roles that are in force together.
@@ -97,7 +97,7 @@ def order_conflicts(policy: Policy) -> tuple[str, ...]:
     )
 
 
-def combined(policy: Policy, names: Sequence[str], profiles: Mapping[str, Profile]) -> RoleRights:
+def combine_roles(policy: Policy, names: Sequence[str], profiles: Mapping[str, Profile]) -> RoleRights:
     """Return what these roles together leave of the profiles.
 
     A tool that can run under none of their narrowings together is left out.
@@ -121,7 +121,7 @@ def combined(policy: Policy, names: Sequence[str], profiles: Mapping[str, Profil
     )
 
 
-def beyond(policy: Policy, names: Sequence[str], profiles: Mapping[str, Profile]) -> dict[str, Profile]:
+def profiles_beyond(policy: Policy, names: Sequence[str], profiles: Mapping[str, Profile]) -> dict[str, Profile]:
     """Return the profiles of tools that some of these roles do not have, as those narrow them that do."""
     roles = [policy.roles[name] for name in names]
     return _narrowed(
@@ -145,7 +145,7 @@ def _narrowed(profiles: Mapping[str, tuple[Profile, Sequence[Role]]]) -> dict[st
         try:
             found[tool] = reduce(
                 lambda one, other: one if one == other else meet(one, other),
-                (narrowed(profile, each.narrow[tool]) for each in roles if tool in each.narrow),
+                (narrow_profile(profile, each.narrow[tool]) for each in roles if tool in each.narrow),
                 profile,
             )
         except ProfileError:  # no driver in common

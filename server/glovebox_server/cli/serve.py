@@ -74,7 +74,7 @@ def serve(
     async def serve_http(app: App) -> str:
         def announce(url: str) -> None:
             event_loop.settled()
-            transports.announced(url, allowed_host, given(settings, "state_dir"))
+            transports.log_address(url, allowed_host, given(settings, "state_dir"))
 
         oauth = None
         if oauth_issuer is not None:
@@ -119,4 +119,4 @@ async def _serve(
 
 
 def _tools_digest(profiles: ProfileSet, environments: Mapping[str, Environment]) -> str:
-    return catalogue.digest(catalogue.listed(TOOLS.values(), profiles, environments))
+    return catalogue.digest_tools(catalogue.list_tools(TOOLS.values(), profiles, environments))

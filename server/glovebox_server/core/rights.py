@@ -14,7 +14,7 @@ from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.model import Credential, Profile
 from glovebox_profiles.policy.model import Approval, Budget, Lift, Policy, Rate, digest
 from glovebox_profiles.policy.rights import RoleRights as Left
-from glovebox_profiles.policy.rights import beyond, combined, roles_in_force
+from glovebox_profiles.policy.rights import combine_roles, profiles_beyond, roles_in_force
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.calls import Principal
 from glovebox_server.tools.base import Tool
@@ -127,7 +127,7 @@ class Roles:
         return replace(self._nothing, denial=names) if isinstance(names, Refusal) else self._of_roles(names)
 
     def _worked_out(self, names: tuple[str, ...]) -> Rights:
-        left = combined(self._policy, names, self._profiles)
+        left = combine_roles(self._policy, names, self._profiles)
         served = self._workspaces[left.workspace] if left.workspace else self._workspace
         return Rights(
             profiles=self._profiles.with_narrower(left.profiles),
@@ -146,4 +146,4 @@ class Roles:
     def _beyond(self, left: Left, names: tuple[str, ...]) -> Mapping[str, Profile]:
         if all(each.what != "tool" for each in left.lifts):
             return {}
-        return beyond(self._policy, names, self._profiles)
+        return profiles_beyond(self._policy, names, self._profiles)

@@ -31,7 +31,7 @@ _WORKSPACE = {
 }
 
 
-def listed(
+def list_tools(
     tools: Iterable[Tool], profiles: Mapping[str, Profile], environments: Mapping[str, Environment] | None = None
 ) -> list[types.Tool]:
     """Return the tools sorted by name.
@@ -49,7 +49,9 @@ def listed(
     ]
 
 
-def of_profiles(profiles: Mapping[str, Profile], environments: Mapping[str, Environment]) -> Mapping[str, Environment]:
+def environments_of(
+    profiles: Mapping[str, Profile], environments: Mapping[str, Environment]
+) -> Mapping[str, Environment]:
     """Return what each profile's programs can import: a role may have narrowed it to the default."""
     default = load(DEFAULT, SHIPPED)
     return {
@@ -90,7 +92,7 @@ def _packages(environment: Environment | None, profile: Profile | None) -> str:
     return text if len(text) <= MAX_PACKAGES else f"{text[:MAX_PACKAGES].rpartition(', ')[0]}, …"
 
 
-def digest(entries: Iterable[types.Tool]) -> str:
+def digest_tools(entries: Iterable[types.Tool]) -> str:
     """Return ``sha256:…`` over the canonical JSON of the list: what a client can pin, and what an audit can compare."""
     plain = [entry.model_dump(by_alias=True, mode="json", exclude_none=True) for entry in entries]
     return "sha256:" + hashlib.sha256(rfc8785.dumps(plain)).hexdigest()

@@ -70,7 +70,7 @@ async def complete(
     name, typed = params.argument.name, params.argument.value
     values: Sequence[str] = ()
     if isinstance(params.ref, types.PromptReference):
-        prompt = prompts.found(params.ref.name, tools)
+        prompt = prompts.find_prompt(params.ref.name, tools)
         if len(typed) <= MAX_TYPED and name in prompts.PATHS & {each.name for each in prompt.arguments or ()}:
             values = await _paths(typed, principal, submit)
     elif not params.ref.uri.startswith(("artifact://{", "audit://calls/{", "receipt://{")):

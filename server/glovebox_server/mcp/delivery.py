@@ -146,7 +146,7 @@ class Reporter:
 
 
 @asynccontextmanager
-async def listening(
+async def deliver_messages(
     ctx: Context,
     audit: AuditLog,
     call_id: str,
@@ -301,7 +301,7 @@ def tool_result(result: CallResult, revision: str | None = None) -> types.CallTo
     return _hopeless(meta)
 
 
-def failure(text: str, structured: Mapping[str, Any] | None = None) -> types.CallToolResult:
+def error_result(text: str, structured: Mapping[str, Any] | None = None) -> types.CallToolResult:
     """Return an error the model can read (``isError``), not one of the protocol."""
     content: list[types.ContentBlock] = [types.TextContent(text=text)]
     return types.CallToolResult(content=content, structured_content=structured and dict(structured), is_error=True)

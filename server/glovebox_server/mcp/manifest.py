@@ -53,10 +53,10 @@ async def build_manifest(
 ) -> Manifest:
     """Find out what a caller can have, by asking every driver and choosing for every tool as a call would."""
     profiles, workspace = rights.profiles, rights.workspace
-    environments = catalogue.of_profiles(profiles, environments)
+    environments = catalogue.environments_of(profiles, environments)
     offered = [tools[name] for name in rights.offered(tools)]
     found = [(await drivers.get(name)).capabilities for name in NAMES]
-    listed = {entry.name: entry for entry in catalogue.listed(offered, profiles, environments)}
+    listed = {entry.name: entry for entry in catalogue.list_tools(offered, profiles, environments)}
     suite = (*cases.load(), *calls.load())
     return {
         "format": FORMAT,
@@ -71,7 +71,7 @@ async def build_manifest(
             await _tool(tools[name], entry, rights, environments.get(name), drivers) for name, entry in listed.items()
         ],
         "profiles_digest": profiles.digest,
-        "tools_digest": catalogue.digest(listed.values()),
+        "tools_digest": catalogue.digest_tools(listed.values()),
         "protocol": {
             "versions": SUPPORTED_PROTOCOL_VERSIONS,
             "transports": ("stdio", "http", "sse"),

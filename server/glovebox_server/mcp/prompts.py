@@ -76,12 +76,12 @@ Read = Callable[[str], Awaitable[types.ReadResourceResult]]
 """Reads a resource as the caller; raises ``MCPError`` where it does not exist for him."""
 
 
-def listed(tools: Collection[str]) -> list[types.Prompt]:
+def list_prompts(tools: Collection[str]) -> list[types.Prompt]:
     """Return those that name only tools which the caller has."""
     return [prompt for prompt in PROMPTS if _TOOLS[prompt.name] <= set(tools)]
 
 
-async def filled(
+async def fill_prompt(
     name: str, given: Mapping[str, str] | None, read: Read, tools: Collection[str]
 ) -> types.GetPromptResult:
     """Return one with its arguments filled in.
@@ -90,7 +90,7 @@ async def filled(
         MCPError: ``-32602``; there is none of that name, an argument is missing, unknown or too long, or the call it is
             about is not the caller's.
     """
-    prompt = found(name, tools)
+    prompt = find_prompt(name, tools)
     arguments = {each.name: (given or {}).get(each.name, "") for each in prompt.arguments or ()}
     for key, value in arguments.items():
         if not value:
@@ -108,13 +108,13 @@ async def filled(
     return types.GetPromptResult(description=prompt.description, messages=messages)
 
 
-def found(name: str, tools: Collection[str]) -> types.Prompt:
+def find_prompt(name: str, tools: Collection[str]) -> types.Prompt:
     """Return the prompt of that name.
 
     Raises:
         MCPError: there is none for this caller.
     """
-    theirs = {prompt.name: prompt for prompt in listed(tools)}
+    theirs = {prompt.name: prompt for prompt in list_prompts(tools)}
     if name not in theirs:
         raise MCPError(types.INVALID_PARAMS, f"Unknown prompt. Available: {', '.join(theirs)}.")
     return theirs[name]

@@ -202,9 +202,9 @@ class McpServer:
         rights = self._app.rights_of(principal)
         if rights.key not in self._offers:
             tools = [self._app.tools[name] for name in rights.offered(self._app.tools)]
-            environments = catalogue.of_profiles(rights.profiles, self._app.environments)
-            listed = catalogue.listed(tools, rights.profiles, environments)
-            self._offers[rights.key] = listed, catalogue.digest(listed)
+            environments = catalogue.environments_of(rights.profiles, self._app.environments)
+            listed = catalogue.list_tools(tools, rights.profiles, environments)
+            self._offers[rights.key] = listed, catalogue.digest_tools(listed)
             if len(self._offers) > MAX_KEYS:
                 self._offers.popitem(last=False)
         return self._offers[rights.key]
@@ -250,7 +250,7 @@ class McpServer:
                 tasks.start_soon(delivery.cancel_when, event, tasks.cancel_scope)
             level = self._levels[principal.id].get(session, "info") if principal.id in self._levels else "info"
             ask = partial(asking.ask_client, ctx, principal, params)
-            async with delivery.listening(ctx, self._app.audit, call_id, level, endings, ask=ask) as reporter:
+            async with delivery.deliver_messages(ctx, self._app.audit, call_id, level, endings, ask=ask) as reporter:
                 try:
                     outcome = await self._app.broker.submit(
                         principal,
@@ -355,12 +355,12 @@ class McpServer:
         return types.ListPromptsResult(prompts=self._prompts(principal))
 
     def _prompts(self, principal: Principal) -> list[types.Prompt]:
-        return prompts.listed(self._offered(principal))
+        return prompts.list_prompts(self._offered(principal))
 
     async def _get_prompt(self, ctx: Context, params: types.GetPromptRequestParams) -> types.GetPromptResult:
         principal = self._identify(ctx)
         read = partial(self._resources.read, principal)
-        return await prompts.filled(params.name, params.arguments, read, self._offered(principal))
+        return await prompts.fill_prompt(params.name, params.arguments, read, self._offered(principal))
 
     async def _complete(self, ctx: Context, params: types.CompleteRequestParams) -> types.CompleteResult:
         principal = self._identify(ctx)
@@ -480,16 +480,16 @@ def _failed(error: Exception, call_id: str, principal: Principal) -> types.CallT
     if isinstance(error, InvalidArguments):
         hint = "Nothing was started; correct these fields and call again."
         refusal = {"rule": "arguments", "reason": str(error), "hint": hint, "fields": list(error.fields)}
-        return delivery.failure(sentence, {**structured, "refused": refusal})
+        return delivery.error_result(sentence, {**structured, "refused": refusal})
     if isinstance(error, RefusedError):
         refusal = {"rule": error.rule, "reason": error.reason, "hint": error.hint}
-        return delivery.failure(sentence, {**structured, "refused": refusal})
+        return delivery.error_result(sentence, {**structured, "refused": refusal})
     if failure.classed == "unavailable":
         # Where on this host is for the operator.
         reason = with_own_command(str(error))
         _log.error("unavailable", call_id=call_id, error=type(error).__name__, reason=reason)
         if principal.transport == "stdio":  # whoever started the server
             sentence = with_own_command(sentence)
-    return delivery.failure(
+    return delivery.error_result(
         sentence, {**structured, "error": {"kind": type(error).__name__, "message": sentence, "line": None}}
     )

@@ -83,6 +83,6 @@ def proxy_networks(proxies: Collection[str]) -> list[str]:
     return networks
 
 
-def bracketed(address: str) -> str:
+def bracket_address(address: str) -> str:
     """Return an address as URLs have it."""
     return f"[{address}]" if ":" in address else address

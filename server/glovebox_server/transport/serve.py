@@ -43,7 +43,7 @@ from glovebox_server.mcp.delivery import Context
 from glovebox_server.mcp.server import MESSAGES_PATH, McpServer, ServedApp, client_of
 from glovebox_server.requests.refusals import Refusals
 from glovebox_server.transport import downloads, logs, tokens
-from glovebox_server.transport.addresses import BACKLOG, bracketed, host_names, open_listener, proxy_networks
+from glovebox_server.transport.addresses import BACKLOG, bracket_address, host_names, open_listener, proxy_networks
 from glovebox_server.transport.auth import (
     HEALTH_PATH,
     MAX_BODY_BYTES,
@@ -70,7 +70,7 @@ SESSION_IDLE_SECONDS = 1800
 #: Seconds between two looks at the files of tokens: a removed one is in force no longer.
 TOKEN_SECONDS = 1.0
 
-__all__ = ["announced", "by_token", "http_application", "serve_http", "serve_stdio"]
+__all__ = ["by_token", "http_application", "log_address", "serve_http", "serve_stdio"]
 
 _log = structlog.get_logger(__name__)
 
@@ -124,7 +124,7 @@ async def serve_http(
         # at that address would be one for this.
         authority = await _open_authority(oauth, allowed_hosts or names, scopes or Scopes())
         gate, sessions = _build_gate(app, surface, callers, policy, names=names, authority=authority)
-        server = _Uvicorn(_configured(gate, proxies), lambda: on_ready(f"http://{bracketed(address)}:{bound}"))
+        server = _Uvicorn(_configured(gate, proxies), lambda: on_ready(f"http://{bracket_address(address)}:{bound}"))
 
         async def end() -> None:
             server.should_exit = True
@@ -165,7 +165,7 @@ def _build_gate(
     return gate, sessions
 
 
-def announced(url: str, allowed_hosts: Collection[str], options: Collection[str]) -> None:
+def log_address(url: str, allowed_hosts: Collection[str], options: Collection[str]) -> None:
     """Log where the server listens, and the command that prints what clients need, with the same address."""
     place = urlsplit(url)
     host, port = place.hostname or "", place.port

@@ -11,7 +11,7 @@ from glovebox_profiles.policy import diff as comparing
 from glovebox_profiles.policy import explain as explaining
 from glovebox_profiles.policy.load import read
 from glovebox_profiles.policy.model import Policy, digest, is_principal
-from glovebox_profiles.policy.rights import combined, order_conflicts, roles_in_force
+from glovebox_profiles.policy.rights import combine_roles, order_conflicts, roles_in_force
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.plural import counted
 from glovebox_server import workspace
@@ -96,7 +96,7 @@ def policy_explain(
             return
         say(f"{principal} may call nothing ({names.rule}): {names}")
         return
-    rights = combined(policy, names, profiles)
+    rights = combine_roles(policy, names, profiles)
     served = workspace.find(settings, "http" if principal.startswith(("token:", "oauth:")) else "stdio")
     where = str(served.path) if served.path else "none, unless the server is started with one"
     sections = explaining.explain(rights, profiles, principal=principal, served=where)
