@@ -11,7 +11,7 @@ import secrets
 import shutil
 import signal
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -97,10 +97,7 @@ def specification(name: str, body: Mapping[str, Any], filter_path: str) -> dict[
         "cgroupns": {"nsmode": host.pop("CgroupnsMode")},
         "shm_size": host.pop("ShmSize"),
         "oom_score_adj": host.pop("OomScoreAdj"),
-        "r_limits": [
-            *({"type": each["Name"], "soft": each["Soft"], "hard": each["Hard"]} for each in host.pop("Ulimits")),
-            {"type": "nproc", "soft": _PROCESSES, "hard": _PROCESSES},
-        ],
+        "r_limits": _rlimits(host.pop("Ulimits")),
         "mounts": [*(_tmpfs(*each) for each in host.pop("Tmpfs").items()), *map(_bind, host.pop("Mounts"))],
         "mask": host.pop("MaskedPaths"),
         **_resources(host),
@@ -110,6 +107,11 @@ def specification(name: str, body: Mapping[str, Any], filter_path: str) -> dict[
     for field in (*top, *host):
         raise _unsupported(field)
     return spec
+
+
+def _rlimits(ulimits: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    limits = [{"type": limit["Name"], "soft": limit["Soft"], "hard": limit["Hard"]} for limit in ulimits]
+    return [*limits, {"type": "nproc", "soft": _PROCESSES, "hard": _PROCESSES}]
 
 
 def _unsupported(field: str) -> UnsupportedSpecError:
