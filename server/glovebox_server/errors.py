@@ -14,12 +14,12 @@ _MAX_NAME = 64
 
 __all__ = [
     "AuditUnavailable",
+    "InternalError",
     "InvalidArguments",
     "MisnamedError",
-    "OutputFailed",
+    "OutputError",
     "RefusedError",
     "StoreUnusable",
-    "Unforeseen",
     "UnknownTool",
 ]
 
@@ -59,8 +59,8 @@ class UnknownTool(Exception):  # noqa: N818 - the protocol's term
         self.tools = tools
 
 
-class Unforeseen(Exception):  # noqa: N818 - as the design's other failures
-    """A command ended by what nobody foresaw, which is its cause."""
+class InternalError(Exception):
+    """A command ended by an error that has no sentence of ours; its cause is that error."""
 
     def __init__(self, doing: str, state_dir: Path | None) -> None:
         """Say which command it was, and where it keeps things."""
@@ -69,5 +69,5 @@ class Unforeseen(Exception):  # noqa: N818 - as the design's other failures
         self.state_dir = state_dir
 
 
-class OutputFailed(Exception):  # noqa: N818 - as the design's other failures
+class OutputError(Exception):
     """Standard output takes no more; whoever wrote to it ends, and ``run`` says why."""

@@ -68,7 +68,9 @@ def test_what_nobody_foresaw_is_kept_and_told_in_one_sentence(tmp_path: Path) ->
         assert done.returncode == UNFORESEEN
         assert done.stderr.count("\n") == 1
         (story,) = (tmp_path / "state").iterdir()
-        assert f"while running `glovebox profiles list`; the details are in {story};" in done.stderr
+        assert (
+            f"Internal error while running `glovebox profiles list`. Details: {story}. Please report it." in done.stderr
+        )
         assert "ZeroDivisionError" in story.read_text()
         assert story.stat().st_mode & 0o777 == 0o600
 

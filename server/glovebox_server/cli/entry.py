@@ -20,7 +20,7 @@ from typing import Any, NoReturn, TextIO
 
 from glovebox_audit.printable import LAYOUT, printable
 from glovebox_server.cli import COMPLETE
-from glovebox_server.errors import OutputFailed, Unforeseen
+from glovebox_server.errors import InternalError, OutputError
 from glovebox_server.exits import ENDING, INTERRUPTED, NOBODY_READS, OK, UNAVAILABLE, UNFORESEEN, signal_name
 
 
@@ -41,7 +41,7 @@ class _Standard(io.FileIO):
             except OSError as error:
                 self.failure = error
                 if self._needed:
-                    raise OutputFailed from error
+                    raise OutputError from error
             else:
                 return written
         return memoryview(data).nbytes
@@ -151,7 +151,7 @@ def _say(words: str) -> None:
 
 def _printed(output: _Standard) -> int:
     """Give out what is left in buffers; ``OK`` where all of it went out."""
-    with contextlib.suppress(OutputFailed):
+    with contextlib.suppress(OutputError):
         sys.stdout.flush()
     if output.failure is None:
         return OK
@@ -168,13 +168,13 @@ def _guarded(act: Callable[[], int]) -> int:
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else OK
     except BaseException as raised:  # noqa: BLE001 - the outermost entry
-        if _holds(raised, OutputFailed):
+        if _holds(raised, OutputError):
             return UNAVAILABLE
         return INTERRUPTED if _interrupted(raised) else _last_resort(raised)
 
 
 def _holds(raised: BaseException, kind: type[BaseException]) -> bool:
-    found = raised.__cause__ if isinstance(raised, Unforeseen) else raised
+    found = raised.__cause__ if isinstance(raised, InternalError) else raised
     return isinstance(found, kind) or (isinstance(found, BaseExceptionGroup) and found.subgroup(kind) is not None)
 
 
@@ -189,22 +189,22 @@ def _interrupted(raised: BaseException) -> bool:
 
 
 def _last_resort(raised: BaseException) -> int:
-    """Keep the story of what nobody foresaw in the state directory, else below ``/tmp``, and say where it is."""
+    """Keep an internal error in the state directory, else below ``/tmp``, and print where it is."""
     doing, state_dir, cause = "starting", None, raised
-    if isinstance(raised, Unforeseen) and raised.__cause__ is not None:
+    if isinstance(raised, InternalError) and raised.__cause__ is not None:
         doing, state_dir, cause = raised.doing, raised.state_dir, raised.__cause__
     story = "".join([f"{doing}\n", *traceback.format_exception(cause)])
     # Named by where it happened: what happens a thousand times is one file.
     places = "".join([type(cause).__name__, *traceback.format_tb(cause.__traceback__)]).encode(errors="replace")
     name = f"unforeseen-{hashlib.sha256(places).hexdigest()[:8]}.txt"
-    kept = "there is no place for its details"
+    kept = "There is no place for its details."
     for directory in (state_dir, Path(f"/tmp/glovebox-{os.geteuid()}")):  # noqa: S108 - checked to be our own
         if directory is not None:
             with contextlib.suppress(OSError):
                 _keep(directory, name, story)
-                kept = f"the details are in {directory / name}"
+                kept = f"Details: {directory / name}."
                 break
-    _say(f"glovebox met something nobody foresaw while {doing}; {kept}; please report it.\n")
+    _say(f"Internal error while {doing}. {kept} Please report it.\n")
     return UNFORESEEN
 
 

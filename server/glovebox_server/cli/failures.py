@@ -47,7 +47,7 @@ _FIXES = {
 
 
 def foreseen(raised: BaseException, doing: str) -> tuple[BaseException, int] | None:
-    """The failure behind what was raised, with its exit code; None where nobody foresaw it.
+    """Return the failure behind what was raised, with its exit code; None for an internal error.
 
     Args:
         raised: what ended a command; of a group, its first failure counts.

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from glovebox_audit.printable import printable
 from glovebox_server.cli import state
 from glovebox_server.cli.terminal import Shown, Terminal, print_json, print_shown
-from glovebox_server.errors import OutputFailed, Unforeseen
+from glovebox_server.errors import InternalError, OutputError
 from glovebox_server.settings import NoSuchPlace, Settings, unknown_variables
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -270,14 +270,14 @@ class CliCommand(click.Command):
         """Run it; see ``failures`` and ``entry`` for what becomes of an exception."""
         try:
             code = super().invoke(ctx)
-        except (click.ClickException, click.exceptions.Exit, OutputFailed):
+        except (click.ClickException, click.exceptions.Exit, OutputError):
             raise
         except Exception as raised:
             failures = importlib.import_module("glovebox_server.cli.failures")  # knows every part
             doing = f"running `{ctx.command_path}`"
             found = failures.foreseen(raised, doing.capitalize())
             if found is None:
-                raise Unforeseen(doing, ctx.meta.get(_STATE_DIR)) from raised
+                raise InternalError(doing, ctx.meta.get(_STATE_DIR)) from raised
             failures.tell(found[0], err, as_json=bool(ctx.meta.get(_JSON)))
             ctx.exit(found[1])
         if code:
