@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
+from anyio.abc import TaskGroup
 
+from glovebox_audit import anchors
 from glovebox_audit.events import PoolChanged, ProfileLoaded, ServerStarted, ServerStopped
 from glovebox_audit.log import AuditLog
 from glovebox_profiles.compile import ProfileSet
@@ -29,19 +31,24 @@ from glovebox_sandboxes.runtime.environments import Environment, EnvironmentFile
 from glovebox_server import event_loop, workspace
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import Principal
-from glovebox_server.core.accept import decide, validated
-from glovebox_server.core.active_policy import ActivePolicy, Governed
+from glovebox_server.core.accept import decide, validate_arguments
 from glovebox_server.core.broker import Broker
-from glovebox_server.core.rights import Rights
+from glovebox_server.core.rights import ActivePolicy, Governed, Rights
 from glovebox_server.errors import AuditUnavailable, InvalidArguments
 from glovebox_server.guards.admission.admission import Admission
 from glovebox_server.guards.approvals.approvals import Approvals
+from glovebox_server.guards.budgets.budgets import opened as open_budgets
+from glovebox_server.guards.budgets.spending import Left
 from glovebox_server.guards.credentials.sources import CredentialCache
 from glovebox_server.guards.journal.journal import CallJournal, sandbox_started
 from glovebox_server.guards.redaction.detector import Forms
 from glovebox_server.guards.registry import GuardSet
 from glovebox_server.guards.stops.stops import Stops
 from glovebox_server.guards.watch.watch import Watch
+from glovebox_server.promotion.proposing import Proposals
+from glovebox_server.proof import signature
+from glovebox_server.proof.lock import Effective, Lock
+from glovebox_server.proof.sealed import Sealer
 from glovebox_server.receipts.keys import Signer
 from glovebox_server.receipts.recorder import ReceiptIssuer
 from glovebox_server.requests import server_key
@@ -52,17 +59,13 @@ from glovebox_server.startup.policy import governed, policy_file
 from glovebox_server.startup.prewarm import check_preloads, prepare_sandboxes
 from glovebox_server.tools import TOOLS
 from glovebox_server.tools.base import Tool
+from glovebox_server.upkeep import promotions
 from glovebox_server.upkeep.environments import required
 from glovebox_server.upkeep.log import rotation
 from glovebox_server.workspace import Workspace
 
 if TYPE_CHECKING:
-    from glovebox_server.guards.budgets.budgets import Budgets
-    from glovebox_server.guards.budgets.spending import Left
     from glovebox_server.mcp.manifest import Manifest
-    from glovebox_server.promotion.proposing import Proposals
-    from glovebox_server.proof.lock import Effective, Lock
-    from glovebox_server.proof.sealed import Sealer
 
 ARTIFACT_PARTS = 4
 """Over HTTP one principal may have a quarter of the artifacts: much for one, and three more have to fill theirs before
@@ -113,7 +116,7 @@ class App:
         credentials = (*rights.credentials, *(made_by.network.credential if made_by else ()))
         return profile.result.redact if profile else "mask", self.guards.credentials.forms(credentials)
 
-    async def left(self, principal: Principal, run: str | None) -> "Sequence[Left]":
+    async def left(self, principal: Principal, run: str | None) -> Sequence[Left]:
         """What is left of a caller's budgets; nothing where it has none.
 
         Raises:
@@ -142,7 +145,7 @@ def check_example(profile: Profile, call: Mapping[str, Any]) -> tuple[Effect, st
     if tool is None:
         return "deny", "tool.unknown"
     try:
-        decision = decide(tool, validated(tool, call), profile)
+        decision = decide(tool, validate_arguments(tool, call), profile)
     except InvalidArguments:
         return "deny", "arguments"
     return decision.effect, decision.rule
@@ -171,6 +174,41 @@ def profile_directories(settings: Settings) -> list[Path]:
     return [SHIPPED] if unused else [SHIPPED, own]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Start:
+    """All that is read before anything is started."""
+
+    settings: Settings
+    transport: str
+    server_id: str
+    profiles: ProfileSet
+    environments: Mapping[str, Environment]
+    workspace: Workspace
+    policy: ActivePolicy
+    lock: Lock | None
+    artifacts: ArtifactStore
+    signer: Signer
+    key: bytes = field(repr=False)
+    sealer: Sealer | None
+
+    @property
+    def is_shared(self) -> bool:
+        """Return whether there may be several principals: over stdio and on the command line there is one."""
+        return self.transport == "http"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """What a server runs with."""
+
+    audit: AuditLog
+    tasks: TaskGroup
+    refusals: Refusals
+    sandboxes: SandboxProvider
+    watch: Watch
+    guards: GuardSet
+
+
 @asynccontextmanager
 async def opened(
     settings: Settings,
@@ -179,141 +217,139 @@ async def opened(
     *,
     prewarm: bool = True,
 ) -> AsyncIterator[App]:
-    """A server's parts, for the length of the block.
+    """Open a server's parts, for the length of the block.
 
     Args:
-        settings: where things are.
-        transport: for the record: ``stdio``, ``http`` or ``cli``.
-        tools_digest: for the record: of the list of tools that is shown to clients, with these profiles in force and
-            these environments.
-        prewarm: whether sandboxes are prepared ahead, where profiles want it.
+        settings: Where things are.
+        transport: For the record: ``stdio``, ``http`` or ``cli``.
+        tools_digest: For the record: makes the digest of the list of tools that clients are shown.
+        prewarm: Whether sandboxes are prepared ahead, where profiles want it.
 
     Raises:
-        ProfileError: a profile or the policy is wrong, or the environment it names is not built; nothing was started.
-        WorkspaceRefused: nor where a workspace that was named holds the server's own files.
-        StateUnusable: others could read or change the state directory, or it cannot be made.
-        AuditUnavailable: the log in it cannot be written.
-        ArtifactsUnavailable: nor can the artifacts'.
-        KeyUnusable: others could read the key that signs receipts.
-        ServerKeyUnusable: or the one that binds what clients are handed.
-        StopsUnusable: others could change what is stopped.
-        StoreUnusable: what governs calls cannot be kept.
+        ProfileError: A profile or the policy is wrong, or the environment it names is not built.
+        WorkspaceRefused: A workspace that was named holds the server's own files.
+        SecretUnusable: Others could read or change the state directory, a key, or what is stopped.
+        AuditUnavailable: The log cannot be written.
+        ArtifactsUnavailable: Nor can the artifacts'.
+        StoreUnusable: What governs calls cannot be kept. In each case nothing was started.
     """
+    start, ended = _read(settings, transport), list[str]()
+    async with AsyncExitStack() as stack:
+        parts = await _open_parts(start, stack, ended, tools_digest, prewarm=prewarm)
+        app = _assemble(start, parts, ended)
+        try:
+            await _begin(start, parts, prewarm=prewarm)
+            yield app
+        finally:
+            parts.tasks.cancel_scope.cancel()
+            parts.guards.hiding.close()
+
+
+def _read(settings: Settings, transport: str) -> _Start:
     profiles = load_profiles(settings)
     environments = required(settings, profiles)
     owner = new_owner()
-    server_id = f"g{owner.pid}-{owner.started}"
     served = workspace.find(settings, transport)
     path = policy_file(settings)  # settled here: one that is gone later is not taken for none
     place = settings if path is None else settings.model_copy(update={"policy": path})
     lock = _lock(settings)
-    in_force = ActivePolicy(path, partial(_governed, place, profiles, served, lock))
+    policy = ActivePolicy(path, partial(_governed, place, profiles, served, lock))
     if lock is not None:
-        lock.require(effective(profiles, environments, in_force.policy, path))
-    # Over stdio and on the command line there is one principal, and nobody to keep anything for.
-    shared = transport == "http"
-    ended: list[str] = []
+        lock.require(effective(profiles, environments, policy.policy, path))
+    sealer = None if settings.audit_arguments_key is None else Sealer.load(settings.audit_arguments_key)
+    _recover_promotions(settings)
     store = ArtifactStore(
         settings.state_dir / "artifacts",
         clock=lambda: datetime.now(UTC),
         ttl=timedelta(hours=settings.artifact_hours),
         max_bytes_total=settings.artifact_total_mib * 2**20,
-        parts=ARTIFACT_PARTS if shared else 1,
+        parts=ARTIFACT_PARTS if transport == "http" else 1,
     )
-    refusals = Refusals()
-    sealer = _sealer(settings)
-    _recover_promotions(settings)
-    signer, key = Signer.load(settings.state_dir), server_key.load(settings.state_dir)
-    async with (
-        AuditLog.open(settings.state_dir / "audit", server_id, rotation(settings, signer)) as audit,
-        Stops.opened(settings.state_dir, audit) as stops,
-        Watch.opened(settings.state_dir, audit, stops, in_force.policy.watch if in_force.policy else {}) as watch,
-        Approvals.opened(settings.state_dir, audit, TOOLS, partial(_packages, environments)) as approvals,
-        store,
-        _budgets(settings, in_force) as budgets,
-        registry.opened(settings.data_dir, server_id) as available,
-        pools.open_pool(partial(_record, audit), sandbox_started, shared=shared) as pool,
-        _on_record(
-            audit,
-            ServerStarted(
-                version=VERSION,
-                pid=os.getpid(),
-                transport=transport,
-                tools_digest=tools_digest and tools_digest(profiles, environments),
-                receipt_key=signer.key_id,
-                policy_digest=in_force.now.digest,
-                lock_digest=None if lock is None else lock.digest,
-            ),
-            ended,
-        ),
-        refusals.recorded(audit),
-        anyio.create_task_group() as tasks,
-    ):
-        sandboxes = SandboxProvider(drivers=available, pool=pool, prewarm=prewarm)
-        for tool, profile in profiles.items():
-            source = "shipped" if profiles.source(tool).parent == SHIPPED else "operator"
-            await audit.append(ProfileLoaded(tool=tool, digest=profiles.digest_for(profile.tool), source=source))
-        tasks.start_soon(refusals.follow, audit)
-        tasks.start_soon(in_force.follow, audit, watch.act)
-        if transport != "cli" and settings.audit_anchor is not None:
-            from glovebox_audit import anchors  # noqa: PLC0415 - only here
+    return _Start(
+        settings=settings, transport=transport, server_id=f"g{owner.pid}-{owner.started}", profiles=profiles,
+        environments=environments, workspace=served, policy=policy, lock=lock, artifacts=store,
+        signer=Signer.load(settings.state_dir), key=server_key.load(settings.state_dir), sealer=sealer,
+    )  # fmt: skip
 
+
+async def _open_parts(
+    start: _Start,
+    stack: AsyncExitStack,
+    ended: list[str],
+    tools_digest: Callable[[ProfileSet, Mapping[str, Environment]], str] | None,
+    *,
+    prewarm: bool,
+) -> _Parts:
+    """Open the parts in their order; the stack takes them down in the other."""
+    settings, state, policy, enter = start.settings, start.settings.state_dir, start.policy, stack.enter_async_context
+    audit = await enter(AuditLog.open(state / "audit", start.server_id, rotation(settings, start.signer)))
+    stops = await enter(Stops.opened(state, audit))
+    watch = await enter(Watch.opened(state, audit, stops, policy.policy.watch if policy.policy else {}))
+    approvals = await enter(Approvals.opened(state, audit, TOOLS, partial(_packages, start.environments)))
+    await enter(start.artifacts)
+    budgets = await enter(open_budgets(state)) if policy.now.budgeted else None
+    drivers = await enter(registry.opened(settings.data_dir, start.server_id))
+    pool = await enter(pools.open_pool(partial(_record, audit), sandbox_started, shared=start.is_shared))
+    started = ServerStarted(
+        version=VERSION,
+        pid=os.getpid(),
+        transport=start.transport,
+        tools_digest=tools_digest and tools_digest(start.profiles, start.environments),
+        receipt_key=start.signer.key_id,
+        policy_digest=policy.now.digest,
+        lock_digest=None if start.lock is None else start.lock.digest,
+    )
+    await enter(_on_record(audit, started, ended))
+    refusals = Refusals()
+    await enter(refusals.recorded(audit))
+    tasks = await enter(anyio.create_task_group())
+    sandboxes = SandboxProvider(drivers=drivers, pool=pool, prewarm=prewarm)
+    guards = GuardSet(
+        rights_of=policy.rights_of, admission=Admission(pool.call, shared=start.is_shared), sandboxes=sandboxes,
+        artifacts=start.artifacts, stops=stops, approvals=approvals, budgets=budgets, watch=watch,
+        credentials=CredentialCache(tasks), proposals=partial(_proposals, settings, audit, policy),
+    )  # fmt: skip
+    return _Parts(audit=audit, tasks=tasks, refusals=refusals, sandboxes=sandboxes, watch=watch, guards=guards)
+
+
+def _assemble(start: _Start, parts: _Parts, ended: list[str]) -> App:
+    guards = parts.guards
+    receipts = ReceiptIssuer(log=parts.audit, signer=start.signer, version=VERSION, server_id=start.server_id)
+    journal = CallJournal(receipts=receipts, forms_of=guards.forms_of, sealer=start.sealer)
+    artifacts = start.artifacts
+    broker = Broker(tools=TOOLS, guards=guards, sandboxes=parts.sandboxes, artifacts=artifacts, journal=journal)
+    return App(
+        settings=start.settings, workspace=start.workspace, tools=TOOLS, profiles=start.profiles,
+        environments=start.environments, broker=broker, guards=guards, audit=parts.audit, artifacts=artifacts,
+        refusals=parts.refusals, runs=Runs(server_key.derived(start.key, "runs")),
+        states_key=server_key.derived(start.key, "request states"), in_force=start.policy, ended=ended,
+    )  # fmt: skip
+
+
+async def _begin(start: _Start, parts: _Parts, *, prewarm: bool) -> None:
+    """Record what is in force, and start what runs beside calls."""
+    settings, profiles, audit, tasks = start.settings, start.profiles, parts.audit, parts.tasks
+    for tool, profile in profiles.items():
+        source = "shipped" if profiles.source(tool).parent == SHIPPED else "operator"
+        await audit.append(ProfileLoaded(tool=tool, digest=profiles.digest_for(profile.tool), source=source))
+    tasks.start_soon(parts.refusals.follow, audit)
+    tasks.start_soon(start.policy.follow, audit, parts.watch.act)
+    if start.transport != "cli":
+        if settings.audit_anchor is not None:
             every = settings.audit_anchor_minutes * 60
             tasks.start_soon(anchors.follow, lambda: audit.head, settings.audit_anchor, every)
-        if transport != "cli":
-            await check_preloads(profiles, sandboxes, settings.state_dir)
-        tasks.start_soon(_sweep, store)
-        guards = GuardSet(
-            rights_of=in_force.rights_of, admission=Admission(pool.call, shared=shared), sandboxes=sandboxes,
-            artifacts=store, stops=stops, approvals=approvals, budgets=budgets, watch=watch,
-            credentials=CredentialCache(tasks), proposals=partial(_proposals, settings, audit, in_force),
-        )  # fmt: skip
-        receipts = ReceiptIssuer(log=audit, signer=signer, version=VERSION, server_id=server_id)
-        journal = CallJournal(receipts=receipts, forms_of=guards.forms_of, sealer=sealer)
-        broker = Broker(tools=TOOLS, guards=guards, sandboxes=sandboxes, artifacts=store, journal=journal)
-        app = App(
-            settings=settings,
-            workspace=served,
-            tools=TOOLS,
-            profiles=profiles,
-            environments=environments,
-            broker=broker,
-            guards=guards,
-            audit=audit,
-            artifacts=store,
-            refusals=refusals,
-            runs=Runs(server_key.derived(key, "runs")),
-            states_key=server_key.derived(key, "request states"),
-            in_force=in_force,
-            ended=ended,
-        )
-        try:
-            if prewarm:
-                tasks.start_soon(prepare_in_force, in_force, guards)
-                tasks.start_soon(prepare_masked, in_force, guards)
-            yield app
-        finally:
-            tasks.cancel_scope.cancel()
-            guards.hiding.close()
+        await check_preloads(profiles, parts.sandboxes, settings.state_dir)
+    tasks.start_soon(_sweep, start.artifacts)
+    if prewarm:
+        tasks.start_soon(prepare_in_force, start.policy, parts.guards)
+        tasks.start_soon(prepare_masked, start.policy, parts.guards)
 
 
-def _proposals(settings: Settings, audit: AuditLog, in_force: ActivePolicy) -> "Proposals":
-    from glovebox_server.promotion.proposing import Proposals  # noqa: PLC0415 - only for calls that propose changes
-
-    return Proposals(
-        settings=settings, audit=audit, into=lambda: in_force.policy.promote.into if in_force.policy else {}
-    )
+def _proposals(settings: Settings, audit: AuditLog, policy: ActivePolicy) -> Proposals:
+    return Proposals(settings=settings, audit=audit, into=lambda: policy.policy.promote.into if policy.policy else {})
 
 
-def _sealer(settings: Settings) -> "Sealer | None":
-    if settings.audit_arguments_key is None:
-        return None
-    from glovebox_server.proof.sealed import Sealer  # noqa: PLC0415 - only here
-
-    return Sealer.load(settings.audit_arguments_key)
-
-
-def _lock(settings: Settings) -> "Lock | None":
+def _lock(settings: Settings) -> Lock | None:
     """The lock that was asked for, signed where that was asked for too.
 
     Raises:
@@ -324,12 +360,8 @@ def _lock(settings: Settings) -> "Lock | None":
             return None
         reason = "is required to have signed a lock, and there is none"
         raise ProfileError(settings.require_signed, None, "", reason, "Add --locked FILE, or GLOVEBOX_LOCKED.")
-    from glovebox_server.proof.lock import Lock  # noqa: PLC0415 - only here
-
     found = Lock.read(settings.locked)
     if settings.require_signed is not None:
-        from glovebox_server.proof import signature  # noqa: PLC0415 - only here
-
         signature.require(found, settings.require_signed)
     return found
 
@@ -345,7 +377,7 @@ def require_locked(settings: Settings, policy: Policy | None, path: Path | None)
         lock.require_policy(policy, path)
 
 
-def _governed(settings: Settings, profiles: ProfileSet, served: Workspace, lock: "Lock | None") -> Governed:
+def _governed(settings: Settings, profiles: ProfileSet, served: Workspace, lock: Lock | None) -> Governed:
     found = governed(settings, profiles, served, TOOLS)
     if lock is not None:
         lock.require_policy(found.policy, settings.policy)
@@ -354,10 +386,9 @@ def _governed(settings: Settings, profiles: ProfileSet, served: Workspace, lock:
 
 def effective(
     profiles: ProfileSet, environments: Mapping[str, Environment], policy: Policy | None, path: Path | None
-) -> "Effective":
+) -> Effective:
     """What a lock is made of, or compared with."""
     from glovebox_server.mcp import catalogue  # noqa: PLC0415 - brings the SDK
-    from glovebox_server.proof.lock import Effective  # noqa: PLC0415 - only here
 
     tools = {
         entry.name: {"listed": catalogue.digest_tools([entry]), "packages": _packages(environments, entry.name)}
@@ -369,21 +400,7 @@ def effective(
 def _recover_promotions(settings: Settings) -> None:
     """Bring promotions that were interrupted to an end, before anybody reads what they were changing."""
     if os.path.lexists(settings.state_dir / "promotions"):
-        from glovebox_server.upkeep import promotions  # noqa: PLC0415 - only where something was promoted
-
         promotions.recover(settings)
-
-
-@asynccontextmanager
-async def _budgets(settings: Settings, in_force: ActivePolicy) -> AsyncIterator["Budgets | None"]:
-    """The budgets, where any role has some."""
-    if not in_force.now.budgeted:
-        yield None
-        return
-    from glovebox_server.guards.budgets.budgets import opened as opened_budgets  # noqa: PLC0415 - brings SQLite
-
-    async with opened_budgets(settings.state_dir) as found:
-        yield found
 
 
 @asynccontextmanager

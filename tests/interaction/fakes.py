@@ -20,9 +20,8 @@ from glovebox_sandboxes.contract.spec import Limits
 from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import CallResult, Content, Decision, Image, Link, Listener, Principal, Text, ToolCall, Trace
-from glovebox_server.core.accept import tool_named, validated
-from glovebox_server.core.active_policy import ActivePolicy, Governed
-from glovebox_server.core.rights import Rights
+from glovebox_server.core.accept import find_tool, validate_arguments
+from glovebox_server.core.rights import ActivePolicy, Governed, Rights
 from glovebox_server.errors import AuditUnavailable
 from glovebox_server.guards.admission.admission import Admission
 from glovebox_server.guards.budgets.spending import Left
@@ -106,7 +105,7 @@ class WaitingBroker:
         trace: Trace | None = None,
     ) -> CallResult:
         """Validate and admit like the real one."""
-        valid = validated(tool_named({RUN.name: RUN}, tool), arguments)
+        valid = validate_arguments(find_tool({RUN.name: RUN}, tool), arguments)
         async with self.admission.enter(principal.id, tool, valid):
             call = ToolCall(
                 id=call_id,

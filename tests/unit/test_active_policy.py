@@ -16,7 +16,7 @@ from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_profiles.policy.model import WatchAction
 from glovebox_sandboxes.runtime import environments
 from glovebox_server.calls import Principal
-from glovebox_server.core.active_policy import ActivePolicy
+from glovebox_server.core.rights import ActivePolicy
 from glovebox_server.errors import AuditUnavailable
 from glovebox_server.settings import Settings
 from glovebox_server.startup.policy import governed

@@ -16,7 +16,7 @@ from glovebox_sandboxes.contract.measure import Expected
 from glovebox_sandboxes.contract.outcome import Blob, Captured, Outcome, SkippedFile, Usage
 from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_server.calls import CallResult, Decision, Delivered, Image, Link, Principal, Text, ToolCall
-from glovebox_server.core.result import answered, refused
+from glovebox_server.core.result import build_refusal, build_result
 from glovebox_server.receipts.recorder import Receipt
 from glovebox_server.tools import TOOLS
 from glovebox_server.tools.base import MAX_OUTPUT
@@ -49,7 +49,7 @@ NOTHING = Delivered(artifacts=(), figures=(), shown=(), skipped=())
 
 def answer(outcome: Outcome = OUTCOME, delivered: Delivered = NOTHING, masks: tuple[str, ...] = ()) -> CallResult:
     """The answer to a call of ``run_python``; its data fits the published model."""
-    result = answered(
+    result = build_result(
         TOOLS["run_python"], CALL, outcome, delivered, decision=DECISION, plan=PLAN, head=HEAD,
         elapsed_ms=9.0, receipt=RECEIPT, masks=masks,
     )  # fmt: skip
@@ -152,7 +152,7 @@ def test_meta_has_the_calls_facts_and_nothing_else() -> None:
 def test_meta_of_a_result_and_of_a_refusal_says_whose_the_call_is() -> None:
     """Principal, client, run and workflow: as the call's records do."""
     caller = Principal(id="token:ci", transport="http", client="C 1", workflow="release")
-    denied = refused(replace(CALL, principal=caller, run="r_1"), DECISION, HEAD)
+    denied = build_refusal(replace(CALL, principal=caller, run="r_1"), DECISION, HEAD)
     said = {name: denied.meta[name] for name in ("principal", "client", "run", "workflow")}
     assert said == {"principal": "token:ci", "client": "C 1", "run": "r_1", "workflow": "release"}
 
@@ -265,7 +265,7 @@ def test_a_call_without_any_content_says_so() -> None:
 def test_a_refusal_is_told_in_both_forms() -> None:
     """Rule, reason and hint; nothing ran, so there is no isolation to tell."""
     denied = Decision(effect="deny", rule="files.inputs", reason="No.", hint="Do.", profile_digest="sha256:p")
-    result = refused(CALL, denied, HEAD)
+    result = build_refusal(CALL, denied, HEAD)
     assert result.failed
     assert result.structured["refused"] == {"rule": "files.inputs", "reason": "No.", "hint": "Do."}
     assert texts(result) == "Refused (files.inputs): No. Do."
@@ -278,7 +278,7 @@ def test_other_tools_get_no_files() -> None:
     shown = Image(data=b"png", media_type="image/png")
     outcome = replace(OUTCOME, value={"error": None}, blobs=(blob,))
     call = replace(CALL, tool="read_workspace_file", arguments={"path": "a.png", "offset": 0, "limit": 100})
-    result = answered(
+    result = build_result(
         TOOLS["read_workspace_file"], call, outcome, replace(NOTHING, shown=(shown,)), decision=DECISION,
         plan=PLAN, head=HEAD, elapsed_ms=1.0, receipt=RECEIPT,
     )  # fmt: skip
@@ -302,7 +302,7 @@ def test_characters_that_nobody_sees_are_counted_and_left_as_they_are(tool: str,
     """Tags, directions and what has no width, by every tool; the control is text of other scripts, and emoji."""
     value = _json(FOUND_BY[tool]).replace(UNSEEN, unseen)
     outcome = replace(OUTCOME, stdout=replace(OUTCOME.stdout, text=unseen), value=json.loads(value))
-    result = answered(
+    result = build_result(
         TOOLS[tool], CALL, outcome, NOTHING, decision=DECISION, plan=PLAN, head=HEAD, elapsed_ms=9.0, receipt=RECEIPT,
     )  # fmt: skip
     TOOLS[tool].result.model_validate_json(_json(result.structured))

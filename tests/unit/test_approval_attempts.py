@@ -14,7 +14,7 @@ from glovebox_audit.events import Input
 from glovebox_profiles.model import CallLimits, FileRules
 from glovebox_profiles.policy.model import Approval, Lift
 from glovebox_server.calls import Decision
-from glovebox_server.core.accept import validated
+from glovebox_server.core.accept import validate_arguments
 from glovebox_server.errors import InvalidArguments, RefusedError
 from glovebox_server.guards.approvals import store
 from glovebox_server.guards.approvals.lifting import Escalation
@@ -48,7 +48,7 @@ async def test_a_program_in_another_unicode_form_is_another(form: Any, tmp_path:
 
 def _read(**raw: Any) -> Proposal:
     made = proposal()
-    return replace(made, call=replace(made.call, arguments=validated(TOOLS["run_python"], raw)))
+    return replace(made, call=replace(made.call, arguments=validate_arguments(TOOLS["run_python"], raw)))
 
 
 async def test_arguments_that_mean_the_same_are_one_call_and_run_once(tmp_path: Path) -> None:

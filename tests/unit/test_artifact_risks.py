@@ -11,7 +11,7 @@ from tests.unit.test_collector import Recorder, collecting, outcome, put
 
 from glovebox_audit.events import ArtifactCollected, draft
 from glovebox_server.calls import CallResult, Text
-from glovebox_server.core.result import answered
+from glovebox_server.core.result import build_result
 from glovebox_server.mcp.delivery import RISKS_META_KEY, tool_result
 from glovebox_server.mcp.parts import contents
 from glovebox_server.tools import TOOLS
@@ -61,7 +61,7 @@ async def shown(directory: Path, name: str, data: bytes) -> tuple[CallResult, Ar
     async with collecting(directory, recorder) as (collector, _):
         await put(collector, name, data)
         delivered = await collector.deliver(outcome(), keep_pictures=True)
-    result = answered(
+    result = build_result(
         TOOLS["run_python"], CALL, OUTCOME, delivered, decision=DECISION, plan=PLAN, head=HEAD, elapsed_ms=1.0,
         receipt=RECEIPT,
     )  # fmt: skip
@@ -120,7 +120,7 @@ async def test_marks_without_number_cost_no_call_its_result(tmp_path: Path) -> N
         for number in range(64):
             await put(collector, f"{number}.patch", patch)
         delivered = await collector.deliver(outcome(), keep_pictures=True)
-    result = answered(
+    result = build_result(
         TOOLS["run_python"], CALL, OUTCOME, delivered, decision=DECISION, plan=PLAN, head=HEAD, elapsed_ms=1.0,
         receipt=RECEIPT,
     )  # fmt: skip
@@ -144,7 +144,7 @@ async def test_every_file_of_the_largest_shipped_number_is_marked_within_one_mes
         for number in range(64):
             await put(collector, f"{'folder' * 20}/{number}/claude.md", b"x")
         delivered = await collector.deliver(outcome(), keep_pictures=True)
-    result = answered(
+    result = build_result(
         TOOLS["run_python"], CALL, OUTCOME, delivered, decision=DECISION, plan=PLAN, head=HEAD, elapsed_ms=1.0,
         receipt=RECEIPT,
     )  # fmt: skip

@@ -485,7 +485,7 @@ async def test_an_input_that_cannot_be_read_is_a_failed_call(scene: Scene, monke
 
     monkeypatch.setattr("glovebox_server.core.inputs._opened", fail)
     with pytest.raises(ArtifactsUnavailable):
-        await scene.call()
+        await scene.call(inputs=("artifact://" + "0" * 26,))
     assert scene.audit.kinds() == ["call.decided", "call.failed"]
 
 

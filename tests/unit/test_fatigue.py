@@ -12,7 +12,7 @@ from glovebox_profiles.load.loader import SHIPPED
 from glovebox_profiles.load.loader import load as load_profiles
 from glovebox_server.app import check_example
 from glovebox_server.calls import Decision, Principal, ToolCall, new_call_id
-from glovebox_server.core.accept import decide, validated
+from glovebox_server.core.accept import decide, validate_arguments
 from glovebox_server.core.inputs import Inputs
 from glovebox_server.core.rights import Rights, Roles
 from glovebox_server.guards.approvals.lifting import considered
@@ -49,7 +49,7 @@ async def _asks(desk: Desk, roles: Roles, seeded: Seeded) -> bool:
     """Whether a call asks, which is then answered; an ordinary one is let through by its yes."""
     tool = TOOLS[seeded.tool]
     principal = Principal(id="token:analyst", transport="http", workflow=seeded.workflow)
-    arguments = validated(tool, seeded.arguments)
+    arguments = validate_arguments(tool, seeded.arguments)
     call = ToolCall(
         id=new_call_id(), principal=principal, session=None, tool=tool.name, arguments=arguments,
         received=datetime.now(UTC), run=seeded.run,

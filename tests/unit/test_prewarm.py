@@ -13,8 +13,7 @@ from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.pool.pool import SandboxProvider
 from glovebox_sandboxes.pool.ready_queue import IDLE_SECONDS
 from glovebox_server.app import check_example, prepare_in_force, prepare_masked
-from glovebox_server.core.active_policy import ActivePolicy, Governed
-from glovebox_server.core.rights import Rights
+from glovebox_server.core.rights import ActivePolicy, Governed, Rights
 from glovebox_server.guards.registry import GuardSet
 from glovebox_server.guards.secret_files.hiding import Hiding
 from glovebox_server.startup import prewarm

@@ -41,7 +41,7 @@ class Noted:
             self.repeats.note(self.call(**given), failed=True)
 
 
-def test_the_same_failing_call_waits_longer_each_time_and_is_then_refused() -> None:
+def test_the_samefailing_call_waits_longer_each_time_and_is_then_refused() -> None:
     """Three tries cost nothing; the control is another call, run and principal."""
     noted, pauses = Noted(), []
     for _ in range(MOST):
@@ -105,7 +105,7 @@ def test_what_is_forgotten_costs_the_next_calls_nothing(monkeypatch: pytest.Monk
     noted.now += repeats.FORGOTTEN_SECONDS / 2 + 1
     made.clear()
     assert noted.pause() == 0
-    assert (len(made), len(noted.repeats._failing)) == (1, 1)
+    assert (len(made), len(noted.repeats.failing)) == (1, 1)
     noted.now += repeats.FORGOTTEN_SECONDS
     made.clear()
     assert noted.pause() == 0
@@ -114,13 +114,13 @@ def test_what_is_forgotten_costs_the_next_calls_nothing(monkeypatch: pytest.Monk
     assert made == []
 
 
-def test_only_so_many_failing_calls_are_remembered() -> None:
+def test_only_so_manyfailing_calls_are_remembered() -> None:
     """The one that failed longest ago goes first."""
     noted = Noted()
     noted.fail(5, code="old")
     for number in range(MAX_FAILING):
         noted.fail(1, code=str(number))
-    assert len(noted.repeats._failing) == MAX_FAILING
+    assert len(noted.repeats.failing) == MAX_FAILING
     assert noted.pause(code="old") == 0
 
 
@@ -130,7 +130,7 @@ def test_no_caller_has_what_is_remembered_of_another_forgotten() -> None:
     noted.fail(MOST)
     for number in range(MAX_FAILING):
         noted.fail(1, run=f"r_{number}", principal=other)
-    assert len(noted.repeats._failing) == MAX_FAILING
+    assert len(noted.repeats.failing) == MAX_FAILING
     assert noted.repeats.refusal(noted.call()) is not None
     assert noted.repeats._found(noted.call(run="r_0", principal=other)) is None
 

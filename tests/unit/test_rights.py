@@ -12,8 +12,7 @@ from glovebox_profiles.model import Credential
 from glovebox_profiles.policy.model import digest
 from glovebox_sandboxes.runtime import environments
 from glovebox_server.calls import Principal
-from glovebox_server.core.active_policy import require_workflow
-from glovebox_server.core.rights import Rights, Roles
+from glovebox_server.core.rights import Rights, Roles, require_workflow
 from glovebox_server.settings import Settings
 from glovebox_server.startup.policy import governed, policy_file
 from glovebox_server.tools import TOOLS

@@ -5,7 +5,6 @@ import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,7 @@ from glovebox_profiles.egress.rules import EgressDecision
 from glovebox_profiles.policy.model import WatchAction
 from glovebox_server.calls import Decision, Principal
 from glovebox_server.cli.main import main
-from glovebox_server.core.call import Call
-from glovebox_server.core.rights import Rights
+from glovebox_server.core.call import Attempt, Call
 from glovebox_server.egress.events import EgressAttempt
 from glovebox_server.exits import OK, UNAVAILABLE, USAGE
 from glovebox_server.guards.stops.stops import Stops
@@ -360,10 +358,6 @@ async def test_output_with_a_canary_reaches_neither_caller_nor_store(scene: Scen
         assert again.structured["refused"]["rule"] == "stop"
 
 
-def _decided_as(decision: Decision, rights: Rights) -> tuple[Decision, Rights]:
-    return decision, rights
-
-
 async def test_a_run_that_is_asked_about_does_not_run_unasked(scene: Scene, tmp_path: Path) -> None:
     """Without anybody who could be asked it is refused; the control is another run."""
     (tmp_path / "state").mkdir()
@@ -377,15 +371,10 @@ async def test_a_run_that_is_asked_about_does_not_run_unasked(scene: Scene, tmp_
         nothing: Any = None
         for effect, rule in (("ask", "watch.denials"), ("deny", "test")):  # where its profile asks, an operator is too
             given = replace(decision(effect), rule="test")
-
-            async def decided(call: Call) -> Any:
-                return call.decide(call.rights)[0]
-
-            call = Call(
-                request=a_call(), tool=nothing, listener=nothing, rights=nothing,
-                decide=partial(_decided_as, given), ended_by=nothing,
-            )  # fmt: skip
-            verdict: Any = await guard.slow(seen.watch, call, decided)
+            call = Call(request=a_call(), tool=nothing, listener=nothing, rights=nothing, ended_by=nothing)
+            call.now = Attempt(rights=nothing, decision=given)
+            guard.ask(seen.watch, call)
+            verdict = call.now.decision
             assert (verdict.effect, verdict.rule) == (effect, rule)
         assert not (await broker.submit(who, "run_python", ARGUMENTS, Heard(), run="r_" + "1" * 26)).failed
 
@@ -403,8 +392,8 @@ async def test_no_caller_has_what_is_counted_of_another_forgotten(
         for call in begun:
             await seen.watch.decided(call, decision("deny"), None)
         assert seen.watch.asks(a_call()) is not None
-        assert len(seen.watch._runs) == watch.MAX_KEPT
-        assert begun[0].run not in seen.watch._runs
+        assert len(seen.watch.runs) == watch.MAX_KEPT
+        assert begun[0].run not in seen.watch.runs
 
 
 # The command line.

@@ -5,7 +5,9 @@ Rules are asked in a fixed order, and the first that objects decides. Nothing he
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, TypedDict
 
 from pydantic import ValidationError
 
@@ -16,7 +18,9 @@ from glovebox_profiles.model import Profile, digest
 from glovebox_profiles.order import value_at
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.plural import counted
-from glovebox_server.calls import Decision
+from glovebox_server.calls import Decision, Listener, Principal, ToolCall, Trace, new_call_id
+from glovebox_server.core.call import Call
+from glovebox_server.core.rights import Rights
 from glovebox_server.errors import InvalidArguments, UnknownTool
 from glovebox_server.tools.base import Grant, Tool
 from glovebox_server.workspace import NOT_SERVED
@@ -28,7 +32,75 @@ MAX_PROBLEMS = 8
 MAX_FIELD = 64
 
 
-def tool_named(tools: Mapping[str, Tool], name: str, offered: Iterable[str] | None = None) -> Tool:
+class Origin(TypedDict, total=False):
+    """Where a call comes from."""
+
+    call_id: str
+    """The call's id, where somebody listens for its records already; else a new one is made."""
+    session: str | None
+    """The transport's name for the session it came in."""
+    run: str | None
+    """The piece of work it belongs to."""
+    trace: Trace | None
+    """Where it stands in its caller's own tracing."""
+
+
+def accept(
+    tools: Mapping[str, Tool],
+    rights: Rights,
+    name: str,
+    arguments: Mapping[str, Any],
+    *,
+    principal: Principal,
+    listener: Listener,
+    origin: Origin,
+) -> Call:
+    """Make a call of a request. A call that policy denies is one too: a person may lift that.
+
+    Raises:
+        UnknownTool: There is none of that name.
+        InvalidArguments: They do not fit the tool's model.
+    """
+    tool = find_tool(tools, name, rights.shown(tools))
+    request = ToolCall(
+        id=origin.get("call_id") or new_call_id(),
+        principal=principal,
+        session=origin.get("session"),
+        run=origin.get("run"),
+        trace=origin.get("trace"),
+        tool=name,
+        arguments=validate_arguments(tool, arguments),
+        received=datetime.now(UTC),
+    )
+    return Call(
+        request=request, tool=tool, listener=listener, rights=rights, ended_by=lambda: (listener.ended_by(), None)
+    )
+
+
+def decide_call(call: Call, rights: Rights) -> Decision:
+    """Decide a call under these rights. Pure, but for what guards object to."""
+    request = call.request
+    profile = rights.profiles.get(request.tool)
+    refusals = (objection(request, rights) for objection in call.objections)
+    decision = decide(
+        call.tool,
+        request.arguments,
+        profile,
+        rights.profiles.digest_for(request.tool) if profile else "",
+        workspace=rights.workspace is not None,
+        objection=next((refusal for refusal in refusals if refusal), None),
+    )
+    if rights.policy_digest:
+        return replace(decision, role=rights.role, policy_digest=rights.policy_digest)
+    return decision
+
+
+def object_by_role(request: ToolCall, rights: Rights) -> Refusal | None:
+    """Refuse a tool that the caller's role does not have."""
+    return rights.refusal(request.tool)
+
+
+def find_tool(tools: Mapping[str, Tool], name: str, offered: Iterable[str] | None = None) -> Tool:
     """The tool of that name.
 
     Args:
@@ -44,7 +116,7 @@ def tool_named(tools: Mapping[str, Tool], name: str, offered: Iterable[str] | No
     return tools[name]
 
 
-def validated(tool: Tool, raw: Mapping[str, Any]) -> dict[str, Any]:
+def validate_arguments(tool: Tool, raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``raw`` as the tool's argument model reads it, defaults filled in, JSON-compatible.
 
     Values are taken as they are: text that looks like JSON stays text, ``"5"`` is not 5.
@@ -179,3 +251,8 @@ def _lacking(tool: Tool, profile: Profile, *, workspace: bool) -> Refusal | None
 
 def _deny(rule: str, reason: str, hint: str, recorded: str = "") -> tuple[Effect, Refusal, str]:
     return "deny", Refusal(rule=rule, reason=reason, hint=hint), recorded
+
+
+def deny(decision: Decision, refusal: Refusal) -> Decision:
+    """Return the same decision, turned down for this reason."""
+    return replace(decision, effect="deny", rule=refusal.rule, reason=refusal.reason, hint=refusal.hint, recorded="")

@@ -5,6 +5,7 @@ Must never be imported here: a guard.
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, cast
 
@@ -16,20 +17,20 @@ from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.session.connection import Serve
-from glovebox_server.calls import Decision, Delivered, Listener, ToolCall
+from glovebox_server.calls import CallResult, Decision, Delivered, Listener, ToolCall
 from glovebox_server.core.inputs import Inputs
-from glovebox_server.core.rights import Rights
+from glovebox_server.core.rights import Rights, RightsOf
 from glovebox_server.receipts.recorder import CallRecorder
 from glovebox_server.tools.base import Tool, ToolAnswer
 
 T = TypeVar("T")
 
-Decide = Callable[[Rights], tuple[Decision, Rights]]
-"""Decides a call under these rights. Returns the rights that the decision rests on: a lift widens them."""
+Decide = Callable[[Rights], Decision]
+"""Decides a call under these rights. Pure, but for what guards object to."""
+Objection = Callable[[ToolCall, Rights], Refusal | None]
+"""Refuses a call whatever its profile says."""
 Show = Callable[[str], None]
 """Takes live output as text."""
-Program = Callable[[], Awaitable[Outcome]]
-"""Runs the program of a call."""
 
 
 class Observer(Protocol):
@@ -75,7 +76,8 @@ class Attempt:
     decision: Decision
     profile: Profile = field(init=False)
     """In force for it; a call without one is denied."""
-    inputs: Inputs = field(default_factory=Inputs)
+    inputs: Inputs | None = None
+    """The artifacts that it is given, open; None where it names none."""
     is_recorded: bool = False
     """Whether its decision is on record."""
     records: CallRecorder = field(init=False)
@@ -97,7 +99,12 @@ class Attempt:
     """Hosts that no rule names, and its program tried to reach."""
     wrap_live: list[Callable[[Show], Show]] = field(default_factory=list)
     """Each stands before the one that was added before it; the first before the listener."""
-    wrap_program: list[Callable[[Program], Program]] = field(default_factory=list)
+    around_program: list[AbstractAsyncContextManager[Any]] = field(default_factory=list)
+    """Entered before its program starts, left when it has ended; one may end it, and must raise then."""
+    on_ran: list[Callable[[Ran], Awaitable[None]]] = field(default_factory=list)
+    """Awaited when it has run, the last first, before its last record."""
+    on_result: list[Callable[[CallResult], Awaitable[CallResult]]] = field(default_factory=list)
+    """Add to its result once that is on record, the last first."""
     observers: list[Observer] = field(default_factory=list)
     transforms: list[Transform] = field(default_factory=list)
     inspect_file: Callable[[], Callable[[bytes], None] | None] = lambda: None
@@ -120,6 +127,13 @@ class Attempt:
     """What its program finds in place of keys, by the credential's name."""
     finished: CallFinished | None = None
     """Its last record, once it is written."""
+    _parts: dict[type[Any], Any] = field(default_factory=dict)
+
+    def part(self, kind: type[T]) -> T:
+        """Return what a guard with several links keeps of this turn, made at first use."""
+        if kind not in self._parts:
+            self._parts[kind] = kind()
+        return cast("T", self._parts[kind])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -131,39 +145,70 @@ class Call:
     listener: Listener
     rights: Rights
     """The caller's when the call came; those of a turn are its attempt's."""
-    decide: Decide
-    """Guards may wrap it, to ask where it allows, or to lift what it denies."""
-    objections: list[Callable[[ToolCall, Rights], Refusal | None]] = field(default_factory=lambda: [_object_by_role])
+    objections: Sequence[Objection] = ()
     """Asked before the profile, with each decision; the first refusal counts."""
     delay: float = 0.0
     """Seconds to wait before a turn is asked for."""
-    on_decided: list[Callable[["Call"], Awaitable[None]]] = field(default_factory=list)
-    """Awaited once its decision is on record."""
-    on_question: list[Callable[["Call"], Awaitable[None]]] = field(default_factory=list)
-    """Awaited once a person is to be asked about it."""
     ended_by: Callable[[], tuple[str, str | None]]
     """Asked when it is cancelled: who did it, and the id of the stop."""
+    lift: Callable[[Refusal], bool] = lambda _: False
+    """Asked by a guard that refuses it in its turn; True where a person may lift that, and the guard tries again."""
+    answer: Any = None
+    """What came of the wait for a person: of the guard that asked, which is the one that reads it."""
     is_decided: bool = False
     """Whether it has been decided in any turn, so that there is ``now``."""
     now: Attempt = field(init=False)
     """What is known in this turn."""
-    _parts: dict[type[Any], Any] = field(default_factory=dict)
+    stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+    """Takes what a guard holds until the part of the call is over that the guard stands around."""
 
     def forget(self) -> None:
         """Drop what refers back to the call: else only the garbage collector would free it, and its output."""
-        del self.decide
+        del self.lift
         if hasattr(self, "now"):
             del self.now
 
-    def part(self, kind: type[T]) -> T:
-        """Return what a guard with two links keeps of this call, made at first use."""
-        if kind not in self._parts:
-            self._parts[kind] = kind()
-        return cast("T", self._parts[kind])
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardLink:
+    """One place in a chain."""
+
+    guard: Callable[[Call], Awaitable[None]]
+    when: Callable[[Call], bool] | None = None
+    """Whether it is entered for this call; None for every call."""
 
 
-def _object_by_role(request: ToolCall, rights: Rights) -> Refusal | None:
-    return rights.refusal(request.tool)
+@dataclass(frozen=True, kw_only=True)
+class Guards:
+    """The guards of a server, by the part of a call that they stand around."""
+
+    rights_of: RightsOf
+    objections: Sequence[Objection] = field(init=False, default=())
+    around_call: Sequence[GuardLink] = field(init=False, default=())
+    """Of a call that was accepted."""
+    before_turn: Sequence[GuardLink] = field(init=False, default=())
+    """They give a call its turn."""
+    deciders: Sequence[Callable[[Call, Decide], None]] = field(init=False, default=())
+    """They may change the decision of a turn: ask where it allows, or lift what it denies."""
+    around_turn: Sequence[GuardLink] = field(init=False, default=())
+    """Of a call that was decided in its turn."""
+    on_decided: Sequence[GuardLink] = field(init=False, default=())
+    """They look at a decision once it is on record."""
+    around_run: Sequence[GuardLink] = field(init=False, default=())
+    """Of a call that runs in a sandbox."""
+    on_ended: Sequence[Callable[[Call, bool], None]] = field(init=False, default=())
+    """They take note of how a call ended that ran, and whether it failed."""
+
+
+async def enter(links: Sequence[GuardLink], call: Call, stack: AsyncExitStack) -> None:
+    """Enter the guards that this call needs, in their order; what they hold goes onto ``stack``.
+
+    A guard ends before the next begins: a coroutine around the call would be resumed with every step of it.
+    """
+    call.stack = stack
+    for link in links:
+        if link.when is None or link.when(call):
+            await link.guard(call)
 
 
 class CallDeniedError(Exception):
@@ -178,7 +223,7 @@ class CallDeniedError(Exception):
 class ApprovalRequiredError(Exception):
     """A person has to be asked before the call may run."""
 
-    def __init__(self, question: Any) -> None:
-        """Take what is to be asked: of the guard that asks, which is the one that reads it."""
+    def __init__(self, wait: Callable[[], Awaitable[Any]]) -> None:
+        """Take what waits for the answer, once the call holds nothing."""
         super().__init__()
-        self.question = question
+        self.wait = wait

@@ -23,7 +23,7 @@ _ERROR: Final = 4096
 """Characters of the end of the error output, where the error that ended a program stands."""
 
 
-def refused(call: ToolCall, decision: Decision, head: Head) -> CallResult:
+def build_refusal(call: ToolCall, decision: Decision, head: Head) -> CallResult:
     """The result of a call that policy did not let through."""
     refusal = {"rule": decision.rule, "reason": decision.reason, "hint": decision.hint}
     return CallResult(
@@ -34,7 +34,7 @@ def refused(call: ToolCall, decision: Decision, head: Head) -> CallResult:
     )
 
 
-def answered(
+def build_result(
     tool: Tool,
     call: ToolCall,
     outcome: Outcome,
@@ -133,7 +133,7 @@ def _counted(secrets: Mapping[str, int]) -> str:
     return ", ".join(f"{kind} × {number}" if number > 1 else kind for kind, number in secrets.items())
 
 
-def told(result: CallResult, notes: tuple[str, ...]) -> CallResult:
+def add_notes(result: CallResult, notes: tuple[str, ...]) -> CallResult:
     """The same result, with notes that its caller reads beside what came of the call."""
     structured = {**result.structured}
     if "notes" in structured:

@@ -33,8 +33,7 @@ from glovebox_sandboxes.sharing import FairLimiter
 from glovebox_server.artifacts.record import Artifact, ArtifactsUnavailable
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import Principal
-from glovebox_server.core.active_policy import ActivePolicy
-from glovebox_server.core.rights import MAX_KEYS, Rights
+from glovebox_server.core.rights import MAX_KEYS, ActivePolicy, Rights
 from glovebox_server.errors import AuditUnavailable, RefusedError, StoreUnusable
 from glovebox_server.guards.budgets.spending import Left
 from glovebox_server.guards.redaction.detector import Forms

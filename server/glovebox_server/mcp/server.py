@@ -23,8 +23,7 @@ from pydantic import ValidationError
 
 from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_server.calls import CallResult, Listener, Principal, Trace, new_call_id, whose
-from glovebox_server.core.active_policy import ActivePolicy
-from glovebox_server.core.rights import MAX_KEYS
+from glovebox_server.core.rights import MAX_KEYS, ActivePolicy
 from glovebox_server.errors import InvalidArguments, RefusedError, UnknownTool
 from glovebox_server.failures import failure_of, with_own_command
 from glovebox_server.mcp import asking, catalogue, completion, delivery, prompts, resources

@@ -13,10 +13,9 @@ from glovebox_profiles.policy.load import PAGE, KnownNames
 from glovebox_profiles.policy.model import Policy, PolicyExample, digest
 from glovebox_server import workspace
 from glovebox_server.calls import Decision, Principal, ToolCall
-from glovebox_server.core.accept import decide, validated
-from glovebox_server.core.active_policy import Governed
+from glovebox_server.core.accept import decide, validate_arguments
 from glovebox_server.core.inputs import Inputs
-from glovebox_server.core.rights import Rights, Roles
+from glovebox_server.core.rights import Governed, Rights, Roles, same_rights
 from glovebox_server.errors import InvalidArguments
 from glovebox_server.guards.approvals.facts import asked_about
 from glovebox_server.guards.approvals.lifting import considered
@@ -59,7 +58,7 @@ def governed(settings: Settings, profiles: ProfileSet, served: Workspace, tools:
     sources = [(profiles.source(tool), profile) for tool, profile in profiles.items()]
     if path is None:
         _require_apart(sources, (plain,))
-        return Governed(rights_of=lambda _: plain, every=(plain,))
+        return Governed(rights_of=same_rights(plain), every=(plain,))
     policy = load(path, profiles, tools)
     roles = Roles(policy, profiles, served.path, workspaces(policy, settings, path))
     every = tuple(roles.all())
@@ -104,7 +103,7 @@ def checker(profiles: ProfileSet, tools: Mapping[str, Tool]) -> Callable[[Policy
         )
         rights, tool = roles_of(policy)(caller), tools[example.call.tool]
         try:
-            arguments = validated(tool, example.call.arguments)
+            arguments = validate_arguments(tool, example.call.arguments)
         except InvalidArguments:
             return "deny", "arguments"
         call = ToolCall(id="", principal=caller, session=None, tool=tool.name, arguments=arguments, received=_NEVER)

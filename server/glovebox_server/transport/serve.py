@@ -37,7 +37,7 @@ from starlette.types import ASGIApp
 from glovebox_server import event_loop
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import Principal
-from glovebox_server.core.active_policy import ActivePolicy
+from glovebox_server.core.rights import ActivePolicy
 from glovebox_server.failures import with_own_command
 from glovebox_server.mcp.delivery import Context
 from glovebox_server.mcp.server import MESSAGES_PATH, McpServer, ServedApp, client_of

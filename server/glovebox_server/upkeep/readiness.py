@@ -13,7 +13,7 @@ import anyio.to_thread
 
 from glovebox_audit.log import AuditLog
 from glovebox_sandboxes.runtime import runtime
-from glovebox_server.core.active_policy import ActivePolicy
+from glovebox_server.core.rights import ActivePolicy
 
 #: Seconds for which an answer of the disk holds: anybody may ask, and one look takes a flush of the disk.
 KEPT_SECONDS: Final = 5.0

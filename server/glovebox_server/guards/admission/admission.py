@@ -11,6 +11,7 @@ from typing import Any
 import anyio
 
 from glovebox_sandboxes.sharing import FairLimiter
+from glovebox_server.core.call import Call
 from glovebox_server.errors import RefusedError
 
 #: Sandboxes at work at one time, over all callers. Each may use a profile's whole memory limit, so more would trade
@@ -116,3 +117,15 @@ def fingerprint(tool: str, arguments: Mapping[str, Any]) -> bytes:
     """The same for the same call: a digest of its tool and its arguments."""
     text = json.dumps([tool, dict(arguments)], sort_keys=True)
     return hashlib.sha256(text.encode()).digest()
+
+
+async def wait_for_turn(admission: Admission, call: Call) -> None:
+    """Hold one place and one fair turn, after the call's delay.
+
+    Raises:
+        RefusedError: Too many calls are under way, or no turn came. It is counted, not recorded.
+    """
+    request, delay = call.request, call.delay
+    call.delay = 0.0  # a call that waited for a person does not wait again
+    turn = admission.enter(request.principal.id, request.tool, request.arguments, call.rights.turns, delay)
+    await call.stack.enter_async_context(turn)

@@ -26,7 +26,7 @@ from glovebox_audit.log import AuditLog
 from glovebox_profiles.model import effective
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.calls import Decision, Grant, Listener, new_id
-from glovebox_server.core.broker import denied
+from glovebox_server.core.accept import deny
 from glovebox_server.errors import AuditUnavailable, RefusedError, StoreUnusable
 from glovebox_server.guards.approvals import answering, store
 from glovebox_server.guards.approvals.facts import asked_about, remembered, rules_of, subject
@@ -167,7 +167,7 @@ class Approvals:
         try:
             canonical(proposal.call.arguments)
         except ValueError:
-            return denied(proposal.decision, _UNSHOWABLE)
+            return deny(proposal.decision, _UNSHOWABLE)
         # What is not asked about if nothing came before it is not asked about at all: nothing has to be looked up.
         if not lifts and asked_about(proposal, self._tools[proposal.call.tool]) is None:
             return proposal.decision
@@ -376,7 +376,7 @@ class Approvals:
             store.join(db, found.question.id)
             return found.question
         if store.pending(db, about.principal) >= store.MAX_PENDING:
-            return denied(proposal.decision, _MANY)
+            return deny(proposal.decision, _MANY)
         question = self._question(db, proposal, asks, at, about)
         answering.ask(db, question, at, self._record)
         return question
@@ -486,5 +486,5 @@ def _refused(proposal: Proposal, rule: str, found: Standing | None, asks: Asking
     no = [each for each in found.answers if not each.allow] if found else []
     why = f": {no[0].reason.rstrip('.')}" if no and no[0].reason else ""
     reason = f"{asks.why} It was not allowed: {how.format(who=no[0].by if no else 'somebody')}{why}."
-    refused = denied(proposal.decision, Refusal(rule=rule, reason=reason, hint=hint))
+    refused = deny(proposal.decision, Refusal(rule=rule, reason=reason, hint=hint))
     return replace(refused, approval=found.question.id if found else None)

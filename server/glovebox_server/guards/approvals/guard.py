@@ -1,14 +1,15 @@
-"""Approvals around a call: one link waits for a person while the call holds nothing, one uses the approval up."""
+"""Approvals around a call: what policy may lift, the wait for a person while the call holds nothing, and its use."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import anyio
 
-from glovebox_server.calls import CallResult, Decision
-from glovebox_server.core.call import ApprovalRequiredError, Call, CallDeniedError
-from glovebox_server.core.chain import Next
-from glovebox_server.core.result import told
-from glovebox_server.core.rights import Rights
+from glovebox_sandboxes.contract.errors import Refusal
+from glovebox_server.calls import CallResult, Decision, ToolCall
+from glovebox_server.core.call import ApprovalRequiredError, Call, CallDeniedError, Decide
+from glovebox_server.core.result import add_notes
 from glovebox_server.errors import AuditUnavailable, StoreUnusable
 from glovebox_server.guards.approvals.approvals import Approvals
 from glovebox_server.guards.approvals.lifting import (
@@ -25,46 +26,35 @@ from glovebox_server.guards.proposal import propose
 
 
 @dataclass(slots=True)
-class _PendingApproval:
-    """What both links know of a call."""
+class _PendingLift:
+    """What would have to be lifted for a call in this turn."""
 
     escalation: Escalation | None = None
-    """What would have to be lifted for it in this turn."""
-    settled: State | None = None
-    """Where its question stood when the wait for an answer ended."""
 
 
-async def wait(approvals: Approvals, call: Call, call_next: Next[CallResult]) -> CallResult:
-    """Wait for a person's answer, holding neither a turn nor a budget; the call is decided anew with the answer."""
-    asking, decide = call.part(_PendingApproval), call.decide
-
-    def lift(rights: Rights) -> tuple[Decision, Rights]:
-        decision, rights, asking.escalation = considered(
-            call.request, call.tool, rights, lambda wider: decide(wider)[0]
-        )
-        return decision, rights
-
-    call.decide = lift
-    while True:
-        try:
-            return await call_next(call)
-        except ApprovalRequiredError as required:
-            asking.settled = await settle(approvals, required.question, call)
+def lift(call: Call, decide: Decide) -> None:
+    """Turn a denial that policy may lift into a question."""
+    now = call.now
+    now.decision, now.rights, now.part(_PendingLift).escalation = considered(
+        call.request, call.tool, now.rights, decide
+    )
 
 
-async def lift_budget(call: Call, call_next: Next[CallResult]) -> CallResult:
+async def lift_budget(call: Call) -> None:
     """Have a spent budget asked about where policy says so: once, with the rights that lack it."""
-    now, asking = call.now, call.part(_PendingApproval)
-    try:
-        return await call_next(call)
-    except CallDeniedError as denial:
-        if denial.refusal is None or asking.escalation is not None:
-            raise
-        asking.escalation = budget_escalation(now.rights, denial.refusal.rule)
-        if asking.escalation is None:
-            raise
-    now.rights = widened(now.rights, call.request.tool, [asking.escalation])
-    return await call_next(call)
+    pending = call.now.part(_PendingLift)
+
+    def lift(refusal: Refusal) -> bool:
+        if pending.escalation is not None:
+            return False
+        now = call.now
+        pending.escalation = budget_escalation(now.rights, refusal.rule)
+        if pending.escalation is None:
+            return False
+        now.rights = widened(now.rights, call.request.tool, [pending.escalation])
+        return True
+
+    call.lift = lift
 
 
 async def settle(approvals: Approvals, question: Question, call: Call) -> State:
@@ -75,24 +65,27 @@ async def settle(approvals: Approvals, question: Question, call: Call) -> State:
         return "pending"  # decided anew, which refuses it by the store's rule
 
 
-async def spend(approvals: Approvals, call: Call, call_next: Next[CallResult]) -> CallResult:
+async def spend(approvals: Approvals, count: Callable[[ToolCall], Awaitable[None]] | None, call: Call) -> None:
     """Use an approval up, once everything else has been granted; or ask for one."""
-    now, asking = call.now, call.part(_PendingApproval)
+    now, escalation = call.now, call.now.part(_PendingLift).escalation
     try:
-        verdict = await approvals.consult(propose(call, asking.escalation), asking.settled)
+        verdict = await approvals.consult(propose(call, escalation), call.answer)
     except StoreUnusable as problem:
         raise CallDeniedError(problem.refusal) from problem
     if not isinstance(verdict, Decision):
-        with anyio.CancelScope(shield=True):  # a stop meanwhile must not leave a question that nobody waits for
-            for hook in call.on_question:
-                await hook(call)
-        raise ApprovalRequiredError(verdict)
+        if count is not None:
+            with anyio.CancelScope(shield=True):  # a stop meanwhile must not leave a question that nobody waits for
+                await count(call.request)
+        raise ApprovalRequiredError(partial(settle, approvals, verdict, call))
     now.decision = verdict
     if verdict.effect == "deny":
         raise CallDeniedError
-    now.profile = reaching(now.profile, verdict, asking.escalation)
-    result = await call_next(call)
-    return told(result, await request_hosts(approvals, call)) if now.refused_targets else result
+    now.profile = reaching(now.profile, verdict, escalation)
+
+    async def add_questions(result: CallResult) -> CallResult:
+        return add_notes(result, await request_hosts(approvals, call)) if call.now.refused_targets else result
+
+    now.on_result.append(add_questions)
 
 
 async def request_hosts(approvals: Approvals, call: Call) -> tuple[str, ...]:

@@ -1,19 +1,34 @@
 """Reserves what a call may spend before it runs, and settles what it spent."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.calls import CallResult
 from glovebox_server.core.call import Call, CallDeniedError
-from glovebox_server.core.chain import Next
 from glovebox_server.guards.proposal import propose
 
 if TYPE_CHECKING:  # it brings SQLite
     from glovebox_server.guards.budgets.budgets import Budgets
 
 
-async def reserve(budgets: "Budgets", call: Call, call_next: Next[CallResult]) -> CallResult:
-    """Hold a reservation for the rest of the chain, and charge what the call used and gave back."""
+async def reserve(budgets: "Budgets", call: Call) -> None:
+    """Hold a reservation for the call, and charge what it used and gave back.
+
+    Raises:
+        CallDeniedError: Too little is left, and no person may lift that.
+    """
+    try:
+        await call.stack.enter_async_context(_reserved(budgets, call))
+    except CallDeniedError as denial:
+        if denial.refusal is None or not call.lift(denial.refusal):
+            raise
+        await call.stack.enter_async_context(_reserved(budgets, call))
+
+
+@asynccontextmanager
+async def _reserved(budgets: "Budgets", call: Call) -> AsyncIterator[None]:
     now = call.now
     async with budgets.reserved(propose(call)) as reservation:
         if isinstance(reservation, Refusal):
@@ -23,10 +38,15 @@ async def reserve(budgets: "Budgets", call: Call, call_next: Next[CallResult]) -
         now.on_traffic.append(reservation.counts)
         if reservation.connections is not None:
             now.max_connections.append(reservation.connections)
+
+        async def charge(result: CallResult) -> CallResult:
+            finished = call.now.finished
+            return result if finished is None else reservation.spent(finished, result)
+
+        now.on_result.append(charge)
         try:
-            result = await call_next(call)
+            yield
         except BaseException:
             if not now.is_recorded:  # it does not run
                 reservation.release()
             raise
-        return result if now.finished is None else reservation.spent(now.finished, result)

@@ -52,7 +52,7 @@ async def call_decided(
 ) -> CallDecided:
     """Return the decision's record; with the arguments only where the profile keeps them, or sealed."""
     keep = profile is not None and "arguments" in profile.audit.keep
-    event = decided(call, decision, keep_arguments=keep, inputs=inputs.listed)
+    event = decided(call, decision, keep_arguments=keep, inputs=inputs.listed if inputs.readers else ())
     if profile is not None and event.arguments is not None and profile.result.redact != "none":
         arguments, secrets = await mask_value(event.arguments, values)
         event = replace(event, arguments=arguments, redacted=secrets) if secrets else event
@@ -188,7 +188,7 @@ class CallJournal:
         profile = now.profile if request.tool in now.rights.profiles else None
         recorder = self.receipts.recorder(request, profile)
         forms = self.forms_of(now.rights)
-        event = await call_decided(request, now.decision, profile, now.inputs, forms, sealer=self.sealer)
+        event = await call_decided(request, now.decision, profile, now.inputs or Inputs(), forms, sealer=self.sealer)
         workspace = now.rights.workspace
         if workspace is not None and profile is not None and profile.files.workspace != "none":
             event = replace(event, workspace=workspace.name or None)

@@ -8,7 +8,6 @@ from functools import partial
 from glovebox_audit.events import EgressAnswered, EgressDecided
 from glovebox_profiles.egress.targets import TargetError
 from glovebox_server.core.call import Call, Ran
-from glovebox_server.core.chain import Next
 from glovebox_server.egress import (
     Authority,
     ConnectionLink,
@@ -34,7 +33,7 @@ class NetworkOpener:
     gates: Callable[..., EgressGate] | None
     """Makes the gates; None as they are. A proof's have a server of its own behind them."""
 
-    async def open(self, call: Call, call_next: Next[Ran]) -> Ran:
+    async def open(self, call: Call) -> None:
         """Serve the connections of a call's program, and report what they carried."""
         now = call.now
         injector = make_injector(call, self.credentials)
@@ -45,12 +44,14 @@ class NetworkOpener:
             now.environment = await injector.prepare_environment()
             now.placeholders = injector.placeholders
         now.serve = partial(serve_stream, gate)
-        ran = await call_next(call)
-        ran.usage |= {f"egress_{name}": spent for name, spent in asdict(gate.traffic).items()}
-        if gate.unrecorded:
-            ran.usage["egress_attempts_without_record"] = gate.unrecorded
-        now.refused_targets = tuple(gate.unnamed)
-        return ran
+
+        async def report(ran: Ran) -> None:
+            ran.usage |= {f"egress_{name}": spent for name, spent in asdict(gate.traffic).items()}
+            if gate.unrecorded:
+                ran.usage["egress_attempts_without_record"] = gate.unrecorded
+            call.now.refused_targets = tuple(gate.unnamed)
+
+        now.on_ran.append(report)
 
 
 def make_injector(call: Call, cache: CredentialCache) -> CredentialInjector | None:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from glovebox_sandboxes.contract.errors import Refusal
-from glovebox_server.calls import NOTHING, CallResult
+from glovebox_server.calls import NOTHING
 from glovebox_server.core.call import Call, CallDeniedError, Ran
-from glovebox_server.core.chain import Next
+from glovebox_server.core.inputs import Inputs
 from glovebox_server.errors import RefusedError
 from glovebox_server.guards.budgets.spending import LOOKING
 from glovebox_server.guards.proposal import propose
@@ -30,7 +30,7 @@ _NOBODY = Refusal(
 _NOTHING_HERE = "can change nothing here."
 
 
-async def refuse_unasked(_call: Call, _next: Next[CallResult]) -> CallResult:
+async def refuse_unasked(_call: Call) -> None:
     """Refuse changes where nobody can be asked about them."""
     raise CallDeniedError(_NOBODY)
 
@@ -46,17 +46,18 @@ class Proposer:
     """What was found in artifacts that calls propose."""
     budgets: "Budgets | None"
 
-    async def prepare(self, call: Call, call_next: Next[CallResult]) -> CallResult:
+    async def prepare(self, call: Call) -> None:
         """Work out the changes and have the files scanned, before anybody is asked."""
         now = call.now
-        if now.inputs.unreadable is not None:
-            raise now.inputs.unreadable
+        inputs = now.inputs or Inputs()
+        if inputs.unreadable is not None:
+            raise inputs.unreadable
         try:
             proposals = self._proposals(call)
-            proposed = await proposals.proposed(call.request, sum(item.bytes for item in now.inputs.listed))
+            proposed = await proposals.proposed(call.request, sum(item.bytes for item in inputs.listed))
             call.listener.progress("Looking into files")
             async with self._charged(call):
-                scans = await self.scanner.of(call).scans(now.inputs.listed, self.known)
+                scans = await self.scanner.of(call).scans(inputs.listed, self.known)
             proposed = await proposals.scanned(proposed, scans, call.request)
         except RefusedError as refusal:
             raise CallDeniedError(refusal.refusal) from refusal
@@ -66,7 +67,6 @@ class Proposer:
             return await self._put(proposals, proposed, call)
 
         now.perform = put
-        return await call_next(call)
 
     def _proposals(self, call: Call) -> "Proposals":
         if self.proposals is None:

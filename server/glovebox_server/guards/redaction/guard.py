@@ -16,8 +16,8 @@ import anyio.to_thread
 
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.contract.outcome import Outcome
-from glovebox_server.core.call import Call, Ran, Show
-from glovebox_server.core.chain import Next
+from glovebox_server.calls import ToolCall
+from glovebox_server.core.call import Call, Show
 from glovebox_server.core.rights import Rights
 from glovebox_server.guards.redaction.detector import Forms, KeyMasker
 from glovebox_server.guards.redaction.patterns import PATTERNS, SHORTEST_SECRET, find_secrets
@@ -35,6 +35,8 @@ _OF_TOKENS: Final = f"{string.ascii_letters}{string.digits}_-./+=%\\"
 """Characters of tokens, and what begins a sign that stands before one: what ends in these may be its beginning."""
 _SHOWN: Final = 32
 """Characters that were shown and are looked at again with what follows: a word may lie across."""
+_SHORTEST_RUN: Final = 16
+"""Characters of the shortest run of letters and digits that a secret has."""
 _LONG: Final = ("PRIVATE KEY", "AKIA", "ASIA", "aws_secret", "AWS_SECRET", "ecretAccessKey")
 """Words of secrets that go on behind a blank or the end of a line."""
 _FIRST_LINE: Final = re.compile(r"PRIVATE KEY(?: BLOCK)?-----")
@@ -46,7 +48,11 @@ _KEY_LINE: Final = re.compile(r"\s*(?:[0-9]+[-:]\s*)?(?=[a-z0-9+/=]*[A-Z])[A-Za-
 """A line of a private key, as a text of its own; small letters alone are a path or a name."""
 
 
-def mask(forms_of: Callable[[Rights], Forms], call: Call, call_next: Next[Ran]) -> Awaitable[Ran]:
+SecretHook = Callable[[ToolCall, Outcome], Awaitable[None]]
+"""Takes the raw outcome of a call in which a secret may be."""
+
+
+async def mask(forms_of: Callable[[Rights], Forms], on_secret: SecretHook | None, call: Call) -> None:
     """Mask what a call gives back. Guards outside see masked output only; observers saw it before."""
     now = call.now
     redact, rights, counts = now.profile.result.redact, now.rights, now.redacted
@@ -63,8 +69,12 @@ def mask(forms_of: Callable[[Rights], Forms], call: Call, call_next: Next[Ran]) 
     async def transform(outcome: Outcome, normal: bool) -> Outcome:
         if live is not None:
             finish_live(live, normal=normal)
+        raw = outcome
         outcome, secrets = await mask_outcome(outcome, values())
         counts.update(secrets)
+        # An observer has looked already; and where nothing is masked, nothing is there for a rule to find.
+        if on_secret is not None and not call.now.observers and (secrets or _holds_text(raw.value)):
+            await on_secret(call.request, raw)
         if redact == "refuse" and counts:
             call.now.withheld = _refuse_output(counts)
         return outcome
@@ -72,7 +82,6 @@ def mask(forms_of: Callable[[Rights], Forms], call: Call, call_next: Next[Ran]) 
     now.mask_name = lambda name: mask_text(name, values(), counts)
     now.wrap_live.append(wrap)
     now.transforms.append(transform)
-    return call_next(call)
 
 
 def _refuse_output(counts: Mapping[str, int]) -> Refusal:
@@ -305,6 +314,11 @@ def _strings(value: Any) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for each in value:
             yield from _strings(each)
+
+
+def _holds_text(value: Any) -> bool:
+    """Return whether a value has a text so long that a secret may be in it, or go on in the next."""
+    return any(len(text) >= _SHORTEST_RUN for text in _strings(value))
 
 
 def _mapped(value: Any, clean: Callable[[str], str]) -> Any:

@@ -12,6 +12,7 @@ import anyio
 
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.calls import ToolCall
+from glovebox_server.core.call import Call
 from glovebox_server.guards.admission.admission import fingerprint
 
 PAUSES: Final = (0.0, 0.0, 0.0, 1.0, 2.0, 4.0)
@@ -43,7 +44,8 @@ class Repeats:
     def __init__(self, now: Callable[[], float] = anyio.current_time) -> None:
         """Begin with none."""
         self._now = now
-        self._failing: OrderedDict[tuple[str, str | None, bytes], _Failing] = OrderedDict()
+        self.failing: OrderedDict[tuple[str, str | None, bytes], _Failing] = OrderedDict()
+        """Nearly always empty: then no call is looked at."""
 
     def pause(self, call: ToolCall) -> float:
         """How many seconds it waits before it may ask for a turn."""
@@ -65,24 +67,24 @@ class Repeats:
     def note(self, call: ToolCall, *, failed: bool) -> None:
         """Note how a call ended that ran; one that ended well wipes out its failures."""
         self._forget()
-        if not failed and not self._failing:
+        if not failed and not self.failing:
             return
         key = _key(call)
-        known = self._failing.pop(key, None)
+        known = self.failing.pop(key, None)
         if not failed:
             return
-        self._failing[key] = _Failing(times=(known.times if known else 0) + 1, last=self._now())
-        if len(self._failing) > MAX_FAILING:
-            make_room(self._failing, lambda key, _: key[0])
+        self.failing[key] = _Failing(times=(known.times if known else 0) + 1, last=self._now())
+        if len(self.failing) > MAX_FAILING:
+            make_room(self.failing, lambda key, _: key[0])
 
     def _found(self, call: ToolCall) -> _Failing | None:
         self._forget()
-        return self._failing.get(_key(call)) if self._failing else None  # nearly always empty: no digest is made
+        return self.failing.get(_key(call)) if self.failing else None
 
     def _forget(self) -> None:
         """Drop those that are over; the one that failed longest ago stands first."""
-        while self._failing and self._now() - next(iter(self._failing.values())).last > FORGOTTEN_SECONDS:
-            self._failing.popitem(last=False)
+        while self.failing and self._now() - next(iter(self.failing.values())).last > FORGOTTEN_SECONDS:
+            self.failing.popitem(last=False)
 
 
 def make_room(table: OrderedDict[Any, Any], whose: Callable[[Any, Any], str]) -> None:
@@ -98,3 +100,10 @@ def _key(call: ToolCall) -> tuple[str, str | None, bytes]:
         told = "\n".join(line for line in lines if line and not line.lstrip().startswith("#"))
         arguments = {**arguments, "code": told}
     return call.principal.id, call.run, fingerprint(call.tool, arguments)
+
+
+async def slow(repeats: Repeats, call: Call) -> None:
+    """Delay a call that failed several times in a row."""
+    if pause := repeats.pause(call.request):
+        call.listener.progress(f"Waiting {pause:g} s: this same call has just failed several times")
+        call.delay = max(call.delay, pause)

@@ -9,7 +9,6 @@ from glovebox_sandboxes.pool.pool import SandboxProvider
 from glovebox_sandboxes.session.connection import AttestedSandbox
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.core.call import Call, Ran
-from glovebox_server.core.chain import Next
 from glovebox_server.core.rights import Rights
 from glovebox_server.guards.journal.journal import artifact_scanned
 from glovebox_server.guards.redaction.detector import Forms
@@ -42,15 +41,18 @@ class FileScanner:
         )  # fmt: skip
 
 
-async def scan(scanner: FileScanner, call: Call, call_next: Next[Ran]) -> Ran:
-    """Scan the files of a call before its last record is written."""
-    ran = await call_next(call)
-    files = (*ran.delivered.artifacts, *ran.delivered.figures)
-    if files:
+async def scan(scanner: FileScanner, call: Call) -> None:
+    """Have the files of a call scanned before its last record is written."""
+
+    async def look(ran: Ran) -> None:
+        files = (*ran.delivered.artifacts, *ran.delivered.figures)
+        if not files:
+            return
         call.listener.progress("Looking into files")
         began = anyio.current_time()
         ran.scans = await scanner.of(call).scans(files)
-        for found in ran.scans:
-            call.now.records.hold(artifact_scanned(call.request, found))
+        for scan in ran.scans:
+            call.now.records.hold(artifact_scanned(call.request, scan))
         ran.usage["scan_ms"] = round((anyio.current_time() - began) * 1000, 3)
-    return ran
+
+    call.now.on_ran.append(look)

@@ -2,16 +2,17 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import anyio.to_thread
 
 from glovebox_sandboxes.contract.errors import RefusedError, SandboxError
 from glovebox_sandboxes.contract.spec import ORIGINAL, WORKSPACE, SandboxSpec
+from glovebox_server.core.call import Call
 from glovebox_server.tools.base import Tool
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ MAX_HELD: Final = 64 * 1024
 """Characters of live output that wait until changes of the workspace were looked at; after more none is shown."""
 _MANY: Final = 1000
 """Such files from which on what to cover is reckoned in a thread."""
-_T = TypeVar("_T")
 
 
 class Hiding:
@@ -95,18 +95,19 @@ class Hidden:
     guard: "SecretFileGuard | None" = None
     scope: anyio.CancelScope | None = None
 
-    async def run(self, program: Callable[[], Awaitable[_T]]) -> _T:
-        """Run the program, and return what came of it if it was kept from such files until its end.
+    @asynccontextmanager
+    async def watching(self) -> AsyncIterator[None]:
+        """End what runs in the block if such a file appears.
 
         Raises:
             RefusedError: as ``require``; nobody gets to know what came of it.
         """
         if self.scope is None:
-            return await program()
+            yield
+            return
         with self.scope:
-            came = await program()
+            yield
         await self.require()
-        return came
 
     async def require(self) -> None:
         """Refuse where such a file has appeared, or has taken the place of one that was covered.
@@ -166,3 +167,14 @@ async def _masks(index: "SecretFileIndex", revealed: frozenset[str]) -> tuple[st
 
 def _revealed(reveal: Sequence[str]) -> frozenset[str]:
     return frozenset(path.strip("/") for path in reveal)
+
+
+async def mask(hiding: Hiding, call: Call) -> None:
+    """Mask secret files in the sandbox, and watch the workspace until the program has ended (GB-FILE-12)."""
+    now = call.now
+    if now.spec is None:
+        raise AssertionError(call.request.id)
+    hidden = await call.stack.enter_async_context(hiding.guarding(now.spec, call.tool, now.reveal))
+    now.spec = hidden.spec
+    now.wrap_live.append(hidden.printed)
+    now.around_program.append(hidden.watching())

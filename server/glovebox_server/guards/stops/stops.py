@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Self
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
@@ -21,6 +22,7 @@ from glovebox_audit.events import Event, StopMade
 from glovebox_audit.log import AuditLog
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.calls import ToolCall
+from glovebox_server.core.call import Call, CallDeniedError
 from glovebox_server.errors import AuditUnavailable
 from glovebox_server.guards.stops.stop import DAMAGED, MAX_STOPS, SPARE_STOPS, Scope, Stop, new_stop, stops_of
 from glovebox_server.secret_files import SecretUnusable
@@ -206,3 +208,25 @@ class Stops:
                 await self._busy.wait()
             await anyio.sleep(LOOK_SECONDS)
             self._look()
+
+
+async def end(stops: Stops, call: Call) -> None:
+    """End a call that a stop names: while it is delayed, waits, is scanned or runs (GB-LIFE-8)."""
+    call.stack.enter_context(_until_stopped(stops, call))
+
+
+@contextmanager
+def _until_stopped(stops: Stops, call: Call) -> Iterator[None]:
+    with anyio.CancelScope() as scope, stops.ending(call.request, scope) as stopped:
+        otherwise = call.ended_by
+        call.ended_by = lambda: ("stop", stopped.stop) if stopped.refusal else otherwise()
+        yield
+        return
+    # Nothing else cancels that scope: a call that ran is recorded as cancelled, and its sandbox is gone.
+    raise CallDeniedError(stopped.refusal)
+
+
+async def obey(stops: Stops, call: Call) -> None:
+    """Obey a stop that was made while the decision was recorded."""
+    stops.refusal(call.request)
+    await anyio.lowlevel.checkpoint_if_cancelled()

@@ -85,13 +85,16 @@ class Watch:
         """Take the log, what stops runs, the canaries, and what rules do; ``opened`` is the public way."""
         self._audit = audit
         self._stops = stops
-        self._canaries = canaries
-        self._actions = rules.actions(actions)
-        self._runs: OrderedDict[str, _Run] = OrderedDict()
+        self.canaries = canaries
+        self.actions = rules.actions(actions)
+        """What each rule does, by its id."""
+        self.runs: OrderedDict[str, _Run] = OrderedDict()
+        """Of which something is counted; without any, calls are neither slowed nor asked about."""
         self._callers: OrderedDict[str, _Caller] = OrderedDict()
-        self._found: Found[Canary] | None = None
+        self.known: Found[Canary] | None = None
+        """What there was at the last look for canaries; None before it, and where they are not looked for."""
         self._told: set[str] = set()
-        self._needles = index_markers({})
+        self.needles = index_markers({})
         self._paths: Mapping[str, str] = {}
 
     @classmethod
@@ -116,18 +119,18 @@ class Watch:
 
     def act(self, actions: Mapping[str, WatchAction]) -> None:
         """Have rules do from now on what another policy says."""
-        self._actions = rules.actions(actions)
-        if self._actions["canary"] == "off":
-            self._found, self._needles, self._paths = None, index_markers({}), {}
+        self.actions = rules.actions(actions)
+        if self.actions["canary"] == "off":
+            self.known, self.needles, self._paths = None, index_markers({}), {}
 
     def pause(self, call: ToolCall) -> float:
         """Seconds that the call waits before anything, holding nothing."""
-        run = self._runs.get(_key(call))
+        run = self.runs.get(_key(call))
         return SLOW_SECONDS if run is not None and run.slow_until > anyio.current_time() else 0.0
 
     def asks(self, call: ToolCall) -> Refusal | None:
         """Why a person is to be asked about the call because of what its run did; None where nobody is."""
-        run = self._runs.get(_key(call))
+        run = self.runs.get(_key(call))
         if run is None or run.ask_until <= anyio.current_time():
             return None
         reason = f"A watch rule ({run.asks}) wants a person to approve each call of this run for now."
@@ -135,17 +138,17 @@ class Watch:
 
     def look(self, placeholders: Mapping[str, str] = MappingProxyType({})) -> Look:
         """What looks through what a call gives back, for its placeholders too, by their credential's name."""
-        secrets, needles = self._actions["secrets"], self._needles
-        if placeholders and self._actions["placeholder"] != "off":
+        secrets, needles = self.actions["secrets"], self.needles
+        if placeholders and self.actions["placeholder"] != "off":
             needles = index_markers({PLACEHOLDER + name: each for name, each in placeholders.items()}, needles.names)
         # A secret is found once its output is whole: what must reach nobody then is shown to nobody before.
         return Look(needles, secrets=secrets != "off", live=secrets != "stop")
 
     async def planted(self, workspace: Path) -> tuple[str, ...]:
         """Paths of the canaries in a workspace, of those that are looked for and lie there as they were planted."""
-        if self._found is None or not self._needles.names:
+        if self.known is None or not self.needles.names:
             return ()
-        there = [each for each in self._found.items if each.workspace == str(workspace)]
+        there = [each for each in self.known.items if each.workspace == str(workspace)]
         if not there:
             return ()
         return await anyio.to_thread.run_sync(lambda: tuple(each.path for each in there if each.stands))
@@ -155,19 +158,19 @@ class Watch:
         if decision.rule in _SELF:
             return
         await self._asked(call, workspace if decision.effect == "allow" else None)
-        if self._actions["denials"] != "off":
+        if self.actions["denials"] != "off":
             key = _key(call)
             if decision.effect == "deny":
                 run = self._run(call)
                 run.denied += 1
                 if run.denied % rules.DENIALS_IN_A_ROW == 0:
                     await self._alarm(call, Finding(rule="denials", where="calls", what=f"{run.denied} in a row"))
-            elif key in self._runs:
-                self._runs[key].denied = 0
+            elif key in self.runs:
+                self.runs[key].denied = 0
 
     async def questioned(self, call: ToolCall) -> None:
         """Count that a person is asked because of a call."""
-        if self._actions["questions"] == "off":
+        if self.actions["questions"] == "off":
             return
         caller, now = self._caller(call), anyio.current_time()
         caller.questions.append(now)
@@ -180,11 +183,11 @@ class Watch:
     async def connecting(self, call: ToolCall, attempt: EgressAttempt) -> None:
         """Look at an attempt to connect that is recorded, before anything is dialled."""
         self._know_canaries()
-        if self._needles.names:
-            await self._search(call, Look(self._needles, secrets=False), of_url(attempt.asked))
+        if self.needles.names:
+            await self._search(call, Look(self.needles, secrets=False), of_url(attempt.asked))
         if attempt.strayed is not None:
             await self._alarm(call, Finding(rule="placeholder", where="request", what=attempt.strayed))
-        if attempt.target is None or attempt.decision.effect != "allow" or self._actions["new-reach"] == "off":
+        if attempt.target is None or attempt.decision.effect != "allow" or self.actions["new-reach"] == "off":
             return
         caller, host = self._caller(call), attempt.target.host
         caller.connections += 1
@@ -198,9 +201,13 @@ class Watch:
         """Look at what came of a call, before its caller gets it. Where that stops the call, this does not return."""
         await self._search(call, look, look.pieces(outcome))
 
+    async def look_for_secrets(self, call: ToolCall, outcome: Outcome) -> None:
+        """Look for secrets in what came of a call that nothing else is looked for in."""
+        await self.ended(call, outcome, self.look())
+
     async def _asked(self, call: ToolCall, workspace: Path | None) -> None:
         self._know_canaries()
-        if not self._needles.names:
+        if not self.needles.names:
             return
         if workspace is not None and call.tool == _READS:
             canary = self._paths.get(_file(workspace, str(call.arguments.get("path"))))
@@ -210,18 +217,18 @@ class Watch:
         pieces: list[Piece] = [("arguments", of_value(dict(call.arguments)))]
         if isinstance(url := call.arguments.get("url"), str):
             pieces += of_url(url)
-        await self._search(call, Look(self._needles, secrets=False), pieces)
+        await self._search(call, Look(self.needles, secrets=False), pieces)
 
     def _know_canaries(self) -> None:
-        if self._actions["canary"] == "off":
+        if self.actions["canary"] == "off":
             return
-        found = self._canaries.look()
-        if found is not self._found:
+        found = self.canaries.look()
+        if found is not self.known:
             told = {str(each) for each in found.damaged}
             for words in told - self._told:
                 _log.error("a canary is not looked for: %s", words)
-            self._found, self._told = found, told
-            self._needles = index_markers({each.id: each.marker for each in found.items})
+            self.known, self._told = found, told
+            self.needles = index_markers({each.id: each.marker for each in found.items})
             self._paths = {_file(each.workspace, each.path): each.id for each in found.items}
 
     async def _search(self, call: ToolCall, look: Look, pieces: Sequence[Piece]) -> None:
@@ -236,7 +243,7 @@ class Watch:
                 await self._alarm(call, finding)
 
     async def _alarm(self, call: ToolCall, finding: Finding) -> None:
-        action = self._actions[finding.rule]
+        action = self.actions[finding.rule]
         if action == "off":
             return
         whose: dict[str, Any] = {
@@ -261,10 +268,10 @@ class Watch:
     def _run(self, call: ToolCall) -> _Run:
         """What is counted of the call's run."""
         key = _key(call)
-        run = self._runs.setdefault(key, _Run(principal=call.principal.id))
-        self._runs.move_to_end(key)
-        if len(self._runs) > MAX_KEPT:
-            make_room(self._runs, lambda _, each: each.principal)
+        run = self.runs.setdefault(key, _Run(principal=call.principal.id))
+        self.runs.move_to_end(key)
+        if len(self.runs) > MAX_KEPT:
+            make_room(self.runs, lambda _, each: each.principal)
         return run
 
     def _caller(self, call: ToolCall) -> _Caller:
