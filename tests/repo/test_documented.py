@@ -10,13 +10,15 @@ import re
 import click
 import pytest
 from tests.fixtures.consoles import walk_commands
-from tests.repo.files import ROOT, texts
+from tests.repo.files import ROOT, python_files, texts
 
+from glovebox_audit.events import EVENTS
 from glovebox_server.cli.main import main
 from glovebox_server.settings import _NO_SETTINGS, Settings
 
 TABLE = ROOT / "docs/operate/commands.csv"
 SETTINGS = ROOT / "docs/operate/settings.csv"
+RULES = (ROOT / "docs/use/artifact-rules.csv", ROOT / "docs/internals/egress-rules.csv")
 MOST = 500
 """Characters of a command's first sentence: more than any has."""
 
@@ -87,6 +89,14 @@ def test_every_setting_is_documented() -> None:
     assert [row for row in settings if len(row) != 3 or not row[1] or not row[2].endswith(".")] == []
     for (_, default, _), field in zip(settings, Settings.model_fields.values(), strict=True):
         assert not isinstance(field.default, float | int) or default == f"{field.default:g}"
+
+
+def test_every_rule_of_a_refusal_is_documented() -> None:
+    """Each rule of these families in the product is in its table; kinds of audit events look alike."""
+    literal = re.compile(r"\"((?:artifacts|promotion|egress)\.[a-z_]+)\"")
+    in_code = {rule for _, text in python_files("server", "profiles", "sandboxes") for rule in literal.findall(text)}
+    rows = [row for table in RULES for row in csv.DictReader(table.read_text().splitlines()) if row["refused when"]]
+    assert in_code - set(EVENTS) - {rule for row in rows for rule in row["rule"].split(", ")} == set()
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from tests.repo.files import ROOT
 from tests.repo.pages import TYPED, anchors, blocks, links, pages
 
 _TYPED = re.compile(r"^(\$ |glovebox |make |\.venv/bin/)", re.MULTILINE)
+_PLACE = re.compile(r"^\| [A-Z][^|]+\? \| `([^`]+)` \| `([^`]+)` \|$", re.MULTILINE)
 _TARGET = re.compile(r"(?:^|`)make ([a-z-]+)", re.MULTILINE)
 
 
@@ -32,6 +33,14 @@ def test_every_make_target_in_a_page_exists() -> None:
     named = {(page, target) for page, text in pages().items() for target in _TARGET.findall(text)}
     assert {target for _, target in named} >= {"demo", "test"}
     assert {(page, target) for page, target in named if target not in targets} == set()
+
+
+def test_the_map_of_the_code_names_what_exists() -> None:
+    """Each row of "Where to look" has a file and a function or class that is defined there."""
+    rows = _PLACE.findall((ROOT / "docs/internals/design.md").read_text())
+    assert len(rows) >= 10
+    defined = {(path, name) for path, name in rows if re.search(rf"(?:def|class) {name}\b", (ROOT / path).read_text())}
+    assert set(rows) - defined == set()
 
 
 def test_every_link_leads_somewhere() -> None:
