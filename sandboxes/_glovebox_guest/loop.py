@@ -23,7 +23,7 @@ _HELD = 64 * 1024
 """Bytes of frames that may wait for others: few writes are few times that the host is woken."""
 
 
-class HostGone(Exception):  # noqa: N818 - it names what happened
+class HostGoneError(Exception):
     """The host closed the wire: nobody is left to work for."""
 
 
@@ -106,13 +106,13 @@ class Loop:
             self._poll.unregister(descriptor)
 
     def send(self, frames: bytes) -> None:
-        """Have frames written to the host before this loop waits again; raises HostGone."""
+        """Have frames written to the host before this loop waits again; raises HostGoneError."""
         self._held += frames
         if len(self._held) >= _HELD:
             self.flush()
 
     def flush(self) -> None:
-        """Write what was gathered; raises HostGone."""
+        """Write what was gathered; raises HostGoneError."""
         if not self._held:
             return
         held, self._held = self._held, bytearray()
@@ -121,7 +121,7 @@ class Loop:
             while view:
                 view = view[os.write(self._out, view) :]
         except OSError:
-            raise HostGone from None
+            raise HostGoneError from None
 
     def open(self, kind: str, meta: Mapping[str, Any], handler: StreamHandler, *, duplex: bool = False) -> int:
         """Open a stream to the host."""
@@ -149,7 +149,7 @@ class Loop:
     def _receive(self) -> None:
         data = os.read(self._in, _READ)
         if not data:
-            raise HostGone
+            raise HostGoneError
         for event in self.wire.receive(data):
             if isinstance(event, wire.Message):
                 if event.kind == "stop":
@@ -175,12 +175,12 @@ class Loop:
             handler.on_accept(event.body)
         elif isinstance(event, wire.Window):
             handler.on_credit()
-        elif isinstance(event, wire.End):
+        elif isinstance(event, wire.StreamEnd):
             handler.on_end()
         elif isinstance(event, wire.Reset):
             handler.on_reset(event.body)
         # At its last event, and not before: the codec is ahead of us when several came in one read.
-        if isinstance(event, (wire.End, wire.Reset)) and not self.wire.is_open(event.stream):
+        if isinstance(event, (wire.StreamEnd, wire.Reset)) and not self.wire.is_open(event.stream):
             self._streams.pop(event.stream, None)
 
 

@@ -11,7 +11,7 @@ import sys
 from _glovebox_guest import landlock
 from _glovebox_guest.jsontext import loads
 from _glovebox_guest.kernel import add_filter, get_dumpable, set_dumpable
-from _glovebox_guest.loop import HostGone, Loop
+from _glovebox_guest.loop import HostGoneError, Loop
 from _glovebox_guest.measure import measure
 from _glovebox_guest.stdlib import TYPE_CHECKING, signal
 
@@ -73,10 +73,10 @@ def serve(config: dict[str, Any]) -> NoReturn:
         loop.send(loop.wire.message("ready", ready))
         loop.flush()
         # Imported while the host compares and records what was measured, so that nobody waits for it.
-        from _glovebox_guest.work import Inputs, prefault, ready_child, warm_up, work
+        from _glovebox_guest.work import JobInputs, prefault, ready_child, warm_up, work
 
         # Before the job is read: the host sends it and the first inputs in one go.
-        inputs = Inputs(config["input"])
+        inputs = JobInputs(config["input"])
         loop.on_open = inputs.accept
         warm_up()
         child = ready_child(config)
@@ -89,7 +89,7 @@ def serve(config: dict[str, Any]) -> NoReturn:
         # The host reads what the sandbox has used before it ends it; with process 1 the counters would be gone.
         while os.read(wire_in, 4096):
             pass
-    except HostGone:
+    except HostGoneError:
         # Nobody is left to tell. Process 1 ends, and with it the sandbox.
         os._exit(1)
     os._exit(0)

@@ -63,7 +63,7 @@ class ProtocolError(Exception):
     """The peer broke a rule of the wire; nothing it sends can be believed any more."""
 
 
-class _Event:
+class _FrameEvent:
     """Base of the events: equal when of one kind with equal fields."""
 
     __slots__: tuple[str, ...] = ()
@@ -77,11 +77,11 @@ class _Event:
         return f"{type(self).__name__}({fields})"
 
 
-class Nothing(_Event):
+class Nothing(_FrameEvent):
     """A frame that means nothing any more: of a stream that is over (rule 6)."""
 
 
-class Message(_Event):
+class Message(_FrameEvent):
     """A message of the connection itself: ``ready``, ``job``, ``stop`` or ``outcome``."""
 
     __slots__ = ("body", "kind")
@@ -91,7 +91,7 @@ class Message(_Event):
         self.body = body
 
 
-class Open(_Event):
+class Open(_FrameEvent):
     """A new stream; ``meta`` says what it carries."""
 
     __slots__ = ("duplex", "kind", "meta", "stream")
@@ -103,7 +103,7 @@ class Open(_Event):
         self.duplex = duplex
 
 
-class Data(_Event):
+class Data(_FrameEvent):
     """Bytes of a stream."""
 
     __slots__ = ("data", "stream")
@@ -113,7 +113,7 @@ class Data(_Event):
         self.data = data
 
 
-class Accept(_Event):
+class Accept(_FrameEvent):
     """The answer to an OPEN, before any data (the head of a response, say)."""
 
     __slots__ = ("body", "stream")
@@ -123,7 +123,7 @@ class Accept(_Event):
         self.body = body
 
 
-class End(_Event):
+class StreamEnd(_FrameEvent):
     """No more data in this direction."""
 
     __slots__ = ("stream",)
@@ -132,7 +132,7 @@ class End(_Event):
         self.stream = stream
 
 
-class Reset(_Event):
+class Reset(_FrameEvent):
     """The stream is over in both directions; ``body`` says why."""
 
     __slots__ = ("body", "stream")
@@ -142,7 +142,7 @@ class Reset(_Event):
         self.body = body
 
 
-class Window(_Event):
+class Window(_FrameEvent):
     """The peer may send ``credit`` more bytes on this stream."""
 
     __slots__ = ("credit", "stream")
@@ -152,7 +152,7 @@ class Window(_Event):
         self.credit = credit
 
 
-Event = Message | Open | Data | Accept | End | Reset | Window | Nothing
+Event = Message | Open | Data | Accept | StreamEnd | Reset | Window | Nothing
 
 # Who may say which message, and what the connection is then. Anything not in this table is a protocol error.
 _MESSAGES: dict[tuple[str, Role, str], str] = {
@@ -390,7 +390,7 @@ class Wire:
             return Nothing()
         known.they_send = False
         self._forget_if_over(stream, known)
-        return End(stream=stream)
+        return StreamEnd(stream=stream)
 
     def _on_reset(self, stream: int, payload: bytes) -> Event:
         body = self._decode(payload, {})

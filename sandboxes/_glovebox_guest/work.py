@@ -45,7 +45,7 @@ _PICTURE_MEMORY = 256 * 1024 * 1024
 class _InputFile(StreamHandler):
     """One artifact of an earlier call on its way to ``/input``."""
 
-    def __init__(self, inputs: Inputs, name: str) -> None:
+    def __init__(self, inputs: JobInputs, name: str) -> None:
         self._inputs = inputs
         self._path = os.path.join(inputs.root, name)
         os.makedirs(os.path.dirname(self._path), exist_ok=True)
@@ -60,7 +60,7 @@ class _InputFile(StreamHandler):
         self._inputs.received += 1
 
 
-class Inputs:
+class JobInputs:
     """Files the host sends before the job starts."""
 
     def __init__(self, root: str) -> None:
@@ -75,7 +75,7 @@ class Inputs:
 
 
 def work(
-    loop: Loop, child: children.Child, job: Mapping[str, Any], config: Mapping[str, Any], inputs: Inputs
+    loop: Loop, child: children.Child, job: Mapping[str, Any], config: Mapping[str, Any], inputs: JobInputs
 ) -> dict[str, Any]:
     """Have the child do the job; returns the outcome's body (see ``session.connection.GuestOutcome``)."""
     started = monotonic()
@@ -90,7 +90,7 @@ def work(
         original = overlay.copy(
             *config["overlay"], max_files=limits["workspace_files"], max_bytes=limits["workspace_bytes"]
         )
-    except (overlay.TooLarge, OSError) as problem:
+    except (overlay.UnfitError, OSError) as problem:
         return _not_started(str(problem))
     return _done(loop, child, job, config, started, original)
 

@@ -165,7 +165,7 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, Workspac
     directory = tmp_path_factory.mktemp("twins")
     with pytest.MonkeyPatch.context() as patch:
         made = make(directory / "with", patch), make(directory / "without", patch)
-    shown = hidden.Hidden()
+    shown = hidden.HiddenPaths()
     for place, files in zip(made, ({**SECRETS, **ORDINARY}, ORDINARY), strict=True):
         for name in (*SECRETS, *LINKS):
             for folder in Path(name).parents:

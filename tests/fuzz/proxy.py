@@ -7,9 +7,9 @@ import h11
 from tests.fuzz.harness import bounded, pieces
 
 from _glovebox_guest.loop import Loop, StreamHandler
-from _glovebox_guest.proxy.connection import Connection
+from _glovebox_guest.proxy.connection import ProxyConnection
 from _glovebox_guest.proxy.http import MAX_HEAD
-from _glovebox_guest.wire import Data, End, Open, Wire
+from _glovebox_guest.wire import Data, Open, StreamEnd, Wire
 
 if TYPE_CHECKING:
     import _socket
@@ -120,13 +120,13 @@ def _answer(loop: _Loop, stream: int, how: int) -> None:
 def _served(data: bytes, size: int, how: int) -> tuple[list[Open], bytes, bytes]:
     """Return what was opened, which bytes went up, and what the program got."""
     loop, program, notices = _Loop(), _Program(list(pieces(data, size))), list[str]()
-    gone: list[Connection] = []
-    Connection(loop, cast("_socket.socket", program), may_open=lambda: True, tell=notices.append, gone=gone.append)
+    gone: list[ProxyConnection] = []
+    ProxyConnection(loop, cast("_socket.socket", program), may_open=lambda: True, tell=notices.append, gone=gone.append)
     answered = False
     for _ in range(2 * len(data) + 8):
         reads = loop.read()
         # Only then, so that what went up before does not depend on how the bytes were cut.
-        if not answered and any(isinstance(event, End) for event in loop.seen):
+        if not answered and any(isinstance(event, StreamEnd) for event in loop.seen):
             answered = reads = True
             _answer(loop, loop.seen[0].stream, how)
         if not reads:

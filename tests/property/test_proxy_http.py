@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from _glovebox_guest.proxy.http import BadRequest, Chunks, Request, Tunnel, parse, refusal
+from _glovebox_guest.proxy.http import BadRequestError, Chunks, ProxyRequest, Tunnel, parse, refusal
 
 HEADS = st.binary(max_size=300) | st.lists(
     st.sampled_from(
@@ -20,11 +20,11 @@ def test_any_head_is_read_or_refused(head: bytes) -> None:
     """No other exception can end the guest, and what is opened is one of two streams with a countable body."""
     try:
         asked = parse(head, len(head))
-    except BadRequest:
+    except BadRequestError:
         return
     assert asked.kind in ("connect", "request")
     assert asked.body >= 0
-    if isinstance(asked, Request):
+    if isinstance(asked, ProxyRequest):
         assert "://" in asked.meta["url"]
         assert not {name for name, _ in asked.meta["headers"]} & {"host", "connection", "content-length"}
 
@@ -75,7 +75,7 @@ def test_a_whole_answer_arrives_whole(pieces: list[bytes]) -> None:
 )
 def test_what_could_be_read_in_two_ways_is_refused(head: bytes, reason: str) -> None:
     """E10: nothing is repaired; the plain spelling beside each is read (control)."""
-    with pytest.raises(BadRequest, match=reason):
+    with pytest.raises(BadRequestError, match=reason):
         parse(head, len(head))
     plain = b"GET http://a.example/ HTTP/1.1\r\nA: b\r\nContent-Length: 1"
     assert parse(plain, len(plain)).body == 1
@@ -92,7 +92,7 @@ def test_a_tunnel_is_asked_for_in_either_version() -> None:
 
 def test_a_head_that_does_not_end_is_refused() -> None:
     """E16: the caller says so with a negative end."""
-    with pytest.raises(BadRequest, match="longer than 24576 bytes"):
+    with pytest.raises(BadRequestError, match="longer than 24576 bytes"):
         parse(b"GET ", -1)
 
 
@@ -138,14 +138,14 @@ def test_a_request_inside_tls_is_for_the_server_that_was_named() -> None:
     """A path becomes a URL of that server; anything else, another server's URL too, is refused."""
     head = b"GET /a?b HTTP/1.1\r\nHost: evil.example"
     asked = parse(head, len(head), "a.example:443")
-    assert isinstance(asked, Request)
+    assert isinstance(asked, ProxyRequest)
     assert (asked.meta["url"], asked.keeps) == ("https://a.example/a?b", True)
     port = parse(head, len(head), "a.example:8443")
     assert port.meta["url"] == "https://a.example:8443/a?b"
     for target in (b"https://b.example/", b"*", b"b.example:443", b"@b.example/", b""):
         for method in (b"GET ", b"CONNECT "):
             other = method + target + b" HTTP/1.1"
-            with pytest.raises(BadRequest):
+            with pytest.raises(BadRequestError):
                 parse(other, len(other), "a.example:443")
     closing = head + b"\r\nConnection: Close"
     last = parse(closing, len(closing), "a.example:443")

@@ -206,7 +206,7 @@ class Conversation(RuleBasedStateMachine):
             heard = self.heard[key]
             assert self.sent[key][len(heard) - len(event.data) : len(heard)] == event.data
             self.unconsumed.setdefault((role, event.stream), deque()).append(len(event.data))
-        elif isinstance(event, wire.End):
+        elif isinstance(event, wire.StreamEnd):
             assert (role, event.stream) not in self.ended
             self.ended[role, event.stream] = 1
 

@@ -111,7 +111,7 @@ def test_matching_takes_no_time_to_speak_of_whatever_the_pattern(pattern: str, p
 
 def test_a_file_of_rules_costs_seconds_at_most(tmp_path: Path) -> None:
     """As many and as large ones as are read, of what takes longest to compile; the next is counted and not obeyed."""
-    reader = ignore.Reader()
+    reader = ignore.RuleReader()
     line = "[!a][!b]*c/[!d]\n"
     started = time.process_time()
     for number in range(5):

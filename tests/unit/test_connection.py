@@ -138,7 +138,7 @@ async def test_a_whole_conversation() -> None:
                 if isinstance(event, wire.Data):
                     got.setdefault(event.stream, bytearray()).extend(event.data)
                     await guest.say(guest.wire.consumed(event.stream, len(event.data)) or b"")
-                ended += isinstance(event, wire.End)
+                ended += isinstance(event, wire.StreamEnd)
         await guest.file("a", content)
         await guest.file("b", b"")
         await guest.done()
@@ -170,7 +170,7 @@ async def test_guest_and_host_may_send_much_at_the_same_time() -> None:
         # A window is used up and the host owes credit, while it has megabytes of its own to send.
         ended = 0
         while ended < 4:
-            ended += sum(isinstance(event, wire.End) for event in await guest.hear())
+            ended += sum(isinstance(event, wire.StreamEnd) for event in await guest.hear())
         assert guest.wire.credit(stream) >= wire.WINDOW // 2
         await guest.done()
 

@@ -48,7 +48,7 @@ def test_a_frame_in_pieces_is_the_same_frame(role: str) -> None:
     end, first = side(role)
     frames = opening(first) + frame(DATA, first, b"xyz") + frame(END, first)
     events = [event for at in range(len(frames)) for event in end.receive(frames[at : at + 1])]
-    assert [type(event).__name__ for event in events] == ["Open", "Data", "End"]
+    assert [type(event).__name__ for event in events] == ["Open", "Data", "StreamEnd"]
 
 
 # Rule 2
@@ -266,5 +266,5 @@ def test_events_come_one_at_a_time() -> None:
     host.feed(said[:-1])
     assert [type(host.event()) for _ in range(3)] == [wire.Open, wire.Data, type(None)]
     host.feed(said[-1:])
-    assert host.event() == wire.End(stream=stream)
+    assert host.event() == wire.StreamEnd(stream=stream)
     assert host.event() is None

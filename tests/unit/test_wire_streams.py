@@ -293,5 +293,5 @@ def test_events_tell_themselves_apart() -> None:
     one = wire.Data(stream=1, data=b"x")
     assert one == wire.Data(stream=1, data=b"x")
     assert one != wire.Data(stream=1, data=b"y")
-    assert one != wire.End(stream=1)
+    assert one != wire.StreamEnd(stream=1)
     assert repr(one) == "Data(data=b'x', stream=1)"

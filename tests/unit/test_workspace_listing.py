@@ -154,7 +154,7 @@ def test_sizes_end_with_the_time_and_are_told_after_another_bound(
         workspace.write(f"data/{number:02}.bin", b"x")
     gathered = listing._gathered
 
-    def slowly(walk: tree.Walk, limit: int) -> listing._Tree:
+    def slowly(walk: tree.Walk, limit: int) -> listing._ListedTree:
         found = gathered(walk, limit)
         walk._deadline = 0.0
         return found

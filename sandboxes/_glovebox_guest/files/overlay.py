@@ -26,8 +26,8 @@ PAGE = 4096
 _CHUNK = 1 << 20
 
 
-class TooLarge(Exception):  # noqa: N818 - it names what was found
-    """The workspace does not fit within the profile's limits; the text says what was counted."""
+class UnfitError(Exception):
+    """A workspace is not copied, or a change in it not carried; the text is the reason."""
 
 
 class Original:
@@ -51,11 +51,11 @@ def copy(source: str, target: str, *, max_files: int, max_bytes: int) -> Origina
     contents, times, and whether a file's owner may run it. What is neither, and what cannot be read, has no copy.
 
     Raises:
-        TooLarge: there are more entries or bytes than may be copied, or it cannot be read; nothing was.
+        UnfitError: there are more entries or bytes than may be copied, or it cannot be read; nothing was.
         OSError: the copy could not be written.
     """
     if not os.access(source, os.R_OK | os.X_OK):  # or it would look as if it were empty
-        raise TooLarge("it cannot be read (permission denied)")
+        raise UnfitError("it cannot be read (permission denied)")
     found = list(_counted(source, max_files, max_bytes))
     original = Original([name for name, _ in found])
     for name, status in found:
@@ -103,10 +103,10 @@ def _counted(source: str, max_files: int, max_bytes: int) -> Iterator[tuple[str,
         if len(found) >= MAX_LOOK:
             break
         if name.count("/") >= MAX_DEPTH:
-            raise TooLarge(f"it has folders more than {MAX_DEPTH} deep")
+            raise UnfitError(f"it has folders more than {MAX_DEPTH} deep")
     if len(found) > max_files or size > max_bytes:
         least = "at least " if len(found) >= MAX_LOOK else ""
-        raise TooLarge(
+        raise UnfitError(
             f"it holds {least}{len(found)} files and folders with {size} bytes (in pages of {PAGE}), "
             f"and {max_files} with {max_bytes} bytes may be copied"
         )

@@ -37,7 +37,7 @@ def run(payload: dict[str, Any], emit: Emit) -> None:
             include_ignored=payload.get("include_ignored", False),
             reveal=payload.get("reveal", ()),
         )
-    except paths.Refused as problem:
+    except paths.JobRefusedError as problem:
         emit.value(problem.value())
         return
     limit = payload.get("limit", 500)
@@ -75,7 +75,7 @@ def run(payload: dict[str, Any], emit: Emit) -> None:
     )
 
 
-class _Folder:
+class _ListedFolder:
     """What was found in a folder of an overview."""
 
     __slots__ = ("bytes", "count", "entries", "files")
@@ -90,12 +90,12 @@ class _Folder:
         """Of files that lie in it itself and are not among the entries."""
 
 
-class _Tree:
+class _ListedTree:
     """What a walk found, by folder; of a pattern that is no folder all is in the first."""
 
     def __init__(self, top: str) -> None:
         self.top = top
-        self.folders = {top: _Folder()}
+        self.folders = {top: _ListedFolder()}
         """By path, each before those in it."""
         self.total = 0
 
@@ -149,8 +149,8 @@ class _Tree:
         return found
 
 
-def _gathered(walk: Walk, limit: int) -> _Tree:
-    tree = _Tree(walk.folder if walk.whole else "")
+def _gathered(walk: Walk, limit: int) -> _ListedTree:
+    tree = _ListedTree(walk.folder if walk.whole else "")
     last, folder = tree.top, tree.folders[tree.top]
     for path, entry in walk:
         tree.total += 1
@@ -161,7 +161,7 @@ def _gathered(walk: Walk, limit: int) -> _Tree:
             if entry.is_file(follow_symlinks=False):
                 folder.files += 1
             elif entry.is_dir(follow_symlinks=False):
-                tree.folders[path] = _Folder()
+                tree.folders[path] = _ListedFolder()
         folder.count += 1
         # Of a folder that cannot be opened the names are not needed; of the first one some are shown in any case.
         if folder.count <= limit or (walk.whole and last == tree.top):

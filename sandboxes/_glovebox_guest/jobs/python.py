@@ -59,7 +59,7 @@ class _StandardLibrary:
         return None
 
 
-class _Input(_io.FileIO):
+class _EmptyInput(_io.FileIO):
     """Standard input, which is empty: notes that somebody asks it."""
 
     def __init__(self) -> None:
@@ -147,7 +147,7 @@ def _hand_back(emit: Emit, result: Mapping[str, Any]) -> None:
 
 def warm_up() -> None:
     """Have standard input as a program has it, do once what every program does, and throw away what comes of it."""
-    stdin = _io.TextIOWrapper(_io.BufferedReader(_Input()), encoding="utf-8")
+    stdin = _io.TextIOWrapper(_io.BufferedReader(_EmptyInput()), encoding="utf-8")
     sys.stdin = sys.__stdin__ = stdin  # type: ignore[misc]  # one of them is said to be final
     stdout = sys.stdout
     with open(os.devnull, "w", buffering=1, encoding="utf-8", errors="backslashreplace") as sink:

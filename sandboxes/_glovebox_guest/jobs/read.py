@@ -8,8 +8,8 @@ from _glovebox_guest import wording
 from _glovebox_guest.pictures import header
 from _glovebox_guest.stdlib import TYPE_CHECKING
 from _glovebox_guest.workspace import paths
-from _glovebox_guest.workspace.hidden import Hidden
-from _glovebox_guest.workspace.paths import Refused
+from _glovebox_guest.workspace.hidden import HiddenPaths
+from _glovebox_guest.workspace.paths import JobRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,7 +43,7 @@ def run(payload: dict[str, Any], emit: Emit) -> None:
     path = payload["path"]
     name = paths.display_name(path)
     try:
-        descriptor, info = paths.open_file(path, Hidden(payload.get("reveal", ())))
+        descriptor, info = paths.open_file(path, HiddenPaths(payload.get("reveal", ())))
         with BufferedReader(FileIO(descriptor), _BLOCK) as file:
             head = file.peek()
             media_type = header.kind(head)
@@ -52,12 +52,12 @@ def run(payload: dict[str, Any], emit: Emit) -> None:
             else:
                 value = _picture(file, head, media_type, info.st_size, emit)
         value = {"path": name, "bytes": info.st_size} | value
-    except Refused as problem:
+    except JobRefusedError as problem:
         if problem.rule == "path.missing":
             problem.hint = _near(path, payload.get("reveal", ())) + problem.hint
         value = problem.value()
     except OSError:
-        value = Refused("path.unreadable", f"{name}: reading it failed.", "Try again.").value()
+        value = JobRefusedError("path.unreadable", f"{name}: reading it failed.", "Try again.").value()
     emit.value(value)
 
 
@@ -81,13 +81,13 @@ def _near(path: str, reveal: Iterable[str]) -> str:
         while inside is None:  # the deepest folder on the way that exists
             try:
                 inside = tree.Walk("/".join([*folder, "*"]), NEAR_SECONDS, include_ignored=True, reveal=reveal)
-            except Refused:
+            except JobRefusedError:
                 wanted = folder.pop()
         names = {near.rpartition("/")[2].casefold(): near for near, _ in islice(inside, MAX_NEAR_NAMES)}
         close = [names[name] for name in get_close_matches(wanted.casefold(), names, MAX_NEAR)]
         for walk, some in ((inside, close), (elsewhere, [near for near, _ in islice(elsewhere, MAX_NEAR)])):
             found += [] if walk.stopped else some
-    except (Refused, OSError, IndexError):  # IndexError: the workspace itself cannot be listed
+    except (JobRefusedError, OSError, IndexError):  # IndexError: the workspace itself cannot be listed
         return ""
     shown = [name for name in map(paths.display_name, dict.fromkeys(found)) if len(name) <= MAX_NEAR_CHARACTERS]
     return f"The nearest: {', '.join(shown[:MAX_NEAR])}. " if shown else ""
@@ -96,7 +96,7 @@ def _near(path: str, reveal: Iterable[str]) -> str:
 def _picture(file: BufferedReader[Any], head: bytes, media_type: str, size: int, emit: Emit) -> dict[str, Any]:
     if size > MAX_PICTURE:
         reason = f"The file is a picture of {size} bytes; at most {MAX_PICTURE} are read."
-        raise Refused("path.too_large", reason, "Use run_python to make a smaller copy.")
+        raise JobRefusedError("path.too_large", reason, "Use run_python to make a smaller copy.")
     width, height = header.size(head, media_type) or (None, None)
     truncated = None
     if header.fits(head, media_type, size, header.MAX_BYTES):
@@ -106,8 +106,8 @@ def _picture(file: BufferedReader[Any], head: bytes, media_type: str, size: int,
 
         try:
             made = smaller.smaller(file, header.MAX_BYTES)
-        except smaller.Unshowable as problem:
-            raise Refused(
+        except smaller.PictureError as problem:
+            raise JobRefusedError(
                 "path.picture", f"The picture cannot be shown: {problem}.", "Use run_python to look into the file."
             ) from None
         emit.blob(made.media_type, made.data)
@@ -159,7 +159,7 @@ def _converted(file: BufferedReader[Any]) -> BufferedReader[Any]:
     data = file.read(MAX_UTF16 + 1)
     if len(data) > MAX_UTF16:
         reason = f"The file is UTF-16 and larger than {MAX_UTF16} bytes."
-        raise Refused("path.too_large", reason, 'Use run_python: open(path, encoding="utf-16").')
+        raise JobRefusedError("path.too_large", reason, 'Use run_python: open(path, encoding="utf-16").')
     try:
         return BufferedReader(BytesIO(data.decode("utf-16").encode()))
     except UnicodeError:
@@ -181,7 +181,7 @@ def _skip(file: BufferedReader[Any], lines: int) -> int:
         file.read(len(block))
         if file.tell() > MAX_SCAN:
             reason = f"Line {lines + 1} lies behind the first {MAX_SCAN} bytes of the file."
-            raise Refused("path.too_large", reason, "Use run_python to read that far.")
+            raise JobRefusedError("path.too_large", reason, "Use run_python to read that far.")
     return skipped + (not ended)
 
 
@@ -232,7 +232,7 @@ def _count(file: BufferedReader[Any], lines: int) -> int | None:
     return lines + (not ended)
 
 
-def _binary() -> Refused:
+def _binary() -> JobRefusedError:
     reason = "The file is neither UTF-8 nor UTF-16 text."
     hint = "Use run_python to read it, with another encoding or a parser for its format."
-    return Refused("path.binary", reason, hint)
+    return JobRefusedError("path.binary", reason, hint)

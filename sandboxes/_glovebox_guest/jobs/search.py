@@ -56,10 +56,10 @@ def run(payload: dict[str, Any], emit: Emit) -> None:
             include_ignored=payload.get("include_ignored", False),
             reveal=payload.get("reveal", ()),
         )
-    except paths.Refused as problem:
+    except paths.JobRefusedError as problem:
         emit.value(problem.value())
         return
-    answer = _Answer(payload.get("limit", 100))
+    answer = _SearchAnswer(payload.get("limit", 100))
     files = (path for path, entry in walk if entry.is_file(follow_symlinks=False))
     searched = in_order(lambda batch: search.batch(batch, walk), files)
     try:
@@ -87,7 +87,7 @@ def run(payload: dict[str, Any], emit: Emit) -> None:
     )
 
 
-class _Answer:
+class _SearchAnswer:
     """The results of files in their order, up to what one answer may hold."""
 
     def __init__(self, limit: int) -> None:
@@ -192,11 +192,11 @@ def _compiled(pattern: str, *, literal: bool, fold: bool) -> re.Pattern[str]:
             return re.compile(re.escape(pattern) if literal else pattern, flags)
     except re.error as error:
         where = "" if error.pos is None else f" at position {error.pos}"
-        raise paths.Refused(
+        raise paths.JobRefusedError(
             "pattern.invalid", f"The pattern is no regular expression: {paths.display_name(error.msg)}{where}.", hint
         ) from None
     except (OverflowError, RecursionError, ValueError):
-        raise paths.Refused("pattern.invalid", "The pattern is too large or too deeply nested.", hint) from None
+        raise paths.JobRefusedError("pattern.invalid", "The pattern is too large or too deeply nested.", hint) from None
 
 
 def _text(path: str, needle: bytes) -> tuple[str, str]:

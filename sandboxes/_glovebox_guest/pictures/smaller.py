@@ -30,7 +30,7 @@ _WHITE = (255, 255, 255)
 _SIXTEEN_BITS = 1 / 256
 
 
-class Unshowable(Exception):  # noqa: N818 - it is told, as a value
+class PictureError(Exception):
     """There is no smaller copy; the text says why."""
 
 
@@ -82,7 +82,7 @@ def show(emit: Emit, name: str, data: bytes, most: int) -> None:
 
     try:
         made = smaller(BytesIO(data), most)
-    except Unshowable as problem:
+    except PictureError as problem:
         emit.shown({"name": name, "reason": str(problem)})
     else:
         emit.shown({"name": name, "media_type": made.media_type, "of": list(made.of)}, made.data)
@@ -96,12 +96,12 @@ def smaller(file: BinaryIO, most: int) -> Smaller:
         most: bytes.
 
     Raises:
-        Unshowable: it is too large to be decoded, or cannot be.
+        PictureError: it is too large to be decoded, or cannot be.
     """
     try:
         from PIL import Image, ImageOps, WebPImagePlugin  # type: ignore[import-not-found]  # in the runtime
     except ImportError:
-        raise Unshowable("this sandbox has no library for pictures") from None
+        raise PictureError("this sandbox has no library for pictures") from None
     del WebPImagePlugin  # Pillow finds it by itself only after importing fifty others
     Image.MAX_IMAGE_PIXELS = None  # counted here
     try:
@@ -116,17 +116,17 @@ def smaller(file: BinaryIO, most: int) -> Smaller:
         image.info = {}  # comments and colour profiles, which Pillow would write again, however long
         return _encoded(image, most, of, photo=photo)
     except (MemoryError, RecursionError):
-        raise Unshowable("there was no memory left for it") from None
-    except Unshowable:
+        raise PictureError("there was no memory left for it") from None
+    except PictureError:
         raise
     except Exception as problem:  # noqa: BLE001 - whatever a decoder of hostile bytes raises
-        raise Unshowable(f"it cannot be decoded ({type(problem).__name__})") from None
+        raise PictureError(f"it cannot be decoded ({type(problem).__name__})") from None
 
 
 def _require_decodable(size: tuple[int, int]) -> None:
     pixels = size[0] * size[1]
     if pixels > MAX_PIXELS:
-        raise Unshowable(f"it has {pixels} pixels, and at most {MAX_PIXELS} are decoded")
+        raise PictureError(f"it has {pixels} pixels, and at most {MAX_PIXELS} are decoded")
 
 
 def _plain(image: Any) -> Any:
@@ -156,7 +156,7 @@ def _encoded(image: Any, most: int, of: tuple[int, int], *, photo: bool) -> Smal
             if len(data) <= most:
                 return Smaller("image/jpeg", data, image.size, of)
         image = image.resize([max(1, int(edge * _STEP)) for edge in image.size])
-    raise Unshowable(f"it does not fit into {most} bytes")
+    raise PictureError(f"it does not fit into {most} bytes")
 
 
 def _saved(image: Any, **options: object) -> bytes:

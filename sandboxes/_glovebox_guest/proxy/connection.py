@@ -9,7 +9,7 @@ import it: what it needs of it is handed over.
 from __future__ import annotations
 
 from _glovebox_guest.loop import StreamHandler
-from _glovebox_guest.proxy.http import MAX_HEAD, BadRequest, Request, Tunnel, parse, refusal
+from _glovebox_guest.proxy.http import MAX_HEAD, BadRequestError, ProxyRequest, Tunnel, parse, refusal
 from _glovebox_guest.stdlib import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _LINGER = 2 * 1024 * 1024
 _SHUT_WR = 1
 
 
-class Connection(StreamHandler):
+class ProxyConnection(StreamHandler):
     """Takes over an accepted socket."""
 
     paced = True
@@ -38,7 +38,7 @@ class Connection(StreamHandler):
         *,
         may_open: Callable[[], bool],
         tell: Callable[[str], None],
-        gone: Callable[[Connection], None],
+        gone: Callable[[ProxyConnection], None],
         inspection: Callable[[], Inspection] | None = None,
     ) -> None:
         """Serve the socket until ``close``.
@@ -62,7 +62,7 @@ class Connection(StreamHandler):
         self._client = client
         self._descriptor = client.fileno()
         self._head = bytearray()
-        self._exchange: Tunnel | Request | None = None
+        self._exchange: Tunnel | ProxyRequest | None = None
         self._stream = 0
         self._left = 0  # bytes that are still to be passed on
         self._ended = False  # our direction of the stream
@@ -119,7 +119,7 @@ class Connection(StreamHandler):
             return
         try:
             exchange = parse(bytes(self._head), end, self._authority)
-        except BadRequest as problem:
+        except BadRequestError as problem:
             self._exchange = Tunnel("")
             if self._authority:
                 self._tell(f"What came for {self._authority[:100]} was no request of HTTP/1.1: {problem}")
@@ -161,7 +161,7 @@ class Connection(StreamHandler):
         self._loop.watch(self._descriptor, self._readable)
         self._plain.start()
 
-    def _ask(self, exchange: Tunnel | Request, rest: bytes) -> None:
+    def _ask(self, exchange: Tunnel | ProxyRequest, rest: bytes) -> None:
         self._stream = self._loop.open(exchange.kind, exchange.meta, self, duplex=True)
         self._left = exchange.body
         if exchange.expects:
@@ -239,7 +239,7 @@ class Connection(StreamHandler):
         self._end(b"")
 
     @property
-    def _asked(self) -> Tunnel | Request:
+    def _asked(self) -> Tunnel | ProxyRequest:
         if self._exchange is None:
             raise TypeError("there is no stream before there is a request")
         return self._exchange

@@ -29,7 +29,7 @@ _MAX_TRAILERS = 64
 """Lines after the last chunk; none of them is passed on."""
 
 
-class BadRequest(Exception):  # noqa: N818 - HTTP's own name for it
+class BadRequestError(Exception):
     """What came is not a request to a proxy; the text says why."""
 
 
@@ -115,7 +115,7 @@ class Chunks:
             self.problem = "The body has too much behind it."
 
 
-class Request:
+class ProxyRequest:
     """A request with an absolute URL: the host makes it, its answer comes back in chunks."""
 
     kind = "request"
@@ -161,8 +161,8 @@ class Request:
         return b"0\r\n\r\n" if self._chunked else b""
 
 
-def parse(data: bytes, end: int, authority: str = "") -> Tunnel | Request:
-    """Read a request's head; raises BadRequest.
+def parse(data: bytes, end: int, authority: str = "") -> Tunnel | ProxyRequest:
+    """Read a request's head; raises BadRequestError.
 
     Args:
         data: what has come.
@@ -170,26 +170,26 @@ def parse(data: bytes, end: int, authority: str = "") -> Tunnel | Request:
         authority: host and port of the server that TLS is spoken with; empty where it is the proxy that is spoken to.
     """
     if end < 0:
-        raise BadRequest(f"The request's head is longer than {MAX_HEAD} bytes.")
+        raise BadRequestError(f"The request's head is longer than {MAX_HEAD} bytes.")
     first, *lines = data[:end].decode("latin-1").split("\r\n")
     words = first.split(" ")
     if len(words) != 3 or words[2] not in ("HTTP/1.1", "HTTP/1.0"):
-        raise BadRequest("The first line is not a request line of HTTP/1.1.")
+        raise BadRequestError("The first line is not a request line of HTTP/1.1.")
     method, target, version = words
     headers = [_header(line) for line in lines]
     if authority:
         if not target.startswith("/"):
-            raise BadRequest("A request to a server names a path.")
+            raise BadRequestError("A request to a server names a path.")
         target = f"https://{authority.removesuffix(':443')}{target}"
     elif method == "CONNECT":
         return Tunnel(target)
     if "://" not in target:
-        raise BadRequest("A request to a proxy names an absolute URL.")
+        raise BadRequestError("A request to a proxy names an absolute URL.")
     if any(name == "upgrade" and "websocket" in value.lower() for name, value in headers):
-        raise BadRequest("WebSockets do not pass: requests and their answers do, streams of events too.")
+        raise BadRequestError("WebSockets do not pass: requests and their answers do, streams of events too.")
     if version != "HTTP/1.1":
-        raise BadRequest("Requests are taken in HTTP/1.1 only.")
-    return Request(method, target, headers, keeps=bool(authority))
+        raise BadRequestError("Requests are taken in HTTP/1.1 only.")
+    return ProxyRequest(method, target, headers, keeps=bool(authority))
 
 
 def refusal(status: int, rule: str, reason: str, hint: str) -> bytes:
@@ -212,7 +212,7 @@ def plain(text: str) -> str:
 def _header(line: str) -> tuple[str, str]:
     name, colon, value = line.partition(":")
     if not colon or not name or not _TOKEN.issuperset(name):
-        raise BadRequest(f"{plain(line)[:60]!r} is not a header.")
+        raise BadRequestError(f"{plain(line)[:60]!r} is not a header.")
     return name.lower(), value.strip(" \t")
 
 
@@ -222,7 +222,7 @@ def _chunks(headers: list[tuple[str, str]]) -> Chunks | None:
     if not said:
         return None
     if said != ["chunked"] or any(name == "content-length" for name, _ in headers):
-        raise BadRequest("A body has its Content-Length, or comes in chunks and nothing else.")
+        raise BadRequestError("A body has its Content-Length, or comes in chunks and nothing else.")
     return Chunks()
 
 
@@ -233,5 +233,5 @@ def _length(headers: list[tuple[str, str]]) -> int:
         return 0
     length = said.pop()
     if said or not (length.isascii() and length.isdigit() and len(length) <= 12):
-        raise BadRequest("The Content-Length is not one number.")
+        raise BadRequestError("The Content-Length is not one number.")
     return int(length)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 
 from _glovebox_guest.loop import Loop, StreamHandler
-from _glovebox_guest.proxy.connection import Connection
+from _glovebox_guest.proxy.connection import ProxyConnection
 from _glovebox_guest.stdlib import TYPE_CHECKING, socket
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Proxy:
         self._tell = tell
         self._told = 0
         self._streams = 0
-        self._connections: set[Connection] = set()
+        self._connections: set[ProxyConnection] = set()
         self._listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         self._listener.setblocking(False)
         self._listener.bind(("127.0.0.1", PORT))
@@ -111,7 +111,7 @@ class Proxy:
             self._inspection = Inspection(self._loop)
         return self._inspection
 
-    def _ended(self, connection: Connection) -> None:
+    def _ended(self, connection: ProxyConnection) -> None:
         """Make room for another connection."""
         self._connections.discard(connection)
         if not self._loop.watches(self._listener.fileno()):
@@ -127,7 +127,7 @@ class Proxy:
             return
         client = socket.socket(fileno=descriptor)
         self._connections.add(
-            Connection(
+            ProxyConnection(
                 self._loop,
                 client,
                 may_open=self._may_open,

@@ -58,12 +58,12 @@ class Inspection:
                 return
             answered(context)
 
-        stream = self._loop.open("certificate", tunnel.meta, _Asked(keep, refused), duplex=True)
+        stream = self._loop.open("certificate", tunnel.meta, _CertificateStream(keep, refused), duplex=True)
         self._loop.send(self._loop.wire.end(stream))
         return stream
 
 
-class _Asked(StreamHandler):
+class _CertificateStream(StreamHandler):
     """The host's answer on its way."""
 
     def __init__(self, keep: Callable[[str], None], refused: Callable[[Mapping[str, Any]], None]) -> None:

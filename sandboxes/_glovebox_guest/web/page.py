@@ -8,7 +8,7 @@ from __future__ import annotations
 from _glovebox_guest import wording
 from _glovebox_guest.stdlib import TYPE_CHECKING
 from _glovebox_guest.web import charsets
-from _glovebox_guest.workspace.paths import Refused
+from _glovebox_guest.workspace.paths import JobRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +36,7 @@ def describe(payload: dict[str, Any]) -> dict[str, Any]:
     """Return title and text of ``body``, at most ``max_chars`` characters; HTML unconverted if ``raw``."""
     try:
         return _value(payload)
-    except Refused as problem:
+    except JobRefusedError as problem:
         return problem.value()
 
 
@@ -52,7 +52,7 @@ def _value(payload: dict[str, Any]) -> dict[str, Any]:
     is_html = media_type in _HTML or (not media_type and beginning.startswith(_LOOKS_LIKE_HTML))
     if body.startswith(_MAGIC) or media_type.startswith(_NOT_TEXT) or wording.is_binary(body):
         reason = f"The response is {media_type or 'binary data'} of {len(body)} bytes, not text."
-        raise Refused("page.binary", reason, "Look for a page that describes it, or for a text version.")
+        raise JobRefusedError("page.binary", reason, "Look for a page that describes it, or for a text version.")
     text, charset = charsets.decoded(body[:MAX_BODY], declared)
     title, cut = "", len(body) > MAX_BODY
     if is_html and not payload.get("raw", False):

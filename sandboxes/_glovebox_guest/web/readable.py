@@ -74,10 +74,10 @@ def readable(page: str, url: str, most: int) -> Page:
         most: characters after which reading may stop.
     """
     page = printable(page)  # afterwards no _BREAK but ours is left
-    reader = _Reader(page, url, most, whole=False)
+    reader = _PageReader(page, url, most, whole=False)
     if not reader.blocks and not reader.gave_up:
         # Everything was in nav or hidden, or an unclosed nav swallowed it: better too much than nothing.
-        reader = _Reader(page, url, most, whole=True)
+        reader = _PageReader(page, url, most, whole=True)
     chosen, cut = reader.content()
     return Page(" ".join(reader.title.split())[:MAX_TITLE], _joined(chosen), cut=cut)
 
@@ -103,7 +103,7 @@ def _joined(blocks: list[_Block]) -> str:
     return "".join(pieces)
 
 
-class _Reader:
+class _PageReader:
     def __init__(self, page: str, url: str, most: int, *, whole: bool) -> None:
         self._base = url
         self._most = most + 1  # each block counts with a line feed, the last one too
@@ -378,7 +378,7 @@ class _Reader:
         for wider in range(zone + 1):
             self._sizes[wider] += len(text) + 1
 
-    _STARTS: ClassVar[dict[str, Callable[[_Reader, str, str], None]]] = {
+    _STARTS: ClassVar[dict[str, Callable[[_PageReader, str, str], None]]] = {
         "title": _start_title,
         "base": _start_base,
         "main": _start_zone,
@@ -399,7 +399,7 @@ class _Reader:
         "td": _start_cell,
         "th": _start_cell,
     }
-    _ENDS: ClassVar[dict[str, Callable[[_Reader], None]]] = {
+    _ENDS: ClassVar[dict[str, Callable[[_PageReader], None]]] = {
         "title": _end_title,
         "main": _end_main,
         "article": _end_article,

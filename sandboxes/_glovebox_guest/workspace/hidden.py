@@ -189,7 +189,7 @@ def kind_of(name: str, above: str) -> Kind | None:
     )
 
 
-class Hidden:
+class HiddenPaths:
     """What of the workspace is kept from one call."""
 
     __slots__ = ("_revealed",)

@@ -45,11 +45,11 @@ _POSIX = {
 }
 
 
-class _Never(Exception):  # noqa: N818 - no error: git takes it, and it matches nothing
+class _NeverError(Exception):
     """Raised for a pattern that matches nothing."""
 
 
-class _Run:
+class _PatternGroup:
     """Patterns that stand together and say the same, for one kind of entry: any of them decides."""
 
     __slots__ = ("_ends", "_names", "_pathnames", "_patterns", "_whole", "_wholes", "says")
@@ -107,8 +107,8 @@ class Rules:
 
     def __init__(self, content: bytes) -> None:
         """Read a file's content; there is nothing that git would not take."""
-        self._files: list[_Run] = []
-        self._folders: list[_Run] = []
+        self._files: list[_PatternGroup] = []
+        self._folders: list[_PatternGroup] = []
         for line in content.removeprefix(b"\xef\xbb\xbf").decode("latin-1").split("\n"):
             if not line or line.startswith("#"):
                 continue
@@ -120,7 +120,7 @@ class Rules:
             try:
                 for runs in (self._folders,) if folders_alone else (self._folders, self._files):
                     _add(runs, pattern, says=says)
-            except _Never:
+            except _NeverError:
                 continue
 
     def __bool__(self) -> bool:
@@ -141,7 +141,7 @@ class Rules:
         return None
 
 
-class Reader:
+class RuleReader:
     """Finds and reads the files of rules of one workspace, within bounds."""
 
     def __init__(self) -> None:
@@ -192,9 +192,9 @@ def _content(descriptor: int) -> bytes | None:
     return content
 
 
-def _add(runs: list[_Run], pattern: str, *, says: bool) -> None:
+def _add(runs: list[_PatternGroup], pattern: str, *, says: bool) -> None:
     if not runs or runs[-1].says != says:
-        runs.append(_Run(says=says))
+        runs.append(_PatternGroup(says=says))
     runs[-1].add(pattern)
 
 
@@ -211,7 +211,7 @@ def _expression(pattern: str, *, across: bool) -> str:
     """The regular expression of a pattern, to be matched against a whole name, or ``across`` folders a path.
 
     Raises:
-        _Never: git reads it as one that matches nothing.
+        _NeverError: git reads it as one that matches nothing.
     """
     chains: list[list[list[str]]] = [[[]]]
     between: list[str] = []
@@ -243,7 +243,7 @@ def _expression(pattern: str, *, across: bool) -> str:
         else:
             at += symbol == "\\"
             if at == len(pattern):
-                raise _Never
+                raise _NeverError
             text, at = re.escape(pattern[at]), at + 1
         chains[-1][-1].append(text)
     first, *rest_of = [_chain(["".join(piece) for piece in pieces]) for pieces in chains]
@@ -306,7 +306,7 @@ def _characters(chosen: set[int]) -> str:
 
 def _one(pattern: str, at: int) -> str:
     if at >= len(pattern):
-        raise _Never
+        raise _NeverError
     return pattern[at]
 
 
@@ -314,13 +314,13 @@ def _named(pattern: str, at: int) -> str | None:
     """What stands between ``[:`` and ``:]``; None where the next ``]`` ends something else."""
     end = pattern.find("]", at + 2)
     if end < 0:
-        raise _Never
+        raise _NeverError
     return pattern[at + 2 : end - 1] if end > at + 2 and pattern[end - 1] == ":" else None
 
 
 def _class(name: str) -> set[int]:
     holds = _POSIX.get(name)
     if holds is None:
-        raise _Never
+        raise _NeverError
     # git knows the letters of ASCII alone.
     return {number for number in range(128) if holds(chr(number))}

@@ -12,7 +12,7 @@ import os
 import stat
 
 from _glovebox_guest.stdlib import TYPE_CHECKING
-from _glovebox_guest.workspace.hidden import Hidden
+from _glovebox_guest.workspace.hidden import HiddenPaths
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -36,7 +36,7 @@ _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
-class Refused(Exception):  # noqa: N818 - it becomes a value, never a traceback
+class JobRefusedError(Exception):
     """Something the caller asked for that cannot be had; jobs turn it into their value.
 
     Twin of ``glovebox_sandboxes.contract.errors.RefusedError``, which is not there inside a sandbox.
@@ -53,7 +53,7 @@ class Refused(Exception):  # noqa: N818 - it becomes a value, never a traceback
         return {"error": {"rule": self.rule, "reason": self.reason, "hint": self.hint}}
 
 
-class Place:
+class OpenedPath:
     """Something that exists in the workspace: its directory held open, its name there, its status."""
 
     __slots__ = ("directory", "info", "links", "names")
@@ -103,7 +103,7 @@ def parts(path: str) -> list[str]:
     """Split a path relative to the workspace; the sandbox's own name for the workspace may stand before it.
 
     Raises:
-        Refused: it is absolute and names something else.
+        JobRefusedError: it is absolute and names something else.
     """
     if path.startswith("/"):
         if path != ROOT and not path.startswith(ROOT + "/"):
@@ -112,15 +112,15 @@ def parts(path: str) -> list[str]:
     return [part for part in path.split("/") if part not in ("", ".")]
 
 
-EVERYTHING = Hidden()
+EVERYTHING = HiddenPaths()
 """Hides all that is named as secrets are."""
 
 
-def find(path: str, hidden: Hidden = EVERYTHING) -> Place:
+def find(path: str, hidden: HiddenPaths = EVERYTHING) -> OpenedPath:
     """Return the place a path leads to, every symlink on the way followed as long as it stays inside.
 
     Raises:
-        Refused: ``path.outside``, ``path.missing``, also for what is hidden, or ``path.unreadable``.
+        JobRefusedError: ``path.outside``, ``path.missing``, also for what is hidden, or ``path.unreadable``.
     """
     # With ``..`` it may lie beside what is revealed; one that is revealed has a path without.
     named = parts(path)
@@ -136,7 +136,7 @@ def find(path: str, hidden: Hidden = EVERYTHING) -> Place:
     return place
 
 
-def missing(path: str) -> Refused:
+def missing(path: str) -> JobRefusedError:
     """Return the refusal of what does not exist or is hidden; it depends on nothing but the path."""
     hint = "Use list_workspace_files to see what exists; names are case-sensitive, folders are separated by /."
     kind = EVERYTHING.kind([part for part in path.split("/") if part not in ("", ".", "..")])
@@ -146,10 +146,10 @@ def missing(path: str) -> Refused:
             f"Files of such a name {such} hidden, whether they exist or not. "
             "The operator can show one: files.reveal in this tool's profile, with a reason."
         )
-    return Refused("path.missing", f"{_name(path)}: no such file in the workspace.", hint)
+    return JobRefusedError("path.missing", f"{_name(path)}: no such file in the workspace.", hint)
 
 
-def _found(path: str, hidden: Hidden) -> Place:
+def _found(path: str, hidden: HiddenPaths) -> OpenedPath:
     held: list[int] = []
     try:
         held.append(os.open(ROOT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
@@ -162,7 +162,7 @@ def _found(path: str, hidden: Hidden) -> Place:
         raise
 
 
-def _walk(path: str, held: list[int], hidden: Hidden) -> Place:
+def _walk(path: str, held: list[int], hidden: HiddenPaths) -> OpenedPath:
     """``held[0]`` is the directory reached so far: whoever called closes it on an exception."""
     names: list[str] = []
     ahead = parts(path)[::-1]
@@ -191,13 +191,13 @@ def _walk(path: str, held: list[int], hidden: Hidden) -> Place:
         target = os.readlink(part, dir_fd=held[0])
         try:
             ahead.extend(parts(target)[::-1])
-        except Refused:
+        except JobRefusedError:
             raise outside(path) from None
         if target.startswith("/"):
             names.clear()
         _climb(held, names)
         info = os.fstat(held[0]) if not names else os.stat(names[-1], dir_fd=held[0], follow_symlinks=False)
-    return Place(held.pop(), names, info, links)
+    return OpenedPath(held.pop(), names, info, links)
 
 
 def _descend(held: list[int], names: list[str], info: os.stat_result) -> None:
@@ -220,20 +220,20 @@ def _climb(held: list[int], names: list[str]) -> None:
         _enter(held, name)
 
 
-def open_file(path: str, hidden: Hidden = EVERYTHING) -> tuple[int, os.stat_result]:
+def open_file(path: str, hidden: HiddenPaths = EVERYTHING) -> tuple[int, os.stat_result]:
     """Open a regular file for reading; never waits, whatever the path names.
 
     Returns:
         Its descriptor and status; the caller closes it.
 
     Raises:
-        Refused: see ``find``; also ``path.directory`` and ``path.special`` (FIFO, socket, device).
+        JobRefusedError: see ``find``; also ``path.directory`` and ``path.special`` (FIFO, socket, device).
     """
     with find(path, hidden) as place:
         names = [place.names, *place.links]
         if stat.S_ISDIR(place.info.st_mode):
             hint = "Use list_workspace_files to see what is in it."
-            raise Refused("path.directory", f"{_name(path)}: is a directory, not a file.", hint)
+            raise JobRefusedError("path.directory", f"{_name(path)}: is a directory, not a file.", hint)
         # Looked at before it is opened: opening a FIFO would already wake its writer.
         _require_regular(path, place.info)
         try:
@@ -246,7 +246,7 @@ def open_file(path: str, hidden: Hidden = EVERYTHING) -> tuple[int, os.stat_resu
         for kind in filter(None, map(hidden.kind, names)):
             if kind.held_by(descriptor):
                 raise missing(path)
-    except (Refused, OSError) as error:
+    except (JobRefusedError, OSError) as error:
         os.close(descriptor)
         if isinstance(error, OSError):
             _translate(path, error)
@@ -256,22 +256,22 @@ def open_file(path: str, hidden: Hidden = EVERYTHING) -> tuple[int, os.stat_resu
 
 def _require_regular(path: str, info: os.stat_result) -> None:
     if not stat.S_ISREG(info.st_mode):
-        raise Refused(
+        raise JobRefusedError(
             "path.special",
             f"{_name(path)}: is not a regular file.",
             "Only files, not pipes, sockets or devices, are read.",
         )
 
 
-def outside(path: str) -> Refused:
+def outside(path: str) -> JobRefusedError:
     """Return the refusal of a path that leaves the workspace."""
     hint = "Give a path relative to the workspace, such as data/sales.csv."
-    return Refused("path.outside", f"{_name(path)}: outside the workspace.", hint)
+    return JobRefusedError("path.outside", f"{_name(path)}: outside the workspace.", hint)
 
 
-def closed() -> Refused:
+def closed() -> JobRefusedError:
     """Return what is said where nothing of the workspace can be seen: not the caller's to put right."""
-    return Refused("path.unreadable", "The workspace itself cannot be read (permission denied).", ALLOW)
+    return JobRefusedError("path.unreadable", "The workspace itself cannot be read (permission denied).", ALLOW)
 
 
 def _translate(path: str, error: OSError | ValueError) -> NoReturn:
@@ -281,12 +281,14 @@ def _translate(path: str, error: OSError | ValueError) -> NoReturn:
         raise missing(path) from None
     if number == errno.ELOOP:
         hint = "Name the file the links were meant for."
-        raise Refused("path.unreadable", f"{_name(path)}: its symbolic links go round in a circle.", hint) from None
+        raise JobRefusedError(
+            "path.unreadable", f"{_name(path)}: its symbolic links go round in a circle.", hint
+        ) from None
     if number in (errno.EACCES, errno.EPERM) and not os.access(ROOT, os.X_OK):
         raise closed() from None
     hint = ALLOW if number in (errno.EACCES, errno.EPERM) else "Try again."
     why = os.strerror(number or errno.EIO).lower()
-    raise Refused("path.unreadable", f"{_name(path)}: cannot be read ({why}).", hint) from None
+    raise JobRefusedError("path.unreadable", f"{_name(path)}: cannot be read ({why}).", hint) from None
 
 
 def _name(path: str) -> str:

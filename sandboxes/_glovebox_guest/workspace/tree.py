@@ -12,8 +12,8 @@ from time import monotonic
 
 from _glovebox_guest.stdlib import TYPE_CHECKING
 from _glovebox_guest.workspace import glob, ignore, paths
-from _glovebox_guest.workspace.hidden import Hidden, may_be_among
-from _glovebox_guest.workspace.paths import Refused
+from _glovebox_guest.workspace.hidden import HiddenPaths, may_be_among
+from _glovebox_guest.workspace.paths import JobRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -50,8 +50,8 @@ class Walk:
             reveal: paths that are shown though they are named as secrets are.
 
         Raises:
-            Refused: the pattern is malformed, leaves the workspace, or names what does not exist or is hidden; or the
-                workspace itself cannot be read, which must not look as if it were empty.
+            JobRefusedError: the pattern is malformed, leaves the workspace, or names what does not exist or is hidden;
+                or the workspace itself cannot be read, which must not look as if it were empty.
         """
         parts = paths.parts(pattern)
         if ".." in parts:
@@ -65,7 +65,7 @@ class Walk:
         self.whole = not rest
         """Whether the pattern is a folder, and means all that is in it."""
         self._single = False
-        self._hidden = Hidden(reveal)
+        self._hidden = HiddenPaths(reveal)
         with paths.find(self.folder, self._hidden) as place:
             self._base = place.absolute
             self._way = place.names
@@ -78,7 +78,7 @@ class Walk:
             raise paths.closed()
         self._named = set(re.split(r"[/{},]", pattern))
         self._obeys = not include_ignored and not self._single
-        self._reader = ignore.Reader()
+        self._reader = ignore.RuleReader()
         # Of a folder every path below is meant, and none is empty.
         self._depth, self._match = _compiled(rest) if rest not in ([], ["**"]) else (None, len)
         self._seconds = seconds
@@ -235,13 +235,13 @@ def _compiled(parts: list[str]) -> tuple[int | None, Matcher]:
         match = re.compile(expression).fullmatch
     except (ValueError, re.error) as error:
         hint = "Patterns have *, ?, [a-z], {a,b} within a name and ** for any number of folders."
-        raise Refused(
+        raise JobRefusedError(
             "pattern.invalid", f"The file pattern cannot be read: {paths.display_name(str(error))}.", hint
         ) from None
     deep = any("**" in pattern for pattern in patterns)
     return None if deep else max(map(len, patterns)), match
 
 
-def _no_folder(parts: list[str]) -> Refused:
+def _no_folder(parts: list[str]) -> JobRefusedError:
     name = paths.display_name("/".join(parts))
-    return Refused("path.missing", f"{name}: is a file, so nothing is below it.", "Give the file's own path.")
+    return JobRefusedError("path.missing", f"{name}: is a file, so nothing is below it.", "Give the file's own path.")

@@ -351,7 +351,7 @@ class GuestConnection:
                 self._duplexes[event.stream].on_data(event.data)
         elif isinstance(event, wire.Window):
             self._more_credit(event.stream)
-        elif isinstance(event, wire.End | wire.Reset):
+        elif isinstance(event, wire.StreamEnd | wire.Reset):
             await self._over(event)
         elif isinstance(event, wire.Open) and accept is not None and tasks is not None:
             await self._opened(event, accept, serve, tasks)
@@ -380,9 +380,9 @@ class GuestConnection:
             self._duplexes.pop(duplex.stream, None)
         await duplex.aclose()
 
-    async def _over(self, event: wire.End | wire.Reset) -> None:
+    async def _over(self, event: wire.StreamEnd | wire.Reset) -> None:
         sink = self._sinks.pop(event.stream, None)
-        if sink is not None and isinstance(event, wire.End):
+        if sink is not None and isinstance(event, wire.StreamEnd):
             await sink.end()
         if isinstance(event, wire.Reset):
             self._more_credit(event.stream)
