@@ -7,12 +7,11 @@ from pathlib import Path
 
 from glovebox_audit.bundle import archive
 from glovebox_audit.bundle import verify as bundles
-from glovebox_audit.place import AuditUnavailable
+from glovebox_audit.chain import EvidenceError
+from glovebox_audit.place import AuditError
 from glovebox_audit.receipts import dsse
 from glovebox_audit.receipts import verify as receipts
-from glovebox_audit.receipts.dsse import NotAReceipt
 from glovebox_audit.receipts.keys import MAX_KEY_BYTES, parse_public
-from glovebox_audit.segments.proof import NotAProof
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,10 +31,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             receipt = receipts.verify(content, key, given.audit)
             proved = f"call {receipt.statement.predicate.call.id}"
-    except (OSError, ValueError, AuditUnavailable) as problem:
+    except (OSError, ValueError, AuditError) as problem:
         print(problem, file=sys.stderr)  # noqa: T201 - a program
         return 2
-    except (NotAProof, NotAReceipt) as problem:
+    except EvidenceError as problem:
         print(f"It does not hold: {problem}.", file=sys.stderr)  # noqa: T201 - a program
         return 1
     print(f"PROVED with {dsse.key_id(key)}: {proved}.")  # noqa: T201 - a program

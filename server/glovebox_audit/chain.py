@@ -60,11 +60,15 @@ _LINK_BYTES = 640
 _KEYS = frozenset({"seq", "time", "server", "kind", "call_id", "data", "prev", "hash"})
 
 
-class NotARecord(Exception):  # noqa: N818 - it names what the bytes are
+class EvidenceError(Exception):
+    """These bytes do not prove what they claim to; the message is the exact reason."""
+
+
+class RecordError(EvidenceError):
     """These bytes are not a record: they break a rule of the format."""
 
 
-class Newer(NotARecord):
+class NewerFormatError(RecordError):
     """These bytes have a format that this version does not know."""
 
     def __init__(self, version: int) -> None:
@@ -72,7 +76,7 @@ class Newer(NotARecord):
         super().__init__(f"made by a newer Glovebox (format {version}; this one knows {FORMAT}): upgrade to read it")
 
 
-class Edited(NotARecord):
+class EditedRecordError(RecordError):
     """These bytes have the form of a record, but the hash they claim is not the hash of their content."""
 
     def __init__(self, seq: int, claimed: str) -> None:
@@ -240,20 +244,20 @@ def parse(line: bytes) -> Record:
     """Read one line, line feed included, and prove that it is exactly what its content makes.
 
     Raises:
-        Edited: the form is right, the hash is not.
-        Newer: it says that it has a later format.
-        NotARecord: anything else; never another exception, whatever the bytes.
+        EditedRecordError: the form is right, the hash is not.
+        NewerFormatError: it says that it has a later format.
+        RecordError: anything else; never another exception, whatever the bytes.
     """
     if len(line) > MAX_LINE_BYTES:
-        raise NotARecord(f"the line is longer than {MAX_LINE_BYTES} bytes")
+        raise RecordError(f"the line is longer than {MAX_LINE_BYTES} bytes")
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise NotARecord("the line is not JSON") from error
+        raise RecordError("the line is not JSON") from error
     if isinstance(fields, dict) and type(fields.get("format")) is int and FORMAT < fields["format"] <= _MAX_INTEGER:
-        raise Newer(fields["format"])
+        raise NewerFormatError(fields["format"])
     if not isinstance(fields, dict) or not _KEYS - {"call_id"} <= fields.keys() <= _KEYS:
-        raise NotARecord("the line does not have a record's keys")
+        raise RecordError("the line does not have a record's keys")
     claimed = fields["hash"]
     shaped = (
         type(fields["seq"]) is int
@@ -267,18 +271,18 @@ def parse(line: bytes) -> Record:
         and _matches(_HASH, claimed)
     )
     if not shaped:
-        raise NotARecord("a field of the record has the wrong form")
+        raise RecordError("a field of the record has the wrong form")
     try:
         encoded = _dumps(fields["data"])
     except (ValueError, RecursionError) as error:
-        raise NotARecord("the record holds a value that canonical JSON does not") from error
+        raise RecordError("the record holds a value that canonical JSON does not") from error
     draft = Draft(kind=fields["kind"], call_id=fields.get("call_id"), data=fields["data"], encoded=encoded)
     record = seal(draft, seq=fields["seq"], time=fields["time"], server=fields["server"], prev=fields["prev"])
     if record.line == line:
         return record
     if record.hash != claimed and record.line.replace(record.hash.encode(), claimed.encode()) == line:
-        raise Edited(record.seq, claimed)
-    raise NotARecord("the line is not in canonical form")
+        raise EditedRecordError(record.seq, claimed)
+    raise RecordError("the line is not in canonical form")
 
 
 def linked(line: bytes, before: Head) -> Head | None:
@@ -330,7 +334,7 @@ def parse_head(content: bytes) -> Head:
     """Read what ``encode_head`` wrote.
 
     Raises:
-        NotARecord: the bytes are anything else.
+        RecordError: the bytes are anything else.
     """
     try:
         fields = json.loads(content[:HEAD_BYTES])
@@ -338,8 +342,8 @@ def parse_head(content: bytes) -> Head:
         if encode_head(head) == content and _matches(_HASH, head.hash) and min(head.seq, head.size) >= 0:
             return head
     except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise NotARecord("not the head of an audit log") from error
-    raise NotARecord("not the head of an audit log")
+        raise RecordError("not the head of an audit log") from error
+    raise RecordError("not the head of an audit log")
 
 
 def parse_anchor(text: str) -> Head:

@@ -30,9 +30,9 @@ from io import BufferedReader
 from pathlib import Path
 
 from glovebox_audit import chain, place, writers
-from glovebox_audit.chain import Draft, Edited, Head, Newer, NotARecord, Record
+from glovebox_audit.chain import Draft, EditedRecordError, Head, NewerFormatError, Record, RecordError
 from glovebox_audit.events import GapRecorded, SegmentBegun, SegmentSealed, UnderWay, draft
-from glovebox_audit.place import AuditUnavailable, identity
+from glovebox_audit.place import AuditError, identity
 from glovebox_audit.segments import files, merkle, rotation
 from glovebox_audit.segments.counts import Counts
 from glovebox_audit.segments.files import Start
@@ -75,7 +75,7 @@ class LogFile:
             rotates: how; None to seal nothing.
 
         Raises:
-            AuditUnavailable: the directory or a file is a link, somebody else's or open to others; the disk refuses;
+            AuditError: the directory or a file is a link, somebody else's or open to others; the disk refuses;
                 or records that ``head.json`` names are missing.
         """
         self._directory = directory
@@ -131,7 +131,7 @@ class LogFile:
             The records of lost calls, then one for each draft.
 
         Raises:
-            AuditUnavailable: the disk refused, the lock is held too long, or the log was tampered with.
+            AuditError: the disk refused, the lock is held too long, or the log was tampered with.
         """
         try:
             with self._locked():
@@ -152,7 +152,7 @@ class LogFile:
             self._due_size, self._due_time = self._tail.size + _AGAIN_BYTES, math.inf
             try:
                 self._rotate()
-            except (OSError, AuditUnavailable) as error:
+            except (OSError, AuditError) as error:
                 _log.warning("The audit log goes on in one file, not sealed: %s", error)
         return records
 
@@ -172,7 +172,7 @@ class LogFile:
         """End the segment that is being written; its number, or None where there is nothing in it.
 
         Raises:
-            AuditUnavailable: the log cannot be written to, or its file may not be renamed.
+            AuditError: the log cannot be written to, or its file may not be renamed.
         """
         with self._place.translated("seal a segment"):
             if not self._place.may_rename(self._log_fd):
@@ -184,7 +184,7 @@ class LogFile:
         """Remove the segments that retention wants to go, and return their numbers.
 
         Raises:
-            AuditUnavailable: the log cannot be written to.
+            AuditError: the log cannot be written to.
         """
         with self._place.translated("remove old segments"), self._locked():
             self._catch_up()
@@ -240,11 +240,11 @@ class LogFile:
             line = files.line_at(self._log_fd, tail.size - base)
             try:
                 record = chain.parse(line)
-            except Edited as error:
+            except EditedRecordError as error:
                 raise self._place.tampered(f"a line after record {tail.seq} was edited") from error
-            except Newer as error:
+            except NewerFormatError as error:
                 raise self._place.newer(error) from error
-            except NotARecord:
+            except RecordError:
                 break
             if (record.seq, record.prev) != (tail.seq + 1, tail.hash):
                 raise self._place.tampered(f"record {record.seq} stands where record {tail.seq + 1} belongs")
@@ -283,7 +283,7 @@ class LogFile:
             return
         try:
             head = chain.parse_head(content)
-        except NotARecord as error:
+        except RecordError as error:
             raise self._place.tampered(f"{HEAD_NAME} is missing or damaged") from error
         if head.size > before.size + size:
             raise self._place.tampered(f"records up to {head.seq} are missing at its end")
@@ -294,9 +294,9 @@ class LogFile:
             return
         try:
             record = chain.parse(files.line_before(self._log_fd, head.size - before.size))
-        except Newer as error:
+        except NewerFormatError as error:
             raise self._place.newer(error) from error
-        except NotARecord as error:
+        except RecordError as error:
             raise self._place.tampered(f"record {head.seq} was changed") from error
         if (record.seq, record.hash) != (head.seq, head.hash):
             raise self._place.tampered(f"record {head.seq} was replaced")
@@ -307,7 +307,7 @@ class LogFile:
         descriptor = self._place.open(name, os.O_APPEND)
         try:
             start = files.start_of(files.line_at(descriptor, 0))
-        except Newer as error:
+        except NewerFormatError as error:
             os.close(descriptor)
             raise self._place.newer(error) from error
         self._take(descriptor, start)

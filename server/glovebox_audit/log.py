@@ -18,7 +18,7 @@ from glovebox_audit import chain
 from glovebox_audit.chain import Draft, Head, Record
 from glovebox_audit.events import EVENTS, CallDecided, Event, draft
 from glovebox_audit.file import Follower, LogFile
-from glovebox_audit.place import AuditUnavailable
+from glovebox_audit.place import AuditError
 from glovebox_audit.segments.rotation import Rotation
 from glovebox_audit.subscription import Subscription
 
@@ -60,7 +60,7 @@ class _Waiting:
     items: Sequence[Draft | Follower]
     size: int
     """Bytes of all it asks for."""
-    outcome: list[Record] | AuditUnavailable | None = None
+    outcome: list[Record] | AuditError | None = None
 
 
 class Owners:
@@ -117,7 +117,7 @@ class AuditLog:
             rotates: how; None to seal no segment.
 
         Raises:
-            AuditUnavailable: the log cannot be written to, or records are missing from it; says how to fix it.
+            AuditError: the log cannot be written to, or records are missing from it; says how to fix it.
             ValueError: ``server_id`` is not a name.
         """
         if not chain.is_name(server_id):
@@ -147,7 +147,7 @@ class AuditLog:
         Cancelling the caller does not interrupt a write: the record is written and then the cancellation takes effect.
 
         Raises:
-            AuditUnavailable: the record is not in the log (or, after ``COMMIT_WAIT_SECONDS``, not known to be), so
+            AuditError: the record is not in the log (or, after ``COMMIT_WAIT_SECONDS``, not known to be), so
                 what it announces must not happen.
         """
         (record,) = await self.append_all([event])
@@ -164,21 +164,19 @@ class AuditLog:
                 recorded; not called where they cannot be.
 
         Raises:
-            AuditUnavailable: none of them is in the log.
+            AuditError: none of them is in the log.
         """
         attempted = f"record {events[-1].kind}"
         try:
             drafts = [event if isinstance(event, Draft) else draft(event) for event in events]
         except ValueError as error:
             fix = "Send smaller arguments, or let the profile keep their digest alone."
-            raise AuditUnavailable(attempted, f"the record cannot be written: {error}", fix) from error
+            raise AuditError(attempted, f"the record cannot be written: {error}", fix) from error
         following = None if then is None else then(drafts)
         if following is not None and following.bytes > chain.MAX_LINE_BYTES - 1024:
-            raise AuditUnavailable(
-                attempted, f"what follows it takes {following.bytes} bytes", "Give back fewer files."
-            )
+            raise AuditError(attempted, f"what follows it takes {following.bytes} bytes", "Give back fewer files.")
         if len(self._queue) >= MAX_WAITING_APPENDS:
-            raise AuditUnavailable(attempted, "the disk does not keep up", "Try again, with fewer calls.")
+            raise AuditError(attempted, "the disk does not keep up", "Try again, with fewer calls.")
         items: list[Draft | Follower] = [*drafts]
         size = sum(len(each.encoded) for each in drafts)
         if following is not None:
@@ -189,7 +187,7 @@ class AuditLog:
         with anyio.CancelScope(shield=True):
             async with self._turn:
                 outcome = await self._settle(waiting)
-        if isinstance(outcome, AuditUnavailable):
+        if isinstance(outcome, AuditError):
             raise outcome
         return outcome
 
@@ -225,7 +223,7 @@ class AuditLog:
             self._subscriptions.discard(subscription)
             await subscription.aclose()
 
-    async def _settle(self, waiting: _Waiting) -> list[Record] | AuditUnavailable:
+    async def _settle(self, waiting: _Waiting) -> list[Record] | AuditError:
         while True:
             if waiting.outcome is not None:
                 return waiting.outcome
@@ -237,9 +235,9 @@ class AuditLog:
         drafts = [item for waiting in batch for item in waiting.items]
         try:
             written = await self._write(drafts, lost)
-        except AuditUnavailable as error:
+        except AuditError as error:
             for waiting in batch:
-                waiting.outcome = AuditUnavailable(error.what, error.reason, error.fix)
+                waiting.outcome = AuditError(error.what, error.reason, error.fix)
             return
         for call in lost:
             self._lost.pop(call, None)
@@ -263,7 +261,7 @@ class AuditLog:
 
     async def _write(self, drafts: list[Draft | Follower], lost: Mapping[str, str]) -> list[Record]:
         if self._unusable is not None:
-            raise AuditUnavailable("write a record", self._unusable, "Look at the disk, then restart the server.")
+            raise AuditError("write a record", self._unusable, "Look at the disk, then restart the server.")
         with anyio.move_on_after(COMMIT_WAIT_SECONDS):
             return await anyio.to_thread.run_sync(
                 self._file.commit, drafts, lost, limiter=self._thread, abandon_on_cancel=True

@@ -27,7 +27,7 @@ _LOCK_PAUSE_SECONDS = (0.0001, 0.002)
 _GETFLAGS, _FIXED = 0x80086601, 0x20 | 0x10
 
 
-class AuditUnavailable(DiagnosedError):  # noqa: N818 - until its area merges it
+class AuditError(DiagnosedError):
     """A record could not be made durable, so the effect it announces does not happen."""
 
 
@@ -50,13 +50,13 @@ class Place:
         """Open a file for reading and writing.
 
         Raises:
-            AuditUnavailable: it is not a file of our own alone.
+            AuditError: it is not a file of our own alone.
         """
         flags |= os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | (os.O_CREAT if create else 0)
         descriptor = os.open(name, flags, 0o600, dir_fd=self.descriptor)
         try:
             self._check(os.fstat(descriptor), stat.S_IFREG, self.path / name)
-        except AuditUnavailable:
+        except AuditError:
             os.close(descriptor)
             raise
         return descriptor
@@ -65,7 +65,7 @@ class Place:
         """Make a folder where there is none.
 
         Raises:
-            AuditUnavailable: it is not a folder of our own alone.
+            AuditError: it is not a folder of our own alone.
         """
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=self.descriptor)
@@ -76,7 +76,7 @@ class Place:
         """Look at a file without opening it.
 
         Raises:
-            AuditUnavailable: it is not a file of our own alone.
+            AuditError: it is not a file of our own alone.
         """
         self._check(os.stat(name, dir_fd=self.descriptor, follow_symlinks=False), stat.S_IFREG, self.path / name)
 
@@ -115,7 +115,7 @@ class Place:
         """Take the exclusive lock on a file that another process holds.
 
         Raises:
-            AuditUnavailable: another process has held it for ``LOCK_WAIT_SECONDS``.
+            AuditError: another process has held it for ``LOCK_WAIT_SECONDS``.
         """
         deadline = time.monotonic() + LOCK_WAIT_SECONDS
         pause, longest = _LOCK_PAUSE_SECONDS
@@ -129,23 +129,23 @@ class Place:
             time.sleep(pause)
             pause = min(2 * pause, longest)
 
-    def refused(self, reason: str, fix: str) -> AuditUnavailable:
+    def refused(self, reason: str, fix: str) -> AuditError:
         """What to raise where the log cannot be used."""
-        return AuditUnavailable(f"use the audit log in {self.path}", reason, fix)
+        return AuditError(f"use the audit log in {self.path}", reason, fix)
 
-    def tampered(self, reason: str) -> AuditUnavailable:
+    def tampered(self, reason: str) -> AuditError:
         """What to raise where somebody changed the log."""
         return self.refused(reason, _FIX_EVIDENCE)
 
-    def newer(self, problem: Exception) -> AuditUnavailable:
+    def newer(self, problem: Exception) -> AuditError:
         """What to raise where a later version wrote to the log."""
         return self.refused(str(problem), _FIX_NEWER)
 
     def translated(self, attempted: str) -> contextlib.AbstractContextManager[None]:
-        """Turn an OSError into AuditUnavailable."""
+        """Turn an OSError into AuditError."""
         return translated(self.path, attempted)
 
-    def unavailable(self, attempted: str, error: OSError) -> AuditUnavailable:
+    def unavailable(self, attempted: str, error: OSError) -> AuditError:
         """Return what to raise where the disk refused."""
         return _unavailable(self.path, attempted, error)
 
@@ -169,7 +169,7 @@ def opened(path: Path) -> Iterator[Place]:
     """Open the directory, made (0700) where there is none.
 
     Raises:
-        AuditUnavailable: it is not a directory of our own alone.
+        AuditError: it is not a directory of our own alone.
     """
     if not os.path.lexists(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -185,17 +185,17 @@ def opened(path: Path) -> Iterator[Place]:
 
 @contextlib.contextmanager
 def translated(path: Path, attempted: str) -> Iterator[None]:
-    """Turn an OSError into AuditUnavailable, with what to do about it."""
+    """Turn an OSError into AuditError, with what to do about it."""
     try:
         yield
     except OSError as error:
         raise _unavailable(path, attempted, error) from error
 
 
-def _unavailable(path: Path, attempted: str, error: OSError) -> AuditUnavailable:
+def _unavailable(path: Path, attempted: str, error: OSError) -> AuditError:
     full = error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
     access = error.errno in {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST}
     link = error.errno == errno.ELOOP or (error.errno == errno.ENOTDIR and path.is_symlink())
     fix = _FIX_DISK if full else _FIX_ACCESS if access else "Check the disk and the kernel's log (`dmesg`)."
     reason = "it is a symbolic link" if link else (error.strerror or str(error))
-    return AuditUnavailable(f"{attempted} in {path}", reason, "Replace the link." if link else fix)
+    return AuditError(f"{attempted} in {path}", reason, "Replace the link." if link else fix)

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from glovebox_audit import chain
-from glovebox_audit.chain import Head, NotARecord, Record
+from glovebox_audit.chain import Head, Record, RecordError
 from glovebox_audit.events import EVENTS, CallDecided, GapRecorded
-from glovebox_audit.place import AuditUnavailable
+from glovebox_audit.place import AuditError
 from glovebox_audit.segments import files
 from glovebox_audit.segments.files import HEAD_NAME, LOG_NAME
 
@@ -57,7 +57,7 @@ class Line:
     """Offset in the file of the byte after it."""
     record: Record | None
     """What it holds; None when it is no record."""
-    error: NotARecord | None
+    error: RecordError | None
     """Why it is no record."""
 
 
@@ -83,7 +83,7 @@ class Snapshot:
 
         Raises:
             FileNotFoundError: it was removed since.
-            AuditUnavailable: it cannot be read.
+            AuditError: it cannot be read.
         """
         path = self.directory / files.name(number)
         with _translated(self.directory), files.opened(path) as descriptor, os.fdopen(os.dup(descriptor), "rb") as file:
@@ -111,7 +111,7 @@ def opened(directory: Path) -> Iterator[Snapshot]:
     """Open the log for reading and note how far it is whole.
 
     Raises:
-        AuditUnavailable: there is no log, or it cannot be read.
+        AuditError: there is no log, or it cannot be read.
     """
     with contextlib.ExitStack() as stack:
         with _translated(directory, missing=True):
@@ -158,21 +158,21 @@ def _translated(directory: Path, *, missing: bool = False) -> Iterator[None]:
             raise
         attempted = f"read the audit log in {directory}"
         fix = "Name the directory that holds audit.jsonl, as a user who may read it."
-        raise AuditUnavailable(attempted, error.strerror or str(error), fix) from error
+        raise AuditError(attempted, error.strerror or str(error), fix) from error
 
 
 def head(directory: Path) -> Head:
     """Return the end of the chain as ``head.json`` states it.
 
     Raises:
-        AuditUnavailable: there is no log, it cannot be read, or ``head.json`` is missing or damaged.
+        AuditError: there is no log, it cannot be read, or ``head.json`` is missing or damaged.
     """
     with opened(directory) as snapshot:
         try:
             return chain.parse_head(snapshot.head or b"")
-        except NotARecord as error:
+        except RecordError as error:
             attempted = f"read {HEAD_NAME} in {directory}"
-            raise AuditUnavailable(attempted, "it is missing or damaged", "Run `glovebox audit verify`.") from error
+            raise AuditError(attempted, "it is missing or damaged", "Run `glovebox audit verify`.") from error
 
 
 def lines(log: BinaryIO, start: int, end: int) -> Iterator[Line]:
@@ -188,9 +188,9 @@ def lines(log: BinaryIO, start: int, end: int) -> Iterator[Line]:
         if not raw:
             return
         number += fresh
-        record, error = _parsed(raw) if fresh else (None, NotARecord("the line is too long"))
+        record, error = _parsed(raw) if fresh else (None, RecordError("the line is too long"))
         if record is not None and gaps.hold(start):
-            record, error = None, NotARecord("it lies in a recorded gap")
+            record, error = None, RecordError("it lies in a recorded gap")
         start += len(raw)
         yield Line(number=number, raw=raw, end=start, record=record, error=error)
         fresh = raw.endswith(b"\n")
@@ -251,10 +251,10 @@ def _gap_before(descriptor: int, at: int, raw: bytes) -> int | None:
     return first if _parsed(files.line_at(descriptor, first))[0] is None else None
 
 
-def _parsed(raw: bytes) -> tuple[Record | None, NotARecord | None]:
+def _parsed(raw: bytes) -> tuple[Record | None, RecordError | None]:
     try:
         return chain.parse(raw), None
-    except NotARecord as error:
+    except RecordError as error:
         return None, error
 
 
@@ -360,7 +360,7 @@ def _span(log: BinaryIO, size: int) -> tuple[float, float]:
     """Return when the first and the last record of a file were written; (inf, 0) where one is no record."""
     try:
         ends = chain.parse(files.line_at(log.fileno(), 0)), chain.parse(files.line_before(log.fileno(), size))
-    except NotARecord:
+    except RecordError:
         return math.inf, 0.0
     first, last = (datetime.fromisoformat(record.time).timestamp() for record in ends)
     return first, last
@@ -377,7 +377,7 @@ def records_with(log: BinaryIO, size: int, texts: Iterable[str], start: int = 0)
     gaps, places = _scanned(log, start, size, [text.encode() for text in texts])
     for place, length in places:
         if not gaps.hold(place):
-            with contextlib.suppress(NotARecord):
+            with contextlib.suppress(RecordError):
                 yield chain.parse(os.pread(log.fileno(), length, place))
 
 

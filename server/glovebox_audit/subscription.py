@@ -15,7 +15,7 @@ from anyio.abc import ObjectReceiveStream
 
 from glovebox_audit import read
 from glovebox_audit.chain import Record
-from glovebox_audit.place import AuditUnavailable
+from glovebox_audit.place import AuditError
 from glovebox_audit.read import Line, Snapshot
 
 #: Records that wait for one reader. A call makes about ten; a reader that is further behind reads from the disk.
@@ -117,7 +117,7 @@ async def follow(directory: Path, count: int) -> AsyncGenerator[Line, None]:
     """Yield the last ``count`` lines and then every new one, of all server processes, until it is closed.
 
     Raises:
-        AuditUnavailable: there is no log, it cannot be read, or it became shorter.
+        AuditError: there is no log, it cannot be read, or it became shorter.
     """
     with read.opened(directory) as snapshot:
         for line in await anyio.to_thread.run_sync(read.last_lines, snapshot, count):
@@ -136,7 +136,7 @@ async def follow(directory: Path, count: int) -> AsyncGenerator[Line, None]:
             if snapshot.log is not None:
                 if snapshot.size < at:
                     attempted, fix = f"follow the audit log in {directory}", "Run `glovebox audit verify`."
-                    raise AuditUnavailable(attempted, "it became shorter", fix)
+                    raise AuditError(attempted, "it became shorter", fix)
                 for line in read.lines(snapshot.log, at, snapshot.size):
                     yield line
                     at = line.end

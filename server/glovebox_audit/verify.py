@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from glovebox_audit import chain, read
-from glovebox_audit.chain import Head, NotARecord
+from glovebox_audit.chain import Head, RecordError
 from glovebox_audit.read import Snapshot
 from glovebox_audit.segments import files, verified
 from glovebox_audit.segments.files import HEAD_NAME, LOG_NAME
@@ -38,7 +38,7 @@ def verify(
         new: read only what was written since the last segment that was found whole, and remember how far it is.
 
     Raises:
-        AuditUnavailable: there is no log, or it cannot be read.
+        AuditError: there is no log, or it cannot be read.
     """
     while True:
         try:
@@ -62,7 +62,7 @@ def _verify(directory: Path, anchor: Head | None, anchors: Sequence[Head], keys:
                 verifier.expect(each, "anchor")
         try:
             verifier.expect(chain.parse_head(snapshot.head or b""), "head")
-        except NotARecord:
+        except RecordError:
             how = "missing" if snapshot.head is None else "damaged"
             verifier.note(None, None, "head", f"{HEAD_NAME} is {how}, so a cut end cannot be told", file=HEAD_NAME)
         for stray in snapshot.strays:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glovebox_audit import chain, read
-from glovebox_audit.chain import Head, NotARecord
+from glovebox_audit.chain import Head, RecordError
 from glovebox_audit.events import CallLost, UnderWay
 from glovebox_audit.segments import files
 from glovebox_audit.segments.files import Start
@@ -95,7 +95,7 @@ def abandoned(place: int, opener: Opener) -> list[Writer]:
             continue
         try:
             since = chain.parse_head(os.pread(descriptor, chain.HEAD_BYTES + 1, 0))
-        except NotARecord:
+        except RecordError:
             since = None
         found.append(Writer(server=server, since=since, place=place, descriptor=descriptor))
     return found
@@ -162,7 +162,7 @@ class AbandonedCalls:
         for at, line in self._lines(start):
             # Parsing is what costs, and most of what follows a crash is other servers'.
             if any(name in line for name in names):
-                with contextlib.suppress(NotARecord):
+                with contextlib.suppress(RecordError):
                     record = chain.parse(line)
                     lost = record.kind == CallLost.kind  # told of by another server, that did not get further
                     ran = record.data.get("run_by") if lost else record.server
@@ -198,7 +198,7 @@ class AbandonedCalls:
                 return False  # its segment was removed
             try:
                 record = chain.parse(files.line_before(descriptor, head.size - base))
-            except NotARecord:
+            except RecordError:
                 return False
             return (record.seq, record.hash) == (head.seq, head.hash)
         return False

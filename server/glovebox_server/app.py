@@ -34,7 +34,7 @@ from glovebox_server.calls import Principal
 from glovebox_server.core.accept import decide, validate_arguments
 from glovebox_server.core.broker import Broker
 from glovebox_server.core.rights import ActivePolicy, Governed, Rights
-from glovebox_server.errors import AuditUnavailable, InvalidArguments
+from glovebox_server.errors import AuditError, InvalidArguments
 from glovebox_server.guards.admission.admission import Admission
 from glovebox_server.guards.approvals.approvals import Approvals
 from glovebox_server.guards.budgets.budgets import opened as open_budgets
@@ -229,7 +229,7 @@ async def opened(
         ProfileError: A profile or the policy is wrong, or the environment it names is not built.
         WorkspaceRefused: A workspace that was named holds the server's own files.
         SecretUnusable: Others could read or change the state directory, a key, or what is stopped.
-        AuditUnavailable: The log cannot be written.
+        AuditError: The log cannot be written.
         ArtifactsUnavailable: Nor can the artifacts'.
         StoreUnusable: What governs calls cannot be kept. In each case nothing was started.
     """
@@ -454,5 +454,5 @@ async def _sweep(store: ArtifactStore) -> None:
 
 async def _record(audit: AuditLog, event: pools.PoolEvent) -> None:
     # What calls need of the log they write themselves, and hear of it there.
-    with suppress(AuditUnavailable):
+    with suppress(AuditError):
         await audit.append(PoolChanged(**asdict(event)))

@@ -5,7 +5,7 @@
 
 from pathlib import Path
 
-from glovebox_audit.place import AuditUnavailable
+from glovebox_audit.place import AuditError
 from glovebox_sandboxes.contract.errors import DiagnosedError, Refusal, RefusedError
 from glovebox_server.redaction import without_paths
 
@@ -13,7 +13,7 @@ _MAX_NAME = 64
 """Characters of an unknown name that are repeated to the caller."""
 
 __all__ = [
-    "AuditUnavailable",
+    "AuditError",
     "InternalError",
     "InvalidArguments",
     "MisnamedError",

@@ -15,7 +15,7 @@ from typing import Literal
 
 from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
 from glovebox_server.artifacts.record import ArtifactsUnavailable
-from glovebox_server.errors import AuditUnavailable, InvalidArguments, RefusedError, StoreUnusable, UnknownTool
+from glovebox_server.errors import AuditError, InvalidArguments, RefusedError, StoreUnusable, UnknownTool
 from glovebox_server.exits import REFUSED, UNAVAILABLE, USAGE
 from glovebox_server.redaction import without_paths
 
@@ -62,7 +62,7 @@ FAILURES: dict[type[Exception], Failure] = {
     ),
     SandboxError: _unavailable("Sandbox"),
     UnsupportedSpecError: _unavailable("Sandbox"),
-    AuditUnavailable: _unavailable("Audit"),
+    AuditError: _unavailable("Audit"),
     StoreUnusable: _unavailable("Store"),
     ArtifactsUnavailable: _unavailable("Artifacts"),
 }

@@ -21,7 +21,7 @@ from glovebox_audit.events import ServerStopped
 from glovebox_audit.file import LOG_NAME
 from glovebox_audit.log import AuditLog
 from glovebox_audit.verify import verify
-from glovebox_server.errors import AuditUnavailable
+from glovebox_server.errors import AuditError
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,7 +51,7 @@ def written(directory: Path) -> set[str]:
     for line in log_lines(directory):
         try:
             record = chain.parse(line)
-        except chain.NotARecord:
+        except chain.RecordError:
             continue
         found.add(f"{record.seq}:{record.hash}")
     return found
@@ -168,13 +168,13 @@ async def test_a_full_disk_refuses_and_loses_nothing(small_disk: Path) -> None:
     acknowledged: list[Record] = []
     async with AuditLog.open(directory, "s_1") as log:
         filler.write_bytes(b"x" * 32768)
-        with pytest.raises(AuditUnavailable) as caught:  # noqa: PT012 - which append fails is the disk's choice
+        with pytest.raises(AuditError) as caught:  # noqa: PT012 - which append fails is the disk's choice
             while True:
                 acknowledged += [await log.append(decided(f"c_{len(acknowledged)}"))]
         assert caught.value.reason == os.strerror(errno.ENOSPC)
         assert "Free space" in caught.value.fix
         assert log_lines(directory) == [record.line for record in acknowledged]
-        with pytest.raises(AuditUnavailable):
+        with pytest.raises(AuditError):
             await log.append(decided("c_again"))
         filler.unlink()
         acknowledged.append(await log.append(decided("c_after")))
@@ -191,13 +191,13 @@ async def test_a_call_whose_last_record_meets_a_full_disk_is_lost_and_recorded(s
         await log.append(finished("c_ended"))
         await log.append(decided("c_cut"))
         filler.write_bytes(b"x" * 16384)
-        with pytest.raises(AuditUnavailable):  # noqa: PT012 - which append fails is the disk's choice
+        with pytest.raises(AuditError):  # noqa: PT012 - which append fails is the disk's choice
             while True:
                 await log.append(ServerStopped(reason="done"))
         with filler.open("ab", buffering=0) as file, suppress(OSError):
             while file.write(b"x" * 4096):
                 pass
-        with pytest.raises(AuditUnavailable, match="No space left"):
+        with pytest.raises(AuditError, match="No space left"):
             await log.append(replace(finished("c_cut"), kept={"stdout": "x" * 4096}))
         if freed != "after it was killed":  # else nobody is there any more to say so
             log.lose("c_cut", "Its last record could not be written.")
@@ -227,6 +227,6 @@ async def test_control_a_plain_append_on_a_full_disk_leaves_half_a_line(small_di
 
 async def test_a_directory_that_cannot_be_made_is_refused() -> None:
     """The server does not start, and says what to do; nobody, root included, can make anything in /proc."""
-    with pytest.raises(AuditUnavailable, match="Make the directory and its files writable"):
+    with pytest.raises(AuditError, match="Make the directory and its files writable"):
         async with AuditLog.open(Path("/proc/self/audit"), "s_1"):
             pass

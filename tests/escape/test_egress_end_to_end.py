@@ -33,7 +33,7 @@ from glovebox_audit.chain import Draft
 from glovebox_audit.events import EgressDecided, Event
 from glovebox_audit.log import AuditLog
 from glovebox_profiles.load.loader import SHIPPED
-from glovebox_server.errors import AuditUnavailable
+from glovebox_server.errors import AuditError
 
 __all__ = ["wires"]
 
@@ -447,7 +447,7 @@ async def test_a_connection_without_its_record_is_not_made(
 
     async def failing(log: AuditLog, events: Sequence[Event | Draft], then: Any = None) -> object:
         if broken and any(event.kind == EgressDecided.kind for event in events):
-            raise AuditUnavailable("record egress.decided", "the disk is full", "Make room.")
+            raise AuditError("record egress.decided", "the disk is full", "Make room.")
         return await append(log, events, then)
 
     monkeypatch.setattr(AuditLog, "append_all", failing)
@@ -456,7 +456,7 @@ async def test_a_connection_without_its_record_is_not_made(
         await net.serve(SITE, 443, answering(HTML), name=NAME)
         assert (await box.call("run_python", code=GET.format(url=URL))).stdout.startswith("200")
         broken = True
-        with pytest.raises(AuditUnavailable, match="the disk is full"):
+        with pytest.raises(AuditError, match="the disk is full"):
             await box.call("run_python", code=GET.format(url=URL))
     assert len(net.connections) == 1
 

@@ -17,7 +17,7 @@ from glovebox_server import app as apps
 from glovebox_server.app import App
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import CallResult, Listener, Principal
-from glovebox_server.errors import AuditUnavailable
+from glovebox_server.errors import AuditError
 from glovebox_server.mcp import prompts
 from glovebox_server.mcp.completion import MAX_TYPED, MAX_VALUES, complete
 from glovebox_server.settings import Settings
@@ -136,7 +136,7 @@ async def test_where_no_call_can_be_made_nothing_is_completed(tmp_path: Path) ->
     async def failing(*_: object) -> CallResult:
         raise problem
 
-    problem: Exception = AuditUnavailable("record", "full", "Free some")
+    problem: Exception = AuditError("record", "full", "Free some")
     async with a_store(tmp_path) as store:
         assert (await complete(asked(REF, "path", ""), ALICE, failing, store.owned, ALL)).completion.values == []
         problem = RuntimeError("bug")

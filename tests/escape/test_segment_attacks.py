@@ -17,7 +17,7 @@ from glovebox_audit.events import draft
 from glovebox_audit.file import LogFile
 from glovebox_audit.place import Place
 from glovebox_audit.verify import verify
-from glovebox_server.errors import AuditUnavailable
+from glovebox_server.errors import AuditError
 
 #: More steps than recording four calls and two rotations takes.
 LAST_STEP = 75
@@ -29,7 +29,7 @@ def written(directory: Path) -> set[str]:
     for line in segments.all_lines(directory):
         try:
             record = chain.parse(line)
-        except chain.NotARecord:
+        except chain.RecordError:
             continue
         found.add(f"{record.seq}:{record.hash}")
     return found
@@ -129,7 +129,7 @@ def test_control_a_rotation_that_began_the_next_file_under_its_name_leaves_half_
         try:
             segments.fill(directory, 1, server="s_next", size=1500, first=90)
             broken += not verify(directory).ok
-        except AuditUnavailable:
+        except AuditError:
             broken += 1
     assert broken
 
@@ -193,7 +193,7 @@ def test_a_file_removed_by_hand_is_still_noticed(tmp_path: Path) -> None:
     idle = LogFile(directory, "s_idle", segments.rotation())
     idle.commit([draft(decided("c_idle"))])
     (directory / "audit.jsonl").unlink()
-    with pytest.raises(AuditUnavailable, match="its files were removed or replaced"):
+    with pytest.raises(AuditError, match="its files were removed or replaced"):
         idle.commit([draft(finished("c_idle"))])
     idle.close()
 
@@ -223,7 +223,7 @@ def test_a_disk_that_fills_at_any_write_of_a_rotation_loses_nothing(
             try:
                 made += file.commit([draft(decided(f"c_{number}"))])
                 made += file.commit([draft(finished(f"c_{number}"))])
-            except AuditUnavailable as problem:
+            except AuditError as problem:
                 refused.add(problem.reason)
     file.close()
     LogFile(directory, "s_2").close()

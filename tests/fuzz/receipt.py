@@ -1,11 +1,11 @@
-"""Receipts: proved only as they were signed, byte for byte; else NotAReceipt with a reason."""
+"""Receipts: proved only as they were signed, byte for byte; else EvidenceError with a reason."""
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tests.fuzz.harness import SEEDS, bounded
 
 from glovebox_audit import chain
+from glovebox_audit.chain import EvidenceError
 from glovebox_audit.receipts import dsse, statement
-from glovebox_audit.receipts.dsse import NotAReceipt
 from glovebox_audit.receipts.verify import VerifiedReceipt, verify
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
@@ -23,7 +23,7 @@ def check(data: bytes) -> None:
     with bounded():
         try:
             proved: VerifiedReceipt | None = verify(content, KEY.public_key())
-        except NotAReceipt as refused:
+        except EvidenceError as refused:
             said, proved = str(refused), None
     if proved is None:
         assert 0 < len(said) < 3000

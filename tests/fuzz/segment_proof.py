@@ -1,4 +1,4 @@
-"""Inclusion proofs: proved only as they were made, byte for byte; else NotAProof with a reason."""
+"""Inclusion proofs: proved only as they were made, byte for byte; else EvidenceError with a reason."""
 
 import json
 
@@ -6,7 +6,8 @@ from tests.fixtures.segments import PUBLIC, SIGNER
 from tests.fuzz.harness import SEEDS, bounded
 
 from glovebox_audit import chain
-from glovebox_audit.segments.proof import NotAProof, Proved, verify
+from glovebox_audit.chain import EvidenceError
+from glovebox_audit.segments.proof import Proved, verify
 
 PROOF = (SEEDS / "segment_proof" / "made").read_bytes()[1:]
 
@@ -23,7 +24,7 @@ def check(data: bytes) -> None:
     with bounded():
         try:
             proved: Proved | None = verify(content, PUBLIC, SIGNER.key_id)
-        except NotAProof as refused:
+        except EvidenceError as refused:
             said, proved = str(refused), None
     if proved is None:
         assert 0 < len(said) < 3000

@@ -22,7 +22,7 @@ from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import CallResult, Content, Decision, Image, Link, Listener, Principal, Text, ToolCall, Trace
 from glovebox_server.core.accept import find_tool, validate_arguments
 from glovebox_server.core.rights import ActivePolicy, Governed, Rights
-from glovebox_server.errors import AuditUnavailable
+from glovebox_server.errors import AuditError
 from glovebox_server.guards.admission.admission import Admission
 from glovebox_server.guards.budgets.spending import Left
 from glovebox_server.guards.journal import journal
@@ -146,7 +146,7 @@ class WaitingBroker:
         if code == "no sandbox":
             raise SandboxError("start bubblewrap", "it is not installed", "Run `apt-get install bubblewrap`")
         if code == "no audit":
-            raise AuditUnavailable("record call", "the disk is full", "Free space")
+            raise AuditError("record call", "the disk is full", "Free space")
         if code == "bug":
             raise RuntimeError("canary-secret /etc/shadow")
         listener.progress("sandbox started")

@@ -139,7 +139,7 @@ async def test_our_own_failures_say_what_to_do(transport: Transport, era: Era, t
         assert result.structured_content["error"]["kind"] == "SandboxError"
         result = await client.call_tool("run_python", {"code": "no audit"})
         assert "Audit unavailable" in _plain(result)
-        assert result.structured_content["error"]["kind"] == "AuditUnavailable"
+        assert result.structured_content["error"]["kind"] == "AuditError"
         with pytest.raises(MCPError, match="Internal error in call c_") as raised:
             await client.call_tool("run_python", {"code": "bug"})
         assert "canary" not in str(raised.value.error)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from tests.fixtures import segments
 
+from glovebox_audit.chain import EvidenceError
 from glovebox_audit.receipts import dsse
 from glovebox_audit.segments import merkle, proof
-from glovebox_audit.segments.proof import NotAProof
 
 KEY_ID = dsse.key_id(segments.PUBLIC)
 
@@ -37,7 +37,7 @@ def test_the_untouched_proof_holds() -> None:
 def test_any_changed_byte_is_found(place: int, change: int) -> None:
     """In the records, the paths, the seal, and between them."""
     content = PROOF[:place] + bytes([PROOF[place] ^ change]) + PROOF[place + 1 :]
-    with pytest.raises(NotAProof):
+    with pytest.raises(EvidenceError):
         proof.verify(content, segments.PUBLIC, KEY_ID)
 
 
@@ -47,7 +47,7 @@ def test_any_other_bytes_are_found(place: int, content: bytes, gone: int) -> Non
     """Put in, taken away, or both."""
     other = PROOF[:place] + content + PROOF[place + gone :]
     if other != PROOF:
-        with pytest.raises(NotAProof):
+        with pytest.raises(EvidenceError):
             proof.verify(other, segments.PUBLIC, KEY_ID)
 
 
@@ -55,7 +55,7 @@ def test_any_other_bytes_are_found(place: int, content: bytes, gone: int) -> Non
 @given(st.binary(max_size=300))
 def test_arbitrary_bytes_are_no_proof(content: bytes) -> None:
     """The reader has one way to refuse."""
-    with pytest.raises(NotAProof):
+    with pytest.raises(EvidenceError):
         proof.verify(content, segments.PUBLIC, KEY_ID)
 
 

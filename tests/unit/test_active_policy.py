@@ -17,7 +17,7 @@ from glovebox_profiles.policy.model import WatchAction
 from glovebox_sandboxes.runtime import environments
 from glovebox_server.calls import Principal
 from glovebox_server.core.rights import ActivePolicy
-from glovebox_server.errors import AuditUnavailable
+from glovebox_server.errors import AuditError
 from glovebox_server.settings import Settings
 from glovebox_server.startup.policy import governed
 from glovebox_server.tools import TOOLS
@@ -62,7 +62,7 @@ class Scene:
     async def append(self, event: Event) -> None:
         """As the log's."""
         if self.fails:
-            raise AuditUnavailable("record", "the disk is full", "Free space.")
+            raise AuditError("record", "the disk is full", "Free space.")
         self.tools_when_recorded.append(self.tools)
         self.events.append(event)
 

@@ -9,7 +9,7 @@ import pytest
 from tests.fixtures.approving import Person, a_desk, proposal
 
 from glovebox_profiles.policy.model import Approval
-from glovebox_server.errors import AuditUnavailable, StoreUnusable
+from glovebox_server.errors import AuditError, StoreUnusable
 from glovebox_server.guards.approvals import guard, store
 from glovebox_server.guards.approvals.rules import demanded, together
 
@@ -53,7 +53,7 @@ async def test_a_caller_cannot_fill_the_store_with_questions_that_are_over(
         assert await desk.approvals.standing(denied.id) is not None
 
 
-@pytest.mark.parametrize("problem", [StoreUnusable("keep", "is full", "x"), AuditUnavailable("record", "is full", "x")])
+@pytest.mark.parametrize("problem", [StoreUnusable("keep", "is full", "x"), AuditError("record", "is full", "x")])
 async def test_a_call_that_has_run_keeps_its_result_where_its_question_cannot_be_kept(
     problem: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ import rfc8785
 from tests.fixtures.audit_logs import decided
 
 from glovebox_audit import chain
-from glovebox_audit.chain import GENESIS, Draft, Edited, Head, NotARecord, Record
+from glovebox_audit.chain import GENESIS, Draft, EditedRecordError, Head, Record, RecordError
 from glovebox_audit.events import draft
 
 
@@ -76,14 +76,14 @@ DEEP = b'{"call_id":"c_1","data":' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"
 def test_bytes_that_break_a_rule_are_no_record(line: bytes, reason: str) -> None:
     """Rule 5: each neighbour of a good line is refused, for its own reason; the good line itself is read."""
     assert chain.parse(LINE).data == {"n": 1}
-    with pytest.raises(NotARecord, match=reason) as caught:
+    with pytest.raises(RecordError, match=reason) as caught:
         chain.parse(line)
-    assert type(caught.value) is NotARecord
+    assert type(caught.value) is RecordError
 
 
 def test_a_changed_value_is_told_from_foreign_bytes() -> None:
     """An edit that keeps the form is named as an edit, with the number the line claims."""
-    with pytest.raises(Edited) as caught:
+    with pytest.raises(EditedRecordError) as caught:
         chain.parse(LINE.replace(b'"n":1', b'"n":2'))
     assert caught.value.seq == 1
 
@@ -147,7 +147,7 @@ def test_head_is_read_back_and_has_one_length() -> None:
 )
 def test_other_bytes_are_no_head(content: bytes) -> None:
     """A damaged head.json is recognised, never guessed at."""
-    with pytest.raises(NotARecord, match="not the head"):
+    with pytest.raises(RecordError, match="not the head"):
         chain.parse_head(content)
 
 

@@ -183,7 +183,7 @@ def test_without_a_log_every_command_says_so(tmp_path: Path, command: str) -> No
     assert "Name the directory that holds audit.jsonl" in " ".join(done.stderr.split())
     done = CliRunner().invoke(main, [*asked, "--json"])
     assert done.exit_code == UNAVAILABLE
-    assert json.loads(done.stdout)["error"]["kind"] == "AuditUnavailable"
+    assert json.loads(done.stdout)["error"]["kind"] == "AuditError"
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from glovebox_audit.segments.files import HEAD_NAME, LOG_NAME
 from glovebox_audit.segments.rotation import leaf
 from glovebox_audit.segments.statements import Seal
 from glovebox_audit.verify import verify
-from glovebox_server.errors import AuditUnavailable
+from glovebox_server.errors import AuditError
 
 NO_GAPS = Gaps((), ())
 
@@ -218,7 +218,7 @@ def test_a_record_that_was_changed_is_not_sealed(directory: Path, place: int) ->
         if sealed:
             assert file.seal() == 1
         else:
-            with pytest.raises(AuditUnavailable, match="a record in it was changed, so it is not sealed"):
+            with pytest.raises(AuditError, match="a record in it was changed, so it is not sealed"):
                 file.seal()
     file.close()
 

@@ -17,7 +17,7 @@ from glovebox_audit.events import ServerStarted, draft
 from glovebox_audit.file import HEAD_NAME, LOG_NAME, LogFile
 from glovebox_audit.log import AuditLog
 from glovebox_audit.verify import verify
-from glovebox_server.errors import AuditUnavailable
+from glovebox_server.errors import AuditError
 
 
 @pytest.fixture
@@ -96,9 +96,9 @@ def test_files_are_private(directory: Path) -> None:
         assert stat.S_IMODE((directory / name).stat().st_mode) == 0o600
 
 
-def refusal(directory: Path) -> AuditUnavailable:
+def refusal(directory: Path) -> AuditError:
     """Return why the log cannot be opened."""
-    with pytest.raises(AuditUnavailable) as caught:
+    with pytest.raises(AuditError) as caught:
         fill(directory, 1)
     assert str(directory) in caught.value.what
     assert caught.value.fix
@@ -190,7 +190,7 @@ async def test_a_refused_write_leaves_nothing_and_names_the_fix(
         before = log_lines(directory)
         with monkeypatch.context() as patch:
             patch.setattr(os, "write", half)
-            with pytest.raises(AuditUnavailable, match=fix) as caught:
+            with pytest.raises(AuditError, match=fix) as caught:
                 await audit.append(decided("c_refused"))
         assert "record call.decided" in caught.value.what
         assert log_lines(directory) == before
@@ -208,7 +208,7 @@ async def test_a_failed_sync_is_a_failed_record(directory: Path, monkeypatch: py
     async with AuditLog.open(directory, "s_1") as audit:
         with monkeypatch.context() as patch:
             patch.setattr(os, "fdatasync", sync)
-            with pytest.raises(AuditUnavailable, match="Input/output error"):
+            with pytest.raises(AuditError, match="Input/output error"):
                 await audit.append(decided())
         assert log_lines(directory) == []
         await audit.append(decided())
@@ -232,7 +232,7 @@ async def test_where_nothing_can_be_cut_off_the_rest_becomes_a_gap(
         with monkeypatch.context() as patch:
             patch.setattr(os, "write", half)
             patch.setattr(os, "ftruncate", fixed)
-            with pytest.raises(AuditUnavailable):
+            with pytest.raises(AuditError):
                 await audit.append(decided())
         record = await audit.append(decided())
     report = verify(directory)
@@ -354,7 +354,7 @@ async def test_a_log_cut_while_in_use_is_refused(directory: Path) -> None:
     async with AuditLog.open(directory, "s_1") as audit:
         await audit.append(decided())
         os.truncate(directory / LOG_NAME, 10)
-        with pytest.raises(AuditUnavailable, match="it became shorter while it was in use"):
+        with pytest.raises(AuditError, match="it became shorter while it was in use"):
             await audit.append(decided())
 
 
@@ -364,7 +364,7 @@ async def test_a_log_removed_while_in_use_is_refused(directory: Path, name: str)
     async with AuditLog.open(directory, "s_1") as audit:
         await audit.append(decided())
         (directory / name).unlink()
-        with pytest.raises(AuditUnavailable, match="removed or replaced while it was in use"):
+        with pytest.raises(AuditError, match="removed or replaced while it was in use"):
             await audit.append(decided())
 
 
@@ -394,7 +394,7 @@ def test_without_the_lock_the_chain_would_fork(directory: Path, monkeypatch: pyt
         monkeypatch.setattr(os, "write", write)
         try:
             second.commit([draft(decided("c_second"))])
-        except AuditUnavailable as error:
+        except AuditError as error:
             errors.append(error)
         return write(descriptor, content)
 
@@ -435,7 +435,7 @@ async def test_a_disk_that_never_answers_stops_the_log_and_not_the_server(
     async with AuditLog.open(directory, "s_1") as audit:
         monkeypatch.setattr(os, "fdatasync", stuck)
         for _ in range(2):
-            with pytest.raises(AuditUnavailable, match="the disk did not answer"):
+            with pytest.raises(AuditError, match="the disk did not answer"):
                 await audit.append(decided())
         os.write(writer, b"x")
     os.close(reader)
@@ -446,19 +446,19 @@ async def test_a_closed_log_takes_nothing(directory: Path) -> None:
     """A call that outlives the server's log fails instead of going unrecorded."""
     async with AuditLog.open(directory, "s_1") as audit:
         pass
-    with pytest.raises(AuditUnavailable, match="the log was closed"):
+    with pytest.raises(AuditError, match="the log was closed"):
         await audit.append(decided())
 
 
 async def test_too_many_waiting_appends_are_refused(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The queue has an end, and being behind it is an error, not a loss."""
     monkeypatch.setattr(log, "MAX_WAITING_APPENDS", 5)
-    refused: list[AuditUnavailable] = []
+    refused: list[AuditError] = []
 
     async def append(audit: AuditLog, number: int) -> None:
         try:
             await audit.append(decided(f"c_{number}"))
-        except AuditUnavailable as error:
+        except AuditError as error:
             refused.append(error)
 
     async with AuditLog.open(directory, "s_1") as audit, anyio.create_task_group() as group:
@@ -473,7 +473,7 @@ async def test_too_many_waiting_appends_are_refused(directory: Path, monkeypatch
 async def test_a_record_that_is_too_long_is_refused_alone(directory: Path) -> None:
     """Its neighbours in the same moment are written."""
     async with AuditLog.open(directory, "s_1") as audit:
-        with pytest.raises(AuditUnavailable, match="let the profile keep their digest alone"):
+        with pytest.raises(AuditError, match="let the profile keep their digest alone"):
             await audit.append(decided(reason="x" * chain.MAX_LINE_BYTES))
         await audit.append(decided(reason="x" * (chain.MAX_LINE_BYTES - 2048)))
     assert verify(directory).records == 1

@@ -16,7 +16,7 @@ from glovebox_audit.file import LogFile
 from glovebox_audit.log import AuditLog
 from glovebox_audit.receipts.verify import of_call
 from glovebox_audit.verify import verify
-from glovebox_server.errors import AuditUnavailable
+from glovebox_server.errors import AuditError
 
 FULL = "Its last record could not be written: No space left on device."
 GONE = "Its server was gone before it could record an end."
@@ -81,10 +81,10 @@ async def test_the_next_write_says_that_a_call_is_lost(directory: Path, monkeypa
         first = await audit.append(decided())
         await audit.append(started("c_1"))
         with full_disk(monkeypatch):
-            with pytest.raises(AuditUnavailable):
+            with pytest.raises(AuditError):
                 await audit.append(finished())
             audit.lose("c_1", FULL)
-            with pytest.raises(AuditUnavailable):
+            with pytest.raises(AuditError):
                 await audit.append(ServerStopped(reason="done"))
         assert len(log_lines(directory)) == 2
         async with audit.subscribe(principal="local:0") as stream:
@@ -115,7 +115,7 @@ async def test_an_end_that_is_there_after_all_is_the_only_one(directory: Path, m
         with monkeypatch.context() as patch:
             patch.setattr(os, "fdatasync", refuse)
             patch.setattr(os, "ftruncate", refuse)
-            with pytest.raises(AuditUnavailable):
+            with pytest.raises(AuditError):
                 await audit.append(finished())
         audit.lose("c_1", FULL)
         await audit.append(ServerStopped(reason="done"))
@@ -176,7 +176,7 @@ def test_a_call_of_a_server_that_lives_is_not_lost(directory: Path) -> None:
 def test_two_living_servers_of_one_name_are_refused(directory: Path) -> None:
     """Their records could not be told apart; one after the other is fine (control)."""
     first = LogFile(directory, "s_1")
-    with pytest.raises(AuditUnavailable, match="another process writes to it as s_1"):
+    with pytest.raises(AuditError, match="another process writes to it as s_1"):
         LogFile(directory, "s_1")
     first.close()
     LogFile(directory, "s_1").close()
@@ -198,7 +198,7 @@ def test_a_start_that_fails_in_the_middle_is_finished_by_the_next(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", second_fails)
-        with pytest.raises(AuditUnavailable, match="No space left"):
+        with pytest.raises(AuditError, match="No space left"):
             LogFile(directory, "s_2")
     assert lost(directory) == ["c_0", "c_1"]
     LogFile(directory, "s_3").close()
@@ -295,7 +295,7 @@ async def test_a_place_that_cannot_be_noted_invents_no_loss(
         await audit.append(decided())
         with monkeypatch.context() as patch:
             patch.setattr(os, "pwrite", refused)
-            with pytest.raises(AuditUnavailable) if fails == "head.json" else nullcontext():
+            with pytest.raises(AuditError) if fails == "head.json" else nullcontext():
                 await audit.append(finished())
         audit.lose("c_1", FULL)
         await audit.append(ServerStopped(reason="done"))
@@ -311,11 +311,11 @@ def test_what_is_no_file_of_a_server_is_not_touched(directory: Path) -> None:
     LogFile(directory, "s_2").close()
     assert [path.name for path in place.iterdir()] == ["notes"]
     (place / "s_9.json").symlink_to(directory / "audit.jsonl")
-    with pytest.raises(AuditUnavailable, match="it is a symbolic link"):
+    with pytest.raises(AuditError, match="it is a symbolic link"):
         LogFile(directory, "s_3")
     (place / "s_9.json").unlink()
     place.chmod(0o755)
-    with pytest.raises(AuditUnavailable, match="is open to other users"):
+    with pytest.raises(AuditError, match="is open to other users"):
         LogFile(directory, "s_3")
 
 

@@ -14,7 +14,7 @@ from glovebox_audit.events import draft
 from glovebox_audit.file import HEAD_NAME, LOG_NAME
 from glovebox_audit.verifier.report import MAX_PROBLEMS
 from glovebox_audit.verify import verify
-from glovebox_server.errors import AuditUnavailable
+from glovebox_server.errors import AuditError
 
 Lines = list[bytes]
 
@@ -189,10 +189,10 @@ def test_an_endless_line_is_read_in_bounded_memory(tmp_path: Path) -> None:
 
 def test_no_log_is_an_error_and_not_a_whole_log(tmp_path: Path) -> None:
     """An empty directory proves nothing."""
-    with pytest.raises(AuditUnavailable, match="No such file or directory"):
+    with pytest.raises(AuditError, match="No such file or directory"):
         verify(tmp_path)
     (tmp_path / LOG_NAME).mkdir()
-    with pytest.raises(AuditUnavailable, match="not a regular file"):
+    with pytest.raises(AuditError, match="not a regular file"):
         verify(tmp_path)
 
 

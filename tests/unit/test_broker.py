@@ -33,7 +33,7 @@ from glovebox_server.artifacts.record import ArtifactsUnavailable
 from glovebox_server.calls import CallResult, Principal
 from glovebox_server.core.broker import Broker
 from glovebox_server.core.rights import Rights
-from glovebox_server.errors import AuditUnavailable
+from glovebox_server.errors import AuditError
 from glovebox_server.guards.admission.admission import Admission
 from glovebox_server.guards.journal.journal import CallJournal, sandbox_started
 from glovebox_server.guards.registry import GuardSet
@@ -72,7 +72,7 @@ class Recorder:
             await anyio.lowlevel.checkpoint()
             await anyio.lowlevel.checkpoint()
         if any(event.kind in self.fails.split() for event in events):
-            raise AuditUnavailable("record it in /secret/state", "No space left on device", "Make room.")
+            raise AuditError("record it in /secret/state", "No space left on device", "Make room.")
         self.events += events
         self.writes.append([event.kind for event in events])
         drafts = [event if isinstance(event, Draft) else draft(event) for event in events]
@@ -319,7 +319,7 @@ async def test_a_call_whose_decision_is_not_on_disk_has_no_last_word_either(scen
     await settled(scene)
     scene.audit.fails = "sandbox.started"
     scene.audit.writes.clear()
-    with pytest.raises(AuditUnavailable):
+    with pytest.raises(AuditError):
         await scene.call()
     assert scene.audit.writes == []
     assert len(scene.audit.lost) == 1
@@ -373,7 +373,7 @@ async def test_wherever_a_call_is_cancelled_nothing_is_left(scene: Scene, tmp_pa
 async def test_without_its_record_an_effect_does_not_happen(scene: Scene, kind: str) -> None:
     """The log fails at one record: the caller hears exactly that, and nothing after it was done."""
     scene.audit.fails = kind
-    with pytest.raises(AuditUnavailable):
+    with pytest.raises(AuditError):
         await scene.call()
     order = ["call.decided", "sandbox.started", "artifact.collected", "call.finished"]
     done = order[: order.index(kind)]
@@ -381,18 +381,18 @@ async def test_without_its_record_an_effect_does_not_happen(scene: Scene, kind: 
     assert scene.driver.opened == (0 if kind == "call.decided" else 1)
     assert scene.driver.live == 0
     for event in scene.audit.last_words():
-        assert event.error == "AuditUnavailable"
+        assert event.error == "AuditError"
         assert "/secret" not in event.reason
 
 
 async def test_a_call_whose_last_word_cannot_be_written_is_handed_over_as_lost(scene: Scene) -> None:
     """Not while one of its last words can still be: then it has failed (control)."""
     scene.audit.fails = "call.finished"
-    with pytest.raises(AuditUnavailable):
+    with pytest.raises(AuditError):
         await scene.call()
     assert scene.audit.lost == {}
     scene.audit.fails = "call.finished call.failed"
-    with pytest.raises(AuditUnavailable):
+    with pytest.raises(AuditError):
         await scene.call()
     assert list(scene.audit.lost.values()) == ["Its last record could not be written: No space left on device."]
 

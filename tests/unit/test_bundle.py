@@ -24,12 +24,13 @@ from glovebox_audit import chain
 from glovebox_audit.bundle import archive, evidence, report
 from glovebox_audit.bundle.make import make
 from glovebox_audit.bundle.verify import verify
+from glovebox_audit.chain import EvidenceError
 from glovebox_audit.events import ArtifactScanned, CallDecided, EgressDecided, ServerStopped, draft
 from glovebox_audit.file import LogFile
 from glovebox_audit.receipts import dsse
 from glovebox_audit.receipts.keys import public_pem
 from glovebox_audit.segments.counts import Counts, counted, name_of, shown
-from glovebox_audit.segments.proof import NotAProof, NotSealed
+from glovebox_audit.segments.proof import NotSealedError
 from glovebox_audit.segments.statements import Seal
 from glovebox_audit.verify import verify as verify_log
 from glovebox_server.cli.main import main
@@ -175,7 +176,7 @@ def test_a_bundle_that_says_less_or_something_else_does_not_hold(
     content = made(directory)
     verify(forged(content, lambda _: None), {})
     for keys in ({}, segments.KEYS):
-        with pytest.raises(NotAProof, match=reason):
+        with pytest.raises(EvidenceError, match=reason):
             verify(forged(content, change), keys)
 
 
@@ -183,7 +184,7 @@ def test_the_key_decides_who_sealed_it(directory: Path) -> None:
     """Another key is refused, and never named as one that signed; without one nothing is said of who it was."""
     other = Ed25519PrivateKey.generate().public_key()
     content = made(directory)
-    with pytest.raises(NotAProof, match="signed with another key"):
+    with pytest.raises(EvidenceError, match="signed with another key"):
         verify(content, {dsse.key_id(other): other})
     assert verify(content, {}).evidence.keys == ()
     assert verify(content, segments.KEYS).evidence.keys == tuple(segments.KEYS)
@@ -201,9 +202,9 @@ def test_a_page_that_says_something_else_is_refused_and_what_was_said_is_text(di
     assert "default-src 'none'" in page
     assert page.count("Changed since, as whoever made this bundle says") == 2  # of profile and policy
     others[archive.REPORT] = page.replace("c_2", "c_3").encode()
-    with pytest.raises(NotAProof, match=r"its report\.html is not what its evidence says"):
+    with pytest.raises(EvidenceError, match=r"its report\.html is not what its evidence says"):
         verify(archive.written(told, others), segments.KEYS)
-    with pytest.raises(NotAProof, match=r"its extra\.txt is not what its evidence says"):
+    with pytest.raises(EvidenceError, match=r"its extra\.txt is not what its evidence says"):
         verify(archive.written(told, {**archive.evidence_in(content)[1], "extra.txt": b"x"}), segments.KEYS)
     earlier = forged(content, lambda fields: fields.update(version="0.0.1"))
     assert verify(earlier, segments.KEYS).report_checked  # as this version makes it, whatever it says
@@ -267,7 +268,7 @@ def test_a_page_of_another_version_is_never_called_proved(other: str, directory:
         assert said in CliRunner().invoke(main, words).stdout
         assert json.loads(CliRunner().invoke(main, [*words, "--json"]).stdout)["proved"] is proved
     without = {name: each for name, each in others.items() if name != archive.REPORT}
-    with pytest.raises(NotAProof, match=r"report\.html"):
+    with pytest.raises(EvidenceError, match=r"report\.html"):
         verify(archive.written(told, without), segments.KEYS)
 
 
@@ -310,10 +311,10 @@ def test_no_byte_of_a_bundle_can_be_changed(directory: Path) -> None:
     for place in range(0, len(content), 7):
         for mask in (0x01, 0x80):
             changed = content[:place] + bytes([content[place] ^ mask]) + content[place + 1 :]
-            with pytest.raises(NotAProof):
+            with pytest.raises(EvidenceError):
                 verify(changed, segments.KEYS)
     for hostile in (b"", b"PK", content[:-1], content + b"x", content * 2, b"\0" * 100):
-        with pytest.raises(NotAProof):
+        with pytest.raises(EvidenceError):
             verify(hostile, segments.KEYS)
 
 
@@ -323,7 +324,7 @@ def test_what_is_not_sealed_or_not_counted_makes_no_bundle(
     """Nothing would show that there is no more; once sealed it is there (the control)."""
     log = LogFile(directory, "s_2", segments.rotation(1 << 30))
     record(log, decided("c_late"), OURS)
-    with pytest.raises(NotSealed):
+    with pytest.raises(NotSealedError):
         made(directory)
     log.seal()
     log.close()
@@ -335,7 +336,7 @@ def test_what_is_not_sealed_or_not_counted_makes_no_bundle(
     earlier.seal()
     earlier.close()
     assert verify_log(tmp_path / "earlier", keys=segments.KEYS).ok  # as earlier versions sealed
-    with pytest.raises(NotAProof, match="sealed by an earlier Glovebox, which did not count"):
+    with pytest.raises(EvidenceError, match="sealed by an earlier Glovebox, which did not count"):
         made(tmp_path / "earlier")
 
 
@@ -352,7 +353,7 @@ def test_a_seal_that_counts_wrongly_is_found(tmp_path: Path, monkeypatch: pytest
         monkeypatch.undo()
         kinds = [each.kind for each in verify_log(place, keys=segments.KEYS).problems]
         assert kinds == (["seal"] if wrong else [])
-    with pytest.raises(NotAProof, match="segment 1 is not what was sealed"):
+    with pytest.raises(EvidenceError, match="segment 1 is not what was sealed"):
         made(place)
 
 

@@ -19,7 +19,7 @@ from glovebox_sandboxes.contract.pictures import MAX_BYTES, MAX_EDGE, MAX_PICTUR
 from glovebox_server.artifacts.collector import MAX_REFUSED, Collector
 from glovebox_server.artifacts.record import ArtifactsUnavailable
 from glovebox_server.artifacts.store import ArtifactStore
-from glovebox_server.errors import AuditUnavailable, RefusedError
+from glovebox_server.errors import AuditError, RefusedError
 from glovebox_server.receipts.recorder import CallRecorder, ReceiptIssuer
 
 NOTHING = Captured(text="", total_bytes=0, dropped_bytes=0)
@@ -389,7 +389,7 @@ async def test_a_call_whose_last_record_cannot_be_written_takes_its_files_back(*
 
         async def append_all(self, *_: object) -> list[Any]:
             if full:
-                raise AuditUnavailable("record call.failed", "No space left on device", "Free some.")
+                raise AuditError("record call.failed", "No space left on device", "Free some.")
             return []
 
         def lose(self, *_: object) -> None:

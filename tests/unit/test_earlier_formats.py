@@ -16,14 +16,13 @@ from tests.fixtures import segments
 
 from glovebox_audit import chain
 from glovebox_audit.bundle import verify as bundles
+from glovebox_audit.chain import EvidenceError
 from glovebox_audit.events import ServerStopped
 from glovebox_audit.log import AuditLog
 from glovebox_audit.receipts import dsse
 from glovebox_audit.receipts import verify as receipts
-from glovebox_audit.receipts.dsse import NotAReceipt
 from glovebox_audit.receipts.keys import parse_public
 from glovebox_audit.receipts.names import PREDICATE_TYPE
-from glovebox_audit.segments.proof import NotAProof
 from glovebox_audit.verify import verify
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -54,7 +53,7 @@ async def test_an_earlier_log_and_its_proofs_verify(kept: Path, tmp_path: Path) 
     if kept != KEPT:
         bundle = (kept / "bundle.zip").read_bytes()
         assert bundles.verify(bundle, keys).report_checked
-        with pytest.raises(NotAProof):
+        with pytest.raises(EvidenceError):
             bundles.verify(bundle.replace(b"run_python", b"run_pythoN", 1), keys)
 
 
@@ -77,5 +76,5 @@ def signed(change: Callable[[dict[str, Any]], None]) -> bytes:
 def test_a_receipt_of_a_later_version_is_refused_as_such(change: Callable[[Any], None], reason: str) -> None:
     """A later type, or a field that is not known; as it was it holds (the control)."""
     assert receipts.verify(signed(lambda _: None), segments.PUBLIC)
-    with pytest.raises(NotAReceipt, match=reason):
+    with pytest.raises(EvidenceError, match=reason):
         receipts.verify(signed(change), segments.PUBLIC)

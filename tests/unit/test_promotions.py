@@ -15,7 +15,7 @@ from tests.fixtures.promoting import AFTER, BEFORE, FILES, Place, a_place, folde
 from glovebox_audit.events import Event, PromotionApplied, PromotionRolledBack
 from glovebox_profiles.load.loader import SHIPPED
 from glovebox_server import app as apps
-from glovebox_server.errors import AuditUnavailable, RefusedError
+from glovebox_server.errors import AuditError, RefusedError
 from glovebox_server.promotion import journal as journals
 from glovebox_server.promotion import transaction
 from glovebox_server.promotion.folder import Folder
@@ -227,9 +227,9 @@ def test_what_cannot_be_recorded_does_not_happen(place: Place) -> None:
     """The log comes first."""
 
     def record(_: Event) -> None:
-        raise AuditUnavailable("recording", "the disk is full", "Free space.")
+        raise AuditError("recording", "the disk is full", "Free space.")
 
-    with pytest.raises(AuditUnavailable):
+    with pytest.raises(AuditError):
         place.promote(record=record)
     assert require_whole(place) == "before"
 

@@ -25,7 +25,7 @@ from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.seccomp.cases import load_cases
 from glovebox_server.cli.main import main
-from glovebox_server.errors import AuditUnavailable
+from glovebox_server.errors import AuditError
 from glovebox_server.exits import FAILED, OK, UNAVAILABLE
 from glovebox_server.prove import harness, scorecard
 from glovebox_server.settings import Settings
@@ -301,7 +301,7 @@ def test_our_own_failures_are_one_paragraph(
     """A host where the proof itself cannot be set up ends with the code for that, not with a traceback."""
 
     def full(_data: Path, _host: Planted) -> None:
-        raise AuditUnavailable("Opening the log", "the disk is full", "Free space.")
+        raise AuditError("Opening the log", "the disk is full", "Free space.")
 
     _served(monkeypatch, {"bubblewrap": CAPABILITIES})
     monkeypatch.setattr(harness, "opened", full)

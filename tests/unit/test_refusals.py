@@ -10,7 +10,7 @@ import pytest
 from tests.fixtures.leftovers import until
 
 from glovebox_audit.events import Event, RequestsRefused, draft
-from glovebox_server.errors import AuditUnavailable
+from glovebox_server.errors import AuditError
 from glovebox_server.requests import refusals
 from glovebox_server.requests.refusals import MAX_PRINCIPALS, MAX_RULES, OTHER, OTHERS, Refusals
 
@@ -28,7 +28,7 @@ class Log:
         await anyio.lowlevel.checkpoint()  # as a real one, it can be cancelled here by whoever does not shield it
         if self.fails:
             self.failed += 1
-            raise AuditUnavailable("record", "the disk is full", "Free space.")
+            raise AuditError("record", "the disk is full", "Free space.")
         assert isinstance(event, RequestsRefused)
         self.written.append(event)
 

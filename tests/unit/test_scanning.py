@@ -21,7 +21,7 @@ from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_server.app import check_example
 from glovebox_server.calls import Principal
 from glovebox_server.core.rights import Rights
-from glovebox_server.errors import AuditUnavailable
+from glovebox_server.errors import AuditError
 from glovebox_server.guards.budgets.spending import worst_case
 from glovebox_server.promotion import proposing, scanning
 
@@ -178,7 +178,7 @@ async def test_findings_that_cannot_be_recorded_are_not_told(scene: Scene, tmp_p
     """As with every record of a call."""
     scene = scanned(scene, tmp_path, lambda guest: say(guest, '{"a.txt": []}'))
     scene.audit.fails = SCANNED
-    with pytest.raises(AuditUnavailable):
+    with pytest.raises(AuditError):
         await scene.call()
 
 
@@ -230,7 +230,7 @@ async def test_a_proposal_shows_what_was_found_and_what_was_not_looked_into() ->
 
 async def test_nobody_is_asked_about_findings_that_are_not_on_record() -> None:
     """The control is the test above."""
-    with pytest.raises(AuditUnavailable):
+    with pytest.raises(AuditError):
         await proposed(Recorder(fails="proposal.scanned"))
 
 

@@ -10,11 +10,12 @@ from tests.fixtures import segments
 from tests.fixtures.audit_logs import decided, finished
 
 from glovebox_audit import chain, read
+from glovebox_audit.chain import EvidenceError
 from glovebox_audit.events import draft
 from glovebox_audit.file import LogFile
 from glovebox_audit.receipts import dsse
 from glovebox_audit.segments import proof
-from glovebox_audit.segments.proof import NotAProof, NotSealed
+from glovebox_audit.segments.proof import NotSealedError
 
 KEY, KEY_ID = segments.PUBLIC, dsse.key_id(segments.PUBLIC)
 
@@ -60,7 +61,7 @@ def test_every_call_of_a_sealed_segment_can_be_proved(directory: Path) -> None:
 def test_what_is_not_sealed_yet_cannot_be_proved(directory: Path) -> None:
     """Nobody has signed it; once it is sealed it can (the control)."""
     segments.fill(directory, 1, first=99, size=10**9)
-    with pytest.raises(NotSealed):
+    with pytest.raises(NotSealedError):
         proof.prove(directory, "c_99")
     file = LogFile(directory, "s_2", segments.rotation(10**9))
     assert file.seal() is not None
@@ -73,7 +74,7 @@ def test_a_segment_that_was_changed_gives_no_proof(directory: Path) -> None:
     path = directory / "segments" / "000001.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([lines[0], lines[1].replace(b"run_python", b"run_pythom"), *lines[2:]]))
-    with pytest.raises(NotAProof, match="segment 1 is not what was sealed"):
+    with pytest.raises(EvidenceError, match="segment 1 is not what was sealed"):
         proof.prove(directory, "c_long")
     assert made(directory, "c_20")
 
@@ -81,7 +82,7 @@ def test_a_segment_that_was_changed_gives_no_proof(directory: Path) -> None:
 def test_another_key_proves_nothing(directory: Path) -> None:
     """Said with both ids."""
     other = Ed25519PrivateKey.from_private_bytes(b"\1" * 32).public_key()
-    with pytest.raises(NotAProof, match="seal 1: it was signed with another key"):
+    with pytest.raises(EvidenceError, match="seal 1: it was signed with another key"):
         proof.verify(made(directory, "c_1"), other, dsse.key_id(other))
 
 
@@ -137,7 +138,7 @@ def test_a_proof_that_lies_is_refused_with_the_place(directory: Path, name: str)
     content = made(directory, "c_0")
     assert proof.verify(content, KEY, KEY_ID)
     change, reason = LIES[name]
-    with pytest.raises(NotAProof) as caught:
+    with pytest.raises(EvidenceError) as caught:
         proof.verify(changed(content, change), KEY, KEY_ID)
     assert reason in str(caught.value)
 
@@ -146,8 +147,8 @@ def test_a_receipt_is_no_seal(directory: Path) -> None:
     """What the key signed as something else proves no segment, and neither does a removal."""
     content = made(directory, "c_1")
     envelope = segments.SIGNER.sign(chain.canonical({"predicateType": "https://glovebox.dev/attestation/call/v1"}))
-    with pytest.raises(NotAProof, match="seal 1: its statement is not https://glovebox"):
+    with pytest.raises(EvidenceError, match="seal 1: its statement is not https://glovebox"):
         proof.verify(changed(content, lambda x: x["segments"][0].update(seal=envelope)), KEY, KEY_ID)
     newer = segments.SIGNER.sign(chain.canonical({"predicateType": "https://glovebox.dev/attestation/segment/v3"}))
-    with pytest.raises(NotAProof, match="seal 1: made by a newer Glovebox"):
+    with pytest.raises(EvidenceError, match="seal 1: made by a newer Glovebox"):
         proof.verify(changed(content, lambda x: x["segments"][0].update(seal=newer)), KEY, KEY_ID)

@@ -20,7 +20,7 @@ from glovebox_audit.log import AuditLog
 from glovebox_audit.segments import files, merkle, verified
 from glovebox_audit.segments.rotation import SEGMENT_BYTES, SEGMENT_SECONDS, Rotation
 from glovebox_audit.verify import verify
-from glovebox_server.errors import AuditUnavailable
+from glovebox_server.errors import AuditError
 
 KEPT = Path(__file__).parents[1] / "fixtures" / "earlier_log"
 
@@ -151,7 +151,7 @@ def test_a_file_that_may_not_be_renamed_is_not_sealed(directory: Path, monkeypat
     segments.fill(directory, 5)
     assert not (directory / "segments").exists()
     file = LogFile(directory, "s_1", segments.rotation())
-    with pytest.raises(AuditUnavailable, match="chattr -a"):
+    with pytest.raises(AuditError, match="chattr -a"):
         file.seal()
     file.close()
     monkeypatch.undo()
@@ -310,9 +310,9 @@ def test_a_folder_that_is_open_to_others_is_no_place_for_segments(
         file._due_size = 0
         assert file.commit([draft(decided(call))])
     assert caplog.text.count("segments is open to other users") == 2
-    with pytest.raises(AuditUnavailable, match="segments is open to other users"):
+    with pytest.raises(AuditError, match="segments is open to other users"):
         file.seal()
-    with pytest.raises(AuditUnavailable, match="segments is open to other users"):
+    with pytest.raises(AuditError, match="segments is open to other users"):
         LogFile(directory, "s_2", segments.rotation())
     (directory / "segments").chmod(0o700)
     assert file.seal() == 1
@@ -323,7 +323,7 @@ def test_a_folder_that_is_open_to_others_is_no_place_for_segments(
     (directory / files.name(1)).chmod(0o644)
     file = LogFile(directory, "s_1", segments.rotation(10**9))
     file.commit([draft(decided("c_3"))])
-    with pytest.raises(AuditUnavailable, match=r"000001\.jsonl is open to other users"):
+    with pytest.raises(AuditError, match=r"000001\.jsonl is open to other users"):
         file.seal()
     (directory / files.name(1)).chmod(0o600)
     assert file.seal() == 3
@@ -383,7 +383,7 @@ def test_what_a_newer_version_wrote_is_refused_with_that_sentence(directory: Pat
     (problem,) = verify(directory).problems
     assert (problem.kind, problem.line) == ("newer", 3)
     assert "made by a newer Glovebox (format 2" in problem.detail
-    with pytest.raises(AuditUnavailable, match="made by a newer Glovebox"):
+    with pytest.raises(AuditError, match="made by a newer Glovebox"):
         LogFile(directory, "s_1")
     (directory / "audit.jsonl").write_bytes(b"".join(log_lines(directory)[:-1]) + NEWER.replace(b"format", b"fermat"))
     LogFile(directory, "s_1").close()
@@ -401,7 +401,7 @@ def test_a_segment_of_a_newer_format_is_refused(directory: Path) -> None:
     (directory / "audit.jsonl").write_bytes(forged.line)
     (directory / "head.json").write_bytes(chain.encode_head(Head(seq=first.seq, hash=forged.hash, size=10**6)))
     assert "newer" in {problem.kind for problem in verify(directory).problems}
-    with pytest.raises(AuditUnavailable, match="made by a newer Glovebox"):
+    with pytest.raises(AuditError, match="made by a newer Glovebox"):
         LogFile(directory, "s_1")
 
 
@@ -463,5 +463,5 @@ def test_a_time_that_cannot_be_is_no_records(directory: Path, when: str) -> None
         assert files.start_of(made.splitlines(keepends=True)[0]).number == 1
         if not whole:
             assert {each.kind for each in verify(directory).problems} == {"foreign"}
-            with pytest.raises(AuditUnavailable, match="record 2 was changed"):
+            with pytest.raises(AuditError, match="record 2 was changed"):
                 LogFile(directory, "s_1", segments.rotation())

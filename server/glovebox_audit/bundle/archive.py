@@ -11,7 +11,7 @@ import zipfile
 from glovebox_audit import chain
 from glovebox_audit.bundle import report
 from glovebox_audit.bundle.evidence import Evidence
-from glovebox_audit.segments.proof import NotAProof
+from glovebox_audit.chain import EvidenceError
 
 MAX_BYTES = 512 << 20
 """Longest bundle: a run of some 20,000 calls."""
@@ -47,21 +47,21 @@ def evidence_in(content: bytes) -> tuple[bytes, dict[str, bytes]]:
     """Take a bundle apart: its evidence, and its other parts.
 
     Raises:
-        NotAProof: it is none.
+        EvidenceError: it is none.
     """
     if len(content) > MAX_BYTES:
-        raise NotAProof(f"it is longer than {MAX_BYTES} bytes")
+        raise EvidenceError(f"it is longer than {MAX_BYTES} bytes")
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as file:
             if any(each.compress_type != zipfile.ZIP_STORED for each in file.infolist()):
-                raise NotAProof("it is not as it was written: a part is compressed")
+                raise EvidenceError("it is not as it was written: a part is compressed")
             # Stored, a part is no longer than what it says; together they may overlap, and say more than there is.
             if sum(each.file_size for each in file.infolist()) > len(content):
-                raise NotAProof("it is not as it was written: its parts overlap")
+                raise EvidenceError("it is not as it was written: its parts overlap")
             found = {each.filename: file.read(each) for each in file.infolist()}
             evidence = found.pop(EVIDENCE)
     except (zipfile.BadZipFile, LookupError, ValueError, OSError, EOFError, RuntimeError, struct.error):
-        raise NotAProof("it is no bundle, or one that was damaged") from None
+        raise EvidenceError("it is no bundle, or one that was damaged") from None
     if written(evidence, found) != content:
-        raise NotAProof("it is not as it was written: bytes were changed or added")
+        raise EvidenceError("it is not as it was written: bytes were changed or added")
     return evidence, found

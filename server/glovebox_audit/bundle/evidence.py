@@ -18,14 +18,12 @@ from typing import Any, Final
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from glovebox_audit import chain
-from glovebox_audit.chain import NotARecord, Record
+from glovebox_audit.chain import EvidenceError, Record
 from glovebox_audit.events import CallDecided, ReceiptSigned, SegmentSealed
 from glovebox_audit.receipts import dsse
-from glovebox_audit.receipts.dsse import NotAReceipt
 from glovebox_audit.receipts.names import is_newer
 from glovebox_audit.segments import counts, files, proof
-from glovebox_audit.segments.proof import NotAProof
-from glovebox_audit.segments.statements import NotAStatement, Seal, recorded
+from glovebox_audit.segments.statements import Seal, recorded
 
 TYPE = "https://glovebox.dev/bundle/v1"
 """A name: nothing is fetched from there. It changes when a field changes its meaning."""
@@ -85,7 +83,7 @@ def read(content: bytes, keys: Mapping[str, Ed25519PublicKey]) -> Evidence:
         keys: by id, got by a way that whoever sent the bundle does not control. With none, signatures stay unchecked.
 
     Raises:
-        NotAProof: it does not hold; the message is the exact reason.
+        EvidenceError: it does not hold; the message is the exact reason.
     """
     fields = _fields(content)
     of, identity = fields["of"], fields["id"]
@@ -97,15 +95,17 @@ def read(content: bytes, keys: Mapping[str, Ed25519PublicKey]) -> Evidence:
         record, seal = _seal(part, place, keys)
         follows = before is None or (seal.after == files.anchor(before) and seal.segment == seals[-1].segment + 1)
         if not follows:
-            raise NotAProof(f"segment {seal.segment} does not follow the one before it: one was left out or exchanged")
+            raise EvidenceError(
+                f"segment {seal.segment} does not follow the one before it: one was left out or exchanged"
+            )
         found = proof.included(part["records"], seal, lambda each: is_of(of, identity, each))
         _complete(part["counts"], seal, counts.name_of(of, identity), len(found))
         before, seals, records = record, [*seals, seal], [*records, *found]
         signers.add(record.data["key"])
     if any(one.seq >= other.seq for one, other in itertools.pairwise(records)):
-        raise NotAProof("its records are not in the order of the log, each once")
+        raise EvidenceError("its records are not in the order of the log, each once")
     if not records:
-        raise NotAProof(f"it has no record of {of} {identity}")
+        raise EvidenceError(f"it has no record of {of} {identity}")
     profiles, policies = named(records)
     receipts = _receipts(records, keys)
     signers |= {dsse.parse(each).key_id for each in receipts.values()}
@@ -128,7 +128,7 @@ def _fields(content: bytes) -> dict[str, Any]:
         same = chain.canonical(fields) + b"\n" == content
         kind = fields["type"]
         if is_newer(kind, TYPE):
-            raise NotAProof(f"made by a newer Glovebox ({kind}): upgrade to check it")
+            raise EvidenceError(f"made by a newer Glovebox ({kind}): upgrade to check it")
         shaped = (
             fields.keys() == _KEYS
             and kind == TYPE
@@ -140,36 +140,36 @@ def _fields(content: bytes) -> dict[str, Any]:
             and all(isinstance(each[name], list) for each in fields["segments"] for name in ("counts", "records"))
         )
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        raise NotAProof("its evidence.json is none") from None
+        raise EvidenceError("its evidence.json is none") from None
     if not (same and shaped):
-        raise NotAProof("its evidence.json is not in canonical form, or does not have its fields")
+        raise EvidenceError("its evidence.json is not in canonical form, or does not have its fields")
     return dict(fields)
 
 
 def _seal(part: Mapping[str, Any], place: int, keys: Mapping[str, Ed25519PublicKey]) -> tuple[Record, Seal]:
     try:
         record = chain.parse(part["seal"].encode() + b"\n")
-        if record.kind != SegmentSealed.kind:
-            raise NotAProof(f"seal {place}: it is another record")
-        seal = recorded(record.data, Seal, keys)
-    except (NotARecord, NotAStatement) as problem:
-        raise NotAProof(f"seal {place}: {problem}") from None
+        seal = recorded(record.data, Seal, keys) if record.kind == SegmentSealed.kind else None
+    except EvidenceError as problem:
+        raise EvidenceError(f"seal {place}: {problem}") from None
     except (AttributeError, UnicodeError):
-        raise NotAProof(f"seal {place}: it is no record") from None
+        raise EvidenceError(f"seal {place}: it is no record") from None
+    if seal is None:
+        raise EvidenceError(f"seal {place}: it is another record")
     if seal.last != f"{record.seq - 1}:{record.prev}":
-        raise NotAProof(f"seal {place}: it does not stand where it was signed for")
+        raise EvidenceError(f"seal {place}: it does not stand where it was signed for")
     return record, seal
 
 
 def _complete(told: Sequence[Any], seal: Seal, name: str, found: int) -> None:
     if seal.names is None or seal.names_root is None:
-        raise NotAProof(f"segment {seal.segment} was sealed by an earlier Glovebox, which did not count records")
+        raise EvidenceError(f"segment {seal.segment} was sealed by an earlier Glovebox, which did not count records")
     try:
         there = counts.counted(told, name, seal.names, seal.names_root)
     except ValueError as problem:
-        raise NotAProof(f"segment {seal.segment}: {problem}") from None
+        raise EvidenceError(f"segment {seal.segment}: {problem}") from None
     if there != found:
-        raise NotAProof(
+        raise EvidenceError(
             f"segment {seal.segment} has {there} of its records, and the bundle {found}: some were left out"
         )
 
@@ -187,12 +187,12 @@ def _receipts(records: Sequence[Record], keys: Mapping[str, Ed25519PublicKey]) -
                 dsse.check(envelope, keys.get(envelope.key_id) or next(iter(keys.values())))
             told = json.loads(envelope.payload)["predicate"]
             place = (told["audit"]["seq"], told["audit"]["hash"], told["call"]["id"])
-        except NotAReceipt as problem:
-            raise NotAProof(f"the receipt of {record.call_id}: {problem}") from None
+        except EvidenceError as problem:
+            raise EvidenceError(f"the receipt of {record.call_id}: {problem}") from None
         except (ValueError, LookupError, TypeError, RecursionError):
-            raise NotAProof(f"the receipt of {record.call_id}: it is none") from None
+            raise EvidenceError(f"the receipt of {record.call_id}: it is none") from None
         if before is None or place != (record.seq - 1, record.prev, record.call_id):
-            raise NotAProof(f"the receipt of {record.call_id} is not of the record before it")
+            raise EvidenceError(f"the receipt of {record.call_id} is not of the record before it")
         found[record.call_id] = content
     return found
 
@@ -201,8 +201,8 @@ def _texts(told: Mapping[str, Any], digests: set[str], what: str) -> dict[str, M
     """Profiles and policies by their digests; each that is there has the one that it is named by."""
     if wrong := sorted(told.keys() ^ digests):
         whose = "is named by its records, and left out" if wrong[0] in digests else "is named by none of its records"
-        raise NotAProof(f"the {what} {wrong[0][:80]} {whose}")
+        raise EvidenceError(f"the {what} {wrong[0][:80]} {whose}")
     for digest, text in told.items():
         if text is not None and (not isinstance(text, dict) or chain.digest(text) != digest):
-            raise NotAProof(f"the {what} {digest[:80]} has another digest")
+            raise EvidenceError(f"the {what} {digest[:80]} has another digest")
     return dict(told)

@@ -10,9 +10,10 @@ from glovebox_audit import chain
 from glovebox_audit import read as reading
 from glovebox_audit.bundle import archive, evidence
 from glovebox_audit.bundle.evidence import is_of
+from glovebox_audit.chain import EvidenceError
 from glovebox_audit.read import Snapshot
 from glovebox_audit.segments import counts, proof
-from glovebox_audit.segments.proof import NotAProof, NotSealed
+from glovebox_audit.segments.proof import NotSealedError
 
 Texts = Callable[[], tuple[Mapping[str, Any], Mapping[str, Any]]]
 """Profiles and policies in force now, by digest."""
@@ -28,9 +29,9 @@ def make(directory: Path, of: str, identity: str, texts: Texts) -> bytes | None:
         texts: profiles and policies as they are now.
 
     Raises:
-        NotSealed: some of its records are in the segment that is being written.
-        NotAProof: a segment is not what was sealed, or its seal counts no records.
-        AuditUnavailable: the log cannot be read.
+        NotSealedError: some of its records are in the segment that is being written.
+        EvidenceError: a segment is not what was sealed, or its seal counts no records.
+        AuditError: the log cannot be read.
     """
     wanted = partial(is_of, of, identity)
     with reading.opened(directory) as snapshot:
@@ -39,7 +40,7 @@ def make(directory: Path, of: str, identity: str, texts: Texts) -> bytes | None:
             for line in reading.lines(snapshot.log, 0, snapshot.size)
             if identity.encode() in line.raw
         ):
-            raise NotSealed
+            raise NotSealedError
         segments = list(_segments(snapshot, of, identity, wanted))
     holding = [place for place, each in enumerate(segments) if each["records"]]
     if not holding:
@@ -77,9 +78,9 @@ def _segments(
             if seal.names_root is None:
                 if found["records"]:
                     reason = "was sealed by an earlier Glovebox, which did not count records"
-                    raise NotAProof(f"segment {number} {reason}: nothing shows that there are no others")
+                    raise EvidenceError(f"segment {number} {reason}: nothing shows that there are no others")
                 continue
             if there.root(leaves) != seal.names_root:
-                raise NotAProof(f"segment {number} is not what was sealed; see `glovebox audit verify --all`")
+                raise EvidenceError(f"segment {number} is not what was sealed; see `glovebox audit verify --all`")
             line = record.line.removesuffix(b"\n").decode()
             yield {"seal": line, "counts": counts.shown(leaves, name), "records": found["records"]}

@@ -7,7 +7,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from glovebox_audit.bundle import archive, evidence
 from glovebox_audit.bundle.evidence import Evidence
-from glovebox_audit.segments.proof import NotAProof
+from glovebox_audit.chain import EvidenceError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ def verify(content: bytes, keys: Mapping[str, Ed25519PublicKey]) -> Verified:
         keys: by id, got by a way that whoever sent the bundle does not control; none proves no signer.
 
     Raises:
-        NotAProof: it does not hold; the message is the exact reason.
+        EvidenceError: it does not hold; the message is the exact reason.
     """
     told, others = archive.evidence_in(content)
     found = evidence.read(told, keys)
@@ -38,5 +38,5 @@ def verify(content: bytes, keys: Mapping[str, Ed25519PublicKey]) -> Verified:
         made[archive.REPORT] = others[archive.REPORT]
     for name in sorted(made.keys() | others.keys()):
         if made.get(name) != others.get(name):
-            raise NotAProof(f"its {ascii(name)[1:-1][:80]} is not what its evidence says")
+            raise EvidenceError(f"its {ascii(name)[1:-1][:80]} is not what its evidence says")
     return Verified(evidence=found, report_checked=checked)

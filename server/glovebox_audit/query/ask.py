@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from glovebox_audit import chain, read
-from glovebox_audit.chain import NotARecord, Record
+from glovebox_audit.chain import Record, RecordError
 from glovebox_audit.events import CallDecided
 from glovebox_audit.query import calls, database
 from glovebox_audit.query.calls import Call
 from glovebox_audit.query.index import Filters, Index, Place
-from glovebox_audit.query.offsets import Gone, OffsetReader
+from glovebox_audit.query.offsets import OffsetReader, StaleIndexError
 from glovebox_audit.query.outcomes import RUNNING
 
 #: Stands for the newest call, where one is named.
@@ -30,11 +30,7 @@ _LOOKS = 3
 _Found = TypeVar("_Found")
 
 
-class _Misled(Exception):  # noqa: N818 - it names what is so
-    """What lies at a place is not what the index says."""
-
-
-class _Damaged(Exception):  # noqa: N818 - it names what is so
+class _DamagedCallError(Exception):
     """What lies at a place has the form of the record, and is not what was written."""
 
 
@@ -64,7 +60,7 @@ def ask(directory: Path, filters: Filters, limit: int, told: Told) -> Answer:
     """Find calls.
 
     Raises:
-        AuditUnavailable: there is no log, or it cannot be read.
+        AuditError: there is no log, or it cannot be read.
     """
     return _looked(directory, told, lambda view: _answer(view, filters, limit))
 
@@ -73,7 +69,7 @@ def named(directory: Path, name: str, told: Told) -> list[str]:
     """Ids of the calls that a name stands for: an id, the beginning of some, or ``LAST``; at most ``MOST_NAMED``.
 
     Raises:
-        AuditUnavailable: there is no log, or it cannot be read.
+        AuditError: there is no log, or it cannot be read.
     """
     if name == LAST:
         return [call.call_id for call in ask(directory, Filters(), 1, told).calls]
@@ -92,16 +88,16 @@ class _View:
         end = self._record(place.first if place.last is None else place.last)
         ended = calls.outcome(end.kind, end.data) not in {None, RUNNING}
         if decided.kind != CallDecided.kind or end.call_id != decided.call_id or ended != (place.last is not None):
-            raise _Misled
+            raise StaleIndexError
         return calls.of_records(decided, end)
 
     def named(self, beginning: str) -> list[str]:
         """See ``named``."""
         found = self.index.named(beginning, MOST_NAMED)
         for call_id, place in found.items():
-            with contextlib.suppress(_Damaged):
+            with contextlib.suppress(_DamagedCallError):
                 if self.call(place).call_id != call_id:
-                    raise _Misled
+                    raise StaleIndexError
         return [beginning] if beginning in found else list(found)
 
     def records(self, call_id: str) -> list[Record]:
@@ -109,30 +105,27 @@ class _View:
         place = self.index.named(call_id, 1).get(call_id)
         if place is None:
             return []
-        with contextlib.suppress(_Damaged):
+        with contextlib.suppress(_DamagedCallError):
             if self.call(place).call_id != call_id:
-                raise _Misled
+                raise StaleIndexError
         return list(self.log.records_of(call_id, place.first, place.last))
 
     def _record(self, offset: int) -> Record:
         """The record at an offset; where the line there has the form of one alone, it was changed since."""
-        try:
-            line = self.log.line(offset)
-        except Gone:
-            raise _Misled from None
+        line = self.log.line(offset)
         if calls.label(line) is None:
-            raise _Misled
+            raise StaleIndexError
         try:
             return chain.parse(line)
-        except NotARecord:
-            raise _Damaged from None
+        except RecordError:
+            raise _DamagedCallError from None
 
 
 def records(directory: Path, call_id: str, told: Told) -> list[Record]:
     """The records of one call, from its first to its last.
 
     Raises:
-        AuditUnavailable: there is no log, or it cannot be read.
+        AuditError: there is no log, or it cannot be read.
     """
     found = _looked(directory, told, lambda view: view.records(call_id))
     # An index that leaves a call out must not hide it.
@@ -146,8 +139,8 @@ def _answer(view: _View, filters: Filters, limit: int) -> Answer:
         try:
             call = view.call(place)
             if place.first in seen or not filters.fit(call):
-                raise _Misled
-        except _Damaged:
+                raise StaleIndexError
+        except _DamagedCallError:
             damaged += 1
             continue
         seen.add(place.first)
@@ -175,5 +168,5 @@ def _looked(directory: Path, told: Told, look: Callable[[_View], _Found]) -> _Fo
                 removed += 1
                 if removed == _LOOKS:
                     raise
-            except (_Misled, *database.DAMAGED, Gone) as problem:
+            except (StaleIndexError, *database.DAMAGED) as problem:
                 kept.renew(problem, told.say)

@@ -35,7 +35,7 @@ _TABLES = (
 _TEXTS = "CREATE VIRTUAL TABLE texts USING fts5(text, content='', columnsize=0, tokenize='trigram case_sensitive 1')"
 
 
-class NotKept(Exception):  # noqa: N818 - it names what is so
+class IndexNotKeptError(Exception):
     """The index cannot lie beside the log; the message says why."""
 
 
@@ -90,7 +90,7 @@ def opened(directory: Path, say: Callable[[str], None]) -> Iterator[Database]:
         try:
             stack.enter_context(_locked(directory, say))
             found = _beside(directory / NAME)
-        except (NotKept, OSError, *DAMAGED) as problem:
+        except (IndexNotKeptError, OSError, *DAMAGED) as problem:
             say(in_memory(problem))
             found = Database(None)
         stack.callback(found.close)
@@ -107,7 +107,9 @@ def in_memory(problem: Exception) -> str:
 def _locked(directory: Path, say: Callable[[str], None]) -> Iterator[None]:
     """Hold the lock on the directory, which nobody else takes."""
     if directory.stat().st_uid != os.geteuid():
-        raise NotKept("the log is another user's")  # another user's file in it would be in the way of its owner
+        raise IndexNotKeptError(
+            "the log is another user's"
+        )  # another user's file in it would be in the way of its owner
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         began, told = time.monotonic(), False
@@ -117,7 +119,7 @@ def _locked(directory: Path, say: Callable[[str], None]) -> Iterator[None]:
                 break
             passed = time.monotonic() - began
             if passed > LOCK_WAIT_SECONDS:
-                raise NotKept(f"another query has held its lock for {LOCK_WAIT_SECONDS:g} seconds")
+                raise IndexNotKeptError(f"another query has held its lock for {LOCK_WAIT_SECONDS:g} seconds")
             if passed > 1 and not told:
                 told = True
                 say("Waiting for another query, which makes the index of the log.")
@@ -133,7 +135,7 @@ def _beside(path: Path) -> Database:
     found = path.lstat()
     ours = stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_uid == os.geteuid()
     if not ours or found.st_mode & 0o077:
-        raise NotKept(f"{path} is not a file of our own alone: remove it")
+        raise IndexNotKeptError(f"{path} is not a file of our own alone: remove it")
     try:
         return Database(path)
     except sqlite3.OperationalError:  # of the disk

@@ -18,7 +18,7 @@ from glovebox_audit import read
 from glovebox_audit.query import calls
 from glovebox_audit.query.adder import HEX_KEPT, Adder, clean, has_texts, microseconds
 from glovebox_audit.query.database import Database
-from glovebox_audit.query.offsets import Gone, OffsetReader
+from glovebox_audit.query.offsets import OffsetReader, StaleIndexError
 from glovebox_audit.query.outcomes import CANCELLED, ERRORS, FAILED
 from glovebox_audit.segments import files
 
@@ -134,7 +134,7 @@ class Index:
             began, until, line = state
             # What retention removed stays in the index as long as it is the smaller part.
             if start - began <= until - start:
-                with contextlib.suppress(Gone):
+                with contextlib.suppress(StaleIndexError):
                     if hashlib.sha256(self._log.line_before(until)).digest() == line:
                         return began, until
         if state is not None:

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from typing import BinaryIO, Self
 
 from glovebox_audit import chain, read
-from glovebox_audit.chain import NotARecord, Record
+from glovebox_audit.chain import Record, RecordError
 from glovebox_audit.events import ReceiptSigned
 from glovebox_audit.query import calls
 from glovebox_audit.read import Snapshot
 from glovebox_audit.segments import files
 
 
-class Gone(Exception):  # noqa: N818 - it names what is so
-    """There is no such place in the log."""
+class StaleIndexError(Exception):
+    """The log does not have at a place what the index says."""
 
 
 class OffsetReader:
@@ -51,32 +51,32 @@ class OffsetReader:
         """Each file from the one that holds an offset on, with the offset of its first byte and its length.
 
         Raises:
-            Gone: no file holds it.
+            StaleIndexError: no file holds it.
         """
         first = bisect_right(self._numbers, offset, key=self._base) - 1
         if first < 0:
-            raise Gone
+            raise StaleIndexError
         for number in self._numbers[first:]:
             file, size = self._file(number)
             yield file, self._base(number), size
 
     def line(self, offset: int) -> bytes:
-        """The line that begins there; raises Gone."""
+        """The line that begins there; raises StaleIndexError."""
         file, base, size = next(self.files_from(offset))
         line = files.line_at(file.fileno(), offset - base)
         if not 0 <= offset - base < size or not line.endswith(b"\n"):
-            raise Gone
+            raise StaleIndexError
         return line
 
     def line_before(self, offset: int) -> bytes:
-        """The line that ends there; raises Gone."""
+        """The line that ends there; raises StaleIndexError."""
         file, base, size = next(self.files_from(max(0, offset - 1)))
         if not 0 < offset - base <= size:
-            raise Gone
+            raise StaleIndexError
         return files.line_before(file.fileno(), offset - base)
 
     def records_of(self, call_id: str, first: int, last: int | None) -> Iterator[Record]:
-        """The records of a call, its receipt included; raises Gone.
+        """The records of a call, its receipt included; raises StaleIndexError.
 
         Args:
             call_id: the call.
@@ -88,7 +88,7 @@ class OffsetReader:
             if base >= until:
                 break
             yield from read.records_in(file, min(until - base, size), call_id, max(first - base, 0))
-        with contextlib.suppress(Gone, NotARecord):
+        with contextlib.suppress(StaleIndexError, RecordError):
             if last is not None and calls.label(self.line(until)) == (ReceiptSigned.kind, call_id):
                 yield chain.parse(self.line(until))
 

@@ -17,16 +17,13 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from glovebox_audit import chain
+from glovebox_audit.chain import EvidenceError
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 """https://github.com/in-toto/attestation/blob/main/spec/v1/envelope.md"""
 
 MAX_BYTES = chain.MAX_LINE_BYTES
 """Longest envelope: a receipt lies in the audit log, whose lines are no longer."""
-
-
-class NotAReceipt(Exception):  # noqa: N818 - it names what the bytes are
-    """These bytes are not a receipt, or not one that the given key signed. The message is the exact reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +62,10 @@ def parse(content: bytes) -> Envelope:
     """Read an envelope; nothing is proved about it yet. A line feed at the end is allowed, and nothing else.
 
     Raises:
-        NotAReceipt: it is anything but the canonical JSON of an envelope with one signature.
+        EvidenceError: it is anything but the canonical JSON of an envelope with one signature.
     """
     if len(content) > MAX_BYTES:
-        raise NotAReceipt(f"it is longer than {MAX_BYTES} bytes")
+        raise EvidenceError(f"it is longer than {MAX_BYTES} bytes")
     text = content.removesuffix(b"\n")
     try:
         fields = json.loads(text)
@@ -81,11 +78,11 @@ def parse(content: bytes) -> Envelope:
         same = chain.canonical(fields) == text and set(fields) == {"payload", "payloadType", "signatures"}
         same = same and set(signature) == {"keyid", "sig"} and isinstance(found.key_id, str)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, binascii.Error):
-        raise NotAReceipt("it is not a DSSE envelope with one signature") from None
+        raise EvidenceError("it is not a DSSE envelope with one signature") from None
     if kind != PAYLOAD_TYPE:
-        raise NotAReceipt(f"its payload is not {PAYLOAD_TYPE}")
+        raise EvidenceError(f"its payload is not {PAYLOAD_TYPE}")
     if not (same and _same(found.payload, fields["payload"]) and _same(found.signature, signature["sig"])):
-        raise NotAReceipt("it is not in canonical form, so it was changed or written by something else")
+        raise EvidenceError("it is not in canonical form, so it was changed or written by something else")
     return found
 
 
@@ -93,17 +90,17 @@ def check(envelope: Envelope, key: Ed25519PublicKey) -> None:
     """Prove that the holder of ``key`` signed exactly this payload.
 
     Raises:
-        NotAReceipt: another key is named, or the signature does not fit.
+        EvidenceError: another key is named, or the signature does not fit.
     """
     given = key_id(key)
     if envelope.key_id != given:
         # Nothing is proved yet, so the name is a stranger's text, and this is read in a terminal.
         named = ascii(envelope.key_id[:80])[1:-1]
-        raise NotAReceipt(f"it was signed with another key: it names {named}, and yours is {given}")
+        raise EvidenceError(f"it was signed with another key: it names {named}, and yours is {given}")
     try:
         key.verify(envelope.signature, pae(PAYLOAD_TYPE, envelope.payload))
     except InvalidSignature:
-        raise NotAReceipt("the signature does not fit: payload or signature were changed") from None
+        raise EvidenceError("the signature does not fit: payload or signature were changed") from None
 
 
 def _same(content: bytes, text: str) -> bool:

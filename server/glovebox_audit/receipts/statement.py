@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from glovebox_audit.receipts.dsse import NotAReceipt
+from glovebox_audit.chain import EvidenceError
 from glovebox_audit.receipts.names import PREDICATE_TYPE, STATEMENT_TYPE, is_newer
 
 
@@ -231,7 +231,7 @@ def parse(payload: bytes) -> Statement:
     """Read a payload whose signature was checked.
 
     Raises:
-        NotAReceipt: it is no statement of this version about a call, and whether a newer one made it.
+        EvidenceError: it is no statement of this version about a call, and whether a newer one made it.
     """
     try:
         return Statement.model_validate_json(payload)
@@ -241,7 +241,7 @@ def parse(payload: bytes) -> Statement:
         where = ascii(".".join(str(part) for part in first["loc"])[:200])[1:-1]
         kinds = [each["input"] for each in errors if each["loc"] == ("predicateType",)]
         if kinds and is_newer(kinds[0], PREDICATE_TYPE):
-            raise NotAReceipt(f"made by a newer Glovebox ({kinds[0]}): upgrade to read it") from None
+            raise EvidenceError(f"made by a newer Glovebox ({kinds[0]}): upgrade to read it") from None
         if all(each["type"] == "extra_forbidden" for each in errors):
-            raise NotAReceipt(f"made by a newer Glovebox, that says {where}: upgrade to read it") from None
-        raise NotAReceipt(f"its statement cannot be read by this version: {where}: {first['msg'][:300]}") from None
+            raise EvidenceError(f"made by a newer Glovebox, that says {where}: upgrade to read it") from None
+        raise EvidenceError(f"its statement cannot be read by this version: {where}: {first['msg'][:300]}") from None

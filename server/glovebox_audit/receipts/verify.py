@@ -7,10 +7,9 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from glovebox_audit import chain, read
-from glovebox_audit.chain import Head
+from glovebox_audit.chain import EvidenceError, Head
 from glovebox_audit.events import ReceiptSigned
 from glovebox_audit.receipts import dsse, statement
-from glovebox_audit.receipts.dsse import NotAReceipt
 from glovebox_audit.receipts.statement import Statement
 from glovebox_audit.segments.files import LOG_NAME
 from glovebox_audit.verify import verify as verify_log
@@ -36,8 +35,8 @@ def verify(content: bytes, key: Ed25519PublicKey, audit: Path | None = None) -> 
         audit: directory of the audit log it belongs to, or of a copy; None leaves its place unproved.
 
     Raises:
-        NotAReceipt: the receipt does not hold; the message is the exact reason.
-        AuditUnavailable: the log cannot be read.
+        EvidenceError: the receipt does not hold; the message is the exact reason.
+        AuditError: the log cannot be read.
     """
     envelope = dsse.parse(content)
     dsse.check(envelope, key)
@@ -49,7 +48,7 @@ def verify(content: bytes, key: Ed25519PublicKey, audit: Path | None = None) -> 
 
 
 def of_call(directory: Path, call_id: str) -> bytes | None:
-    """The receipt of a call, as the log holds it; None when there is none. Raises AuditUnavailable."""
+    """The receipt of a call, as the log holds it; None when there is none. Raises AuditError."""
     found = None
     for record in read.records_of(directory, call_id):
         if record.kind == ReceiptSigned.kind:
@@ -65,15 +64,15 @@ def _place(found: Statement, digest: str, audit: Path) -> None:
         if problem.line is not None and problem.file != LOG_NAME:
             where = f"{problem.file} {where}"
         if problem.kind == "anchor" and problem.line is None:
-            raise NotAReceipt(f"its place in the audit log cannot be checked: {problem.detail}")
+            raise EvidenceError(f"its place in the audit log cannot be checked: {problem.detail}")
         if problem.kind == "anchor":
             reason = f"its place in the audit log does not match: the log holds no record {position.seq} with its hash"
-            raise NotAReceipt(f"{reason} ({where}: {problem.detail})")
-        raise NotAReceipt(f"the audit log is not what was written ({where}: {problem.kind}: {problem.detail})")
+            raise EvidenceError(f"{reason} ({where}: {problem.detail})")
+        raise EvidenceError(f"the audit log is not what was written ({where}: {problem.kind}: {problem.detail})")
     records = list(read.records_of(audit, call.id))
     last = next((record for record in records if record.seq == position.seq), None)
     if last is None or last.kind != found.predicate.outcome.kind:
-        raise NotAReceipt(f"its place in the audit log does not match: record {position.seq} does not end its call")
+        raise EvidenceError(f"its place in the audit log does not match: record {position.seq} does not end its call")
     signed = [record.data.get("digest") for record in records if record.kind == ReceiptSigned.kind]
     if signed != [digest]:
-        raise NotAReceipt(f"the audit log holds {'another' if signed else 'no'} receipt of call {call.id}")
+        raise EvidenceError(f"the audit log holds {'another' if signed else 'no'} receipt of call {call.id}")

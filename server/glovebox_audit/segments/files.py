@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 from glovebox_audit import chain
-from glovebox_audit.chain import Head, NotARecord, Record
+from glovebox_audit.chain import Head, Record, RecordError
 from glovebox_audit.events import SegmentBegun
 
 LOG_NAME = "audit.jsonl"
@@ -74,13 +74,13 @@ def start_of(line: bytes) -> Start:
     """Read the first line of a segment.
 
     Raises:
-        Newer: a newer Glovebox wrote the segment.
+        NewerFormatError: a newer Glovebox wrote the segment.
     """
     try:
         first = chain.parse(line)
-    except chain.Newer:
+    except chain.NewerFormatError:
         raise
-    except NotARecord:
+    except RecordError:
         return Start()
     time = datetime.fromisoformat(first.time).timestamp()
     return begun(first, time) or Start(time=time)
@@ -90,13 +90,13 @@ def begun(record: Record, time: float = 0.0) -> Start | None:
     """What a record says that begins a segment; None for any other.
 
     Raises:
-        Newer: a newer Glovebox wrote the segment.
+        NewerFormatError: a newer Glovebox wrote the segment.
     """
     if record.kind != SegmentBegun.kind:
         return None
     version, number, offset = (record.data.get(key) for key in ("format", "segment", "offset"))
     if type(version) is int and version > chain.FORMAT:
-        raise chain.Newer(version)
+        raise chain.NewerFormatError(version)
     if type(number) is not int or type(offset) is not int or number < 1 or offset < 0:
         return None
     return Start(number=number, before=Head(seq=record.seq - 1, hash=record.prev, size=offset), time=time)

@@ -15,14 +15,14 @@ from typing import Any, BinaryIO
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from glovebox_audit import chain, read
-from glovebox_audit.chain import Newer, NotARecord, Record
+from glovebox_audit.chain import EvidenceError, NewerFormatError, Record, RecordError
 from glovebox_audit.events import CallDecided, SegmentSealed
 from glovebox_audit.read import Gaps, Snapshot
 from glovebox_audit.receipts.names import is_newer
 from glovebox_audit.segments import merkle
 from glovebox_audit.segments.counts import Counts
 from glovebox_audit.segments.rotation import leaf
-from glovebox_audit.segments.statements import NotAStatement, Seal, signed
+from glovebox_audit.segments.statements import Seal, signed
 
 TYPE = "https://glovebox.dev/inclusion-proof/v1"
 """A name: nothing is fetched from there. It changes when a field changes its meaning."""
@@ -31,11 +31,7 @@ MAX_BYTES = 64 << 20
 """Longest proof: a call with many large records; most take 20 KB."""
 
 
-class NotAProof(Exception):  # noqa: N818 - it names what the bytes are
-    """These bytes do not prove anything; the message is the exact reason, with the place."""
-
-
-class NotSealed(Exception):  # noqa: N818 - it names what is so
+class NotSealedError(Exception):
     """Records of the call are in the segment that is being written, which nobody has signed yet."""
 
 
@@ -55,13 +51,13 @@ def prove(directory: Path, call_id: str) -> bytes | None:
     """The proof of a call's records, each in its sealed segment; None where the log has none.
 
     Raises:
-        NotSealed: some are not sealed yet.
-        NotAProof: a segment is not what was sealed.
-        AuditUnavailable: the log cannot be read.
+        NotSealedError: some are not sealed yet.
+        EvidenceError: a segment is not what was sealed.
+        AuditError: the log cannot be read.
     """
     with read.opened(directory) as snapshot:
         if snapshot.log is not None and any(read.records_in(snapshot.log, snapshot.size, call_id)):
-            raise NotSealed
+            raise NotSealedError
         found: list[dict[str, Any]] = []
         for number in reversed(snapshot.sealed):
             try:
@@ -92,7 +88,7 @@ def part(
         The part of a proof, the record that seals the segment, and what it says.
 
     Raises:
-        NotAProof: the segment is not what was sealed.
+        EvidenceError: the segment is not what was sealed.
         FileNotFoundError: it was removed since.
     """
     with snapshot.segment(number) as (log, size):
@@ -101,14 +97,14 @@ def part(
         try:
             seal = chain.parse(last)
             said = signed(seal.data, Seal, {})
-        except (NotARecord, NotAStatement) as problem:
-            raise NotAProof(f"segment {number} has no seal: {problem}") from None
+        except EvidenceError as problem:
+            raise EvidenceError(f"segment {number} has no seal: {problem}") from None
         tree = merkle.levels(leaves[:-1])
         if said.lines != len(tree[0]):  # sealed when what lay in a gap had leaves too
             leaves, records, _ = _leaves(log, needle, wanted, gaps, all_lines=True)
             tree = merkle.levels(leaves[:-1])
     if seal.kind != SegmentSealed.kind or said.root != "sha256:" + tree[-1][0].hex():
-        raise NotAProof(f"segment {number} is not what was sealed; see `glovebox audit verify --all`")
+        raise EvidenceError(f"segment {number} is not what was sealed; see `glovebox audit verify --all`")
     found = [
         {"index": index, "path": [each.hex() for each in merkle.path(tree, index)], "record": text}
         for index, text in records
@@ -148,7 +144,7 @@ def _leaves(
 def _of(line: bytes, wanted: Callable[[Record], bool]) -> bool:
     try:
         return wanted(chain.parse(line))
-    except NotARecord:
+    except RecordError:
         return False
 
 
@@ -161,7 +157,7 @@ def verify(content: bytes, key: Ed25519PublicKey, key_id: str) -> Proved:
         key_id: its id.
 
     Raises:
-        NotAProof: it proves nothing.
+        EvidenceError: it proves nothing.
     """
     fields = _fields(content)
     call_id, seals, records = fields["call_id"], [], []
@@ -169,14 +165,14 @@ def verify(content: bytes, key: Ed25519PublicKey, key_id: str) -> Proved:
         try:
             data = {"envelope": each["seal"], "key": each["seal"]["signatures"][0]["keyid"]}
             seal = signed(data, Seal, {key_id: key})
-        except NotAStatement as problem:
-            raise NotAProof(f"seal {place}: {problem}") from None
+        except EvidenceError as problem:
+            raise EvidenceError(f"seal {place}: {problem}") from None
         except (LookupError, TypeError):
-            raise NotAProof(f"seal {place}: it is not a DSSE envelope with one signature") from None
+            raise EvidenceError(f"seal {place}: it is not a DSSE envelope with one signature") from None
         seals.append(seal)
         records += included(each["records"], seal, partial(_is_of, call_id))
     if not _ascending([seal.segment for seal in seals]) or not _ascending([record.seq for record in records]):
-        raise NotAProof("its records are not in the order of the log, each once")
+        raise EvidenceError("its records are not in the order of the log, each once")
     return Proved(call_id=call_id, records=tuple(records), seals=tuple(seals), key_id=key_id)
 
 
@@ -186,17 +182,17 @@ def _is_of(call_id: str, record: Record) -> bool:
 
 def _fields(content: bytes) -> Mapping[str, Any]:
     if len(content) > MAX_BYTES:
-        raise NotAProof(f"it is longer than {MAX_BYTES} bytes")
+        raise EvidenceError(f"it is longer than {MAX_BYTES} bytes")
     try:
         fields = json.loads(content)
         same = chain.canonical(fields) + b"\n" == content
         kind = fields["type"]
     except (ValueError, LookupError, TypeError, RecursionError):
-        raise NotAProof("it is not an inclusion proof") from None
+        raise EvidenceError("it is not an inclusion proof") from None
     if is_newer(kind, TYPE):
-        raise NotAProof(f"made by a newer Glovebox ({kind}): upgrade to check it")
+        raise EvidenceError(f"made by a newer Glovebox ({kind}): upgrade to check it")
     if not same:
-        raise NotAProof("it is not in canonical form, so it was changed or written by something else")
+        raise EvidenceError("it is not in canonical form, so it was changed or written by something else")
     shaped = (
         fields.keys() == {"type", "call_id", "segments"}
         and kind == TYPE
@@ -207,7 +203,7 @@ def _fields(content: bytes) -> Mapping[str, Any]:
         and all(isinstance(part["records"], list) and len(part["records"]) > 0 for part in fields["segments"])
     )
     if not shaped:
-        raise NotAProof("it does not have the fields of an inclusion proof")
+        raise EvidenceError("it does not have the fields of an inclusion proof")
     return dict(fields)
 
 
@@ -215,30 +211,30 @@ def included(told: Sequence[Any], seal: Seal, wanted: Callable[[Record], bool]) 
     """Read the records of one segment, each by its path to the root that was signed.
 
     Raises:
-        NotAProof: one does not lead there, is no record, or is not one that is wanted.
+        EvidenceError: one does not lead there, is no record, or is not one that is wanted.
     """
     found: list[Record] = []
     for place, each in enumerate(told, 1):
         where = f"record {place} of segment {seal.segment}"
         try:
             if each.keys() != {"index", "path", "record"} or type(each["index"]) is not int:
-                raise NotAProof(f"{where}: it does not have the fields of a record in a proof")
+                raise EvidenceError(f"{where}: it does not have the fields of a record in a proof")
             line = each["record"].encode() + b"\n"
             way = [bytes.fromhex(node) for node in each["path"]]
             plain = all(node.hex() == text for node, text in zip(way, each["path"], strict=True))
         except (AttributeError, TypeError, ValueError):
-            raise NotAProof(f"{where}: it does not have the fields of a record in a proof") from None
+            raise EvidenceError(f"{where}: it does not have the fields of a record in a proof") from None
         root = merkle.root_of(leaf(line), each["index"], seal.lines, way) if plain else None
         if root is None or "sha256:" + root.hex() != seal.root:
-            raise NotAProof(f"{where}: its path does not lead to the root that was signed")
+            raise EvidenceError(f"{where}: its path does not lead to the root that was signed")
         try:
             record = chain.parse(line)
-        except Newer as problem:
-            raise NotAProof(f"{where}: {problem}") from None
-        except NotARecord as problem:
-            raise NotAProof(f"{where}: it is no record: {problem}") from None
+        except NewerFormatError as problem:
+            raise EvidenceError(f"{where}: {problem}") from None
+        except RecordError as problem:
+            raise EvidenceError(f"{where}: it is no record: {problem}") from None
         if not wanted(record):
-            raise NotAProof(f"{where}: it is another call's")
+            raise EvidenceError(f"{where}: it is another call's")
         found.append(record)
     return found
 

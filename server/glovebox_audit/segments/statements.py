@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from glovebox_audit import chain
+from glovebox_audit.chain import EvidenceError
 from glovebox_audit.events import RemovalReason, SegmentRemoved, SegmentSealed
 from glovebox_audit.receipts import dsse
-from glovebox_audit.receipts.dsse import NotAReceipt
 from glovebox_audit.receipts.names import STATEMENT_TYPE, is_newer
 
 
@@ -33,10 +33,6 @@ _NUMBERS = frozenset({"segment", "lines", "bytes", "names"})
 
 
 _Kind = TypeVar("_Kind", bound="_Statement")
-
-
-class NotAStatement(Exception):  # noqa: N818 - it names what the bytes are
-    """An envelope does not hold the statement that was wanted; the message is the exact reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,13 +76,13 @@ class _Statement:
         """Read a statement of this kind.
 
         Raises:
-            NotAStatement: the bytes are anything else.
+            EvidenceError: the bytes are anything else.
         """
         try:
             fields = json.loads(payload)
             kind = fields["predicateType"]
             if is_newer(kind, cls.predicate_type):
-                raise NotAStatement(f"made by a newer Glovebox ({kind}): upgrade to read it")
+                raise EvidenceError(f"made by a newer Glovebox ({kind}): upgrade to read it")
             root = "sha256:" + fields["subject"][0]["digest"]["sha256"]
             told = fields["predicate"]
             typed = all(type(value) is (int if name in _NUMBERS else str) for name, value in told.items())
@@ -95,7 +91,7 @@ class _Statement:
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             same = False
         if not same:
-            raise NotAStatement(f"its statement is not {cls.predicate_type}")
+            raise EvidenceError(f"its statement is not {cls.predicate_type}")
         return found
 
 
@@ -144,7 +140,7 @@ def recorded(data: Mapping[str, Any], kind: type[_Kind], keys: Mapping[str, Ed25
     """Like ``signed``, of a record whose other fields have to say the same; raises likewise."""
     found = signed(data, kind, keys)
     if any(data.get(name) != getattr(found, name) for name in kind.repeated):
-        raise NotAStatement("its record does not say what was signed")
+        raise EvidenceError("its record does not say what was signed")
     return found
 
 
@@ -157,14 +153,11 @@ def signed(data: Mapping[str, Any], kind: type[_Kind], keys: Mapping[str, Ed2551
         keys: one of them must have signed it; with none, nothing is proved.
 
     Raises:
-        NotAStatement: it is not this statement, or not signed so.
+        EvidenceError: it is not this statement, or not signed so.
     """
-    try:
-        envelope = dsse.parse(chain.canonical(data.get("envelope")))
-        if envelope.key_id != data.get("key"):
-            raise NotAStatement("it names another key than its record")
-        if keys:
-            dsse.check(envelope, keys.get(envelope.key_id) or next(iter(keys.values())))
-    except NotAReceipt as problem:
-        raise NotAStatement(str(problem)) from None
+    envelope = dsse.parse(chain.canonical(data.get("envelope")))
+    if envelope.key_id != data.get("key"):
+        raise EvidenceError("it names another key than its record")
+    if keys:
+        dsse.check(envelope, keys.get(envelope.key_id) or next(iter(keys.values())))
     return kind.parse(envelope.payload)

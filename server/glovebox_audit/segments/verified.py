@@ -66,7 +66,7 @@ def load(directory: Path) -> Verified | None:
             gaps=int(fields["gaps"]),
             keys=tuple(map(str, fields["keys"])),
         )
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, chain.NotARecord):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, chain.RecordError):
         return None
 
 

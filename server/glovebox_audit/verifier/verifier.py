@@ -8,13 +8,13 @@ from typing import Literal
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from glovebox_audit import chain
-from glovebox_audit.chain import Edited, Head, Newer, Record
+from glovebox_audit.chain import EditedRecordError, EvidenceError, Head, NewerFormatError, Record
 from glovebox_audit.events import GapRecorded, SegmentRemoved, SegmentSealed, UnderWay
 from glovebox_audit.read import Line
 from glovebox_audit.segments import files, merkle
 from glovebox_audit.segments.counts import Counts
 from glovebox_audit.segments.files import HEAD_NAME, LOG_NAME, Start
-from glovebox_audit.segments.statements import NotAStatement, Removal, Seal, recorded
+from glovebox_audit.segments.statements import Removal, Seal, recorded
 from glovebox_audit.segments.verified import Verified
 from glovebox_audit.verifier.report import MAX_PROBLEMS, Problem, ProblemKind, VerifyReport
 from glovebox_sandboxes.plural import counted
@@ -188,7 +188,7 @@ class Verifier:
         """The first line of a file says which segment it is; one that says nothing is the first."""
         try:
             start = files.begun(record) if record else None
-        except Newer as problem:
+        except NewerFormatError as problem:
             self.note(1, record.seq if record else None, "newer", str(problem))
             start = None
         if record is None:
@@ -233,7 +233,7 @@ class Verifier:
         try:
             same = replace(recorded(record.data, Seal, self._keys), time="") in {whole, told, earlier}
             wrong = "" if same else "it is not that of the segment as it is here"
-        except NotAStatement as problem:
+        except EvidenceError as problem:
             wrong = str(problem)
         if wrong:
             self.note(line.number, record.seq, "seal", f"the seal of segment {told.segment}: {wrong}")
@@ -242,7 +242,7 @@ class Verifier:
         try:
             said = recorded(record.data, Removal, self._keys)
             self._removed[said.segment] = said.seal
-        except NotAStatement as problem:
+        except EvidenceError as problem:
             self.note(line.number, record.seq, "seal", f"the removal of a segment: {problem}")
 
     def end_sealed(self, number: int) -> None:
@@ -288,9 +288,9 @@ class Verifier:
         if not fresh:
             return
         self._unreadable += 1
-        if isinstance(line.error, Newer):
+        if isinstance(line.error, NewerFormatError):
             self.note(line.number, None, "newer", str(line.error))
-        elif isinstance(line.error, Edited):
+        elif isinstance(line.error, EditedRecordError):
             self.note(line.number, line.error.seq, "edited", str(line.error))
         elif not line.raw.endswith(b"\n") and len(line.raw) < chain.MAX_LINE_BYTES:
             detail = "the line has no end: a crash in mid-write, which the next server records, or a cut"

@@ -89,7 +89,7 @@ class Collector:
 
         Raises:
             ArtifactsUnavailable: the store failed.
-            AuditUnavailable: a record could not be written; nothing is visible.
+            AuditError: a record could not be written; nothing is visible.
         """
         for receiving in sorted(self._open, key=lambda each: each.name):
             await receiving.drop(_INCOMPLETE)

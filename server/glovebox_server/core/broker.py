@@ -73,7 +73,7 @@ class Broker:
             UnsupportedSpecError: No driver can enforce the profile here; nothing was started.
             SandboxError: The sandbox could not be started, was not what was planned, or died.
             ArtifactsUnavailable: The disk failed under an artifact.
-            AuditUnavailable: A record could not be made durable; what it announces did not happen.
+            AuditError: A record could not be made durable; what it announces did not happen.
         """
         rights = self.guards.rights_of(principal)
         call = accept(self.tools, rights, tool, arguments, principal=principal, listener=listener, origin=origin)

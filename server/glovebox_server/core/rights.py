@@ -32,7 +32,7 @@ from glovebox_profiles.policy.rights import RoleRights as Left
 from glovebox_profiles.policy.rights import combine_roles, order_conflicts, profiles_beyond, roles_in_force
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.calls import Principal
-from glovebox_server.errors import AuditUnavailable
+from glovebox_server.errors import AuditError
 from glovebox_server.tools.base import Tool
 from glovebox_server.workspace import WorkspaceRefused
 
@@ -271,7 +271,7 @@ class ActivePolicy:
                 for warning in order_conflicts(found.policy):
                     _log.warning("%s", warning)
             self.problem = None
-        except AuditUnavailable as problem:
+        except AuditError as problem:
             self._taken, self.problem = taken, str(problem)  # looked at again in a second
         except Exception as problem:  # noqa: BLE001 - whatever a file holds ends no server
             await self._refuse(problem, audit)
@@ -300,7 +300,7 @@ class ActivePolicy:
         _log.error("The policy was changed, and is not in force; the one before stays: %s", problem)
         try:
             await audit.append(PolicyRefused(where=where, policy_digest=self.now.digest or ""))
-        except AuditUnavailable as failure:
+        except AuditError as failure:
             _log.error("That is not recorded: %s", failure)
 
 

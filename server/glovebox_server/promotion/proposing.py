@@ -26,7 +26,7 @@ from glovebox_sandboxes.contract.outcome import Captured, Outcome, Usage
 from glovebox_sandboxes.plural import counted
 from glovebox_server.artifacts.record import ArtifactsUnavailable
 from glovebox_server.calls import ToolCall
-from glovebox_server.errors import AuditUnavailable, RefusedError
+from glovebox_server.errors import AuditError, RefusedError
 from glovebox_server.guards.approvals.shown import visible
 from glovebox_server.promotion import journal as journals
 from glovebox_server.promotion import plan, transaction
@@ -92,7 +92,7 @@ class Proposals:
 
         Raises:
             RefusedError: it is too much to be shown.
-            AuditUnavailable: it could not be recorded, so nobody is asked.
+            AuditError: it could not be recorded, so nobody is asked.
         """
         shown = "\n".join([*_findings(scans), proposed.shown])
         if len(shown.encode()) > MAX_SHOWN_BYTES:
@@ -107,7 +107,7 @@ class Proposals:
 
         Raises:
             RefusedError: nothing was changed.
-            AuditUnavailable: nor where it could not be recorded.
+            AuditError: nor where it could not be recorded.
         """
         began = anyio.current_time()
         done = await anyio.to_thread.run_sync(_told, lambda: self._put(proposed, call))
@@ -157,7 +157,7 @@ def _told(work: Callable[[], _T]) -> _T:
         return work()
     except RefusedError as refusal:
         raise RefusedError(refusal.rule, without_paths(refusal.reason), without_paths(refusal.hint)) from refusal
-    except (ArtifactsUnavailable, AuditUnavailable):
+    except (ArtifactsUnavailable, AuditError):
         raise
     except OSError as problem:
         reason = f"The system refused: {os.strerror(problem.errno or errno.EIO)}; nothing was changed."

@@ -23,7 +23,7 @@ def roll_back(journal: Journal, identifier: str, record: Record) -> Promotion:
 
     Raises:
         RefusedError: nothing was changed: there is none to put back, its folder is another, or a file changed since.
-        AuditUnavailable: nor where it could not be recorded.
+        AuditError: nor where it could not be recorded.
     """
     known = journal.all()
     promotion = next((each for each in known if each.id == identifier), None)

@@ -124,7 +124,7 @@ class Scanning:
             known: what was found earlier, and where what is found now is remembered; None where nothing is.
 
         Raises:
-            AuditUnavailable: what was to be recorded of it could not be.
+            AuditError: what was to be recorded of it could not be.
         """
         found: list[Scan] = []
         with anyio.move_on_after(MAX_SCAN_SECONDS):

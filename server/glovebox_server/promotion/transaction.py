@@ -24,7 +24,7 @@ from glovebox_server.promotion.folder import Folder, opened
 from glovebox_server.promotion.journal import Change, Journal, Promotion, interrupted
 
 Record = Callable[[Event], None]
-"""Has an event on the disk when it returns, or raises ``AuditUnavailable``."""
+"""Has an event on the disk when it returns, or raises ``AuditError``."""
 Content = Callable[[int], Iterable[bytes]]
 """From a change's number to what its file is to hold."""
 
@@ -75,7 +75,7 @@ def promote(folder: Folder, journal: Journal, promotion: Promotion, content: Con
 
     Raises:
         RefusedError: nothing was changed: a file is not as it was shown, something is in the way, or a disk is full.
-        AuditUnavailable: nor where it could not be recorded.
+        AuditError: nor where it could not be recorded.
     """
     on_record = False
     with _translated("preparing the promotion"):
@@ -124,7 +124,7 @@ def recover(journal: Journal, record: Record) -> list[Recovered]:
     """Bring each interrupted promotion to an end: one that had not made all its changes makes none.
 
     Raises:
-        AuditUnavailable: what is put back cannot be recorded first, so it is not.
+        AuditError: what is put back cannot be recorded first, so it is not.
         PromotionsUnusable: the journal cannot be read or written.
     """
     found = []

@@ -6,8 +6,8 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from glovebox_audit import chain
+from glovebox_audit.chain import EvidenceError
 from glovebox_audit.receipts import dsse, keys
-from glovebox_audit.receipts.dsse import NotAReceipt
 from glovebox_audit.receipts.names import STATEMENT_TYPE
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.reading import read_bytes
@@ -55,7 +55,7 @@ def require(lock: Lock, key_file: Path) -> str:
         raise ProfileError(lock.path, None, "", "is not signed", fix)
     try:
         return _checked(read_bytes(where, dsse.MAX_BYTES), lock.data, key)
-    except NotAReceipt as problem:
+    except EvidenceError as problem:
         raise ProfileError(where, None, "", str(problem), fix) from None
 
 
@@ -63,5 +63,5 @@ def _checked(content: bytes, lock: bytes, key: Ed25519PublicKey) -> str:
     envelope = dsse.parse(content)
     dsse.check(envelope, key)
     if envelope.payload != payload(lock):
-        raise NotAReceipt("it is of another lock, or this one was changed since")
+        raise EvidenceError("it is of another lock, or this one was changed since")
     return envelope.key_id

@@ -16,11 +16,10 @@ from glovebox_audit import chain
 from glovebox_audit.bundle import archive
 from glovebox_audit.bundle.make import make
 from glovebox_audit.bundle.verify import verify
-from glovebox_audit.chain import Head
+from glovebox_audit.chain import EvidenceError, Head
 from glovebox_audit.events import ServerStopped, draft
 from glovebox_audit.file import HEAD_NAME, LOG_NAME, LogFile
 from glovebox_audit.receipts.keys import parse_public, public_pem
-from glovebox_audit.segments.proof import NotAProof
 from glovebox_audit.verify import verify as verify_log
 from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.load.loader import load
@@ -107,6 +106,6 @@ def _verified(kind: str, log: Path, call: str, signer: Signer) -> str:
         content = archive.written(chain.canonical(fields) + b"\n", others)
     try:
         found = verify(content, {signer.key_id: parse_public(signer.public_pem().encode())}).evidence
-    except NotAProof as problem:
+    except EvidenceError as problem:
         return f"it does not hold: {problem}"
     return f"PROVED: {' '.join(each.kind for each in found.records)}"

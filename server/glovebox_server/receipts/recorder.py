@@ -34,7 +34,7 @@ from glovebox_profiles.compile import withheld
 from glovebox_profiles.model import Profile
 from glovebox_server.artifacts.record import ArtifactsUnavailable
 from glovebox_server.calls import ToolCall, elapsed_ms, whose
-from glovebox_server.errors import AuditUnavailable
+from glovebox_server.errors import AuditError
 from glovebox_server.failures import foreseen
 from glovebox_server.redaction import without_paths
 
@@ -122,7 +122,7 @@ class CallRecorder:
         stands ready. Whoever is about to do something that it announces before there is another record calls ``flush``.
 
         Raises:
-            AuditUnavailable: the record is not in the log, so what it announces must not happen.
+            AuditError: the record is not in the log, so what it announces must not happen.
         """
         if isinstance(event, CallDecided) and event.effect == "allow":
             self._held.append(self._named(event))
@@ -146,7 +146,7 @@ class CallRecorder:
         """Write what has been held back, if anything.
 
         Raises:
-            AuditUnavailable: it is not in the log.
+            AuditError: it is not in the log.
         """
         if self._held:
             await self._write([])
@@ -201,7 +201,7 @@ class CallRecorder:
         with anyio.CancelScope(shield=True):
             try:
                 await self.finish(event)
-            except AuditUnavailable as problem:
+            except AuditError as problem:
                 # The caller hears of it already, or is gone. The log says it is lost when it can, with no receipt.
                 reason = f"Its last record could not be written: {without_paths(problem.reason)[:200]}."
                 self._issuer.log.lose(self._call.id, reason)
@@ -215,12 +215,12 @@ class CallRecorder:
         """Write the call's last record and its receipt, both or none.
 
         Raises:
-            AuditUnavailable: neither is on the disk.
+            AuditError: neither is on the disk.
         """
         issuer = self._issuer
         if not any(each.kind == CallDecided.kind for each in (*self._held, *self._written)):
             reason = "that it was allowed could not be recorded"
-            raise AuditUnavailable(f"record {last.kind}", reason, "Look at the disk, and try again.")
+            raise AuditError(f"record {last.kind}", reason, "Look at the disk, and try again.")
         last = replace(last, published=self._published or None)
         digest = ""
 

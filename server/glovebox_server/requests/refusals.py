@@ -16,7 +16,7 @@ from typing import Final, Protocol
 import anyio
 
 from glovebox_audit.events import Event, RequestsRefused
-from glovebox_server.errors import AuditUnavailable
+from glovebox_server.errors import AuditError
 
 #: From one record to the next, in seconds, at least: what a kill may lose, against 10 MB of log in a day of them.
 PAUSE_SECONDS: Final = 5.0
@@ -86,7 +86,7 @@ class Refusals:
         try:
             count = sum(counts.total() for counts in found.values())
             await log.append(RequestsRefused(since=since, count=count, refused=rows))
-        except AuditUnavailable:
+        except AuditError:
             self._since = since
             for principal, counts in found.items():
                 for rule, count in counts.items():

@@ -15,7 +15,7 @@ def recover(settings: Settings) -> None:
     """Put back, or finish, what was interrupted, unless somebody is at it right now.
 
     Raises:
-        AuditUnavailable: what is put back cannot be recorded first.
+        AuditError: what is put back cannot be recorded first.
     """
     try:
         if not journals.interrupted(journals.listed(settings.state_dir)):

@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from rich.text import Text
 
 from glovebox_audit import anchors, chain, read, subscription
+from glovebox_audit.chain import EvidenceError
 from glovebox_audit.file import LOG_NAME
 from glovebox_audit.printable import printable
 from glovebox_audit.read import Line
@@ -128,11 +129,11 @@ def audit_prove(settings: Settings, call_id: str) -> int:
     call_id = find_call(directory, call_id)
     try:
         found = proofs.prove(directory, call_id)
-    except proofs.NotSealed:
+    except proofs.NotSealedError:
         hint = "`glovebox audit seal` seals it now; else the next day or 64 MiB will."
         err.print(Text(f"Records of call {call_id} are in a segment that is not sealed yet: {hint}"))
         return FAILED
-    except proofs.NotAProof as problem:
+    except EvidenceError as problem:
         err.print(Text(f"There is no proof: {problem}."))
         return FAILED
     if found is None:
@@ -211,7 +212,7 @@ def _verify_proof(file: Path, key: Ed25519PublicKey) -> int:
         content = opened.read(proofs.MAX_BYTES + 1)
     try:
         proved = proofs.verify(content, key, dsse.key_id(key))
-    except proofs.NotAProof as problem:
+    except EvidenceError as problem:
         return not_proved("proof", problem)
     records = [json.loads(record.line) for record in proved.records]
     seals = [asdict(seal) for seal in proved.seals]

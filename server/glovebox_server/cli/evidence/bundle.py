@@ -7,9 +7,9 @@ from rich.text import Text
 
 from glovebox_audit.bundle import archive, report
 from glovebox_audit.bundle import verify as verifying
+from glovebox_audit.chain import EvidenceError
 from glovebox_audit.printable import printable
 from glovebox_audit.receipts import dsse
-from glovebox_audit.segments.proof import NotAProof
 from glovebox_sandboxes.plural import counted
 from glovebox_server.cli.evidence.audit import not_proved, public_key
 from glovebox_server.cli.options import (
@@ -51,7 +51,7 @@ def bundle_verify(file: Path, keys: tuple[Path, ...]) -> int:
         content = opened.read(archive.MAX_BYTES + 1)
     try:
         found = verifying.verify(content, given)
-    except NotAProof as problem:
+    except EvidenceError as problem:
         return not_proved("bundle", problem)
     evidence = found.evidence
     calls = report.of_calls(evidence.records)

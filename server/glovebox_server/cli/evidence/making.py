@@ -8,7 +8,8 @@ import click
 from rich.text import Text
 
 from glovebox_audit.bundle import make as making
-from glovebox_audit.segments.proof import NotAProof, NotSealed
+from glovebox_audit.chain import EvidenceError
+from glovebox_audit.segments.proof import NotSealedError
 from glovebox_profiles import model as profiles_model
 from glovebox_profiles.errors import ProfileError
 from glovebox_sandboxes.plural import counted
@@ -56,7 +57,7 @@ def audit_bundle(settings: Settings, call: str | None, run: str | None, output: 
         of, identity = "call", find_call(directory, call or "")
     try:
         content = _made(settings, directory, of, identity)
-    except (NotAProof, NotSealed) as problem:
+    except (EvidenceError, NotSealedError) as problem:
         why = str(problem) or "its records go on being written: try again once the run is over"
         err.print(Text(f"There is no bundle: {why}."))
         return FAILED
@@ -77,7 +78,7 @@ def _made(settings: Settings, directory: Path, of: str, identity: str) -> bytes 
 
     try:
         return making.make(directory, of, identity, texts)
-    except NotSealed:
+    except NotSealedError:
         log = audit_log(settings)
         try:
             log.seal()

@@ -127,7 +127,7 @@ def find_call(directory: Path, name: str) -> str:
 
     Raises:
         MisnamedError: it means none, or several.
-        AuditUnavailable: the log cannot be read.
+        AuditError: the log cannot be read.
     """
     if not chain.is_name(name):
         what = f"Finding the call {printable(name)[:200]!r}"
@@ -146,7 +146,7 @@ def find_run(directory: Path, name: str) -> str:
 
     Raises:
         MisnamedError: there is no newest call, or it is of no run.
-        AuditUnavailable: the log cannot be read.
+        AuditError: the log cannot be read.
     """
     if name != ask.LAST:
         return name

@@ -8,9 +8,9 @@ from rich.table import Table
 from rich.text import Text
 
 from glovebox_audit import chain
+from glovebox_audit.chain import EvidenceError
 from glovebox_audit.printable import printable
 from glovebox_audit.receipts import dsse, statement
-from glovebox_audit.receipts.dsse import NotAReceipt
 from glovebox_audit.receipts.keys import parse_public
 from glovebox_audit.receipts.statement import Statement
 from glovebox_audit.receipts.verify import VerifiedReceipt, of_call
@@ -69,7 +69,7 @@ def receipt_show(settings: Settings, wanted: str) -> int:
             return FAILED
         envelope = dsse.parse(content)
         said = statement.parse(envelope.payload)
-    except NotAReceipt as problem:
+    except EvidenceError as problem:
         err.print(Text(f"Not a receipt: {printable(str(problem))}."))
         return FAILED
     if wants_json():
@@ -115,7 +115,7 @@ def receipt_verify(settings: Settings, wanted: str, key: Path | None, audit: Pat
             return FAILED
         audit = audit or log
         proved = verify_receipt(content, given, audit)
-    except NotAReceipt as problem:
+    except EvidenceError as problem:
         return not_proved("receipt", problem)
     if not emit(_report(proved, audited=audit is not None), indent=None):
         where = f"its place {proved.statement.predicate.audit.seq} in the audit log is right"

@@ -38,7 +38,7 @@ from glovebox_server.cli.options import (
     wants_json,
 )
 from glovebox_server.cli.terminal import new_table, print_table
-from glovebox_server.errors import AuditUnavailable, MisnamedError
+from glovebox_server.errors import AuditError, MisnamedError
 from glovebox_server.exits import NO_SERVER, OK, UNAVAILABLE, USAGE
 from glovebox_server.guards.stops.stop import MAX_BECAUSE, SCOPES, Scope, Stop, StopsUnusable, new_stop, stops_of
 from glovebox_server.guards.stops.stops import RECORD_SECONDS, made
@@ -298,7 +298,7 @@ def _warn_if_unseen(settings: Settings, scope: Scope, name: str) -> None:
             return bool(ask.ask(settings.state_dir / "audit", filters, 1, told).calls)
 
     seen = False
-    with suppress(DiagnosedError, AuditUnavailable):
+    with suppress(DiagnosedError, AuditError):
         seen = state.run_as_owner(settings.state_dir, is_seen)
     if not seen:
         words = f"No call of {scope} {name} is on record. It is stopped before its first call, or misspelt."

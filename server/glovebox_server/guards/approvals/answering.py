@@ -22,7 +22,7 @@ from glovebox_server.guards.approvals.question import Answer, Question, digest_o
 from glovebox_server.guards.approvals.store import Moment, Standing
 
 Record = Callable[[Event], object]
-"""Writes one event to the audit log; it is on the disk when this returns, or it raises ``AuditUnavailable``."""
+"""Writes one event to the audit log; it is on the disk when this returns, or it raises ``AuditError``."""
 
 
 def ask(db: sqlite3.Connection, question: Question, at: Moment, record: Record) -> None:

@@ -27,7 +27,7 @@ from glovebox_profiles.model import effective
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.calls import Decision, Grant, Listener, new_id
 from glovebox_server.core.accept import deny
-from glovebox_server.errors import AuditUnavailable, RefusedError, StoreUnusable
+from glovebox_server.errors import AuditError, RefusedError, StoreUnusable
 from glovebox_server.guards.approvals import answering, store
 from glovebox_server.guards.approvals.facts import asked_about, remembered, rules_of, subject
 from glovebox_server.guards.approvals.lifting import Escalation, reaching
@@ -403,7 +403,7 @@ class Approvals:
 
     async def _abandon(self, question: Question) -> None:
         """Take a question back whose call was ended. That is what its caller hears, also where this fails."""
-        with suppress(StoreUnusable, AuditUnavailable), anyio.CancelScope(shield=True):
+        with suppress(StoreUnusable, AuditError), anyio.CancelScope(shield=True):
             await self._write(lambda db: answering.abandon(db, question, self._clock(), self._record))
 
     async def _until_decided(self, identifier: str) -> StoreUnusable | None:

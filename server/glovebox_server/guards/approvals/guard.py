@@ -10,7 +10,7 @@ from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.calls import CallResult, Decision, ToolCall
 from glovebox_server.core.call import ApprovalRequiredError, Call, CallDeniedError, Decide
 from glovebox_server.core.result import add_notes
-from glovebox_server.errors import AuditUnavailable, StoreUnusable
+from glovebox_server.errors import AuditError, StoreUnusable
 from glovebox_server.guards.approvals.approvals import Approvals
 from glovebox_server.guards.approvals.lifting import (
     Escalation,
@@ -96,7 +96,7 @@ async def request_hosts(approvals: Approvals, call: Call) -> tuple[str, ...]:
         return ()
     try:
         questions = await approvals.request(replace(propose(call), escalation=None), escalations)
-    except (StoreUnusable, AuditUnavailable):
+    except (StoreUnusable, AuditError):
         return ()  # the program has run, and what it was refused stays refused
     return tuple(
         f"Question {question.id} asks whether it may reach {question.subject.target}: call again once that is allowed."

@@ -182,7 +182,7 @@ class CallJournal:
         """Record the decision about a call; return what writes its other records.
 
         Raises:
-            AuditUnavailable: The decision is not in the log.
+            AuditError: The decision is not in the log.
         """
         now, request = call.now, call.request
         profile = now.profile if request.tool in now.rights.profiles else None
@@ -199,7 +199,7 @@ class CallJournal:
         """Record how a call ended that ran.
 
         Raises:
-            AuditUnavailable: The record is not in the log.
+            AuditError: The record is not in the log.
         """
         now, outcome = call.now, ran.outcome
         failed = ran.answer.failed or now.withheld is not None

@@ -23,7 +23,7 @@ from glovebox_audit.log import AuditLog
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.calls import ToolCall
 from glovebox_server.core.call import Call, CallDeniedError
-from glovebox_server.errors import AuditUnavailable
+from glovebox_server.errors import AuditError
 from glovebox_server.guards.stops.stop import DAMAGED, MAX_STOPS, SPARE_STOPS, Scope, Stop, new_stop, stops_of
 from glovebox_server.secret_files import SecretUnusable
 from glovebox_server.stores.files import Files, Found
@@ -169,7 +169,7 @@ class Stops:
     async def _append(self, event: Event, done: anyio.Event) -> None:
         try:
             await self._audit.append(event)
-        except AuditUnavailable as problem:
+        except AuditError as problem:
             _log.warning("%s is not recorded: %s", event.kind, problem)
         finally:
             done.set()

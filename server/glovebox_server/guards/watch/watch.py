@@ -25,7 +25,7 @@ from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_server.calls import Decision, ToolCall
 from glovebox_server.egress import EgressAttempt
-from glovebox_server.errors import AuditUnavailable
+from glovebox_server.errors import AuditError
 from glovebox_server.guards.redaction.detector import index_markers
 from glovebox_server.guards.repeats.repeats import make_room
 from glovebox_server.guards.stops.stop import Scope
@@ -253,7 +253,7 @@ class Watch:
         alarm = WatchAlarm(rule=finding.rule, action=action, where=finding.where, what=finding.what, **whose)
         try:
             await (self._stops.record(alarm) if action == "stop" else self._audit.append(alarm))
-        except AuditUnavailable as problem:
+        except AuditError as problem:
             _log.error("an alarm of the watch rule %s is not recorded: %s", finding.rule, problem)
         run = self._run(call)
         if action == "slow":
