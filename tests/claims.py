@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from glovebox_sandboxes.conformance import call, case
+from tests.conformance.whole_calls import case as call
+
+from glovebox_sandboxes.conformance import case
 from glovebox_sandboxes.conformance.case import ClaimCase as Case
 from glovebox_sandboxes.drivers.registry import NAMES
 

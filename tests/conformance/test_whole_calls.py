@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import anyio.from_thread
 import pytest
+from tests.conformance.whole_calls import harness
+from tests.conformance.whole_calls.case import CallCase, load
+from tests.conformance.whole_calls.harness import CallHarness
 
-from glovebox_sandboxes.conformance.call import CallCase, load
 from glovebox_sandboxes.conformance.host import Planted
 from glovebox_sandboxes.drivers.registry import NAMES
-from glovebox_server.prove import harness
-from glovebox_server.prove.harness import CallHarness
 from glovebox_server.settings import Settings
 
 CASES = load()

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 from tests import claims
+from tests.conformance.whole_calls import case as call
 
-from glovebox_sandboxes.conformance import call, case
+from glovebox_sandboxes.conformance import case
 
 CASES = (*case.load(), *call.load())
 ESCAPE = sorted(path.name for path in (claims.ROOT / "tests/escape").glob("test_*.py"))

@@ -23,7 +23,8 @@ AT_MOST = {
     "exception_classes": 76,  # 25
     "inner_imports": 127,  # 15
     "words": 64_869,  # 30,000
-    "test_lines": 78_296,  # 52,000
+    # 1,400 of them were product: the harness of whole calls, which `doctor --prove` no longer runs.
+    "test_lines": 79_750,  # 52,000
     "core_files": 25,
     "core_lines": 6_000,
 }

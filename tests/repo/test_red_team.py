@@ -4,9 +4,10 @@ import csv
 import re
 
 from tests import claims
+from tests.conformance.whole_calls import case as call
 from tests.red_team import corpus, report
 
-from glovebox_sandboxes.conformance import call, case
+from glovebox_sandboxes.conformance import case
 
 RISKS = {
     "ASI01": "Agent Goal Hijack",

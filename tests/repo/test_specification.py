@@ -4,8 +4,9 @@ import csv
 import io
 
 from tests.claims import ROOT, functions, modules
+from tests.conformance.whole_calls import case as call
 
-from glovebox_sandboxes.conformance import call, case
+from glovebox_sandboxes.conformance import case
 
 TABLE = (ROOT / "docs/operate/specification.csv").read_text()
 CONTROLS = {"test_wire.py": "test_w.py", "case output-depth": "case none", "run by hand with tests/tools/in_vm": ""}

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from tests.conformance.whole_calls import harness
+from tests.conformance.whole_calls.case import CallCase, ControlCall, load
+from tests.conformance.whole_calls.governed import CaseGovernance
+from tests.conformance.whole_calls.harness import CallHarness
+from tests.conformance.whole_calls.seen import Seen, differences, incomplete, of_all
 
 from glovebox_audit.read import records_of
 from glovebox_sandboxes.conformance import host
-from glovebox_sandboxes.conformance.call import CallCase, ControlCall, load
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import CallResult, Text
-from glovebox_server.prove import harness
-from glovebox_server.prove.governed import CaseGovernance
-from glovebox_server.prove.harness import CallHarness
-from glovebox_server.prove.seen import Seen, differences, incomplete, of_all
 from glovebox_server.settings import Settings
 
 CASES = load()

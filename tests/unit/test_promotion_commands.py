@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from tests.conformance.whole_calls.promoting import CaseFolder
 from tests.fixtures.artifact_stores import Clock, a_store, keep
 from tests.fixtures.audit_logs import log_lines
 from tests.fixtures.promoting import held
@@ -24,7 +25,6 @@ from glovebox_server.errors import RefusedError
 from glovebox_server.exits import OK, REFUSED, UNAVAILABLE
 from glovebox_server.promotion.folder import Folder
 from glovebox_server.promotion.proposing import Proposals
-from glovebox_server.prove.promoting import CaseFolder
 from glovebox_server.settings import Settings
 
 POLICY = """\

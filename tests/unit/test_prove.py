@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from rich.console import Console
 from tests.fixtures.consoles import printing_on
 
-from glovebox_sandboxes.conformance import call, case, host, prepared, prove, trial
+from glovebox_sandboxes.conformance import case, host, prepared, prove, trial
 from glovebox_sandboxes.conformance.case import Case, Control
 from glovebox_sandboxes.conformance.host import Planted
 from glovebox_sandboxes.conformance.prepared import Prepared
@@ -24,10 +24,10 @@ from glovebox_sandboxes.contract.measure import Expected
 from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.seccomp.cases import load_cases
+from glovebox_server.cli.host import scorecard
 from glovebox_server.cli.main import main
 from glovebox_server.errors import AuditError
 from glovebox_server.exits import FAILED, OK, UNAVAILABLE
-from glovebox_server.prove import harness, scorecard
 from glovebox_server.settings import Settings
 
 CAPABILITIES = Capabilities(driver="bubblewrap", level="namespaces", version="1", limits={"memory_bytes": "cgroup v2"})
@@ -182,12 +182,6 @@ def _served(monkeypatch: pytest.MonkeyPatch, capabilities: Mapping[str, Capabili
         yield Available()
 
     monkeypatch.setattr(registry, "opened", opened)
-
-    @asynccontextmanager
-    async def no_harness(_data: Path, _host: Planted) -> AsyncIterator[None]:
-        yield None
-
-    monkeypatch.setattr(harness, "opened", no_harness)
     monkeypatch.setattr(registry, "NAMES", tuple(capabilities))
 
 
@@ -211,7 +205,6 @@ def test_a_gate_is_told_by_the_exit_code(
 ) -> None:
     """A driver that was asked for and is not there is never a proof; one that was not asked for may be absent."""
     monkeypatch.setattr(case, "load", lambda: (a_case("a"),))
-    monkeypatch.setattr(call, "load", lambda: ())
     _served(monkeypatch, found)
     out = StringIO()
     assert _run(out, names=names) == code
@@ -228,7 +221,6 @@ def test_the_scorecard_names_what_failed_and_cannot_redraw_the_terminal(
     """Expected and seen are there; escapes that a program printed are not."""
     judged["b"] = ("it answered '\x1b[2J' instead of EROFS",)
     monkeypatch.setattr(case, "load", lambda: (a_case("a"), a_case("b")))
-    monkeypatch.setattr(call, "load", lambda: ())
     _served(monkeypatch, {"bubblewrap": CAPABILITIES})
     out = StringIO()
     assert _run(out, as_json=False) == FAILED
@@ -252,7 +244,6 @@ def test_both_ways_to_start_a_sandbox_are_proved_and_told_apart(
 
     monkeypatch.setattr(trial, "judge", judge)
     monkeypatch.setattr(case, "load", lambda: (a_case("a"),))
-    monkeypatch.setattr(call, "load", lambda: ())
     _served(monkeypatch, {"bubblewrap": CAPABILITIES}, quick=quick)
     out = StringIO()
     assert _run(out) == (FAILED if quick else OK)
@@ -300,11 +291,11 @@ def test_our_own_failures_are_one_paragraph(
 ) -> None:
     """A host where the proof itself cannot be set up ends with the code for that, not with a traceback."""
 
-    def full(_data: Path, _host: Planted) -> None:
+    def full(_data: Path, _server_id: str) -> None:
         raise AuditError("Opening the log", "the disk is full", "Free space.")
 
     _served(monkeypatch, {"bubblewrap": CAPABILITIES})
-    monkeypatch.setattr(harness, "opened", full)
+    monkeypatch.setattr(registry, "opened", full)
     done = CliRunner().invoke(main, ["doctor", "--prove"])
     assert done.exit_code == UNAVAILABLE
     assert done.stderr.count("\n") == 1

@@ -14,7 +14,6 @@ from mcp_types.version import SUPPORTED_PROTOCOL_VERSIONS
 from glovebox_profiles.compile import to_spec
 from glovebox_profiles.features import FEATURES
 from glovebox_profiles.model import Profile, digest_of
-from glovebox_sandboxes.conformance import call as calls
 from glovebox_sandboxes.conformance import case as cases
 from glovebox_sandboxes.contract.base import Capabilities
 from glovebox_sandboxes.contract.errors import UnsupportedSpecError
@@ -57,7 +56,7 @@ async def build_manifest(
     offered = [tools[name] for name in rights.offered(tools)]
     found = [(await drivers.get(name)).capabilities for name in NAMES]
     listed = {entry.name: entry for entry in catalogue.list_tools(offered, profiles, environments)}
-    suite = (*cases.load(), *calls.load())
+    suite = cases.load()
     return {
         "format": FORMAT,
         "glovebox": version,

@@ -56,7 +56,7 @@ def doctor(settings: Settings, prove: bool, names: tuple[str, ...]) -> int:
         if names:
             raise click.UsageError("--driver says what to prove; add --prove.")
         return anyio.run(_diagnose, state.locate(settings))
-    scorecard = importlib.import_module("glovebox_server.prove.scorecard")  # brings the cases
+    scorecard = importlib.import_module("glovebox_server.cli.host.scorecard")  # brings the cases
     for name in scorecard.unknown(names):
         raise click.UsageError(f"There is no driver {name!r}; there are {scorecard.KNOWN}.")
     code: int = anyio.run(lambda: scorecard.run(settings, names=names))

@@ -11,15 +11,16 @@ from typing import Any
 
 import httpx2
 from starlette.types import ASGIApp
+from tests.conformance.whole_calls import issuing
+from tests.conformance.whole_calls.case import TrialCall
+from tests.conformance.whole_calls.seen import Seen
 
 from glovebox_audit.events import Event, RequestsRefused
 from glovebox_audit.log import AuditLog
-from glovebox_sandboxes.conformance.call import TrialCall
 from glovebox_server.app import App
 from glovebox_server.calls import CallResult, Text
 from glovebox_server.core.broker import Broker
 from glovebox_server.mcp.server import RUN_META_KEY, McpServer
-from glovebox_server.prove.seen import Seen
 from glovebox_server.requests.refusals import Refusals
 from glovebox_server.transport import tokens
 from glovebox_server.transport.auth import AuthMiddleware
@@ -80,8 +81,6 @@ class OverHttp:
             token = made[1][:-1] + ("A" if made[1][-1] != "A" else "B")
         async with AsyncExitStack() as opened:
             if call.token in _ISSUED:
-                from glovebox_server.prove import issuing  # noqa: PLC0415 - brings what checks signatures, which others do without
-
                 authority, sign = await opened.enter_async_context(issuing.opened(_HOST))
                 token = sign(call.token, call.caller)
             await opened.enter_async_context(sessions.run())

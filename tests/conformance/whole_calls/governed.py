@@ -10,8 +10,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Self
 
+from tests.conformance.whole_calls.case import Step
+
 from glovebox_profiles.policy.model import Policy
-from glovebox_sandboxes.conformance.call import Step
 from glovebox_server.app import App
 from glovebox_server.calls import ToolCall
 from glovebox_server.core.rights import RightsOf
@@ -20,6 +21,7 @@ from glovebox_server.guards.approvals import store
 from glovebox_server.guards.approvals.approvals import Approvals
 from glovebox_server.guards.approvals.question import Answer
 from glovebox_server.guards.approvals.store import Moment
+from glovebox_server.guards.budgets.budgets import opened as opened_budgets
 from glovebox_server.guards.budgets.windows import Clocks, read_clocks
 from glovebox_server.guards.registry import GuardSet
 from glovebox_server.guards.repeats.repeats import Repeats
@@ -81,8 +83,6 @@ class CaseGovernance:
             watch = await opened.enter_async_context(Watch.opened(self.place, audit, stops, actions))
             budgets = None
             if spends:
-                from glovebox_server.guards.budgets.budgets import opened as opened_budgets  # noqa: PLC0415 - brings SQLite
-
                 budgets = await opened.enter_async_context(opened_budgets(self.place, self._shown))
             asking = Approvals.opened(self.place, audit, self._app.tools, lambda _: "", later)
             approvals = await opened.enter_async_context(asking)

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from tests.conformance.whole_calls.case import TrialCall
+
 from glovebox_audit.chain import Record
 from glovebox_audit.events import RequestsRefused
-from glovebox_sandboxes.conformance.call import TrialCall
 from glovebox_server.calls import CallResult, Text
 from glovebox_server.tools.base import Tool
 

@@ -5,25 +5,22 @@ What is asked lives in ``glovebox_sandboxes.conformance``; here are words, colou
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
-from functools import partial
 from textwrap import indent
 from typing import Any
 
-import anyio
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from glovebox_audit.printable import printable
-from glovebox_sandboxes.conformance import call as calls
 from glovebox_sandboxes.conformance import case as cases
 from glovebox_sandboxes.conformance import host as hosts
 from glovebox_sandboxes.conformance.host import Planted
 from glovebox_sandboxes.conformance.prepared import has_another_way, prepared
-from glovebox_sandboxes.conformance.prove import CaseFinding, Proof, Start, gap_names, judged, prove, together
+from glovebox_sandboxes.conformance.prove import CaseFinding, Proof, Start, prove
 from glovebox_sandboxes.contract.base import Capabilities, Driver, mechanisms
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.host import surroundings
@@ -32,7 +29,6 @@ from glovebox_server.app import VERSION
 from glovebox_server.cli.options import emit, err, out
 from glovebox_server.cli.terminal import print_table
 from glovebox_server.exits import FAILED, OK, UNAVAILABLE
-from glovebox_server.prove import harness
 from glovebox_server.settings import Settings
 
 KNOWN = ", ".join(registry.NAMES)
@@ -57,14 +53,12 @@ async def run(settings: Settings, *, names: tuple[str, ...]) -> int:
         names: drivers that must be proved; every usable one where it is empty.
     """
     suite = cases.load()
-    whole = calls.load()
     began = datetime.now(UTC)
     proofs: list[Proof] = []
     unusable: list[Capabilities] = []
     async with (
         hosts.planted() as host,
         registry.opened(settings.data_dir, f"prove{os.getpid()}") as available,
-        harness.opened(settings.data_dir, host) as calls_harness,
     ):
         for name in names or registry.NAMES:
             driver = await available.get(name)
@@ -77,15 +71,14 @@ async def run(settings: Settings, *, names: tuple[str, ...]) -> int:
                 def tell(_: CaseFinding, progress: Progress = progress, task: TaskID = task) -> None:
                     progress.advance(task)
 
-                found = await _both_ways(driver, suite, host, tell)
-                proofs += [await _with_calls(found[0], whole, calls_harness, tell), *found[1:]]
+                proofs += await _both_ways(driver, suite, host, tell)
             if not err.is_terminal:
                 seconds = sum(each.seconds for each in proofs if each.capabilities.driver == name)
                 err.print(f"{name}: {seconds:.0f} s", markup=False, highlight=False)
     missing = [each for each in unusable if names or not proofs]
     holds = all(proof.holds for proof in proofs) and not missing
-    if not emit(_json((*suite, *whole), proofs, unusable, began=began, holds=holds)):
-        _print(out, (*suite, *whole), proofs, unusable)
+    if not emit(_json(suite, proofs, unusable, began=began, holds=holds)):
+        _print(out, suite, proofs, unusable)
     if missing:
         return UNAVAILABLE
     return OK if holds else FAILED
@@ -100,26 +93,6 @@ async def _both_ways(
         async with prepared(driver) as forked:
             found.append(await prove(forked, suite, host, heard, "forked"))
     return found
-
-
-async def _with_calls(
-    proof: Proof,
-    whole: Iterable[calls.CallCase],
-    calls_harness: harness.CallHarness,
-    heard: Callable[[CaseFinding], None],
-) -> Proof:
-    """The proof with what came of whole calls on the same driver."""
-    started = anyio.current_time()
-    names = gap_names(proof.capabilities)
-
-    async def judge(case: calls.CallCase) -> list[CaseFinding]:
-        began = anyio.current_time()
-        verdict = await calls_harness.judge(case, proof.capabilities.driver)
-        return [judged(case, verdict.problems, names, anyio.current_time() - began)]
-
-    found = await together([partial(judge, case) for case in whole], heard)
-    seconds = proof.seconds + anyio.current_time() - started
-    return replace(proof, findings=(*proof.findings, *found), seconds=round(seconds, 3))
 
 
 def _progress(err: Console) -> Progress:

@@ -1,6 +1,6 @@
 """Judging whole calls: through the broker, with real records and artifacts, on one driver.
 
-The cases are ``conformance.call``'s. What must be so of every call is asked here of each: no secret and no
+The cases are those of ``case``. What must be so of every call is asked here of each: no secret and no
 path of the host in anything a caller gets, one last record, a log that verifies, nothing left behind.
 """
 
@@ -14,11 +14,18 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import anyio.to_thread
 from structlog.testing import capture_logs
+from tests.conformance.whole_calls import echoing
+from tests.conformance.whole_calls.case import FOLDER_STEPS, CallCase, TrialCall
+from tests.conformance.whole_calls.governed import CaseGovernance
+from tests.conformance.whole_calls.over_http import OverHttp
+from tests.conformance.whole_calls.promoting import CaseFolder
+from tests.conformance.whole_calls.proofs import require_locked, shown
+from tests.conformance.whole_calls.seen import Seen, incomplete, of_all, order, promoted, refused_requests
 
 from glovebox_audit.events import RequestsRefused
 from glovebox_audit.read import records_of
@@ -29,7 +36,6 @@ from glovebox_profiles.load.loader import load
 from glovebox_profiles.policy.model import Policy
 from glovebox_sandboxes import strict_json
 from glovebox_sandboxes.conformance import trial
-from glovebox_sandboxes.conformance.call import FOLDER_STEPS, CallCase, TrialCall
 from glovebox_sandboxes.conformance.host import CANARY, Planted
 from glovebox_server import app as apps
 from glovebox_server.app import App
@@ -40,13 +46,8 @@ from glovebox_server.errors import RefusedError
 from glovebox_server.failures import failure_of
 from glovebox_server.guards.approvals.question import Question
 from glovebox_server.guards.registry import GuardSet
-from glovebox_server.prove.governed import CaseGovernance
-from glovebox_server.prove.seen import Seen, incomplete, of_all, order, promoted, refused_requests
 from glovebox_server.settings import Settings
 from glovebox_server.startup import policy as policies
-
-if TYPE_CHECKING:
-    from glovebox_server.prove.promoting import CaseFolder
 
 _ARTIFACT_BYTES = 1 << 20
 """Most that is read back of one file; the trial's profile lets out no more."""
@@ -112,10 +113,8 @@ class CallHarness:
             governance = await opened.enter_async_context(CaseGovernance.opened(self._app, place))
             folder: CaseFolder | None = None
             if any(call.folder is not None for call in calls):
-                from glovebox_server.prove import promoting  # noqa: PLC0415 - which other cases do without
-
                 path = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="glovebox-proof-")))
-                folder = promoting.CaseFolder(app=self._app, path=path, workspace=self._host.workspace)
+                folder = CaseFolder(app=self._app, path=path, workspace=self._host.workspace)
             for number, call in enumerate(calls, 1):
                 seen, counted = await self._all(call, driver, uris, governance, folder)
                 found = [*of_all(call, seen), *(problem for each in seen for problem in self._always(each))]
@@ -140,7 +139,7 @@ class CallHarness:
         driver: str,
         given: Mapping[str, str],
         governance: CaseGovernance,
-        folder: "CaseFolder | None" = None,
+        folder: CaseFolder | None = None,
     ) -> tuple[list[Seen], list[RequestsRefused]]:
         """Make a call as often as it says; what was seen, and the records of requests that became no calls."""
         marker = governance.marker
@@ -158,14 +157,10 @@ class CallHarness:
         counted: list[RequestsRefused] = []
         async with AsyncExitStack() as opened:
             if call.echoes:
-                from glovebox_server.prove import echoing  # noqa: PLC0415 - brings certificates, which other cases do without
-
                 guards = replace(guards, gates=await opened.enter_async_context(echoing.opened()))
             broker = replace(self._app.broker, guards=guards)
             make = partial(self._make, broker, call, names, stop)
             if call.token:
-                from glovebox_server.prove.over_http import OverHttp  # noqa: PLC0415 - brings the SDK, which other cases do without
-
                 way = await opened.enter_async_context(OverHttp.opened(self._app, broker, call, governance.place))
                 make = partial(way.make, call, _filled(call.arguments, names), _filled(call.handle, names))
             if call.at_once:
@@ -188,8 +183,6 @@ class CallHarness:
         place = self._profile(call, driver, names)
         profiles = load([place], check_example=apps.check_example)
         if call.locked:
-            from glovebox_server.prove.proofs import require_locked  # noqa: PLC0415 - other cases do without
-
             require_locked(call.locked, profiles, place)
         served = self._host.root / "gone" if call.workspace == "gone" else self._app.workspace.path
         policy = self._policy(call, profiles)
@@ -229,8 +222,6 @@ class CallHarness:
                 namespaces, name = record.data["measured"]["namespaces"], record.data["sandbox_id"]
                 seen.left += await trial.left(namespaces, name, trial.now() - ago)
         if call.shown:
-            from glovebox_server.prove.proofs import shown  # noqa: PLC0415 - other cases do without
-
             shows = partial(shown, call.shown, self._app.settings, seen.call_id)
             seen.verified = await anyio.to_thread.run_sync(shows)
         await self._fetch(call, seen)

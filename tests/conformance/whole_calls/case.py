@@ -1,16 +1,14 @@
 """A call case: one claim about a whole call, from its arguments to its result, its records and its artifacts.
 
-Calls may come before it, and somebody may do something after each: what governs the calls of a case is the case's
-alone, and so is its clock, which goes on for days only where it says so. The format of ``calls/*.toml``, beside that of
-``case``, which is about a sandbox alone. In texts of a case ``{{host NAME}}`` stands for what is planted on the host
-under that name (see ``host``), and ``{{artifact NAME}}`` for the address of a file that a call before it gave back;
-``{{canary}}`` is a canary's marker, and ``{{canary even}}`` and ``{{canary odd}}`` are its letters, by turns. Patterns
-are regular expressions that must match the whole of a field and some part of a text. Nothing here may import a driver
-or do I/O beyond reading its own files.
+The format of ``cases/*.toml``. Calls may come before it, and somebody may do something after each. What governs the
+calls of a case is the case's alone, and so is its clock, which goes on for days only where it says so. In texts
+``{{host NAME}}`` stands for what is planted under that name (``conformance.host``), ``{{artifact NAME}}`` for the
+address of a file that an earlier call gave back, ``{{canary}}`` for a canary's marker, and ``{{canary even}}`` and
+``{{canary odd}}`` for its letters by turns. A pattern is a regular expression that must match the whole of a field or
+some part of a text. Nothing here may import a driver or do I/O beyond reading its own files.
 """
 
-from importlib import resources
-from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, model_validator
@@ -59,7 +57,7 @@ class TrialCall(Strict):
         "issued", "issued for another", "issued long ago", "signed by another", "unsigned",
     ] = ""  # fmt: skip
     """It comes over HTTP, with such a token of its caller's; empty: to the broker itself. From ``issued`` on it is an
-    access token of an authorization server that the proof runs; see ``prove.issuing``."""
+    access token of an authorization server that the proof runs; see ``issuing``."""
     handle: str = ""
     """What it says over HTTP of its run; ``{{handle NAME}}`` is what an earlier call of that caller was given."""
     at_once: bool = False
@@ -67,7 +65,7 @@ class TrialCall(Strict):
     workspace: Literal["planted", "gone"] = "planted"
     """``gone``: a directory that does not exist, so that no sandbox can be set up."""
     echoes: bool = False
-    """Behind its gate is a server of the proof's own that hands back what it is sent; see ``prove.echoing``."""
+    """Behind its gate is a server of the proof's own that hands back what it is sent; see ``echoing``."""
     locked: Literal["", "same", "changed", "signed", "unsigned"] = ""
     """Its profile is locked first; ``changed``: and has another limit since; the last two: and a signature of the lock
     is required."""
@@ -174,9 +172,9 @@ def _filled(call: TrialCall, of: TrialCall, names: tuple[str, ...]) -> TrialCall
     return call.model_copy(update=asked)
 
 
-_SHIPPED = resources.files(__package__).joinpath("calls")
+FOLDER = Path(__file__).parent / "cases"
 
 
-def load(folder: Traversable | None = None) -> tuple[CallCase, ...]:
+def load(folder: Path = FOLDER) -> tuple[CallCase, ...]:
     """Return every call case, in the order of the files' names; raises as ``case.load`` does."""
-    return read_all(folder or _SHIPPED, CallCase)
+    return read_all(folder, CallCase)

@@ -49,7 +49,7 @@ async def opened() -> AsyncIterator[Callable[..., EgressGate]]:
         for host, port in ((KEYS, 443), (OTHER, 443), (KEYS, 80)):
             plain = await anyio.create_tcp_listener(local_host="127.0.0.1")
             ports[host, port] = plain.extra(SocketAttribute.local_port)  # noqa: S610 - not of Django
-            listener = TLSListener(plain, _context(issuer.leaf(host))) if port == 443 else plain  # noqa: PLR2004 - https
+            listener = TLSListener(plain, _context(issuer.leaf(host))) if port == 443 else plain
             listening.push_async_callback(plain.aclose)
             tasks.start_soon(listener.serve, _served)
         yield partial(

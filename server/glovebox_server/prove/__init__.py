@@ -1,1 +1,0 @@
-"""``glovebox doctor --prove``: whole calls judged on this host, and the scorecard."""
