@@ -31,11 +31,11 @@ from pathlib import Path
 
 from glovebox_audit import chain, place, writers
 from glovebox_audit.chain import Draft, EditedRecordError, Head, NewerFormatError, Record, RecordError
-from glovebox_audit.events import GapRecorded, SegmentBegun, SegmentSealed, UnderWay, draft
+from glovebox_audit.events import GapRecorded, OpenCalls, SegmentBegun, SegmentSealed, draft
 from glovebox_audit.place import AuditError, identity
 from glovebox_audit.segments import files, merkle, rotation
 from glovebox_audit.segments.counts import Counts
-from glovebox_audit.segments.files import Start
+from glovebox_audit.segments.files import SegmentStart
 from glovebox_audit.segments.rotation import Rotation
 from glovebox_audit.segments.statements import Removal, Seal
 from glovebox_audit.writers import AbandonedCalls, Writer
@@ -82,10 +82,10 @@ class LogFile:
         self._server = server
         self._stack = contextlib.ExitStack()
         self._tail = Head()
-        self._calls = UnderWay()
+        self._calls = OpenCalls()
         self._rotation = rotates
         self._log_fd = -1
-        self._start = Start()
+        self._start = SegmentStart()
         self._due_size, self._due_time = sys.maxsize, math.inf
         self._sealed = False
         with contextlib.ExitStack() as stack, place.translated(directory, "open the audit log"):
@@ -312,7 +312,7 @@ class LogFile:
             raise self._place.newer(error) from error
         self._take(descriptor, start)
 
-    def _take(self, descriptor: int, start: Start) -> None:
+    def _take(self, descriptor: int, start: SegmentStart) -> None:
         self._close_file()
         self._log_fd, self._start, self._sealed = descriptor, start, False
         if self._rotation is not None:
@@ -395,7 +395,7 @@ class LogFile:
         except OSError:
             os.close(descriptor)
             raise
-        self._take(descriptor, Start(number=number, before=before, time=time.time()))
+        self._take(descriptor, SegmentStart(number=number, before=before, time=time.time()))
         self._place.sync()
         self._move_head(Head(seq=record.seq, hash=record.hash, size=before.size + len(record.line)))
         # Else a power cut could leave it behind by a file, whose records the next start would read.
@@ -454,7 +454,7 @@ class LogFile:
             for writer in gone:
                 writer.close(remove=done)
 
-    def _under_way(self, gone: Sequence[Writer]) -> dict[str, UnderWay]:
+    def _under_way(self, gone: Sequence[Writer]) -> dict[str, OpenCalls]:
         return AbandonedCalls(self._directory, self._log_fd, self._start, self._tail).under_way(gone)
 
 

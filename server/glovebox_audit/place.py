@@ -40,7 +40,7 @@ _FIX_EVIDENCE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LogDirectory:
     """An open directory. Make it with ``opened``; raises OSError where nothing else is said."""
 
     path: Path
@@ -165,7 +165,7 @@ def identity(found: os.stat_result) -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[Place]:
+def opened(path: Path) -> Iterator[LogDirectory]:
     """Open the directory, made (0700) where there is none.
 
     Raises:
@@ -176,7 +176,7 @@ def opened(path: Path) -> Iterator[Place]:
         path.mkdir(mode=0o700, exist_ok=True)
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        place = Place(path, descriptor)
+        place = LogDirectory(path, descriptor)
         place._check(os.fstat(descriptor), stat.S_IFDIR, path)  # noqa: SLF001 - of this module
         yield place
     finally:

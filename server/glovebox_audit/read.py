@@ -46,7 +46,7 @@ _SPAN_BYTES = 1 << 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class LogLine:
     """One line of the file, or one part of a line longer than ``chain.MAX_LINE_BYTES``."""
 
     number: int
@@ -175,7 +175,7 @@ def head(directory: Path) -> Head:
             raise AuditError(attempted, "it is missing or damaged", "Run `glovebox audit verify`.") from error
 
 
-def lines(log: BinaryIO, start: int, end: int) -> Iterator[Line]:
+def lines(log: BinaryIO, start: int, end: int) -> Iterator[LogLine]:
     """Yield the lines between two offsets; whatever the bytes are, nothing is raised for them.
 
     What lies in a recorded gap is no record, whatever it looks like: the chain goes past it.
@@ -192,7 +192,7 @@ def lines(log: BinaryIO, start: int, end: int) -> Iterator[Line]:
         if record is not None and gaps.hold(start):
             record, error = None, RecordError("it lies in a recorded gap")
         start += len(raw)
-        yield Line(number=number, raw=raw, end=start, record=record, error=error)
+        yield LogLine(number=number, raw=raw, end=start, record=record, error=error)
         fresh = raw.endswith(b"\n")
 
 
@@ -258,15 +258,15 @@ def _parsed(raw: bytes) -> tuple[Record | None, RecordError | None]:
         return None, error
 
 
-def tail(directory: Path, count: int) -> list[Line]:
+def tail(directory: Path, count: int) -> list[LogLine]:
     """Return the last ``count`` lines, at most ``MAX_TAIL_LINES``; raises like ``opened``."""
     with opened(directory) as snapshot:
         return last_lines(snapshot, count)
 
 
-def last_lines(snapshot: Snapshot, count: int) -> list[Line]:
+def last_lines(snapshot: Snapshot, count: int) -> list[LogLine]:
     """Return the last lines of a snapshot, at most ``MAX_TAIL_LINES``."""
-    found: list[Line] = []
+    found: list[LogLine] = []
     wanted = min(max(count, 0), MAX_TAIL_LINES)
     for log, size in snapshot.newest_first():
         start = _start_of_last(log, size, wanted - len(found))

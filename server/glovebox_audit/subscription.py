@@ -16,7 +16,7 @@ from anyio.abc import ObjectReceiveStream
 from glovebox_audit import read
 from glovebox_audit.chain import Record
 from glovebox_audit.place import AuditError
-from glovebox_audit.read import Line, Snapshot
+from glovebox_audit.read import LogLine, Snapshot
 
 #: Records that wait for one reader. A call makes about ten; a reader that is further behind reads from the disk.
 MAX_WAITING_RECORDS = 256
@@ -113,7 +113,7 @@ class Subscription(ObjectReceiveStream[Record | Missed]):
         self._receive.close()
 
 
-async def follow(directory: Path, count: int) -> AsyncGenerator[Line, None]:
+async def follow(directory: Path, count: int) -> AsyncGenerator[LogLine, None]:
     """Yield the last ``count`` lines and then every new one, of all server processes, until it is closed.
 
     Raises:

@@ -15,7 +15,7 @@ from glovebox_audit.chain import Head, RecordError
 from glovebox_audit.read import Snapshot
 from glovebox_audit.segments import files, verified
 from glovebox_audit.segments.files import HEAD_NAME, LOG_NAME
-from glovebox_audit.segments.verified import Verified
+from glovebox_audit.segments.verified import VerifiedSegments
 from glovebox_audit.verifier.report import VerifyReport
 from glovebox_audit.verifier.verifier import Keys, Verifier
 
@@ -88,10 +88,10 @@ def _oldest(snapshot: Snapshot) -> int:
         return files.start_of(files.line_at(log.fileno(), 0)).before.seq
 
 
-def _read(verifier: Verifier, snapshot: Snapshot) -> Verified | None:
+def _read(verifier: Verifier, snapshot: Snapshot) -> VerifiedSegments | None:
     """Have every segment checked that is not known; what is known then, of the sealed ones."""
     stamps = verified.stamps(snapshot.directory, snapshot.sealed)
-    state: Verified | None = None
+    state: VerifiedSegments | None = None
     expected = snapshot.sealed[0] if snapshot.sealed else 0
     for number in snapshot.sealed:
         if expected < number:

@@ -20,9 +20,9 @@ from pathlib import Path
 
 from glovebox_audit import chain, read
 from glovebox_audit.chain import Head, RecordError
-from glovebox_audit.events import CallLost, UnderWay
+from glovebox_audit.events import CallLost, OpenCalls
 from glovebox_audit.segments import files
-from glovebox_audit.segments.files import Start
+from glovebox_audit.segments.files import SegmentStart
 
 DIRECTORY = "writers"
 _SUFFIX = ".json"
@@ -146,18 +146,18 @@ class AbandonedCalls:
     Those servers write no more, so reading needs no lock.
     """
 
-    def __init__(self, directory: Path, descriptor: int, start: Start, tail: Head) -> None:
+    def __init__(self, directory: Path, descriptor: int, start: SegmentStart, tail: Head) -> None:
         """Take what the writer knows; the descriptor stays its own."""
         self._directory = directory
         self._descriptor = descriptor
         self._start = start
         self._tail = tail
 
-    def under_way(self, gone: Sequence[Writer]) -> dict[str, UnderWay]:
+    def under_way(self, gone: Sequence[Writer]) -> dict[str, OpenCalls]:
         """What these servers may have left open, from where their files say or else from the beginning."""
         known = [writer.since for writer in gone if writer.since is not None and self._holds(writer.since)]
         start = min(head.size for head in known) if len(known) == len(gone) else 0
-        found = {writer.server: UnderWay() for writer in gone}
+        found = {writer.server: OpenCalls() for writer in gone}
         names = [server.encode() for server in found]
         for at, line in self._lines(start):
             # Parsing is what costs, and most of what follows a crash is other servers'.

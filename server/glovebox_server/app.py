@@ -38,7 +38,7 @@ from glovebox_server.errors import AuditError, InvalidArguments
 from glovebox_server.guards.admission.admission import Admission
 from glovebox_server.guards.approvals.approvals import Approvals
 from glovebox_server.guards.budgets.budgets import opened as open_budgets
-from glovebox_server.guards.budgets.spending import Left
+from glovebox_server.guards.budgets.spending import BudgetRemainder
 from glovebox_server.guards.credentials.sources import CredentialCache
 from glovebox_server.guards.journal.journal import CallJournal, sandbox_started
 from glovebox_server.guards.redaction.detector import Forms
@@ -116,7 +116,7 @@ class App:
         credentials = (*rights.credentials, *(made_by.network.credential if made_by else ()))
         return profile.result.redact if profile else "mask", self.guards.credentials.forms(credentials)
 
-    async def left(self, principal: Principal, run: str | None) -> Sequence[Left]:
+    async def left(self, principal: Principal, run: str | None) -> Sequence[BudgetRemainder]:
         """What is left of a caller's budgets; nothing where it has none.
 
         Raises:
@@ -175,7 +175,7 @@ def profile_directories(settings: Settings) -> list[Path]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Start:
+class _StartInput:
     """All that is read before anything is started."""
 
     settings: Settings
@@ -245,7 +245,7 @@ async def opened(
             parts.guards.hiding.close()
 
 
-def _read(settings: Settings, transport: str) -> _Start:
+def _read(settings: Settings, transport: str) -> _StartInput:
     profiles = load_profiles(settings)
     environments = required(settings, profiles)
     owner = new_owner()
@@ -265,7 +265,7 @@ def _read(settings: Settings, transport: str) -> _Start:
         max_bytes_total=settings.artifact_total_mib * 2**20,
         parts=ARTIFACT_PARTS if transport == "http" else 1,
     )
-    return _Start(
+    return _StartInput(
         settings=settings, transport=transport, server_id=f"g{owner.pid}-{owner.started}", profiles=profiles,
         environments=environments, workspace=served, policy=policy, lock=lock, artifacts=store,
         signer=Signer.load(settings.state_dir), key=server_key.load(settings.state_dir), sealer=sealer,
@@ -273,7 +273,7 @@ def _read(settings: Settings, transport: str) -> _Start:
 
 
 async def _open_parts(
-    start: _Start,
+    start: _StartInput,
     stack: AsyncExitStack,
     ended: list[str],
     tools_digest: Callable[[ProfileSet, Mapping[str, Environment]], str] | None,
@@ -312,7 +312,7 @@ async def _open_parts(
     return _Parts(audit=audit, tasks=tasks, refusals=refusals, sandboxes=sandboxes, watch=watch, guards=guards)
 
 
-def _assemble(start: _Start, parts: _Parts, ended: list[str]) -> App:
+def _assemble(start: _StartInput, parts: _Parts, ended: list[str]) -> App:
     guards = parts.guards
     receipts = ReceiptIssuer(log=parts.audit, signer=start.signer, version=VERSION, server_id=start.server_id)
     journal = CallJournal(receipts=receipts, forms_of=guards.forms_of, sealer=start.sealer)
@@ -326,7 +326,7 @@ def _assemble(start: _Start, parts: _Parts, ended: list[str]) -> App:
     )  # fmt: skip
 
 
-async def _begin(start: _Start, parts: _Parts, *, prewarm: bool) -> None:
+async def _begin(start: _StartInput, parts: _Parts, *, prewarm: bool) -> None:
     """Record what is in force, and start what runs beside calls."""
     settings, profiles, audit, tasks = start.settings, start.profiles, parts.audit, parts.tasks
     for tool, profile in profiles.items():

@@ -12,7 +12,7 @@ from glovebox_audit.events.calls import Effect
 from glovebox_sandboxes.contract.outcome import SkippedFile
 
 if TYPE_CHECKING:  # it names a principal
-    from glovebox_server.guards.approvals.question import Answer, Question
+    from glovebox_server.guards.approvals.question import ApprovalAnswer, Question
 
 #: Of milliseconds: a clock shows more, and means nothing by it.
 _DIGITS = 3
@@ -198,7 +198,7 @@ class Listener(Protocol):
         False where it hears no progress, so that it would not know what it waits for: it is told to call again.
         """
 
-    async def ask(self, question: "Question") -> "Answer | None":
+    async def ask(self, question: "Question") -> "ApprovalAnswer | None":
         """Ask the person at the client, and wait for the answer; None where this client cannot be asked."""
 
 

@@ -43,7 +43,7 @@ class WorkspaceRefused(DiagnosedError):  # noqa: N818 - until its area merges it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Location:
     """A directory, as far as it shows which other lies in it."""
 
     path: Path
@@ -51,7 +51,7 @@ class Place:
     origin: tuple[str, PurePath] | None = None
     """See ``mounts.origin``."""
 
-    def way_to(self, other: "Place") -> PurePath | None:
+    def way_to(self, other: "Location") -> PurePath | None:
         """The path from here to the other one, under whatever name either was bound; None where it lies elsewhere."""
         if other.path.is_relative_to(self.path):
             return other.path.relative_to(self.path)
@@ -78,7 +78,7 @@ class Workspace:
         return f"No workspace is served: {self.reason}. Name one with --workspace or GLOVEBOX_WORKSPACE."
 
 
-def objection(directory: Place, own: Mapping[str, Place], homes: Sequence[Place] = ()) -> str:
+def objection(directory: Location, own: Mapping[str, Location], homes: Sequence[Location] = ()) -> str:
     """Why programs must not read all of a directory; empty if nothing speaks against it. Pure.
 
     Args:
@@ -98,7 +98,7 @@ def objection(directory: Place, own: Mapping[str, Place], homes: Sequence[Place]
     return ""
 
 
-def _relation(directory: Place, other: Place) -> Literal["is", "contains", "lies in", ""]:
+def _relation(directory: Location, other: Location) -> Literal["is", "contains", "lies in", ""]:
     inside, outside = directory.way_to(other), other.way_to(directory)
     if inside and outside:
         return "is"
@@ -180,13 +180,13 @@ def _open(found: os.stat_result) -> bool:
     return found.st_mode & wanted == wanted
 
 
-def place(directory: Path) -> Place:
+def place(directory: Path) -> Location:
     """A directory of this host as it is now."""
     path = Path(os.path.realpath(directory))  # Path.resolve does not end well in a circle of links
-    return Place(path=path, origin=mounts.origin(path))
+    return Location(path=path, origin=mounts.origin(path))
 
 
-def own(settings: Settings) -> Mapping[str, Place]:
+def own(settings: Settings) -> Mapping[str, Location]:
     """The directories whose files are the server's own."""
     return {
         "state": place(settings.state_dir),
@@ -196,7 +196,7 @@ def own(settings: Settings) -> Mapping[str, Place]:
     }
 
 
-def _homes(directory: Path) -> Sequence[Place]:
+def _homes(directory: Path) -> Sequence[Location]:
     """The homes of whoever runs this, and of the directory's owner: ``sudo`` leaves one where it was."""
     found = [os.environ.get("HOME", "")]
     for user in {os.geteuid(), directory.stat().st_uid}:

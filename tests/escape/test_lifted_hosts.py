@@ -8,7 +8,7 @@ from tests.fixtures.internet import METADATA, OTHER, PRIVATE, SITE, Cable, answe
 
 from glovebox_server.guards.approvals import store
 from glovebox_server.guards.approvals.approvals import Approvals
-from glovebox_server.guards.approvals.question import Answer, Reach
+from glovebox_server.guards.approvals.question import ApprovalAnswer, Reach
 from glovebox_server.guards.approvals.store import Standing
 
 __all__ = ["wires"]
@@ -52,7 +52,7 @@ async def _allow(box: Glovebox, reach: Reach = "call", *, lifted: str | None = N
     (standing,) = [each for each in _pending(box) if lifted in (None, each.question.subject.lifted or "")]
     question, approvals = standing.question, box.app.guards.approvals
     assert isinstance(approvals, Approvals)
-    given = Answer(allow=True, by="local:0", channel="operator", reach=reach, digest=question.digest)
+    given = ApprovalAnswer(allow=True, by="local:0", channel="operator", reach=reach, digest=question.digest)
     assert (await approvals.answer(question.id, given)).state == "allowed"
     return question.id
 

@@ -15,7 +15,7 @@ from glovebox_audit import chain
 from glovebox_audit.chain import Record
 from glovebox_audit.events import draft
 from glovebox_audit.file import LogFile
-from glovebox_audit.place import Place
+from glovebox_audit.place import LogDirectory
 from glovebox_audit.verify import verify
 from glovebox_server.errors import AuditError
 
@@ -119,8 +119,8 @@ def test_control_a_rotation_that_began_the_next_file_under_its_name_leaves_half_
     monkeypatch.setattr("glovebox_audit.segments.files.NEXT_NAME", "audit.jsonl")
     for name in ("fsync", "fdatasync"):
         monkeypatch.setattr(os, name, lambda _: None)
-    rename = Place.rename
-    monkeypatch.setattr(Place, "rename", lambda place, old, new: old != new and rename(place, old, new))
+    rename = LogDirectory.rename
+    monkeypatch.setattr(LogDirectory, "rename", lambda place, old, new: old != new and rename(place, old, new))
     broken = 0
     for step in range(1, LAST_STEP):
         directory = tmp_path / f"{step}"

@@ -24,7 +24,7 @@ from glovebox_server.core.accept import find_tool, validate_arguments
 from glovebox_server.core.rights import ActivePolicy, Governed, Rights
 from glovebox_server.errors import AuditError
 from glovebox_server.guards.admission.admission import Admission
-from glovebox_server.guards.budgets.spending import Left
+from glovebox_server.guards.budgets.spending import BudgetRemainder
 from glovebox_server.guards.journal import journal
 from glovebox_server.mcp.manifest import FORMAT, Manifest
 from glovebox_server.requests.refusals import Refusals
@@ -224,7 +224,7 @@ class FakeApp:
         """As shipped profiles have it; nothing is lent."""
         return "mask", {}
 
-    async def left(self, _principal: Principal, _run: str | None) -> Sequence[Left]:
+    async def left(self, _principal: Principal, _run: str | None) -> Sequence[BudgetRemainder]:
         """Nobody has budgets."""
         return ()
 

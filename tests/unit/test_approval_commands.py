@@ -24,7 +24,7 @@ from glovebox_server.exits import OK, REFUSED, UNAVAILABLE, USAGE
 from glovebox_server.guards.approvals import store
 from glovebox_server.guards.approvals.lifting import Escalation
 from glovebox_server.guards.approvals.shown import shown
-from glovebox_server.guards.approvals.store import Moment
+from glovebox_server.guards.approvals.store import ClockReading
 
 QUIET = ASKING.model_copy(update={"approval": "none"})
 LIFTED = Escalation(what="host", target="https://example.org:443", lift=Lift(what="host"))
@@ -251,6 +251,6 @@ async def test_a_question_of_another_version_is_not_guessed_at(tmp_path: Path) -
 def test_the_clock_is_that_of_the_host() -> None:
     """Of this boot, and it grows."""
     one, other = store.now(), store.now()
-    assert isinstance(one, Moment)
+    assert isinstance(one, ClockReading)
     assert one.boot == other.boot
     assert one.at <= other.at

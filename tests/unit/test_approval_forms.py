@@ -7,7 +7,7 @@ import pytest
 from tests.fixtures.approving import Desk, Person, a_desk, again, proposal
 
 from glovebox_server.guards.approvals import approvals as module
-from glovebox_server.guards.approvals.question import Answer, Question
+from glovebox_server.guards.approvals.question import ApprovalAnswer, Question
 
 
 class Slow(Person):
@@ -19,7 +19,7 @@ class Slow(Person):
         self.may_answer = anyio.Event()
         self.closed = anyio.Event()
 
-    async def ask(self, question: Question) -> Answer | None:
+    async def ask(self, question: Question) -> ApprovalAnswer | None:
         """Answer once the test says so."""
         try:
             await self.may_answer.wait()
@@ -121,7 +121,7 @@ async def test_whoever_closed_the_form_or_lost_it_is_asked_again(how: str, tmp_p
     """By the next call; the control is the person there, whose yes counts."""
 
     class Lost(Slow):
-        async def ask(self, question: Question) -> Answer | None:
+        async def ask(self, question: Question) -> ApprovalAnswer | None:
             await super().ask(question)
             raise ConnectionError
 
@@ -140,7 +140,7 @@ async def test_whoever_closed_the_form_or_lost_it_is_asked_again(how: str, tmp_p
 class Failing(Slow):
     """Their client breaks while the form is open."""
 
-    async def ask(self, question: Question) -> Answer | None:
+    async def ask(self, question: Question) -> ApprovalAnswer | None:
         """Fail once the test says so."""
         await super().ask(question)
         raise OSError("the client broke")

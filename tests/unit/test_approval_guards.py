@@ -29,7 +29,7 @@ from glovebox_server.guards.approvals.lifting import (
     unnamed,
     widened,
 )
-from glovebox_server.guards.approvals.question import Asked, Question, digest_of
+from glovebox_server.guards.approvals.question import Question, RequiredApproval, digest_of
 from glovebox_server.guards.approvals.rules import Facts, asking, together
 from glovebox_server.guards.proposal import Proposal
 from glovebox_server.tools import TOOLS
@@ -279,7 +279,7 @@ def test_a_rule_is_about_its_tool_or_every_tool_and_about_more_than_its_seconds(
 
 def test_nobody_at_the_client_can_be_two() -> None:
     """A quorum goes to operators, where another rule says the client."""
-    assert together([Asked(by="client"), Asked(quorum=2)]).by == "operator"
+    assert together([RequiredApproval(by="client"), RequiredApproval(quorum=2)]).by == "operator"
 
 
 def _rights(profile: Profile, *lifts: Lift) -> Rights:

@@ -15,7 +15,7 @@ from glovebox_profiles.policy.model import Approval, Budget, Lift
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.calls import Decision
 from glovebox_server.guards.approvals.lifting import host_of, liftable_host, permanent, rule_for, unnamed, with_host
-from glovebox_server.guards.approvals.question import Asked, Question
+from glovebox_server.guards.approvals.question import Question, RequiredApproval
 from glovebox_server.guards.approvals.rules import together
 from glovebox_server.guards.approvals.states import TRANSITIONS, after
 from glovebox_server.guards.proposal import Proposal
@@ -193,9 +193,14 @@ def test_what_is_over_stays_over() -> None:
 
 def test_demands_together_are_no_weaker_than_each() -> None:
     """Who must answer, how many, how far, how long; at the client nobody can give another principal's yes."""
-    both = together([Asked(by="client", minutes=5, reach="run"), Asked(another_principal=True, quorum=2, minutes=10)])
-    assert both == Asked(by="operator", quorum=2, another_principal=True, reach="call", minutes=5)
-    assert together([Asked(by="client"), Asked()]).by == "client"
+    both = together(
+        [
+            RequiredApproval(by="client", minutes=5, reach="run"),
+            RequiredApproval(another_principal=True, quorum=2, minutes=10),
+        ]
+    )
+    assert both == RequiredApproval(by="operator", quorum=2, another_principal=True, reach="call", minutes=5)
+    assert together([RequiredApproval(by="client"), RequiredApproval()]).by == "client"
 
 
 def _networked(rule: dict[str, Any]) -> Profile:

@@ -4,9 +4,9 @@ from dataclasses import fields, replace
 
 import pytest
 
-from glovebox_server.guards.approvals.question import Subject, canonical
+from glovebox_server.guards.approvals.question import QuestionSubject, canonical
 
-SUBJECT = Subject(
+SUBJECT = QuestionSubject(
     principal="local:1000",
     run="r_1",
     tool="run_python",
@@ -20,7 +20,7 @@ SUBJECT = Subject(
 )
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(Subject)])
+@pytest.mark.parametrize("name", [field.name for field in fields(QuestionSubject)])
 def test_every_part_of_the_subject_changes_its_digest(name: str) -> None:
     """A yes is bound to all of it; the control is that the same subject has the same digest."""
     other = {"inputs": (), "rules": ("approval.hosts",), "lifted": "host"}.get(name, "other")

@@ -13,7 +13,7 @@ from rich.cells import cell_len
 
 from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_profiles.model import effective
-from glovebox_server.guards.approvals.question import Asked, Question, Subject
+from glovebox_server.guards.approvals.question import Question, QuestionSubject, RequiredApproval
 from glovebox_server.guards.approvals.shown import COLUMNS, MAX_COMPARED, MAX_NAMED, fold, shown, visible
 
 PROFILE = load([SHIPPED], check_example=None)["run_python"]
@@ -24,13 +24,13 @@ _LINE = re.compile(r" +(\d+) │ (.*)")
 
 def asked(code: str, before: str | None = None, **others: object) -> Question:
     """A question about one program."""
-    subject = Subject(
+    subject = QuestionSubject(
         principal="token:one", run="r_1", tool="run_python", arguments=rfc8785.dumps({"code": code, **others}).decode(),  # type: ignore[dict-item]  # JSON
         profile_digest="sha256:p", policy_digest="", workspace="w", environment="", rules=("approval.ask",),
     )  # fmt: skip
     return Question(
-        id="a_1", digest=subject.digest, subject=subject, asked=Asked(), why="Its profile asks.", client="An editor",
-        workflow=None, profile=rfc8785.dumps(effective(PROFILE)).decode(), made=NOON, expires=NOON,
+        id="a_1", digest=subject.digest, subject=subject, asked=RequiredApproval(), why="Its profile asks.",
+        client="An editor", workflow=None, profile=rfc8785.dumps(effective(PROFILE)).decode(), made=NOON, expires=NOON,
         last_approved=None if before is None else json.dumps({"code": before}),
     )  # fmt: skip
 
@@ -126,7 +126,7 @@ def test_long_programs_are_not_compared() -> None:
 def test_a_yes_that_goes_further_says_so() -> None:
     """One to a rule about new programs or hosts; the control is any other."""
     quiet = asked("1")
-    assert "are asked about no more" in unfolded(replace(quiet, asked=Asked(teaches=True)))
+    assert "are asked about no more" in unfolded(replace(quiet, asked=RequiredApproval(teaches=True)))
     assert "are asked about no more" not in unfolded(quiet)
 
 
@@ -152,7 +152,7 @@ def test_what_goes_in_what_is_lifted_and_how_many_have_to_say_yes_is_shown() -> 
     """Each in a line of its own; the control is a question without them."""
     plain = asked("1")
     subject = replace(plain.subject, inputs=(("artifact://1", "ab"),), lifted="host", target="https://a.org:443")
-    said = unfolded(replace(plain, subject=subject, asked=Asked(quorum=2)))
+    said = unfolded(replace(plain, subject=subject, asked=RequiredApproval(quorum=2)))
     for words in ("It is given artifact://1, sha256 ab.", "for host https://a.org:443", "It takes 2 yes answers."):
         assert words in said
         assert words not in unfolded(plain)

@@ -23,7 +23,7 @@ from glovebox_audit.events import (
     StopMade,
     draft,
 )
-from glovebox_server.cli.options import Moment
+from glovebox_server.cli.options import TimeOrAge
 
 __all__ = ["log"]
 
@@ -133,7 +133,7 @@ def test_yesterday_is_a_local_day(log: Path, monkeypatch: pytest.MonkeyPatch) ->
     time.tzset()
     try:
         midnight = datetime.combine(datetime.now(UTC).astimezone().date(), datetime.min.time()).astimezone(UTC)
-        read = Moment().convert
+        read = TimeOrAge().convert
         assert read("today", None, None) == read(str(midnight.astimezone().date()), None, None) == midnight
         assert read("yesterday", None, None) == midnight - timedelta(days=1)
         assert read("2026-11-22T00:00", None, None) == datetime(2026, 11, 22, tzinfo=UTC)

@@ -33,7 +33,7 @@ from glovebox_audit.events import (
 )
 from glovebox_audit.file import LOG_NAME, LogFile
 from glovebox_audit.query import adder, ask, database
-from glovebox_audit.query.ask import Answer, Told
+from glovebox_audit.query.ask import QueryAnswer, Told
 from glovebox_audit.query.index import Filters
 from glovebox_audit.query.outcomes import OUTCOMES
 from glovebox_server.cli.main import main
@@ -111,7 +111,7 @@ SAID: list[str] = []
 TOLD = Told(say=SAID.append, progress=lambda _done, _most: None)
 
 
-def asked(directory: Path, limit: int = 100, **filters: Any) -> Answer:
+def asked(directory: Path, limit: int = 100, **filters: Any) -> QueryAnswer:
     """Ask."""
     SAID.clear()
     return ask.ask(directory, Filters(**filters), limit, TOLD)

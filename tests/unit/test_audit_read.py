@@ -13,7 +13,7 @@ from glovebox_audit.log import AuditLog
 from glovebox_server.errors import AuditError
 
 
-def seqs(lines: list[read.Line]) -> list[int | None]:
+def seqs(lines: list[read.LogLine]) -> list[int | None]:
     """Return the numbers of the records, None for what is none."""
     return [None if line.record is None else line.record.seq for line in lines]
 

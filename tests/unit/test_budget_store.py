@@ -20,7 +20,7 @@ from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.errors import StoreUnusable
 from glovebox_server.guards.budgets import store
 from glovebox_server.guards.budgets.spending import Amounts, Granted, Spender, lines_of, little
-from glovebox_server.guards.budgets.store import Asked
+from glovebox_server.guards.budgets.store import ReservationRequest
 from glovebox_server.guards.budgets.windows import LENGTH_MS, Clocks
 from glovebox_server.stores import database
 from glovebox_server.stores.database import Database
@@ -49,16 +49,18 @@ class Kept:
         """One transaction."""
         return self.kept.transact_now(lambda connection: work(connection, self.clocks(), **given))
 
-    def reserve(self, *budgets: Budget, spender: Spender = ME, worst: Amounts = WORST) -> Asked | Refusal:
+    def reserve(self, *budgets: Budget, spender: Spender = ME, worst: Amounts = WORST) -> ReservationRequest | Refusal:
         """One call's."""
         self.calls += 1
-        asked = Asked(call_id=f"c_{self.calls}", spender=spender, lines=lines_of(budgets, spender), worst=worst)
+        asked = ReservationRequest(
+            call_id=f"c_{self.calls}", spender=spender, lines=lines_of(budgets, spender), worst=worst
+        )
         found = self.do(store.reserve, server="s", asked=asked)
         return found if isinstance(found, Refusal) else asked
 
-    def settle(self, asked: Asked | Refusal, **spent: int) -> None:
+    def settle(self, asked: ReservationRequest | Refusal, **spent: int) -> None:
         """Its end."""
-        assert isinstance(asked, Asked)
+        assert isinstance(asked, ReservationRequest)
         self.do(store.settle, call_id=asked.call_id, spender=asked.spender, spent={"calls": 1, **spent})
 
     def left(self, *budgets: Budget, spender: Spender = ME) -> dict[str, float]:
@@ -92,7 +94,7 @@ def test_a_budget_is_spent_and_refills(kept: Kept) -> None:
     assert kept.left(ten) == {"b calls": 0}
     kept.passed = HOUR
     assert kept.left(ten) == {"b calls": 10}
-    assert isinstance(kept.reserve(ten), Asked)
+    assert isinstance(kept.reserve(ten), ReservationRequest)
 
 
 def test_a_refusal_names_the_budget_and_what_is_left_of_the_others_and_when_it_refills(kept: Kept) -> None:
@@ -128,7 +130,7 @@ def test_calls_in_flight_hold_the_most_they_can_take(kept: Kept) -> None:
     assert "A shorter timeout_seconds takes less." in third.hint
     kept.settle(one, wall_seconds=100)
     assert kept.left(seconds) == {"b wall_seconds": 14.9}
-    assert isinstance(kept.reserve(seconds), Asked)
+    assert isinstance(kept.reserve(seconds), ReservationRequest)
 
 
 def test_of_bytes_a_call_may_have_the_rest_and_no_second_one_beside_it(kept: Kept) -> None:
@@ -149,7 +151,7 @@ def test_what_a_call_cannot_spend_refuses_it_not(kept: Kept) -> None:
     online = {**WORST, "connections": 5}
     kept.settle(kept.reserve(few, worst=online), connections=1)
     assert isinstance(kept.reserve(few, worst=online), Refusal)
-    assert isinstance(kept.reserve(few), Asked)
+    assert isinstance(kept.reserve(few), ReservationRequest)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +224,7 @@ def test_a_budget_of_one_tool_counts_that_tool(kept: Kept) -> None:
     reading = Spender(principal=ME.principal, run=ME.run, workflow="", tool="read_workspace_file")
     kept.settle(kept.reserve(reads, spender=reading))
     assert isinstance(kept.reserve(reads, spender=reading), Refusal)
-    assert isinstance(kept.reserve(reads), Asked)
+    assert isinstance(kept.reserve(reads), ReservationRequest)
 
 
 def test_settling_twice_counts_once(kept: Kept) -> None:
@@ -262,7 +264,9 @@ def test_little_is_less_than_a_fifth(kept: Kept) -> None:
     found = kept.do(
         store.reserve,
         server="s",
-        asked=Asked(call_id="c", spender=ME, worst=WORST, lines=lines_of([budget(calls=5, artifacts=5)], ME)),
+        asked=ReservationRequest(
+            call_id="c", spender=ME, worst=WORST, lines=lines_of([budget(calls=5, artifacts=5)], ME)
+        ),
     )
     assert isinstance(found, list)
     (granted,) = found
@@ -292,14 +296,14 @@ def test_each_window_has_what_its_own_calls_spent(steps: list[tuple[str, int]]) 
         database.opened(Path(directory, "governance", store.NAME), store.SCHEMA) as found,
     ):
         kept = Kept(found)
-        under_way: list[tuple[Asked, int]] = []
+        under_way: list[tuple[ReservationRequest, int]] = []
         calls, wall = Counter[int](), Counter[int]()
         for what, n in steps:
             now = kept.passed // 60_000
             if what == "reserve":
                 asked = kept.reserve(three)
-                assert isinstance(asked, Asked) == (calls[now] < 3 and wall[now] <= 15_000)
-                if isinstance(asked, Asked):
+                assert isinstance(asked, ReservationRequest) == (calls[now] < 3 and wall[now] <= 15_000)
+                if isinstance(asked, ReservationRequest):
                     under_way.append((asked, now))
                     calls[now] += 1
                     wall[now] += 10_000

@@ -14,7 +14,7 @@ from tests.fixtures.audit_logs import decided, finished, log_lines
 
 from glovebox_audit import chain, read, subscription
 from glovebox_audit.chain import Head
-from glovebox_audit.events import ServerStopped, UnderWay, draft
+from glovebox_audit.events import OpenCalls, ServerStopped, draft
 from glovebox_audit.file import LogFile
 from glovebox_audit.log import AuditLog
 from glovebox_audit.segments import files, merkle, verified
@@ -365,7 +365,7 @@ def test_calls_under_way_over_the_border_of_what_is_known_are_known_too(director
 
 def test_a_call_goes_on_where_what_was_before_is_not_known() -> None:
     """The state that is remembered: these are under way, and others may be."""
-    calls = UnderWay()
+    calls = OpenCalls()
     calls.resume(["c_1"], forgot=False)
     assert "c_1" in calls
     assert calls.ids() == ["c_1"]

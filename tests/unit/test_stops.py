@@ -24,7 +24,7 @@ from glovebox_server.guards.stops import stops as stops_module
 from glovebox_server.guards.stops.stop import HINT, SCOPES, SPARE_STOPS, Scope, Stop, new_stop, stops_of
 from glovebox_server.guards.stops.stops import LOOK_SECONDS, Stops
 from glovebox_server.secret_files import SecretDirectory, SecretUnusable
-from glovebox_server.stores.files import Files, Found
+from glovebox_server.stores.files import Files, StoredItems
 
 __all__ = ["scene"]
 WHEN = datetime(2026, 11, 22, tzinfo=UTC)
@@ -109,7 +109,7 @@ async def test_without_a_change_nothing_is_read_again(tmp_path: Path, monkeypatc
     reads = 0
     read = stops_of(tmp_path).read
 
-    def counted(_files: object) -> Found[Stop]:
+    def counted(_files: object) -> StoredItems[Stop]:
         nonlocal reads
         reads += 1
         return read()
@@ -131,7 +131,7 @@ async def test_while_no_call_is_under_way_nobody_looks(tmp_path: Path, monkeypat
     looks = 0
     look = stops_of(tmp_path).look
 
-    def counted(_files: object) -> Found[Stop]:
+    def counted(_files: object) -> StoredItems[Stop]:
         nonlocal looks
         looks += 1
         return look()

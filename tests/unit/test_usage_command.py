@@ -12,7 +12,7 @@ from glovebox_profiles.policy.model import SPENDING
 from glovebox_server.cli.main import main
 from glovebox_server.guards.budgets import store
 from glovebox_server.guards.budgets.spending import Spender
-from glovebox_server.guards.budgets.store import Asked
+from glovebox_server.guards.budgets.store import ReservationRequest
 from glovebox_server.guards.budgets.windows import Clocks, read_clocks
 from glovebox_server.stores import database
 
@@ -28,7 +28,7 @@ def _spent(state_dir: Path) -> None:
         for number, (principal, tool, hours) in enumerate(calls):
             clocks = Clocks(wall=now.wall - hours * HOUR, boot=now.boot, since_boot=now.since_boot)
             who = Spender(principal=principal, run="r", workflow="", tool=tool)
-            asked = Asked(call_id=f"c_{number}", spender=who, lines=(), worst={})
+            asked = ReservationRequest(call_id=f"c_{number}", spender=who, lines=(), worst={})
             kept.transact_now(lambda one, c=clocks, a=asked: store.reserve(one, c, "s", a))  # type: ignore[misc]
             kept.transact_now(lambda one, c=clocks, a=asked: store.settle(one, c, a.call_id, a.spender, spent))  # type: ignore[misc]
 

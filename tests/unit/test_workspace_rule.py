@@ -16,20 +16,20 @@ from glovebox_server import workspace
 from glovebox_server.cli.main import main
 from glovebox_server.exits import OK, REFUSED, USAGE
 from glovebox_server.settings import Settings
-from glovebox_server.workspace import Place, WorkspaceRefused, find, objection
+from glovebox_server.workspace import Location, WorkspaceRefused, find, objection
 
 DATA = Settings().data_dir  # before any test has another home
-HOME = Place(path=Path("/home/ada"), origin=("8:1", PurePath("/home/ada")))
+HOME = Location(path=Path("/home/ada"), origin=("8:1", PurePath("/home/ada")))
 STATE = "/home/ada/.local/state/glovebox"
 OWN = {
-    "state": Place(path=Path(STATE), origin=("8:1", PurePath(STATE))),
-    "data": Place(path=Path("/srv/glovebox/data"), origin=("8:2", PurePath("/glovebox/data"))),
+    "state": Location(path=Path(STATE), origin=("8:1", PurePath(STATE))),
+    "data": Location(path=Path("/srv/glovebox/data"), origin=("8:2", PurePath("/glovebox/data"))),
 }
 
 
-def at(path: str, device: str = "", origin: str = "") -> Place:
+def at(path: str, device: str = "", origin: str = "") -> Location:
     """A directory; of a file system whose root is mounted at ``/`` unless another is given."""
-    return Place(path=Path(path), origin=(device, PurePath(origin)) if device else None)
+    return Location(path=Path(path), origin=(device, PurePath(origin)) if device else None)
 
 
 @pytest.mark.parametrize(
@@ -61,9 +61,9 @@ def at(path: str, device: str = "", origin: str = "") -> Place:
         (at("/mnt/other", "8:3", "/glovebox/data"), "", ""),
         (at("/mnt/other", "8:3", "/"), "", ""),
     ],
-    ids=lambda value: str(value.path) if isinstance(value, Place) else "",
+    ids=lambda value: str(value.path) if isinstance(value, Location) else "",
 )
-def test_the_rule(directory: Place, named: str, unnamed: str) -> None:
+def test_the_rule(directory: Location, named: str, unnamed: str) -> None:
     """By path and by place on the disk; the same words for what nobody named, and more, unless the table says so."""
     for wanted, homes in ((named, ()), (unnamed or named, (HOME,))):
         found = objection(directory, OWN, homes)
@@ -79,7 +79,7 @@ def test_a_home_is_not_served_unnamed_even_where_nothing_of_the_servers_lies_in_
         ("/home", "contains the home directory"),
         ("/home/ada/x", ""),
     ):
-        assert objection(at(path), elsewhere, (Place(path=HOME.path),)).startswith(words)
+        assert objection(at(path), elsewhere, (Location(path=HOME.path),)).startswith(words)
         assert objection(at(path), elsewhere) == ""
 
 

@@ -11,7 +11,7 @@ from glovebox_audit.chain import EvidenceError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verified:
+class VerifiedBundle:
     """A bundle that holds."""
 
     evidence: Evidence
@@ -20,7 +20,7 @@ class Verified:
     anybody can say: the page proves nothing."""
 
 
-def verify(content: bytes, keys: Mapping[str, Ed25519PublicKey]) -> Verified:
+def verify(content: bytes, keys: Mapping[str, Ed25519PublicKey]) -> VerifiedBundle:
     """Check a bundle.
 
     Args:
@@ -39,4 +39,4 @@ def verify(content: bytes, keys: Mapping[str, Ed25519PublicKey]) -> Verified:
     for name in sorted(made.keys() | others.keys()):
         if made.get(name) != others.get(name):
             raise EvidenceError(f"its {ascii(name)[1:-1][:80]} is not what its evidence says")
-    return Verified(evidence=found, report_checked=checked)
+    return VerifiedBundle(evidence=found, report_checked=checked)

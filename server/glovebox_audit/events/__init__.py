@@ -94,6 +94,7 @@ __all__ = [
     "GrantRevoked",
     "Input",
     "LossCause",
+    "OpenCalls",
     "Output",
     "PolicyChanged",
     "PolicyRefused",
@@ -116,7 +117,6 @@ __all__ = [
     "StopMade",
     "TokenCreated",
     "TokenRevoked",
-    "UnderWay",
     "WatchAlarm",
     "draft",
     "draft_receipt",
@@ -236,7 +236,7 @@ class Begun:
     """Kind of its newest record."""
 
 
-class UnderWay:
+class OpenCalls:
     """Calls that have begun and not ended. Give it every record, or all those of one server, in the chain's order.
 
     The log's writer learns from it which calls it still owes an end, and the verifier which records fit no call.

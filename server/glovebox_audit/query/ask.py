@@ -13,8 +13,8 @@ from glovebox_audit import chain, read
 from glovebox_audit.chain import Record, RecordError
 from glovebox_audit.events import CallDecided
 from glovebox_audit.query import calls, database
-from glovebox_audit.query.calls import Call
-from glovebox_audit.query.index import Filters, Index, Place
+from glovebox_audit.query.calls import CallSummary
+from glovebox_audit.query.index import CallSpan, Filters, Index
 from glovebox_audit.query.offsets import OffsetReader, StaleIndexError
 from glovebox_audit.query.outcomes import RUNNING
 
@@ -45,10 +45,10 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class QueryAnswer:
     """The calls that were asked for."""
 
-    calls: tuple[Call, ...]
+    calls: tuple[CallSummary, ...]
     """Newest first."""
     more: bool
     """Whether there are older ones."""
@@ -56,7 +56,7 @@ class Answer:
     """Calls among them that are left out, because their records are not what was written."""
 
 
-def ask(directory: Path, filters: Filters, limit: int, told: Told) -> Answer:
+def ask(directory: Path, filters: Filters, limit: int, told: Told) -> QueryAnswer:
     """Find calls.
 
     Raises:
@@ -82,7 +82,7 @@ class _View:
     def __init__(self, index: Index, log: OffsetReader) -> None:
         self.index, self.log = index, log
 
-    def call(self, place: Place) -> Call:
+    def call(self, place: CallSpan) -> CallSummary:
         """The call that begins at a place."""
         decided = self._record(place.first)
         end = self._record(place.first if place.last is None else place.last)
@@ -132,8 +132,8 @@ def records(directory: Path, call_id: str, told: Told) -> list[Record]:
     return found or list(read.records_of(directory, call_id))
 
 
-def _answer(view: _View, filters: Filters, limit: int) -> Answer:
-    found: list[Call] = []
+def _answer(view: _View, filters: Filters, limit: int) -> QueryAnswer:
+    found: list[CallSummary] = []
     damaged, seen = 0, set[int]()
     for place in view.index.find(filters):
         try:
@@ -149,9 +149,9 @@ def _answer(view: _View, filters: Filters, limit: int) -> Answer:
             or calls.holds(view.log.records_of(call.call_id, place.first, place.last), filters.text)
         ):
             if len(found) == limit:
-                return Answer(calls=tuple(found), more=True, damaged=damaged)
+                return QueryAnswer(calls=tuple(found), more=True, damaged=damaged)
             found.append(call)
-    return Answer(calls=tuple(found), more=False, damaged=damaged)
+    return QueryAnswer(calls=tuple(found), more=False, damaged=damaged)
 
 
 def _looked(directory: Path, told: Told, look: Callable[[_View], _Found]) -> _Found:

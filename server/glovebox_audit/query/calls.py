@@ -37,7 +37,7 @@ OVER = "over "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class CallSummary:
     """What is recorded of a call, in a line."""
 
     call_id: str
@@ -98,11 +98,11 @@ def outcome(kind: str, data: Mapping[str, Any]) -> str | None:
     return {CallCancelled.kind: CANCELLED, CallFailed.kind: "error", CallLost.kind: "lost"}.get(kind)
 
 
-def of_records(decided: Record, end: Record) -> Call:
+def of_records(decided: Record, end: Record) -> CallSummary:
     """The line of a call: from the record that began it and the one that says how it stands, which may be the same."""
     said, last = decided.data, end.data
     came = outcome(end.kind, last) or ""
-    return Call(
+    return CallSummary(
         call_id=decided.call_id or "",
         time=decided.time,
         tool=str(said.get("tool", "")),

@@ -43,7 +43,7 @@ class IndexNotKeptError(Exception):
 DAMAGED = (sqlite3.Error, UnicodeDecodeError)
 
 
-class Database:
+class IndexDatabase:
     """An open index. Make it with ``opened``."""
 
     def __init__(self, path: Path | None) -> None:
@@ -79,7 +79,7 @@ class Database:
 
 
 @contextlib.contextmanager
-def opened(directory: Path, say: Callable[[str], None]) -> Iterator[Database]:
+def opened(directory: Path, say: Callable[[str], None]) -> Iterator[IndexDatabase]:
     """Open the index of the log in a directory as it was left, a new one where that cannot be used.
 
     Args:
@@ -92,7 +92,7 @@ def opened(directory: Path, say: Callable[[str], None]) -> Iterator[Database]:
             found = _beside(directory / NAME)
         except (IndexNotKeptError, OSError, *DAMAGED) as problem:
             say(in_memory(problem))
-            found = Database(None)
+            found = IndexDatabase(None)
         stack.callback(found.close)
         yield found
 
@@ -129,7 +129,7 @@ def _locked(directory: Path, say: Callable[[str], None]) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _beside(path: Path) -> Database:
+def _beside(path: Path) -> IndexDatabase:
     with contextlib.suppress(FileExistsError):
         _create(path)
     found = path.lstat()
@@ -137,12 +137,12 @@ def _beside(path: Path) -> Database:
     if not ours or found.st_mode & 0o077:
         raise IndexNotKeptError(f"{path} is not a file of our own alone: remove it")
     try:
-        return Database(path)
+        return IndexDatabase(path)
     except sqlite3.OperationalError:  # of the disk
         raise
     except DAMAGED:
         _renew(path)
-        return Database(path)
+        return IndexDatabase(path)
 
 
 def _renew(path: Path) -> None:

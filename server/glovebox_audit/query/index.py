@@ -17,7 +17,7 @@ from datetime import datetime
 from glovebox_audit import read
 from glovebox_audit.query import calls
 from glovebox_audit.query.adder import HEX_KEPT, Adder, clean, has_texts, microseconds
-from glovebox_audit.query.database import Database
+from glovebox_audit.query.database import IndexDatabase
 from glovebox_audit.query.offsets import OffsetReader, StaleIndexError
 from glovebox_audit.query.outcomes import CANCELLED, ERRORS, FAILED
 from glovebox_audit.segments import files
@@ -32,7 +32,7 @@ _SHORTEST = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class CallSpan:
     """Where a call lies in the log."""
 
     first: int
@@ -59,7 +59,7 @@ class Filters:
     text: str | None = None
     """Folded; in one of the call's texts."""
 
-    def fit(self, call: calls.Call) -> bool:
+    def fit(self, call: calls.CallSummary) -> bool:
         """Whether a call fits, its texts aside."""
         time = datetime.fromisoformat(call.time)
         return (
@@ -81,7 +81,7 @@ class Filters:
         """Return outcomes as the index has them, which does not know who cancelled a call."""
         return {*self.outcomes, *((*ERRORS, CANCELLED) if FAILED in self.outcomes else ())}
 
-    def came(self, call: calls.Call) -> bool:
+    def came(self, call: calls.CallSummary) -> bool:
         """Return whether a call that fits came from one of the clients, and came out so, too."""
         out = not self.outcomes or call.outcome in self.outcomes or (FAILED in self.outcomes and call.is_error)
         return out and (not self.clients or bool({call.client or "", call.through} & set(self.clients)))
@@ -90,7 +90,7 @@ class Filters:
 class Index:
     """The index of one log, as of one snapshot. Raises one of ``database.DAMAGED`` where file or disk fail."""
 
-    def __init__(self, database: Database, log: OffsetReader) -> None:
+    def __init__(self, database: IndexDatabase, log: OffsetReader) -> None:
         """Take both, open."""
         self._database = database
         self._log = log
@@ -141,7 +141,7 @@ class Index:
             self._database.reset()
         return start, start
 
-    def find(self, filters: Filters) -> Iterator[Place]:
+    def find(self, filters: Filters) -> Iterator[CallSpan]:
         """Where calls may lie that fit, newest first; with a text, others too."""
         chosen = self._conditions(filters)
         if chosen is None:
@@ -179,7 +179,7 @@ class Index:
             upper, size = upper - size, size * _LARGER
         return found
 
-    def named(self, beginning: str, most: int) -> dict[str, Place]:
+    def named(self, beginning: str, most: int) -> dict[str, CallSpan]:
         """Calls whose id begins so, at most that many."""
         asked = (
             "SELECT call, first, last FROM ids JOIN calls USING (id)"
@@ -219,10 +219,10 @@ class Index:
         return None if found is None else int(found[0])
 
 
-def _place(first: object, last: object) -> Place:
+def _place(first: object, last: object) -> CallSpan:
     if not isinstance(first, int) or not isinstance(last, int | None):
         raise sqlite3.DatabaseError("it holds what was not put into it")
-    return Place(first=first, last=last)
+    return CallSpan(first=first, last=last)
 
 
 def _cut(found: re.Match[str]) -> str:

@@ -13,14 +13,14 @@ from glovebox_audit.chain import EvidenceError
 from glovebox_audit.receipts.names import PREDICATE_TYPE, STATEMENT_TYPE, is_newer
 
 
-class _Part(BaseModel):
+class _StatementPart(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
 
 
 _Many = Field(default=(), strict=False)
 
 
-class Subject(_Part):
+class ReceiptSubject(_StatementPart):
     """in-toto's ResourceDescriptor: one thing the receipt is about."""
 
     name: str
@@ -31,7 +31,7 @@ class Subject(_Part):
     """Address of an artifact."""
 
 
-class Call(_Part):
+class ReceiptCall(_StatementPart):
     """What was asked, by whom, when."""
 
     id: str
@@ -56,7 +56,7 @@ class Call(_Part):
     """Name that the operator bound to the caller's token or to the server."""
 
 
-class GivenInput(_Part):
+class GivenInput(_StatementPart):
     """An artifact of an earlier call that went in."""
 
     name: str
@@ -69,7 +69,7 @@ class GivenInput(_Part):
     """Its size."""
 
 
-class Policy(_Part):
+class ReceiptPolicy(_StatementPart):
     """What allowed the call."""
 
     profile: str
@@ -86,7 +86,7 @@ class Policy(_Part):
     """What was lifted for the call beyond the policy, each as ``what:target (id of the question)``."""
 
 
-class IsolationField(_Part):
+class IsolationField(_StatementPart):
     """One property of the isolation, from three sides."""
 
     field: str
@@ -102,7 +102,7 @@ class IsolationField(_Part):
     """Whether every measurement is as planned; ``not measurable`` if there is none."""
 
 
-class IsolationFound(_Part):
+class IsolationFound(_StatementPart):
     """The isolation asked for, planned and measured."""
 
     asked: Annotated[tuple[str, ...], _Many]
@@ -125,7 +125,7 @@ class IsolationFound(_Part):
     """Versions and digests of what the isolation is made with."""
 
 
-class Connection(_Part):
+class Connection(_StatementPart):
     """One connection that was decided."""
 
     scheme: str
@@ -146,7 +146,7 @@ class Connection(_Part):
     """Name of the credential that was added to the request."""
 
 
-class OutcomeTold(_Part):
+class OutcomeTold(_StatementPart):
     """How the call ended."""
 
     kind: Literal["call.finished", "call.cancelled", "call.failed"]
@@ -171,7 +171,7 @@ class OutcomeTold(_Part):
     """Finished: resources used, as in the record."""
 
 
-class Position(_Part):
+class Position(_StatementPart):
     """Place of the call's last record in the audit log. Its hash covers every record before it."""
 
     seq: int
@@ -182,7 +182,7 @@ class Position(_Part):
     """When it was written: RFC 3339, UTC."""
 
 
-class Server(_Part):
+class Server(_StatementPart):
     """Who says all this."""
 
     version: str
@@ -191,13 +191,13 @@ class Server(_Part):
     """Id of the server process, as in its audit records."""
 
 
-class Predicate(_Part):
+class Predicate(_StatementPart):
     """Everything a receipt says of a call."""
 
-    call: Call
+    call: ReceiptCall
     inputs: Annotated[tuple[GivenInput, ...], _Many]
     """What went in beside the arguments."""
-    policy: Policy
+    policy: ReceiptPolicy
     isolation: IsolationFound | None = None
     """Absent where no sandbox came to be measured."""
     egress: Annotated[tuple[Connection, ...], _Many]
@@ -213,14 +213,14 @@ class Predicate(_Part):
     server: Server
 
 
-class Statement(_Part):
+class Statement(_StatementPart):
     """in-toto's Statement."""
 
     model_config = ConfigDict(serialize_by_alias=True)
 
     type: Literal["https://in-toto.io/Statement/v1"] = Field(default=STATEMENT_TYPE, alias="_type")
     """Always ``https://in-toto.io/Statement/v1``."""
-    subject: Annotated[tuple[Subject, ...], _Many]
+    subject: Annotated[tuple[ReceiptSubject, ...], _Many]
     """Files, outputs and arguments, each by digest."""
     predicateType: Literal["https://glovebox.dev/attestation/call/v1"] = PREDICATE_TYPE  # noqa: N815 - in-toto's name
     """Always ``https://glovebox.dev/attestation/call/v1``."""

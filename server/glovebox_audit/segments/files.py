@@ -59,7 +59,7 @@ def _number(found: str) -> int | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class SegmentStart:
     """How a segment begins, as its first line says."""
 
     number: int = 1
@@ -70,7 +70,7 @@ class Start:
     """When its first record was written, in seconds since the epoch; 0 where that is not known."""
 
 
-def start_of(line: bytes) -> Start:
+def start_of(line: bytes) -> SegmentStart:
     """Read the first line of a segment.
 
     Raises:
@@ -81,12 +81,12 @@ def start_of(line: bytes) -> Start:
     except chain.NewerFormatError:
         raise
     except RecordError:
-        return Start()
+        return SegmentStart()
     time = datetime.fromisoformat(first.time).timestamp()
-    return begun(first, time) or Start(time=time)
+    return begun(first, time) or SegmentStart(time=time)
 
 
-def begun(record: Record, time: float = 0.0) -> Start | None:
+def begun(record: Record, time: float = 0.0) -> SegmentStart | None:
     """What a record says that begins a segment; None for any other.
 
     Raises:
@@ -99,7 +99,7 @@ def begun(record: Record, time: float = 0.0) -> Start | None:
         raise chain.NewerFormatError(version)
     if type(number) is not int or type(offset) is not int or number < 1 or offset < 0:
         return None
-    return Start(number=number, before=Head(seq=record.seq - 1, hash=record.prev, size=offset), time=time)
+    return SegmentStart(number=number, before=Head(seq=record.seq - 1, hash=record.prev, size=offset), time=time)
 
 
 @contextmanager
@@ -143,7 +143,7 @@ def anchor(end: Head | Record) -> str:
     return f"{end.seq}:{end.hash}"
 
 
-def since(directory: Path, current: Start, offset: int) -> list[tuple[str, int]]:
+def since(directory: Path, current: SegmentStart, offset: int) -> list[tuple[str, int]]:
     """Names and offsets of the sealed segments before ``current``, from the one that holds an offset of the log on.
 
     Raises:

@@ -32,11 +32,11 @@ class Signs(Protocol):
 _NUMBERS = frozenset({"segment", "lines", "bytes", "names"})
 
 
-_Kind = TypeVar("_Kind", bound="_Statement")
+_Kind = TypeVar("_Kind", bound="_SegmentStatement")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Statement:
+class _SegmentStatement:
     predicate_type: ClassVar[str]
     recorded_as: ClassVar[type[SegmentSealed] | type[SegmentRemoved]]
     """The event that says it in the log."""
@@ -96,7 +96,7 @@ class _Statement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seal(_Statement):
+class Seal(_SegmentStatement):
     """What a segment holds, all in all."""
 
     predicate_type: ClassVar[str] = "https://glovebox.dev/attestation/segment/v2"
@@ -124,7 +124,7 @@ class Seal(_Statement):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Removal(_Statement):
+class Removal(_SegmentStatement):
     """That retention removes a segment."""
 
     predicate_type: ClassVar[str] = "https://glovebox.dev/attestation/segment-removed/v1"

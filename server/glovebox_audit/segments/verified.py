@@ -23,7 +23,7 @@ _MAX_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verified:
+class VerifiedSegments:
     """What a verification found in the segments that were sealed by then, from the oldest there was."""
 
     last: int
@@ -50,12 +50,12 @@ def stamps(directory: Path, numbers: Iterable[int]) -> dict[int, tuple[int, int,
     return {number: (each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns) for number, each in found.items()}
 
 
-def load(directory: Path) -> Verified | None:
+def load(directory: Path) -> VerifiedSegments | None:
     """What was verified before, if anything."""
     try:
         with files.opened(directory / NAME) as descriptor:
             fields = json.loads(os.pread(descriptor, _MAX_BYTES, 0))
-        return Verified(
+        return VerifiedSegments(
             last=int(fields["last"]),
             end=chain.parse_head(fields["end"].encode()),
             stamps={int(key): (value[0], value[1], value[2], value[3]) for key, value in fields["stamps"].items()},
@@ -70,7 +70,7 @@ def load(directory: Path) -> Verified | None:
         return None
 
 
-def fits(found: Verified, directory: Path, sealed: Iterable[int], keys: Iterable[str]) -> bool:
+def fits(found: VerifiedSegments, directory: Path, sealed: Iterable[int], keys: Iterable[str]) -> bool:
     """Whether these are the segments that were verified, and as much was asked."""
     there = [number for number in sealed if number <= found.last]
     known = {number: found.stamps.get(number) for number in there}
@@ -83,7 +83,7 @@ def fits(found: Verified, directory: Path, sealed: Iterable[int], keys: Iterable
     return False
 
 
-def save(directory: Path, found: Verified) -> None:
+def save(directory: Path, found: VerifiedSegments) -> None:
     """Remember it, where the directory can be written by whoever verifies; else it is read again."""
     fields = {
         "last": found.last,

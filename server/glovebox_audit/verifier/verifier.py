@@ -9,13 +9,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from glovebox_audit import chain
 from glovebox_audit.chain import EditedRecordError, EvidenceError, Head, NewerFormatError, Record
-from glovebox_audit.events import GapRecorded, SegmentRemoved, SegmentSealed, UnderWay
-from glovebox_audit.read import Line
+from glovebox_audit.events import GapRecorded, OpenCalls, SegmentRemoved, SegmentSealed
+from glovebox_audit.read import LogLine
 from glovebox_audit.segments import files, merkle
 from glovebox_audit.segments.counts import Counts
-from glovebox_audit.segments.files import HEAD_NAME, LOG_NAME, Start
+from glovebox_audit.segments.files import HEAD_NAME, LOG_NAME, SegmentStart
 from glovebox_audit.segments.statements import Removal, Seal, recorded
-from glovebox_audit.segments.verified import Verified
+from glovebox_audit.segments.verified import VerifiedSegments
 from glovebox_audit.verifier.report import MAX_PROBLEMS, Problem, ProblemKind, VerifyReport
 from glovebox_sandboxes.plural import counted
 
@@ -57,7 +57,7 @@ class Verifier:
         self._known = self.last_known = 0
         self._claims: list[_Claim] = []
         self._claims_at: dict[int, list[_Claim]] = {}
-        self._calls = UnderWay()
+        self._calls = OpenCalls()
         self._misfits: list[Problem] = []
         self._problems: list[Problem] = []
         self._omitted = 0
@@ -88,7 +88,7 @@ class Verifier:
         self._claims.append(claim)
         self._claims_at.setdefault(head.seq, []).append(claim)
 
-    def resume(self, known: Verified, oldest: Start) -> None:
+    def resume(self, known: VerifiedSegments, oldest: SegmentStart) -> None:
         """Go on behind what was verified before, unless it holds a record that is to be looked for."""
         end = known.end
         if any(claim.head.seq < end.seq for claim in self._claims):
@@ -104,12 +104,12 @@ class Verifier:
             if claim.head.seq == end.seq:
                 claim.line, claim.end, claim.met = 1, end.size, claim.head.hash == end.hash
 
-    def state(self, stamps: Mapping[int, tuple[int, int, int, int]]) -> Verified | None:
+    def state(self, stamps: Mapping[int, tuple[int, int, int, int]]) -> VerifiedSegments | None:
         """What is known of the segments up to the one that was just read."""
         if self._problems or self._misfits or self._number is None:
             return None
         there = {number: each for number, each in stamps.items() if number <= self._number}
-        return Verified(
+        return VerifiedSegments(
             last=self._number,
             end=self._tail,
             stamps=there,
@@ -152,7 +152,7 @@ class Verifier:
         self._tail = Head(seq=-1)
         self._calls.resume((), forgot=True)
 
-    def run(self, found: Iterable[Line]) -> None:
+    def run(self, found: Iterable[LogLine]) -> None:
         """Take the lines of the file that was begun."""
         for line in found:
             fresh, self._last_line = line.number != self._last_line, line.number
@@ -213,7 +213,7 @@ class Verifier:
             self.note(1, record.seq, "seal", "it names another offset than that of its file")
         self._base, self._after = self._tail.size, self._tail
 
-    def _seal(self, line: Line, record: Record) -> None:
+    def _seal(self, line: LogLine, record: Record) -> None:
         """Compare what a seal says with what was read before it."""
         self._has_seal = True
         told = Seal(
@@ -238,7 +238,7 @@ class Verifier:
         if wrong:
             self.note(line.number, record.seq, "seal", f"the seal of segment {told.segment}: {wrong}")
 
-    def _removal(self, line: Line, record: Record) -> None:
+    def _removal(self, line: LogLine, record: Record) -> None:
         try:
             said = recorded(record.data, Removal, self._keys)
             self._removed[said.segment] = said.seal
@@ -279,7 +279,7 @@ class Verifier:
             omitted=self._omitted,
         )
 
-    def _no_record(self, line: Line, *, fresh: bool) -> None:
+    def _no_record(self, line: LogLine, *, fresh: bool) -> None:
         if self._unreadable == 0:
             self._unreadable_since, self._omitted_since = len(self._problems), self._omitted
             self._unreadable_hash, self._unreadable_bytes = hashlib.sha256(), 0
@@ -298,7 +298,7 @@ class Verifier:
         else:
             self.note(line.number, None, "foreign", f"no record: {line.error}")
 
-    def _record(self, line: Line, record: Record) -> bool:
+    def _record(self, line: LogLine, record: Record) -> bool:
         """Go on with the chain; False for a record that is none of its own."""
         if self._tail.seq < 0:  # nothing before it can be known
             self._tail = Head(seq=record.seq - 1, hash=record.prev, size=self._base)
@@ -333,14 +333,14 @@ class Verifier:
             and record.data.get("digest") == "sha256:" + self._unreadable_hash.hexdigest()
         )
 
-    def _broken_link(self, line: Line, record: Record) -> None:
+    def _broken_link(self, line: LogLine, record: Record) -> None:
         if record.seq == 1:
             self.note(line.number, 1, "edited", "the first record is chained to another one")
             return
         detail = f"this is not the record that record {record.seq} on line {line.number} was chained to"
         self.note(self._line, record.seq - 1, "edited", detail, file=self._line_file)
 
-    def _out_of_order(self, line: Line, record: Record) -> bool:
+    def _out_of_order(self, line: LogLine, record: Record) -> bool:
         for place, (first, last) in self._jumped.items():
             if first <= record.seq <= last:
                 detail = f"records {first} to {last} are not before this line; {record.seq} is on line {line.number}"
@@ -354,7 +354,7 @@ class Verifier:
         self.note(line.number, record.seq, "repeated", f"record {record.seq} was there before")
         return False
 
-    def _move(self, line: Line, record: Record) -> None:
+    def _move(self, line: LogLine, record: Record) -> None:
         self._line, self._line_file, self._prev, self._unreadable = line.number, self._file, record.prev, 0
         self._tail = Head(seq=record.seq, hash=record.hash, size=self._base + line.end)
 
@@ -364,7 +364,7 @@ class Verifier:
             claim.line, claim.file, claim.end = line, self._file, end.size
             claim.met = claim.met or end.hash == claim.head.hash
 
-    def _fit(self, line: Line, record: Record) -> None:
+    def _fit(self, line: LogLine, record: Record) -> None:
         wrong = self._calls.note(record, Head())
         if wrong and len(self._misfits) <= MAX_PROBLEMS:
             self._misfits.append(Problem(file=self._file, line=line.number, seq=record.seq, kind="call", detail=wrong))

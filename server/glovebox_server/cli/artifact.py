@@ -27,7 +27,7 @@ _HOUR = 60
 """Minutes."""
 
 
-class _Artifact(LazyGroup):
+class _ArtifactGroup(LazyGroup):
     """``glovebox artifact URI`` is short for ``glovebox artifact save URI``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -52,7 +52,7 @@ def check_address(_ctx: click.Context, _argument: click.Parameter, value: str) -
 
 
 @click.group(
-    cls=_Artifact,
+    cls=_ArtifactGroup,
     lazy={
         "promote": ("promote:promote", "Copy artifacts into a folder, all or none."),
         "promotions": ("promote:promotions", "What was promoted, newest first, and whether it was put back."),

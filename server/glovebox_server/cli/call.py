@@ -20,7 +20,7 @@ from glovebox_server import workspace
 from glovebox_server.calls import CallResult, Image, Link, Principal, Text
 from glovebox_server.cli.options import (
     CliCommand,
-    Form,
+    WordForm,
     complete_tool,
     emit,
     err,
@@ -34,7 +34,7 @@ from glovebox_server.cli.options import (
 from glovebox_server.cli.terminal import print_question
 from glovebox_server.errors import InvalidArguments
 from glovebox_server.exits import FAILED, OK, REFUSED
-from glovebox_server.guards.approvals.question import Answer, Question
+from glovebox_server.guards.approvals.question import ApprovalAnswer, Question
 from glovebox_server.guards.approvals.shown import shown
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
@@ -64,7 +64,7 @@ MAX_ANSWER_BYTES = 4096
 @click.option(
     "--run",
     metavar="ID",
-    type=Form("r_[0-9a-hjkmnp-tv-z]{26}", "r_ and 26 characters, as `audit show` has it"),
+    type=WordForm("r_[0-9a-hjkmnp-tv-z]{26}", "r_ and 26 characters, as `audit show` has it"),
     help="Go on in this run, as a refusal names it; else the call is one of its own.",
 )
 @workflow_option
@@ -170,7 +170,7 @@ class _TerminalListener:
         """A person sees what is waited for, and can answer here or on another terminal; the question ends the wait."""
         return math.inf if self._console.is_terminal else 0
 
-    async def ask(self, question: Question) -> Answer | None:
+    async def ask(self, question: Question) -> ApprovalAnswer | None:
         """Ask whoever made the call; None without a terminal on both sides."""
         if not self._asks:
             return None
@@ -179,7 +179,9 @@ class _TerminalListener:
         self._console.print(Plain("May it run? [y/N] "), end="")
         await anyio.wait_readable(sys.stdin)
         said = os.read(sys.stdin.fileno(), MAX_ANSWER_BYTES).decode("utf-8", "replace").strip().lower()
-        return Answer(allow=said in ("y", "yes"), by=self._principal.id, channel="client", digest=question.digest)
+        return ApprovalAnswer(
+            allow=said in ("y", "yes"), by=self._principal.id, channel="client", digest=question.digest
+        )
 
 
 def _was_unreadable(result: CallResult) -> bool:

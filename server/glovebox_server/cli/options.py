@@ -54,7 +54,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _DAYS = {"today": 0, "yesterday": 1}
 
 
-class Moment(click.ParamType[datetime]):
+class TimeOrAge(click.ParamType[datetime]):
     """A time, or how long ago. A day is a local one: ``yesterday`` from its midnight, as ``today`` and dates do."""
 
     name = "time"
@@ -80,7 +80,7 @@ class Moment(click.ParamType[datetime]):
             )
 
 
-class File(click.Path[Path]):
+class ReadFile(click.Path[Path]):
     """A regular file that is read; whether it is there is for who reads it."""
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class File(click.Path[Path]):
         """Refuse what is no regular file: a pipe that nobody writes to would be waited for."""
         found = super().convert(value, param, ctx)
         if found.exists() and not found.is_file():
-            self.fail(f"File {str(found)!r} is no regular file: name the file itself.", param, ctx)
+            self.fail(f"ReadFile {str(found)!r} is no regular file: name the file itself.", param, ctx)
         return found
 
 
@@ -201,7 +201,7 @@ def lock_options(command: _Command) -> _Command:
     return with_lock  # type: ignore[return-value]  # a decorator that takes keywords away
 
 
-class Form(click.ParamType[str]):
+class WordForm(click.ParamType[str]):
     """A word of one form."""
 
     name = "name"
@@ -221,7 +221,7 @@ class Form(click.ParamType[str]):
 workflow_option = click.option(
     "--workflow",
     metavar="NAME",
-    type=Form("[a-z][a-z0-9-]{0,63}", "1 to 64 of a-z 0-9 -, the first of them a letter"),
+    type=WordForm("[a-z][a-z0-9-]{0,63}", "1 to 64 of a-z 0-9 -, the first of them a letter"),
     help="What calls are part of, where their token is bound to nothing.",
 )
 

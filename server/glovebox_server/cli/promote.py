@@ -15,7 +15,7 @@ from glovebox_server import app as apps
 from glovebox_server.artifacts.names import quoted
 from glovebox_server.cli.options import (
     CliCommand,
-    Form,
+    WordForm,
     emit,
     err,
     json_option,
@@ -42,7 +42,7 @@ MAX_SHOWN_LINES = 400
 """Of one file's difference: what is longer is for an editor, on a copy."""
 
 
-_ID = Form("p_[0-9a-f]{20}", "p_ and 20 characters, as `glovebox artifact promotions` has it")
+_ID = WordForm("p_[0-9a-f]{20}", "p_ and 20 characters, as `glovebox artifact promotions` has it")
 
 
 @click.command("promote", cls=CliCommand)

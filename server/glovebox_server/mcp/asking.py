@@ -15,7 +15,7 @@ from mcp.shared.exceptions import NoBackChannelError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from glovebox_server.calls import Principal
-from glovebox_server.guards.approvals.question import Answer, Question, Reach
+from glovebox_server.guards.approvals.question import ApprovalAnswer, Question, Reach
 from glovebox_server.guards.approvals.shown import shown
 from glovebox_server.mcp.delivery import Context, Identify
 
@@ -45,7 +45,7 @@ class ClientMustAnswerError(Exception):
 
 async def ask_client(
     ctx: Context, principal: Principal, params: types.CallToolRequestParams, question: Question
-) -> Answer | None:
+) -> ApprovalAnswer | None:
     """Ask the client of a ``tools/call`` request; return None if it cannot be asked, or gave no answer.
 
     Raises:
@@ -75,12 +75,12 @@ def input_required(must: ClientMustAnswerError) -> types.InputRequiredResult:
     return types.InputRequiredResult(input_requests={_REQUEST: request}, request_state=must.question.id)
 
 
-def _read_answer(principal: Principal, question: Question, result: types.ElicitResult) -> Answer | None:
+def _read_answer(principal: Principal, question: Question, result: types.ElicitResult) -> ApprovalAnswer | None:
     word = (result.content or {}).get(_FIELD) if result.action == "accept" else _DENY
     if result.action == "cancel" or word not in _words(question):
         return None
     reach: Reach = "run" if word == _ALLOW_RUN else "call"
-    return Answer(allow=word != _DENY, by=principal.id, channel="client", reach=reach, digest=question.digest)
+    return ApprovalAnswer(allow=word != _DENY, by=principal.id, channel="client", reach=reach, digest=question.digest)
 
 
 def seal_states(key: bytes, identify: Identify) -> RequestStateBoundary:
@@ -106,5 +106,5 @@ def _words(question: Question) -> tuple[str, ...]:
 
 
 def _form(question: Question) -> dict[str, Any]:
-    choice = {"type": "string", "title": "Answer", "enum": list(_words(question))}
+    choice = {"type": "string", "title": "ApprovalAnswer", "enum": list(_words(question))}
     return {"type": "object", "properties": {_FIELD: choice}, "required": [_FIELD]}

@@ -23,7 +23,7 @@ from glovebox_audit.log import AuditLog
 from glovebox_audit.read import is_last
 from glovebox_audit.subscription import Missed, Subscription
 from glovebox_server.calls import CallResult, Content, Image, Link, Principal, Text
-from glovebox_server.guards.approvals.question import Answer, Question
+from glovebox_server.guards.approvals.question import ApprovalAnswer, Question
 from glovebox_server.guards.stops.stop import BY_RULES
 
 #: Logger name in ``notifications/message``.
@@ -56,7 +56,7 @@ Identify = Callable[[Context], Principal]
 """Who makes a request. Raises rather than guesses: there is no anonymous principal."""
 
 
-Ask = Callable[[Question], Awaitable[Answer | None]]
+Ask = Callable[[Question], Awaitable[ApprovalAnswer | None]]
 """Asks the person at a client: ``asking.Asker.ask``."""
 
 #: Largest result, in bytes of JSON. SDK clients reject a server-sent event above 1 MiB, and a model cannot use more;
@@ -118,7 +118,7 @@ class Reporter:
         """Return whether the client asked for progress."""
         return (self._ctx.meta or {}).get("progress_token") is not None
 
-    async def ask(self, question: Question) -> Answer | None:
+    async def ask(self, question: Question) -> ApprovalAnswer | None:
         """Ask the person at the client; None where it cannot be asked."""
         return await self._ask(question)
 

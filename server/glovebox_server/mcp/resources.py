@@ -35,7 +35,7 @@ from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import Principal
 from glovebox_server.core.rights import MAX_KEYS, ActivePolicy, Rights
 from glovebox_server.errors import AuditError, RefusedError, StoreUnusable
-from glovebox_server.guards.budgets.spending import Left
+from glovebox_server.guards.budgets.spending import BudgetRemainder
 from glovebox_server.guards.redaction.detector import Forms
 from glovebox_server.guards.redaction.guard import mask_content
 from glovebox_server.mcp import delivery, parts
@@ -164,7 +164,7 @@ class ResourceStores(Protocol):
     def redaction(self, principal: Principal, tool: str | None, /) -> tuple[str, Forms]:
         """Return how to redact files of a tool, and the values to redact."""
 
-    async def left(self, principal: Principal, run: str | None, /) -> Sequence[Left]:
+    async def left(self, principal: Principal, run: str | None, /) -> Sequence[BudgetRemainder]:
         """Return what is left of a caller's budgets."""
 
     async def manifest(self, rights: Rights) -> Manifest:

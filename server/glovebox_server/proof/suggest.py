@@ -57,7 +57,7 @@ _Asked = tuple[str, str, int, str]
 
 
 @dataclass(slots=True)
-class _Call:
+class _ObservedCall:
     """One call."""
 
     allowed: bool = False
@@ -102,12 +102,12 @@ class Suggested:
     """Calls for which somebody lifted a denial: what it lifted is not suggested."""
 
 
-class _Used:
+class _ObservedUse:
     """What all of them used."""
 
     def __init__(self, tool: Tool, profile: Profile, open_sealed: Opened | None) -> None:
         self.tool, self.profile, self.open = tool, profile, open_sealed
-        self.calls: dict[str, _Call] = {}
+        self.calls: dict[str, _ObservedCall] = {}
         self.found = Suggested(profile=profile)
         self.inputs = 0
         self.unknown = 0
@@ -142,8 +142,8 @@ class _Used:
         """Allowed calls whose end is on no record: they go on, or are lost."""
         return sum(call.allowed and not call.ended for call in self.calls.values())
 
-    def of(self, record: Record) -> _Call:
-        return self.calls.setdefault(record.call_id or "", _Call())
+    def of(self, record: Record) -> _ObservedCall:
+        return self.calls.setdefault(record.call_id or "", _ObservedCall())
 
     def take(self, record: Record) -> None:
         data, kind = record.data, record.kind
@@ -178,7 +178,7 @@ def suggest(records: Iterable[Record], tool: Tool, profile: Profile, open_sealed
         profile: in force for it.
         open_sealed: opens arguments that were kept sealed; None where nobody has the key.
     """
-    used = _Used(tool, profile, open_sealed)
+    used = _ObservedUse(tool, profile, open_sealed)
     for record in records:
         if record.data.get("tool") == tool.name:
             used.take(record)
@@ -204,7 +204,7 @@ def suggest(records: Iterable[Record], tool: Tool, profile: Profile, open_sealed
     return found
 
 
-def _limits(used: _Used, limits: dict[str, Any]) -> None:
+def _limits(used: _ObservedUse, limits: dict[str, Any]) -> None:
     """Time, processor time, memory and output; each stays where one call came to its end, or was not counted."""
     found, bounds = used.found, used.profile.limits
     ran = [call for call in used.calls.values() if call.allowed and call.usage is not None]
@@ -244,7 +244,7 @@ def _with_room(key: str, most: float, step: int = 1) -> int:
     return math.ceil(max(most * MARGIN, most + ROOM[key]) / step) * step
 
 
-def _files(used: _Used, values: dict[str, Any]) -> None:
+def _files(used: _ObservedUse, values: dict[str, Any]) -> None:
     found, files, output = used.found, values["files"], values["limits"]["output"]
     giving = [call for call in used.calls.values() if call.files or call.refused]
     # A program may have written more there than it left; of one that goes on, nothing is known yet.
@@ -273,7 +273,7 @@ def _files(used: _Used, values: dict[str, Any]) -> None:
         found.unknown["files.workspace"] = found.calls
 
 
-def _network(used: _Used, values: dict[str, Any]) -> None:
+def _network(used: _ObservedUse, values: dict[str, Any]) -> None:
     found, network, rules = used.found, values["network"], used.profile.network.allow
     reached = [each for call in used.calls.values() for each in call.reached]
     if not reached:

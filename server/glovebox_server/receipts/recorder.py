@@ -49,7 +49,7 @@ _CONNECTION = ("scheme", "host", "port", "method", "effect", "rule", "address", 
 _OUTCOME = ("ended", "exit_code", "failed", "by", "stop", "error", "reason", "elapsed_ms", "usage")
 
 
-class Log(Protocol):
+class RecorderLog(Protocol):
     """The part of ``AuditLog`` that is needed here."""
 
     async def append_all(
@@ -79,7 +79,7 @@ class Receipt:
 class ReceiptIssuer:
     """Issues a signed receipt with the last record of each call."""
 
-    log: Log
+    log: RecorderLog
     signer: Signs
     version: str
     """Version of Glovebox."""

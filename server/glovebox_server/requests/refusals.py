@@ -39,7 +39,7 @@ _MAX_ID: Final = 128
 _STRANGER: Final = ""
 
 
-class _Log(Protocol):
+class _RefusalLog(Protocol):
     async def append(self, event: Event) -> object:
         """See ``AuditLog.append``."""
 
@@ -68,7 +68,7 @@ class Refusals:
         _add(self._new, rule, _STRANGER if principal is None else _shown(principal), 1)
         self._came.set()
 
-    async def record(self, log: _Log) -> int:
+    async def record(self, log: _RefusalLog) -> int:
         """Write what was noted since the last record, if anything; where that fails it stays noted.
 
         Returns:
@@ -95,7 +95,7 @@ class Refusals:
         return len(rows)
 
     @asynccontextmanager
-    async def recorded(self, log: _Log) -> AsyncIterator[None]:
+    async def recorded(self, log: _RefusalLog) -> AsyncIterator[None]:
         """Write what is left at the block's end, however it ends."""
         try:
             yield
@@ -103,7 +103,7 @@ class Refusals:
             with anyio.CancelScope(shield=True):
                 await self.record(log)
 
-    async def follow(self, log: _Log) -> None:
+    async def follow(self, log: _RefusalLog) -> None:
         """Write records until cancelled."""
         while True:
             await self._came.wait()

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found(Generic[T]):
+class StoredItems(Generic[T]):
     """What is in a directory."""
 
     items: tuple[T, ...] = ()
@@ -62,7 +62,7 @@ class Files(Generic[T]):
         self._failure = failure
         self._most = most
         self._seen: object = None
-        self._found: Found[T] = Found()
+        self._found: StoredItems[T] = StoredItems()
 
     def prepare(self) -> None:
         """Make the directory where it is missing.
@@ -73,36 +73,36 @@ class Files(Generic[T]):
         with self._opened():
             pass
 
-    def look(self) -> Found[T]:
+    def look(self) -> StoredItems[T]:
         """What is there now, of a directory that was prepared; one that is gone is damaged."""
         try:
             found = os.stat(self.path)  # noqa: PTH116 - a Path's own costs as much again, and every call asks
         except OSError as problem:
             self._seen = None
-            return Found(damaged=(self._unusable(self.path, problem),))
+            return StoredItems(damaged=(self._unusable(self.path, problem),))
         mark = (found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
         if mark != self._seen:
             settled = abs(time.time_ns() - found.st_ctime_ns) > _TICK_NS
             self._found, self._seen = self.read(), mark if settled else None
         return self._found
 
-    def read(self) -> Found[T]:
+    def read(self) -> StoredItems[T]:
         """What is there, read anew; nothing where there is no directory."""
         if not os.path.lexists(self.path):
-            return Found()
+            return StoredItems()
         try:
             with self._opened() as directory:
                 names = directory.names()
                 read = [self._item(directory, name) for name in names[: self._most]]
         except SecretUnusable as problem:
-            return Found(damaged=(problem,))
+            return StoredItems(damaged=(problem,))
         except OSError as problem:
-            return Found(damaged=(self._unusable(self.path, problem),))
+            return StoredItems(damaged=(self._unusable(self.path, problem),))
         damaged = [each for each in read if isinstance(each, SecretUnusable)]
         if len(names) > self._most:
             damaged.append(self._failure(self.path, f"it has more than {self._most} files", "Remove some."))
         items = (each for each in read if each is not None and not isinstance(each, SecretUnusable))
-        return Found(items=tuple(items), damaged=tuple(damaged))
+        return StoredItems(items=tuple(items), damaged=tuple(damaged))
 
     def names(self) -> list[str]:
         """Names of the files, whole or damaged.

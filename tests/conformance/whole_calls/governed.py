@@ -19,8 +19,8 @@ from glovebox_server.core.rights import RightsOf
 from glovebox_server.errors import RefusedError
 from glovebox_server.guards.approvals import store
 from glovebox_server.guards.approvals.approvals import Approvals
-from glovebox_server.guards.approvals.question import Answer
-from glovebox_server.guards.approvals.store import Moment
+from glovebox_server.guards.approvals.question import ApprovalAnswer
+from glovebox_server.guards.approvals.store import ClockReading
 from glovebox_server.guards.budgets.budgets import opened as opened_budgets
 from glovebox_server.guards.budgets.windows import Clocks, read_clocks
 from glovebox_server.guards.registry import GuardSet
@@ -101,7 +101,7 @@ class CaseGovernance:
         ahead = round(self._ahead * 1000)
         return replace(self._clocks, wall=self._clocks.wall + ahead, since_boot=self._clocks.since_boot + ahead)
 
-    def _later(self) -> Moment:
+    def _later(self) -> ClockReading:
         now = store.now()
         return replace(now, at=now.at + self._ahead, wall=now.wall + self._ahead)
 
@@ -146,7 +146,7 @@ class CaseGovernance:
         with suppress(RefusedError):  # that it does not count is seen in what becomes of the next call
             await self._approvals().answer(
                 question,
-                Answer(
+                ApprovalAnswer(
                     allow=allow,
                     by=by,
                     channel="operator",

@@ -15,7 +15,7 @@ from glovebox_audit import anchors, chain, read, subscription
 from glovebox_audit.chain import EvidenceError
 from glovebox_audit.file import LOG_NAME
 from glovebox_audit.printable import printable
-from glovebox_audit.read import Line
+from glovebox_audit.read import LogLine
 from glovebox_audit.receipts import dsse, keys
 from glovebox_audit.segments import proof as proofs
 from glovebox_audit.verifier.report import VerifyReport
@@ -23,8 +23,8 @@ from glovebox_audit.verify import verify as verify_log
 from glovebox_sandboxes.plural import counted
 from glovebox_server.cli.evidence.query import find_call, lines_option
 from glovebox_server.cli.options import (
-    File,
     LazyGroup,
+    ReadFile,
     emit,
     err,
     json_option,
@@ -38,10 +38,10 @@ from glovebox_server.upkeep.log import audit_log
 
 #: Longest line of ``tail``; ``show`` has everything.
 _LINE = 400
-_Wanted = Callable[[Line], bool]
+_Wanted = Callable[[LogLine], bool]
 
 
-_file = File()
+_file = ReadFile()
 
 
 @click.group(
@@ -176,11 +176,11 @@ async def _follow(directory: Path, count: int, wanted: _Wanted) -> None:
             _show_lines([line])
 
 
-def _any(_: Line) -> bool:
+def _any(_: LogLine) -> bool:
     return True
 
 
-def _of_a_call(line: Line) -> bool:
+def _of_a_call(line: LogLine) -> bool:
     """Each start of a server is a handful of records, and between two calls made from a shell there is one."""
     kind = line.record.kind if line.record else ""
     return not kind.startswith(("server.", "profile.", "pool.", "segment."))
@@ -248,7 +248,7 @@ def public_key(path: Path) -> Ed25519PublicKey:
         raise ValueError(f"The key {path} cannot be used: {words}.") from None
 
 
-def _show_lines(lines: Iterable[Line]) -> None:
+def _show_lines(lines: Iterable[LogLine]) -> None:
     for line in lines:
         record = line.record
         if emit({"unreadable": str(line.error)} if record is None else json.loads(record.line), indent=None):

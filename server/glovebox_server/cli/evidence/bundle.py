@@ -13,8 +13,8 @@ from glovebox_audit.receipts import dsse
 from glovebox_sandboxes.plural import counted
 from glovebox_server.cli.evidence.audit import not_proved, public_key
 from glovebox_server.cli.options import (
-    File,
     LazyGroup,
+    ReadFile,
     emit,
     json_option,
     out,
@@ -32,7 +32,9 @@ def bundle() -> None:
 
 @bundle.command("verify")
 @click.argument("file", type=_file)
-@click.option("--key", "keys", multiple=True, type=File(), help="The server's public key, not from whoever sent FILE.")
+@click.option(
+    "--key", "keys", multiple=True, type=ReadFile(), help="The server's public key, not from whoever sent FILE."
+)
 @json_option
 def bundle_verify(file: Path, keys: tuple[Path, ...]) -> int:
     """Check a bundle of `audit bundle`, offline.

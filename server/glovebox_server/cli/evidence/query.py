@@ -16,13 +16,13 @@ from glovebox_audit import chain
 from glovebox_audit.printable import printable
 from glovebox_audit.query import ask
 from glovebox_audit.query.ask import Told
-from glovebox_audit.query.calls import Call
+from glovebox_audit.query.calls import CallSummary
 from glovebox_audit.query.index import Filters
 from glovebox_audit.query.outcomes import OUTCOMES
 from glovebox_sandboxes.plural import counted
 from glovebox_server.cli.options import (
     CliCommand,
-    Moment,
+    TimeOrAge,
     emit,
     err,
     json_flag,
@@ -50,10 +50,10 @@ _STYLES = {"succeeded": "green", "running": "cyan", "denied": "yellow", "ask": "
 @click.option("--outcome", "outcomes", multiple=True, type=click.Choice(OUTCOMES), help="Calls that came out so.")
 @click.option(
     "--since",
-    type=Moment(),
+    type=TimeOrAge(),
     help="Not before this time (UTC unless it names a zone), local day (yesterday), or 2h ago.",
 )
-@click.option("--until", type=Moment(), help="Before this time, or the beginning of this day: today.")
+@click.option("--until", type=TimeOrAge(), help="Before this time, or the beginning of this day: today.")
 @click.option("--grep", "text", help="Calls of which a record has this text, in upper or lower case.")
 @click.option(
     "-n", "--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="How many, the newest first."
@@ -97,7 +97,7 @@ def show_indexing() -> Iterator[Told]:
             bar.stop()
 
 
-def _table(calls: tuple[Call, ...]) -> Table:
+def _table(calls: tuple[CallSummary, ...]) -> Table:
     table = new_table("time", "call", "outcome", "tool", "by", "client", "ms", right=["ms"], whole=True)
     for each in calls:
         spent = "" if each.elapsed_ms is None else f"{each.elapsed_ms:.0f}"
@@ -111,7 +111,7 @@ def _text(cell: str | Text) -> Text:
     return cell if isinstance(cell, Text) else Text(printable(cell))
 
 
-def _outcome(call: Call) -> str:
+def _outcome(call: CallSummary) -> str:
     """How it came out, with what there is to say of it."""
     more = {
         "denied": call.rule,

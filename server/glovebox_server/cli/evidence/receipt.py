@@ -18,8 +18,8 @@ from glovebox_audit.receipts.verify import verify as verify_receipt
 from glovebox_server.cli.evidence.audit import not_proved
 from glovebox_server.cli.evidence.query import find_call
 from glovebox_server.cli.options import (
-    File,
     LazyGroup,
+    ReadFile,
     emit,
     err,
     json_flag,
@@ -82,7 +82,7 @@ def receipt_show(settings: Settings, wanted: str) -> int:
 
 @receipt.command("verify")
 @click.argument("wanted", metavar="CALL|FILE")
-@click.option("--key", type=File(), help="Public key; else that of this server.")
+@click.option("--key", type=ReadFile(), help="Public key; else that of this server.")
 @click.option(
     "--audit",
     type=click.Path(path_type=Path, file_okay=False),

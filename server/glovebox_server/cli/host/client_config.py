@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from glovebox_server import workspace
-from glovebox_server.cli.options import CliCommand, File, emit, given, json_option, require_http, state_directory
+from glovebox_server.cli.options import CliCommand, ReadFile, emit, given, json_option, require_http, state_directory
 from glovebox_server.cli.rules.token import Lifetime, to_show
 from glovebox_server.failures import own_command
 from glovebox_server.settings import Settings
@@ -48,7 +48,9 @@ _FLEETING = (
 @click.option("--token", metavar="NAME", help="Make this token and show it, or show one whose file holds it (http).")
 @click.option("--role", help="What the token that is made may do, as of `token create`.")
 @click.option("--expires", type=Lifetime(), help="When it ends: 12h, 30d.")
-@click.option("--token-file", metavar="FILE", type=File(), help="Show the token that was saved in this file (http).")
+@click.option(
+    "--token-file", metavar="FILE", type=ReadFile(), help="Show the token that was saved in this file (http)."
+)
 @json_option
 @state_directory
 def client_config(

@@ -19,7 +19,7 @@ from glovebox_sandboxes.plural import counted
 from glovebox_server.cli import state
 from glovebox_server.cli.options import (
     LazyGroup,
-    Moment,
+    TimeOrAge,
     emit,
     err,
     json_option,
@@ -31,7 +31,7 @@ from glovebox_server.errors import RefusedError
 from glovebox_server.guards.approvals import answering, store
 from glovebox_server.guards.approvals import stats as counting
 from glovebox_server.guards.approvals.lifting import permanent
-from glovebox_server.guards.approvals.question import MAX_REASON, Answer, Reach
+from glovebox_server.guards.approvals.question import MAX_REASON, ApprovalAnswer, Reach
 from glovebox_server.guards.approvals.shown import shown
 from glovebox_server.guards.approvals.states import State
 from glovebox_server.guards.approvals.store import Standing
@@ -163,7 +163,7 @@ def approvals_watch(settings: Settings) -> None:
 
 
 @approvals.command("stats")
-@click.option("--since", type=Moment(), default="7d", show_default=True, help="Since then, or so long ago: 2h.")
+@click.option("--since", type=TimeOrAge(), default="7d", show_default=True, help="Since then, or so long ago: 2h.")
 @json_option
 @state_directory
 def approvals_stats(settings: Settings, since: datetime) -> None:
@@ -207,7 +207,9 @@ def _answer(settings: Settings, wanted: str, *, allow: bool, reach: Reach, reaso
         before = _named(database, wanted)
         question = before.question
         said = printable(reason.strip())[:MAX_REASON]
-        given = Answer(allow=allow, by=_self(), channel="operator", reach=reach, digest=question.digest, reason=said)
+        given = ApprovalAnswer(
+            allow=allow, by=_self(), channel="operator", reach=reach, digest=question.digest, reason=said
+        )
         try:
             found = database.transact_now(lambda db: answering.answer(db, question.id, given, store.now(), record))
         except RefusedError as objection:
@@ -332,7 +334,7 @@ def _records(settings: Settings) -> Iterator[Record]:
             yield from _of_interest(read.lines(snapshot.log, 0, snapshot.size))
 
 
-def _of_interest(lines: Iterator[read.Line]) -> Iterator[Record]:
+def _of_interest(lines: Iterator[read.LogLine]) -> Iterator[Record]:
     for line in lines:
         if line.record is not None and any(kind in line.raw for kind in _KINDS):
             yield line.record

@@ -17,7 +17,7 @@ from glovebox_server.app import check_example, load_profiles
 from glovebox_server.cli.evidence.page import KEEPING
 from glovebox_server.cli.options import (
     CliCommand,
-    Moment,
+    TimeOrAge,
     complete_tool,
     emit,
     json_option,
@@ -39,7 +39,7 @@ _STYLES = {"allow": "bold red", "deny": "green", "ask": "green"}
 
 _since = click.option(
     "--since",
-    type=Moment(),
+    type=TimeOrAge(),
     default="30d",
     show_default=True,
     help="Calls since this time (UTC), local day, or 30d ago.",

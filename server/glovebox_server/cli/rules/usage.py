@@ -13,7 +13,7 @@ from glovebox_audit.printable import printable
 from glovebox_profiles.policy.model import SPENDING
 from glovebox_server.cli.options import (
     CliCommand,
-    Moment,
+    TimeOrAge,
     emit,
     err,
     json_option,
@@ -23,7 +23,7 @@ from glovebox_server.cli.options import (
 )
 from glovebox_server.cli.terminal import new_table
 from glovebox_server.guards.budgets import store
-from glovebox_server.guards.budgets.usage import BY, Used, used
+from glovebox_server.guards.budgets.usage import BY, UsageRow, used
 from glovebox_server.settings import Settings
 from glovebox_server.stores import database
 
@@ -46,7 +46,7 @@ class _By(click.ParamType[tuple[str, ...]]):
 @click.command(cls=CliCommand)
 @click.option("--by", type=_By(), default="principal,tool", show_default=True, help=f"Some of {','.join(BY)}.")
 @click.option(
-    "--since", type=Moment(), default="7d", show_default=True, help="Since this time (UTC), local day, or 7d ago."
+    "--since", type=TimeOrAge(), default="7d", show_default=True, help="Since this time (UTC), local day, or 7d ago."
 )
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @json_option
@@ -56,7 +56,7 @@ def usage(settings: Settings, *, by: tuple[str, ...], since: datetime, as_csv: b
     if as_csv and wants_json():
         raise click.UsageError("Choose one of --csv and --json.")
     path = settings.state_dir / database.DIRECTORY / store.NAME
-    found: list[Used] = []
+    found: list[UsageRow] = []
     if os.path.lexists(path):
         with database.opened(path, store.SCHEMA) as kept:
             found = kept.query_now(lambda connection: used(connection, since, by))
@@ -73,7 +73,7 @@ def usage(settings: Settings, *, by: tuple[str, ...], since: datetime, as_csv: b
     emit({"since": since.isoformat(timespec="seconds"), "by": list(by), "usage": rows}, shown)
 
 
-def _table(found: Sequence[Used], by: Sequence[str]) -> Table:
+def _table(found: Sequence[UsageRow], by: Sequence[str]) -> Table:
     numbers = [name.replace("_seconds", " s").replace("_bytes", " B") for name in (*SPENDING, "lost")]
     table = new_table(*by, *numbers, right=numbers)
     for each in found:

@@ -35,7 +35,7 @@ _LATER = "Wait for one of them to end, or cancel it, then call again."
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _UnderWay:
+class _AdmittedCall:
     fingerprint: bytes
     since: float
 
@@ -62,7 +62,7 @@ class Admission:
         self._under_way = under_way
         self._turns = FairLimiter(running, shared=shared)
         self._per_principal = per_principal
-        self._calls: defaultdict[str, set[_UnderWay]] = defaultdict(set)
+        self._calls: defaultdict[str, set[_AdmittedCall]] = defaultdict(set)
 
     @asynccontextmanager
     async def enter(
@@ -82,7 +82,7 @@ class Admission:
             RefusedError: the caller has too many calls under way, keeps repeating one that is still running, or no turn
                 came within ``WAIT_SECONDS``. Nothing was started.
         """
-        call = _UnderWay(fingerprint=fingerprint(tool, arguments), since=anyio.current_time())
+        call = _AdmittedCall(fingerprint=fingerprint(tool, arguments), since=anyio.current_time())
         mine = self._calls[principal]
         self._check(call, mine)
         mine.add(call)
@@ -103,7 +103,7 @@ class Admission:
             if not mine:  # without a trace: subjects of an authorization server are many
                 del self._calls[principal]
 
-    def _check(self, call: _UnderWay, mine: set[_UnderWay]) -> None:
+    def _check(self, call: _AdmittedCall, mine: set[_AdmittedCall]) -> None:
         if len(mine) >= self._per_principal:
             raise RefusedError("busy.calls", f"The server is busy: {len(mine)} calls of yours are under way.", _LATER)
         old = call.since - RETRY_AGE_SECONDS

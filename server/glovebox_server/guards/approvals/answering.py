@@ -18,14 +18,14 @@ from glovebox_audit.events import (
 )
 from glovebox_server.errors import RefusedError
 from glovebox_server.guards.approvals import store
-from glovebox_server.guards.approvals.question import Answer, Question, digest_of
-from glovebox_server.guards.approvals.store import Moment, Standing
+from glovebox_server.guards.approvals.question import ApprovalAnswer, Question, digest_of
+from glovebox_server.guards.approvals.store import ClockReading, Standing
 
 Record = Callable[[Event], object]
 """Writes one event to the audit log; it is on the disk when this returns, or it raises ``AuditError``."""
 
 
-def ask(db: sqlite3.Connection, question: Question, at: Moment, record: Record) -> None:
+def ask(db: sqlite3.Connection, question: Question, at: ClockReading, record: Record) -> None:
     """Put a new question."""
     about, asked = question.subject, question.asked
     record(
@@ -54,7 +54,9 @@ def ask(db: sqlite3.Connection, question: Question, at: Moment, record: Record) 
     store.add(db, question, at)
 
 
-def answer(db: sqlite3.Connection, identifier: str, given: Answer, at: Moment, record: Record) -> Standing:
+def answer(
+    db: sqlite3.Connection, identifier: str, given: ApprovalAnswer, at: ClockReading, record: Record
+) -> Standing:
     """Take an answer; returns where the question stands then.
 
     Raises:
@@ -89,12 +91,12 @@ def answer(db: sqlite3.Connection, identifier: str, given: Answer, at: Moment, r
     return then
 
 
-def refused(identifier: str | None, given: Answer, objection: RefusedError) -> ApprovalRefused:
+def refused(identifier: str | None, given: ApprovalAnswer, objection: RefusedError) -> ApprovalRefused:
     """The record of an answer that did not count."""
     return ApprovalRefused(approval=identifier, rule=objection.rule, answered_by=given.by, channel=given.channel)
 
 
-def withdraw(db: sqlite3.Connection, identifier: str, by: str, at: Moment, record: Record) -> Standing:
+def withdraw(db: sqlite3.Connection, identifier: str, by: str, at: ClockReading, record: Record) -> Standing:
     """Take a question, or a yes that is good, back.
 
     Raises:
@@ -110,7 +112,7 @@ def withdraw(db: sqlite3.Connection, identifier: str, by: str, at: Moment, recor
     return found
 
 
-def abandon(db: sqlite3.Connection, question: Question, at: Moment, record: Record) -> None:
+def abandon(db: sqlite3.Connection, question: Question, at: ClockReading, record: Record) -> None:
     """Take a question back whose only caller is gone before anybody answered."""
     if store.abandon(db, question.id, question.asked_by, at) is not None:
         record(ApprovalWithdrawn(**_about(question), by=question.subject.principal))

@@ -31,10 +31,10 @@ from glovebox_server.errors import AuditError, RefusedError, StoreUnusable
 from glovebox_server.guards.approvals import answering, store
 from glovebox_server.guards.approvals.facts import asked_about, remembered, rules_of, subject
 from glovebox_server.guards.approvals.lifting import Escalation, reaching
-from glovebox_server.guards.approvals.question import Answer, Question, Subject, canonical
+from glovebox_server.guards.approvals.question import ApprovalAnswer, Question, QuestionSubject, canonical
 from glovebox_server.guards.approvals.rules import Asking, with_lift
 from glovebox_server.guards.approvals.states import State
-from glovebox_server.guards.approvals.store import Moment, Standing
+from glovebox_server.guards.approvals.store import ClockReading, Standing
 from glovebox_server.guards.proposal import Proposal
 from glovebox_server.stores.database import Database
 from glovebox_server.tools.base import Tool
@@ -80,7 +80,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(kw_only=True)
-class _Form:
+class _ClientQuestion:
     """A question that is put to whoever called: it may outlive the call, and never its question."""
 
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
@@ -105,7 +105,7 @@ class Approvals:
         environment: Callable[[str], str],
         *,
         start: Callable[..., object],
-        clock: Callable[[], Moment] = store.now,
+        clock: Callable[[], ClockReading] = store.now,
     ) -> None:
         """Take the parts; ``opened`` is the public way.
 
@@ -125,7 +125,7 @@ class Approvals:
         self._tools = tools
         self._environment = environment
         self._start = start
-        self._left_open: dict[str, _Form] = {}
+        self._left_open: dict[str, _ClientQuestion] = {}
         self._clock = clock
         self._looking = anyio.Lock()
         self._looked, self._undecided = float("-inf"), frozenset[str]()
@@ -139,7 +139,7 @@ class Approvals:
         audit: AuditLog,
         tools: Mapping[str, Tool],
         environment: Callable[[str], str],
-        clock: Callable[[], Moment] = store.now,
+        clock: Callable[[], ClockReading] = store.now,
     ) -> AsyncIterator[Self]:
         """The approvals of a state directory, for the block. Its store is opened by the first call that needs it."""
         with ExitStack() as files:
@@ -202,7 +202,7 @@ class Approvals:
         # Whoever still reads the form of an earlier call that asked the same gets no second one.
         form = self._left_open.get(question.id)
         if form is None:
-            form = _Form()
+            form = _ClientQuestion()
             self._start(self._asked, form, question, listener)
         try:
             with anyio.move_on_after(max(WAIT_SECONDS, listener.waits())):
@@ -222,7 +222,7 @@ class Approvals:
         found = await self.standing(question.id)
         return found.state if found else "expired"
 
-    async def _asked(self, form: "_Form", question: Question, listener: Listener) -> None:
+    async def _asked(self, form: "_ClientQuestion", question: Question, listener: Listener) -> None:
         """Ask until somebody has decided; what goes wrong is its caller's to hear, or the log's once that one left."""
         try:
             with form.scope:
@@ -236,7 +236,7 @@ class Approvals:
                 if form.problem is not None:
                     _log.error("What was said to %s was not taken: %s", question.id, form.problem)
 
-    async def _ask(self, form: "_Form", question: Question, listener: Listener) -> None:
+    async def _ask(self, form: "_ClientQuestion", question: Question, listener: Listener) -> None:
         """Ask the person at the client, if their answer counts, until they or somebody else has decided."""
 
         async def ask() -> None:
@@ -264,7 +264,7 @@ class Approvals:
             form.problem = form.problem or unreadable
             tasks.cancel_scope.cancel()
 
-    async def answer(self, identifier: str, given: Answer) -> Standing:
+    async def answer(self, identifier: str, given: ApprovalAnswer) -> Standing:
         """Take an answer; returns where the question stands then.
 
         Raises:
@@ -325,7 +325,7 @@ class Approvals:
         used = [each for each in held if store.use(db, each, proposal.call.id, at)]
         return _allowed(proposal, whole, found, used)
 
-    def _used(self, db: sqlite3.Connection, proposal: Proposal, asks: Asking, at: Moment) -> Standing | None:
+    def _used(self, db: sqlite3.Connection, proposal: Proposal, asks: Asking, at: ClockReading) -> Standing | None:
         """The yes to exactly this, used up by this call."""
         found = store.same(db, self._subject(proposal, asks).digest, at)
         if found is None or not store.use(db, found, proposal.call.id, at):
@@ -340,7 +340,7 @@ class Approvals:
         programs = self._tools[proposal.call.tool].request is None and proposal.profile.network.mode != "none"
         return programs and any(each.what == "host" for each in proposal.rights.lifts)
 
-    def _held(self, db: sqlite3.Connection, proposal: Proposal, at: Moment) -> list[Standing]:
+    def _held(self, db: sqlite3.Connection, proposal: Proposal, at: ClockReading) -> list[Standing]:
         """Grants that the call could use: for what it wants, and for a program every host, as nobody knows before."""
         escalation, reaches = proposal.escalation, self._reaches(proposal)
         if not (escalation or reaches):
@@ -352,7 +352,7 @@ class Approvals:
             if (escalation and _lifts(each, escalation)) or (reaches and each.question.subject.lifted == "host")
         ]
 
-    def _subject(self, proposal: Proposal, asks: Asking | None) -> Subject:
+    def _subject(self, proposal: Proposal, asks: Asking | None) -> QuestionSubject:
         escalation = proposal.escalation if asks is not None and asks.lifts else None
         rules = asks.rules if asks else ()
         about = subject(proposal, rules, self._environment(proposal.call.tool))
@@ -361,7 +361,7 @@ class Approvals:
         return about if escalation is None else replace(about, lifted=escalation.what, target=escalation.target)
 
     def _not_yet(
-        self, db: sqlite3.Connection, proposal: Proposal, asks: Asking, settled: State | None, at: Moment
+        self, db: sqlite3.Connection, proposal: Proposal, asks: Asking, settled: State | None, at: ClockReading
     ) -> Decision | Question:
         """What becomes of a call without a yes: a no holds, a question is put once, and waited for once."""
         about = self._subject(proposal, asks)
@@ -382,7 +382,7 @@ class Approvals:
         return question
 
     def _question(
-        self, db: sqlite3.Connection, proposal: Proposal, asks: Asking, at: Moment, about: Subject
+        self, db: sqlite3.Connection, proposal: Proposal, asks: Asking, at: ClockReading, about: QuestionSubject
     ) -> Question:
         call, made = proposal.call, datetime.fromtimestamp(at.wall, UTC)
         return Question(

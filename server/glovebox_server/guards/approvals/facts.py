@@ -9,7 +9,7 @@ from glovebox_profiles.egress import parse_url
 from glovebox_profiles.egress.targets import TargetError
 from glovebox_profiles.model import Profile
 from glovebox_profiles.policy.model import Approval
-from glovebox_server.guards.approvals.question import Subject, canonical
+from glovebox_server.guards.approvals.question import QuestionSubject, canonical
 from glovebox_server.guards.approvals.rules import (
     CHANGES_ASK,
     PROFILE_ASKS,
@@ -35,14 +35,14 @@ class Remembered:
     values: tuple[str, ...]
 
 
-def subject(proposal: Proposal, rules: tuple[str, ...], environment: str) -> Subject:
+def subject(proposal: Proposal, rules: tuple[str, ...], environment: str) -> QuestionSubject:
     """Everything that a yes to this call is bound to.
 
     Raises:
         ValueError: the arguments hold what cannot be shown.
     """
     call, rights = proposal.call, proposal.rights
-    return Subject(
+    return QuestionSubject(
         principal=call.principal.id,
         run=call.run or "",
         tool=call.tool,

@@ -15,7 +15,7 @@ from glovebox_profiles.model import Profile
 from glovebox_profiles.policy.model import Lift
 from glovebox_server.calls import Decision, Grant, ToolCall
 from glovebox_server.core.rights import Rights
-from glovebox_server.guards.approvals.question import Asked, Lifted
+from glovebox_server.guards.approvals.question import Lifted, RequiredApproval
 from glovebox_server.tools.base import Tool
 
 _WORDS: Final = {
@@ -48,9 +48,9 @@ class Escalation:
         return _WORDS[self.what].format(target=self.target)
 
     @property
-    def asked(self) -> Asked:
+    def asked(self) -> RequiredApproval:
         """Who must say yes; whoever does chooses between this call and the run."""
-        return Asked(by=self.lift.by, reach="run", minutes=self.lift.expires_minutes)
+        return RequiredApproval(by=self.lift.by, reach="run", minutes=self.lift.expires_minutes)
 
 
 def considered(

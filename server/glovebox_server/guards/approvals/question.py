@@ -24,7 +24,7 @@ Lifted = Literal["host", "tool", "budget"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class RequiredApproval:
     """Who has to say yes, and how far that yes goes."""
 
     by: By = "either"
@@ -42,7 +42,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class QuestionSubject:
     """Everything that a yes is bound to: one that differs in any part is another question."""
 
     principal: str
@@ -96,9 +96,9 @@ class Question:
     """``a_`` and 26 lower-case characters, made as call ids are."""
     digest: str
     """Digest of ``subject``: what an answer answers."""
-    subject: Subject
+    subject: QuestionSubject
     """What a yes is bound to, the program included."""
-    asked: Asked
+    asked: RequiredApproval
     """Who has to say yes."""
     why: str
     """Why it is asked, in a sentence of ours; nothing in it is the caller's."""
@@ -127,7 +127,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ApprovalAnswer:
     """What one person said to a question."""
 
     allow: bool

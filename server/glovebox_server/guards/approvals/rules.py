@@ -7,7 +7,7 @@ from typing import Final
 from glovebox_profiles.policy.model import Approval
 from glovebox_sandboxes.plural import counted
 from glovebox_server.guards.approvals.lifting import Escalation
-from glovebox_server.guards.approvals.question import Asked, By
+from glovebox_server.guards.approvals.question import By, RequiredApproval
 
 PROFILE_ASKS: Final = Approval(name="ask")
 """What a profile's ``approval = "ask"`` means: each call, by whoever answers first, one yes for one call."""
@@ -83,7 +83,7 @@ class Asking:
     """Why, in one sentence."""
     lifts: bool = False
     """Whether a yes would lift a denial too."""
-    asked: Asked
+    asked: RequiredApproval
     """Who must say yes: the strictest of each rule's demands, so that one yes satisfies all of them."""
 
 
@@ -105,9 +105,9 @@ def asking(rules: Sequence[Approval], facts: Facts) -> Asking | None:
     )
 
 
-def demanded(rule: Approval) -> Asked:
+def demanded(rule: Approval) -> RequiredApproval:
     """What one rule of the policy demands."""
-    return Asked(
+    return RequiredApproval(
         by=rule.by,
         quorum=rule.quorum,
         another_principal=rule.another_principal,
@@ -117,13 +117,13 @@ def demanded(rule: Approval) -> Asked:
     )
 
 
-def together(demands: Sequence[Asked]) -> Asked:
+def together(demands: Sequence[RequiredApproval]) -> RequiredApproval:
     """The strictest of each demand. Out of band is stricter than at the client, where a host may answer by itself."""
     order: tuple[By, ...] = ("either", "client", "operator")
     by = max((each.by for each in demands), key=order.index)
     quorum, another = max(each.quorum for each in demands), any(each.another_principal for each in demands)
     # At the client only the caller answers: nobody there could give what another rule wants of somebody else.
-    return Asked(
+    return RequiredApproval(
         by="operator" if by == "client" and (another or quorum > 1) else by,
         quorum=quorum,
         another_principal=another,

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from glovebox_profiles.policy.model import CALLER_MINUTES
 from glovebox_server.errors import RefusedError, StoreUnusable
-from glovebox_server.guards.approvals.question import Answer, Asked, Question, Reach, Subject
+from glovebox_server.guards.approvals.question import ApprovalAnswer, Question, QuestionSubject, Reach, RequiredApproval
 from glovebox_server.guards.approvals.states import State, Step, after
 from glovebox_server.stores import database
 from glovebox_server.stores.database import Database
@@ -61,7 +61,7 @@ _SELECT: Final = "SELECT id, digest, state, boot, ends, reach, changed, asked_by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
+class ClockReading:
     """One moment, on the clock that counts and on the one that people read."""
 
     boot: str
@@ -86,9 +86,9 @@ def path(state_dir: Path) -> Path:
     return state_dir / database.DIRECTORY / NAME
 
 
-def now() -> Moment:
+def now() -> ClockReading:
     """This moment."""
-    return Moment(boot=_BOOT_ID.read_text().strip(), at=time.clock_gettime(time.CLOCK_BOOTTIME), wall=time.time())
+    return ClockReading(boot=_BOOT_ID.read_text().strip(), at=time.clock_gettime(time.CLOCK_BOOTTIME), wall=time.time())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,11 +109,11 @@ class Standing:
     """Calls that asked the same, that one included."""
     used_by: str
     """The call that ran on the yes last; empty before."""
-    answers: tuple[Answer, ...]
+    answers: tuple[ApprovalAnswer, ...]
     """What was said so far, in no order."""
 
 
-def expire(db: sqlite3.Connection, at: Moment) -> None:
+def expire(db: sqlite3.Connection, at: ClockReading) -> None:
     """End what is over, and forget what has been over for long."""
     over = db.execute(
         "SELECT id, state FROM questions WHERE state IN ('pending', 'allowed', 'denied') AND (ends <= ? OR boot != ?)",
@@ -127,24 +127,24 @@ def expire(db: sqlite3.Connection, at: Moment) -> None:
     )
 
 
-def standing(db: sqlite3.Connection, identifier: str, at: Moment) -> Standing | None:
+def standing(db: sqlite3.Connection, identifier: str, at: ClockReading) -> Standing | None:
     """One question; None where there is none of that id."""
     return next(iter(_found(db, "WHERE id = ?", (identifier,), at)), None)
 
 
-def standings(db: sqlite3.Connection, at: Moment, states: Sequence[State] = ()) -> list[Standing]:
+def standings(db: sqlite3.Connection, at: ClockReading, states: Sequence[State] = ()) -> list[Standing]:
     """All questions in these states, or in any, the newest first."""
     found = _found(db, "ORDER BY made DESC, id DESC", (), at)
     return [each for each in found if not states or each.state in states]
 
 
-def same(db: sqlite3.Connection, digest: str, at: Moment) -> Standing | None:
+def same(db: sqlite3.Connection, digest: str, at: ClockReading) -> Standing | None:
     """The newest question of this digest that is not over yet; ``expire`` comes first."""
     found = _found(db, "WHERE digest = ? ORDER BY made DESC, id DESC", (digest,), at)
     return next((each for each in found if each.state in ("pending", "allowed", "denied")), None)
 
 
-def grants(db: sqlite3.Connection, about: Subject, at: Moment) -> list[Standing]:
+def grants(db: sqlite3.Connection, about: QuestionSubject, at: ClockReading) -> list[Standing]:
     """Every yes that lifts something for a call like this: for its run, or for it alone; ``expire`` comes first."""
     found = _found(db, "WHERE principal = ? AND state = 'allowed' AND lifted != ''", (about.principal,), at)
     return [
@@ -154,7 +154,7 @@ def grants(db: sqlite3.Connection, about: Subject, at: Moment) -> list[Standing]
     ]
 
 
-def _bound(about: Subject, reach: Reach) -> tuple[object, ...]:
+def _bound(about: QuestionSubject, reach: Reach) -> tuple[object, ...]:
     """What a grant is bound to beside what it lifts: for a run, all but the call itself."""
     where = (about.principal, about.run, about.tool, about.profile_digest, about.policy_digest)
     around = (about.workspace, about.environment)
@@ -169,13 +169,13 @@ def pending(db: sqlite3.Connection, principal: str) -> int:
     return cast("int", row[0])
 
 
-def undecided(db: sqlite3.Connection, at: Moment) -> frozenset[str]:
+def undecided(db: sqlite3.Connection, at: ClockReading) -> frozenset[str]:
     """Ids of all questions that are pending, and whose time is not over."""
     found = db.execute("SELECT id FROM questions WHERE state = 'pending' AND ends > ? AND boot = ?", (at.at, at.boot))
     return frozenset(row[0] for row in found)
 
 
-def add(db: sqlite3.Connection, question: Question, at: Moment) -> None:
+def add(db: sqlite3.Connection, question: Question, at: ClockReading) -> None:
     """Keep a new question, pending; its caller has fewer than ``MAX_PENDING``."""
     about = question.subject
     db.execute(
@@ -198,7 +198,7 @@ def join(db: sqlite3.Connection, identifier: str) -> None:
     db.execute("UPDATE questions SET callers = callers + 1 WHERE id = ?", (identifier,))
 
 
-def use(db: sqlite3.Connection, found: Standing, call_id: str, at: Moment) -> bool:
+def use(db: sqlite3.Connection, found: Standing, call_id: str, at: ClockReading) -> bool:
     """Have a call run on a yes; False where it is none, or has been used."""
     step: Step = "use_in_run" if found.reach == "run" else "use"
     if not _step(db, found.question.id, found.state, step, at):
@@ -207,7 +207,7 @@ def use(db: sqlite3.Connection, found: Standing, call_id: str, at: Moment) -> bo
     return True
 
 
-def withdraw(db: sqlite3.Connection, identifier: str, at: Moment) -> Standing:
+def withdraw(db: sqlite3.Connection, identifier: str, at: ClockReading) -> Standing:
     """Take a question or a yes back.
 
     Raises:
@@ -221,7 +221,7 @@ def withdraw(db: sqlite3.Connection, identifier: str, at: Moment) -> Standing:
     return found
 
 
-def abandon(db: sqlite3.Connection, identifier: str, call_id: str, at: Moment) -> Standing | None:
+def abandon(db: sqlite3.Connection, identifier: str, call_id: str, at: ClockReading) -> Standing | None:
     """Take a question back since the one call that asked it is gone; None where others ask it or somebody answered."""
     found = standing(db, identifier, at)
     if found is None or (found.state, found.asked_by, found.callers) != ("pending", call_id, 1) or found.answers:
@@ -237,7 +237,7 @@ def unknown_question() -> RefusedError:
     )
 
 
-def objection(found: Standing | None, answer: Answer) -> RefusedError | None:
+def objection(found: Standing | None, answer: ApprovalAnswer) -> RefusedError | None:
     """Why this answer does not count; None where it does. Whatever it is, the question stays as it was."""
     if found is None:
         return unknown_question()
@@ -289,7 +289,7 @@ def objection(found: Standing | None, answer: Answer) -> RefusedError | None:
     return next((RefusedError(f"approval.{rule}", reason, hint) for holds, rule, reason, hint in table if holds), None)
 
 
-def answer(db: sqlite3.Connection, identifier: str, given: Answer, at: Moment) -> Standing:
+def answer(db: sqlite3.Connection, identifier: str, given: ApprovalAnswer, at: ClockReading) -> Standing:
     """Take one answer, which ``objection`` let pass; returns where the question stands then.
 
     One no decides, an operator's also after a yes that is complete; a yes counts towards the quorum. From a yes on, the
@@ -312,7 +312,7 @@ def answer(db: sqlite3.Connection, identifier: str, given: Answer, at: Moment) -
     return _there(db, identifier, at)
 
 
-def once(asked: Asked) -> Reach:
+def once(asked: RequiredApproval) -> Reach:
     """Return how far a yes goes that is for one call."""
     return "caller" if asked.reach == "caller" else "call"
 
@@ -339,7 +339,7 @@ def known(db: sqlite3.Connection, kind: str, owner: str) -> tuple[str, ...]:
     return tuple(row[0] for row in found)
 
 
-def learn(db: sqlite3.Connection, kind: str, owner: str, values: Iterable[str], at: Moment) -> None:
+def learn(db: sqlite3.Connection, kind: str, owner: str, values: Iterable[str], at: ClockReading) -> None:
     """Remember values of an approved call."""
     for value in values:
         db.execute("INSERT OR REPLACE INTO known VALUES (?, ?, ?, ?)", (kind, owner, value, at.wall))
@@ -350,14 +350,14 @@ def learn(db: sqlite3.Connection, kind: str, owner: str, values: Iterable[str], 
     )
 
 
-def _there(db: sqlite3.Connection, identifier: str, at: Moment) -> Standing:
+def _there(db: sqlite3.Connection, identifier: str, at: ClockReading) -> Standing:
     found = standing(db, identifier, at)
     if found is None:
         raise unknown_question()
     return found
 
 
-def _step(db: sqlite3.Connection, identifier: str, state: State, step: Step, at: Moment) -> bool:
+def _step(db: sqlite3.Connection, identifier: str, state: State, step: Step, at: ClockReading) -> bool:
     """Take one step of the table; whether the question was in that state, and the step leads on from there."""
     to = after(state, step)
     if to is None:
@@ -366,11 +366,11 @@ def _step(db: sqlite3.Connection, identifier: str, state: State, step: Step, at:
     return db.execute("UPDATE questions SET state = ?, changed = ? WHERE id = ? AND state = ?", values).rowcount > 0
 
 
-def _found(db: sqlite3.Connection, where: str, values: tuple[object, ...], at: Moment) -> list[Standing]:
+def _found(db: sqlite3.Connection, where: str, values: tuple[object, ...], at: ClockReading) -> list[Standing]:
     return [_read(db, row, at) for row in db.execute(f"{_SELECT} {where}", values).fetchall()]
 
 
-def _read(db: sqlite3.Connection, row: Sequence[object], at: Moment) -> Standing:
+def _read(db: sqlite3.Connection, row: Sequence[object], at: ClockReading) -> Standing:
     identifier, digest, state, boot, ends, reach, changed, asked_by, callers, used_by, body = row
     question = _decoded(cast("str", body))
     said = db.execute(
@@ -386,7 +386,9 @@ def _read(db: sqlite3.Connection, row: Sequence[object], at: Moment) -> Standing
         callers=cast("int", callers),
         used_by=cast("str", used_by),
         answers=tuple(
-            Answer(allow=bool(allow), by=by, channel=channel, reach=reach, digest=cast("str", digest), reason=reason)
+            ApprovalAnswer(
+                allow=bool(allow), by=by, channel=channel, reach=reach, digest=cast("str", digest), reason=reason
+            )
             for by, allow, channel, reach, reason in said
         ),
     )

@@ -26,8 +26,8 @@ from glovebox_server.errors import StoreUnusable
 from glovebox_server.guards.budgets import store
 from glovebox_server.guards.budgets.spending import (
     Amounts,
+    BudgetRemainder,
     Granted,
-    Left,
     Spender,
     all_lines,
     amount,
@@ -37,7 +37,7 @@ from glovebox_server.guards.budgets.spending import (
     said,
     worst_case,
 )
-from glovebox_server.guards.budgets.store import Asked
+from glovebox_server.guards.budgets.store import ReservationRequest
 from glovebox_server.guards.budgets.windows import Clocks, read_clocks
 from glovebox_server.guards.proposal import Proposal
 from glovebox_server.stores import database
@@ -54,7 +54,9 @@ _T = TypeVar("_T")
 class Reservation:
     """What one call may spend, and what it did."""
 
-    def __init__(self, budgets: "Budgets", proposal: Proposal, asked: Asked, granted: Sequence[Granted]) -> None:
+    def __init__(
+        self, budgets: "Budgets", proposal: Proposal, asked: ReservationRequest, granted: Sequence[Granted]
+    ) -> None:
         """Take what was reserved."""
         self.asked = asked
         self.granted = granted
@@ -157,7 +159,7 @@ class Budgets:
         self._tidies_at = 0
         self._clocks = clocks
         self._server = new_owner().mark()
-        self._unsettled: list[tuple[Asked, Amounts]] = []
+        self._unsettled: list[tuple[ReservationRequest, Amounts]] = []
 
     @asynccontextmanager
     async def reserved(self, proposal: Proposal, worst: Amounts | None = None) -> AsyncIterator[Reservation | Refusal]:
@@ -169,7 +171,7 @@ class Budgets:
         """
         call, rights = proposal.call, proposal.rights
         spender = spender_of(call)
-        asked = Asked(
+        asked = ReservationRequest(
             call_id=call.id,
             spender=spender,
             lines=lines_of(rights.budgets, spender),
@@ -213,7 +215,7 @@ class Budgets:
                 self._unsettled.clear()
                 _log.exception("What calls spent cannot be counted, and stays at the most they could")
 
-    async def connect(self, asked: Asked, rates: Sequence[Rate]) -> Refusal | None:
+    async def connect(self, asked: ReservationRequest, rates: Sequence[Rate]) -> Refusal | None:
         """Count one connection of a call against these rates; why there may be none just now."""
         one = replace(asked, lines=rates_of(rates, asked.spender), worst={"connections": 1})
         try:
@@ -222,7 +224,7 @@ class Budgets:
             return problem.refusal
         return refused and replace(refused, rule="egress.rate")
 
-    async def left(self, principal: Principal, run: str | None, rights: Rights) -> list[Left]:
+    async def left(self, principal: Principal, run: str | None, rights: Rights) -> list[BudgetRemainder]:
         """What is left of everything that bounds a caller.
 
         Raises:

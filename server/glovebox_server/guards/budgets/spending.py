@@ -51,7 +51,7 @@ class Spender:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class BudgetLine:
     """One budget, and one of those whose spending it adds up."""
 
     name: str
@@ -67,7 +67,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Left:
+class BudgetRemainder:
     """What is left of one thing that a budget bounds; the numbers as policy says them."""
 
     budget: str
@@ -87,7 +87,7 @@ class Left:
 class Granted:
     """What a call took of one budget before it started."""
 
-    line: Line
+    line: BudgetLine
     takes: Amounts
     left: Amounts
     """What was left before it."""
@@ -95,12 +95,12 @@ class Granted:
     """When, in milliseconds of the wall clock."""
 
 
-def left_of(line: Line, left: Amounts, refills: int | None) -> list[Left]:
+def left_of(line: BudgetLine, left: Amounts, refills: int | None) -> list[BudgetRemainder]:
     """What is left of one budget for people: one for each thing that it bounds."""
     # To the second: the wall clock and that of the windows differ by parts of one.
     moment = None if refills is None else datetime.fromtimestamp(round(refills / _MS), UTC).isoformat()
     return [
-        Left(
+        BudgetRemainder(
             budget=line.name,
             what=name,
             per=line.per,
@@ -114,7 +114,7 @@ def left_of(line: Line, left: Amounts, refills: int | None) -> list[Left]:
     ]
 
 
-def little(granted: Granted, spent: Amounts) -> list[Left]:
+def little(granted: Granted, spent: Amounts) -> list[BudgetRemainder]:
     """What is left after a call, where that is less than a fifth."""
     limits = granted.line.limits
     after = {name: n - spent.get(name, 0) for name, n in granted.left.items()}
@@ -123,10 +123,10 @@ def little(granted: Granted, spent: Amounts) -> list[Left]:
     return [each for each in left_of(granted.line, after, granted.refills) if each.left * LOW < each.of]
 
 
-def lines_of(budgets: Iterable[Budget], spender: Spender) -> tuple[Line, ...]:
+def lines_of(budgets: Iterable[Budget], spender: Spender) -> tuple[BudgetLine, ...]:
     """The budgets that a call counts against."""
     return tuple(
-        Line(
+        BudgetLine(
             name=budget.name,
             per=budget.per,
             every=budget.every,
@@ -143,7 +143,7 @@ def lines_of(budgets: Iterable[Budget], spender: Spender) -> tuple[Line, ...]:
 
 def all_lines(
     budgets: Iterable[Budget], rates: Iterable[Rate], spender: Spender, tools: Iterable[str]
-) -> tuple[Line, ...]:
+) -> tuple[BudgetLine, ...]:
     """Everything that bounds a caller, whichever of these tools it calls."""
     every = [line for tool in tools for line in lines_of(budgets, replace(spender, tool=tool))]
     return (*{(line.name, line.key): line for line in every}.values(), *rates_of(rates, spender))
@@ -160,10 +160,10 @@ def _key(per: str, spender: Spender) -> str:
     return keys[per]
 
 
-def rates_of(rates: Iterable[Rate], spender: Spender) -> tuple[Line, ...]:
+def rates_of(rates: Iterable[Rate], spender: Spender) -> tuple[BudgetLine, ...]:
     """The rates that one connection counts against: of each host, for each principal."""
     return tuple(
-        Line(
+        BudgetLine(
             name=f"{rate.host} every {rate.every}",
             per="principal",
             every=rate.every,
@@ -194,7 +194,7 @@ def worst_case(profile: Profile, arguments: Mapping[str, Any]) -> Amounts:
     }
 
 
-def taken(line: Line, spent: Amounts, worst: Amounts) -> dict[str, int] | str:
+def taken(line: BudgetLine, spent: Amounts, worst: Amounts) -> dict[str, int] | str:
     """What a call takes of a budget before it starts; the name of what there is too little of.
 
     Of what is bounded closely, all that it could spend. Of bytes, connections and files, which a call seldom uses up,
@@ -209,7 +209,7 @@ def taken(line: Line, spent: Amounts, worst: Amounts) -> dict[str, int] | str:
     return takes
 
 
-def refusal(name: str, wanted: int, left: Iterable[Left], held: int, refills_ms: int | None) -> Refusal:
+def refusal(name: str, wanted: int, left: Iterable[BudgetRemainder], held: int, refills_ms: int | None) -> Refusal:
     """What the caller is told who may not spend any more.
 
     Args:
@@ -234,7 +234,7 @@ def refusal(name: str, wanted: int, left: Iterable[Left], held: int, refills_ms:
     return Refusal(rule=f"budget.{this.budget}", reason=reason, hint=" ".join(hints))
 
 
-def said(left: Left) -> str:
+def said(left: BudgetRemainder) -> str:
     """In words, as ``calls-an-hour 3 of 100 calls``."""
     return f"{left.budget} {left.left:g} of {left.of:g} {left.what.replace('_', ' ')}"
 

@@ -15,9 +15,9 @@ from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.errors import StoreUnusable
 from glovebox_server.guards.budgets.spending import (
     Amounts,
+    BudgetLine,
+    BudgetRemainder,
     Granted,
-    Left,
-    Line,
     Spender,
     left_of,
     refusal,
@@ -96,16 +96,18 @@ _USAGE = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ReservationRequest:
     """What a call wants to spend."""
 
     call_id: str
     spender: Spender
-    lines: Sequence[Line]
+    lines: Sequence[BudgetLine]
     worst: Amounts
 
 
-def reserve(connection: sqlite3.Connection, clocks: Clocks, server: str, asked: Asked) -> list[Granted] | Refusal:
+def reserve(
+    connection: sqlite3.Connection, clocks: Clocks, server: str, asked: ReservationRequest
+) -> list[Granted] | Refusal:
     """Take what a call may spend of each of its budgets: of all, or of none.
 
     Raises:
@@ -135,7 +137,7 @@ def reserve(connection: sqlite3.Connection, clocks: Clocks, server: str, asked: 
     return granted
 
 
-def spend(connection: sqlite3.Connection, clocks: Clocks, asked: Asked) -> Refusal | None:
+def spend(connection: sqlite3.Connection, clocks: Clocks, asked: ReservationRequest) -> Refusal | None:
     """Spend at once what is known beforehand, of all budgets or of none."""
     time = _time(connection, clocks)
     for line in asked.lines:
@@ -161,7 +163,7 @@ def settle(connection: sqlite3.Connection, clocks: Clocks, call_id: str, spender
         _use(connection, clocks, spender, spent)
 
 
-def left(connection: sqlite3.Connection, clocks: Clocks, lines: Sequence[Line]) -> list[Left]:
+def left(connection: sqlite3.Connection, clocks: Clocks, lines: Sequence[BudgetLine]) -> list[BudgetRemainder]:
     """What is left of each."""
     return _left(connection, clocks, _time(connection, clocks, keep=False), lines)
 
@@ -220,13 +222,13 @@ def _time(connection: sqlite3.Connection, clocks: Clocks, *, keep: bool = True) 
     return mark.time
 
 
-def _spent(connection: sqlite3.Connection, line: Line, time: int) -> dict[str, int]:
+def _spent(connection: sqlite3.Connection, line: BudgetLine, time: int) -> dict[str, int]:
     since, _ = window(line.every, time)
     found = connection.execute(_SPENT, (line.name, line.key, since)).fetchone()
     return {} if found is None else dict(zip(SPENDING, found, strict=True))
 
 
-def _add(connection: sqlite3.Connection, line: Line, since: int, until: int, more: Amounts) -> None:
+def _add(connection: sqlite3.Connection, line: BudgetLine, since: int, until: int, more: Amounts) -> None:
     amounts = (more.get(each, 0) if each in line.limits else 0 for each in SPENDING)
     connection.execute(_SPEND, (line.name, line.key, since, until, *amounts))
 
@@ -238,7 +240,9 @@ def _use(connection: sqlite3.Connection, clocks: Clocks, who: Spender, spent: Am
     connection.execute(_USE, row)
 
 
-def _left(connection: sqlite3.Connection, clocks: Clocks, time: int, lines: Sequence[Line]) -> list[Left]:
+def _left(
+    connection: sqlite3.Connection, clocks: Clocks, time: int, lines: Sequence[BudgetLine]
+) -> list[BudgetRemainder]:
     found = []
     for line in lines:
         spent = _spent(connection, line, time)
@@ -247,12 +251,14 @@ def _left(connection: sqlite3.Connection, clocks: Clocks, time: int, lines: Sequ
     return found
 
 
-def _refills(line: Line, clocks: Clocks, time: int) -> int | None:
+def _refills(line: BudgetLine, clocks: Clocks, time: int) -> int | None:
     """When, by the wall clock as it is now."""
     return None if line.every == "run" else clocks.wall + window(line.every, time)[1] - time
 
 
-def _refused(connection: sqlite3.Connection, clocks: Clocks, asked: Asked, line: Line, name: str) -> Refusal:
+def _refused(
+    connection: sqlite3.Connection, clocks: Clocks, asked: ReservationRequest, line: BudgetLine, name: str
+) -> Refusal:
     time = _time(connection, clocks)
     every = _left(connection, clocks, time, asked.lines)
     this = next(each for each in every if (each.budget, each.what) == (line.name, name))
@@ -266,7 +272,7 @@ def _refused(connection: sqlite3.Connection, clocks: Clocks, asked: Asked, line:
     )
 
 
-def _held(connection: sqlite3.Connection, line: Line, since: int, name: str) -> int:
+def _held(connection: sqlite3.Connection, line: BudgetLine, since: int, name: str) -> int:
     """How much of a budget calls under way hold."""
     held = 0
     for (body,) in connection.execute("SELECT body FROM reserved").fetchall():

@@ -16,7 +16,7 @@ _COLUMNS: Final = {"day": "since - since % 86400000", "hour": "since"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Used:
+class UsageRow:
     """What was spent by the calls of one row."""
 
     by: dict[str, str]
@@ -27,7 +27,7 @@ class Used:
     """Calls in flight when their server died: of these only the call is counted here."""
 
 
-def used(connection: sqlite3.Connection, since: datetime, by: Sequence[str]) -> list[Used]:
+def used(connection: sqlite3.Connection, since: datetime, by: Sequence[str]) -> list[UsageRow]:
     """Sums of calls that ended in that hour or later, those that made most calls first.
 
     Calls of more than a month ago are known by the day, and count where their day began after ``since``.
@@ -44,7 +44,7 @@ def used(connection: sqlite3.Connection, since: datetime, by: Sequence[str]) -> 
         (hour,),
     ).fetchall()
     return [
-        Used(
+        UsageRow(
             by={name: _said(name, value) for name, value in zip(by, row, strict=False)},
             lost=row[len(by)],
             spent={name: told(name, n) for name, n in zip(SPENDING, row[len(by) + 1 :], strict=True)},

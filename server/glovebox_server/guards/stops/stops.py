@@ -26,7 +26,7 @@ from glovebox_server.core.call import Call, CallDeniedError
 from glovebox_server.errors import AuditError
 from glovebox_server.guards.stops.stop import DAMAGED, MAX_STOPS, SPARE_STOPS, Scope, Stop, new_stop, stops_of
 from glovebox_server.secret_files import SecretUnusable
-from glovebox_server.stores.files import Files, Found
+from glovebox_server.stores.files import Files, StoredItems
 
 LOOK_SECONDS = 0.1
 """Between two looks while calls are under way: a tenth of what a running call may outlive its stop."""
@@ -67,7 +67,7 @@ class Stops:
         self._running: set[Stopped] = set()
         self._busy = anyio.Event()
         self._told: tuple[str, ...] = ()
-        self._found: Found[Stop] = Found()
+        self._found: StoredItems[Stop] = StoredItems()
 
     @classmethod
     @asynccontextmanager

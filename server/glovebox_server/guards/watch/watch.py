@@ -33,7 +33,7 @@ from glovebox_server.guards.stops.stops import Stops
 from glovebox_server.guards.watch import rules
 from glovebox_server.guards.watch.canaries import Canary, canaries_of
 from glovebox_server.guards.watch.look import PLACEHOLDER, Finding, Look, Piece, of_url, of_value
-from glovebox_server.stores.files import Files, Found
+from glovebox_server.stores.files import Files, StoredItems
 
 SLOW_SECONDS = 2.0
 """How long each call of a run that is slowed waits first, holding nothing."""
@@ -91,7 +91,7 @@ class Watch:
         self.runs: OrderedDict[str, _Run] = OrderedDict()
         """Of which something is counted; without any, calls are neither slowed nor asked about."""
         self._callers: OrderedDict[str, _Caller] = OrderedDict()
-        self.known: Found[Canary] | None = None
+        self.known: StoredItems[Canary] | None = None
         """What there was at the last look for canaries; None before it, and where they are not looked for."""
         self._told: set[str] = set()
         self.needles = index_markers({})
