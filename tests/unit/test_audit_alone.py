@@ -18,8 +18,7 @@ class Absent:
         if name.partition(".")[0] in {ABSENT}:
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Absent())
-module = sys.argv.pop(1)
-runpy.run_module(module, run_name="__main__", alter_sys=True)
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 """
 
 

@@ -20,8 +20,10 @@ def seqs(lines: list[read.LogLine]) -> list[int | None]:
 
 @pytest.mark.parametrize("block", [1, 7, 600, 1 << 16])
 def test_tail_is_the_last_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
-    """Whatever the block size: no line lost, none twice; more than there are gives all."""
+    """Whatever the block size: no line lost, none twice; more than there are gives all, and none is no error."""
     monkeypatch.setattr(read, "_BLOCK_BYTES", block)
+    fill(tmp_path / "empty", 0)
+    assert read.tail(tmp_path / "empty", 10) == []
     fill(tmp_path, 5)
     for count in range(8):
         assert seqs(read.tail(tmp_path, count)) == list(range(1, 6))[5 - min(count, 5) :]
@@ -31,12 +33,6 @@ def test_tail_is_the_last_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert seqs(read.tail(tmp_path, 9)) == [1, 2, 3, 4, 5, None]
 
 
-def test_tail_of_an_empty_log_is_empty(tmp_path: Path) -> None:
-    """No record is no error."""
-    fill(tmp_path / "audit", 0)
-    assert read.tail(tmp_path / "audit", 10) == []
-
-
 def test_one_call_is_found_among_others_and_rubbish(tmp_path: Path) -> None:
     """Records that merely mention the id belong to another call."""
     directory = tmp_path / "audit"
@@ -44,10 +40,8 @@ def test_one_call_is_found_among_others_and_rubbish(tmp_path: Path) -> None:
     with (directory / LOG_NAME).open("ab") as handle:
         handle.write(b"c_1 rubbish\n")
     fill(directory, 1)
-    assert [(record.seq, record.kind) for record in read.records_of(directory, "c_1")] == [
-        (3, "call.decided"),
-        (4, "call.finished"),
-    ]
+    found = [(record.seq, record.kind) for record in read.records_of(directory, "c_1")]
+    assert found == [(3, "call.decided"), (4, "call.finished")]
     assert list(read.records_of(directory, "c_none")) == []
 
 
