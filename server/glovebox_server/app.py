@@ -230,7 +230,7 @@ async def opened(
         WorkspaceRefused: A workspace that was named holds the server's own files.
         SecretUnusable: Others could read or change the state directory, a key, or what is stopped.
         AuditError: The log cannot be written.
-        ArtifactsUnavailable: Nor can the artifacts'.
+        ArtifactStoreError: Nor can the artifacts'.
         StoreUnusable: What governs calls cannot be kept. In each case nothing was started.
     """
     start, ended = _read(settings, transport), list[str]()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
-from glovebox_server.artifacts.record import ArtifactsUnavailable
+from glovebox_server.artifacts.record import ArtifactStoreError
 from glovebox_server.errors import AuditError, InvalidArguments, RefusedError, StoreUnusable, UnknownTool
 from glovebox_server.exits import REFUSED, UNAVAILABLE, USAGE
 from glovebox_server.redaction import without_paths
@@ -64,7 +64,7 @@ FAILURES: dict[type[Exception], Failure] = {
     UnsupportedSpecError: _unavailable("Sandbox"),
     AuditError: _unavailable("Audit"),
     StoreUnusable: _unavailable("Store"),
-    ArtifactsUnavailable: _unavailable("Artifacts"),
+    ArtifactStoreError: _unavailable("Artifacts"),
 }
 
 

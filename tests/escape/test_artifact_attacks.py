@@ -31,9 +31,9 @@ from tests.fixtures.artifact_stores import (
 
 from glovebox_server.artifacts import collect, disk
 from glovebox_server.artifacts import store as store_module
-from glovebox_server.artifacts.collect import FLUSH_BYTES, Worker
+from glovebox_server.artifacts.collect import FLUSH_BYTES, DiskWorker
 from glovebox_server.artifacts.disk import Disk
-from glovebox_server.artifacts.record import ArtifactsUnavailable, unknown
+from glovebox_server.artifacts.record import ArtifactStoreError, unknown
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.errors import RefusedError
 
@@ -61,7 +61,7 @@ async def test_altered_content_is_never_handed_out(
         assert await content(store, found.uri) == b"good!"
         (tmp_path / "q" / "items" / found.id / "content").write_bytes(change)
         if len(change) == len(b"good!"):
-            with pytest.raises(ArtifactsUnavailable) as damaged:
+            with pytest.raises(ArtifactStoreError) as damaged:
                 await content(store, found.uri)
             assert damaged.value.reason == "its content no longer matches its sha256 and was not handed out"
             monkeypatch.setattr(store_module, "_require", lambda _same: None)
@@ -137,7 +137,7 @@ async def test_running_out_of_descriptors_does_not_cost_an_artifact(
         found = await keep(store, "a", b"x")
     with monkeypatch.context() as patched:
         patched.setattr(disk, "decode", no_descriptor)
-        with pytest.raises(ArtifactsUnavailable, match="Too many open files"):
+        with pytest.raises(ArtifactStoreError, match="Too many open files"):
             async with a_store(tmp_path / "q"):
                 pass
     async with a_store(tmp_path / "q") as store:
@@ -156,7 +156,7 @@ async def test_a_directory_that_others_control_is_not_used(tmp_path: Path, how: 
     else:
         place.mkdir()
         place.chmod(0o750)
-    with pytest.raises(ArtifactsUnavailable) as refused:
+    with pytest.raises(ArtifactStoreError) as refused:
         async with a_store(place):
             pass
     assert refused.value.reason == "its directory is a link, belongs to someone else, or is open to others"
@@ -171,7 +171,7 @@ async def test_a_stopped_process_holding_the_lock_is_reported_and_not_waited_for
     monkeypatch.setattr(disk, "LOCK_WAIT_SECONDS", 0.05)
     async with a_store(tmp_path / "q") as store:
         peer = Disk(tmp_path / "q", max_bytes_total=1, parts=1)
-        with untouched(tmp_path / "q"), peer._exclusive(), pytest.raises(ArtifactsUnavailable) as stuck:
+        with untouched(tmp_path / "q"), peer._exclusive(), pytest.raises(ArtifactStoreError) as stuck:
             await keep(store, "a", b"x")
         assert "another Glovebox process" in stuck.value.reason
         await keep(store, "a", b"x")
@@ -199,9 +199,9 @@ def open_descriptors() -> int:
 
 async def cancelled_at(step: int, store: ArtifactStore) -> bool:
     """Make one call of two files that is cancelled before (odd) or while (even) the worker does its n-th work."""
-    real, seen = Worker.run, 0
+    real, seen = DiskWorker.run, 0
 
-    async def run(worker: Worker, attempted: str, work: Callable[[], object]) -> object:
+    async def run(worker: DiskWorker, attempted: str, work: Callable[[], object]) -> object:
         nonlocal seen
         seen += 1
         if seen == step // 2 + 1:
@@ -212,7 +212,7 @@ async def cancelled_at(step: int, store: ArtifactStore) -> bool:
         return await real(worker, attempted, work)
 
     with anyio.CancelScope() as scope, pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Worker, "run", run)
+        patched.setattr(DiskWorker, "run", run)
         async with store.collect(a_call(), limits()) as collection:
             await receive(collection, "a", b"x" * FLUSH_BYTES)
             await receive(collection, "b", b"y")
@@ -234,7 +234,7 @@ CRASH = """
 import sys, anyio
 from pathlib import Path
 from tests.fixtures.artifact_stores import a_call, a_store, keep, limits, receive
-from glovebox_server.artifacts.collect import FLUSH_BYTES, Worker
+from glovebox_server.artifacts.collect import FLUSH_BYTES, DiskWorker
 
 async def main():
     async with a_store(Path(sys.argv[1])) as store:
@@ -313,12 +313,12 @@ async def test_a_disk_error_at_any_step_leaves_nothing(
 
 async def fails(
     attempt: Callable[[ArtifactStore], Awaitable[None]], store: ArtifactStore, secret: str
-) -> ArtifactsUnavailable | None:
+) -> ArtifactStoreError | None:
     """Return how an attempt fails, having checked what it says, or None."""
     problem = None
     try:
         await attempt(store)
-    except ArtifactsUnavailable as error:
+    except ArtifactStoreError as error:
         problem = error
     if problem is not None:
         assert problem.reason == os.strerror(errno.ENOSPC)
@@ -369,7 +369,7 @@ async def test_a_full_disk_refuses_the_file_and_keeps_the_rest(tmp_path: Path) -
             first = await keep(store, "a", b"x" * 100_000)
             with untouched(tmp_path / "tiny"):
                 async with store.collect(a_call(), limits(output_bytes=10_000_000)) as collection:
-                    with pytest.raises(ArtifactsUnavailable) as full:
+                    with pytest.raises(ArtifactStoreError) as full:
                         await receive(collection, "b", *[b"x" * FLUSH_BYTES] * 8)
             assert full.value.reason == "No space left on device"
             assert full.value.fix == "Free space on the file system of the state directory."

@@ -9,7 +9,7 @@ from tests.fixtures.brokered import DRIVERS, Called, Glovebox, write_shipped
 
 from glovebox_sandboxes.contract.pictures import HEAD_BYTES, MAX_BYTES, fits, kind
 from glovebox_server import app as apps
-from glovebox_server.artifacts.store import Reader
+from glovebox_server.artifacts.store import ArtifactReader
 from glovebox_server.calls import Image, Principal
 from glovebox_server.settings import Settings
 
@@ -131,7 +131,7 @@ async def test_large_pictures_are_shown_smaller_and_kept_as_they_are(driver: str
         assert {"image:0", "shown:image:0", "shown:noise.png"} <= {
             each["name"] for each in drawn.records[-2].data["outputs"]
         }
-        reader: Reader
+        reader: ArtifactReader
         async with glovebox.app.artifacts.open(file["uri"], Principal(id="local:test", transport="cli")) as reader:
             content = await reader.read(10_000_000)
         (tmp_path / "workspace" / "noise.png").write_bytes(content)

@@ -14,7 +14,7 @@ from tests.fixtures.artifact_stores import ALICE, BOB, limits
 from tests.interaction.served import TIMEOUT_SECONDS, Served, served
 
 from glovebox_server.artifacts.record import Artifact
-from glovebox_server.artifacts.store import Reader
+from glovebox_server.artifacts.store import ArtifactReader
 from glovebox_server.calls import Principal, ToolCall
 from glovebox_server.transport import downloads
 
@@ -189,13 +189,13 @@ async def test_an_artifact_that_is_downloaded_in_ranges_is_hashed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not for each range, nor twice for all of it."""
-    hashed, chunks = list[int](), Reader.chunks
+    hashed, chunks = list[int](), ArtifactReader.chunks
 
-    def counted(reader: Reader) -> AsyncGenerator[bytes, None]:
+    def counted(reader: ArtifactReader) -> AsyncGenerator[bytes, None]:
         hashed.append(reader.artifact.bytes)
         return chunks(reader)
 
-    monkeypatch.setattr(Reader, "chunks", counted)
+    monkeypatch.setattr(ArtifactReader, "chunks", counted)
     async with serving(tmp_path) as (server, artifact, path):
         os.utime(tmp_path / "artifacts" / "items" / artifact.id / "content", ns=(0, 0))
         for at in range(0, END, 100_000):

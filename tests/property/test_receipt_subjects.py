@@ -19,7 +19,7 @@ from glovebox_sandboxes.contract.outcome import Captured, Outcome, SkippedFile, 
 from glovebox_server.artifacts import disk
 from glovebox_server.artifacts.collector import Collector
 from glovebox_server.artifacts.names import quoted
-from glovebox_server.artifacts.record import ArtifactsUnavailable
+from glovebox_server.artifacts.record import ArtifactStoreError
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import Delivered
 from glovebox_server.errors import RefusedError
@@ -45,7 +45,7 @@ async def told(directory: Path, sent: list[tuple[str, bytes]], failure: Failure)
     total = 10 if failure == "full" else 10_000
     async with receipt_log(directory / "audit") as harness, a_store(directory / "store", total=total) as store:
         recorder = await harness.recorder(files=0, egress=0)
-        with suppress(ArtifactsUnavailable, ArithmeticError), anyio.CancelScope() as scope:
+        with suppress(ArtifactStoreError, ArithmeticError), anyio.CancelScope() as scope:
             async with recorder.until_ended(lambda: ("client", None)):
                 async with (
                     store.collect(call, limits(output_files=64)) as collection,

@@ -28,7 +28,7 @@ from tests.fixtures.artifact_stores import (
 from glovebox_server.app import ARTIFACT_PARTS
 from glovebox_server.artifacts import diff_form, disk
 from glovebox_server.artifacts.collect import FLUSH_BYTES
-from glovebox_server.artifacts.record import ArtifactsUnavailable, decode, encode, id_of
+from glovebox_server.artifacts.record import ArtifactStoreError, decode, encode, id_of
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.errors import RefusedError
 
@@ -125,7 +125,7 @@ async def test_a_damaged_blob_does_not_spread_to_new_artifacts(tmp_path: Path) -
         second = await keep(store, "a.txt", b"same")
         assert await content(store, second.uri) == b"same"
         assert (tmp_path / "q" / "blobs" / first.sha256).read_bytes() == b"same"
-        with pytest.raises(ArtifactsUnavailable):
+        with pytest.raises(ArtifactStoreError):
             await content(store, first.uri)
 
 

@@ -29,7 +29,7 @@ from glovebox_sandboxes.pool import pool as pools
 from glovebox_sandboxes.pool.pool import PoolEvent, SandboxProvider
 from glovebox_sandboxes.session.connection import host_namespaces
 from glovebox_server.app import check_example
-from glovebox_server.artifacts.record import ArtifactsUnavailable
+from glovebox_server.artifacts.record import ArtifactStoreError
 from glovebox_server.calls import CallResult, Principal
 from glovebox_server.core.broker import Broker
 from glovebox_server.core.rights import Rights
@@ -481,10 +481,10 @@ async def test_an_input_that_cannot_be_read_is_a_failed_call(scene: Scene, monke
     """The decision is on the record before the disk's failure is told."""
 
     async def fail(*_: object) -> NoReturn:
-        raise ArtifactsUnavailable("reading an artifact", "Input/output error", "Check the disk.")
+        raise ArtifactStoreError("reading an artifact", "Input/output error", "Check the disk.")
 
     monkeypatch.setattr("glovebox_server.core.inputs._opened", fail)
-    with pytest.raises(ArtifactsUnavailable):
+    with pytest.raises(ArtifactStoreError):
         await scene.call(inputs=("artifact://" + "0" * 26,))
     assert scene.audit.kinds() == ["call.decided", "call.failed"]
 

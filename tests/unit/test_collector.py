@@ -17,7 +17,7 @@ from glovebox_audit.events import ArtifactCollected, ArtifactRefused
 from glovebox_sandboxes.contract.outcome import Blob, Captured, Outcome, Shown, SkippedFile, Usage
 from glovebox_sandboxes.contract.pictures import MAX_BYTES, MAX_EDGE, MAX_PICTURES
 from glovebox_server.artifacts.collector import MAX_REFUSED, Collector
-from glovebox_server.artifacts.record import ArtifactsUnavailable
+from glovebox_server.artifacts.record import ArtifactStoreError
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.errors import AuditError, RefusedError
 from glovebox_server.receipts.recorder import CallRecorder, ReceiptIssuer
@@ -222,7 +222,7 @@ async def test_a_full_disk_ends_the_call(tmp_path: Path, monkeypatch: pytest.Mon
         assert sink is not None
         with monkeypatch.context() as patch:
             patch.setattr("glovebox_server.artifacts.collect.os.write", full)
-            with pytest.raises(ArtifactsUnavailable):
+            with pytest.raises(ArtifactStoreError):
                 await sink.data(bytes(300_000))
     assert recorder.events == []
 

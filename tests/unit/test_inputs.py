@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.fixtures.artifact_stores import ALICE, BOB, TTL, Clock, a_call, a_store, keep
 
-from glovebox_server.artifacts.record import ArtifactsUnavailable
+from glovebox_server.artifacts.record import ArtifactStoreError
 from glovebox_server.artifacts.store import CHUNK_BYTES, ArtifactStore
 from glovebox_server.calls import Decision
 from glovebox_server.core.inputs import MAX_BYTES, Inputs, open_inputs
@@ -115,7 +115,7 @@ async def test_what_was_changed_on_the_disk_is_told_before_its_end(tmp_path: Pat
                 file.seek(CHUNK_BYTES)
                 file.write(b"evil, and longer")
             assert await anext(pieces) == b"evil"
-            with pytest.raises(ArtifactsUnavailable, match="no longer matches its sha256"):
+            with pytest.raises(ArtifactStoreError, match="no longer matches its sha256"):
                 await anext(pieces)
 
 

@@ -23,7 +23,7 @@ from glovebox_server.calls import Principal, ToolCall
 from glovebox_server.cli.main import main
 from glovebox_server.errors import RefusedError
 from glovebox_server.exits import OK, REFUSED, UNAVAILABLE
-from glovebox_server.promotion.folder import Folder
+from glovebox_server.promotion.folder import TargetFolder
 from glovebox_server.promotion.proposing import Proposals
 from glovebox_server.settings import Settings
 
@@ -120,13 +120,13 @@ def test_a_difference_that_few_programs_show_is_shown(place: Path, before: bytes
 def test_what_cannot_be_cleared_away_is_said_and_in_force(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The files are where they belong, so it is a warning; the next command says why, and clears once it can."""
 
-    def clear(_: Folder, __: str) -> None:
+    def clear(_: TargetFolder, __: str) -> None:
         raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
 
     words = ("promote", *addresses(place), "--into", "reports")
     digest = json.loads(run(place, *words, "--json")[1])["plan"]["digest"]
     with monkeypatch.context() as patched:
-        patched.setattr(Folder, "clear", clear)
+        patched.setattr(TargetFolder, "clear", clear)
         status, text = run(place, *words, "--expect", digest)
         assert (status, "is in force, but" in text, "could not be cleared away" in text) == (OK, True, True), text
         assert {**held(place / "reports"), **FILES} == held(place / "reports")
@@ -329,11 +329,11 @@ def test_what_the_system_refuses_of_a_proposal_is_told_without_paths(
         received=datetime.now(UTC),
     )
 
-    def look(_: Folder, name: str) -> None:
+    def look(_: TargetFolder, name: str) -> None:
         raise OSError(number, os.strerror(number), str(place / "reports" / name))
 
     with monkeypatch.context() as patched:
-        patched.setattr(Folder, "look", look)
+        patched.setattr(TargetFolder, "look", look)
         with pytest.raises(RefusedError, match=os.strerror(number)) as caught:
             asyncio.run(proposals.proposed(call, 3))
     assert caught.value.rule == "promotion.path"

@@ -18,15 +18,16 @@ from glovebox_server import app as apps
 from glovebox_server.errors import AuditError, RefusedError
 from glovebox_server.promotion import journal as journals
 from glovebox_server.promotion import transaction
-from glovebox_server.promotion.folder import Folder
+from glovebox_server.promotion.folder import TargetFolder
 from glovebox_server.promotion.journal import Journal
-from glovebox_server.promotion.rollback import roll_back
+from glovebox_server.promotion.transaction import roll_back
 from glovebox_server.settings import Settings
 from glovebox_server.upkeep import promotions
 
 _STEPS: tuple[tuple[type, str], ...] = (
-    (Journal, "save"), (Journal, "keep"), (Journal, "forget"), (Folder, "write"), (Folder, "make"), (Folder, "move"),
-    (Folder, "exchange"), (Folder, "sync"), (Folder, "unmake"), (Folder, "clear"),
+    (Journal, "save"), (Journal, "keep"), (Journal, "forget"), (TargetFolder, "write"), (TargetFolder, "make"),
+    (TargetFolder, "move"), (TargetFolder, "exchange"), (TargetFolder, "sync"),
+    (TargetFolder, "unmake"), (TargetFolder, "clear"),
 )  # fmt: skip
 
 
@@ -209,7 +210,7 @@ def test_another_file_system_on_the_way_is_refused(place: Place, monkeypatch: py
     assert caught.value.rule == "promotion.path"
 
 
-@pytest.mark.parametrize(("owner", "method"), [(Folder, "write"), (Journal, "keep"), (Folder, "exchange")])
+@pytest.mark.parametrize(("owner", "method"), [(TargetFolder, "write"), (Journal, "keep"), (TargetFolder, "exchange")])
 def test_a_full_disk_changes_nothing(place: Place, monkeypatch: pytest.MonkeyPatch, owner: type, method: str) -> None:
     """Of the folder or of the state directory; the reason is named."""
 
@@ -393,7 +394,7 @@ def test_what_cannot_be_cleared_away_is_in_nobodys_way(
 
     with monkeypatch.context() as patched:
         if fails:
-            patched.setattr(Folder, "exchange", lambda *_: (_ for _ in ()).throw(OSError(28, os.strerror(28))))
+            patched.setattr(TargetFolder, "exchange", lambda *_: (_ for _ in ()).throw(OSError(28, os.strerror(28))))
             with pytest.raises(RefusedError, match="No space left"):
                 place.promote(record=record)
         else:
@@ -435,7 +436,7 @@ def test_a_journal_that_is_not_what_was_written_is_refused(place: Place) -> None
     place.promote()
     (path,) = (place.state / "promotions").glob("*.json")
     path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(journals.PromotionsUnusable, match="not what was written"):
+    with pytest.raises(journals.PromotionJournalError, match="not what was written"):
         place.recover()
 
 
@@ -449,7 +450,7 @@ def test_a_journal_names_no_folder_but_its_own(place: Place, identifier: str) ->
     (path,) = (place.state / "promotions").glob("*.json")
     written = path.read_text()
     path.write_text(written.replace(path.stem, identifier).replace('"applied"', '"undone"'))
-    with pytest.raises(journals.PromotionsUnusable, match="not what was written"):
+    with pytest.raises(journals.PromotionJournalError, match="not what was written"):
         place.recover()
     assert (kept / "file").read_text() == "precious"
     path.write_text(written)

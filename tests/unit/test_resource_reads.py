@@ -10,7 +10,7 @@ import pytest
 from tests.fixtures.artifact_stores import ALICE, a_store, keep
 from tests.unit.test_resource_parts import Stores
 
-from glovebox_server.artifacts.store import ArtifactStore, Reader
+from glovebox_server.artifacts.store import ArtifactReader, ArtifactStore
 from glovebox_server.calls import Principal
 from glovebox_server.mcp import resources
 from glovebox_server.mcp.resources import ARTIFACT_READERS, Resources
@@ -27,7 +27,7 @@ class Counted:
         self.most = 0
 
     @asynccontextmanager
-    async def open(self, uri: str, principal: Principal) -> AsyncIterator[Reader]:
+    async def open(self, uri: str, principal: Principal) -> AsyncIterator[ArtifactReader]:
         """As the store does."""
         self._open += 1
         self.most = max(self.most, self._open)

@@ -7,7 +7,7 @@ import zlib
 import pytest
 from tests.fixtures.scanned import pdf, zipped
 
-from glovebox_server.promotion.scanner import mail
+from glovebox_server.promotion.scanner import documents
 from glovebox_server.promotion.scanner.look import scan
 
 TYPES = "[Content_Types].xml"
@@ -71,7 +71,7 @@ def between(hidden: bytes, archive: bytes) -> bytes:
         ("a.doc", MAIL + BASE64 + base64.b64encode(b"ActiveMime"), "mail: macros of an Office document"),
         ("a", MAIL + b"Content-Transfer-Encoding: quoted-printable\r\n\r\n<=73cript>", "markup: a script"),
         ("a.mht", BASE64 + base64.b64encode(TOKEN), FOUND),
-        ("a.eml", MAIL + BASE64 + b"A" * mail.MOST_BYTES, "mail: behind its first 2097152 bytes"),
+        ("a.eml", MAIL + BASE64 + b"A" * documents.MAX_MAIL_BYTES, "mail: behind its first 2097152 bytes"),
         ("a.ipynb", json.dumps({"nbformat": 4, "cells": [], "metadata": {"x": "<script>"}}).replace("<", "\\u003c")
          .encode(), "a script"),
         # Archives: entries that a reader from the beginning finds, and kinds that nothing here reads.

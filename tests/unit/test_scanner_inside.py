@@ -34,7 +34,7 @@ from tests.fixtures.scanned import (
 )
 
 from glovebox_server.promotion import scanner
-from glovebox_server.promotion.scanner import left
+from glovebox_server.promotion.scanner import budget
 from glovebox_server.promotion.scanner.look import MOST_FINDINGS, main, scan
 
 SECRET = b"token ghp_" + b"aB3" * 12
@@ -198,10 +198,10 @@ def test_what_is_ordinary_is_left_alone(name: str, data: bytes) -> None:
 
 def test_archives_are_looked_into_as_deep_as_is_said_and_no_deeper() -> None:
     """The control: one less is looked into."""
-    deepest = scan(nested(left.MOST_DEPTH), "a.zip")
+    deepest = scan(nested(budget.MOST_DEPTH), "a.zip")
     assert any("a.html': markup: a script" in each for each in deepest)
-    deeper = scan(nested(left.MOST_DEPTH + 1), "a.zip")
-    assert any(f"not looked into: deeper than {left.MOST_DEPTH} files in each other" in each for each in deeper)
+    deeper = scan(nested(budget.MOST_DEPTH + 1), "a.zip")
+    assert any(f"not looked into: deeper than {budget.MOST_DEPTH} files in each other" in each for each in deeper)
     assert not any("a script" in each for each in deeper)
 
 
@@ -209,14 +209,14 @@ def test_more_files_inside_than_are_looked_at_are_told() -> None:
     """Of all archives together: each by itself has few."""
     few = zipped({f"{number}.txt": b"x" for number in range(200)}, zipfile.ZIP_STORED)
     found = scan(zipped({f"{number}.zip": few for number in range(11)}), "a.zip")
-    assert any(f"not looked into: more than {left.MOST_PARTS} files inside" in each for each in found)
+    assert any(f"not looked into: more than {budget.MOST_PARTS} files inside" in each for each in found)
     assert not any("not looked into" in each for each in scan(zipped({"a.zip": few}), "a.zip"))
 
 
 def test_what_takes_too_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """The processor's time is looked at between parts."""
     assert not any("seconds" in each for each in scan(nested(2), "a.zip"))
-    monkeypatch.setattr(left, "MOST_SECONDS", -1)
+    monkeypatch.setattr(budget, "MOST_SECONDS", -1)
     assert any("not looked into" in each and "what takes more than" in each for each in scan(nested(2), "a.zip"))
 
 
@@ -237,14 +237,14 @@ def test_what_takes_too_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_bomb_costs_no_more_than_the_bound(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """However it is packed, so much is unpacked of it, and the rest is told."""
-    purses: list[left.Left] = []
+    purses: list[budget.ScanBudget] = []
 
-    class Watched(left.Left):
+    class Watched(budget.ScanBudget):
         def __init__(self) -> None:
             super().__init__()
             purses.append(self)
 
-    monkeypatch.setattr("glovebox_server.promotion.scanner.look.Left", Watched)
+    monkeypatch.setattr("glovebox_server.promotion.scanner.look.ScanBudget", Watched)
     begun = time.process_time()
     found = scan(data, "bomb")
     assert time.process_time() - begun < 15

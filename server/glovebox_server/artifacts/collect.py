@@ -19,7 +19,7 @@ from glovebox_server.artifacts.disk import Disk, translated
 from glovebox_server.artifacts.media import Sniffer
 from glovebox_server.artifacts.names import CallNames, check_name, name_risks
 from glovebox_server.artifacts.patches import ENDINGS, PatchPaths
-from glovebox_server.artifacts.record import Artifact, ArtifactsUnavailable, new_id, uri_of
+from glovebox_server.artifacts.record import Artifact, ArtifactStoreError, new_id, uri_of
 from glovebox_server.calls import ToolCall
 from glovebox_server.errors import RefusedError
 
@@ -39,7 +39,7 @@ CUT: Final = "its end may be missing: /output was full when it was written"
 """A mark like those of ``names``."""
 
 
-class Worker:
+class DiskWorker:
     """Runs blocking disk work in threads of its own and translates its failures."""
 
     __slots__ = ("_limiter",)
@@ -51,13 +51,13 @@ class Worker:
         """Run ``work`` to its end, also when the caller is cancelled meanwhile: a file is never written by two.
 
         Raises:
-            ArtifactsUnavailable: The disk failed.
+            ArtifactStoreError: The disk failed.
         """
         with translated(attempted):
             return await to_thread.run_sync(work, limiter=self._limiter)
 
 
-class Sink:
+class FileSink:
     """One file on its way in. Not for several tasks at once."""
 
     __slots__ = (
@@ -93,7 +93,7 @@ class Sink:
             look(name.encode("utf-8", "replace"))
         self.name = name
         self.uri = uri
-        self.failed: RefusedError | ArtifactsUnavailable | None = None
+        self.failed: RefusedError | ArtifactStoreError | None = None
         """Why a write failed; then every later one fails too, and so does the end."""
         self.artifact: Artifact | None = None
         """The record, once the file has ended without an error."""
@@ -106,7 +106,7 @@ class Sink:
 
         Raises:
             RefusedError: Rule ``artifacts.bytes``; this chunk takes the call's files over ``limits.output_bytes``.
-            ArtifactsUnavailable: The disk is full or failed.
+            ArtifactStoreError: The disk is full or failed.
         """
         if self.failed:
             raise self.failed
@@ -116,7 +116,7 @@ class Sink:
             self._buffer += chunk
             if len(self._buffer) >= FLUSH_BYTES:
                 await self._collection.worker.run("keeping an output file", self._flush)
-        except (RefusedError, ArtifactsUnavailable) as error:
+        except (RefusedError, ArtifactStoreError) as error:
             self.failed = error
             raise
 
@@ -168,7 +168,7 @@ class Collection:
         self,
         *,
         disk: Disk,
-        worker: Worker,
+        worker: DiskWorker,
         call: ToolCall,
         limits: Limits,
         room: int | None,
@@ -209,7 +209,7 @@ class Collection:
         self._bytes_left -= size
 
     @asynccontextmanager
-    async def receive(self, name: str, *, cut: bool = False) -> AsyncIterator[Sink]:
+    async def receive(self, name: str, *, cut: bool = False) -> AsyncIterator[FileSink]:
         """Receive one file: ``async with collection.receive(name) as sink``; leaving normally is its end.
 
         Leaving by an exception or cancellation removes what was written. Several may be open at once.
@@ -220,8 +220,8 @@ class Collection:
 
         Raises:
             RefusedError: Rule ``artifacts.count`` (too many files, refused ones included), ``artifacts.name``, or
-                ``artifacts.bytes`` from ``Sink.write``. The call's other files are not affected.
-            ArtifactsUnavailable: The disk is full or failed.
+                ``artifacts.bytes`` from ``FileSink.write``. The call's other files are not affected.
+            ArtifactStoreError: The disk is full or failed.
         """
         self._attempts += 1
         if self._attempts > self._limits.output_files:
@@ -237,7 +237,7 @@ class Collection:
             with CancelScope(shield=True):
                 descriptor = await self.worker.run("keeping an output file", partial(self._disk.create, identifier))
             try:
-                sink = Sink(self, name, uri_of(identifier), descriptor, cut=cut, look=self._look())
+                sink = FileSink(self, name, uri_of(identifier), descriptor, cut=cut, look=self._look())
                 yield sink
                 if sink.failed:  # the caller swallowed it, but a file with a hole is no file
                     raise sink.failed
@@ -259,7 +259,7 @@ class Collection:
 
         Raises:
             RefusedError: Rule ``artifacts.full``; they do not fit beside what has not expired. They are gone then.
-            ArtifactsUnavailable: The disk failed. They are gone then.
+            ArtifactStoreError: The disk failed. They are gone then.
         """
         artifacts = self.artifacts
         if artifacts:
@@ -278,7 +278,7 @@ class Collection:
         """Remove what was published: nothing says that it was.
 
         Raises:
-            ArtifactsUnavailable: The disk failed.
+            ArtifactStoreError: The disk failed.
         """
         gone, self._published = self._published, ()
         with CancelScope(shield=True):

@@ -8,10 +8,9 @@ from typing import Self
 from glovebox_audit.events import ArtifactCollected, ArtifactRefused
 from glovebox_sandboxes.contract.outcome import Blob, Outcome, Shown, SkippedFile
 from glovebox_sandboxes.contract.pictures import HEAD_BYTES, IMAGE_TYPES, MAX_BYTES, MAX_PICTURES, fits
-from glovebox_server.artifacts.collect import Collection
-from glovebox_server.artifacts.collect import Sink as FileSink
+from glovebox_server.artifacts.collect import Collection, FileSink
 from glovebox_server.artifacts.names import quoted
-from glovebox_server.artifacts.record import Artifact, ArtifactsUnavailable
+from glovebox_server.artifacts.record import Artifact, ArtifactStoreError
 from glovebox_server.calls import Delivered, Image, Link, ToolCall
 from glovebox_server.errors import RefusedError
 from glovebox_server.receipts.recorder import CallRecorder
@@ -88,7 +87,7 @@ class Collector:
                 beside its files.
 
         Raises:
-            ArtifactsUnavailable: the store failed.
+            ArtifactStoreError: the store failed.
             AuditError: a record could not be written; nothing is visible.
         """
         for receiving in sorted(self._open, key=lambda each: each.name):
@@ -264,7 +263,7 @@ class _Receiving:
             await self.drop(refusal)
             await self._collector.refuse(self.name, refusal)
             return
-        except ArtifactsUnavailable as problem:
+        except ArtifactStoreError as problem:
             await self.drop(problem)
             raise
         if self._kept is not None:

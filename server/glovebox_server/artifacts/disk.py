@@ -29,7 +29,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from glovebox_server.artifacts.record import Artifact, ArtifactsUnavailable, decode, encode, expired, is_id
+from glovebox_server.artifacts.record import Artifact, ArtifactStoreError, decode, encode, expired, is_id
 from glovebox_server.errors import RefusedError
 
 MAX_ARTIFACTS: Final = 4096
@@ -52,13 +52,13 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 @contextmanager
 def translated(attempted: str) -> Iterator[None]:
-    """Turn an ``OSError`` into ``ArtifactsUnavailable``, without the path that the former carries.
+    """Turn an ``OSError`` into ``ArtifactStoreError``, without the path that the former carries.
 
     Args:
         attempted: What the caller of the store wanted, e.g. ``keeping an output file``.
 
     Raises:
-        ArtifactsUnavailable: Instead of any ``OSError``.
+        ArtifactStoreError: Instead of any ``OSError``.
     """
     try:
         yield
@@ -66,7 +66,7 @@ def translated(attempted: str) -> Iterator[None]:
         fix = "Check the state directory's file system and permissions."
         if error.errno in _FULL:
             fix = "Free space on the file system of the state directory."
-        raise ArtifactsUnavailable(attempted, os.strerror(error.errno or errno.EIO), fix) from error
+        raise ArtifactStoreError(attempted, os.strerror(error.errno or errno.EIO), fix) from error
 
 
 class Disk:
@@ -278,7 +278,7 @@ class Disk:
             while not _locked(root):
                 if time.monotonic() > deadline:
                     reason = f"another Glovebox process has held its lock for {LOCK_WAIT_SECONDS:g} seconds"
-                    raise ArtifactsUnavailable(
+                    raise ArtifactStoreError(
                         "changing the artifact store", reason, "Look for a stopped server process."
                     )
                 time.sleep(_LOCK_POLL_SECONDS)
@@ -295,7 +295,7 @@ def records(root: Path, now: datetime) -> list[Artifact]:
         now: the time.
 
     Raises:
-        ArtifactsUnavailable: it cannot be read.
+        ArtifactStoreError: it cannot be read.
     """
     disk = Disk(root, max_bytes_total=0, parts=1)
     with translated("listing artifacts"):
@@ -331,7 +331,7 @@ def _make_private(folder: Path) -> None:
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
         reason = "its directory is a link, belongs to someone else, or is open to others"
         fix = "Make the state directory's artifacts folder yours alone (chmod -R go= and chown), or move it away."
-        raise ArtifactsUnavailable("opening the artifact store", reason, fix)
+        raise ArtifactStoreError("opening the artifact store", reason, fix)
 
 
 def _locked(folder: int) -> bool:

@@ -20,7 +20,7 @@ _ID: Final = re.compile(r"[0-9a-f]{32}")
 _SCHEME: Final = "artifact://"
 
 
-class ArtifactsUnavailable(DiagnosedError):  # noqa: N818 - until its area merges it
+class ArtifactStoreError(DiagnosedError):
     """The artifact store could not do its work; nothing half-done is left. The operator can act, the model cannot."""
 
 

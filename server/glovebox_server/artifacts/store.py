@@ -18,9 +18,9 @@ from typing import Final, Self
 from anyio import CancelScope
 
 from glovebox_sandboxes.contract.spec import Limits
-from glovebox_server.artifacts.collect import Collection, Looks, Worker, nothing
+from glovebox_server.artifacts.collect import Collection, DiskWorker, Looks, nothing
 from glovebox_server.artifacts.disk import MAX_ARTIFACTS, Disk
-from glovebox_server.artifacts.record import Artifact, ArtifactsUnavailable, expired, id_of, unknown
+from glovebox_server.artifacts.record import Artifact, ArtifactStoreError, expired, id_of, unknown
 from glovebox_server.calls import Principal, ToolCall
 from glovebox_server.errors import RefusedError
 
@@ -37,12 +37,12 @@ _State = tuple[int, int, int, int]
 """Device, inode, size and time of the last change: of two equal ones, the content was not changed in between."""
 
 
-class Reader:
+class ArtifactReader:
     """An open artifact. Content that was changed since it was stored is never given."""
 
     __slots__ = ("_descriptor", "_verified", "_worker", "artifact")
 
-    def __init__(self, artifact: Artifact, descriptor: int, worker: Worker, verified: dict[str, _State]) -> None:
+    def __init__(self, artifact: Artifact, descriptor: int, worker: DiskWorker, verified: dict[str, _State]) -> None:
         self.artifact = artifact
         self._descriptor = descriptor
         self._worker = worker
@@ -52,7 +52,7 @@ class Reader:
         """Give the content, from its beginning, in pieces of at most ``CHUNK_BYTES``, and hash it as it passes.
 
         Raises:
-            ArtifactsUnavailable: After the last piece: what was given is not what was stored. Or the disk failed.
+            ArtifactStoreError: After the last piece: what was given is not what was stored. Or the disk failed.
         """
         digest, at, before = hashlib.sha256(), 0, _state_of(self._descriptor)
 
@@ -78,7 +78,7 @@ class Reader:
             length: bytes; fewer are given at the end.
 
         Raises:
-            ArtifactsUnavailable: Before the first piece that may not be what was stored. Or the disk failed.
+            ArtifactStoreError: Before the first piece that may not be what was stored. Or the disk failed.
         """
         verified, at, end = await self.check(), offset, min(offset + length, self.artifact.bytes)
 
@@ -95,7 +95,7 @@ class Reader:
         """Hash all of the content, unless that was done since it was last changed; return the state that this is of.
 
         Raises:
-            ArtifactsUnavailable: The content is not what was stored, or the disk failed.
+            ArtifactStoreError: The content is not what was stored, or the disk failed.
         """
         state = _state_of(self._descriptor)
         if self._verified.get(self.artifact.id) != state:
@@ -111,7 +111,7 @@ class Reader:
 
         Raises:
             RefusedError: Rule ``artifacts.too_large``; there are more.
-            ArtifactsUnavailable: The content is not what was stored, or the disk failed.
+            ArtifactStoreError: The content is not what was stored, or the disk failed.
         """
         if self.artifact.bytes > at_most:
             reason = f"The artifact holds {self.artifact.bytes} bytes, and at most {at_most} can be read at once."
@@ -145,7 +145,7 @@ class ArtifactStore:
             parts: Of these, and of their number, one principal may have one part in so many.
         """
         self._disk = Disk(directory, max_bytes_total=max_bytes_total, parts=parts)
-        self._worker = Worker(_THREADS)
+        self._worker = DiskWorker(_THREADS)
         self._clock = clock
         self._ttl = ttl
         self._verified: dict[str, _State] = {}  # so that reading in parts hashes an artifact once, not for each part
@@ -154,7 +154,7 @@ class ArtifactStore:
         """Check the directory and clear away what crashed processes left.
 
         Raises:
-            ArtifactsUnavailable: The directory cannot be made, or others have access to it.
+            ArtifactStoreError: The directory cannot be made, or others have access to it.
         """
         try:
             with CancelScope(shield=True):
@@ -192,7 +192,7 @@ class ArtifactStore:
             await collection.discard()
 
     @asynccontextmanager
-    async def open(self, uri: str, principal: Principal) -> AsyncIterator[Reader]:
+    async def open(self, uri: str, principal: Principal) -> AsyncIterator[ArtifactReader]:
         """Open an artifact for its owner; nothing of its content is read yet.
 
         Args:
@@ -201,7 +201,7 @@ class ArtifactStore:
 
         Raises:
             RefusedError: Rule ``artifacts.unknown``, worded alike whether it never existed, expired or is another's.
-            ArtifactsUnavailable: The disk failed.
+            ArtifactStoreError: The disk failed.
         """
         identifier = id_of(uri)
         if identifier is None:
@@ -214,7 +214,7 @@ class ArtifactStore:
         if descriptor is None:  # swept away in this moment
             raise unknown()
         try:
-            yield Reader(artifact, descriptor, self._worker, self._verified)
+            yield ArtifactReader(artifact, descriptor, self._worker, self._verified)
         finally:
             os.close(descriptor)
 
@@ -222,7 +222,7 @@ class ArtifactStore:
         """Return what a principal can read, newest first.
 
         Raises:
-            ArtifactsUnavailable: The disk failed.
+            ArtifactStoreError: The disk failed.
         """
         found = await self._worker.run("listing artifacts", partial(self._disk.listed, self._clock()))
         mine = [artifact for artifact in found if artifact.owner == principal.id]
@@ -235,7 +235,7 @@ class ArtifactStore:
             How many artifacts were removed.
 
         Raises:
-            ArtifactsUnavailable: The disk failed.
+            ArtifactStoreError: The disk failed.
         """
         return await self._worker.run("removing expired artifacts", partial(self._disk.clean, self._clock()))
 
@@ -248,4 +248,4 @@ def _state_of(descriptor: int) -> _State:
 def _require(same: bool) -> None:
     if not same:
         reason = "its content no longer matches its sha256 and was not handed out"
-        raise ArtifactsUnavailable("reading an artifact", reason, "Run the call again, and check the disk.")
+        raise ArtifactStoreError("reading an artifact", reason, "Run the call again, and check the disk.")

@@ -28,8 +28,8 @@ from glovebox_server.errors import RefusedError
 from glovebox_server.exits import OK, REFUSED
 from glovebox_server.guards.approvals.shown import visible, warn_of_letters
 from glovebox_server.promotion import journal as journals
-from glovebox_server.promotion import plan, rollback, transaction
-from glovebox_server.promotion.folder import Folder, opened
+from glovebox_server.promotion import plan, transaction
+from glovebox_server.promotion.folder import TargetFolder, opened
 from glovebox_server.promotion.journal import Journal, Promotion
 from glovebox_server.promotion.plan import Planned, Target
 from glovebox_server.promotion.transaction import Record
@@ -107,7 +107,7 @@ def promotions(settings: Settings) -> None:
     if emit({"promotions": [_fields(each, back(each.id)) for each in reversed(found)]}):
         return
     for each in reversed(found):
-        told = rollback.standing(each, back(each.id))
+        told = transaction.standing(each, back(each.id))
         files = counted(len(each.changes), "file")
         when = each.made.strftime("%Y-%m-%d %H:%M")
         out.print(Plain(f"{each.id}  {when}  {files} into {each.folder}  {told}  by {each.by}"))
@@ -124,13 +124,13 @@ def roll_back(settings: Settings, promotion: str) -> None:
     Or none, where one changed since. `artifact promotions` has the ID.
     """
     with _changing(settings) as (journal, record):
-        done = rollback.roll_back(journal, promotion, record)
+        done = transaction.roll_back(journal, promotion, record)
         _warn_if_uncleared(done)
     emit({"promotion": _fields(done, None)}, f"{counted(len(done.changes), 'file')} of {promotion} put back.")
 
 
 def _planned(
-    settings: Settings, uris: Sequence[str], into: Target, folder: Folder, *, apply: bool, scan: bool
+    settings: Settings, uris: Sequence[str], into: Target, folder: TargetFolder, *, apply: bool, scan: bool
 ) -> Planned:
     planned = plan.planned_patch(settings, uris[0], into, folder) if apply else None
     planned = planned or plan.planned(settings, uris, into, folder)
@@ -186,7 +186,7 @@ def _warn_if_uncleared(done: Promotion) -> None:
         err.print(Plain(f"{told} `glovebox artifact promotions` tries again, and says why."), style="yellow")
 
 
-def _show(planned: Planned, into: Target, folder: Folder) -> None:
+def _show(planned: Planned, into: Target, folder: TargetFolder) -> None:
     for number, change in enumerate(planned.promotion.changes):
         media_type, risks = planned.about(number)
         before = f"{change.before.bytes} → " if change.before else ""

@@ -8,7 +8,7 @@ import click
 from rich.text import Text as Plain
 
 from glovebox_audit.printable import printable
-from glovebox_sandboxes.contract.errors import DiagnosedError
+from glovebox_sandboxes.contract.errors import DiagnosedError, SandboxError
 from glovebox_server import app as apps
 from glovebox_server.calls import CallResult, Link, Principal, Text
 from glovebox_server.cli.artifact import check_principal
@@ -21,7 +21,7 @@ from glovebox_server.cli.options import (
 )
 from glovebox_server.exits import FAILED, OK
 from glovebox_server.promotion import reencoder, scanner, scanning
-from glovebox_server.promotion.scanner import Found
+from glovebox_server.promotion.scanner import ScanFindings
 from glovebox_server.settings import Settings
 
 
@@ -88,7 +88,7 @@ def reencode(settings: Settings, uris: tuple[str, ...], principal: str | None) -
     return FAILED if failed else OK
 
 
-def find_in_artifacts(settings: Settings, owners: Mapping[str, str]) -> dict[str, Found]:
+def find_in_artifacts(settings: Settings, owners: Mapping[str, str]) -> dict[str, ScanFindings]:
     """Scan each artifact, in a sandbox of its own: no file can influence what is found in another.
 
     Args:
@@ -128,11 +128,11 @@ def _called(settings: Settings, owners: Mapping[str, str], code: str) -> dict[st
     return anyio.run(call)
 
 
-def _findings(result: CallResult) -> Found:
+def _findings(result: CallResult) -> ScanFindings:
     stdout = result.structured.get("stdout")
     try:
         return scanning.findings_of(str(stdout["text"]) if not result.failed and isinstance(stdout, dict) else "")
-    except scanning.Unanswered:
+    except SandboxError:
         reason = "the scanner gave no findings: a file may have ended it, or the call was refused"
         fix = "Take the files for dangerous; `glovebox audit query --tool run_python` shows the call."
         raise DiagnosedError("Scanning the artifacts", reason, fix) from None

@@ -72,7 +72,7 @@ class Broker:
             RefusedError: Too many calls are under way. Of these three nothing was started, and nothing is recorded.
             UnsupportedSpecError: No driver can enforce the profile here; nothing was started.
             SandboxError: The sandbox could not be started, was not what was planned, or died.
-            ArtifactsUnavailable: The disk failed under an artifact.
+            ArtifactStoreError: The disk failed under an artifact.
             AuditError: A record could not be made durable; what it announces did not happen.
         """
         rights = self.guards.rights_of(principal)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from glovebox_audit.events import Input
 from glovebox_sandboxes.session import connection
 from glovebox_server.artifacts.names import CallNames
-from glovebox_server.artifacts.record import ArtifactsUnavailable
-from glovebox_server.artifacts.store import ArtifactStore, Reader
+from glovebox_server.artifacts.record import ArtifactStoreError
+from glovebox_server.artifacts.store import ArtifactReader, ArtifactStore
 from glovebox_server.calls import Decision, ToolCall
 from glovebox_server.errors import RefusedError
 
@@ -20,12 +20,12 @@ MAX_BYTES = 32 * 1024 * 1024
 class Inputs:
     """The artifacts one call is given, open."""
 
-    readers: tuple[Reader, ...] = ()
-    unreadable: ArtifactsUnavailable | None = None
+    readers: tuple[ArtifactReader, ...] = ()
+    unreadable: ArtifactStoreError | None = None
 
     @property
     def listed(self) -> tuple[Input, ...]:
-        """Their records for the log. A program starts with nothing else: see ``Reader.chunks``."""
+        """Their records for the log. A program starts with nothing else: see ``ArtifactReader.chunks``."""
         found = (reader.artifact for reader in self.readers)
         return tuple(Input(name=each.name, uri=each.uri, sha256=each.sha256, bytes=each.bytes) for each in found)
 
@@ -33,7 +33,7 @@ class Inputs:
         """Name and content of each.
 
         Raises:
-            ArtifactsUnavailable: the disk failed under one; the call was decided without them.
+            ArtifactStoreError: the disk failed under one; the call was decided without them.
         """
         if self.unreadable is not None:
             raise self.unreadable
@@ -55,14 +55,14 @@ async def open_inputs(
                 inputs = await _opened(store, call, opened)
             except RefusedError as refusal:
                 decision = replace(decision, effect="deny", rule=refusal.rule, reason=refusal.reason, hint=refusal.hint)
-            except ArtifactsUnavailable as problem:
+            except ArtifactStoreError as problem:
                 inputs = Inputs(unreadable=problem)
         yield decision, inputs
 
 
 async def _opened(store: ArtifactStore, call: ToolCall, opened: AsyncExitStack) -> Inputs:
     names = CallNames()
-    readers: list[Reader] = []
+    readers: list[ArtifactReader] = []
     room = MAX_BYTES
     for uri in call.arguments.get("inputs", ()):
         reader = await opened.enter_async_context(store.open(uri, call.principal))

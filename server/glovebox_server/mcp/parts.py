@@ -12,7 +12,7 @@ from typing import Any
 import mcp_types as types
 
 from glovebox_server.artifacts.record import Artifact
-from glovebox_server.artifacts.store import Reader
+from glovebox_server.artifacts.store import ArtifactReader
 from glovebox_server.errors import RefusedError
 from glovebox_server.mcp.delivery import CALL_META_KEY, REDACTED_META_KEY, SHA256_META_KEY, risks_meta
 
@@ -32,12 +32,12 @@ Mask = Callable[[bytes], Awaitable[tuple[bytes, dict[str, int]]]]
 """Puts a word in the place of each secret, and counts them by kind."""
 
 
-async def read(reader: Reader, uri: str, query: str, mask: Mask) -> Contents:
+async def read(reader: ArtifactReader, uri: str, query: str, mask: Mask) -> Contents:
     """Return one part of an artifact.
 
     Raises:
         RefusedError: rule ``artifacts.part``; there is no such part.
-        ArtifactsUnavailable: the content is not what was stored, or the disk failed.
+        ArtifactStoreError: the content is not what was stored, or the disk failed.
     """
     artifact = reader.artifact
     offset, length = _numbers(query)

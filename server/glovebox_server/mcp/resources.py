@@ -30,7 +30,7 @@ from glovebox_audit.events import CallDecided, ReceiptSigned
 from glovebox_audit.log import AuditLog
 from glovebox_audit.subscription import Subscription
 from glovebox_sandboxes.sharing import FairLimiter
-from glovebox_server.artifacts.record import Artifact, ArtifactsUnavailable
+from glovebox_server.artifacts.record import Artifact, ArtifactStoreError
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import Principal
 from glovebox_server.core.rights import MAX_KEYS, ActivePolicy, Rights
@@ -220,7 +220,7 @@ class Resources:
             raise MCPError(types.INVALID_PARAMS, str(error), {"uri": uri[:_MAX_URI], "rule": error.rule}) from None
         except StoreUnusable as error:
             raise MCPError(types.INTERNAL_ERROR, str(error.refusal)) from error
-        except (ArtifactsUnavailable, AuditError) as error:
+        except (ArtifactStoreError, AuditError) as error:
             raise MCPError(types.INTERNAL_ERROR, str(error)) from error
 
     async def owned(self, principal: Principal) -> list[Artifact]:
@@ -228,7 +228,7 @@ class Resources:
         async with self._artifacts.turn(principal.id):
             try:
                 return await self._stores.artifacts.owned(principal)
-            except ArtifactsUnavailable:
+            except ArtifactStoreError:
                 return []
 
     async def _capabilities(self, principal: Principal) -> str:

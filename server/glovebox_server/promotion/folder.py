@@ -34,7 +34,7 @@ _HINT: Final = "Make it an ordinary folder or file, or promote elsewhere."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class FileState:
     """What a file holds."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
@@ -47,7 +47,7 @@ class Seen:
     """Who may read, write and run it."""
 
 
-class Folder:
+class TargetFolder:
     """An open folder; see ``opened``."""
 
     def __init__(self, path: Path, descriptor: int, largest: int) -> None:
@@ -86,7 +86,7 @@ class Folder:
         finally:
             os.close(held)
 
-    def look(self, name: str) -> Seen | None:
+    def look(self, name: str) -> FileState | None:
         """What a file holds now; None where there is none.
 
         Raises:
@@ -100,7 +100,7 @@ class Folder:
             while chunk := os.read(descriptor, _CHUNK):
                 digest.update(chunk)
                 size += len(chunk)
-            return Seen(sha256=digest.hexdigest(), bytes=size, mode=stat.S_IMODE(found.st_mode))
+            return FileState(sha256=digest.hexdigest(), bytes=size, mode=stat.S_IMODE(found.st_mode))
 
     def chunks(self, name: str) -> Iterator[bytes]:
         """What a file holds, in pieces; nothing where there is none. Raises as ``look``."""
@@ -241,7 +241,7 @@ class Folder:
 
 
 @contextmanager
-def opened(path: Path, largest: int = MAX_FILE_BYTES) -> Iterator[Folder]:
+def opened(path: Path, largest: int = MAX_FILE_BYTES) -> Iterator[TargetFolder]:
     """Open a folder.
 
     Args:
@@ -257,7 +257,7 @@ def opened(path: Path, largest: int = MAX_FILE_BYTES) -> Iterator[Folder]:
         reason = f"{path} cannot be opened as a folder: {os.strerror(problem.errno or errno.EIO)}."
         raise RefusedError("promotion.path", reason, "Put it back in its place, or let yourself read it.") from problem
     try:
-        yield Folder(path, descriptor, largest)
+        yield TargetFolder(path, descriptor, largest)
     finally:
         os.close(descriptor)
 

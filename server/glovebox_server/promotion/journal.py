@@ -26,7 +26,7 @@ from pydantic import AwareDatetime, ConfigDict, TypeAdapter
 
 from glovebox_server import secret_files
 from glovebox_server.errors import RefusedError
-from glovebox_server.promotion.folder import Folder, Seen, opened
+from glovebox_server.promotion.folder import FileState, TargetFolder, opened
 from glovebox_server.secret_files import SecretDirectory, SecretUnusable
 
 FOLDER: Final = "promotions"
@@ -43,7 +43,7 @@ ENDED: Final = ("applied", "withdrawn")
 IN_FORCE: Final = ("moved", "applied")
 
 
-class PromotionsUnusable(SecretUnusable):
+class PromotionJournalError(SecretUnusable):
     """The journal of promotions cannot be used safely, so nothing is promoted."""
 
     kind = "journal of promotions"
@@ -57,9 +57,9 @@ class Change:
 
     name: str
     """Relative to the folder."""
-    before: Seen | None
+    before: FileState | None
     """What it held; None where there was none."""
-    after: Seen | None
+    after: FileState | None
     """What it is to hold; None where it is to go."""
     origin: str
     """The artifact it comes from, or the promotion that is put back."""
@@ -126,7 +126,7 @@ class Journal:
         """Have the journal say this of a promotion, once it outlasts a crash.
 
         Raises:
-            PromotionsUnusable: it cannot be written.
+            PromotionJournalError: it cannot be written.
         """
         self._directory.make(f"{promotion.id}.json", _ADAPTER.dump_json(promotion), replace=True)
 
@@ -148,7 +148,7 @@ class Journal:
         """Every promotion, oldest first.
 
         Raises:
-            PromotionsUnusable: one is not what was written.
+            PromotionJournalError: one is not what was written.
         """
         return _read(self._directory)
 
@@ -160,7 +160,7 @@ class Journal:
             self._directory.remove(f"{each.id}.json")
 
     @contextmanager
-    def _contents(self, identifier: str, *, make: bool = False) -> Iterator[Folder]:
+    def _contents(self, identifier: str, *, make: bool = False) -> Iterator[TargetFolder]:
         place = self.path / identifier
         if make:
             place.mkdir(mode=0o700, exist_ok=True)
@@ -180,10 +180,10 @@ def locked(state_dir: Path, *, seconds: float = LOCK_SECONDS) -> Iterator[Journa
 
     Raises:
         RefusedError: rule ``promotion.busy``: somebody else has it.
-        PromotionsUnusable: it cannot be used safely.
+        PromotionJournalError: it cannot be used safely.
         StateUnusable: nor can the state directory.
     """
-    with secret_files.opened(state_dir / FOLDER, PromotionsUnusable) as directory:
+    with secret_files.opened(state_dir / FOLDER, PromotionJournalError) as directory:
         descriptor = os.open(directory.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             _take(descriptor, time.monotonic() + seconds)
@@ -196,11 +196,11 @@ def listed(state_dir: Path) -> list[Promotion]:
     """Every promotion, oldest first, without waiting for anybody; none where nothing was promoted.
 
     Raises:
-        PromotionsUnusable: one is not what was written.
+        PromotionJournalError: one is not what was written.
     """
     if not os.path.lexists(state_dir / FOLDER):
         return []
-    with secret_files.opened(state_dir / FOLDER, PromotionsUnusable) as directory:
+    with secret_files.opened(state_dir / FOLDER, PromotionJournalError) as directory:
         return _read(directory)
 
 
@@ -228,7 +228,7 @@ def _read(directory: SecretDirectory) -> list[Promotion]:
             fits = False
         if not fits:  # its id names files and folders, which are then removed
             fix = f"Compare the folder it names with your backup, then remove {path}."
-            raise PromotionsUnusable(path, "it is not what was written", fix)
+            raise PromotionJournalError(path, "it is not what was written", fix)
         found.append(promotion)
     return sorted(found, key=lambda each: each.made)
 

@@ -21,9 +21,9 @@ from glovebox_server.artifacts.names import CallNames, check_name, name_risks, q
 from glovebox_server.artifacts.record import Artifact, expired, id_of
 from glovebox_server.errors import RefusedError
 from glovebox_server.promotion import patched
-from glovebox_server.promotion.folder import Folder, Seen
+from glovebox_server.promotion.folder import FileState, TargetFolder
 from glovebox_server.promotion.journal import Change, Promotion, new_id
-from glovebox_server.promotion.scanner import Found
+from glovebox_server.promotion.scanner import ScanFindings
 from glovebox_server.settings import Settings
 
 MAX_FILES: Final = 256
@@ -59,10 +59,10 @@ class Planned:
     """Files that hold it already."""
     disk: Disk = field(repr=False)
     """Where the artifacts are."""
-    findings: Mapping[str, Found] = field(default_factory=dict)
+    findings: Mapping[str, ScanFindings] = field(default_factory=dict)
     """By address of an artifact that was looked into, what was found."""
 
-    def scanned(self, findings: Mapping[str, Found]) -> "Planned":
+    def scanned(self, findings: Mapping[str, ScanFindings]) -> "Planned":
         """The same, with what was found in those of its artifacts that were looked into, which its record counts."""
         counts = {uri: found.count for uri, found in findings.items()}
         changes = (replace(each, findings=counts.get(each.origin)) for each in self.promotion.changes)
@@ -88,7 +88,7 @@ class Planned:
         runs = ("it may be run as a program",) if change.after.mode & 0o111 else ()
         return content.media_type, (*name_risks(change.name), *content.risks, *runs)
 
-    def difference(self, folder: Folder, number: int) -> list[str] | None:
+    def difference(self, folder: TargetFolder, number: int) -> list[str] | None:
         """Lines of what would change in a file, as ``diff -u`` has them; None for what is no text, or too much."""
         change = self.promotion.changes[number]
         if change.after and change.after.bytes > _SHOWN_BYTES:
@@ -133,7 +133,7 @@ def target(settings: Settings, into: dict[str, str], name: str) -> Target:
     return Target(name=name, path=found.path)
 
 
-def planned(settings: Settings, uris: Sequence[str], into: Target, folder: Folder) -> Planned:
+def planned(settings: Settings, uris: Sequence[str], into: Target, folder: TargetFolder) -> Planned:
     """Work out what would change.
 
     Args:
@@ -161,14 +161,14 @@ def planned(settings: Settings, uris: Sequence[str], into: Target, folder: Folde
             same.append(artifact.name)
             continue
         mode = before.mode & 0o777 if before else 0o666 & ~_umask()
-        after = Seen(sha256=artifact.sha256, bytes=artifact.bytes, mode=mode)
+        after = FileState(sha256=artifact.sha256, bytes=artifact.bytes, mode=mode)
         changes.append(Change(name=artifact.name, before=before, after=after, origin=artifact.uri))
         kept.append(artifact)
     promotion = drafted(into.name, folder, changes)
     return Planned(promotion=promotion, artifacts=tuple(kept), same=tuple(same), disk=disk)
 
 
-def planned_patch(settings: Settings, uri: str, into: Target, folder: Folder) -> Planned:
+def planned_patch(settings: Settings, uri: str, into: Target, folder: TargetFolder) -> Planned:
     """Work out what a patch would change.
 
     Args:
@@ -219,16 +219,16 @@ def planned_patch(settings: Settings, uri: str, into: Target, folder: Folder) ->
     )
 
 
-def _seen(made: patched.Made, before: Seen | None) -> Seen | None:
+def _seen(made: patched.Made, before: FileState | None) -> FileState | None:
     if made.content is None:
         return None
     mode = before.mode & 0o777 if before else 0o666 & ~_umask()
     if made.runs is not None:  # whoever may read it may run it, or nobody
         mode = mode | (mode & 0o444) >> 2 if made.runs else mode & ~0o111
-    return Seen(sha256=hashlib.sha256(made.content).hexdigest(), bytes=len(made.content), mode=mode)
+    return FileState(sha256=hashlib.sha256(made.content).hexdigest(), bytes=len(made.content), mode=mode)
 
 
-def drafted(name: str, folder: Folder, changes: Iterable[Change], of: Promotion | None = None) -> Promotion:
+def drafted(name: str, folder: TargetFolder, changes: Iterable[Change], of: Promotion | None = None) -> Promotion:
     """A promotion with these changes, of which nothing is done yet."""
     made = tuple(changes)
     told = [

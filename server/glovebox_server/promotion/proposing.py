@@ -24,16 +24,16 @@ from glovebox_audit.log import AuditLog
 from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_sandboxes.contract.outcome import Captured, Outcome, Usage
 from glovebox_sandboxes.plural import counted
-from glovebox_server.artifacts.record import ArtifactsUnavailable
+from glovebox_server.artifacts.record import ArtifactStoreError
 from glovebox_server.calls import ToolCall
 from glovebox_server.errors import AuditError, RefusedError
 from glovebox_server.guards.approvals.shown import visible
 from glovebox_server.promotion import journal as journals
 from glovebox_server.promotion import plan, transaction
-from glovebox_server.promotion.folder import Folder, opened
+from glovebox_server.promotion.folder import TargetFolder, opened
 from glovebox_server.promotion.journal import Promotion
 from glovebox_server.promotion.plan import Planned
-from glovebox_server.promotion.scanner import Found
+from glovebox_server.promotion.scanner import ScanFindings
 from glovebox_server.promotion.scanning import Scan
 from glovebox_server.redaction import without_paths
 from glovebox_server.settings import Settings
@@ -99,7 +99,7 @@ class Proposals:
             raise _too_long(f"takes more than {MAX_SHOWN_BYTES} bytes to be shown")
         if events := [_scanned(call, each) for each in scans if not each.known]:
             await self.audit.append_all(events)
-        found = {each.uri: Found(lines=each.findings, more=each.more) for each in scans if not each.not_scanned}
+        found = {each.uri: ScanFindings(lines=each.findings, more=each.more) for each in scans if not each.not_scanned}
         return replace(proposed, planned=proposed.planned.scanned(found), shown=shown)
 
     async def put(self, proposed: Proposed, call: ToolCall) -> Outcome:
@@ -157,7 +157,7 @@ def _told(work: Callable[[], _T]) -> _T:
         return work()
     except RefusedError as refusal:
         raise RefusedError(refusal.rule, without_paths(refusal.reason), without_paths(refusal.hint)) from refusal
-    except (ArtifactsUnavailable, AuditError):
+    except (ArtifactStoreError, AuditError):
         raise
     except OSError as problem:
         reason = f"The system refused: {os.strerror(problem.errno or errno.EIO)}; nothing was changed."
@@ -204,7 +204,7 @@ def _findings(scans: Sequence[Scan]) -> Iterator[str]:
             yield f"  ! and {rest} more{'' if scan.more else ', which are on record'}"
 
 
-def _shown(found: Planned, folder: Folder) -> str:
+def _shown(found: Planned, folder: TargetFolder) -> str:
     changes = found.promotion.changes
     size = lines = 0
     for number, change in enumerate(changes):
@@ -227,7 +227,7 @@ def _shown(found: Planned, folder: Folder) -> str:
     return text
 
 
-def _of_file(found: Planned, folder: Folder, number: int) -> list[str]:
+def _of_file(found: Planned, folder: TargetFolder, number: int) -> list[str]:
     change = found.promotion.changes[number]
     media_type, risks = found.about(number)
     before, after = change.before, change.after

@@ -7,10 +7,11 @@ said, and why. Must never be imported here: the broker, or anything of MCP.
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import anyio
 
+from glovebox_audit.events import Input
 from glovebox_profiles.model import Profile
 from glovebox_sandboxes.contract.base import Plan
 from glovebox_sandboxes.contract.errors import RefusedError, SandboxError, UnsupportedSpecError
@@ -19,15 +20,15 @@ from glovebox_sandboxes.contract.spec import Limits, SandboxSpec
 from glovebox_sandboxes.pool.pool import SandboxProvider, SandboxRequest
 from glovebox_sandboxes.session.connection import AttestedSandbox
 from glovebox_sandboxes.session.run import Hooks, run
-from glovebox_server.artifacts.record import ArtifactsUnavailable
+from glovebox_server.artifacts.record import ArtifactStoreError
 from glovebox_server.artifacts.store import ArtifactStore
-from glovebox_server.calls import ToolCall
+from glovebox_server.calls import Link, ToolCall
 from glovebox_server.guards.approvals.shown import visible
 from glovebox_server.guards.budgets.spending import MAX_SCAN_SECONDS
 from glovebox_server.guards.redaction.detector import Forms
 from glovebox_server.guards.redaction.guard import mask_value
 from glovebox_server.promotion import scanner
-from glovebox_server.promotion.scanner import Found
+from glovebox_server.promotion.scanner import ScanFindings
 from glovebox_server.redaction import without_paths
 
 MAX_FILES: Final = 16
@@ -53,26 +54,6 @@ LIMITS: Final = Limits(
     output_files=1,
     stream_bytes=128 << 10,
 )
-
-
-class File(Protocol):
-    """What has to be known of a file in quarantine."""
-
-    @property
-    def name(self) -> str:
-        """As its maker called it."""
-
-    @property
-    def uri(self) -> str:
-        """Its address."""
-
-    @property
-    def sha256(self) -> str:
-        """Digest of its content."""
-
-    @property
-    def bytes(self) -> int:
-        """Its size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +97,7 @@ class Scanning:
     started: Callable[[AttestedSandbox], Awaitable[None]]
     """Awaited for each, before the file goes in."""
 
-    async def scans(self, files: Sequence[File], known: "Known | None" = None) -> tuple[Scan, ...]:
+    async def scans(self, files: Sequence[Input | Link], known: "Known | None" = None) -> tuple[Scan, ...]:
         """Look into files one after the other, within ``MAX_SCAN_SECONDS``.
 
         Args:
@@ -141,7 +122,7 @@ class Scanning:
                 known.note(self.call, found[-1])
         return tuple(found)
 
-    async def _scan(self, file: File) -> Scan:
+    async def _scan(self, file: Input | Link) -> Scan:
         if file.bytes > MAX_BYTES:
             return _not_scanned(file, f"it has more than {MAX_BYTES >> 20} MiB")
         scan = _not_scanned(file, "")
@@ -153,16 +134,15 @@ class Scanning:
 
         try:
             found = findings_in(await self._outcome(file, started))
-        except (Unanswered, RefusedError, SandboxError, UnsupportedSpecError, ArtifactsUnavailable) as problem:
-            reason = problem.reason if not isinstance(problem, Unanswered) else str(problem)
-            return replace(scan, not_scanned=visible(without_paths(reason))[:MAX_CHARACTERS])
+        except (RefusedError, SandboxError, UnsupportedSpecError, ArtifactStoreError) as problem:
+            return replace(scan, not_scanned=visible(without_paths(problem.reason))[:MAX_CHARACTERS])
         findings = found.lines
         if self.profile.result.redact != "none":
             told, _ = await mask_value({"findings": list(findings)}, self.forms)
             findings = tuple(str(each) for each in told["findings"])
         return replace(scan, findings=findings, more=found.more)
 
-    async def _outcome(self, file: File, started: Callable[[AttestedSandbox], Awaitable[None]]) -> Outcome:
+    async def _outcome(self, file: Input | Link, started: Callable[[AttestedSandbox], Awaitable[None]]) -> Outcome:
         profile = self.profile
         wanted = SandboxRequest(
             isolation=profile.isolation,
@@ -195,7 +175,7 @@ class Known:
         """Know nothing yet."""
         self._found: dict[tuple[str, str, str], tuple[str, Scan]] = {}
 
-    def of(self, call: ToolCall, file: File) -> Scan | None:
+    def of(self, call: ToolCall, file: Input | Link) -> Scan | None:
         """What was found in this content of this name."""
         of, found = self._found.get((call.principal.id, file.sha256, file.name), ("", None))
         if found is None or (found.not_scanned and of != call.id):
@@ -210,23 +190,19 @@ class Known:
         self._found[key] = call.id, scan
 
 
-class Unanswered(Exception):  # noqa: N818 - the design's term
-    """The scanner gave no findings; the message says what came of it."""
-
-
-def findings_in(outcome: Outcome) -> Found:
-    """What the scanner said of the one file that it was given.
+def findings_in(outcome: Outcome) -> ScanFindings:
+    """Return what the scanner found in the one file that it was given.
 
     Raises:
-        Unanswered: nothing that has its form.
+        SandboxError: it gave nothing that has its form.
     """
     if outcome.ended != "exited" or outcome.code != 0:
-        raise Unanswered(outcome.reason or "the scanner failed on it")
+        raise _unanswered(outcome.reason or "the scanner failed on it")
     return findings_of(outcome.stdout.text)
 
 
-def findings_of(text: str) -> Found:
-    """The same, of what it printed."""
+def findings_of(text: str) -> ScanFindings:
+    """Do the same with what it printed."""
     try:
         told: Any = json.loads(text)
     except (ValueError, RecursionError):
@@ -234,12 +210,16 @@ def findings_of(text: str) -> Found:
     found = next(iter(told.values())) if isinstance(told, dict) and len(told) == 1 else None
     lines, more = (found.get("findings"), found.get("more")) if isinstance(found, dict) else (None, None)
     if not isinstance(lines, list) or type(more) is not int or not 0 <= more <= MAX_COUNTED:
-        raise Unanswered("the scanner gave no findings, which the file may have brought about")
+        raise _unanswered("the scanner gave no findings, which the file may have brought about")
     shown = tuple(visible(str(line)[:MAX_CHARACTERS])[:MAX_CHARACTERS] for line in lines[:MAX_FINDINGS])
-    return Found(lines=shown, more=more + len(lines) - len(shown))
+    return ScanFindings(lines=shown, more=more + len(lines) - len(shown))
 
 
-def _not_scanned(file: File, reason: str) -> Scan:
+def _unanswered(reason: str) -> SandboxError:
+    return SandboxError("Scanning a file", reason, "Take it for dangerous.")
+
+
+def _not_scanned(file: Input | Link, reason: str) -> Scan:
     return Scan(name=file.name, uri=file.uri, sha256=file.sha256, not_scanned=reason)
 
 

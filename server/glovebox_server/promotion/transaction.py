@@ -20,8 +20,9 @@ from glovebox_audit.events import Event, PromotedFile, PromotionApplied, Promoti
 from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_server.artifacts.names import quoted
 from glovebox_server.errors import RefusedError
-from glovebox_server.promotion.folder import Folder, opened
-from glovebox_server.promotion.journal import Change, Journal, Promotion, interrupted
+from glovebox_server.promotion.folder import TargetFolder, opened
+from glovebox_server.promotion.journal import IN_FORCE, Change, Journal, Promotion, interrupted, put_back
+from glovebox_server.promotion.plan import drafted, reversed_changes
 
 Record = Callable[[Event], None]
 """Has an event on the disk when it returns, or raises ``AuditError``."""
@@ -60,7 +61,9 @@ class Recovered:
         return f"{self.id}, into {self.folder}, was interrupted: it {ended}{kept}."
 
 
-def promote(folder: Folder, journal: Journal, promotion: Promotion, content: Content, record: Record) -> Promotion:
+def promote(
+    folder: TargetFolder, journal: Journal, promotion: Promotion, content: Content, record: Record
+) -> Promotion:
     """Make all changes of a promotion, or none.
 
     What comes back is ``moved`` where all are made and what was laid ready could not be cleared away: whoever recovers
@@ -125,7 +128,7 @@ def recover(journal: Journal, record: Record) -> list[Recovered]:
 
     Raises:
         AuditError: what is put back cannot be recorded first, so it is not.
-        PromotionsUnusable: the journal cannot be read or written.
+        PromotionJournalError: the journal cannot be read or written.
     """
     found = []
     for promotion in interrupted(journal.all()):
@@ -162,7 +165,7 @@ def require_settled(recovered: Iterable[Recovered]) -> None:
         raise RefusedError("promotion.interrupted", reason, hint)
 
 
-def require_same(folder: Folder, promotion: Promotion) -> None:
+def require_same(folder: TargetFolder, promotion: Promotion) -> None:
     """Refuse a folder that took the place of the one that was promoted into.
 
     Raises:
@@ -173,7 +176,53 @@ def require_same(folder: Folder, promotion: Promotion) -> None:
         raise RefusedError("promotion.path", reason, "Put that one back in its place.")
 
 
-def _require_unchanged(folder: Folder, promotion: Promotion) -> None:
+def roll_back(journal: Journal, identifier: str, record: Record) -> Promotion:
+    """Put every file of a promotion back as it was; the promotion that does it.
+
+    Args:
+        journal: of the state directory; nothing in it is interrupted.
+        identifier: of the promotion.
+        record: of the audit log.
+
+    Raises:
+        RefusedError: nothing was changed: there is none to put back, its folder is another, or a file changed since.
+        AuditError: nor where it could not be recorded.
+    """
+    known = journal.all()
+    promotion = next((each for each in known if each.id == identifier), None)
+    if promotion is None:
+        hint = "`glovebox artifact promotions` shows those that can be put back."
+        raise RefusedError("promotion.unknown", f"There is no promotion {identifier}.", hint)
+    by = put_back(known)(identifier)
+    if promotion.of or promotion.state not in IN_FORCE or by:
+        told = f"was put back by {by}" if by else standing(promotion, None)
+        raise RefusedError(
+            "promotion.unknown", f"{identifier} {told}; nothing was changed.", "Promote the files again."
+        )
+    with opened(Path(promotion.path)) as folder:
+        require_same(folder, promotion)
+        back = drafted(promotion.folder, folder, reversed_changes(promotion), promotion)
+        return promote(folder, journal, back, lambda number: journal.contents(identifier, number), record)
+
+
+def standing(promotion: Promotion, by: str | None) -> str:
+    """Where a promotion stands, in words.
+
+    Args:
+        promotion: which.
+        by: the promotion that put it back.
+    """
+    if promotion.state == "withdrawn":
+        kept = f", but for {', '.join(promotion.kept)}" if promotion.kept else ""
+        return f"failed or interrupted, and put back{kept}"
+    if promotion.state not in IN_FORCE:
+        return promotion.state
+    if promotion.of:
+        return f"puts {promotion.of} back"
+    return f"put back by {by}" if by else "in force"
+
+
+def _require_unchanged(folder: TargetFolder, promotion: Promotion) -> None:
     changed = [each.name for each in promotion.changes if folder.look(each.name) != each.before]
     if changed:
         raise _conflict(changed[0], len(changed))
@@ -185,11 +234,11 @@ def _conflict(name: str, count: int = 1) -> RefusedError:
     return RefusedError("promotion.conflict", reason, "Look at what is there now, then run the command again.")
 
 
-def _folders(folder: Folder, changes: Iterable[Change]) -> tuple[str, ...]:
+def _folders(folder: TargetFolder, changes: Iterable[Change]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(way for each in changes if each.after for way in folder.missing(each.name)))
 
 
-def _stage(folder: Folder, journal: Journal, promotion: Promotion, content: Content) -> None:
+def _stage(folder: TargetFolder, journal: Journal, promotion: Promotion, content: Content) -> None:
     folder.make(promotion.stage, 0o700)
     for number, change in enumerate(promotion.changes):
         if change.before and journal.keep(promotion, number, folder.chunks(change.name)) != change.before.sha256:
@@ -203,7 +252,7 @@ def _stage(folder: Folder, journal: Journal, promotion: Promotion, content: Cont
     folder.sync([f"{promotion.stage}/."])
 
 
-def _move(folder: Folder, promotion: Promotion, number: int, change: Change) -> None:
+def _move(folder: TargetFolder, promotion: Promotion, number: int, change: Change) -> None:
     staged = f"{promotion.stage}/{number}"
     try:
         if change.before and change.after:
@@ -220,7 +269,7 @@ def _move(folder: Folder, promotion: Promotion, number: int, change: Change) -> 
         raise _conflict(change.name)
 
 
-def _undo(folder: Folder, journal: Journal, promotion: Promotion) -> Promotion:
+def _undo(folder: TargetFolder, journal: Journal, promotion: Promotion) -> Promotion:
     """Put back what was moved, however often this was begun before."""
     if promotion.state == "moving":
         kept = [
@@ -236,7 +285,7 @@ def _undo(folder: Folder, journal: Journal, promotion: Promotion) -> Promotion:
     return promotion
 
 
-def _put_back(folder: Folder, promotion: Promotion, number: int, change: Change) -> bool:
+def _put_back(folder: TargetFolder, promotion: Promotion, number: int, change: Change) -> bool:
     """Whether a file is as before; False where somebody changed what was put there."""
     staged = f"{promotion.stage}/{number}"
     if change.after is None:
@@ -253,14 +302,14 @@ def _put_back(folder: Folder, promotion: Promotion, number: int, change: Change)
     return False
 
 
-def _returned(folder: Folder, staged: str, name: str) -> bool:
+def _returned(folder: TargetFolder, staged: str, name: str) -> bool:
     if folder.is_there(name):
         return False
     folder.move(staged, name)
     return True
 
 
-def _is(folder: Folder, name: str, change: Change) -> bool:
+def _is(folder: TargetFolder, name: str, change: Change) -> bool:
     """Whether that is what was to be put there; what is no plain file is not."""
     try:
         return folder.look(name) == change.after
@@ -268,7 +317,7 @@ def _is(folder: Folder, name: str, change: Change) -> bool:
         return False
 
 
-def _clear(folder: Folder, journal: Journal, promotion: Promotion) -> Promotion:
+def _clear(folder: TargetFolder, journal: Journal, promotion: Promotion) -> Promotion:
     folder.clear(promotion.stage)
     if promotion.state == "moved":
         folder.unmake(promotion.gone_folders)
@@ -281,7 +330,7 @@ def _clear(folder: Folder, journal: Journal, promotion: Promotion) -> Promotion:
     return ended
 
 
-def _sync(folder: Folder, promotion: Promotion) -> None:
+def _sync(folder: TargetFolder, promotion: Promotion) -> None:
     folder.sync([f"{promotion.stage}/.", *(each.name for each in promotion.changes)])
 
 

@@ -32,7 +32,7 @@ from glovebox_audit.receipts import names
 from glovebox_audit.segments.statements import Signs
 from glovebox_profiles.compile import withheld
 from glovebox_profiles.model import Profile
-from glovebox_server.artifacts.record import ArtifactsUnavailable
+from glovebox_server.artifacts.record import ArtifactStoreError
 from glovebox_server.calls import ToolCall, elapsed_ms, whose
 from glovebox_server.errors import AuditError
 from glovebox_server.failures import foreseen
@@ -206,9 +206,7 @@ class CallRecorder:
                 reason = f"Its last record could not be written: {without_paths(problem.reason)[:200]}."
                 self._issuer.log.lose(self._call.id, reason)
                 if self._take_back is not None:
-                    with suppress(
-                        ArtifactsUnavailable
-                    ):  # the disk that failed may be this one: nothing more can be done
+                    with suppress(ArtifactStoreError):  # the disk that failed may be this one: nothing more can be done
                         await self._take_back()
 
     async def finish(self, last: TerminalEvent) -> Receipt:

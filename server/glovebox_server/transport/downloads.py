@@ -18,7 +18,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from glovebox_sandboxes.sharing import FairLimiter
-from glovebox_server.artifacts.record import Artifact, ArtifactsUnavailable, uri_of
+from glovebox_server.artifacts.record import Artifact, ArtifactStoreError, uri_of
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import Principal
 from glovebox_server.errors import RefusedError
@@ -81,7 +81,7 @@ class Downloads:
         except RefusedError as refusal:
             self._refusals.note(refusal.rule, principal.id)
             await PlainTextResponse(f"{refusal}\n", 404)(request.scope, receive, send)
-        except ArtifactsUnavailable:
+        except ArtifactStoreError:
             if not begun:
                 words = "The artifact cannot be read; the operator finds the reason with `glovebox artifact`.\n"
                 await PlainTextResponse(words, 503)(request.scope, receive, send)

@@ -63,7 +63,7 @@ def clean(settings: Settings, retention: Retention, open_log: Callable[[], LogFi
         open_log: opens the log, with that retention; only called where something in it is to be done.
 
     Raises:
-        ArtifactsUnavailable, AuditError: a directory cannot be changed; what was removed before that is gone.
+        ArtifactStoreError, AuditError: a directory cannot be changed; what was removed before that is gone.
     """
     before = look(settings, retention)
     kinds = {item.kind for item in before}

@@ -25,5 +25,5 @@ def recover(settings: Settings) -> None:
                 _log.warning("%s", recovered)
     except RefusedError:
         _log.warning("A promotion is under way: whoever does it brings it to an end.")
-    except journals.PromotionsUnusable as problem:  # no call needs it
+    except journals.PromotionJournalError as problem:  # no call needs it
         _log.warning("%s", problem)

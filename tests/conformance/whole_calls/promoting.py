@@ -16,7 +16,7 @@ from glovebox_server.promotion import journal as journals
 from glovebox_server.promotion import plan, transaction
 from glovebox_server.promotion.folder import opened
 from glovebox_server.promotion.proposing import Proposals
-from glovebox_server.promotion.rollback import roll_back
+from glovebox_server.promotion.transaction import roll_back
 
 NAME: Final = "proof"
 """What the folder is called."""

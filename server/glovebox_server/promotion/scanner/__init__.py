@@ -1,7 +1,7 @@
 """Looks into files for what acts when they are opened: the program that `glovebox artifact scan` runs in a sandbox.
 
 Its text is sent there as a call's program, so that no hostile byte is parsed outside. Standard library only; nothing
-here but ``program`` and ``Found`` must ever be called by anything of ours on the host but its tests.
+here but ``program`` and ``ScanFindings`` must ever be called by anything of ours on the host but its tests.
 """
 
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from typing import Final
 
 from glovebox_server.guards.redaction import patterns
 
-_MODULES: Final = ("left", "markup", "ole", "documents", "mail", "archives", "patches", "pdf", "pictures", "look")
+_MODULES: Final = ("budget", "markup", "ole", "documents", "archives", "patches", "pdf", "pictures", "look")
 """Each behind those that it imports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class ScanFindings:
     """What the scanner says of a file."""
 
     lines: tuple[str, ...]

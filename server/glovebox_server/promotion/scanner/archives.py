@@ -9,8 +9,8 @@ import tarfile
 import zipfile
 from typing import NamedTuple, cast
 
+from glovebox_server.promotion.scanner.budget import Findings, ScanBudget, ScannedPart, not_looked_into, shown
 from glovebox_server.promotion.scanner.documents import is_no_page, is_office, office, office_names
-from glovebox_server.promotion.scanner.left import Found, Left, Part, not_looked_into, shown
 
 MOST_ENTRIES = 2000
 """Of one archive, that are looked at."""
@@ -67,13 +67,13 @@ _OUTER = {
 }
 
 
-class _Entry(NamedTuple):
+class _ArchiveEntry(NamedTuple):
     name: str
     bytes: int
     is_plain: bool
 
 
-def unread(part: Part) -> bool:
+def unread(part: ScannedPart) -> bool:
     """Whether it is an archive, by what it holds or says it is, of which nothing here reads the inside."""
     return (
         part.data.startswith(_UNREAD)
@@ -84,12 +84,12 @@ def unread(part: Part) -> bool:
     )
 
 
-def is_zip(part: Part) -> bool:
+def is_zip(part: ScannedPart) -> bool:
     """Whether programs take it for a zip, be it behind something else."""
     return part.data.startswith(b"PK") or (_END in part.data[-_LAST:] and not is_tar(part))
 
 
-def zipped(part: Part, left: Left) -> Found:
+def zipped(part: ScannedPart, budget: ScanBudget) -> Findings:
     """What is told of a zip, and its files."""
     if part.data.count(_ENTRY) > _MOST_LISTED:
         yield f"archive: more than {_MOST_LISTED} entries, and so it was not looked into"
@@ -97,7 +97,7 @@ def zipped(part: Part, left: Left) -> Found:
     with zipfile.ZipFile(io.BytesIO(part.data)) as archive:
         entries = archive.infolist()
         in_office = is_office(each.filename for each in entries)
-        sized = [_Entry(each.filename, each.file_size, each.external_attr >> 28 != _LINK) for each in entries]
+        sized = [_ArchiveEntry(each.filename, each.file_size, each.external_attr >> 28 != _LINK) for each in entries]
         yield from _entries("Office document" if in_office else "archive", sized, len(part.data))
         if any(each.flag_bits & 1 for each in entries):
             yield "archive: entries that are encrypted"
@@ -108,14 +108,14 @@ def zipped(part: Part, left: Left) -> Found:
                 continue
             try:
                 with cast("zipfile.ZipExtFile", archive.open(each)) as file:
-                    data, why = left.read(file)
+                    data, why = budget.read(file)
             except Exception as problem:  # noqa: BLE001 - of one entry; the others are looked into
                 data, why = b"", f"it cannot be unpacked ({type(problem).__name__})"
             if why:
                 yield f"archive: {shown(each.filename)} was not looked into to its end: {why}"
             if in_office:
                 yield from office(each.filename, data)
-            yield Part(each.filename, data, is_text=in_office and is_no_page(each.filename, data))
+            yield ScannedPart(each.filename, data, is_text=in_office and is_no_page(each.filename, data))
         if _has_unnamed(part.data, entries):
             yield "archive: entries that its directory does not name, and which were not looked into"
 
@@ -135,7 +135,7 @@ def _has_unnamed(data: bytes, entries: list[zipfile.ZipInfo]) -> bool:
 _CUT = "archive: it cannot be looked into to its end: an entry leads backwards, or is none"
 
 
-def is_tar(part: Part) -> bool:
+def is_tar(part: ScannedPart) -> bool:
     """Whether it begins as a tar does: with an entry whose check sum is right."""
     try:
         tarfile.TarInfo.frombuf(part.data[:_BLOCK], "utf-8", "surrogateescape")
@@ -144,7 +144,7 @@ def is_tar(part: Part) -> bool:
     return True
 
 
-def tarred(part: Part, left: Left) -> Found:
+def tarred(part: ScannedPart, budget: ScanBudget) -> Findings:
     """What is told of a tar, and its files."""
     with tarfile.open(fileobj=io.BytesIO(part.data), mode="r:") as archive:
         members, at = [], -1
@@ -155,26 +155,27 @@ def tarred(part: Part, left: Left) -> Found:
                 break
             at = archive.offset
             members.append(each)
-            if len(members) > MOST_ENTRIES or left.over():
+            if len(members) > MOST_ENTRIES or budget.over():
                 break
         else:  # newer versions of the library take such an entry, as any that is none, for the end
             if part.data[archive.offset :].strip(b"\0"):
                 yield _CUT
         sized = [
-            _Entry(each.name, each.size, (each.isreg() and not each.issparse()) or each.isdir()) for each in members
+            _ArchiveEntry(each.name, each.size, (each.isreg() and not each.issparse()) or each.isdir())
+            for each in members
         ]
         yield from _entries("archive", sized, len(part.data))
         for each in members[:MOST_ENTRIES]:
             if each.isreg() and not each.issparse():  # a sparse one may say that it is of any size
-                yield Part(each.name, part.data[each.offset_data : each.offset_data + each.size])
+                yield ScannedPart(each.name, part.data[each.offset_data : each.offset_data + each.size])
 
 
-def is_packed(part: Part) -> bool:
+def is_packed(part: ScannedPart) -> bool:
     """Whether it is one file, compressed."""
     return part.data.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0")) or part.name.casefold().endswith(".lzma")
 
 
-def packed(part: Part, left: Left) -> Found:
+def packed(part: ScannedPart, budget: ScanBudget) -> Findings:
     """What is told of a compressed file, and what it holds."""
     source = io.BytesIO(part.data)
     with (
@@ -182,12 +183,12 @@ def packed(part: Part, left: Left) -> Found:
         else bz2.BZ2File(source) if part.data.startswith(b"BZh")
         else lzma.LZMAFile(source)
     ) as file:  # fmt: skip
-        data, why = left.read(file)
+        data, why = budget.read(file)
     if why:
         yield f"archive: {not_looked_into(why)}"
     if len(data) > _RATIO * len(part.data) + _EXPANDS:
         yield f"archive: unpacks to more than {_RATIO} times its size"
-    yield Part(_inner(part.name), data)
+    yield ScannedPart(_inner(part.name), data)
 
 
 def _inner(name: str) -> str:
@@ -197,7 +198,7 @@ def _inner(name: str) -> str:
     return name
 
 
-def _entries(what: str, entries: list[_Entry], packed: int) -> Found:
+def _entries(what: str, entries: list[_ArchiveEntry], packed: int) -> Findings:
     total = sum(each.bytes for each in entries)
     if what == "archive":
         yield f"archive: {len(entries)} entries, {total} bytes unpacked"

@@ -1,11 +1,12 @@
-"""Documents of office programs and notebooks: macros, controls, fields and queries, links, and the files inside."""
+"""Office documents, notebooks and mails: macros, controls, fields and queries, links, and the files inside."""
 
+import email
 import json
 import re
 from collections.abc import Iterable, Iterator
 
 from glovebox_server.promotion.scanner import ole
-from glovebox_server.promotion.scanner.left import Found, Left, Part
+from glovebox_server.promotion.scanner.budget import Findings, ScanBudget, ScannedPart
 from glovebox_server.promotion.scanner.markup import markup, told
 
 _OFFICE = (
@@ -45,6 +46,10 @@ _SYLK_ACTS = (
 )
 _QUERY = re.compile(rb"\A\s*(?:WEB\r?\n1\r?\n|XLODBC\r?\n|QueryType=)", re.IGNORECASE)
 _QUERIES = (".iqy", ".oqy", ".rqy", ".dqy")
+MAX_MAIL_BYTES = 2 << 20
+"""Of a mail, that are read by what is written in Python: two seconds of it at most."""
+_MAIL_HEADS = 64 << 10
+_IS_MAIL = re.compile(rb"^MIME-Version:[ \t]*1\.0", re.IGNORECASE | re.MULTILINE)
 
 
 def is_office(names: Iterable[str]) -> bool:
@@ -77,12 +82,12 @@ def _is_xml(data: bytes) -> bool:
     return data.lstrip(b"\xef\xbb\xbf\xff\xfe\0 \t\r\n").startswith(b"<")
 
 
-def is_office_xml(part: Part) -> bool:
+def is_office_xml(part: ScannedPart) -> bool:
     """Whether it is an Office document, or a part of an OpenDocument one, in one file of XML."""
     return _is_xml(part.data) and any(each in part.data.replace(b"\0", b"") for each in (*_FLAT, _OPEN))
 
 
-def office_xml(part: Part, _: Left) -> Found:
+def office_xml(part: ScannedPart, _: ScanBudget) -> Findings:
     """What acts in it."""
     text = told(part.data)
     if _OPEN in text:
@@ -98,77 +103,77 @@ def is_no_page(name: str, data: bytes) -> bool:
     return name.casefold().endswith((".xml", ".rels")) and not _SHOWN.search(told(data))
 
 
-def is_old_office(part: Part) -> bool:
+def is_old_office(part: ScannedPart) -> bool:
     """Whether it is a compound file, as Office documents were before they were zips."""
     return part.data.startswith(ole.MAGIC)
 
 
-def old_office(part: Part, left: Left) -> Found:
+def old_office(part: ScannedPart, budget: ScanBudget) -> Findings:
     """What is told of a compound file, and the files inside of it."""
     if "_VBA_PROJECT".encode("utf-16-le") in part.data or "Macros".encode("utf-16-le") in part.data:
         yield "Office document (OLE): macros"
     else:
         yield "Office document (OLE): it was not looked into"
-    for name, data in ole.streams(part.data, left):
+    for name, data in ole.streams(part.data, budget):
         if name == "EncryptedPackage":
             yield "Office document (OLE): encryption"
         elif name == "\1Ole10Native":
             yield "Office document (OLE): a file inside"
-            yield Part(*ole.native(data))
+            yield ScannedPart(*ole.native(data))
         elif name in {"Package", "CONTENTS"}:
             yield "Office document (OLE): a file inside"
-            yield Part(name, data)
+            yield ScannedPart(name, data)
 
 
-def is_rtf(part: Part) -> bool:
+def is_rtf(part: ScannedPart) -> bool:
     """Whether Word takes it for RTF."""
     return part.data[:1024].lstrip().startswith(b"{\\rt")
 
 
-def rtf(part: Part, left: Left) -> Found:
+def rtf(part: ScannedPart, budget: ScanBudget) -> Findings:
     """What is told of RTF, and the objects in it that are written plainly."""
     yield "RTF document: it was not looked into"
     for number, found in enumerate(re.finditer(rb"\\objdata\b([^}]*)", part.data)):
-        if left.over():
+        if budget.over():
             return
         if not number:
             yield "RTF document: an embedded object"
         text = re.sub(rb"[^0-9A-Fa-f]+", b"", found[1])
         data = bytes.fromhex(text[: len(text) & ~1].decode())
-        left.bytes -= len(data)
+        budget.bytes -= len(data)
         for magic in (ole.MAGIC, b"PK\x03\x04", b"%PDF-"):
             if (at := data.find(magic)) >= 0:
-                yield Part(f"object {number + 1}", data[at:])
+                yield ScannedPart(f"object {number + 1}", data[at:])
 
 
-def is_sylk(part: Part) -> bool:
+def is_sylk(part: ScannedPart) -> bool:
     """Whether spreadsheets take it for SYLK: by its name, or as they do, by its beginning, if it has cells."""
     return part.name.casefold().endswith(".slk") or (
         part.data.startswith(b"ID;") and bool(re.search(rb"[\r\n]C;(?:[XYKE]|[^\r\n]*;K)", part.data))
     )
 
 
-def sylk(part: Part, _: Left) -> Found:
+def sylk(part: ScannedPart, _: ScanBudget) -> Findings:
     """What acts in a SYLK sheet."""
     yield from (f"SYLK: {what}" for what, form in _SYLK_ACTS if form.search(part.data))
 
 
-def is_query(part: Part) -> bool:
+def is_query(part: ScannedPart) -> bool:
     """Whether a spreadsheet asks elsewhere for data when it is opened."""
     return part.name.casefold().endswith(_QUERIES) or bool(_QUERY.match(part.data[:1024]))
 
 
-def query(_: Part, __: Left) -> Found:
+def query(_: ScannedPart, __: ScanBudget) -> Findings:
     """That it does."""
     yield "query: data that is loaded from elsewhere when it is opened"
 
 
-def is_notebook(part: Part) -> bool:
+def is_notebook(part: ScannedPart) -> bool:
     """Whether it is a notebook by its name, or by what it holds."""
     return part.name.casefold().endswith(".ipynb") or b'"nbformat"' in part.data
 
 
-def notebook(part: Part, _: Left) -> Found:
+def notebook(part: ScannedPart, _: ScanBudget) -> Findings:
     """What acts in a notebook: its cells, and what their outputs hold."""
     whole = json.loads(part.data)
     cells = whole["cells"]
@@ -196,3 +201,24 @@ def _strings(value: object) -> Iterator[str]:
     elif isinstance(value, dict):
         for each in value.values():
             yield from _strings(each)
+
+
+def is_mail(part: ScannedPart) -> bool:
+    """Tell whether programs take it for a mail or a web archive (MHTML), by its name or its head."""
+    return part.name.casefold().endswith((".eml", ".mht", ".mhtml")) or bool(_IS_MAIL.search(part.data[:_MAIL_HEADS]))
+
+
+def mail(part: ScannedPart, budget: ScanBudget) -> Findings:
+    """Yield the packed parts of a mail, as RFC 2045 and RFC 2557 have them; the others are read as they stand."""
+    if len(part.data) > MAX_MAIL_BYTES:
+        yield f"mail: behind its first {MAX_MAIL_BYTES} bytes its parts were not looked into"
+    for number, each in enumerate(email.message_from_bytes(part.data[:MAX_MAIL_BYTES]).walk(), 1):
+        if each.is_multipart() or "Content-Transfer-Encoding" not in each:
+            continue
+        data = each.get_payload(decode=True)
+        if not isinstance(data, bytes):
+            continue
+        budget.bytes -= len(data)
+        if data.startswith(b"ActiveMime"):
+            yield "mail: macros of an Office document"
+        yield ScannedPart(each.get_filename() or f"part {number}", data)

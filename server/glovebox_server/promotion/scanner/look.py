@@ -9,8 +9,15 @@ from itertools import islice
 from pathlib import Path
 
 from glovebox_server.guards.redaction.patterns import find_secrets
-from glovebox_server.promotion.scanner import archives, documents, mail, patches, pdf, pictures
-from glovebox_server.promotion.scanner.left import MOST_DEPTH, Found, Left, Part, not_looked_into, shown
+from glovebox_server.promotion.scanner import archives, documents, patches, pdf, pictures
+from glovebox_server.promotion.scanner.budget import (
+    MOST_DEPTH,
+    Findings,
+    ScanBudget,
+    ScannedPart,
+    not_looked_into,
+    shown,
+)
 from glovebox_server.promotion.scanner.markup import markup
 
 MOST_BYTES = 32 << 20
@@ -21,7 +28,7 @@ _MOST_COUNTED = 10_000
 _MOST_CHARACTERS = 300
 _MOST_SECRETS = 1000
 
-_LOOKS: tuple[tuple[Callable[[Part], bool], Callable[[Part, Left], Found]], ...] = (
+_LOOKS: tuple[tuple[Callable[[ScannedPart], bool], Callable[[ScannedPart, ScanBudget], Findings]], ...] = (
     (pdf.is_pdf, pdf.pdf),
     (documents.is_office_xml, documents.office_xml),
     (documents.is_old_office, documents.old_office),
@@ -29,7 +36,7 @@ _LOOKS: tuple[tuple[Callable[[Part], bool], Callable[[Part, Left], Found]], ...]
     (documents.is_notebook, documents.notebook),
     (documents.is_sylk, documents.sylk),
     (documents.is_query, documents.query),
-    (mail.is_mail, mail.mail),
+    (documents.is_mail, documents.mail),
     (patches.is_patch, patches.patch),
     (pictures.is_picture, pictures.picture),
     (archives.is_zip, archives.zipped),
@@ -42,33 +49,33 @@ _ARCHIVES = (archives.is_zip, archives.is_tar, archives.is_packed)
 def scan(data: bytes, name: str) -> list[str]:
     """Say what acts in a file when it is opened, and which secrets are in it."""
     found: dict[str, None] = {}
-    for each in _inside(Part(name, data), "", 0, Left()):
+    for each in _inside(ScannedPart(name, data), "", 0, ScanBudget()):
         found.setdefault(each[:_MOST_CHARACTERS])
         if len(found) >= _MOST_COUNTED:
             break
     return list(found)
 
 
-def _inside(part: Part, where: str, depth: int, left: Left) -> Iterator[str]:
+def _inside(part: ScannedPart, where: str, depth: int, budget: ScanBudget) -> Iterator[str]:
     """What is found in a part, and in the parts of it."""
     told = f"in {shown(where)}: " if where else ""
     for look in _looks(part):
         try:
-            for each in look(part, left):
+            for each in look(part, budget):
                 if isinstance(each, str):
                     yield told + each
                     continue
-                left.parts -= 1
-                why = left.over() or (depth == MOST_DEPTH and f"deeper than {MOST_DEPTH} files in each other")
+                budget.parts -= 1
+                why = budget.over() or (depth == MOST_DEPTH and f"deeper than {MOST_DEPTH} files in each other")
                 if why:
                     yield told + not_looked_into(why)
                     break
-                yield from _inside(each, f"{where}/{each.name}" if where else each.name, depth + 1, left)
+                yield from _inside(each, f"{where}/{each.name}" if where else each.name, depth + 1, budget)
         except Exception as problem:  # noqa: BLE001 - hostile bytes, and whatever a library makes of them
             yield f"{told}it cannot be looked into: {type(problem).__name__}"
 
 
-def _looks(part: Part) -> Iterator[Callable[[Part, Left], Found]]:
+def _looks(part: ScannedPart) -> Iterator[Callable[[ScannedPart, ScanBudget], Findings]]:
     """Each look that fits; what costs nothing but its size comes before what unpacks."""
     yield _secrets
     if part.is_text:
@@ -79,7 +86,7 @@ def _looks(part: Part) -> Iterator[Callable[[Part, Left], Found]]:
         yield lambda _part, _left: iter(("it is an archive, which was not looked into",))
 
 
-def _secrets(part: Part, _: Left) -> Found:
+def _secrets(part: ScannedPart, _: ScanBudget) -> Findings:
     texts = [part.data]
     if b"\0" in part.data:  # UTF-16
         texts.append(part.data.replace(b"\0", b""))
@@ -91,7 +98,7 @@ def _secrets(part: Part, _: Left) -> Found:
         yield f"a secret: {kind}"
 
 
-def _markup(part: Part, _: Left) -> Found:
+def _markup(part: ScannedPart, _: ScanBudget) -> Findings:
     """Of every kind: a browser that takes a file for a page reads whatever else it is."""
     yield from markup(part.data)
 

@@ -6,7 +6,7 @@
 from collections.abc import Iterator
 from struct import Struct
 
-from glovebox_server.promotion.scanner.left import Left
+from glovebox_server.promotion.scanner.budget import ScanBudget
 
 MAGIC = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 _MOST_STREAMS = 1000
@@ -23,11 +23,11 @@ _LAST = 0xFFFFFFFA
 _U16, _U32 = Struct("<H"), Struct("<I")
 
 
-def streams(data: bytes, left: Left) -> Iterator[tuple[str, bytes]]:
-    """Name and content of each stream, as far as anything is left for them."""
+def streams(data: bytes, budget: ScanBudget) -> Iterator[tuple[str, bytes]]:
+    """Name and content of each stream, while the budget lasts."""
     if len(data) < _HEAD or _U16.unpack_from(data, 30)[0] not in _SECTOR or _U16.unpack_from(data, 32)[0] != _MINI:
         return
-    file = _File(data)
+    file = _SectorFile(data)
     directory = file.chain(_U32.unpack_from(data, 48)[0], len(data))
     entries = [directory[at : at + _ENTRY] for at in range(0, len(directory) - _ENTRY + 1, _ENTRY)]
     for entry in entries:
@@ -36,12 +36,12 @@ def streams(data: bytes, left: Left) -> Iterator[tuple[str, bytes]]:
             file.small = small
             break
     for entry in [each for each in entries if each[66] == _STREAM][:_MOST_STREAMS]:
-        if left.over():
+        if budget.over():
             return
         name = entry[: max(0, min(64, _U16.unpack_from(entry, 64)[0]) - 2)].decode("utf-16-le", "replace")
         begin, size = _U32.unpack_from(entry, 116)[0], _U32.unpack_from(entry, 120)[0]
         content = file.small_chain(begin, size) if size < _SMALL else file.chain(begin, min(size, len(data)))
-        left.bytes -= len(content)
+        budget.bytes -= len(content)
         yield name, content
 
 
@@ -57,7 +57,7 @@ def native(data: bytes) -> tuple[str, bytes]:
     return name.decode("latin-1"), content[:size]
 
 
-class _File:
+class _SectorFile:
     """The sectors of a compound file, and which follows which."""
 
     def __init__(self, data: bytes) -> None:

@@ -5,7 +5,7 @@ import re
 import zlib
 from collections.abc import Iterator
 
-from glovebox_server.promotion.scanner.left import Found, Left, Part, shown
+from glovebox_server.promotion.scanner.budget import Findings, ScanBudget, ScannedPart, shown
 
 _FILE = re.compile(rb"^diff --git (?:.* )?\"?b/(.+?)\"?\r?$|^GIT binary patch\r?$", re.MULTILINE)
 _HALF = re.compile(rb"(literal|delta) (\d{1,10})\r?\n((?:[A-Za-z][!-~]{5,65}\r?\n)*)")
@@ -13,12 +13,12 @@ _BEFORE_A = ord("A") - 1
 _BEFORE_SMALL_A = ord("a") - 27
 
 
-def is_patch(part: Part) -> bool:
+def is_patch(part: ScannedPart) -> bool:
     """Whether there are files in it that are no text."""
     return b"GIT binary patch" in part.data
 
 
-def patch(part: Part, left: Left) -> Found:
+def patch(part: ScannedPart, budget: ScanBudget) -> Findings:
     """Which files are no text, and those that are there as a whole. gitformat, base85.c and apply.c of git."""
     name = "a file"
     for found in _FILE.finditer(part.data):
@@ -27,28 +27,28 @@ def patch(part: Part, left: Left) -> Found:
             continue
         yield f"patch: {shown(name)} is no text"
         half = _HALF.match(part.data, found.end() + 1)
-        if why := left.over():
+        if why := budget.over():
             yield f"patch: {shown(name)} was not looked into: {why}"
         elif half is None or half[1] == b"delta":
             yield f"patch: {shown(name)} is a difference of two files that are no text, which was not looked into"
         else:
-            content, whole = _content(half[3], left)
+            content, whole = _content(half[3], budget)
             if not whole or len(content) != int(half[2]):
                 yield f"patch: {shown(name)} was not looked into to its end"
-            yield Part(name, content)
+            yield ScannedPart(name, content)
 
 
-def _content(lines: bytes, left: Left) -> tuple[bytes, bool]:
+def _content(lines: bytes, budget: ScanBudget) -> tuple[bytes, bool]:
     unpacker, out = zlib.decompressobj(), bytearray()
     try:
         for packed in _unpacked(lines):
-            out += unpacker.decompress(packed, left.bytes + 1 - len(out))
-            if unpacker.unconsumed_tail or len(out) > left.bytes:
+            out += unpacker.decompress(packed, budget.bytes + 1 - len(out))
+            if unpacker.unconsumed_tail or len(out) > budget.bytes:
                 break
     except (ValueError, zlib.error):
         return bytes(out), False
     finally:
-        left.bytes -= len(out)
+        budget.bytes -= len(out)
     return bytes(out), unpacker.eof
 
 

@@ -5,7 +5,7 @@ import re
 import zlib
 from collections.abc import Callable
 
-from glovebox_server.promotion.scanner.left import Found, Left, Part
+from glovebox_server.promotion.scanner.budget import Findings, ScanBudget, ScannedPart
 
 MOST_STREAMS = 2000
 _MOST_FILTERS = 3
@@ -43,35 +43,35 @@ _Unpacked = tuple[bytes, bool]
 """What a stream holds, and whether that is all of it."""
 
 
-def is_pdf(part: Part) -> bool:
+def is_pdf(part: ScannedPart) -> bool:
     """Whether readers take it for a PDF."""
     return b"%PDF-" in part.data[:1024]
 
 
-def pdf(part: Part, left: Left) -> Found:
+def pdf(part: ScannedPart, budget: ScanBudget) -> Findings:
     """What acts in a PDF, and the files inside."""
     texts, untold = [_named(part.data)], {""}
-    files: list[Part] = []
+    files: list[ScannedPart] = []
     before = 0
     for number, begin in enumerate(_STREAM.finditer(part.data)):
-        if (why := left.over()) or number >= MOST_STREAMS:
+        if (why := budget.over()) or number >= MOST_STREAMS:
             yield f"PDF: not all of its streams were looked into: {why or f'more than {MOST_STREAMS}'}"
             break
         head = _named(part.data[before : begin.start()])
         # Nothing nearer: a string in the dictionary may hold whatever objects begin and end with.
         head, before = head[max(0, head.find(b"endstream")) if number else 0 :], begin.end()
-        text, problem = _unpacked(memoryview(part.data)[begin.end() :], head, left)
+        text, problem = _unpacked(memoryview(part.data)[begin.end() :], head, budget)
         if problem not in untold:
             untold.add(problem)
             yield f"PDF: {problem}"
-        left.bytes -= len(text)
+        budget.bytes -= len(text)
         texts.append(_named(text))
         if re.search(rb"/EmbeddedFile\b", head):
-            files.append(Part(f"file {len(files) + 1}", text))
+            files.append(ScannedPart(f"file {len(files) + 1}", text))
     for what, form in _ACTS:
         if any(re.search(form, text) for text in texts):
             yield f"PDF: {what}"
-    yield Part("its streams", b"\n".join(texts[1:]), is_text=True)
+    yield ScannedPart("its streams", b"\n".join(texts[1:]), is_text=True)
     yield from files
 
 
@@ -91,22 +91,22 @@ def _filters(head: bytes) -> list[list[bytes]]:
     return [list(each) for each in said]
 
 
-def _unpacked(packed: memoryview, head: bytes, left: Left) -> tuple[bytes, str]:
+def _unpacked(packed: memoryview, head: bytes, budget: ScanBudget) -> tuple[bytes, str]:
     """What a stream holds, and what is to be told of it; empty where that is all, or a picture."""
     filters = _filters(head)
     # Whatever is said of it: a reader may find that in another place.
     is_zlib = True
     try:
-        text, whole = _inflated(packed, left.bytes + 1)
+        text, whole = _inflated(packed, budget.bytes + 1)
     except ValueError:
         text, whole, is_zlib = b"", True, False
     out, problem = b"", _FORM if len(filters) > _MOST_FILTERS else ""
     for names in filters[:_MOST_FILTERS] or [[]]:
         if not names or names[:1] in _FLATE:
-            rest, why = _decoded(text, names[1:], left)
+            rest, why = _decoded(text, names[1:], budget)
             why = _NOT_ALL if not whole else _BROKEN if names and not is_zlib else why
         else:
-            rest, why = _decoded(bytes(packed[:_MOST_SLOW]), names, left)
+            rest, why = _decoded(bytes(packed[:_MOST_SLOW]), names, budget)
             rest += text if whole else b""
         out, problem = out + rest, problem or why
     # Rows of bytes, each told as its difference from the last: no text stands in them, or it cannot be read here.
@@ -115,7 +115,7 @@ def _unpacked(packed: memoryview, head: bytes, left: Left) -> tuple[bytes, str]:
     return out, problem
 
 
-def _decoded(data: bytes, names: list[bytes], left: Left) -> tuple[bytes, str]:
+def _decoded(data: bytes, names: list[bytes], budget: ScanBudget) -> tuple[bytes, str]:
     """What comes of it by these filters, one after the other."""
     problem = ""
     for name in names:
@@ -124,7 +124,7 @@ def _decoded(data: bytes, names: list[bytes], left: Left) -> tuple[bytes, str]:
         if name not in _FILTERS:
             return data, _FORM
         try:
-            data, whole = _FILTERS[name](data, left.bytes + 1)
+            data, whole = _FILTERS[name](data, budget.bytes + 1)
         except ValueError:
             return data, _BROKEN
         problem = problem if whole else _NOT_ALL

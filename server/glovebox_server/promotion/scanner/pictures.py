@@ -3,7 +3,7 @@
 import re
 import zlib
 
-from glovebox_server.promotion.scanner.left import Found, Left, Part, shown
+from glovebox_server.promotion.scanner.budget import Findings, ScanBudget, ScannedPart, shown
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _PNG_SHOWN = frozenset(
@@ -24,22 +24,22 @@ _BEHIND = "data behind its end"
 _CUT = "it does not end as it should, and was not looked into to its end"
 
 
-def is_picture(part: Part) -> bool:
+def is_picture(part: ScannedPart) -> bool:
     """Whether it is a PNG, JPEG, GIF or WebP picture."""
     return part.data.startswith((_PNG, b"\xff\xd8\xff", b"GIF87a", b"GIF89a")) or (
         part.data[:4] == b"RIFF" and part.data[8:12] == b"WEBP"
     )
 
 
-def picture(part: Part, left: Left) -> Found:
+def picture(part: ScannedPart, budget: ScanBudget) -> Findings:
     """What is in a picture beside what one sees."""
     data = part.data
     look = _png if data.startswith(_PNG) else _jpeg if data[0] == 0xFF else _gif if data[:3] == b"GIF" else _webp
-    for each in look(data, left):
+    for each in look(data, budget):
         yield f"picture: {each}" if isinstance(each, str) else each
 
 
-def _png(data: bytes, left: Left) -> Found:
+def _png(data: bytes, budget: ScanBudget) -> Findings:
     at = len(_PNG)
     while at + 12 <= len(data):
         length, kind = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8]
@@ -53,7 +53,7 @@ def _png(data: bytes, left: Left) -> Found:
             yield from _behind(data, at)
             return
         if kind in _PNG_TEXTS and not _MATPLOTLIB.fullmatch(content):
-            yield from _png_text(kind, content, left)
+            yield from _png_text(kind, content, budget)
         elif kind == b"eXIf":
             yield _WHERE
         elif kind not in _PNG_SHOWN | _PNG_TEXTS:
@@ -61,22 +61,22 @@ def _png(data: bytes, left: Left) -> Found:
     yield _CUT
 
 
-def _png_text(kind: bytes, content: bytes, left: Left) -> Found:
+def _png_text(kind: bytes, content: bytes, budget: ScanBudget) -> Findings:
     word, _, rest = content.partition(b"\0")
     yield f"text beside what one sees ({shown(word.decode('latin-1'))})"
     packed = (
         rest[1:] if kind == b"zTXt" else rest[2:].split(b"\0", 2)[-1] if kind == b"iTXt" and rest[:1] == b"\1" else b""
     )
-    if packed and not left.over():
+    if packed and not budget.over():
         try:
-            text = zlib.decompressobj().decompress(packed, left.bytes + 1)
+            text = zlib.decompressobj().decompress(packed, budget.bytes + 1)
         except zlib.error:
             return
-        left.bytes -= len(text)
-        yield Part(word.decode("latin-1"), text)
+        budget.bytes -= len(text)
+        yield ScannedPart(word.decode("latin-1"), text)
 
 
-def _jpeg(data: bytes, _: Left) -> Found:
+def _jpeg(data: bytes, _: ScanBudget) -> Findings:
     at = 2
     while found := _JPEG_NEXT.search(data, at):
         marker, at = data[found.end() - 1], found.end()
@@ -99,7 +99,7 @@ def _jpeg(data: bytes, _: Left) -> Found:
     yield _CUT
 
 
-def _gif(data: bytes, _: Left) -> Found:
+def _gif(data: bytes, _: ScanBudget) -> Findings:
     at = 13 + _colours(data[10:11])
     while at < len(data):
         kind = data[at]
@@ -134,7 +134,7 @@ def _blocks_end(data: bytes, at: int) -> int:
     return at + 1
 
 
-def _webp(data: bytes, _: Left) -> Found:
+def _webp(data: bytes, _: ScanBudget) -> Findings:
     end = 8 + int.from_bytes(data[4:8], "little")
     at = 12
     while at + 8 <= min(end, len(data)):
@@ -152,7 +152,7 @@ def _webp(data: bytes, _: Left) -> Found:
         yield from _behind(data, end + end % 2)
 
 
-def _behind(data: bytes, at: int) -> Found:
+def _behind(data: bytes, at: int) -> Findings:
     if at < len(data):
         yield f"{_BEHIND} ({len(data) - at} bytes)"
-        yield Part("behind its end", data[at:])
+        yield ScannedPart("behind its end", data[at:])

@@ -1,6 +1,6 @@
-"""What one look costs, and what it gives: findings, and parts that are looked into in their turn.
+"""The budget of one scan, and what a look yields: findings, and parts that are scanned in their turn.
 
-What is unpacked of a file, however deep in it, is paid from one purse: a bomb costs no more than that.
+All that is unpacked of a file, at any depth, is paid from one budget: a bomb costs no more than that.
 """
 
 import time
@@ -18,7 +18,7 @@ MOST_SECONDS = 4
 _PIECE = 1 << 16
 
 
-class Part(NamedTuple):
+class ScannedPart(NamedTuple):
     """A file, or what lies in one."""
 
     name: str
@@ -27,7 +27,7 @@ class Part(NamedTuple):
     """Whether nobody opens it by itself, so that only secrets are looked for: a part of an Office document."""
 
 
-Found = Iterator["str | Part"]
+Findings = Iterator["str | ScannedPart"]
 
 
 class Readable(Protocol):
@@ -37,8 +37,8 @@ class Readable(Protocol):
         """So many bytes at most; none at the end, and fewer where what comes then cannot be unpacked."""
 
 
-class Left:
-    """What may still be spent on one file."""
+class ScanBudget:
+    """What may still be spent on one file: bytes, parts and processor time."""
 
     def __init__(self) -> None:
         self.bytes = MOST_UNPACKED
@@ -46,7 +46,7 @@ class Left:
         self._until = time.process_time() + MOST_SECONDS
 
     def over(self) -> str:
-        """What there is too much of; empty where more may be looked at."""
+        """Return which bound is exceeded; empty while none is."""
         if self.bytes < 0:
             return f"what unpacks to more than {MOST_UNPACKED >> 20} MiB in all"
         if self.parts < 0:
@@ -56,7 +56,7 @@ class Left:
         return ""
 
     def read(self, file: Readable) -> tuple[bytes, str]:
-        """What unpacks, and why that is not all of it; empty where it is."""
+        """Return what unpacks, and why that is not all of it; empty where it is."""
         out = bytearray()
         while not (why := self.over()):
             try:
@@ -71,10 +71,10 @@ class Left:
 
 
 def not_looked_into(why: str) -> str:
-    """The finding that says so."""
+    """Return the finding that a part was not scanned."""
     return f"not looked into: {why}"
 
 
 def shown(name: str) -> str:
-    """A name as it is told: its end, which says what it is, and nothing that hides."""
+    """Return the end of a name as printable ASCII."""
     return ascii(name[-80:])
