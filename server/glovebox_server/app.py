@@ -228,7 +228,7 @@ async def opened(
     Raises:
         ProfileError: A profile or the policy is wrong, or the environment it names is not built.
         WorkspaceRefused: A workspace that was named holds the server's own files.
-        SecretUnusable: Others could read or change the state directory, a key, or what is stopped.
+        SecretFileError: Others could read or change the state directory, a key, or what is stopped.
         AuditError: The log cannot be written.
         ArtifactStoreError: Nor can the artifacts'.
         StoreUnusable: What governs calls cannot be kept. In each case nothing was started.

@@ -12,7 +12,6 @@ import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
 
 from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_sandboxes.host import permissions
@@ -22,30 +21,29 @@ _LOCK_POLL_SECONDS = 0.005
 _THE_FILE = "Name the file itself."
 
 
-class SecretUnusable(DiagnosedError):  # noqa: N818 - until its area merges it
-    """A secret cannot be read safely, so what needs it does not start. Subclasses say what kind of secret."""
+class SecretFileError(DiagnosedError):
+    """A file or directory that nobody else may read cannot be used safely, so what needs it does not start."""
 
-    kind: ClassVar[str] = "secret"
-    """What the file holds, for the sentence."""
-
-    def __init__(self, path: Path, reason: str, fix: str) -> None:
-        """Say which path, what is wrong with it, and the command that repairs it."""
-        super().__init__(f"{self.kind} {path}", reason, fix)
+    def __init__(self, kind: str, path: Path, reason: str, fix: str) -> None:
+        """Take what the file holds, its path, what is wrong with it, and the command that repairs it."""
+        super().__init__(f"{kind} {path}", reason, fix)
         self.path = path
 
 
-class StateUnusable(SecretUnusable):
+class StateDirectoryError(SecretFileError):
     """The state directory cannot be used safely, so nothing that keeps anything in it runs."""
 
-    kind = "state directory"
+    def __init__(self, path: Path, reason: str, fix: str) -> None:
+        """Take its path, what is wrong with it, and the command that repairs it."""
+        super().__init__("state directory", path, reason, fix)
 
 
 def prepare_state(directory: Path) -> None:
     """Make a state directory (0700) where it is missing; refuse one that others could read, change or exchange.
 
     Raises:
-        StateUnusable: it belongs to another user, root's server included, or is open to others, or root's lies where
-            somebody else can put another in its place, or it cannot be made.
+        StateDirectoryError: it belongs to another user, root's server included, or is open to others, or root's lies
+            where another user can put another in its place, or it cannot be made.
     """
     other = "name another with --state-dir or GLOVEBOX_STATE_DIR"
     try:
@@ -54,27 +52,29 @@ def prepare_state(directory: Path) -> None:
         found = directory.stat()
     except OSError as error:
         reason = f"it cannot be made: {error.strerror}"
-        raise StateUnusable(directory, reason, f"Make room for it, or {other}.") from error
+        raise StateDirectoryError(directory, reason, f"Make room for it, or {other}.") from error
     if found.st_uid != os.geteuid():
-        raise StateUnusable(directory, f"it belongs to user {found.st_uid}", f"Run Glovebox as that user, or {other}.")
+        raise StateDirectoryError(
+            directory, f"it belongs to user {found.st_uid}", f"Run Glovebox as that user, or {other}."
+        )
     if found.st_mode & 0o077:  # as of each file in it, whose own checks say what becomes of one that was read
         reason = f"others have access to it (mode {stat.S_IMODE(found.st_mode):03o})"
-        raise StateUnusable(directory, reason, f"Run `chmod 700 {directory}`, or {other}.")
+        raise StateDirectoryError(directory, reason, f"Run `chmod 700 {directory}`, or {other}.")
     for place in {directory.absolute(), directory.resolve()} if changes_user() else ():
         if (flaw := permissions.flaw_above(place)) is not None:
             above, problem, command = flaw
             reason = f"{above} {problem}, who could put another in its place"
-            raise StateUnusable(directory, reason, f"Run `{command} {above}`, or {other}.")
+            raise StateDirectoryError(directory, reason, f"Run `{command} {above}`, or {other}.")
 
 
 class SecretDirectory:
     """An open directory of secrets; see ``opened``."""
 
-    def __init__(self, path: Path, descriptor: int, failure: type[SecretUnusable]) -> None:
+    def __init__(self, path: Path, descriptor: int, kind: str) -> None:
         """Take what ``opened`` checked."""
         self.path = path
         self._descriptor = descriptor
-        self._failure = failure
+        self._kind = kind
 
     def names(self) -> list[str]:
         """Names of the files in it, sorted; those that begin with a dot are half made."""
@@ -108,14 +108,14 @@ class SecretDirectory:
         """Remove a file, and return once that outlasts a crash.
 
         Raises:
-            SecretUnusable: it cannot be removed.
+            SecretFileError: it cannot be removed.
         """
         try:
             os.unlink(name, dir_fd=self._descriptor)
             os.fsync(self._descriptor)
         except OSError as error:
             reason = f"it cannot be removed: {error.strerror}"
-            raise self._failure(self.path / name, reason, "Make the directory writable.") from error
+            raise SecretFileError(self._kind, self.path / name, reason, "Make the directory writable.") from error
 
     def make(self, name: str, content: bytes, *, replace: bool = False) -> bool:
         """Publish a whole file at once; of several that make the same name, the first wins and the rest change nothing.
@@ -129,7 +129,7 @@ class SecretDirectory:
             Whether this is what the file holds now.
 
         Raises:
-            SecretUnusable: it cannot be written.
+            SecretFileError: it cannot be written.
         """
         draft = f".new-{secrets.token_hex(8)}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -150,14 +150,16 @@ class SecretDirectory:
                 os.fsync(self._descriptor)
         except OSError as error:
             reason = f"it cannot be written: {error.strerror}"
-            raise self._failure(self.path / name, reason, "Free space, or make the directory writable.") from error
+            raise SecretFileError(
+                self._kind, self.path / name, reason, "Free space, or make the directory writable."
+            ) from error
         return True
 
     def read(self, name: str, most: int) -> bytes:
         """Return the content of a file, at most one byte more than ``most``.
 
         Raises:
-            SecretUnusable: it is a link, no plain file, another user's, or open to others.
+            SecretFileError: it is a link, no plain file, another user's, or open to others.
         """
         path = self.path / name
         try:
@@ -166,66 +168,68 @@ class SecretDirectory:
             fd = os.open(name, flags, dir_fd=self._descriptor)
         except OSError as error:
             reason = f"it cannot be opened as a file of its own: {error.strerror}"
-            raise self._failure(path, reason, f"Remove {path}; a new one is made.") from error
+            raise SecretFileError(self._kind, path, reason, f"Remove {path}; a new one is made.") from error
         try:
-            _check(os.fstat(fd), stat.S_IFREG, path, "600", self._failure)
+            _check(os.fstat(fd), stat.S_IFREG, path, "600", self._kind)
             return os.read(fd, most + 1)
         finally:
             os.close(fd)
 
 
 @contextlib.contextmanager
-def opened(directory: Path, failure: type[SecretUnusable]) -> Iterator[SecretDirectory]:
+def opened(directory: Path, kind: str) -> Iterator[SecretDirectory]:
     """Open a directory of secrets, made (0700) where it is missing.
 
     Args:
         directory: a directory of its own in the state directory, which is made and checked too.
-        failure: what is raised.
+        kind: what its files hold, for the sentence of an error.
 
     Raises:
-        SecretUnusable: it is a link, belongs to another user, or is open to others.
-        StateUnusable: the state directory is.
+        SecretFileError: it is a link, belongs to another user, or is open to others.
+        StateDirectoryError: the state directory is.
     """
     prepare_state(directory.parent)
     try:
         directory.mkdir(mode=0o700, exist_ok=True)
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
-        raise failure(directory, f"it is not a directory: {error.strerror}", "Remove it.") from error
+        raise SecretFileError(kind, directory, f"it is not a directory: {error.strerror}", "Remove it.") from error
     try:
-        _check(os.fstat(descriptor), stat.S_IFDIR, directory, "700", failure)
-        yield SecretDirectory(directory, descriptor, failure)
+        _check(os.fstat(descriptor), stat.S_IFDIR, directory, "700", kind)
+        yield SecretDirectory(directory, descriptor, kind)
     finally:
         os.close(descriptor)
 
 
-def read_own(path: Path, most: int, failure: type[SecretUnusable], fix: str) -> bytes:
+def read_own(path: Path, most: int, kind: str, fix: str) -> bytes:
     """Return the content of a secret that an operator keeps somewhere, at most one byte more than ``most``.
 
     Raises:
-        SecretUnusable: it is not there (then with ``fix``), a link, no plain file, another user's, or open to others.
+        SecretFileError: it is not there (then with ``fix``), a link, no plain file, another user's, or open to others.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         # What is there may be the only copy of another key, or a link to it.
         there = fix if isinstance(error, FileNotFoundError) else _THE_FILE
-        raise failure(path, f"it cannot be opened: {error.strerror}", there) from error
+        raise SecretFileError(kind, path, f"it cannot be opened: {error.strerror}", there) from error
     try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
-            raise failure(path, "it is no regular file", _THE_FILE)
-        _check(found, stat.S_IFREG, path, "600", failure)
+            raise SecretFileError(kind, path, "it is no regular file", _THE_FILE)
+        _check(found, stat.S_IFREG, path, "600", kind)
         return os.read(fd, most + 1)
     finally:
         os.close(fd)
 
 
-def _check(found: os.stat_result, kind: int, path: Path, mode: str, failure: type[SecretUnusable]) -> None:
-    if stat.S_IFMT(found.st_mode) != kind:
-        raise failure(path, "it is not what is expected there", f"Remove {path}.")
+def _check(found: os.stat_result, form: int, path: Path, mode: str, kind: str) -> None:
+    if stat.S_IFMT(found.st_mode) != form:
+        raise SecretFileError(kind, path, "it is not what is expected there", f"Remove {path}.")
     if found.st_uid != os.geteuid():
-        raise failure(path, f"it belongs to user {found.st_uid}", f"Run `chown {os.geteuid()} {path}`.")
+        raise SecretFileError(kind, path, f"it belongs to user {found.st_uid}", f"Run `chown {os.geteuid()} {path}`.")
     if found.st_mode & 0o077:
         reason = f"others have access to it (mode {stat.S_IMODE(found.st_mode):03o})"
-        raise failure(path, reason, f"Remove it if others may have read it, else run `chmod {mode} {path}`.")
+        raise SecretFileError(
+            kind, path, reason, f"Remove it if others may have read it, else run `chmod {mode} {path}`."
+        )

@@ -11,7 +11,8 @@ from tests.fixtures.receipts import CALL_ID, KEY, OTHER, receipt_log, said
 
 from glovebox_audit.receipts.keys import parse_public, public_pem
 from glovebox_server.cli.main import main
-from glovebox_server.receipts.keys import KeyUnusable, Signer
+from glovebox_server.receipts.keys import Signer
+from glovebox_server.secret_files import SecretFileError
 
 
 def run(*words: str | Path) -> Result:
@@ -136,14 +137,14 @@ def test_a_key_that_others_could_have_read_is_not_used(tmp_path: Path) -> None:
     Signer.load(tmp_path)
     path = tmp_path / "keys" / "receipts.pem"
     path.chmod(0o640)
-    with pytest.raises(KeyUnusable, match=r"receipt key .*others have access to it \(mode 640\).*chmod 600"):
+    with pytest.raises(SecretFileError, match=r"receipt key .*others have access to it \(mode 640\).*chmod 600"):
         Signer.load(tmp_path)
     refused = run("receipt", "key", "--state-dir", tmp_path)
     assert (refused.exit_code, "chmod 600" in refused.output) == (4, True)
     path.chmod(0o600)
     path.rename(tmp_path / "moved.pem")
     path.symlink_to(tmp_path / "moved.pem")
-    with pytest.raises(KeyUnusable, match="cannot be opened as a file of its own"):
+    with pytest.raises(SecretFileError, match="cannot be opened as a file of its own"):
         Signer.load(tmp_path)
     path.unlink()
     other = X25519PrivateKey.generate().private_bytes(
@@ -152,10 +153,10 @@ def test_a_key_that_others_could_have_read_is_not_used(tmp_path: Path) -> None:
     for content in (b"", b"rubbish", other):
         path.write_bytes(content)
         path.chmod(0o600)
-        with pytest.raises(KeyUnusable, match="does not hold an Ed25519 private key"):
+        with pytest.raises(SecretFileError, match="does not hold an Ed25519 private key"):
             Signer.load(tmp_path)
     path.parent.chmod(0o755)
-    with pytest.raises(KeyUnusable, match=r"mode 755.*chmod 700"):
+    with pytest.raises(SecretFileError, match=r"mode 755.*chmod 700"):
         Signer.load(tmp_path)
 
 

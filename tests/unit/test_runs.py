@@ -13,6 +13,7 @@ from glovebox_server.calls import Principal
 from glovebox_server.cli.main import main
 from glovebox_server.requests import server_key
 from glovebox_server.requests.runs import Runs
+from glovebox_server.secret_files import SecretFileError
 from glovebox_server.transport.auth import PRINCIPAL_SCOPE_KEY
 from glovebox_server.transport.serve import by_token
 
@@ -67,11 +68,11 @@ def test_servers_of_one_state_directory_have_one_key(tmp_path: Path) -> None:
     assert (state / "keys" / "server.key").stat().st_mode & 0o777 == 0o600
     assert len({key, server_key.derived(key, "runs"), server_key.derived(key, "states")}) == 3
     (state / "keys" / "server.key").chmod(0o644)
-    with pytest.raises(server_key.ServerKeyUnusable, match="chmod 600"):
+    with pytest.raises(SecretFileError, match="chmod 600"):
         server_key.load(state)
     (state / "keys" / "server.key").chmod(0o600)
     (state / "keys" / "server.key").write_bytes(b"short")
-    with pytest.raises(server_key.ServerKeyUnusable, match="does not hold 32 bytes"):
+    with pytest.raises(SecretFileError, match="does not hold 32 bytes"):
         server_key.load(state)
 
 

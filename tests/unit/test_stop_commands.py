@@ -20,7 +20,7 @@ from glovebox_server.cli.rules import stop as stop_command
 from glovebox_server.exits import NO_SERVER, OK, UNAVAILABLE, USAGE
 from glovebox_server.guards.stops.stop import stops_of
 from glovebox_server.requests import server_key
-from glovebox_server.secret_files import SecretUnusable
+from glovebox_server.secret_files import SecretFileError
 
 
 def run(place: Path, *words: str) -> tuple[int, str]:
@@ -204,7 +204,7 @@ def test_there_are_never_more_stops_than_are_looked_at(state: Path, monkeypatch:
     for _ in range(2):
         stop = a_stop()
         files.add(stop.id, stop.encoded())
-    with pytest.raises(SecretUnusable, match="2 files already"):
+    with pytest.raises(SecretFileError, match="2 files already"):
         files.add("s_" + "2" * 26, b"")
 
 

@@ -23,7 +23,7 @@ from glovebox_server.guards.admission.admission import Admission
 from glovebox_server.guards.stops import stops as stops_module
 from glovebox_server.guards.stops.stop import HINT, SCOPES, SPARE_STOPS, Scope, Stop, new_stop, stops_of
 from glovebox_server.guards.stops.stops import LOOK_SECONDS, Stops
-from glovebox_server.secret_files import SecretDirectory, SecretUnusable
+from glovebox_server.secret_files import SecretDirectory, SecretFileError
 from glovebox_server.stores.files import Files, StoredItems
 
 __all__ = ["scene"]
@@ -223,7 +223,9 @@ def full(monkeypatch: pytest.MonkeyPatch, *, also_empty: bool) -> None:
     def refuse(self: SecretDirectory, name: str, content: bytes) -> bool:
         if content or also_empty:
             problem = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            raise self._failure(self.path / name, f"it cannot be written: {problem.strerror}", "Free space.")
+            raise SecretFileError(
+                self._kind, self.path / name, f"it cannot be written: {problem.strerror}", "Free space."
+            )
         return make(self, name, content)
 
     monkeypatch.setattr(SecretDirectory, "make", refuse)
@@ -314,7 +316,7 @@ def test_many_at_once_do_not_make_more_than_there_may_be(tmp_path: Path, monkeyp
         files._most = 3
         try:
             return files.add(stop.id, stop.encoded())
-        except SecretUnusable:
+        except SecretFileError:
             return False
 
     tmp_path.chmod(0o700)

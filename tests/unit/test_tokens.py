@@ -14,6 +14,7 @@ import pytest
 from tests.fixtures.callers import a_token
 
 from glovebox_server.cli.host import client_config
+from glovebox_server.secret_files import SecretFileError
 from glovebox_server.transport import callers as callers_module
 from glovebox_server.transport import tokens
 from glovebox_server.transport.callers import Callers
@@ -60,7 +61,7 @@ def test_no_more_tokens_are_made_than_a_server_reads(tmp_path: Path) -> None:
     """64; where one is revoked there is room again (the control)."""
     for number in range(tokens.MAX_TOKENS):
         assert tokens.create(tmp_path / "t", f"t{number}")
-    with pytest.raises(tokens.TokenFilesError, match="no more may be"):
+    with pytest.raises(SecretFileError, match="no more may be"):
         tokens.create(tmp_path / "t", "one-more")
     assert tokens.revoke(tmp_path / "t", "t0")
     assert not tokens.revoke(tmp_path / "t", "t0")
@@ -78,7 +79,7 @@ def test_more_files_than_tokens_may_be_are_refused_and_change_nothing_that_runs(
     _write(place / "a", GOOD)
     _write(place / "b", GOOD)
     (place / "t0").unlink()
-    with pytest.raises(tokens.TokenFilesError, match="more than 64 tokens"):
+    with pytest.raises(SecretFileError, match="more than 64 tokens"):
         tokens.load(place)
     assert files.look()
     del before["t0"]
@@ -137,7 +138,7 @@ def test_a_token_of_an_unknown_role_is_refused_at_the_start(tmp_path: Path) -> N
     """Each of its calls would be; it loads where the role is there (the control). Without a policy none is."""
     tokens.create(tmp_path / "t", "ci", role="analyst")
     for roles, words in (((), "no policy"), (("other",), "the roles are other")):
-        with pytest.raises(tokens.TokenFilesError, match=f"'analyst'.*{words}"):
+        with pytest.raises(SecretFileError, match=f"'analyst'.*{words}"):
             tokens.load(tmp_path / "t", roles)
     assert set(tokens.load(tmp_path / "t", ("analyst",))) == {"ci"}
 
@@ -247,12 +248,12 @@ def test_a_token_others_can_read_is_refused(tmp_path: Path) -> None:
     place = tmp_path / "tokens"
     place.mkdir(mode=0o700)
     _write(place / "ci", GOOD, 0o640)
-    with pytest.raises(tokens.TokenFilesError, match=r"mode 640.*chmod 600"):
+    with pytest.raises(SecretFileError, match=r"mode 640.*chmod 600"):
         tokens.load(place)
     (place / "ci").chmod(0o600)
     assert tokens.load(place) == {"ci": tokens.Token(name="ci", sha256=tokens.digest_of(GOOD), plain=True)}
     place.chmod(0o755)
-    with pytest.raises(tokens.TokenFilesError, match=r"mode 755.*chmod 700"):
+    with pytest.raises(SecretFileError, match=r"mode 755.*chmod 700"):
         tokens.load(place)
 
 
@@ -263,7 +264,7 @@ def test_a_token_of_somebody_else_is_refused(tmp_path: Path) -> None:
     place.mkdir(mode=0o700)
     _write(place / "ci", GOOD)
     os.chown(place / "ci", 12345, -1)
-    with pytest.raises(tokens.TokenFilesError, match="belongs to user 12345"):
+    with pytest.raises(SecretFileError, match="belongs to user 12345"):
         tokens.load(place)
 
 
@@ -280,11 +281,11 @@ def test_links_fifos_and_other_things_are_refused(tmp_path: Path) -> None:
         place = tmp_path / f"tokens{number}"
         place.mkdir(mode=0o700)
         make(place / "ci")
-        with pytest.raises(tokens.TokenFilesError):
+        with pytest.raises(SecretFileError):
             tokens.load(place)
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "tokens0", target_is_directory=True)
-    with pytest.raises(tokens.TokenFilesError, match="not a directory"):
+    with pytest.raises(SecretFileError, match="not a directory"):
         tokens.load(link)
 
 
@@ -305,7 +306,7 @@ def test_what_is_no_token_is_refused(content: str, tmp_path: Path) -> None:
     place = tmp_path / "tokens"
     place.mkdir(mode=0o700)
     _write(place / "ci", content)
-    with pytest.raises(tokens.TokenFilesError, match="one token") as raised:
+    with pytest.raises(SecretFileError, match="one token") as raised:
         tokens.load(place)
     assert content[:20] not in str(raised.value) or not content
     _write(place / "ci", HASHED + "\n")

@@ -24,7 +24,7 @@ from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_sandboxes.host import staging
 from glovebox_sandboxes.plural import counted
 from glovebox_server.errors import MisnamedError
-from glovebox_server.secret_files import StateUnusable
+from glovebox_server.secret_files import StateDirectoryError
 from glovebox_server.settings import NoSuchPlace, Settings
 
 MACHINE_FILE = Path("/etc/glovebox/glovebox.toml")
@@ -165,7 +165,7 @@ def run_as_owner(directory: Path, act: Callable[[], T]) -> T:
         act: what to do; what it returns is kept as JSON has it.
 
     Raises:
-        StateUnusable: this user may not look into it.
+        StateDirectoryError: this user may not look into it.
         DiagnosedError: as ``act`` did, there.
     """
     owner = _other_owner(directory)
@@ -202,7 +202,7 @@ def become_owner(directory: Path) -> bool:
         Whether this changed anything.
 
     Raises:
-        StateUnusable: this user may not look into it.
+        StateDirectoryError: this user may not look into it.
     """
     owner = _other_owner(directory)
     if owner is not None:
@@ -249,9 +249,9 @@ def _nearest(directory: Path) -> Path:
     return Path("/")
 
 
-def _no_access(directory: Path) -> StateUnusable:
+def _no_access(directory: Path) -> StateDirectoryError:
     fix = f"Run `{sudo_line(directory)}`, or name a directory of yours with --state-dir."
-    return StateUnusable(directory, "it cannot be opened: Permission denied", fix)
+    return StateDirectoryError(directory, "it cannot be opened: Permission denied", fix)
 
 
 def sudo_line(directory: Path) -> str:

@@ -27,7 +27,7 @@ from pydantic import AwareDatetime, ConfigDict, TypeAdapter
 from glovebox_server import secret_files
 from glovebox_server.errors import RefusedError
 from glovebox_server.promotion.folder import FileState, TargetFolder, opened
-from glovebox_server.secret_files import SecretDirectory, SecretUnusable
+from glovebox_server.secret_files import SecretDirectory, SecretFileError
 
 FOLDER: Final = "promotions"
 """Below the state directory."""
@@ -41,12 +41,8 @@ LOCK_SECONDS: Final = 10.0
 State = Literal["staging", "moving", "moved", "undone", "applied", "withdrawn"]
 ENDED: Final = ("applied", "withdrawn")
 IN_FORCE: Final = ("moved", "applied")
-
-
-class PromotionJournalError(SecretUnusable):
-    """The journal of promotions cannot be used safely, so nothing is promoted."""
-
-    kind = "journal of promotions"
+_KIND = "journal of promotions"
+"""For errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +122,7 @@ class Journal:
         """Have the journal say this of a promotion, once it outlasts a crash.
 
         Raises:
-            PromotionJournalError: it cannot be written.
+            SecretFileError: it cannot be written.
         """
         self._directory.make(f"{promotion.id}.json", _ADAPTER.dump_json(promotion), replace=True)
 
@@ -148,7 +144,7 @@ class Journal:
         """Every promotion, oldest first.
 
         Raises:
-            PromotionJournalError: one is not what was written.
+            SecretFileError: one is not what was written.
         """
         return _read(self._directory)
 
@@ -180,10 +176,10 @@ def locked(state_dir: Path, *, seconds: float = LOCK_SECONDS) -> Iterator[Journa
 
     Raises:
         RefusedError: rule ``promotion.busy``: somebody else has it.
-        PromotionJournalError: it cannot be used safely.
-        StateUnusable: nor can the state directory.
+        SecretFileError: it cannot be used safely.
+        StateDirectoryError: nor can the state directory.
     """
-    with secret_files.opened(state_dir / FOLDER, PromotionJournalError) as directory:
+    with secret_files.opened(state_dir / FOLDER, _KIND) as directory:
         descriptor = os.open(directory.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             _take(descriptor, time.monotonic() + seconds)
@@ -196,11 +192,11 @@ def listed(state_dir: Path) -> list[Promotion]:
     """Every promotion, oldest first, without waiting for anybody; none where nothing was promoted.
 
     Raises:
-        PromotionJournalError: one is not what was written.
+        SecretFileError: one is not what was written.
     """
     if not os.path.lexists(state_dir / FOLDER):
         return []
-    with secret_files.opened(state_dir / FOLDER, PromotionJournalError) as directory:
+    with secret_files.opened(state_dir / FOLDER, _KIND) as directory:
         return _read(directory)
 
 
@@ -228,7 +224,7 @@ def _read(directory: SecretDirectory) -> list[Promotion]:
             fits = False
         if not fits:  # its id names files and folders, which are then removed
             fix = f"Compare the folder it names with your backup, then remove {path}."
-            raise PromotionJournalError(path, "it is not what was written", fix)
+            raise SecretFileError(_KIND, path, "it is not what was written", fix)
         found.append(promotion)
     return sorted(found, key=lambda each: each.made)
 

@@ -128,7 +128,7 @@ def recover(journal: Journal, record: Record) -> list[Recovered]:
 
     Raises:
         AuditError: what is put back cannot be recorded first, so it is not.
-        PromotionJournalError: the journal cannot be read or written.
+        SecretFileError: the journal cannot be read or written.
     """
     found = []
     for promotion in interrupted(journal.all()):

@@ -21,7 +21,7 @@ from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.reading import read_bytes
 from glovebox_server import secret_files
 from glovebox_server.calls import ToolCall
-from glovebox_server.secret_files import SecretUnusable
+from glovebox_server.secret_files import SecretFileError
 
 MAX_BYTES: Final = 256 * 1024
 """Longest arguments that are sealed, as JSON: they fit a record beside the same with secrets replaced."""
@@ -30,13 +30,8 @@ Opened = Callable[[Record], Mapping[str, Any] | None]
 """Opens the arguments of one ``call.decided``; None where there are none, or they are another key's."""
 
 _SUITE: Final = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
+_KIND: Final = "private key"
 _INFO: Final = b"https://glovebox.dev/arguments/v1 "
-
-
-class OpeningKeyUnusable(SecretUnusable):
-    """The key that opens arguments cannot be read safely."""
-
-    kind = "private key"
 
 
 class Sealer:
@@ -74,17 +69,17 @@ def opener(path: Path) -> Opened:
     """Read the private key, and return what opens arguments with it.
 
     Raises:
-        OpeningKeyUnusable: it is not there, a link, another user's, open to others, or no X25519 key.
+        SecretFileError: it is not there, a link, another user's, open to others, or no X25519 key.
     """
     make = f"Make one: `openssl genpkey -algorithm x25519 -out {path}`."
-    content = secret_files.read_own(path, MAX_KEY_BYTES, OpeningKeyUnusable, make)
+    content = secret_files.read_own(path, MAX_KEY_BYTES, _KIND, make)
     try:
         key = serialization.load_pem_private_key(content, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, X25519PrivateKey):
         # What is there may be the only copy of another key: no command that would write over it.
-        raise OpeningKeyUnusable(path, "it does not hold an X25519 private key in PEM", "Name the file of one.")
+        raise SecretFileError(_KIND, path, "it does not hold an X25519 private key in PEM", "Name the file of one.")
 
     def opened(record: Record) -> Mapping[str, Any] | None:
         try:

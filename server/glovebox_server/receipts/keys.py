@@ -16,23 +16,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from glovebox_audit.receipts import dsse
 from glovebox_audit.receipts.keys import MAX_KEY_BYTES, parse_public, public_pem
 from glovebox_server import secret_files
-from glovebox_server.secret_files import SecretUnusable
+from glovebox_server.secret_files import SecretFileError
 
 #: Where it lies, below the state directory.
 DIRECTORY = "keys"
 NAME = "receipts.pem"
-
-
-class KeyUnusable(SecretUnusable):
-    """The key cannot be read safely, so nothing runs that would need a receipt."""
-
-    kind = "receipt key"
-
-
-class OperatorKeyUnusable(KeyUnusable):
-    """The key that an operator named cannot be read safely, so nothing is signed."""
-
-    kind = "signing key"
+_RECEIPT_KEY, _OPERATOR_KEY = "receipt key", "signing key"
 
 
 class Signer:
@@ -50,9 +39,9 @@ class Signer:
         """Read the key of a state directory, made (0600) where there is none.
 
         Raises:
-            KeyUnusable: it is a link, another user's, open to others, or no Ed25519 key.
+            SecretFileError: it is a link, another user's, open to others, or no Ed25519 key.
         """
-        with secret_files.opened(state_dir / DIRECTORY, KeyUnusable) as place:
+        with secret_files.opened(state_dir / DIRECTORY, _RECEIPT_KEY) as place:
             if NAME not in place.names():
                 place.make(NAME, _private_pem(Ed25519PrivateKey.generate()))
             content = place.read(NAME, MAX_KEY_BYTES)
@@ -68,28 +57,28 @@ def operators(path: Path) -> Ed25519PrivateKey:
     """A private key that its operator made, in a file of its own.
 
     Raises:
-        OperatorKeyUnusable: it is not there, a link, another user's, open to others, or no Ed25519 key.
+        SecretFileError: it is not there, a link, another user's, open to others, or no Ed25519 key.
     """
     make = f"Make one: `openssl genpkey -algorithm ed25519 -out {path}`."
-    content = secret_files.read_own(path, MAX_KEY_BYTES, OperatorKeyUnusable, make)
+    content = secret_files.read_own(path, MAX_KEY_BYTES, _OPERATOR_KEY, make)
     # What is there may be the only copy of another key: no command that would write over it.
-    return _private(content, path, "Name the file of one.", OperatorKeyUnusable)
+    return _private(content, path, "Name the file of one.", _OPERATOR_KEY)
 
 
 def own_public(state_dir: Path) -> Ed25519PublicKey | None:
-    """The public key of a state directory; None where no key was made yet. Raises KeyUnusable."""
+    """The public key of a state directory; None where no key was made yet. Raises SecretFileError."""
     if not os.path.lexists(state_dir / DIRECTORY / NAME):
         return None
     return parse_public(Signer.load(state_dir).public_pem().encode())
 
 
-def _private(content: bytes, path: Path, fix: str, failure: type[KeyUnusable] = KeyUnusable) -> Ed25519PrivateKey:
+def _private(content: bytes, path: Path, fix: str, kind: str = _RECEIPT_KEY) -> Ed25519PrivateKey:
     try:
         key = serialization.load_pem_private_key(content, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, Ed25519PrivateKey):
-        raise failure(path, "it does not hold an Ed25519 private key in PEM", fix)
+        raise SecretFileError(kind, path, "it does not hold an Ed25519 private key in PEM", fix)
     return key
 
 

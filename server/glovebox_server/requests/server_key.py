@@ -12,34 +12,29 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from glovebox_server import secret_files
-from glovebox_server.secret_files import SecretUnusable
+from glovebox_server.secret_files import SecretFileError
 
 #: Where it lies, below the state directory.
 DIRECTORY = "keys"
 NAME = "server.key"
+_KIND = "server key"
 
 BYTES = 32
-
-
-class ServerKeyUnusable(SecretUnusable):
-    """The key cannot be read safely, so no server starts."""
-
-    kind = "server key"
 
 
 def load(state_dir: Path) -> bytes:
     """Return the key of a state directory, made (0600) where there is none.
 
     Raises:
-        ServerKeyUnusable: it is a link, another user's, open to others, or not ``BYTES`` long.
+        SecretFileError: it is a link, another user's, open to others, or not ``BYTES`` long.
     """
-    with secret_files.opened(state_dir / DIRECTORY, ServerKeyUnusable) as place:
+    with secret_files.opened(state_dir / DIRECTORY, _KIND) as place:
         if NAME not in place.names():
             place.make(NAME, secrets.token_bytes(BYTES))
         key = place.read(NAME, BYTES)
     if len(key) != BYTES:
         path = state_dir / DIRECTORY / NAME
-        raise ServerKeyUnusable(path, f"it does not hold {BYTES} bytes", f"Remove {path}; a new one is made.")
+        raise SecretFileError(_KIND, path, f"it does not hold {BYTES} bytes", f"Remove {path}; a new one is made.")
     return key
 
 

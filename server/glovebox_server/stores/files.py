@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from glovebox_server import secret_files
-from glovebox_server.secret_files import SecretDirectory, SecretUnusable
+from glovebox_server.secret_files import SecretDirectory, SecretFileError
 
 FOLDER = "governance"
 """Below the state directory."""
@@ -36,7 +36,7 @@ class StoredItems(Generic[T]):
 
     items: tuple[T, ...] = ()
     """By the names of their files, which begin with the time."""
-    damaged: tuple[SecretUnusable, ...] = ()
+    damaged: tuple[SecretFileError, ...] = ()
     """What is not known whole, each with its fix."""
 
 
@@ -45,7 +45,7 @@ class Files(Generic[T]):
 
     def __init__(
         self, path: Path, *, decode: Callable[[str, bytes], T | None], fix: Callable[[Path], str],
-        failure: type[SecretUnusable], most: int,
+        kind: str, most: int,
     ) -> None:  # fmt: skip
         """Take the place; nothing is looked at.
 
@@ -53,13 +53,13 @@ class Files(Generic[T]):
             path: the directory, in ``FOLDER`` of a state directory.
             decode: from a file's name and its first ``MAX_BYTES`` and one to what it holds; None where it is damaged.
             fix: what to do about a damaged one.
-            failure: what is raised.
+            kind: what its files hold, for the sentence of an error.
             most: files at one time.
         """
         self.path = path
         self._decode = decode
         self._fix = fix
-        self._failure = failure
+        self._kind = kind
         self._most = most
         self._seen: object = None
         self._found: StoredItems[T] = StoredItems()
@@ -68,7 +68,7 @@ class Files(Generic[T]):
         """Make the directory where it is missing.
 
         Raises:
-            SecretUnusable: it cannot be used safely.
+            SecretFileError: it cannot be used safely.
         """
         with self._opened():
             pass
@@ -94,21 +94,23 @@ class Files(Generic[T]):
             with self._opened() as directory:
                 names = directory.names()
                 read = [self._item(directory, name) for name in names[: self._most]]
-        except SecretUnusable as problem:
+        except SecretFileError as problem:
             return StoredItems(damaged=(problem,))
         except OSError as problem:
             return StoredItems(damaged=(self._unusable(self.path, problem),))
-        damaged = [each for each in read if isinstance(each, SecretUnusable)]
+        damaged = [each for each in read if isinstance(each, SecretFileError)]
         if len(names) > self._most:
-            damaged.append(self._failure(self.path, f"it has more than {self._most} files", "Remove some."))
-        items = (each for each in read if each is not None and not isinstance(each, SecretUnusable))
+            damaged.append(
+                SecretFileError(self._kind, self.path, f"it has more than {self._most} files", "Remove some.")
+            )
+        items = (each for each in read if each is not None and not isinstance(each, SecretFileError))
         return StoredItems(items=tuple(items), damaged=tuple(damaged))
 
     def names(self) -> list[str]:
         """Names of the files, whole or damaged.
 
         Raises:
-            SecretUnusable: the directory cannot be used safely.
+            SecretFileError: the directory cannot be used safely.
         """
         with self._opened() as directory:
             return directory.names()
@@ -126,14 +128,16 @@ class Files(Generic[T]):
             Whether it has its own content.
 
         Raises:
-            SecretUnusable: it could not be made, or there are too many.
+            SecretFileError: it could not be made, or there are too many.
         """
         with self._opened() as directory, directory.locked(LOCK_SECONDS):
             if len(directory.names()) >= self._most - spare:
-                raise self._failure(self.path, f"it has {self._most - spare} files already", "Remove some.")
+                raise SecretFileError(
+                    self._kind, self.path, f"it has {self._most - spare} files already", "Remove some."
+                )
             try:
                 directory.make(name, content)
-            except SecretUnusable:
+            except SecretFileError:
                 if instead is None:
                     raise
                 directory.make(name, instead)
@@ -144,32 +148,34 @@ class Files(Generic[T]):
         """Remove a file, if it is there.
 
         Raises:
-            SecretUnusable: it could not be removed.
+            SecretFileError: it could not be removed.
         """
         with self._opened() as directory:
             try:
                 directory.remove(name)
-            except SecretUnusable:
+            except SecretFileError:
                 if os.path.lexists(self.path / name):
                     raise
 
     @contextmanager
     def _opened(self) -> Iterator[SecretDirectory]:
         secret_files.prepare_state(self.path.parent.parent)
-        with secret_files.opened(self.path, self._failure) as directory:
+        with secret_files.opened(self.path, self._kind) as directory:
             yield directory
 
-    def _item(self, directory: SecretDirectory, name: str) -> T | SecretUnusable | None:
+    def _item(self, directory: SecretDirectory, name: str) -> T | SecretFileError | None:
         try:
             content = directory.read(name, MAX_BYTES)
-        except SecretUnusable as problem:
+        except SecretFileError as problem:
             return problem if os.path.lexists(self.path / name) else None  # removed in this moment
         except OSError as problem:
             return self._unusable(self.path / name, problem)
         item = self._decode(name, content)
         path = self.path / name
-        return self._failure(path, "it is not what was written", self._fix(path)) if item is None else item
+        return (
+            SecretFileError(self._kind, path, "it is not what was written", self._fix(path)) if item is None else item
+        )
 
-    def _unusable(self, path: Path, problem: OSError) -> SecretUnusable:
+    def _unusable(self, path: Path, problem: OSError) -> SecretFileError:
         fix = f"Make {path} usable for the user that runs Glovebox, then start the server again."
-        return self._failure(path, f"it cannot be used: {problem.strerror}", fix)
+        return SecretFileError(self._kind, path, f"it cannot be used: {problem.strerror}", fix)

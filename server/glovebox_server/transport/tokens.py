@@ -22,10 +22,11 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 
 from glovebox_sandboxes import strict_json
 from glovebox_server import secret_files
-from glovebox_server.secret_files import SecretDirectory, SecretUnusable
+from glovebox_server.secret_files import SecretDirectory, SecretFileError
 
 #: Where they lie, below the state directory.
 DIRECTORY = "tokens"
+_KIND = "token file"
 
 #: Tokens in one directory; each is compared on each request.
 MAX_TOKENS = 64
@@ -56,12 +57,6 @@ _ROLE = r"^[a-z][a-z0-9-]{0,63}$"
 
 #: What changes when a file does: its name, inode, length and time of change.
 _Stamp = tuple[str, int, int, int]
-
-
-class TokenFilesError(SecretUnusable):
-    """The tokens cannot be read safely, so the server does not listen."""
-
-    kind = "token file"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,13 +119,13 @@ def load(directory: Path, roles: Collection[str] | None = ()) -> dict[str, Token
         roles: the roles there are; None: whichever.
 
     Raises:
-        TokenFilesError: the directory or a file is a link, belongs to another user, is open to others, holds
+        SecretFileError: the directory or a file is a link, belongs to another user, is open to others, holds
             something else than a token, or one that is bound to a role that there is not.
     """
-    with secret_files.opened(directory, TokenFilesError) as place:
+    with secret_files.opened(directory, _KIND) as place:
         names = place.names()
         if len(names) > MAX_TOKENS:
-            raise TokenFilesError(directory, _TOO_MANY, "Remove the unused ones.")
+            raise SecretFileError(_KIND, directory, _TOO_MANY, "Remove the unused ones.")
         return {name: _read(place, name, roles) for name in names}
 
 
@@ -148,7 +143,7 @@ def create(
         What is kept, and the token itself, which nobody can read again; None where the name is taken.
 
     Raises:
-        TokenFilesError: see ``load``; or there are ``MAX_TOKENS``.
+        SecretFileError: see ``load``; or there are ``MAX_TOKENS``.
     """
     secret = f"gbx_{secrets.token_urlsafe(_TOKEN_BYTES)}"
     made = datetime.now(UTC).replace(microsecond=0)
@@ -156,12 +151,14 @@ def create(
     kept = _Kept(
         version=1, sha256=digest_of(secret), made=made, expires=expires, role=role, workflow=workflow
     )  # fmt: skip
-    with secret_files.opened(directory, TokenFilesError) as place, place.locked():
+    with secret_files.opened(directory, _KIND) as place, place.locked():
         names = place.names()
         if name in names:
             return None
         if len(names) >= MAX_TOKENS:
-            raise TokenFilesError(directory, f"it holds {MAX_TOKENS} tokens, and no more may be", "Revoke unused ones.")
+            raise SecretFileError(
+                _KIND, directory, f"it holds {MAX_TOKENS} tokens, and no more may be", "Revoke unused ones."
+            )
         if not place.make(name, _encoded(kept)):
             return None
     return _token(name, kept), secret
@@ -174,9 +171,9 @@ def revoke(directory: Path, name: str) -> bool:
         Whether there was one.
 
     Raises:
-        TokenFilesError: it cannot be removed, or see ``load`` of the directory.
+        SecretFileError: it cannot be removed, or see ``load`` of the directory.
     """
-    with secret_files.opened(directory, TokenFilesError) as place, place.locked():
+    with secret_files.opened(directory, _KIND) as place, place.locked():
         if name not in place.names():
             return False
         place.remove(name)
@@ -191,10 +188,10 @@ def migrate(directory: Path) -> list[str]:
         Their names.
 
     Raises:
-        TokenFilesError: see ``load``; those before it are done.
+        SecretFileError: see ``load``; those before it are done.
     """
     done = []
-    with secret_files.opened(directory, TokenFilesError) as place, place.locked():
+    with secret_files.opened(directory, _KIND) as place, place.locked():
         for name in place.names():
             token = _read(place, name, None)
             if not token.plain:
@@ -209,9 +206,9 @@ def plain_of(directory: Path, name: str) -> str | None:
     """Return the token if its file holds it in plain text; for the operator's terminal only.
 
     Raises:
-        TokenFilesError: see ``load``.
+        SecretFileError: see ``load``.
     """
-    with secret_files.opened(directory, TokenFilesError) as place:
+    with secret_files.opened(directory, _KIND) as place:
         if name not in place.names() or not _read(place, name, None).plain:
             return None
         return _text(place, name)
@@ -241,7 +238,7 @@ class TokenFiles:
         self._roles = roles
         self._seen: list[_Stamp] | None = []
         self.tokens = load(directory, roles)
-        self.problems: tuple[SecretUnusable, ...] = ()
+        self.problems: tuple[SecretFileError, ...] = ()
 
     def look(self, roles: Collection[str] | None = None) -> bool:
         """Read them again where anything changed; ``tokens`` and ``problems`` say what is so then.
@@ -258,11 +255,11 @@ class TokenFiles:
         before, told = self.tokens, [str(each) for each in self.problems]
         try:
             self._read_all()
-        except SecretUnusable as problem:
+        except SecretFileError as problem:
             self.problems = (problem,)
         except OSError as problem:  # the system's own, such as too many open files
             reason = problem.strerror or str(problem)
-            self.problems = (TokenFilesError(self.directory, reason, "It is tried again in a second."),)
+            self.problems = (SecretFileError(_KIND, self.directory, reason, "It is tried again in a second."),)
             stamps = []
         # What changed in the last moments may change again within the same tick of the file system's clock.
         fresh = max((each[-1] for each in stamps or ()), default=0) > time.time_ns() - _TICK_NS
@@ -271,18 +268,18 @@ class TokenFiles:
 
     def _read_all(self) -> None:
         found: dict[str, Token] = {}
-        problems: list[SecretUnusable] = []
-        with secret_files.opened(self.directory, TokenFilesError) as place:
+        problems: list[SecretFileError] = []
+        with secret_files.opened(self.directory, _KIND) as place:
             names = place.names()
             for name in names[:MAX_TOKENS]:
                 try:
                     found[name] = _read(place, name, self._roles)
-                except TokenFilesError as problem:
+                except SecretFileError as problem:
                     problems.append(problem)
                     if name in self.tokens:
                         found[name] = self.tokens[name]
         if len(names) > MAX_TOKENS:
-            problems.append(TokenFilesError(self.directory, _TOO_MANY, "Remove the unused ones."))
+            problems.append(SecretFileError(_KIND, self.directory, _TOO_MANY, "Remove the unused ones."))
             found = {name: token for name, token in self.tokens.items() if name in names}
         self.tokens, self.problems = found, tuple(problems)
 
@@ -316,7 +313,7 @@ def _read(place: SecretDirectory, name: str, roles: Collection[str] | None) -> T
     """Read one token; with ``roles`` None whatever role it is bound to."""
     path = place.path / name
     if not _NAME.fullmatch(name):
-        raise TokenFilesError(path, "its name is not 1 to 32 of a-z 0-9 -", f"Rename or remove {path}.")
+        raise SecretFileError(_KIND, path, "its name is not 1 to 32 of a-z 0-9 -", f"Rename or remove {path}.")
     content = _text(place, name)
     if _TOKEN.fullmatch(content):
         return Token(name=name, sha256=digest_of(content), plain=True)
@@ -326,9 +323,9 @@ def _read(place: SecretDirectory, name: str, roles: Collection[str] | None) -> T
         token = _token(name, _Kept.model_validate_json(content, strict=True))
     except (ValueError, ValidationError):
         reason = "it does not hold one token of 32 to 128 letters, digits, - and _, nor what `token create` writes"
-        raise TokenFilesError(path, reason, instead) from None
+        raise SecretFileError(_KIND, path, reason, instead) from None
     if token.role is not None and roles is not None and token.role not in roles:
         known = f"the roles are {', '.join(sorted(roles))}" if roles else "there are no roles, since there is no policy"
         fix = f"`glovebox token revoke {name}` ends it; or add the role to the policy."
-        raise TokenFilesError(path, f"it is bound to a role that there is not, {token.role!r}: {known}", fix)
+        raise SecretFileError(_KIND, path, f"it is bound to a role that there is not, {token.role!r}: {known}", fix)
     return token

@@ -5,6 +5,7 @@ import logging
 from glovebox_server.errors import RefusedError
 from glovebox_server.promotion import journal as journals
 from glovebox_server.promotion import transaction
+from glovebox_server.secret_files import SecretFileError
 from glovebox_server.settings import Settings
 from glovebox_server.upkeep.log import recording
 
@@ -25,5 +26,5 @@ def recover(settings: Settings) -> None:
                 _log.warning("%s", recovered)
     except RefusedError:
         _log.warning("A promotion is under way: whoever does it brings it to an end.")
-    except journals.PromotionJournalError as problem:  # no call needs it
+    except SecretFileError as problem:  # no call needs it
         _log.warning("%s", problem)

@@ -27,7 +27,7 @@ from glovebox_server import workspace
 from glovebox_server.cli import state
 from glovebox_server.cli.options import CliCommand, directories, emit, json_option, out
 from glovebox_server.exits import OK, UNAVAILABLE, USAGE
-from glovebox_server.secret_files import StateUnusable
+from glovebox_server.secret_files import StateDirectoryError
 from glovebox_server.settings import Settings
 from glovebox_server.startup.policy import governed, policy_file
 from glovebox_server.tools import TOOLS
@@ -172,7 +172,7 @@ def _unusable_log(directory: Path) -> str:
     try:
         if state.run_as_owner(directory, partial(_can_make, place)):
             return ""
-    except StateUnusable as problem:
+    except StateDirectoryError as problem:
         return f"an audit log that can be written: {problem}"
     return f"an audit log that can be written: look at {directory}"
 

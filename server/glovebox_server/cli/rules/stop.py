@@ -40,10 +40,10 @@ from glovebox_server.cli.options import (
 from glovebox_server.cli.terminal import new_table, print_table
 from glovebox_server.errors import AuditError, MisnamedError
 from glovebox_server.exits import NO_SERVER, OK, UNAVAILABLE, USAGE
-from glovebox_server.guards.stops.stop import MAX_BECAUSE, SCOPES, Scope, Stop, StopsUnusable, new_stop, stops_of
+from glovebox_server.guards.stops.stop import KIND, MAX_BECAUSE, SCOPES, Scope, Stop, new_stop, stops_of
 from glovebox_server.guards.stops.stops import RECORD_SECONDS, made
 from glovebox_server.requests import server_key
-from glovebox_server.secret_files import prepare_state
+from glovebox_server.secret_files import SecretFileError, prepare_state
 from glovebox_server.settings import Settings
 from glovebox_server.transport import tokens
 from glovebox_server.upkeep.log import audit_log, recording
@@ -213,7 +213,7 @@ def stops_list(settings: Settings) -> int:
     found = files.read()
     if server_key.exists(settings.state_dir) and not os.path.lexists(files.path):
         fix = "Run `glovebox resume --all`: it makes it anew, and nothing is stopped then."
-        found = replace(found, damaged=(StopsUnusable(files.path, "it is gone, with the stops in it", fix),))
+        found = replace(found, damaged=(SecretFileError(KIND, files.path, "it is gone, with the stops in it", fix),))
     damaged = [{"what": each.what, "reason": each.reason, "fix": each.fix} for each in found.damaged]
     if emit({"stops": [_described(each) for each in found.items], "damaged": damaged}):
         return UNAVAILABLE if damaged else OK
@@ -279,7 +279,7 @@ def _require_token(settings: Settings, name: str) -> None:
     def load() -> list[str]:
         try:
             return list(tokens.load(place, None)) if place.exists() else []
-        except tokens.TokenFilesError:  # a file that is damaged is no reason not to stop
+        except SecretFileError:  # a file that is damaged is no reason not to stop
             return [name]
 
     known = state.run_as_owner(settings.state_dir, load)

@@ -3,19 +3,20 @@
 import re
 from datetime import datetime
 from pathlib import Path
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.calls import ToolCall, new_call_id
-from glovebox_server.secret_files import SecretUnusable
 from glovebox_server.stores.files import FOLDER, MAX_BYTES, Files
 
 Scope = Literal["call", "run", "principal", "workflow", "tool", "all"]
 """What a stop can name."""
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 
+KIND = "stop"
+"""For errors."""
 MAX_STOPS = 1024
 """In force at one time: each call is held against each, and one that names a principal does the work of many."""
 SPARE_STOPS = 64
@@ -37,12 +38,6 @@ DAMAGED = Refusal(
 """What callers read where a stop is not known whole: it may name them."""
 
 _ID = re.compile(r"s_[0-9a-z]{26}", re.ASCII)
-
-
-class StopsUnusable(SecretUnusable):
-    """What is stopped cannot be read or changed safely; while that is so, everything is stopped."""
-
-    kind: ClassVar[str] = "stop"
 
 
 class Stop(BaseModel):
@@ -108,7 +103,7 @@ def stops_of(state_dir: Path) -> Files[Stop]:
     def fix(path: Path) -> str:
         return f"Run `glovebox resume {path.name}`, which lifts it." if is_id(path.name) else f"Remove {path}."
 
-    return Files(state_dir / FOLDER / "stops", decode=_decoded, fix=fix, failure=StopsUnusable, most=MAX_STOPS)
+    return Files(state_dir / FOLDER / "stops", decode=_decoded, fix=fix, kind=KIND, most=MAX_STOPS)
 
 
 def _decoded(name: str, content: bytes) -> Stop | None:

@@ -25,7 +25,7 @@ from glovebox_server.calls import ToolCall
 from glovebox_server.core.call import Call, CallDeniedError
 from glovebox_server.errors import AuditError
 from glovebox_server.guards.stops.stop import DAMAGED, MAX_STOPS, SPARE_STOPS, Scope, Stop, new_stop, stops_of
-from glovebox_server.secret_files import SecretUnusable
+from glovebox_server.secret_files import SecretFileError
 from glovebox_server.stores.files import Files, StoredItems
 
 LOOK_SECONDS = 0.1
@@ -75,7 +75,7 @@ class Stops:
         """Obey the stops of a state directory for the length of the block.
 
         Raises:
-            StopsUnusable: their directory cannot be made, or others could write to it.
+            SecretFileError: their directory cannot be made, or others could write to it.
         """
         files = stops_of(state_dir)
         await anyio.to_thread.run_sync(files.prepare)
@@ -156,7 +156,7 @@ class Stops:
         add = partial(self._files.add, stop.id, stop.encoded(), instead=b"", spare=SPARE_STOPS)
         try:
             await anyio.to_thread.run_sync(add)
-        except SecretUnusable as problem:
+        except SecretFileError as problem:
             _log.error("a stop is in force in this process alone: %s", problem)
             if len(self._here) == MAX_STOPS - 1:  # the last place is for all that would have none
                 _log.error("everything is stopped, by this process: it has %d stops of its own", MAX_STOPS)

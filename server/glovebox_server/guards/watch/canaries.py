@@ -10,16 +10,16 @@ import stat
 import string
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_server.calls import new_call_id
 from glovebox_server.guards.redaction.detector import MARKER_LENGTH
-from glovebox_server.secret_files import SecretUnusable
 from glovebox_server.stores.files import FOLDER, MAX_BYTES, Files
 
+_KIND = "canary"
 MAX_CANARIES = 16
 """At one time: beyond a few more of them say nothing more."""
 NAME = "deploy-credentials.env"
@@ -27,12 +27,6 @@ NAME = "deploy-credentials.env"
 
 _MARKS = string.ascii_lowercase + string.digits
 _TEXT = "# Deployment\nDEPLOY_HOST=release.internal\nDEPLOY_TOKEN={}\n"
-
-
-class CanariesUnusable(SecretUnusable):
-    """What the canaries are cannot be read or changed safely."""
-
-    kind: ClassVar[str] = "canary"
 
 
 class CanaryProblem(DiagnosedError):  # noqa: N818 - until its area merges it
@@ -86,7 +80,7 @@ def canaries_of(state_dir: Path) -> Files[Canary]:
         state_dir / FOLDER / "canaries",
         decode=_decoded,
         fix=lambda path: f"Remove {path}, and plant another.",
-        failure=CanariesUnusable,
+        kind=_KIND,
         most=MAX_CANARIES,
     )
 
@@ -104,7 +98,7 @@ def plant(state_dir: Path, workspace: Path, path: str) -> Canary:
 
     Raises:
         CanaryProblem: there is something of that name, or it cannot be made.
-        CanariesUnusable: it cannot be remembered, or there are too many.
+        SecretFileError: it cannot be remembered, or there are too many.
     """
     canary = new_canary(workspace, path)
     files = canaries_of(state_dir)
@@ -126,7 +120,7 @@ def remove(state_dir: Path, canary: Canary) -> None:
 
     Raises:
         CanaryProblem: its file cannot be removed.
-        CanariesUnusable: it cannot be forgotten.
+        SecretFileError: it cannot be forgotten.
     """
     if canary.stands and stat.S_ISREG(canary.file.lstat().st_mode):
         try:

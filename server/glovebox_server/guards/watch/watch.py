@@ -111,7 +111,7 @@ class Watch:
             actions: what a policy says that rules do.
 
         Raises:
-            CanariesUnusable: others could change what canaries there are.
+            SecretFileError: others could change what canaries there are.
         """
         canaries = canaries_of(state_dir)
         await anyio.to_thread.run_sync(canaries.prepare)
