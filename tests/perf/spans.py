@@ -28,21 +28,21 @@ AUDIT = "audit: {}, on disk"
 #: Where → what it does in a call; a context manager is two parts: entering and leaving. Code that moves gets another
 #: place here and keeps its part: by those, another revision (which has its own list) is compared with this one.
 POINTS: dict[str, str] = {
-    "glovebox_server.core.broker:validated": "arguments: validate",
+    "glovebox_server.core.accept:validate_arguments": "arguments: validate",
     "glovebox_server.guards.admission.admission:Admission.enter": "admission",
-    "glovebox_server.mcp.delivery:listening": "messages beside the call",
+    "glovebox_server.mcp.delivery:deliver_messages": "messages beside the call",
     "glovebox_server.core.broker:Broker._take_turn": "broker: the rest",
-    "glovebox_server.core.broker:decide": POLICY,
+    "glovebox_server.core.accept:decide": POLICY,
     "glovebox_server.receipts.recorder:CallRecorder.record": AUDIT,
     "glovebox_server.receipts.recorder:CallRecorder.finish": RECEIPT,
     "glovebox_sandboxes.drivers.registry:Drivers.choose": "driver and plan: choose",
     "glovebox_server.artifacts.store:ArtifactStore.collect": "artifacts: a place for them",
     "glovebox_sandboxes.pool.pool:Pool.take": "sandbox: take from the pool",
-    "glovebox_server.core.broker:run": "job: body, ending",
+    "glovebox_server.core.run:run": "job: body, ending",
     "glovebox_sandboxes.session.connection:GuestConnection.run": "job: over the wire and back",
     "glovebox_server.artifacts.collector:Collector.deliver": "artifacts: deliver",
     "glovebox_server.guards.journal.journal:call_finished": "outcome: digests",
-    "glovebox_server.core.broker:answered": "answer: fields",
+    "glovebox_server.core.broker:build_result": "answer: fields",
     "glovebox_server.mcp.delivery:tool_result": "answer: as MCP",
 }
 

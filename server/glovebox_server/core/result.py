@@ -70,23 +70,14 @@ def build_result(
     }
     content: list[Content] = list(answer.content)
     if tool.delivers:
-        structured["artifacts"] = [asdict(link) for link in delivered.artifacts]
-        structured["images"] = [asdict(link) for link in delivered.figures]
-        structured["changes"] = _changes(outcome.changes, delivered)
-        structured["hidden"] = len(masks)
-        structured["truncated"] = truncated
         content += [Text(text=f"[truncated: {truncated}]")] * bool(truncated)
-        notes = [*delivered.notes, *(f"{each.name}: not collected, {each.reason}" for each in delivered.skipped)]
+        structured |= {"hidden": len(masks), "truncated": truncated}
+        notes = [*delivered.notes, *(f"{file.name}: not collected, {file.reason}" for file in delivered.skipped)]
         if outcome.ended != "exited" and len(delivered.artifacts) > len(delivered.whole):
             notes.append("The program was stopped: the file it was writing may be incomplete.")
         if answer.failed and _names(outcome.stderr.text[-_ERROR:], masks):
             notes.append(f"closed to programs in /workspace, as their names are those of secrets: {len(masks)}")
-        structured["notes"] = [*structured.get("notes", ()), *notes]
-        content += [Text(text=f"[{note}]") for note in notes]
-        content += _marks((*delivered.figures, *delivered.artifacts))
-        if scans:
-            structured["findings"] = [_findings(each, MAX_MARKS // len(scans)) for each in scans]
-            content.append(_scanned(structured["findings"]))
+        content += _describe_files(structured, outcome, delivered, notes, scans or ())
     if unseen:
         structured["invisible"] = unseen
         content.append(Text(text=f"[invisible characters in this output: {unseen}; people do not see what they say]"))
@@ -103,6 +94,24 @@ def build_result(
         meta={**_meta(call, decision, isolation, head), "receipt": asdict(receipt)},
         beside=sum(len(cut[name].whole) - cut[name].shown for name in delivered.whole),
     )
+
+
+def _describe_files(
+    structured: dict[str, Any], outcome: Outcome, delivered: Delivered, notes: list[str], scans: "Sequence[Scan]"
+) -> list[Content]:
+    """Add to ``structured`` what left the sandbox; return the same as text."""
+    structured |= {
+        "artifacts": [asdict(link) for link in delivered.artifacts],
+        "images": [asdict(link) for link in delivered.figures],
+        "changes": _changes(outcome.changes, delivered),
+        "notes": [*structured.get("notes", ()), *notes],
+    }
+    content: list[Content] = [Text(text=f"[{note}]") for note in notes]
+    content += _marks((*delivered.figures, *delivered.artifacts))
+    if scans:
+        structured["findings"] = [_findings(scan, MAX_MARKS // len(scans)) for scan in scans]
+        content.append(_scanned(structured["findings"]))
+    return content
 
 
 def _truncated(outcome: Outcome, cut: Mapping[str, Excerpt], kept: Mapping[str, str]) -> str | None:

@@ -1,5 +1,6 @@
 """``glovebox bundle``: check a bundle anywhere. Takes nothing of a server."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -7,7 +8,7 @@ from rich.text import Text
 
 from glovebox_audit.bundle import archive, report
 from glovebox_audit.bundle import verify as verifying
-from glovebox_audit.chain import EvidenceError
+from glovebox_audit.chain import EvidenceError, Record
 from glovebox_audit.printable import printable
 from glovebox_audit.receipts import dsse
 from glovebox_sandboxes.plural import counted
@@ -58,24 +59,7 @@ def bundle_verify(file: Path, keys: tuple[Path, ...]) -> int:
     evidence = found.evidence
     calls = report.of_calls(evidence.records)
     if wants_json():
-        fields = {
-            "ok": True,
-            "proved": bool(keys) and found.report_checked,
-            "keys": evidence.keys,
-            evidence.of: evidence.id,
-            "calls": {
-                call: {
-                    "outcome": report.outcome(each),
-                    "withheld": report.withheld(evidence.receipts.get(call)),
-                }
-                for call, each in calls.items()
-            },
-            "records": len(evidence.records),
-            "segments": [evidence.seals[0].segment, evidence.seals[-1].segment],
-            "sealed": evidence.seals[-1].time,
-            "report_checked": found.report_checked,
-        }
-        emit(fields)
+        emit(_verified_fields(found, calls, proved=bool(keys) and found.report_checked))
         return OK
     for call, records in calls.items():
         data = records[0].data
@@ -98,3 +82,26 @@ def bundle_verify(file: Path, keys: tuple[Path, ...]) -> int:
             Text(f"{archive.REPORT} proves nothing: it says that it is of version {printable(evidence.version)[:40]}.")
         )
     return OK
+
+
+def _verified_fields(
+    found: verifying.VerifiedBundle, calls: Mapping[str, Sequence[Record]], *, proved: bool
+) -> dict[str, object]:
+    evidence = found.evidence
+    return {
+        "ok": True,
+        "proved": proved,
+        "keys": evidence.keys,
+        evidence.of: evidence.id,
+        "calls": {
+            call: {
+                "outcome": report.outcome(records),
+                "withheld": report.withheld(evidence.receipts.get(call)),
+            }
+            for call, records in calls.items()
+        },
+        "records": len(evidence.records),
+        "segments": [evidence.seals[0].segment, evidence.seals[-1].segment],
+        "sealed": evidence.seals[-1].time,
+        "report_checked": found.report_checked,
+    }
