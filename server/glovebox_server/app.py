@@ -34,7 +34,7 @@ from glovebox_server.calls import Principal
 from glovebox_server.core.accept import decide, validate_arguments
 from glovebox_server.core.broker import Broker
 from glovebox_server.core.rights import ActivePolicy, Governed, Rights
-from glovebox_server.errors import AuditError, InvalidArguments
+from glovebox_server.errors import AuditError, InvalidArgumentsError
 from glovebox_server.guards.admission.admission import Admission
 from glovebox_server.guards.approvals.approvals import Approvals
 from glovebox_server.guards.budgets.budgets import opened as open_budgets
@@ -120,7 +120,7 @@ class App:
         """What is left of a caller's budgets; nothing where it has none.
 
         Raises:
-            StoreUnusable: it cannot be read.
+            StoreError: it cannot be read.
         """
         if self.guards.budgets is None:
             return ()
@@ -146,7 +146,7 @@ def check_example(profile: Profile, call: Mapping[str, Any]) -> tuple[Effect, st
         return "deny", "tool.unknown"
     try:
         decision = decide(tool, validate_arguments(tool, call), profile)
-    except InvalidArguments:
+    except InvalidArgumentsError:
         return "deny", "arguments"
     return decision.effect, decision.rule
 
@@ -227,11 +227,11 @@ async def opened(
 
     Raises:
         ProfileError: A profile or the policy is wrong, or the environment it names is not built.
-        WorkspaceRefused: A workspace that was named holds the server's own files.
+        WorkspaceError: A workspace that was named holds the server's own files.
         SecretFileError: Others could read or change the state directory, a key, or what is stopped.
         AuditError: The log cannot be written.
         ArtifactStoreError: Nor can the artifacts'.
-        StoreUnusable: What governs calls cannot be kept. In each case nothing was started.
+        StoreError: What governs calls cannot be kept. In each case nothing was started.
     """
     start, ended = _read(settings, transport), list[str]()
     async with AsyncExitStack() as stack:

@@ -15,16 +15,16 @@ _MAX_NAME = 64
 __all__ = [
     "AuditError",
     "InternalError",
-    "InvalidArguments",
+    "InvalidArgumentsError",
     "MisnamedError",
     "OutputError",
     "RefusedError",
-    "StoreUnusable",
-    "UnknownTool",
+    "StoreError",
+    "UnknownToolError",
 ]
 
 
-class InvalidArguments(Exception):  # noqa: N818 - the protocol's term
+class InvalidArgumentsError(Exception):
     """Arguments do not fit the tool's model: names each field and its bound. Nothing was started."""
 
     def __init__(self, tool: str, problems: tuple[str, ...], fields: tuple[str, ...] = ()) -> None:
@@ -39,7 +39,7 @@ class MisnamedError(DiagnosedError):
     """What a command names is not there, is taken already, or cannot be used so."""
 
 
-class StoreUnusable(DiagnosedError):  # noqa: N818 - until its area merges it
+class StoreError(DiagnosedError):
     """What governs calls cannot be read or written, so calls that it governs are refused: see ``refusal``."""
 
     @property
@@ -49,7 +49,7 @@ class StoreUnusable(DiagnosedError):  # noqa: N818 - until its area merges it
         return Refusal(rule="store", reason=reason, hint=f"The operator must act. {without_paths(self.fix)}")
 
 
-class UnknownTool(Exception):  # noqa: N818 - the protocol's term
+class UnknownToolError(Exception):
     """There is no tool of that name. Nothing was started and nothing is recorded."""
 
     def __init__(self, name: str, tools: tuple[str, ...]) -> None:

@@ -15,7 +15,7 @@ from typing import Literal
 
 from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
 from glovebox_server.artifacts.record import ArtifactStoreError
-from glovebox_server.errors import AuditError, InvalidArguments, RefusedError, StoreUnusable, UnknownTool
+from glovebox_server.errors import AuditError, InvalidArgumentsError, RefusedError, StoreError, UnknownToolError
 from glovebox_server.exits import REFUSED, UNAVAILABLE, USAGE
 from glovebox_server.redaction import without_paths
 
@@ -43,14 +43,14 @@ def _unavailable(what: str) -> Failure:
 
 
 FAILURES: dict[type[Exception], Failure] = {
-    UnknownTool: Failure(
+    UnknownToolError: Failure(
         classed="unknown tool",
         exit_code=USAGE,
         sentence=lambda error, _: (
             f"Unknown tool: {getattr(error, 'name', '')}; there are {', '.join(getattr(error, 'tools', ()))}"
         ),
     ),
-    InvalidArguments: Failure(
+    InvalidArgumentsError: Failure(
         classed="invalid",
         exit_code=USAGE,
         sentence=lambda error, _: f"Invalid arguments, nothing was started. {error}",
@@ -63,7 +63,7 @@ FAILURES: dict[type[Exception], Failure] = {
     SandboxError: _unavailable("Sandbox"),
     UnsupportedSpecError: _unavailable("Sandbox"),
     AuditError: _unavailable("Audit"),
-    StoreUnusable: _unavailable("Store"),
+    StoreError: _unavailable("Store"),
     ArtifactStoreError: _unavailable("Artifacts"),
 }
 

@@ -22,7 +22,7 @@ _NO_SETTINGS = frozenset(
 """Variables of the project's own that are no settings: of tests, scripts and client configurations."""
 
 
-class NoSuchPlace(Exception):  # noqa: N818 - as the design's other failures
+class NoDefaultError(Exception):
     """A directory was not named, and there is none to take instead; the message names the option."""
 
 
@@ -33,7 +33,7 @@ def _own(name: str, place: Callable[[str], Path]) -> Callable[[], Path]:
         found = place("glovebox")
         if not found.is_absolute():  # what is run from another directory would look elsewhere
             option = f"--{name.lower()}-dir, GLOVEBOX_{name}_DIR"
-            raise NoSuchPlace(f"{option}: the default, {found}, is no whole path. Name one, or set HOME to one.")
+            raise NoDefaultError(f"{option}: the default, {found}, is no whole path. Name one, or set HOME to one.")
         return found
 
     return find
@@ -83,7 +83,7 @@ class Settings(BaseSettings):
         """Return the user's own state directory.
 
         Raises:
-            NoSuchPlace: there is no home to have it in.
+            NoDefaultError: there is no home to have it in.
         """
         return _own_state()
 

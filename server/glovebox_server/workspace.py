@@ -38,7 +38,7 @@ NOT_SERVED = Refusal(
 """What callers are told: nothing of where things are on this host."""
 
 
-class WorkspaceRefused(DiagnosedError):  # noqa: N818 - until its area merges it
+class WorkspaceError(DiagnosedError):
     """The directory that was named would give away what is the server's own, so nothing is served."""
 
 
@@ -113,7 +113,7 @@ def find(settings: Settings, transport: str) -> Workspace:
         transport: ``stdio``, ``http`` or ``cli``; over HTTP the callers are not where the server was started.
 
     Raises:
-        WorkspaceRefused: the one that was named must not be served.
+        WorkspaceError: the one that was named must not be served.
     """
     if settings.workspace is not None:
         return _served(named(settings.workspace, settings, OPTION))
@@ -135,12 +135,12 @@ def named(directory: Path, settings: Settings, where: str) -> Path:
     """The whole path of a directory that somebody named to be served.
 
     Raises:
-        WorkspaceRefused: it must not be; says where it was named.
+        WorkspaceError: it must not be; says where it was named.
     """
     found = place(directory)
     if reason := objection(found, own(settings)):
         fix = "Its files are not for programs to read: name another directory."
-        raise WorkspaceRefused(where, f"{found.path} {reason}", fix)
+        raise WorkspaceError(where, f"{found.path} {reason}", fix)
     return found.path
 
 

@@ -20,7 +20,7 @@ from urllib.parse import quote, unquote, urlsplit
 from tests.fixtures.brokered import Called
 from tests.red_team.writing import LEET, LOOKALIKES, ZERO_WIDTH
 
-from glovebox_server.errors import InvalidArguments, UnknownTool
+from glovebox_server.errors import InvalidArgumentsError, UnknownToolError
 
 MAX_CALLS = 14
 """Calls of one attack, so that what tells it to begin anew ends."""
@@ -92,7 +92,7 @@ class Obedient:
         self.tools.append(tool)
         try:
             called = await self.call(tool, **arguments)
-        except (InvalidArguments, UnknownTool):
+        except (InvalidArgumentsError, UnknownToolError):
             self.refused += 1
             return None
         self.refused += bool(called.fields.get("refused"))

@@ -15,7 +15,7 @@ from glovebox_profiles.model import CallLimits, FileRules
 from glovebox_profiles.policy.model import Approval, Lift
 from glovebox_server.calls import Decision
 from glovebox_server.core.accept import validate_arguments
-from glovebox_server.errors import InvalidArguments, RefusedError
+from glovebox_server.errors import InvalidArgumentsError, RefusedError
 from glovebox_server.guards.approvals import store
 from glovebox_server.guards.approvals.lifting import Escalation
 from glovebox_server.guards.approvals.question import Question, canonical
@@ -72,7 +72,7 @@ async def test_arguments_that_mean_the_same_are_one_call_and_run_once(tmp_path: 
 def test_a_truth_is_no_number_of_seconds(value: Any) -> None:
     """Python takes ``True`` for 1: neither does the tool, nor the digest. The control is the number."""
     assert _read(code="1", timeout_seconds=1).call.arguments["timeout_seconds"] == 1
-    with pytest.raises(InvalidArguments, match="timeout_seconds"):
+    with pytest.raises(InvalidArgumentsError, match="timeout_seconds"):
         _read(code="1", timeout_seconds=value)
     assert canonical({"a": value}) != canonical({"a": 1})
 

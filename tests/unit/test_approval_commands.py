@@ -19,7 +19,7 @@ from glovebox_profiles.model import FileRules
 from glovebox_profiles.policy.model import Approval, Lift
 from glovebox_server.cli.main import main
 from glovebox_server.cli.rules import approvals as commands
-from glovebox_server.errors import StoreUnusable
+from glovebox_server.errors import StoreError
 from glovebox_server.exits import OK, REFUSED, UNAVAILABLE, USAGE
 from glovebox_server.guards.approvals import store
 from glovebox_server.guards.approvals.lifting import Escalation
@@ -227,7 +227,7 @@ async def test_a_damaged_store_refuses_calls_and_commands_and_stays_as_it_is(tmp
         await desk.answer(await desk.asked(made))
     for each in store.path(state).parent.glob("*.sqlite*"):
         each.write_bytes(b"\xff" * 8192)
-    with pytest.raises(StoreUnusable):
+    with pytest.raises(StoreError):
         async with a_desk(state) as desk:
             await desk.decided(again(made))
     result = CliRunner().invoke(main, ["approvals", "list", "--state-dir", str(state)])
@@ -244,7 +244,7 @@ async def test_a_question_of_another_version_is_not_guessed_at(tmp_path: Path) -
         with closing(sqlite3.connect(store.path(state))) as db, db:
             db.execute("UPDATE questions SET body = json_remove(body, '$.subject.principal')")
         db.close()
-        with pytest.raises(StoreUnusable, match="this version"):
+        with pytest.raises(StoreError, match="this version"):
             await desk.decided(again(made))
 
 

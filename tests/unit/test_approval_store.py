@@ -9,7 +9,7 @@ import pytest
 from tests.fixtures.approving import Person, a_desk, proposal
 
 from glovebox_profiles.policy.model import Approval
-from glovebox_server.errors import AuditError, StoreUnusable
+from glovebox_server.errors import AuditError, StoreError
 from glovebox_server.guards.approvals import guard, store
 from glovebox_server.guards.approvals.rules import demanded, together
 
@@ -20,13 +20,13 @@ async def test_a_store_that_fails_while_a_call_waits_is_told_as_such(
     """Not as a task group's error, which nobody foresaw: the call is decided anew, and refused by the store's rule."""
     async with a_desk(tmp_path / "s") as desk:
         question = await desk.asked(proposal())
-        broken = StoreUnusable("reading it", "is broken", "Mend it.")
+        broken = StoreError("reading it", "is broken", "Mend it.")
 
         def fail(*_: object) -> frozenset[str]:
             raise broken
 
         monkeypatch.setattr(store, "undecided", fail)
-        with pytest.raises(StoreUnusable, match="is broken"):
+        with pytest.raises(StoreError, match="is broken"):
             await desk.approvals.settle(question, Person(waits=True))
         asked = cast("Any", SimpleNamespace(listener=Person(waits=True)))
         assert await guard.settle(desk.approvals, question, asked) == "pending"
@@ -53,7 +53,7 @@ async def test_a_caller_cannot_fill_the_store_with_questions_that_are_over(
         assert await desk.approvals.standing(denied.id) is not None
 
 
-@pytest.mark.parametrize("problem", [StoreUnusable("keep", "is full", "x"), AuditError("record", "is full", "x")])
+@pytest.mark.parametrize("problem", [StoreError("keep", "is full", "x"), AuditError("record", "is full", "x")])
 async def test_a_call_that_has_run_keeps_its_result_where_its_question_cannot_be_kept(
     problem: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:

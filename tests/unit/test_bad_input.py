@@ -112,7 +112,7 @@ def test_wrong_arguments_are_named_with_their_bound_and_nothing_starts(
     assert code == USAGE
     if words != ("surrogate",):
         assert [word for word in words if word not in told] == []
-    assert body["error"] == {"kind": "InvalidArguments", "message": body["error"]["message"]}
+    assert body["error"] == {"kind": "InvalidArgumentsError", "message": body["error"]["message"]}
     assert " ".join(body["error"]["message"].split()) == told
     assert not [kind for kind in home.kinds() if kind.startswith(("call.", "sandbox."))]
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from glovebox_profiles.policy.model import SPENDING, Budget
 from glovebox_sandboxes.contract.errors import Refusal
-from glovebox_server.errors import StoreUnusable
+from glovebox_server.errors import StoreError
 from glovebox_server.guards.budgets import store
 from glovebox_server.guards.budgets.spending import Amounts, Granted, Spender, lines_of, little
 from glovebox_server.guards.budgets.store import ReservationRequest
@@ -183,7 +183,7 @@ def test_a_call_that_has_taken_something_takes_nothing_more_before_it_is_settled
     ten = budget(calls=10)
     asked = kept.reserve(ten)
     kept.calls -= 1
-    with pytest.raises(StoreUnusable, match="c_1 took before is not settled"):
+    with pytest.raises(StoreError, match="c_1 took before is not settled"):
         kept.reserve(ten)
     assert kept.left(ten) == {"b calls": 9}
     kept.settle(asked)

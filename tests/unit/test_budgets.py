@@ -20,7 +20,7 @@ from glovebox_profiles.policy.model import Budget, Rate
 from glovebox_sandboxes.contract.errors import Refusal, SandboxError
 from glovebox_server.calls import CallResult, Principal, Text
 from glovebox_server.cli.main import main
-from glovebox_server.errors import StoreUnusable
+from glovebox_server.errors import StoreError
 from glovebox_server.exits import UNAVAILABLE
 from glovebox_server.guards.admission.admission import RUNNING
 from glovebox_server.guards.budgets import budgets as budgeting
@@ -321,7 +321,7 @@ async def test_what_could_not_be_settled_is_settled_later(
 
         scene.driver.script = loses
         assert not (await spent.call()).failed
-        with pytest.raises(StoreUnusable):
+        with pytest.raises(StoreError):
             await spent.left()
         assert "stays at the most it could" in caplog.text
         aside.rename(path)

@@ -14,7 +14,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from glovebox_server.errors import StoreUnusable
+from glovebox_server.errors import StoreError
 from glovebox_server.stores import database
 from glovebox_server.stores.database import opened
 
@@ -42,7 +42,7 @@ def path(tmp_path: Path) -> Path:
 
 @contextlib.contextmanager
 def _unusable(words: str, fix: str) -> Iterator[None]:
-    with pytest.raises(StoreUnusable, match=words) as caught:
+    with pytest.raises(StoreError, match=words) as caught:
         yield
     assert fix in caught.value.fix
     assert caught.value.refusal.rule == "store"
@@ -246,7 +246,7 @@ async def test_who_waits_behind_one_that_waited_in_vain_fails_with_it(path: Path
             go_on.wait(30)
 
         async def one() -> None:
-            with pytest.raises(StoreUnusable) as caught:
+            with pytest.raises(StoreError) as caught:
                 await store.transact(count)
             told.append(str(caught.value))
 
@@ -286,7 +286,7 @@ async def test_a_full_store_refuses_and_forgets_nothing(path: Path) -> None:
 
 FULL_DISK = """
 import os, pathlib, sqlite3, sys
-from glovebox_server.errors import StoreUnusable
+from glovebox_server.errors import StoreError
 from glovebox_server.stores.database import opened
 from tests.unit.test_store_database import SCHEMA, count, counted
 place = pathlib.Path(sys.argv[1])
@@ -302,7 +302,7 @@ with opened(place / "governance" / "counted.sqlite", SCHEMA) as store:
     try:
         while store.transact_now(count):
             told += 1
-    except StoreUnusable as error:
+    except StoreError as error:
         print(error)
     assert store.query_now(counted) == 1 + told
     os.ftruncate(filler, 0)

@@ -32,7 +32,7 @@ from glovebox_server.cli.options import (
     workflow_option,
 )
 from glovebox_server.cli.terminal import print_question
-from glovebox_server.errors import InvalidArguments
+from glovebox_server.errors import InvalidArgumentsError
 from glovebox_server.exits import FAILED, OK, REFUSED
 from glovebox_server.guards.approvals.question import ApprovalAnswer, Question
 from glovebox_server.guards.approvals.shown import shown
@@ -136,14 +136,14 @@ def _parse_arguments(tool: str, arguments: str, program: str | None) -> dict[str
     try:
         raw = strict_json.check_shape(arguments)
     except ValueError as problem:
-        raise InvalidArguments("--args", (f"must be one JSON object: {problem}",)) from None
+        raise InvalidArgumentsError("--args", (f"must be one JSON object: {problem}",)) from None
     if not isinstance(raw, dict):
-        raise InvalidArguments("--args", ("must be one JSON object",))
+        raise InvalidArgumentsError("--args", ("must be one JSON object",))
     if program is not None:
         if tool in TOOLS and "code" not in TOOLS[tool].arguments.model_fields:
-            raise InvalidArguments(tool, ("code: it takes no program, so neither --code nor --file",))
+            raise InvalidArgumentsError(tool, ("code: it takes no program, so neither --code nor --file",))
         if "code" in raw:
-            raise InvalidArguments(tool, ("code: --args has one, and so does --code or --file",))
+            raise InvalidArgumentsError(tool, ("code: --args has one, and so does --code or --file",))
         raw["code"] = program
     return raw
 

@@ -25,7 +25,7 @@ from glovebox_sandboxes.host import staging
 from glovebox_sandboxes.plural import counted
 from glovebox_server.errors import MisnamedError
 from glovebox_server.secret_files import StateDirectoryError
-from glovebox_server.settings import NoSuchPlace, Settings
+from glovebox_server.settings import NoDefaultError, Settings
 
 MACHINE_FILE = Path("/etc/glovebox/glovebox.toml")
 """Names the state directory of the machine's service. No variable or option moves it: root obeys what it says."""
@@ -105,7 +105,7 @@ def find_directories(settings: Settings, *, named: bool) -> list[Path]:
     places = [settings.state_dir]
     if not named:
         places += [place] if (place := read_machine_file()) is not None else []
-        with suppress(NoSuchPlace):
+        with suppress(NoDefaultError):
             places.append(Settings.own_state_dir())
     unique: dict[object, Path] = {}
     for place in places:

@@ -21,7 +21,7 @@ from glovebox_sandboxes.plural import counted
 from glovebox_server.calls import Decision, Listener, Principal, ToolCall, Trace, new_call_id
 from glovebox_server.core.call import Call
 from glovebox_server.core.rights import Rights
-from glovebox_server.errors import InvalidArguments, UnknownTool
+from glovebox_server.errors import InvalidArgumentsError, UnknownToolError
 from glovebox_server.tools.base import Grant, Tool
 from glovebox_server.workspace import NOT_SERVED
 
@@ -58,8 +58,8 @@ def accept(
     """Make a call of a request. A call that policy denies is one too: a person may lift that.
 
     Raises:
-        UnknownTool: There is none of that name.
-        InvalidArguments: They do not fit the tool's model.
+        UnknownToolError: There is none of that name.
+        InvalidArgumentsError: They do not fit the tool's model.
     """
     tool = find_tool(tools, name, rights.shown(tools))
     request = ToolCall(
@@ -109,10 +109,10 @@ def find_tool(tools: Mapping[str, Tool], name: str, offered: Iterable[str] | Non
         offered: those that the caller is told of; else all.
 
     Raises:
-        UnknownTool: there is none.
+        UnknownToolError: there is none.
     """
     if name not in tools:
-        raise UnknownTool(name, tuple(sorted(tools if offered is None else offered)))
+        raise UnknownToolError(name, tuple(sorted(tools if offered is None else offered)))
     return tools[name]
 
 
@@ -122,7 +122,7 @@ def validate_arguments(tool: Tool, raw: Mapping[str, Any]) -> dict[str, Any]:
     Values are taken as they are: text that looks like JSON stays text, ``"5"`` is not 5.
 
     Raises:
-        InvalidArguments: a field is unknown, missing, of the wrong type or out of bounds; names each with its bound.
+        InvalidArgumentsError: a field is unknown, missing, of the wrong type or out of bounds; names each.
     """
     try:
         # Through JSON, because strict models read an array as a tuple only there. Lone surrogates stay escaped.
@@ -132,9 +132,9 @@ def validate_arguments(tool: Tool, raw: Mapping[str, Any]) -> dict[str, Any]:
         details = error.errors(include_url=False, include_input=False)
         problems = [_sentence(tool, item["type"], item["loc"], item["msg"]) for item in details[:MAX_PROBLEMS]]
         fields = dict.fromkeys(_field(item["loc"]) for item in details[:MAX_PROBLEMS])
-        raise InvalidArguments(tool.name, tuple(problems), tuple(fields)) from None
+        raise InvalidArgumentsError(tool.name, tuple(problems), tuple(fields)) from None
     except (TypeError, ValueError, RecursionError):
-        raise InvalidArguments(tool.name, ("arguments: must be one JSON object of ordinary depth",)) from None
+        raise InvalidArgumentsError(tool.name, ("arguments: must be one JSON object of ordinary depth",)) from None
 
 
 def _sentence(tool: Tool, kind: str, location: tuple[int | str, ...], message: str) -> str:

@@ -67,8 +67,8 @@ class Broker:
         A refusal of policy is a result. ``failures`` says what becomes of each exception.
 
         Raises:
-            UnknownTool: There is none of that name.
-            InvalidArguments: They do not fit the tool's model.
+            UnknownToolError: There is none of that name.
+            InvalidArgumentsError: They do not fit the tool's model.
             RefusedError: Too many calls are under way. Of these three nothing was started, and nothing is recorded.
             UnsupportedSpecError: No driver can enforce the profile here; nothing was started.
             SandboxError: The sandbox could not be started, was not what was planned, or died.

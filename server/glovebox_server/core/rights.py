@@ -34,7 +34,7 @@ from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.calls import Principal
 from glovebox_server.errors import AuditError
 from glovebox_server.tools.base import Tool
-from glovebox_server.workspace import WorkspaceRefused
+from glovebox_server.workspace import WorkspaceError
 
 MAX_CALLERS: Final = 4096
 """Callers whose rights are remembered; another's are worked out anew. Over OAuth there may be any number."""
@@ -210,7 +210,7 @@ class ActivePolicy:
 
         Raises:
             ProfileError: it is wrong.
-            WorkspaceRefused: a role's workspace must not be served.
+            WorkspaceError: a role's workspace must not be served.
         """
         self.now = read()
         self.scopes: dict[str, str] = {}
@@ -295,7 +295,7 @@ class ActivePolicy:
         self.problem, where = str(problem), ""
         if isinstance(problem, ProfileError):  # without the reason: it may name paths of the host
             where = ": ".join(str(each) for each in (problem.line, problem.key) if each)
-        elif not isinstance(problem, WorkspaceRefused):
+        elif not isinstance(problem, WorkspaceError):
             _log.error("The policy cannot be read", exc_info=problem)
         _log.error("The policy was changed, and is not in force; the one before stays: %s", problem)
         try:

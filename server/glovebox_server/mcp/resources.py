@@ -34,7 +34,7 @@ from glovebox_server.artifacts.record import Artifact, ArtifactStoreError
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import Principal
 from glovebox_server.core.rights import MAX_KEYS, ActivePolicy, Rights
-from glovebox_server.errors import AuditError, RefusedError, StoreUnusable
+from glovebox_server.errors import AuditError, RefusedError, StoreError
 from glovebox_server.guards.budgets.spending import BudgetRemainder
 from glovebox_server.guards.redaction.detector import Forms
 from glovebox_server.guards.redaction.guard import mask_content
@@ -218,7 +218,7 @@ class Resources:
             return await self._read_artifact(principal, uri)
         except RefusedError as error:
             raise MCPError(types.INVALID_PARAMS, str(error), {"uri": uri[:_MAX_URI], "rule": error.rule}) from None
-        except StoreUnusable as error:
+        except StoreError as error:
             raise MCPError(types.INTERNAL_ERROR, str(error.refusal)) from error
         except (ArtifactStoreError, AuditError) as error:
             raise MCPError(types.INTERNAL_ERROR, str(error)) from error

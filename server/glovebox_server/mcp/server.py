@@ -24,7 +24,7 @@ from pydantic import ValidationError
 from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_server.calls import CallResult, Listener, Principal, Trace, new_call_id, whose
 from glovebox_server.core.rights import MAX_KEYS, ActivePolicy
-from glovebox_server.errors import InvalidArguments, RefusedError, UnknownTool
+from glovebox_server.errors import InvalidArgumentsError, RefusedError, UnknownToolError
 from glovebox_server.failures import failure_of, with_own_command
 from glovebox_server.mcp import asking, catalogue, completion, delivery, prompts, resources
 from glovebox_server.mcp.delivery import Context, Identify
@@ -271,7 +271,7 @@ class McpServer:
         if isinstance(outcome, asking.ClientMustAnswerError):
             return asking.input_required(outcome)
         if isinstance(outcome, Exception):
-            if isinstance(outcome, InvalidArguments | RefusedError):
+            if isinstance(outcome, InvalidArgumentsError | RefusedError):
                 # No call of the broker's began: what it decided about is a result.
                 rule = outcome.rule if isinstance(outcome, RefusedError) else "arguments"
                 self._app.refusals.note(rule, principal.id)
@@ -473,10 +473,10 @@ def _failed(error: Exception, call_id: str, principal: Principal) -> types.CallT
         text = f"Internal error in call {call_id}; the server's log has the details."
         raise MCPError(types.INTERNAL_ERROR, text) from error
     sentence = failure.sentence(error, call_id)
-    if isinstance(error, UnknownTool):
+    if isinstance(error, UnknownToolError):
         raise MCPError(types.INVALID_PARAMS, sentence, {"tools": list(error.tools)})
     structured: dict[str, Any] = {"call_id": call_id, "error": None}
-    if isinstance(error, InvalidArguments):
+    if isinstance(error, InvalidArgumentsError):
         hint = "Nothing was started; correct these fields and call again."
         refusal = {"rule": "arguments", "reason": str(error), "hint": hint, "fields": list(error.fields)}
         return delivery.error_result(sentence, {**structured, "refused": refusal})

@@ -16,7 +16,7 @@ from glovebox_server.calls import Decision, Principal, ToolCall
 from glovebox_server.core.accept import decide, validate_arguments
 from glovebox_server.core.inputs import Inputs
 from glovebox_server.core.rights import Governed, Rights, Roles, same_rights
-from glovebox_server.errors import InvalidArguments
+from glovebox_server.errors import InvalidArgumentsError
 from glovebox_server.guards.approvals.facts import asked_about
 from glovebox_server.guards.approvals.lifting import considered
 from glovebox_server.guards.approvals.rules import with_lift
@@ -51,7 +51,7 @@ def governed(settings: Settings, profiles: ProfileSet, served: Workspace, tools:
 
     Raises:
         ProfileError: the policy is wrong, or not safe, or a key lies in a workspace; nothing was started.
-        WorkspaceRefused: a role's workspace must not be served.
+        WorkspaceError: a role's workspace must not be served.
     """
     plain = Rights(profiles=profiles, workspace=served.path)
     path = policy_file(settings)
@@ -104,7 +104,7 @@ def checker(profiles: ProfileSet, tools: Mapping[str, Tool]) -> Callable[[Policy
         rights, tool = roles_of(policy)(caller), tools[example.call.tool]
         try:
             arguments = validate_arguments(tool, example.call.arguments)
-        except InvalidArguments:
+        except InvalidArgumentsError:
             return "deny", "arguments"
         call = ToolCall(id="", principal=caller, session=None, tool=tool.name, arguments=arguments, received=_NEVER)
 
@@ -133,7 +133,7 @@ def workspaces(policy: Policy, settings: Settings, path: Path) -> dict[str, Path
 
     Raises:
         ProfileError: one is not there, or cannot be used.
-        WorkspaceRefused: one must not be served.
+        WorkspaceError: one must not be served.
     """
     found: dict[str, Path] = {}
     for name, role in policy.roles.items():

@@ -2,7 +2,7 @@
 
 Rule 1  A transaction that returned survives SIGKILL of any process: it is in the kernel's page cache. Losing power can
         cost the last ones, never half of one.
-Rule 2  What cannot be read or written raises ``StoreUnusable`` and stays as it is: a damaged file is never made anew,
+Rule 2  What cannot be read or written raises ``StoreError`` and stays as it is: a damaged file is never made anew,
         an emptied one is damaged.
 Rule 3  Waiting for another process's lock, or for the disk, happens in a worker thread: one for each open file.
 """
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
-from glovebox_server.errors import StoreUnusable
+from glovebox_server.errors import StoreError
 from glovebox_server.stores.worker import Worker
 
 DIRECTORY: Final = "governance"
@@ -72,7 +72,7 @@ class Database:
         returned.
 
         Raises:
-            StoreUnusable: nothing of it was done.
+            StoreError: nothing of it was done.
         """
         asked = time.monotonic()
         return await self._worker.run(lambda: self._write(work, asked))
@@ -81,7 +81,7 @@ class Database:
         """Do ``work``, which only reads, on one state of the file, in a worker thread.
 
         Raises:
-            StoreUnusable: it cannot be read.
+            StoreError: it cannot be read.
         """
         return await self._worker.run(lambda: self.query_now(work))
 
@@ -130,7 +130,7 @@ def opened(path: Path, schema: Sequence[str], *, lock_wait: float = LOCK_WAIT_SE
         lock_wait: seconds to wait for other processes.
 
     Raises:
-        StoreUnusable: it is not ours alone, of a newer version, damaged, held by another process, or the disk refuses.
+        StoreError: it is not ours alone, of a newer version, damaged, held by another process, or the disk refuses.
     """
     with translated(path, "open"):
         path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -159,7 +159,7 @@ def opened(path: Path, schema: Sequence[str], *, lock_wait: float = LOCK_WAIT_SE
 
 @contextlib.contextmanager
 def translated(path: Path, attempted: str) -> Iterator[None]:
-    """Turn a failure of the disk or of SQLite into ``StoreUnusable``, with what to do about it."""
+    """Turn a failure of the disk or of SQLite into ``StoreError``, with what to do about it."""
     try:
         yield
     except OSError as error:
@@ -257,7 +257,7 @@ def _tables_of(schema: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def _check(path: Path, kind: int) -> None:
-    """Raise StoreUnusable where it is not ours alone."""
+    """Raise StoreError where it is not ours alone."""
     found = path.lstat()
     if stat.S_IFMT(found.st_mode) != kind:
         raise _unusable(path, "open", "it is a link, or of another kind", "Move it away.")
@@ -273,7 +273,7 @@ def _identity(path: Path) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def _damaged(path: Path, reason: str) -> StoreUnusable:
+def _damaged(path: Path, reason: str) -> StoreError:
     fix = (
         f"Stop the servers and put a whole copy of {path} back, or move it and its -wal away: what was kept in it is "
         "then forgotten."
@@ -285,10 +285,10 @@ def _code(error: sqlite3.Error) -> int:
     return int(getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK)) & _PRIMARY
 
 
-def _held(path: Path, attempted: str) -> StoreUnusable:
+def _held(path: Path, attempted: str) -> StoreError:
     fix = f"Find it with `fuser {path}` and continue or end it."
     return _unusable(path, attempted, "another process holds its lock", fix)
 
 
-def _unusable(path: Path, attempted: str, reason: str, fix: str) -> StoreUnusable:
-    return StoreUnusable(f"{attempted} the store {path}", reason, fix)
+def _unusable(path: Path, attempted: str, reason: str, fix: str) -> StoreError:
+    return StoreError(f"{attempted} the store {path}", reason, fix)

@@ -17,7 +17,7 @@ from glovebox_sandboxes.runtime.environments import Environment, EnvironmentFile
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
 from glovebox_server.upkeep.credentials import require_apart
-from glovebox_server.workspace import WorkspaceRefused, find
+from glovebox_server.workspace import WorkspaceError, find
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ def objections(settings: Settings, profiles: Iterable[tuple[Path, Profile]]) -> 
     found = []
     try:
         served = find(settings, "cli").path
-    except WorkspaceRefused:
+    except WorkspaceError:
         served = None  # nothing starts with it; `glovebox doctor` says so
     for path, profile in profiles:
         try:

@@ -92,7 +92,7 @@ def _texts(settings: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         profiles = app.load_profiles(settings)
         found = governed(settings, profiles, workspace.find(settings, "http"), TOOLS)
-    except (ProfileError, workspace.WorkspaceRefused):
+    except (ProfileError, workspace.WorkspaceError):
         return {}, {}
     sets = [profiles, *(each.profiles for each in found.every)]
     texts = {each.digest_for(tool): profiles_model.effective(each[tool]) for each in sets for tool in each}

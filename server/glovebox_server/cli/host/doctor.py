@@ -34,7 +34,7 @@ from glovebox_server.tools import TOOLS
 from glovebox_server.upkeep.credentials import require_apart
 from glovebox_server.upkeep.environments import required
 from glovebox_server.upkeep.readiness import Readiness, can_write, is_built
-from glovebox_server.workspace import Workspace, WorkspaceRefused
+from glovebox_server.workspace import Workspace, WorkspaceError
 
 _WIDEST = 100
 """Columns; longer lines are hard to read, however wide the terminal."""
@@ -138,7 +138,7 @@ def _workspace(settings: Settings) -> tuple[str | None, Workspace]:
     """Why the workspace that was named is refused, None where it is not; and which one there is."""
     try:
         return None, workspace.find(settings, "cli")
-    except WorkspaceRefused as problem:
+    except WorkspaceError as problem:
         return str(problem), Workspace(path=None)
 
 
@@ -161,7 +161,7 @@ def _policy(settings: Settings) -> str | None:
     """What is wrong with the policy; None for nothing."""
     try:
         governed(settings, apps.load_profiles(settings), Workspace(path=None), TOOLS)
-    except (ProfileError, WorkspaceRefused) as problem:
+    except (ProfileError, WorkspaceError) as problem:
         return str(problem)
     return None
 

@@ -8,6 +8,7 @@ import click
 from rich.text import Text as Plain
 
 from glovebox_audit.printable import printable
+from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_sandboxes.plural import counted
 from glovebox_server import workspace
 from glovebox_server.cli.options import (
@@ -20,9 +21,9 @@ from glovebox_server.cli.options import (
 from glovebox_server.cli.terminal import new_table, print_table
 from glovebox_server.exits import OK, UNAVAILABLE, USAGE
 from glovebox_server.guards.watch import canaries
-from glovebox_server.guards.watch.canaries import NAME, Canary, CanaryProblem, canaries_of
+from glovebox_server.guards.watch.canaries import NAME, Canary, canaries_of
 from glovebox_server.settings import Settings
-from glovebox_server.workspace import WorkspaceRefused
+from glovebox_server.workspace import WorkspaceError
 
 
 @click.group(cls=LazyGroup)
@@ -38,14 +39,14 @@ def canary_plant(settings: Settings, name: str | None) -> None:
     """Put one into the workspace; servers know it at once."""
     served = workspace.find(settings, "cli")
     if served.path is None:
-        raise WorkspaceRefused("Planting a canary", served.reason, "Name the workspace with --workspace.")
+        raise WorkspaceError("Planting a canary", served.reason, "Name the workspace with --workspace.")
     path = posixpath.normpath(name or NAME)
     if path.startswith(("/", "../")) or path in {".", ".."}:
-        raise CanaryProblem(f"plant {printable(path)}", "it is not below the workspace", "Name a path below it.")
+        raise DiagnosedError(f"plant {printable(path)}", "it is not below the workspace", "Name a path below it.")
     whole = f"{served.path}/{path}"
     if printable(whole) != whole:
         reason = "its path has what cannot be read or typed, which no tool could name"
-        raise CanaryProblem(f"plant {printable(whole)}", reason, "Name a path of printable characters.")
+        raise DiagnosedError(f"plant {printable(whole)}", reason, "Name a path of printable characters.")
     planted = canaries.plant(settings.state_dir, served.path, path)
     emit({"canary": _described(planted)}, f"{planted.file} is planted: {planted.id}.")
 

@@ -27,7 +27,7 @@ from glovebox_profiles.model import effective
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.calls import Decision, Grant, Listener, new_id
 from glovebox_server.core.accept import deny
-from glovebox_server.errors import AuditError, RefusedError, StoreUnusable
+from glovebox_server.errors import AuditError, RefusedError, StoreError
 from glovebox_server.guards.approvals import answering, store
 from glovebox_server.guards.approvals.facts import asked_about, remembered, rules_of, subject
 from glovebox_server.guards.approvals.lifting import Escalation, reaching
@@ -159,7 +159,7 @@ class Approvals:
             That it may run, or that it may not; or what somebody is to be asked first.
 
         Raises:
-            StoreUnusable: what was said cannot be read.
+            StoreError: what was said cannot be read.
         """
         lifts = proposal.escalation or self._reaches(proposal)
         if not (lifts or rules_of(proposal)):
@@ -177,7 +177,7 @@ class Approvals:
         """Put questions about what a call was refused while it ran; those that are open already are joined.
 
         Raises:
-            StoreUnusable: they cannot be kept.
+            StoreError: they cannot be kept.
         """
 
         def put(db: sqlite3.Connection) -> tuple[Question, ...]:
@@ -196,7 +196,7 @@ class Approvals:
         Whoever cannot wait gets ``pending`` at once: its caller is told to try again.
 
         Raises:
-            StoreUnusable: what was said cannot be read.
+            StoreError: what was said cannot be read.
         """
         listener.progress(f"Waiting for somebody to approve it: {question.id}")
         # Whoever still reads the form of an earlier call that asked the same gets no second one.
@@ -269,7 +269,7 @@ class Approvals:
 
         Raises:
             RefusedError: it does not count; that is on record, and the question stays as it was.
-            StoreUnusable: it cannot be kept.
+            StoreError: it cannot be kept.
         """
         try:
             return await self._write(lambda db: answering.answer(db, identifier, given, self._clock(), self._record))
@@ -288,7 +288,7 @@ class Approvals:
 
         Raises:
             RefusedError: there is none of that id, or it is over.
-            StoreUnusable: it cannot be kept.
+            StoreError: it cannot be kept.
         """
         return await self._write(lambda db: answering.withdraw(db, identifier, by, self._clock(), self._record))
 
@@ -403,10 +403,10 @@ class Approvals:
 
     async def _abandon(self, question: Question) -> None:
         """Take a question back whose call was ended. That is what its caller hears, also where this fails."""
-        with suppress(StoreUnusable, AuditError), anyio.CancelScope(shield=True):
+        with suppress(StoreError, AuditError), anyio.CancelScope(shield=True):
             await self._write(lambda db: answering.abandon(db, question, self._clock(), self._record))
 
-    async def _until_decided(self, identifier: str) -> StoreUnusable | None:
+    async def _until_decided(self, identifier: str) -> StoreError | None:
         """Return once nobody has to be waited for any more, or what keeps that from being known."""
         began = anyio.current_time()
         while True:
@@ -416,7 +416,7 @@ class Approvals:
                     try:
                         database = await self._store()
                         self._undecided = await database.query(lambda db: store.undecided(db, self._clock()))
-                    except StoreUnusable as problem:  # a value, because a task group would wrap it
+                    except StoreError as problem:  # a value, because a task group would wrap it
                         return problem
                     self._looked = now
             if identifier not in self._undecided:

@@ -10,7 +10,7 @@ from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.calls import CallResult, Decision, ToolCall
 from glovebox_server.core.call import ApprovalRequiredError, Call, CallDeniedError, Decide
 from glovebox_server.core.result import add_notes
-from glovebox_server.errors import AuditError, StoreUnusable
+from glovebox_server.errors import AuditError, StoreError
 from glovebox_server.guards.approvals.approvals import Approvals
 from glovebox_server.guards.approvals.lifting import (
     Escalation,
@@ -61,7 +61,7 @@ async def settle(approvals: Approvals, question: Question, call: Call) -> State:
     """Put a question, wait for its answer, and return where it stands."""
     try:
         return await approvals.settle(question, call.listener)
-    except StoreUnusable:
+    except StoreError:
         return "pending"  # decided anew, which refuses it by the store's rule
 
 
@@ -70,7 +70,7 @@ async def spend(approvals: Approvals, count: Callable[[ToolCall], Awaitable[None
     now, escalation = call.now, call.now.part(_PendingLift).escalation
     try:
         verdict = await approvals.consult(propose(call, escalation), call.answer)
-    except StoreUnusable as problem:
+    except StoreError as problem:
         raise CallDeniedError(problem.refusal) from problem
     if not isinstance(verdict, Decision):
         if count is not None:
@@ -96,7 +96,7 @@ async def request_hosts(approvals: Approvals, call: Call) -> tuple[str, ...]:
         return ()
     try:
         questions = await approvals.request(replace(propose(call), escalation=None), escalations)
-    except (StoreUnusable, AuditError):
+    except (StoreError, AuditError):
         return ()  # the program has run, and what it was refused stays refused
     return tuple(
         f"Question {question.id} asks whether it may reach {question.subject.target}: call again once that is allowed."

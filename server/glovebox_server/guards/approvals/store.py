@@ -16,7 +16,7 @@ from typing import Final, cast
 from pydantic import TypeAdapter, ValidationError
 
 from glovebox_profiles.policy.model import CALLER_MINUTES
-from glovebox_server.errors import RefusedError, StoreUnusable
+from glovebox_server.errors import RefusedError, StoreError
 from glovebox_server.guards.approvals.question import ApprovalAnswer, Question, QuestionSubject, Reach, RequiredApproval
 from glovebox_server.guards.approvals.states import State, Step, after
 from glovebox_server.stores import database
@@ -76,7 +76,7 @@ def opened(state_dir: Path) -> AbstractContextManager[Database]:
     """Open the store of a state directory, made where there is none.
 
     Raises:
-        StoreUnusable: it cannot be used, and what to do.
+        StoreError: it cannot be used, and what to do.
     """
     return database.opened(path(state_dir), SCHEMA)
 
@@ -399,4 +399,4 @@ def _decoded(body: str) -> Question:
         return _QUESTION.validate_json(body)
     except ValidationError as problem:
         fix = "Use the version of Glovebox that wrote it, or stop the servers and move the file away."
-        raise StoreUnusable(f"Reading a question in {NAME}", "it is none of this version's", fix) from problem
+        raise StoreError(f"Reading a question in {NAME}", "it is none of this version's", fix) from problem

@@ -22,7 +22,7 @@ from glovebox_sandboxes.host.owner import is_of_another_boot, is_orphan, new_own
 from glovebox_server.calls import CallResult, Image, Link, Principal, Text, ToolCall
 from glovebox_server.core.rights import Rights
 from glovebox_server.egress import Traffic
-from glovebox_server.errors import StoreUnusable
+from glovebox_server.errors import StoreError
 from glovebox_server.guards.budgets import store
 from glovebox_server.guards.budgets.spending import (
     Amounts,
@@ -179,7 +179,7 @@ class Budgets:
         )
         try:
             granted = await self._transact(partial(store.reserve, server=self._server, asked=asked))
-        except StoreUnusable as problem:
+        except StoreError as problem:
             _log.error("A call was refused: %s", problem)
             granted = problem.refusal
         if isinstance(granted, Refusal):
@@ -208,7 +208,7 @@ class Budgets:
         with anyio.CancelScope(shield=True):
             try:
                 await self._transact(lambda *_: None)
-            except StoreUnusable as problem:
+            except StoreError as problem:
                 _log.warning("What a call spent stays at the most it could, until this is put right: %s", problem)
             except Exception:  # noqa: BLE001 - a mistake of ours ends no server
                 # Not tried again: it would fail each call that comes after.
@@ -220,7 +220,7 @@ class Budgets:
         one = replace(asked, lines=rates_of(rates, asked.spender), worst={"connections": 1})
         try:
             refused = await self._transact(partial(store.spend, asked=one))
-        except StoreUnusable as problem:
+        except StoreError as problem:
             return problem.refusal
         return refused and replace(refused, rule="egress.rate")
 
@@ -228,7 +228,7 @@ class Budgets:
         """What is left of everything that bounds a caller.
 
         Raises:
-            StoreUnusable: the file cannot be read.
+            StoreError: the file cannot be read.
         """
         spender = Spender(principal=principal.id, run=run or "", workflow=principal.workflow or "", tool="")
         lines = all_lines(rights.budgets, rights.rates, spender, rights.profiles)
@@ -270,7 +270,7 @@ async def opened(state_dir: Path, clocks: Callable[[], Clocks] = read_clocks) ->
     """The budgets of a state directory, for the length of the block.
 
     Raises:
-        StoreUnusable: their file cannot be used.
+        StoreError: their file cannot be used.
     """
     with database.opened(state_dir / database.DIRECTORY / store.NAME, store.SCHEMA) as found:
         async with anyio.create_task_group() as tasks:

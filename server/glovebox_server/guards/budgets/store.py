@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from glovebox_profiles.policy.model import SPENDING
 from glovebox_sandboxes.contract.errors import Refusal
-from glovebox_server.errors import StoreUnusable
+from glovebox_server.errors import StoreError
 from glovebox_server.guards.budgets.spending import (
     Amounts,
     BudgetLine,
@@ -111,7 +111,7 @@ def reserve(
     """Take what a call may spend of each of its budgets: of all, or of none.
 
     Raises:
-        StoreUnusable: it has taken something already that is not settled.
+        StoreError: it has taken something already that is not settled.
     """
     time = _time(connection, clocks)
     granted = []
@@ -133,7 +133,7 @@ def reserve(
         connection.execute("INSERT INTO reserved VALUES (?, ?, ?)", (asked.call_id, server, body))
     except sqlite3.IntegrityError as error:
         reason = f"what the call {asked.call_id} took before is not settled"
-        raise StoreUnusable(f"reserve in the store {NAME}", reason, "Let it be called again.") from error
+        raise StoreError(f"reserve in the store {NAME}", reason, "Let it be called again.") from error
     return granted
 
 

@@ -29,10 +29,6 @@ _MARKS = string.ascii_lowercase + string.digits
 _TEXT = "# Deployment\nDEPLOY_HOST=release.internal\nDEPLOY_TOKEN={}\n"
 
 
-class CanaryProblem(DiagnosedError):  # noqa: N818 - until its area merges it
-    """A canary's file cannot be made or removed."""
-
-
 class Canary(BaseModel):
     """One canary."""
 
@@ -97,7 +93,7 @@ def plant(state_dir: Path, workspace: Path, path: str) -> Canary:
     """Put a new canary into a workspace. The server knows it before its file is there.
 
     Raises:
-        CanaryProblem: there is something of that name, or it cannot be made.
+        DiagnosedError: there is something of that name, or it cannot be made.
         SecretFileError: it cannot be remembered, or there are too many.
     """
     canary = new_canary(workspace, path)
@@ -108,7 +104,7 @@ def plant(state_dir: Path, workspace: Path, path: str) -> Canary:
         descriptor = os.open(canary.file, flags, 0o644)
     except OSError as problem:
         files.remove(canary.id)
-        raise CanaryProblem(f"plant {canary.file}", str(problem.strerror), "Name another with --name.") from problem
+        raise DiagnosedError(f"plant {canary.file}", str(problem.strerror), "Name another with --name.") from problem
     with os.fdopen(descriptor, "w") as file:
         os.fchmod(descriptor, 0o644)  # sandboxes read as another user
         file.write(canary.text)
@@ -119,14 +115,14 @@ def remove(state_dir: Path, canary: Canary) -> None:
     """Take a canary out of its workspace, if it is still what was planted, and forget it.
 
     Raises:
-        CanaryProblem: its file cannot be removed.
+        DiagnosedError: its file cannot be removed.
         SecretFileError: it cannot be forgotten.
     """
     if canary.stands and stat.S_ISREG(canary.file.lstat().st_mode):
         try:
             canary.file.unlink()
         except OSError as problem:
-            raise CanaryProblem(f"remove {canary.file}", str(problem.strerror), "Remove it by hand.") from problem
+            raise DiagnosedError(f"remove {canary.file}", str(problem.strerror), "Remove it by hand.") from problem
     canaries_of(state_dir).remove(canary.id)
 
 
