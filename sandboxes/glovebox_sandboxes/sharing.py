@@ -1,15 +1,14 @@
-"""Who goes first: fair turns by an opaque key for whoever pays, and what waits until no call runs. No I/O.
+"""Schedule fair turns by an opaque key for each payer, and defer work until no call runs. No I/O.
 
-``Turns`` gives the next turn to one of those that wait. Rule 1: never more than ``most`` turns at one time. Rule 2: the
-next turn is of the key that has the fewest; of several, of the one that has waited longest since its last. Rule 3:
-where keys share, one takes a turn only while it has fewer than ``SHARE`` times as many as are left. Rule 4: those of
-one key come in order; one that names a bound has its turn only where its key then has no more turns than that, and as
-long as it has it the key gets no more. Rule 5: no turn is left that rules 3 and 4 give to somebody who waits.
+``Turns`` gives the next turn to one of the waiters. Rule 1: never more than ``most`` turns at one time. Rule 2: the
+next turn goes to the key with the fewest; of several, to the one that has waited longest since its last. Rule 3: where
+keys share, one takes a turn only while it has fewer than ``SHARE`` times as many as are left. Rule 4: waiters of one
+key come in order; one with a bound has its turn only if its key then has no more turns than that, and while it has it
+the key gets no more. Rule 5: no turn stays free that rules 3 and 4 give to a waiter.
 
-Rule 3 is the dynamic threshold of shared-memory switches (Choudhury and Hahne, 1998, doi:10.1109/90.664262): one
-that is alone keeps away from a part, without a word about who else there may be, and each one that comes gets most of
-what is left. Without ``IdleGate`` a call waits for work on other sandboxes: ``print(1)`` takes 13 ms where a bare
-interpreter takes 11.
+Rule 3 is the dynamic threshold of shared-memory switches (Choudhury and Hahne, 1998, doi:10.1109/90.664262): a lone key
+leaves a part free without knowing of others, and each newcomer gets most of what is left. Without ``IdleGate`` a call
+waits for work on other sandboxes: ``print(1)`` takes 13 ms where a bare interpreter takes 11.
 """
 
 from collections import Counter, deque
@@ -21,35 +20,35 @@ import anyio
 import anyio.lowlevel
 
 SHARE = 3
-"""Alone, a key gets three turns of four: of 16, twelve keep two or more processors busy, and four are there at once for
-others. Beside it a second gets three of those, a third one, and from then on each waits for a turn that ends."""
+"""A lone key gets three turns of four: of 16, twelve keep two or more processors busy, and four are free at once for
+others. A second key gets three of those, a third one, and later ones wait for a turn that ends."""
 DEFER_SECONDS = 0.02
-"""Longest that anything is deferred for calls that are under way."""
+"""Longest that work is deferred for calls under way."""
 ANSWER_SECONDS = 0.002
-"""After a call, for its answer to be written before what was deferred begins."""
+"""After a call, so that its answer is written before deferred work begins."""
 
 Waiter = TypeVar("Waiter")
 
 
 class Turns(Generic[Waiter]):
-    """The turns that are taken, and those who wait for one."""
+    """The turns that are taken, and their waiters."""
 
     def __init__(self, most: int, *, shared: bool) -> None:
-        """Give ``most`` turns at one time; where keys are not ``shared`` nothing is kept for others."""
+        """Allow ``most`` turns at one time; unless keys are ``shared``, none are kept for others."""
         self._left = most
         self._shared = shared
         self._taken: Counter[str] = Counter()
         self._bounds: dict[str, list[int]] = {}
-        """Of the turns that each key has, those that were named."""
+        """Bounds of the turns that each key has."""
         self._waiting: dict[str, deque[tuple[Waiter, int | None]]] = {}
-        """In the order in which keys are served, of those that have equally many turns; each with its bound."""
+        """Waiters, each with its bound, in the order in which keys with equally many turns are served."""
 
     def ask(self, key: str, waiter: Waiter, bound: int | None = None) -> None:
-        """Queue a waiter; ``grant`` gives the turns out. ``bound`` is how many the key may have with this one."""
+        """Queue a waiter; ``grant`` gives turns out. ``bound``: how many the key may have with this one."""
         self._waiting.setdefault(key, deque()).append((waiter, bound))
 
     def grant(self) -> Iterator[Waiter]:
-        """Give out the turns that can be given, each to the one who is next."""
+        """Yield each waiter that can have a turn now."""
         while self._left and (able := [key for key in self._waiting if self._within_bounds(key)]):
             key = min(able, key=self._taken.__getitem__)
             if not may_take(self._taken[key], self._left, shared=self._shared):
@@ -76,7 +75,7 @@ class Turns(Generic[Waiter]):
                 del self._bounds[key]
 
     def withdraw(self, key: str, waiter: Waiter) -> None:
-        """Remove a waiter that has no turn yet; whoever came after may have one then."""
+        """Remove a waiter that has no turn yet; later ones may get one then."""
         left = deque(entry for entry in self._waiting[key] if entry[0] != waiter)
         if left:
             self._waiting[key] = left
@@ -89,19 +88,19 @@ class Turns(Generic[Waiter]):
 
 
 def may_take(taken: int, left: int, *, shared: bool) -> bool:
-    """Return whether a key with ``taken`` turns may have one more of those ``left``: rule 3."""
+    """Return whether a key with ``taken`` turns may have one of those ``left``: rule 3."""
     return taken < SHARE * left if shared else left > 0
 
 
 class FairLimiter:
-    """As ``anyio.CapacityLimiter``, with ``Turns`` instead of an order of arrival."""
+    """A limiter like ``anyio.CapacityLimiter``, with ``Turns`` instead of an order of arrival."""
 
     def __init__(self, most: int, *, shared: bool) -> None:
         self._turns: Turns[anyio.Event] = Turns(most, shared=shared)
 
     @asynccontextmanager
     async def turn(self, key: str) -> AsyncIterator[None]:
-        """Hold a turn for the length of the block, as soon as it comes."""
+        """Hold a turn during the block, waiting for it first."""
         await self.acquire(key)
         try:
             yield
@@ -109,12 +108,12 @@ class FairLimiter:
             self.release(key)
 
     async def pause(self, key: str) -> None:
-        """Let others go on until it is this key's turn, and for one turn of the event loop."""
+        """Let others run until it is this key's turn, and for one turn of the event loop."""
         async with self.turn(key):
             await anyio.lowlevel.checkpoint()
 
     async def acquire(self, key: str, bound: int | None = None) -> None:
-        """Wait for a turn, which the caller releases; ``bound`` is how many the key may have with this one."""
+        """Wait for a turn, which the caller releases; ``bound``: how many the key may have with this one."""
         granted = anyio.Event()
         self._turns.ask(key, granted, bound)
         self._grant()
@@ -131,7 +130,7 @@ class FairLimiter:
             raise
 
     def release(self, key: str, bound: int | None = None) -> None:
-        """End a turn that was asked for with this bound."""
+        """End a turn acquired with this bound."""
         self._turns.release(key, bound)
         self._grant()
 
@@ -141,7 +140,7 @@ class FairLimiter:
 
 
 class IdleGate:
-    """Defers refill and teardown until no call runs: they share one event loop and one interpreter with it."""
+    """A gate that defers refill and teardown until no call runs: they share its event loop and interpreter."""
 
     def __init__(self) -> None:
         self._running = 0
@@ -149,7 +148,7 @@ class IdleGate:
 
     @contextmanager
     def call(self) -> Iterator[None]:
-        """Count one call, for the length of the block."""
+        """Count one call during the block."""
         self._running += 1
         try:
             yield
@@ -158,12 +157,12 @@ class IdleGate:
             self.notify()
 
     def notify(self) -> None:
-        """Have those who wait for idleness look again."""
+        """Have those who wait for idleness check again."""
         self._changed.set()
         self._changed = anyio.Event()
 
     async def wait_until_idle(self, urgent: Callable[[], bool]) -> None:
-        """Wait until no call runs, this is urgent, or it was deferred for long enough."""
+        """Wait until no call runs, ``urgent`` holds, or ``DEFER_SECONDS`` are over."""
         with anyio.move_on_after(DEFER_SECONDS):
             while self._running and not urgent():
                 await self._changed.wait()

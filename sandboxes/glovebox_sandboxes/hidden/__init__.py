@@ -1,1 +1,1 @@
-"""Which files of a served directory programs must not read, known at every moment: ``index`` on ``inotify``."""
+"""Index of the files of a served directory that programs must not read, always current: ``index`` on ``inotify``."""

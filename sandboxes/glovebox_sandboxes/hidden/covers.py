@@ -1,25 +1,25 @@
-"""What is covered in a sandbox of such files, so that there are few enough covers, and how paths are named."""
+"""Reduce secret files to few enough covers of one sandbox, and render their paths."""
 
 from collections.abc import Iterable
 
 from glovebox_sandboxes.contract.errors import UnsupportedSpecError
 
 MAX_MASKS = 256
-"""Covers of one sandbox: each is a mount, and a line of its record. Of more, whole folders are covered."""
+"""Covers of one sandbox: each is a mount, and a line of its record. Beyond that, whole folders are covered."""
 _MOST_SHOWN = 200
 """Characters of a path in a message."""
 FIELD = "files.workspace"
-"""What a message is about."""
+"""Subject of the messages."""
 
 
 def shown(path: str, revealed: frozenset[str]) -> bool:
-    """Return whether a path, or a folder that it lies in, is one of these."""
+    """Return whether a path, or a folder above it, is one of these."""
     parts = path.split("/")
     return bool(revealed) and any("/".join(parts[: at + 1]) in revealed for at in range(len(parts)))
 
 
 def folded(found: Iterable[str]) -> tuple[str, ...]:
-    """Cover so few paths that a sandbox can have them all: where there are many in a folder, the whole folder.
+    """Return few enough paths to cover: many in one folder become that folder.
 
     Raises:
         UnsupportedSpecError: that would be the directory itself, or they lie in too many folders.
@@ -47,14 +47,14 @@ def folded(found: Iterable[str]) -> tuple[str, ...]:
 
 
 def _plain(path: str) -> str:
-    """Return the path, or of one that no record can hold the folder above it."""
+    """Return the path, or if no record can hold it, the folder above it."""
     while not path.isprintable():
         path = f"{above(path)}/"
     return path
 
 
 def above(path: str) -> str:
-    """Return the folder that a path lies in."""
+    """Return the folder of a path."""
     return path.rstrip("/").rpartition("/")[0]
 
 

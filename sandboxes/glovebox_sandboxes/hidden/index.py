@@ -1,7 +1,7 @@
-"""Knows at every moment which files of a directory are named as secrets are, by watching all of its folders.
+"""Index the secret files of a directory, by name, at every moment, by watching all of its folders.
 
-What is one says ``_glovebox_guest.workspace.hidden``, as for jobs of our own. Walking and reading changes is done in
-threads; on the event loop it is only asked whether a change waits to be read. What cannot be watched is not served.
+``_glovebox_guest.workspace.hidden`` defines what is one, as for jobs of our own. Threads walk the tree and read
+changes. The event loop only asks whether a change waits to be read. What cannot be watched is not served.
 """
 
 import asyncio
@@ -23,42 +23,42 @@ from glovebox_sandboxes.host import mounts, watches
 from glovebox_sandboxes.host.identity import changes_user
 
 _MOST_KNOWN = 16
-"""Sets of paths shown all the same whose masks are kept: profiles differ in them, and canaries come and go."""
+"""Sets of revealed paths whose masks are cached: profiles differ in them, and canaries come and go."""
 _MOST_BYTES = 3500
-"""Of a folder's path, for names in it and the path of its cover to be short enough for the kernel (PATH_MAX)."""
+"""Of a folder's path, so that names in it and the path of its cover fit into PATH_MAX."""
 Found = tuple[tuple[str, tuple[str, ...]], ...]
-"""What is to be covered, folders with a slash at the end; and for each the paths of which one is to be shown for it to
-be shown: its own, and where that is not the name of a secret those of links to it."""
+"""Paths to cover, folders with a trailing slash, each with the paths that reveal it: its own, and if its name is not a
+secret's, those of links to it."""
 
 
 class SecretFileGuard:
-    """Whether one program has been kept from every such file so far."""
+    """A guard that reports whether one program has been kept from every secret file so far."""
 
     def __init__(self, index: "SecretFileIndex", revealed: frozenset[str], broke: Callable[[], None]) -> None:
-        """Take what is shown to it all the same, and what is called, in any thread, when the answer becomes no."""
+        """Take the revealed paths, and what is called, in any thread, when the guard breaks."""
         self._index = index
         self._revealed = revealed
         self._broke = broke
         self.broken = False
-        """Whether such a file has appeared, or has taken the place of one that was covered."""
+        """Whether a secret file has appeared, or has replaced a covered one."""
 
     @property
     def holds(self) -> bool:
-        """Whether it is sure, without waiting, that it has been."""
+        """Report whether it certainly holds, without waiting."""
         return self._index.settled and not self.broken
 
     def tell(self, *paths: str) -> None:
-        """Hear of such a file, by the paths of which one is to be shown for it to be; none for what was not seen."""
+        """Report a secret file by the paths that reveal it; none for what was not seen."""
         if not self.broken and not any(shown(path, self._revealed) for path in paths):
             self.broken = True
             self._broke()
 
 
 class SecretFileIndex:
-    """Such files of one directory. All but ``settled`` and ``masks`` is done in threads, one at a time."""
+    """Secret files of one directory. All except ``settled`` and ``masks`` runs in threads, one at a time."""
 
     def __init__(self, root: str, changed: Callable[[], None] = lambda: None) -> None:
-        """Watch nothing yet: ``rebuild`` begins. ``changed`` is called, in any thread, when there are others."""
+        """Watch nothing until ``rebuild``. ``changed`` is called, in any thread, when the set changes."""
         self._root = root
         self._changed = changed
         self._mounts = watches.MountWatch()
@@ -83,44 +83,44 @@ class SecretFileIndex:
         self._found: Found = ()
         self._masks: dict[frozenset[str], tuple[Found, tuple[str, ...]]] = {}
         self.problem: tuple[str, str] | None = None
-        """Why it cannot be known, and what to do; None where it can."""
+        """Why it is unknown, and what to do; None if it is known."""
 
     @property
     def root(self) -> str:
-        """The directory."""
+        """Return the directory."""
         return self._root
 
     @property
     def descriptor(self) -> int:
-        """Readable when a change waits."""
+        """Return a descriptor that is readable when a change waits."""
         return self._queue.descriptor
 
     @property
     def count(self) -> int:
-        """How many such files and folders there are."""
+        """Return the number of such files and folders."""
         return len(self._found)
 
     @property
     def settled(self) -> bool:
-        """Whether every change so far has been taken in. In this order: who reads changes has the lock before."""
-        # A server that ends closes it under whoever is still being prepared for.
+        """Report whether all changes so far are applied. In this order: a reader of changes takes the lock first."""
+        # A server that ends closes it under a sandbox that is still being prepared.
         if self._closed:
             return True
-        # Engines mount for every container: only what is mounted here has to be taken in.
+        # Engines mount for every container: only mounts in this directory matter.
         if self._mounts.changed() and (self._lock.locked() or self._mounted_here()):
             self._mounted = True
         return not self._mounted and not self._queue.pending and not self._lock.locked()
 
     @property
     def current(self) -> bool:
-        """Whether it is of the directory that is there now."""
+        """Report whether it describes the directory that is there now."""
         return self.problem is None and self._identity == _identity(self._root)
 
     def masks(self, revealed: frozenset[str]) -> tuple[str, ...]:
-        """Return what is to be covered for a program that is shown ``revealed`` all the same; folders end with a slash.
+        """Return what to cover for a program that is shown ``revealed``; folders end with a slash.
 
         Raises:
-            UnsupportedSpecError: it is not known, or is too much.
+            UnsupportedSpecError: it is unknown, or too much.
         """
         if self.problem is not None:
             reason, fix = self.problem
@@ -140,7 +140,7 @@ class SecretFileIndex:
 
     @contextmanager
     def guarding(self, revealed: frozenset[str], broke: Callable[[], None]) -> Iterator[SecretFileGuard]:
-        """Guard one program, for the length of the block."""
+        """Guard one program during the block."""
         guard = SecretFileGuard(self, revealed, broke)
         self._guards.add(guard)
         try:
@@ -149,13 +149,13 @@ class SecretFileIndex:
             self._guards.discard(guard)
 
     def rebuild(self) -> None:
-        """Begin anew, with the directory that is there now."""
+        """Start over with the directory that is there now."""
         with self._lock:
             if not self._closed:
                 self._rebuild()
 
     def drain(self) -> None:
-        """Take in every change so far."""
+        """Apply every change so far."""
         with self._lock:
             if self._closed:
                 return
@@ -167,14 +167,14 @@ class SecretFileIndex:
             self._publish()
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         with self._lock:
             self._closed = True
             self._queue.close()
             self._mounts.close()
 
     def _mounted_here(self) -> bool:
-        """Return whether another directory is there than was taken in, or other mounts are below it."""
+        """Return whether the directory, or the mounts below it, differ from those indexed."""
         return (self._identity, self._inside) != (_identity(self._root), mounts.inside(self._root))
 
     def _rebuild(self) -> None:
@@ -193,7 +193,7 @@ class SecretFileIndex:
         self._publish()
 
     def _publish(self) -> None:
-        """Follow links, once all is watched that they may pass, and say what there is."""
+        """Follow links, once all is watched that they may pass, and publish the result."""
         for link, target, came in self._links.followed(self._root):
             self._lead(link, target, came=came)
         shown_by: dict[str, tuple[str, ...]] = {}
@@ -233,21 +233,21 @@ class SecretFileIndex:
         came = bool(mask & (watches.IN_CREATE | watches.IN_MOVED_TO))
         self._links.changed(path, came=came)
         if mask & watches.IN_ATTRIB:
-            # Its owner may have opened what nobody could look into.
+            # Its owner may have opened what was unreadable before.
             if is_folder and path not in self._numbers and not self._present.get(path):
                 self._scan(path)
             elif not is_folder and path not in self._present:
                 self._look(folder, name, came=False)
             return
         self._forget(path)
-        # Of two names that are exchanged, the second is told gone after what came there: it is there all the same.
+        # When two names are exchanged, the deletion of the second is reported after its new file: it still exists.
         if not came and not os.path.lexists(_joined(self._root, path)):
             return
         if not self._look(folder, name) and (is_folder or not came):
             self._scan(path)
 
     def _forget(self, path: str) -> None:
-        """Know nothing any more of what had this path, nor of what lay below: it is gone, or is called otherwise."""
+        """Forget this path and all below it: it is gone or renamed."""
         self._below.get(above(path), set()).discard(path)
         waiting = [path]
         while waiting:
@@ -259,7 +259,7 @@ class SecretFileIndex:
             self._unwatch(path)
 
     def _watch(self, path: str, mask: int) -> int:
-        """Watch a file or folder by this path; returns the number of its changes. Raises OSError."""
+        """Watch a path; return the number of its changes. Raises OSError."""
         number = self._queue.add(_joined(self._root, path), mask)
         if self._numbers.get(path, number) != number:
             self._unwatch(path)
@@ -294,7 +294,7 @@ class SecretFileIndex:
                 if len(os.fsencode(place)) > _MOST_BYTES:
                     self._keep(folder, folder=True)
                     continue
-                # Watched before it is read: what comes in between is told.
+                # Watched before it is read: changes in between are reported.
                 self._folders[self._watch(folder, watches.FOLDER)] = folder
                 with os.scandir(place) as listed:
                     entries = list(listed)
@@ -314,9 +314,9 @@ class SecretFileIndex:
                 self._fail(error)
 
     def _look(self, folder: str, name: str, *, came: bool = True) -> bool:
-        """Look at one name, and keep it if it is that of a secret; returns whether it is.
+        """Check one name, keep it if it is a secret's, and return whether it is.
 
-        A link ``came`` unless it is the one that was there.
+        A link ``came`` unless it was there before.
         """
         kind = kind_of(name, folder)
         if kind is None:
@@ -340,7 +340,7 @@ class SecretFileIndex:
         return True
 
     def _lead(self, link: str, target: str | None, *, came: bool) -> None:
-        """Keep what a link leads to that is named as a secret; ``came`` where it may have led elsewhere before."""
+        """Keep a link's target that is named as a secret; ``came`` if it may have led elsewhere before."""
         kind, before = kind_of(link.rpartition("/")[2], above(link)), self._led.pop(link, None)
         if kind is None:
             return
@@ -359,7 +359,7 @@ class SecretFileIndex:
             self._tell(*filter(None, (link, target)))
 
     def _holds(self, kind: Kind, path: str, mode: int) -> bool:
-        """Whether a file holds what makes it one; it is watched from before it is looked into. Raises OSError."""
+        """Return whether a file's content makes it a secret; watch it before reading. Raises OSError."""
         if not stat.S_ISREG(mode):
             return False
         place = _joined(self._root, path)
@@ -384,10 +384,10 @@ class SecretFileIndex:
 
 
 class SecretFileIndexes:
-    """The indexes of one server: of each served directory one, from the first time that it is asked for."""
+    """Indexes of one server: one per served directory, from its first use."""
 
     def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
-        """Have none yet; ``close`` closes them. ``changed`` is called, in any thread, when one has others."""
+        """Start with none. ``changed`` is called, in any thread, when an index changes."""
         self._changed = changed
         self._indexes: dict[str, SecretFileIndex] = {}
         self._making = anyio.Lock()
@@ -396,7 +396,7 @@ class SecretFileIndexes:
         """Return the index of a directory as it is now.
 
         Raises:
-            UnsupportedSpecError: there cannot be one.
+            UnsupportedSpecError: it cannot be indexed.
         """
         index = self._indexes.get(root)
         if index is None or not index.current:
@@ -418,7 +418,7 @@ class SecretFileIndexes:
         return index
 
     def _listen(self, index: SecretFileIndex) -> None:
-        """Have a thread take in changes as they come: the kernel keeps only so many."""
+        """Have a thread apply changes as they come: the kernel's queue is bounded."""
         loop = asyncio.get_running_loop()
 
         def comes() -> None:
@@ -432,7 +432,7 @@ class SecretFileIndexes:
         loop.add_reader(index.descriptor, comes)
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         loop = asyncio.get_running_loop()
         for index in self._indexes.values():
             loop.remove_reader(index.descriptor)
@@ -446,7 +446,7 @@ def _joined(folder: str, name: str) -> str:
 
 
 def _closed(place: str) -> bool:
-    """Return whether no sandbox can look into a folder, because it is another user than the server."""
+    """Return whether no sandbox can read a folder, because sandboxes run as another user than the server."""
     return changes_user() and not os.lstat(place).st_mode & stat.S_IXOTH
 
 

@@ -1,7 +1,7 @@
-"""Where symbolic links in a served directory lead, and which names are on their way there.
+"""Resolve symbolic links of a served directory, and list the names that they pass.
 
-Paths are relative to the directory. A link is followed as the host does and as a sandbox does, to which the directory
-is ``/workspace``: what either of them finds is what it leads to.
+Paths are relative to the directory. A link is followed as the host does, and as a sandbox does, to which the directory
+is ``/workspace``. Its targets are what either of them finds.
 """
 
 import errno
@@ -11,31 +11,30 @@ from collections.abc import Iterator
 from glovebox_sandboxes.contract.spec import WORKSPACE
 
 _MOST_STEPS = 4096
-"""Names on the way of one link: as many as fit into the longest path. What goes on leads anywhere."""
+"""Names on the way of one link: as many as fit into the longest path. Beyond that it may lead anywhere."""
 _MOST_LINKS = 40
-"""On the way of one: as many as the kernel follows, path_resolution(7)."""
+"""Links on the way of one: as many as the kernel follows, path_resolution(7)."""
 
 
 class Links:
-    """Links that somebody wants to be told of: which of them may lead elsewhere by now."""
+    """A set of watched links: reports which of them may lead elsewhere by now."""
 
     def __init__(self) -> None:
-        """Have none."""
         self._passed: dict[str, frozenset[str]] = {}
         self._passing: dict[str, set[str]] = {}
         self._doubtful: dict[str, bool] = {}
 
     def found(self, link: str, *, came: bool = True) -> None:
-        """Take one; whether it ``came``, and may be another than was there."""
+        """Add a link; ``came`` if it may be another than before."""
         self._doubtful[link] = came or self._doubtful.get(link, False)
 
     def changed(self, path: str, *, came: bool) -> None:
-        """Hear of a change of what has this path; whether it ``came`` there, and may be another than was there."""
+        """Mark links that pass this path; ``came`` if something may be new there."""
         for link in self._passing.get(path, ()):
             self.found(link, came=came)
 
     def gone(self, link: str) -> None:
-        """Forget one."""
+        """Remove a link."""
         self._doubtful.pop(link, None)
         for path in self._passed.pop(link, ()):
             self._passing[path].discard(link)
@@ -43,12 +42,12 @@ class Links:
                 del self._passing[path]
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all."""
         for each in (self._passed, self._passing, self._doubtful):
             each.clear()
 
     def followed(self, root: str) -> Iterator[tuple[str, str | None, bool]]:
-        """Each that was in doubt, where it leads now as ``follow`` says, and whether it has come to do so anew."""
+        """Yield each link in doubt, its target as ``follow`` returns it, and whether the target may be new."""
         doubtful, self._doubtful = self._doubtful, {}
         for link, came in doubtful.items():
             passed, target = follow(root, link)
@@ -60,15 +59,15 @@ class Links:
 
 
 def follow(root: str, link: str) -> tuple[frozenset[str], str | None]:
-    """Return every name on the way of a link, its own among them, and where it leads.
+    """Return every name on the way of a link, its own included, and where it leads.
 
     Args:
         root: the directory, without links.
         link: where the way begins.
 
     Returns:
-        None for what is not there, or not in the directory; empty for the directory itself, and for a way that is too
-        long to be known.
+        None for what does not exist, or is outside the directory; empty for the directory itself, and for a way that is
+        too long.
     """
     passed: set[str] = set()
     folder, _, name = link.rpartition("/")
@@ -100,7 +99,7 @@ def follow(root: str, link: str) -> tuple[frozenset[str], str | None]:
 
 
 def _read(place: str) -> str | None:
-    """Return what a link holds; empty for what is none, None for what is not there."""
+    """Return a link's content; empty if it is no link, None if it does not exist."""
     try:
         return os.readlink(place)  # noqa: PTH115 - of a thousand names each counts
     except OSError as error:
@@ -108,7 +107,7 @@ def _read(place: str) -> str | None:
 
 
 def _within(root: str, text: str) -> str | None:
-    """What is left of a path, absolute or from the directory upwards, once it is in the directory; None if never."""
+    """Return an absolute or upward path relative to the directory; None if it never enters it."""
     for top in (root, WORKSPACE):
         home = top.split("/")[1:]
         at, parts = [] if text.startswith("/") else list(home), text.split("/")

@@ -1,7 +1,7 @@
-"""Limits that hold for all processes of a sandbox together: one control group each, v1 or v2.
+"""Enforce limits for all processes of a sandbox together: one control group each, v1 or v2.
 
-A group exists before its sandbox and is gone after it. Groups whose server died are removed by ``host.janitor``.
-See cgroups(7), https://docs.kernel.org/admin-guide/cgroup-v2.html and …/cgroup-v1/memory.html.
+A group exists before its sandbox and is gone after it. ``host.janitor`` removes the groups of dead servers. See
+cgroups(7), https://docs.kernel.org/admin-guide/cgroup-v2.html and …/cgroup-v1/memory.html.
 """
 
 import errno
@@ -21,26 +21,26 @@ from glovebox_sandboxes.host.host_view import groups_of
 
 _CPU_PERIOD_US = 100_000
 SOCKET_BYTES = 32 * 1024 * 1024
-"""On v1, what sockets of a sandbox may hold in flight: v1 counts that apart from memory, and without a limit not at all
-(cgroup-v1/memory.html, 2.7.2). What all sockets of a machine hold together has an end too, so one sandbox could have
-taken it from the host's own. v2 counts it as memory."""
+"""On v1, bytes in flight in a sandbox's sockets. v1 counts them apart from memory, and not at all without a limit
+(cgroup-v1/memory.html, 2.7.2). All sockets of a machine share a bound too, so one sandbox could take it from the host.
+v2 counts them as memory."""
 _REMOVE_TRIES = 100
-"""A group can be removed once its last process is reaped: polled every millisecond at first, for a second at most."""
+"""A group can be removed once its last process is reaped: polled every millisecond at first, for at most 1 s."""
 
 _SETTING_BYTES = 256
 """Of one setting, read back: a few numbers."""
 _STATISTIC_BYTES = 4096
-"""Of one file of numbers; the longest has a dozen lines."""
+"""Of one statistics file; the longest has a dozen lines."""
 PREFIX = "glovebox-"
-"""On v2, of the names of servers' groups, which lie among everybody's."""
+"""Prefix of server groups on v2, which lie among those of others."""
 SERVERS = f"{PREFIX}servers"
-"""On v2, the group into which a server moves that was alone in one of its own. It goes with the unit or container."""
+"""On v2, the group into which a lone server moves. It goes with the unit or container."""
 
 _CONTROLLERS = ("memory", "pids", "cpu")
 _WEIGHT = {1: ("cpu.shares", 1024), 2: ("cpu.weight", 100)}
-"""By version: the file, and what every group has to begin with."""
+"""By version: the file, and the default of every group."""
 _ACCOUNT = "cpuacct"
-"""On v1, what counts processor time: mostly in one hierarchy with ``cpu``, else in one of its own."""
+"""On v1, the controller of processor time: mostly in one hierarchy with ``cpu``, else in its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,18 +50,18 @@ class Hierarchy:
     version: int
     """1 or 2."""
     parents: tuple[Path, ...]
-    """Directories in which one group per sandbox is made: one on v2, one per controller on v1."""
+    """Parent directories of sandboxes' groups: one on v2, one per controller on v1."""
     counts: bool = True
-    """Whether they count processor time: not on v1 without its controller for that."""
+    """Whether they count processor time: not on v1 without its controller."""
 
     @property
     def mechanism(self) -> str:
-        """How the limits are called in capabilities and reports."""
+        """Return the mechanism's name in capabilities and reports."""
         return f"cgroup v{self.version}"
 
 
 def fix() -> str:
-    """Return what makes limits hold for all processes of a sandbox together."""
+    """Return the advice that makes limits hold for all processes of a sandbox together."""
     where = "Run the server as root, or in a systemd unit with Delegate=yes"
     if os.geteuid() == 0:
         where = "Control groups are absent or read-only here: start the container, or sandbox, with writable ones"
@@ -69,10 +69,10 @@ def fix() -> str:
 
 
 def detect(owner: str, root: Path = Path("/sys/fs/cgroup")) -> Hierarchy | None:
-    """Find a place for our groups by making it; None where this process may not.
+    """Find a place for our groups by making it; return None if this process may not.
 
     Args:
-        owner: names our parent group, so that what a dead server left can be told from what a living one uses.
+        owner: names our parent group, so that a dead server's groups can be told from a living one's.
         root: the mount point of the control groups.
     """
     if (root / "cgroup.controllers").exists():
@@ -91,10 +91,11 @@ def _exists(group: Path) -> bool:
 
 
 def _detect_v2(owner: str, root: Path) -> Hierarchy | None:
-    """On v2 a group without processes of its own may hand controllers down; so may the root of all groups.
+    """Return the v2 hierarchy: a group that can hand controllers down.
 
-    Tried in this order: the root, which only root may change and a container does not see; the group above our own (a
-    unit with DelegateSubgroup=); our own (a unit with Delegate=yes, a container's first process), out of which we move.
+    Only a group without processes of its own may do that, or the root of all groups. Tried in this order: the root,
+    which only root may change and a container does not see; the group above our own (a unit with DelegateSubgroup=);
+    our own (a unit with Delegate=yes, a container's first process), which we leave.
     """
     own = _own_group(root)
     above = [] if own in (None, root) else [own.parent]
@@ -115,11 +116,11 @@ def _parent_in(base: Path, owner: str) -> Hierarchy | None:
 
 
 def _handed_down(group: Path) -> bool:
-    """Return whether groups below this one have the controllers that we need, now."""
+    """Return whether groups below this one now have the controllers that we need."""
     control = group / "cgroup.subtree_control"
     try:
         if not set(_CONTROLLERS) <= set(control.read_text().split()):
-            # Not the right to write, or processes in the group, or controllers that it does not have itself.
+            # No permission to write, or processes in the group, or controllers that it lacks itself.
             control.write_text(" ".join(f"+{each}" for each in _CONTROLLERS))
     except OSError:
         return False
@@ -127,7 +128,7 @@ def _handed_down(group: Path) -> bool:
 
 
 def _moved_below(own: Path) -> bool:
-    """Leave our group for one below it, so that it can hand controllers down; only where nobody else is in it."""
+    """Leave our group for one below it, so that it can hand controllers down; only if we are alone in it."""
     below = own / SERVERS
     try:
         if (own / "cgroup.procs").read_text().split() != [str(os.getpid())]:
@@ -161,7 +162,7 @@ def _make(parents: tuple[Path, ...]) -> bool:
 
 
 def settings(version: int, limits: Limits) -> Mapping[str, str]:
-    """File name → content that enforces the limits; pure, part of the plan."""
+    """Return file name → content that enforces the limits; pure, part of the plan."""
     quota = limits.processors * _CPU_PERIOD_US
     if version == 1:
         return {
@@ -188,9 +189,9 @@ class Cgroup:
         """Make the group and set its limits.
 
         Raises:
-            SandboxError: the kernel did not take them, or took something else.
+            SandboxError: the kernel rejected a limit, or set another value.
         """
-        # Text, and the system's own calls: a dozen paths a call would take longer to be made than what they lead to.
+        # Strings and system calls: building a dozen paths per call would take longer than the calls themselves.
         self._directories = tuple(f"{parent}/{name}" for parent in hierarchy.parents)
         self._name = name
         self._wanted = wanted
@@ -216,7 +217,7 @@ class Cgroup:
             raise
         try:
             os.write(descriptor, content.encode())
-            # Declared is not effective: the kernel rounds memory to pages and may cap what it takes.
+            # Declared is not effective: the kernel rounds memory to pages and may cap a value.
             held = os.pread(descriptor, _SETTING_BYTES, 0).decode()
         finally:
             os.close(descriptor)
@@ -225,7 +226,7 @@ class Cgroup:
         self._held[file] = content
 
     def _place(self, file: str) -> str:
-        """Return where a file of the group is: each controller of v1 has a directory of its own, v2 has one for all."""
+        """Return a file's path: each controller of v1 has a directory of its own, v2 has one for all."""
         if len(self._directories) == 1:
             return f"{self._directories[0]}/{file}"
         controllers = self._controllers()
@@ -233,13 +234,12 @@ class Cgroup:
         return f"{self._directories[controllers.index(controller if controller in controllers else 'cpu')]}/{file}"
 
     def _controllers(self) -> tuple[str, ...]:
-        """Of each directory."""
         return ("",) if len(self._directories) == 1 else (*_CONTROLLERS, _ACCOUNT)[: len(self._directories)]
 
     def read_back(self, pid: int | None) -> dict[str, tuple[object, object]]:
-        """By name what was wanted, and what the kernel said when it was set; and whether a process is in the group.
+        """Return by name the planned value and the kernel's, and whether a process is in the group.
 
-        None for what is not known. Made for ``outside.look``.
+        None if unknown. Made for ``outside.look``.
         """
         found: dict[str, tuple[object, object]] = {
             f"limit {file}": (content, self._held.get(file)) for file, content in self._wanted.items()
@@ -251,12 +251,12 @@ class Cgroup:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """On v1, the files by which a thread enters the group itself, at no cost; v2 has no such way."""
+        """Return the files by which a thread enters the group itself, at no cost; v1 only."""
         return tuple(f"{directory}/tasks" for directory in self._directories) if len(self._directories) > 1 else ()
 
     @property
     def entrances(self) -> tuple[str, ...]:
-        """The files by which a process enters the group itself, with a 0, once it holds them open."""
+        """Return the files by which a process that holds them open enters the group, with a 0."""
         return self.tasks or tuple(f"{directory}/cgroup.procs" for directory in self._directories)
 
     def add(self, pid: int) -> None:
@@ -265,24 +265,24 @@ class Cgroup:
             Path(directory, "cgroup.procs").write_text(str(pid))
 
     def weigh(self, parts: int) -> None:
-        """Have one part in so many of the processor time of a group beside it; nothing happens where it is gone."""
+        """Set its processor share to 1/``parts`` of a sibling group's; does nothing if the group is gone."""
         version = 1 if len(self._directories) > 1 else 2
         weigh(self._place("cpu.").rpartition("/")[0], version, parts)
 
     def stats(self) -> SandboxStats:
-        """Return what the kernel has counted of its processes so far."""
+        """Return the kernel's counts for its processes so far."""
         memory, cpu = (self._place(f"{controller}.").rpartition("/")[0] for controller in ("memory", _ACCOUNT))
         return statistics(memory, cpu) or SandboxStats()
 
     def cpu_seconds(self) -> float | None:
-        """Return processor time of its processes so far; None where it is not counted."""
+        """Return processor time of its processes so far; None if not counted."""
         return processor_seconds(self._place(f"{_ACCOUNT}.").rpartition("/")[0])
 
     async def remove(self) -> None:
-        """Remove the group once its processes are gone; whatever still lives in it is killed.
+        """Remove the group once its processes are gone; kill what still lives in it.
 
         Raises:
-            SandboxError: something in it does not die.
+            SandboxError: a process in it does not die.
         """
         for attempt in range(_REMOVE_TRIES):
             if self.remove_now():
@@ -292,12 +292,12 @@ class Cgroup:
         raise SandboxError("Cleaning up after a sandbox", f"processes stay in {self._name}", "Look at them with `ps`.")
 
     def kill(self, *, spared: int | None = None) -> None:
-        """Send SIGKILL to every process in the group, but for one that is spared."""
+        """Send SIGKILL to every process in the group except a spared one."""
         for directory in self._directories:
             kill_all(Path(directory), spared=spared)
 
     def remove_now(self) -> bool:
-        """Remove the group if it is empty; whether it is gone."""
+        """Remove the group if it is empty; return whether it is gone."""
         for directory in self._directories:
             try:
                 os.rmdir(directory)  # noqa: PTH106 - as above
@@ -309,13 +309,13 @@ class Cgroup:
 
 
 def statistics(memory: str, cpu: str) -> SandboxStats | None:
-    """Return what the kernel has counted of a group's processes so far; None where the group is gone.
+    """Return the kernel's counts for a group's processes so far; None if the group is gone.
 
-    Its peak of memory is not told by v2 before 5.19, and processor time by v1 only where ``cpuacct`` is.
+    v2 reports no memory peak before 5.19, and v1 no processor time without ``cpuacct``.
 
     Args:
         memory: directory of the group that counts memory.
-        cpu: and of the one that counts processor time; on v2 both are the same.
+        cpu: directory of the one that counts processor time; on v2 the same.
     """
     events = fields(f"{memory}/memory.events") or fields(f"{memory}/memory.oom_control")
     if not events:
@@ -329,7 +329,7 @@ def statistics(memory: str, cpu: str) -> SandboxStats | None:
 
 
 def weigh(group: str, version: int, parts: int) -> None:
-    """Give a group one part in so many of the default weight; nothing happens where it is gone, or not ours."""
+    """Set a group's share to 1/``parts`` of the default weight; does nothing if it is gone, or not ours."""
     file, default = _WEIGHT[version]
     with suppress(OSError):
         descriptor = os.open(f"{group}/{file}", os.O_WRONLY | os.O_CLOEXEC)
@@ -340,7 +340,7 @@ def weigh(group: str, version: int, parts: int) -> None:
 
 
 def processor_seconds(group: str) -> float | None:
-    """What the kernel has counted of processor time in a group so far; None where it does not, or the group is gone."""
+    """Return a group's processor time so far; None if it is not counted, or the group is gone."""
     nanoseconds = text(f"{group}/cpuacct.usage")
     if nanoseconds:
         return int(nanoseconds) / 1e9
@@ -349,10 +349,10 @@ def processor_seconds(group: str) -> float | None:
 
 
 def text(path: str) -> str | None:
-    """Return what a small file of a group says; None where there is no such file, or no group any more.
+    """Return the content of a group's small file; None if the file or the group is gone.
 
     Raises:
-        SandboxError: it is there and cannot be read, so what it limits or counts is not known.
+        SandboxError: it exists and cannot be read, so its limit or count is unknown.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -369,26 +369,26 @@ def text(path: str) -> str | None:
 
 
 def fields(path: str) -> dict[str, int]:
-    """Return the name and number of each line of such a file."""
+    """Return the name and number of each line of a statistics file."""
     return {name: int(value) for name, value in (line.split() for line in (text(path) or "").splitlines())}
 
 
 def kill_all(group: Path, *, spared: int | None = None) -> None:
-    """Send SIGKILL to every process in one group, but for one; nothing happens where the group is gone."""
+    """Send SIGKILL to every process in one group except a spared one; does nothing if the group is gone."""
     try:
         listed = (group / "cgroup.procs").read_text().split()
     except OSError:
         return
     for pid in map(int, listed):
-        # 0 is a process outside of our pid namespace, and to kill(2) it is our own process group. Ourselves: on v1 a
-        # whole process is listed while one of its threads is in the group, as the one is that starts a sandbox there.
+        # 0 is a process outside of our pid namespace, and to kill(2) our own process group. Ourselves: v1 lists a whole
+        # process while one of its threads is in the group, as the thread is that starts a sandbox there.
         if pid not in (0, os.getpid(), spared):
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
 
 
 def _holds(found: str, wanted: str) -> bool:
-    """Return whether the kernel took a setting; numbers of bytes it rounds to pages."""
+    """Return whether the kernel accepted a setting; it rounds bytes to pages."""
     if found.split() == wanted.split():
         return True
     page = os.sysconf("SC_PAGE_SIZE")

@@ -1,4 +1,4 @@
-"""A sandbox that is processes of this host: the byte stream to its guest, its end, and what the kernel counted."""
+"""A sandbox that is processes of this host: the byte stream to its guest, its end, and the kernel's counts."""
 
 import fcntl
 import os
@@ -22,14 +22,13 @@ _T = TypeVar("_T")
 DETAIL_BYTES = 8192
 """bwrap's own messages are one line; more is not kept."""
 _END_SECONDS = 0.3
-"""From SIGKILL to the end of every process: a millisecond, and the whole must stay below a second."""
+"""From SIGKILL to the end of every process: usually a millisecond, and the whole must stay below 1 s."""
 
 
 class SocketStream(anyio.abc.ByteStream):
-    """Our end of a child's standard input and output, which are one socket, as a stream."""
+    """A stream over a child's standard input and output, which are one socket."""
 
     def __init__(self, end: socket.socket) -> None:
-        """Take it over."""
         end.setblocking(False)
         self._end = end
         self._closed = False
@@ -55,7 +54,7 @@ class SocketStream(anyio.abc.ByteStream):
         await self._write(lambda: socket.send_fds(self._end, [item], descriptors))
 
     async def receive_descriptor(self) -> int | None:
-        """Return a descriptor that comes with one byte; None if the other end was closed instead."""
+        """Return a descriptor that comes with one byte; None if the other end was closed."""
         try:
             found = await self._when(anyio.wait_readable, lambda: socket.recv_fds(self._end, 1, 1)[1])
         except ConnectionResetError:
@@ -69,7 +68,6 @@ class SocketStream(anyio.abc.ByteStream):
             raise anyio.BrokenResourceError from None
 
     async def _when(self, ready: Callable[[socket.socket], Awaitable[None]], action: Callable[[], _T]) -> _T:
-        """Do it as soon as it can be done at once."""
         while True:
             if self._closed:
                 raise anyio.ClosedResourceError
@@ -79,26 +77,26 @@ class SocketStream(anyio.abc.ByteStream):
                 await ready(self._end)
 
     async def send_eof(self) -> None:
-        """Part of ``ByteStream``; nobody calls it, as the wire says when it ends. To pretend would hide a mistake."""
+        """Raise: the wire marks its own end, so a call is a mistake."""
         raise NotImplementedError
 
     async def aclose(self) -> None:
-        """Close it, and wake who waits for it."""
+        """Close it, and wake its waiters."""
         if not self._closed:
             anyio.notify_closing(self._end)
             self.close()
 
     def close(self) -> None:
-        """Close it, where nobody waits for it."""
+        """Close it when no task waits for it."""
         self._closed = True
         self._end.close()
 
 
 class Process:
-    """A child process. Its end is seen through a pidfd, so its number cannot mean another process meanwhile."""
+    """A child process. A pidfd reports its end, so its number cannot mean another process meanwhile."""
 
     def __init__(self, started: "StartedProcess", *, ours: bool = True) -> None:
-        """Take over the running process; ``ours`` is False for a child of a child, which its own parent reaps."""
+        """Take over the running process; ``ours`` is False for a grandchild, which its own parent reaps."""
         self.pid = started.pid
         self.stream = started.stream
         self._pidfd = started.pidfd
@@ -106,13 +104,13 @@ class Process:
         self._over = False
 
     def kill(self) -> None:
-        """Send SIGKILL; fine if it has ended."""
+        """Send SIGKILL; does nothing if it has ended."""
         if not self._over:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     async def wait(self) -> None:
-        """Return when it has ended and is reaped."""
+        """Wait until it has ended and is reaped."""
         if not self._over:
             await anyio.wait_readable(self._pidfd)  # see pidfd_open(2)
             self._over = True
@@ -123,7 +121,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedProcess:
-    """What the thread hands back: the child by number and by descriptor, and our ends of its pipes."""
+    """The thread's result: the child by number and descriptor, and our ends of its pipes."""
 
     pid: int
     pidfd: int
@@ -142,11 +140,11 @@ class ProcessSandbox:
         *,
         zygote: host_view.ZygoteView | None = None,
     ) -> None:
-        """Take over a process: bwrap itself, or what a zygote forked, which is the sandbox's first."""
+        """Take over a process: bwrap itself, or a zygote's fork, the sandbox's first."""
         self.id = name
         self.channel = process.stream
         self.user: int | None = None
-        """Who its processes are on the host, where it may start others as other users."""
+        """User of its processes on the host, if it may start others as other users."""
         self._zygote = zygote
         self._process = process
         self._group = group
@@ -166,10 +164,10 @@ class ProcessSandbox:
         return self._group.cpu_seconds() if self._group else None
 
     async def kill(self) -> None:
-        """End every process with SIGKILL, and return when they are gone; bwrap ends by itself.
+        """End every process with SIGKILL, and wait until they are gone; bwrap ends by itself.
 
-        Nobody is asked to end: the guest would wait for a processor behind its own program. Killing bwrap ends the
-        guest too (--die-with-parent), but then nobody reaps it where the host's process 1 does not, as in many
+        The guest is not asked to end: it would wait for a processor behind its own program. Killing bwrap ends the
+        guest too (--die-with-parent). But then it stays unreaped if the host's process 1 does not reap, as in many
         containers.
         """
         await self._process.stream.aclose()
@@ -181,8 +179,8 @@ class ProcessSandbox:
         await self._process.wait()
 
     def _kill_inside(self) -> None:
-        """Kill all but bwrap; where that has not started the guest yet, its closed wire ends that."""
-        # A share of many would make it slow to die: to end takes a processor too.
+        """Kill all except bwrap; if it has not started the guest yet, its closed wire ends that."""
+        # With a small share it would be slow to die: that takes a processor too.
         self.weigh(1)
         bwrap = None if self._zygote else self._process.pid
         if bwrap is None:
@@ -205,11 +203,11 @@ class ProcessSandbox:
 
 
 def seal_size(descriptor: int) -> None:
-    """Give a memory file its final size, so that no flood of messages can make it grow."""
+    """Seal a memory file's size, so that no flood of messages can make it grow."""
     os.ftruncate(descriptor, DETAIL_BYTES)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
 
 
 def read_words(detail: int) -> str:
-    """Return what was written to a memory file of ``seal_size``."""
+    """Return the text in a memory file of ``seal_size``."""
     return os.pread(detail, DETAIL_BYTES, 0).rstrip(b"\0").decode(errors="replace").strip()

@@ -1,10 +1,9 @@
-"""Gives each call an attested sandbox: of which driver, ready or started now, with or without modules.
+"""Provide each call with an attested sandbox: choose driver, ready or started now, with or without modules.
 
-``SandboxProvider`` decides these three, so that whoever needs a sandbox knows none of them. ``Pool`` prepares sandboxes
-ahead of their calls: each is attested while it waits, used once, and gone after it. There is one queue for each plan in
-use; those that differ in what is preloaded alone are kept and cleared together. How many are ready in one follows
-demand, below a capacity that follows the host's memory; what cannot be prepared is started for its call as if there
-were no pool. Nothing of the server here.
+``SandboxProvider`` decides these three. ``Pool`` prepares sandboxes ahead of their calls: each is attested while it
+waits, used once, and then gone. There is one queue for each plan in use. Plans that differ only in what is preloaded
+are kept and cleared together. Demand decides how many are ready in a queue, below a capacity that follows the host's
+memory. What cannot be prepared is started for its call, as without a pool. Nothing of the server here.
 """
 
 import os
@@ -29,55 +28,54 @@ from glovebox_sandboxes.session.connection import AttestedSandbox, attest
 from glovebox_sandboxes.sharing import FairLimiter, IdleGate
 
 MOST_QUEUES = 64
-"""From which on queues are forgotten whose masks are others by now."""
+"""Above this, queues with outdated masks are forgotten."""
 MOST_STARTING = 2 * (os.cpu_count() or 1)
-"""Sandboxes being started at one time, for the pool and for calls that found none ready: more would only be slower."""
+"""Sandboxes being started at one time, for the pool and for calls: more would only be slower."""
 MOST_CHOICES = 256
-"""Driver and plans that are kept: two for each profile, and for each set of masks."""
+"""Cached choices of driver and plans: two for each profile and set of masks."""
 MAX_SCANNED = 16 * 1024
-"""Characters that are looked at: a millisecond. A longer program is taken to want them."""
+"""Characters of a program that are scanned: a millisecond. A longer one is assumed to need the modules."""
 
 _STATEMENT = re.compile(r"\b(?:from[ \t\f]+(\S+)[ \t\f]+import\b|import[ \t\f]+([^\n;#]*))")
 _ELSEWHERE = ("exec(", "pickle", "runpy", "shelve")
-"""What runs other code of which the text says nothing, or makes objects of modules that it does not name."""
+"""Calls that run other code, or make objects of modules that the text does not name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolEvent:
-    """A change of the pool that a reader of the log may ask about."""
+    """A change of the pool for the log."""
 
     what: PoolChange
     driver: str
     plan_digest: str
     ready: int
-    """Sandboxes that are ready."""
     most: int
-    """How many may be."""
+    """The most that may be ready."""
     reason: str = ""
 
 
 Tell = Callable[[PoolEvent], Awaitable[None]]
 Describe = Callable[[Driver, AttestedSandbox], object]
-"""Returns what ``AttestedSandbox.record`` is to be; called before a call gets the sandbox."""
+"""Returns ``AttestedSandbox.record``; called before a call gets the sandbox."""
 
 
 class ProcessorShares:
-    """Divides processors by key: what one key's sandboxes compute, and what the event loop does for them.
+    """Processor shares by key: of its sandboxes, and of the event loop's work for them.
 
-    More sandboxes of a key are not more of the processors, and a guest that always sends waits for others.
+    More sandboxes give a key no more of the processors, and a guest that always sends waits for others.
     """
 
     def __init__(self) -> None:
         self._running: dict[str, list[Sandbox]] = {}
         self._parts: dict[str, int] = {}
-        """Of a key whose sandboxes have less than the default."""
+        """By key, if its sandboxes have less than the default."""
         self._loop = FairLimiter(1, shared=False)
 
     @contextmanager
     def shared(self, key: str, attested: AttestedSandbox) -> Iterator[None]:
-        """Count a sandbox as one of its key's, for the length of the block.
+        """Count a sandbox as one of its key's during the block.
 
-        One that is alone, and one that is not used yet, keeps the default and costs nothing here.
+        A key's only sandbox, and an unused one, keep the default at no cost.
         """
         sandbox = attested.sandbox
         attested.link.pause = partial(self._loop.pause, key)
@@ -107,7 +105,7 @@ class ProcessorShares:
 
 
 class Pool:
-    """The prepared sandboxes of one server. Open it with ``open_pool``."""
+    """Prepared sandboxes of one server. Open it with ``open_pool``."""
 
     def __init__(self, tasks: anyio.abc.TaskGroup, tell: Tell, describe: Describe, *, shared: bool) -> None:
         self._tasks = tasks
@@ -121,7 +119,7 @@ class Pool:
         self.mounted = MountWatch()
 
     def prepare(self, driver: Driver, plan: Plan) -> None:
-        """Have sandboxes of this plan ready from now on, as long as they are used."""
+        """Keep sandboxes of this plan ready from now on, as long as they are used."""
         self._queue(driver, plan)
 
     def call(self) -> AbstractContextManager[None]:
@@ -141,11 +139,11 @@ class Pool:
         """Provide an attested sandbox for one call: one that is ready, else one that is started now.
 
         Args:
-            driver: whose it is.
+            driver: starts it.
             plan: what is prepared ahead.
-            cold: the plan of a sandbox that is started for this call alone, where nothing could be prepared.
-            key: whose call it is; those of one key share what is one key's.
-            waits: called where none is ready, before one is waited for or started; perhaps more than once.
+            cold: the plan of a sandbox started for this call alone, if none could be prepared.
+            key: for fair shares; calls of one key share its part.
+            waits: called if none is ready, before waiting for one or starting one; perhaps more than once.
 
         Raises:
             SandboxError: it could not be started, or did not get ready.
@@ -161,7 +159,7 @@ class Pool:
                 with self._processor.shared(key, leased.attested):
                     yield leased.attested
             except BaseException:
-                # A call that was cancelled or failed returns when its sandbox is gone; others do not wait for that.
+                # A cancelled or failed call returns when its sandbox is gone; others do not wait for that.
                 await leased.abandon()
                 raise
             leased.give_back()
@@ -184,7 +182,7 @@ class Pool:
         return replace(attested, record=self._describe(driver, attested))
 
     def _queue(self, driver: Driver, plan: Plan) -> ReadyQueue:
-        """Return the queue of a plan, which is refilled from now on, and its siblings with it."""
+        """Return the queue of a plan, refilled from now on, and its siblings with it."""
         key = (driver.name, plan.digest)
         queue = self._queues.get(key)
         if queue is None or queue.driver is not driver:
@@ -202,7 +200,7 @@ class Pool:
         return queue
 
     def _retire(self, plan: Plan) -> None:
-        """Retire queues that differ from this plan in what is masked alone: that has changed, as a rule."""
+        """Retire queues that differ from this plan in masks alone: those have usually changed."""
         spec = replace(plan.spec, preload=(), masks=())
         for key, queue in list(self._queues.items()):
             if replace(queue.plan.spec, preload=(), masks=()) == spec and queue.plan.spec.masks != plan.spec.masks:
@@ -211,7 +209,7 @@ class Pool:
                     del self._queues[key]
 
     def _siblings(self, driver: Driver, plan: Plan) -> list[ReadyQueue]:
-        """Return the queues that are in use as long as that of this plan is: the same but for what is preloaded."""
+        """Return the queues that live as long as this plan's: they differ in what is preloaded."""
         spec = plan.spec.without_preload()
         for queue in self._queues.values():
             if queue.driver is driver and queue.plan.spec.without_preload() == spec:
@@ -233,11 +231,11 @@ class Pool:
 
 @asynccontextmanager
 async def open_pool(tell: Tell, describe: Describe = lambda *_: None, *, shared: bool = False) -> AsyncIterator[Pool]:
-    """Open a pool for the length of the block; nothing of it is left after it.
+    """Open a pool during the block; nothing of it is left afterwards.
 
     Args:
         tell: called with each change.
-        describe: returns what is to be remembered of each sandbox.
+        describe: returns the record of each sandbox.
         shared: whether calls have more than one key, so that each leaves something for others.
     """
     async with anyio.create_task_group() as tasks:
@@ -251,27 +249,27 @@ async def open_pool(tell: Tell, describe: Describe = lambda *_: None, *, shared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxRequest:
-    """The sandbox that a call asks for."""
+    """The sandbox that a call requests."""
 
     isolation: tuple[str, ...]
     """Names of acceptable drivers, the preferred one first."""
     spec: SandboxSpec
     prepared: bool
-    """Whether one that was ready before the call is acceptable."""
+    """Whether one prepared before the call is acceptable."""
     code: str | None = None
-    """The program, where it is one in Python: it may need none of the modules that ``spec`` preloads."""
+    """The program, if in Python: it may need none of the modules that ``spec`` preloads."""
     key: str = ""
-    """Whose call it is, for fair shares of what is ready and of the processors."""
+    """For fair shares of ready sandboxes and of the processors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxProvider:
-    """Provides sandboxes to the calls of one server."""
+    """Source of sandboxes for the calls of one server."""
 
     drivers: Drivers
     pool: Pool
     prewarm: bool = True
-    """Whether sandboxes are prepared ahead of calls. Not worth it for one call alone."""
+    """Whether sandboxes are prepared ahead of calls. Not worth it for a single call."""
     _choices: dict[tuple[tuple[str, ...], SandboxSpec, bool], tuple[Driver, Plan, Plan]] = field(
         default_factory=dict, init=False
     )
@@ -283,9 +281,9 @@ class SandboxProvider:
         """Provide a sandbox for one call, gone after the block.
 
         Args:
-            wanted: what it must be.
-            before_start: awaited where none stands ready, before the host is looked at or anything is waited for or
-                started; perhaps more than once.
+            wanted: its requirements.
+            before_start: awaited if none is ready, before the host is examined, or anything is waited for or started;
+                perhaps more than once.
 
         Raises:
             UnsupportedSpecError: no driver can enforce the spec here; nothing was started.
@@ -306,7 +304,7 @@ class SandboxProvider:
     async def _choose(
         self, key: tuple[tuple[str, ...], SandboxSpec, bool], before_start: Callable[[], Awaitable[None]]
     ) -> tuple[Driver, Plan, Plan]:
-        """Choose driver, plan, and the plan of a sandbox that is made while its call waits; remember what stays so."""
+        """Choose the driver, its plan and the plan of a cold start; cache what stays valid."""
         isolation, spec, preloads = key
         if not preloads:
             spec = spec.without_preload()
@@ -316,7 +314,7 @@ class SandboxProvider:
         driver, plan = known or await self.drivers.choose(isolation, spec)
         cold = plan
         if preloads:
-            # A sandbox that is made while its call waits does not import what the program may not need.
+            # A sandbox started while its call waits does not import what the program may not need.
             _, cold = await self.drivers.choose((driver.name,), spec.without_preload())
         if driver.name == isolation[0]:  # a driver that can be used stays; a preferred one may come to be usable
             if len(self._choices) >= MOST_CHOICES:
@@ -329,7 +327,7 @@ class SandboxProvider:
         return await self.drivers.choose(tuple(isolation), spec)
 
     async def prepare(self, isolation: Sequence[str], spec: SandboxSpec) -> None:
-        """Have sandboxes of this spec ready from now on, as long as they are used.
+        """Keep sandboxes of this spec ready from now on, as long as they are used.
 
         Raises:
             UnsupportedSpecError: no driver can enforce it here.
@@ -338,11 +336,10 @@ class SandboxProvider:
 
 
 def needs_preload(code: str, preload: Sequence[str]) -> bool:
-    """Return whether ``code`` names one of these modules, or imports or runs what is not in view and may need them.
+    """Return whether ``code`` names one of these modules, or may import or run them out of sight.
 
-    What was imported ahead costs a program that does not use it milliseconds. A wrong guess costs time and nothing
-    else. So the text is not parsed: a parser of strangers' programs on the host would be something to attack
-    (https://docs.python.org/3/library/ast.html#ast.parse).
+    A needless preload costs milliseconds, and a wrong guess costs only time. So the text is not parsed: a parser of
+    untrusted programs on the host could be attacked (https://docs.python.org/3/library/ast.html#ast.parse).
     """
     words = (*_ELSEWHERE, *(module.partition(".")[0] for module in preload))
     if len(code) > MAX_SCANNED or any(word in code for word in words):
@@ -351,7 +348,7 @@ def needs_preload(code: str, preload: Sequence[str]) -> bool:
 
 
 def _imported(code: str) -> Iterator[str]:
-    """Yield first names of imports, also in strings and comments; empty for what is relative or not understood."""
+    """Yield first names of imports, also in strings and comments; empty if relative or not understood."""
     for statement in _STATEMENT.finditer(code):
         package, listed = statement.groups()
         for name in [package] if package else listed.split(","):

@@ -1,4 +1,4 @@
-"""The prepared sandboxes of one plan: their states, how many are wanted, and the calls that lease them.
+"""Prepared sandboxes of one plan: their states, how many are wanted, and the calls that lease them.
 
 ::
 
@@ -7,7 +7,7 @@
         └─────────────────────┴──▶ ENDING ◀───────┘
                                      └──CLOSED──▶ GONE
 
-Rule 1: a sandbox never goes back, and may end at any time. Rule 2: what the table does not name raises. Rule 3: each
+Rule 1: a sandbox never goes back, and may end at any time. Rule 2: a transition not in the table raises. Rule 3: each
 event is sent from one place: ATTESTED, FAILED and CLOSED from ``Refill.keep``, GRANTED and BROKE from
 ``ReadyQueue.offer``, RETURNED and DISCARDED from ``PreparedSandbox``.
 """
@@ -29,52 +29,49 @@ from glovebox_sandboxes.sharing import IdleGate, may_take
 MOST_READY = 16
 """In one queue: as many as calls run at one time, so a full turn of them finds its sandboxes ready."""
 MEMORY_SHARE = 8
-"""At most one part in so many of the memory the host has left is given to ready sandboxes, for each queue."""
+"""Each queue's ready sandboxes get at most 1/8 of the memory the host has left."""
 REVIEW_SECONDS = 10.0
-"""Between two reviews of demand, memory and age; the demand peak falls by one at each."""
+"""Between two reviews of demand, memory and age; each lowers the demand peak by one."""
 IDLE_SECONDS = 600.0
-"""A queue nobody leases from is cleared: a pause for thought keeps it, a night does not."""
+"""An unused queue is cleared after this: a pause for thought keeps it, a night does not."""
 RENEW_SECONDS = 1800.0
-"""A source is started anew after this: what its forks share (addresses, hash seed) is shared no longer than that."""
+"""A source is restarted after this: what its forks share (addresses, hash seed) is shared no longer."""
 RETRY_SECONDS = (1.0, 30.0)
-"""A source that failed is tried again when it is next wanted: first after the one, in the end after the other."""
+"""Shortest and longest backoff before a failed source is tried again, when it is next wanted."""
 
 
 class SandboxState(IntEnum):
-    """Where a prepared sandbox is in its life; in the order in which it gets there."""
+    """State of a prepared sandbox, in the order of its life."""
 
     PREPARING = auto()
-    """It is being started and attested, or waits for its turn to be."""
+    """It is being started and attested, or queued for that."""
     READY = auto()
     """It is attested, and watched until a call gets it."""
     LEASED = auto()
-    """A call has it."""
     ENDING = auto()
-    """Nobody gets it any more; it is being removed, or waits for its turn to be."""
+    """No call can get it; it is being removed, or queued for that."""
     GONE = auto()
-    """Nothing is left of it."""
 
 
 class SandboxEvent(Enum):
-    """What can happen to a prepared sandbox."""
+    """An event of a prepared sandbox."""
 
     ATTESTED = auto()
-    """Its guest is ready, and it is what was planned."""
+    """Its guest is ready and as planned."""
     GRANTED = auto()
-    """The call that claimed it, or was first among the waiters, gets it."""
+    """The call that claimed it, or the first waiter, gets it."""
     RETURNED = auto()
     """Its call is over, or was cancelled before it got what it had claimed."""
     BROKE = auto()
-    """It ended while it was ready, or spoke unasked."""
+    """It ended while it was ready, or sent something unasked."""
     DISCARDED = auto()
-    """It is stale, or more than is wanted, or its source is being closed."""
+    """It is stale or surplus, or its source is being closed."""
     FAILED = auto()
-    """It could not be prepared or watched, or the task that holds it was cancelled."""
+    """It could not be prepared or watched, or its task was cancelled."""
     CLOSED = auto()
-    """It has been removed."""
 
 
-# A call returns what it was granted whatever became of it meanwhile, as when the server is stopped under it.
+# A call returns its sandbox whatever its state, for instance when the server is stopped under it.
 TRANSITIONS: Mapping[SandboxState, Mapping[SandboxEvent, SandboxState]] = {
     SandboxState.PREPARING: {
         SandboxEvent.ATTESTED: SandboxState.READY,
@@ -106,7 +103,7 @@ def next_state(state: SandboxState, event: SandboxEvent) -> SandboxState:
     """Return the state that an event leads to.
 
     Raises:
-        RuntimeError: it leads nowhere from there: an error in the pool, never in what a sandbox did.
+        RuntimeError: no such transition: an error in the pool, never caused by a sandbox.
     """
     try:
         return TRANSITIONS[state][event]
@@ -115,25 +112,25 @@ def next_state(state: SandboxState, event: SandboxEvent) -> SandboxState:
 
 
 class PreparedSandbox:
-    """A sandbox that is prepared ahead of its call, used by that call alone, and gone after it.
+    """A sandbox prepared ahead of its call, used by that call alone, and then gone.
 
     ``Refill.keep`` takes it from PREPARING to GONE.
     """
 
     attested: AttestedSandbox
-    """Once it is READY."""
+    """Set once it is READY."""
     fingerprint: tuple[object, ...]
-    """What its mounts led to when it was started; once it is READY."""
+    """What its mounts led to when it was started; set once it is READY."""
 
     def __init__(self) -> None:
         self.state = SandboxState.PREPARING
         self._watch = anyio.CancelScope()
-        # Made before a call comes, and derived: each is set as soon as the state is at its key, or past it.
+        # Made before a call comes, and derived: each is set at the state of its key, and after it.
         states = (SandboxState.LEASED, SandboxState.ENDING, SandboxState.GONE)
         self._reached = {state: anyio.Event() for state in states}
 
     def advance(self, event: SandboxEvent) -> None:
-        """Apply an event, and wake whoever waits for the state that it leads to. Raises RuntimeError."""
+        """Apply an event, and wake the tasks that wait for its state. Raises RuntimeError."""
         self.state = next_state(self.state, event)
         for state, reached in self._reached.items():
             if state <= self.state:
@@ -146,17 +143,17 @@ class PreparedSandbox:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether somebody waits until it is GONE."""
+        """Report whether a task waits until it is GONE."""
         return self._reached[SandboxState.GONE].statistics().tasks_waiting > 0
 
     async def watch(self) -> bool:
-        """Listen to it while it is READY; returns whether that was called off, and not its own doing."""
+        """Watch it while it is READY; return whether the watch was cancelled, not ended by the sandbox."""
         with self._watch:
             await self.attested.link.wait_while_quiet()
         return self._watch.cancelled_caught
 
     def claim(self) -> None:
-        """Have it granted to a call, unless it breaks in the same moment: wait for LEASED, then check."""
+        """Claim it for a call, unless it breaks at the same moment: wait for LEASED, then check."""
         self._watch.cancel()
 
     def discard(self) -> None:
@@ -165,7 +162,7 @@ class PreparedSandbox:
         self._watch.cancel()
 
     def give_back(self) -> None:
-        """Report that the call that claimed it or was granted it is over."""
+        """Report that its call is over, or that the claim is withdrawn."""
         self.advance(SandboxEvent.RETURNED)
 
     async def abandon(self) -> None:
@@ -177,10 +174,10 @@ class PreparedSandbox:
 
 @dataclass(slots=True, kw_only=True)
 class Demand:
-    """How many sandboxes of one plan calls need at one time, and how many are therefore to be ready. Pure."""
+    """How many sandboxes of one plan calls need at one time, and how many should be ready. Pure."""
 
     used_at: float
-    """When a call last began or ended."""
+    """Time at which a call last began or ended."""
     capacity: int = MOST_READY
     """The most that may be ready; follows the memory of the host."""
     in_use: int = 0
@@ -190,27 +187,27 @@ class Demand:
 
     @property
     def wanted(self) -> int:
-        """How many are to be ready: as many as calls were under way at one time lately, and one for the next."""
+        """Return how many should be ready: the recent peak of calls under way, and one more."""
         return min(self.peak + 1, self.capacity)
 
     def begin(self, now: float) -> None:
-        """Count a call."""
+        """Count a call that begins."""
         self.used_at = now
         self.in_use += 1
         self.peak = min(max(self.peak, self.in_use), MOST_READY)
 
     def end(self, now: float) -> None:
-        """End a call that was counted."""
+        """Count a call that ends."""
         self.used_at = now
         self.in_use -= 1
 
     def missing(self, *, ready: int, preparing: int, waiters: int) -> int:
-        """Return how many more to prepare now: one while calls run, which it would slow down, the rest after them."""
+        """Return how many more to prepare now: one while calls run, which it slows, the rest afterwards."""
         wanted = min(self.wanted, 1) if self.in_use else self.wanted
         return wanted + waiters - ready - preparing
 
     def review(self, capacity: int) -> bool:
-        """Let the peak fall and the capacity follow; returns whether the capacity has come to be what limits."""
+        """Lower the peak and set the capacity; return whether the capacity has become the limit."""
         self.peak = max(self.in_use, self.peak - 1)
         before, self.capacity = self.capacity, capacity
         return capacity < min(before, self.peak + 1)
@@ -218,19 +215,19 @@ class Demand:
 
 @dataclass(slots=True)
 class SourceBackoff:
-    """When a source that failed may be tried again. Pure."""
+    """Retry times of a source that failed. Pure."""
 
     delay: float = 0.0
-    """Zero where it did not fail the last time."""
+    """Zero unless its last attempt failed."""
     not_before: float = 0.0
 
     @property
     def failing(self) -> bool:
-        """Whether it failed and has prepared nothing since."""
+        """Report whether it failed and has prepared nothing since."""
         return self.delay > 0
 
     def fail(self, now: float) -> None:
-        """Wait twice as long as the last time."""
+        """Double the delay."""
         first, last = RETRY_SECONDS
         self.delay = min(max(first, self.delay * 2), last)
         self.not_before = now + self.delay
@@ -243,26 +240,25 @@ class WaitingCall:
     key: str
     answered: anyio.Event = field(default_factory=anyio.Event)
     granted: PreparedSandbox | None = None
-    """None where there will be none."""
+    """None if there will be none."""
 
     def answer(self, granted: PreparedSandbox | None) -> None:
-        """Let it go on."""
+        """Wake the call with its sandbox."""
         self.granted = granted
         self.answered.set()
 
 
 @dataclass(slots=True, eq=False)
 class Supply:
-    """Where a queue's sandboxes come from, for as long as one task refills it."""
+    """The source of a queue's sandboxes while one task refills it."""
 
     source: Source | None = None
-    """None until it is open."""
     fingerprint: tuple[object, ...] = ()
-    """What the plan's mounts led to before it was opened: a zygote's forks have what the zygote has mounted."""
+    """What the plan's mounts led to before it was opened: forks have the mounts of their zygote."""
 
 
 class ReadyQueue:
-    """The prepared sandboxes of one plan, those that wait for a call in the order in which they got ready."""
+    """Prepared sandboxes of one plan; those that wait for a call in the order in which they got ready."""
 
     def __init__(
         self,
@@ -274,14 +270,14 @@ class ReadyQueue:
         *,
         shared: bool,
     ) -> None:
-        """Take what is to be prepared, and what the queues of one pool share.
+        """Set up an empty queue.
 
         Args:
-            driver: whose sandboxes they are.
-            plan: what each of them is.
-            mounted: knows what is mounted inside a directory.
+            driver: starts the sandboxes.
+            plan: of each of them.
+            mounted: reports what is mounted inside a directory.
             gate: defers what calls need not wait for.
-            siblings: the queues that are kept as long as this one is used; it adds itself.
+            siblings: the queues that live as long as this one is used; it adds itself.
             shared: whether calls have more than one key, so that each leaves sandboxes for others.
         """
         self.driver = driver
@@ -291,40 +287,40 @@ class ReadyQueue:
         self.demand = Demand(used_at=anyio.current_time())
         self.backoff = SourceBackoff()
         self.supply: Supply | None = None
-        """None where no task refills it."""
+        """None if no task refills it."""
         self.sandboxes: set[PreparedSandbox] = set()
         """All that are not yet gone."""
         self.ready: deque[PreparedSandbox] = deque()
-        """Those that are READY and claimed by nobody."""
+        """Those that are READY and unclaimed."""
         self.changed = anyio.Event()
-        """Set when whoever refills it has to look at it; renewed by them."""
+        """Set when the refilling task should check the queue; renewed by that task."""
         self._waiters: list[WaitingCall] = []
         self._calls: Counter[str] = Counter()
-        """Calls under way by their key, those that wait for a sandbox among them."""
+        """Calls under way by key, including those that wait for a sandbox."""
         self._shared = shared
         self._mounted = mounted
         self._gate = gate
 
     @property
     def has_waiters(self) -> bool:
-        """Whether a call waits for the next sandbox."""
+        """Report whether a call waits for the next sandbox."""
         return bool(self._waiters)
 
     @property
     def missing(self) -> int:
-        """How many more sandboxes are to be prepared now."""
+        """Return how many more sandboxes to prepare now."""
         preparing = sum(sandbox.state is SandboxState.PREPARING for sandbox in self.sandboxes)
         return self.demand.missing(ready=len(self.ready), preparing=preparing, waiters=len(self._waiters))
 
     @property
     def stale(self) -> bool:
-        """Whether the mounts lead elsewhere than when the source was opened."""
+        """Report whether the mounts lead elsewhere than when the source was opened."""
         return self.supply is not None and self.supply.fingerprint != self.fingerprint()
 
     def fingerprint(self) -> tuple[object, ...]:
-        """Return what the plan's mounts lead to now: a directory that was replaced since is not what is mounted.
+        """Return what the plan's mounts lead to now.
 
-        Nor is one in which something was mounted since, nor is a file covered that has taken the place of one that was.
+        It changes if a directory was replaced, if something was mounted in one, or if a covered file was replaced.
         """
         parts: list[object] = []
         for mount in self.plan.spec.mounts:
@@ -339,17 +335,17 @@ class ReadyQueue:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is left of it, and no call needs it."""
+        """Report whether nothing is left of it, and no call needs it."""
         return self.supply is None and not self.sandboxes and not self._calls
 
     def retire(self) -> None:
-        """Be refilled no longer than the calls last that are under way, unless another call comes."""
+        """Stop refilling when the calls under way are over, unless another call comes."""
         self.demand.used_at = -IDLE_SECONDS
         self.changed.set()
 
     @contextmanager
     def in_use(self, key: str) -> Iterator[None]:
-        """Count one call, for the length of the block."""
+        """Count one call during the block."""
         self.demand.begin(anyio.current_time())
         self._calls[key] += 1
         try:
@@ -362,17 +358,17 @@ class ReadyQueue:
             self.changed.set()
 
     async def lease(self, key: str, waits: Callable[[], Awaitable[None]]) -> PreparedSandbox | None:
-        """Get a sandbox that is ready, or the next one that will be; None where starting one is as quick.
+        """Lease a sandbox that is ready, or wait for the next; None if starting one is as quick.
 
         Args:
-            key: whose call it is that ``in_use`` counts.
-            waits: called where none is ready, before the next is waited for or None is returned.
+            key: of the call, as counted by ``in_use``.
+            waits: called if none is ready, before the next is waited for or None is returned.
         """
         while True:
             sandbox = self._claim(key)
             if sandbox is None:
                 await waits()
-                # One may have become ready in that time, and none is prepared for waiters where one is ready.
+                # One may have become ready meanwhile, and none is prepared for waiters while one is ready.
                 sandbox = self._claim(key) or await self._next(key)
             if sandbox is None:
                 return None
@@ -381,13 +377,13 @@ class ReadyQueue:
             except BaseException:
                 await sandbox.abandon()
                 raise
-            # Not as soon as it was claimed: whoever refills the queue would have its turn before this call.
+            # Not at the claim: the refilling task would have its turn before this call.
             self.changed.set()
             if sandbox.state is SandboxState.LEASED:
                 return sandbox
 
     def _claim(self, key: str) -> PreparedSandbox | None:
-        """Take out the one that has been ready for longest and is not stale, unless it is left for other keys."""
+        """Take out the oldest ready one that is not stale, unless it is reserved for other keys."""
         fingerprint = self.fingerprint() if self.ready else ()
         claimed = None
         others = self._calls[key] - 1
@@ -403,7 +399,7 @@ class ReadyQueue:
         return claimed
 
     async def _next(self, key: str) -> PreparedSandbox | None:
-        """Wait for the next one, where the source is quick; it comes LEASED."""
+        """Wait for the next one, if the source is quick; it comes LEASED."""
         source = self.supply.source if self.supply is not None else None
         if source is None or not source.quick or self.stale:
             return None
@@ -422,7 +418,7 @@ class ReadyQueue:
         return waiter.granted
 
     async def offer(self, sandbox: PreparedSandbox) -> None:
-        """Grant one that is READY to a waiter; else hold it until a call claims it, or nobody is to get it.
+        """Grant a READY one to a waiter; else hold it until it is claimed or discarded.
 
         The waiter is the first of those whose key has the fewest calls.
         """
@@ -439,17 +435,17 @@ class ReadyQueue:
                 if sandbox in self.ready:
                     self.ready.remove(sandbox)
                     self.changed.set()
-        # Discarded or given back in the meantime, it is ENDING, however the watch ended.
+        # If discarded or given back meanwhile, it is ENDING, however the watch ended.
         if sandbox.state is SandboxState.READY:
             sandbox.advance(SandboxEvent.GRANTED if claimed else SandboxEvent.BROKE)
 
     def trim(self, keep: int) -> None:
-        """Discard those that have been ready for the shortest time, but for ``keep``."""
+        """Discard all except the ``keep`` that have been ready for longest."""
         while len(self.ready) > keep:
             self.ready.pop().discard()
 
     def close(self, supply: Supply) -> None:
-        """Be without this supply: what is ready is discarded, and no call waits. Does nothing if it has another."""
+        """Detach this supply: discard what is ready and wake all waiters. Does nothing if it has another."""
         if self.supply is not supply:
             return
         self.supply = None
@@ -459,7 +455,7 @@ class ReadyQueue:
 
 
 def _identity(path: str) -> tuple[int, ...]:
-    """Return what tells a file or folder from one that has taken its place, even with the number of an older one."""
+    """Return what identifies a file or folder, even if a new one reuses the inode number."""
     try:
         status = os.lstat(path.rstrip("/"))
     except OSError as problem:

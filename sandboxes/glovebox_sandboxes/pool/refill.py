@@ -1,4 +1,4 @@
-"""Keeps one ready queue filled from one source, and holds each sandbox of it from PREPARING to GONE."""
+"""Keep one ready queue filled from one source, and hold each sandbox of it from PREPARING to GONE."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -29,26 +29,26 @@ from glovebox_sandboxes.sharing import FairLimiter, IdleGate
 
 PoolChange = Literal["opened", "limited", "failed", "recovered", "cleared"]
 Announce = Callable[[PoolChange, ReadyQueue, str], Awaitable[None]]
-"""Takes what happened to which queue, and why."""
+"""Takes the change, its queue, and the reason."""
 Attest = Callable[[Sandbox, Driver, Plan], Awaitable[AttestedSandbox]]
 
 _log = structlog.get_logger(__name__)
 
 
 class Refill:
-    """One task that keeps a queue filled, until nobody leases from it any more or its source fails."""
+    """The task that keeps a queue filled, until it is unused or its source fails."""
 
     def __init__(
         self, queue: ReadyQueue, *, starts: FairLimiter, gate: IdleGate, attest: Attest, announce: Announce
     ) -> None:
-        """Become what the queue is supplied by; ``run`` must be started.
+        """Become the queue's supply; ``run`` must be started.
 
         Args:
             queue: what is to be kept filled.
             starts: bounds how many sandboxes are being started at one time.
             gate: defers what calls need not wait for.
-            attest: waits until a sandbox is ready, and holds it against its plan.
-            announce: told of each change that a reader of the log may ask about.
+            attest: waits until a sandbox is ready, and compares it with its plan.
+            announce: called with each change for the log.
         """
         self._queue = queue
         self._supply = queue.supply = Supply()
@@ -59,7 +59,7 @@ class Refill:
         self._problem: SandboxError | None = None
 
     async def run(self) -> None:
-        """Open the source, keep the queue filled, and close the source when no call uses what came from it."""
+        """Open the source, keep the queue filled, and close the source when no call uses its sandboxes."""
         queue, supply = self._queue, self._supply
         try:
             fingerprint = queue.fingerprint()
@@ -70,16 +70,16 @@ class Refill:
                 try:
                     await self._fill(source, keepers)
                 finally:
-                    # From here on the queue may be refilled anew, while calls still use what they leased from this one.
+                    # From here on the queue may get another supply, while calls still use sandboxes of this one.
                     queue.close(supply)
-                # What was covered may have been replaced: then these sandboxes are not as planned; others will be.
+                # A covered file may have been replaced: then these sandboxes are not as planned; others will be.
                 await self._end(None if supply.fingerprint != queue.fingerprint() else self._problem)
         except Exception as problem:  # noqa: BLE001 - a call that meets it says so; the server goes on
             queue.close(supply)
             await self._end(_unavailable(problem))
 
     async def keep(self, sandbox: PreparedSandbox, source: Source) -> None:
-        """Take one sandbox from PREPARING to GONE: this is its whole life.
+        """Take one sandbox through its whole life, from PREPARING to GONE.
 
         What calls do to it meanwhile is in ``ReadyQueue.lease`` and ``Pool.take``.
         """
@@ -112,7 +112,7 @@ class Refill:
             queue.sandboxes.remove(sandbox)
 
     async def _accept(self, attested: AttestedSandbox) -> None:
-        """Refuse what is not as planned; where preparing had failed before, it works again."""
+        """Reject what is not as planned; report recovery if preparing had failed before."""
         if attested.attestation.differences:
             reason = f"it is not what was planned ({describe(attested.attestation.differences)})"
             raise SandboxError("Preparing a sandbox", reason, "Run `glovebox doctor`.")
@@ -121,7 +121,7 @@ class Refill:
             await self._announce("recovered", self._queue, "")
 
     async def _fill(self, source: Source, keepers: anyio.abc.TaskGroup) -> None:
-        """Prepare what is missing, until nothing is wanted any more, or preparing one fails."""
+        """Prepare what is missing, until nothing more is wanted or one fails."""
         queue = self._queue
         opened_at = reviewed_at = anyio.current_time()
         queue.demand.capacity = capacity_of(_available_bytes(), source.bytes_each)
@@ -171,10 +171,10 @@ def _available_bytes() -> int:
 
 
 def capacity_of(available_bytes: int, bytes_each: int) -> int:
-    """Return how many may be ready with so much memory left on the host."""
+    """Return how many sandboxes may be ready with this much memory left on the host."""
     return min(MOST_READY, available_bytes // MEMORY_SHARE // bytes_each)
 
 
 def is_expired(now: float, *, used_at: float, opened_at: float) -> bool:
-    """Return whether a source is to be closed, for want of use or for its age."""
+    """Return whether a source must be closed, because it is unused or too old."""
     return now - used_at >= IDLE_SECONDS or now - opened_at >= RENEW_SECONDS

@@ -1,6 +1,6 @@
-"""A zygote on the host's side: orders out, sandboxes in. What it does is in ``_glovebox_guest.zygote``.
+"""The host's side of a zygote: orders out, sandboxes in. Its program is ``_glovebox_guest.zygote``.
 
-It forks whatever it is asked to and is told nothing else. Nothing of a driver or of the server here.
+It forks on request and receives nothing else. Nothing of a driver or of the server here.
 """
 
 import json
@@ -17,19 +17,18 @@ from glovebox_sandboxes.host.process import START_SECONDS
 from glovebox_sandboxes.host.sandbox import Process, SocketStream, StartedProcess
 
 IMPORT_SECONDS = 60.0
-"""For everything a profile preloads: half a second for pandas, on a machine that is not busy."""
+"""For all that a profile preloads: half a second for pandas on an idle machine."""
 _MAX_WORDS = 4096
 
 
 class Zygote:
-    """One running zygote."""
+    """The host's end of one running zygote."""
 
     def __init__(self, channel: SocketStream) -> None:
-        """Take the socket to a started one; ``ready`` must be awaited before anything else."""
         self._channel = channel
 
     async def ready(self) -> Mapping[str, int]:
-        """Wait until it has imported what it was to import; returns the inode numbers of its own namespaces.
+        """Wait until its imports are done; return the inode numbers of its own namespaces.
 
         Raises:
             SandboxError: a module cannot be imported; says why.
@@ -49,12 +48,12 @@ class Zygote:
         return namespaces
 
     async def fork(self, detail: int, entrances: Sequence[str], uid: int | None = None) -> Process | None:
-        """Have it fork a sandbox; None if what it forked ended before it was one.
+        """Fork a sandbox; return None if it ended at once.
 
         Args:
             detail: descriptor that becomes its standard error.
             entrances: files by which it enters its control groups.
-            uid: who it is to be, as the zygote counts users; None for the zygote's own.
+            uid: its user, by the zygote's numbers; None for the zygote's own.
 
         Raises:
             OSError: something could not be opened, or the zygote is gone.
@@ -86,7 +85,7 @@ class Zygote:
 
 
 def _process(pidfd: int, stream: SocketStream) -> Process:
-    # proc(5), /proc/pid/fdinfo: the number the process has for us.
+    # proc(5), /proc/pid/fdinfo: the process's number on our side.
     lines = Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines()
     pid = next(int(line.split()[1]) for line in lines if line.startswith("Pid:"))
     return Process(StartedProcess(pid=pid, pidfd=pidfd, stream=stream), ours=False)

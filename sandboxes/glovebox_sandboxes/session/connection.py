@@ -1,4 +1,4 @@
-"""Our end of the wire: proves a sandbox's isolation, then carries one job and its streams. Every byte is hostile."""
+"""The host's end of the wire: attest one sandbox, then carry one job and its streams. Every byte is hostile."""
 
 import functools
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -21,18 +21,17 @@ from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.measure import NAMESPACES, Measured, describe, parse
 
 READY_SECONDS = 30.0
-"""From start to ``ready``: well below a second, but for preloaded modules on a busy machine."""
+"""From start to ``ready``: well below a second, except with preloaded modules on a busy machine."""
 
 _READ = 128 * 1024
-"""Bytes taken from the channel at once. Eight times as many cost five times as much a byte: memory for them is the
-kernel's, made and given back each time."""
+"""Bytes per read. Eight times as many cost five times as much per byte: the kernel allocates and frees them each
+time."""
 _READ_SECONDS = 0.0001
-"""About what that takes, with the start of the guest that had waited for room."""
+"""Approximate duration of such a read, with the start of the guest that had waited for room."""
 _TURN_SECONDS = 0.0005
-"""Longest that a guest which always has something to say keeps everybody else waiting: a call that says little waits
-for such turns a dozen times, and is itself over in ten milliseconds."""
+"""Longest turn of a guest that always sends. A short call waits for a dozen such turns and itself takes 10 ms."""
 _OUTBOX = 1024 * 1024
-"""Bytes on their way to the guest beyond which those who send more wait."""
+"""Bytes on their way to the guest beyond which senders wait."""
 _GONE = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
 
 
@@ -50,7 +49,7 @@ class _GuestModel(BaseModel):
 
 
 class GuestSkipped(_GuestModel):
-    """One thing in ``/output`` that the guest did not send."""
+    """One entry of ``/output`` that the guest did not send."""
 
     name: str = Field(max_length=1024)
     reason: str = Field(max_length=200)
@@ -58,7 +57,7 @@ class GuestSkipped(_GuestModel):
 
 
 class GuestChanges(_GuestModel):
-    """What the program changed in its workspace."""
+    """Changes of the program in its workspace."""
 
     created: list[_Name] = Field(max_length=50)
     changed: list[_Name] = Field(max_length=50)
@@ -79,11 +78,10 @@ class GuestOutcome(_GuestModel):
     skipped: list[GuestSkipped] = Field(max_length=64)
     changes: GuestChanges | None = None
     refused: str = Field(default="", max_length=300)
-    """Why the program was not started."""
 
 
 class StreamSink(Protocol):
-    """Takes one stream of the guest's. Called in order, one at a time; while it works, the guest waits."""
+    """The receiver of one stream of the guest's. Called in order, one at a time; while it works, the guest waits."""
 
     async def data(self, data: bytes) -> None:
         """Take the next bytes."""
@@ -101,9 +99,9 @@ class Duplex(anyio.abc.ByteStream):
         self.meta = meta
         self._link = link
         self.scope = anyio.CancelScope()
-        """Serving it happens in here: when the guest resets the stream there is nobody left to serve."""
-        # The codec's window bounds what is in here: a peer that sends more breaks the protocol. One array, because a
-        # window of tiny frames, each an object of its own, would take thirty times its bytes.
+        """Serving happens in here: a reset by the guest cancels it."""
+        # The codec's window bounds it: a peer that sends more breaks the protocol. One array, because a window of tiny
+        # frames, each an object of its own, would take thirty times its bytes.
         self._inbox = bytearray()
         self._over = False
         self._broken = False
@@ -115,7 +113,7 @@ class Duplex(anyio.abc.ByteStream):
 
         Raises:
             anyio.EndOfStream: the guest has sent everything.
-            anyio.BrokenResourceError: the guest gave the stream up, so what came may not be everything.
+            anyio.BrokenResourceError: the guest reset the stream, so the data may be incomplete.
         """
         while not self._inbox or self._broken:
             if self._broken:
@@ -130,7 +128,7 @@ class Duplex(anyio.abc.ByteStream):
         return data
 
     async def send(self, data: bytes) -> None:
-        """Send bytes to the guest; waits for credit. Raises anyio.BrokenResourceError where the guest is gone."""
+        """Send bytes to the guest; wait for credit. Raises anyio.BrokenResourceError if the guest is gone."""
         view = memoryview(data)
         while view:
             if not self._link.wire.is_open(self.stream):
@@ -144,22 +142,22 @@ class Duplex(anyio.abc.ByteStream):
             view = view[credit:]
 
     async def send_eof(self) -> None:
-        """Send no more bytes to the guest."""
+        """Close the sending direction."""
         if self._link.wire.is_open(self.stream):
             await self._link.send(self._link.wire.end(self.stream))
 
     async def accept(self, body: Mapping[str, Any]) -> None:
-        """Answer the guest's opening of this stream, once, before any bytes.
+        """Accept the guest's opening of this stream, once, before any bytes.
 
         Raises:
-            anyio.BrokenResourceError: the guest has given the stream up.
+            anyio.BrokenResourceError: the guest has reset the stream.
         """
         if not self._link.wire.is_open(self.stream):
             raise anyio.BrokenResourceError
         await self._link.send(self._link.wire.accept(self.stream, body))
 
     async def reset(self, body: Mapping[str, Any]) -> None:
-        """End the stream at once, with the reason, unless it is over."""
+        """Reset the stream with this reason, unless it is over."""
         self._link.post(self._link.wire.reset(self.stream, body))
         self.on_over()
 
@@ -168,44 +166,44 @@ class Duplex(anyio.abc.ByteStream):
         await self.reset({})
 
     def on_data(self, data: bytes) -> None:
-        """Take the next bytes."""
+        """Append received bytes."""
         self._inbox += data
         self._came.set()
 
     def on_credit(self) -> None:
-        """Let a sender go on."""
+        """Wake a sender that waits for credit."""
         self._credit.set()
 
     def on_over(self) -> None:
-        """End receiving: nothing more will come."""
+        """End receiving: the guest sends no more."""
         self._over = True
         self._came.set()
         self._credit.set()
 
     def on_reset(self) -> None:
-        """End serving: the guest gave the stream up."""
+        """End serving: the guest reset the stream."""
         self._broken = True
         self.on_over()
         self.scope.cancel()
 
 
 Input = tuple[str, AsyncGenerator[bytes, None]]
-"""A name below ``/input``, and its content piece by piece. Where that raises, the guest never begins its job."""
+"""A name below ``/input``, and its content in pieces. If reading it raises, the guest never begins its job."""
 
 
 async def whole(content: bytes) -> AsyncGenerator[bytes, None]:
-    """Yield content that is in memory, as an input has it."""
+    """Yield content that is in memory, in the form of an input."""
     yield content
 
 
 Accept = Callable[[str, Mapping[str, Any]], Awaitable[StreamSink | None]]
-"""Takes kind and meta of a one-way stream; None refuses it."""
+"""Takes kind and metadata of a one-way stream; None rejects it."""
 Serve = Callable[[Duplex], Awaitable[None]]
 """Serves one two-way stream; runs in a task of its own."""
 
 
 class GuestConnection:
-    """One conversation with one guest."""
+    """The conversation with one guest."""
 
     def __init__(self, channel: anyio.abc.ByteStream) -> None:
         self.wire = wire.Wire("host")
@@ -218,29 +216,28 @@ class GuestConnection:
         self._credit: dict[int, anyio.Event] = {}
         self._turn = 0.0
         self.pause: Callable[[], Awaitable[None]] = anyio.lowlevel.checkpoint
-        """Awaited when a turn is over: returns when it is this guest's again."""
+        """Awaited when a turn is over; returns at this guest's next turn."""
 
     def post(self, frames: bytes) -> None:
-        """Send frames, whole and in order, without waiting.
+        """Queue frames, whole and in order, without waiting.
 
-        What reads from the guest never waits for it: guest and host would wait for each other. Credit bounds the data
-        that is under way, and all else is a few bytes for each megabyte or stream of the guest's.
+        The reader never waits for the guest: they would wait for each other. Credit bounds the data under way; all else
+        is a few bytes for each megabyte or stream of the guest's.
         """
         if frames:
             self._outbox += frames
             self._posted.set()
 
     async def send(self, frames: bytes) -> None:
-        """Send frames, whole and in order, even if cancelled; waits while much is under way."""
+        """Send frames, whole and in order, even if cancelled; wait while more than ``_OUTBOX`` is under way."""
         self.post(frames)
         while len(self._outbox) > _OUTBOX:
             await self._sent.wait()
 
     async def _write(self) -> None:
-        """Write to the channel, in one task, so that no other's cancellation can cut a frame in two.
+        """Write to the channel, in one task, so that no cancellation can split a frame.
 
-        A guest that takes nothing any more may have said its last word, which is still to be read: that is for the
-        reader to find out.
+        A guest that takes no more bytes may have sent its last ones: the reader finds out.
         """
         with suppress(*_GONE, OSError):
             while True:
@@ -253,18 +250,18 @@ class GuestConnection:
                 await self._channel.send(frames)
 
     async def wait_while_quiet(self) -> None:
-        """Wait until a guest that was asked nothing has ended, or has sent something: it is of no use then."""
+        """Wait until a guest without a job has ended or sent something: it cannot be used then."""
         with suppress(*_GONE):
             await self._channel.receive(_READ)
 
     async def ready(self) -> Measured:
-        """Wait until the guest is ready; returns what it measured.
+        """Wait until the guest is ready; return its measurement.
 
         Raises:
-            SandboxError: what came is not a measurement.
+            SandboxError: the message is not a measurement.
             anyio.EndOfStream: the guest ended first.
         """
-        # The codec lets nothing else than a message come first.
+        # The codec lets no other message come first.
         return parse(await self._pump())
 
     async def run(
@@ -274,13 +271,13 @@ class GuestConnection:
         accept: Accept,
         serve: Serve | None,
     ) -> GuestOutcome:
-        """Give the guest its job and carry its streams until the outcome.
+        """Send the guest its job and carry its streams until the outcome.
 
         Args:
             job: body of the ``job`` message.
-            inputs: what the guest has to have before it begins; each is read as the guest takes it.
+            inputs: what the guest needs before it begins; each is read as the guest takes it.
             accept: called for each one-way stream the guest opens.
-            serve: called for each two-way stream; None refuses them all.
+            serve: called for each two-way stream; None rejects them all.
 
         Raises:
             SandboxError: the guest broke the protocol.
@@ -297,12 +294,12 @@ class GuestConnection:
         self.post(self.wire.message("job", job))
         try:
             async with anyio.create_task_group() as tasks:
-                # In a task of its own: each time that it waits, only it is woken, and not all that waits for the job.
+                # In a task of its own: each wait then wakes it alone, and not all that waits for the job.
                 tasks.start_soon(carry)
                 tasks.start_soon(self._write)
                 tasks.start_soon(self._send_inputs, inputs)
         except BaseExceptionGroup as problems:
-            # Tasks fail together; what counts is what went wrong, and then that the guest is gone.
+            # Tasks fail together; other errors count more than that the guest is gone.
             _, wrong = problems.split(_GONE)
             raise anyio.EndOfStream if wrong is None else _first(wrong) from None
         try:
@@ -311,16 +308,15 @@ class GuestConnection:
             raise _broken(f"its outcome is malformed: {_said(problem)}") from None
 
     def stop(self, reason: str) -> None:
-        """Have the guest end the program, if it runs; ``reason`` is what it then says (``GuestOutcome.stopped``)."""
+        """Ask the guest to end the program, if it runs; it reports ``reason`` as ``GuestOutcome.stopped``."""
         if self.wire.state == "running":
             self.post(self.wire.message("stop", {"reason": reason}))
 
     async def _pump(
         self, accept: Accept | None = None, serve: Serve | None = None, tasks: anyio.abc.TaskGroup | None = None
     ) -> Mapping[str, Any]:
-        """Carry streams until the next message; return its body."""
         while True:
-            # A channel may always have bytes at once, and those hold many frames: others have their turn all the same.
+            # A channel may always have bytes at once, and those hold many frames: others still have their turn.
             if monotonic() >= self._turn:
                 await self.pause()
                 self._turn = monotonic() + _TURN_SECONDS
@@ -331,7 +327,7 @@ class GuestConnection:
             if event is None:
                 asked = monotonic()
                 self.wire.feed(await self._channel.receive(_READ))
-                # Waiting for it is no part of its turn; reading is.
+                # Waiting for data is no part of its turn; reading is.
                 self._turn += max(0.0, monotonic() - asked - _READ_SECONDS)
             elif isinstance(event, wire.Message):
                 return event.body
@@ -399,7 +395,7 @@ class GuestConnection:
             async with aclosing(content):
                 async for piece in content:
                     await self._send_piece(stream, piece)
-            # Not before all of it was read without a complaint: the guest begins at the last of these.
+            # Only after all of it was read without error: the guest begins at the last of these.
             await self.send(self.wire.end(stream))
 
     async def _send_piece(self, stream: int, piece: bytes) -> None:
@@ -422,13 +418,13 @@ class GuestConnection:
 
 @functools.cache
 def host_namespaces() -> Mapping[str, int]:
-    """Return inode numbers of the namespaces this process is in, see namespaces(7); it stays in them."""
+    """Return inode numbers of this process's namespaces, see namespaces(7); they do not change."""
     return {name: namespace_number(str(Path(f"/proc/self/ns/{name}").readlink())) for name in NAMESPACES}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttestedSandbox:
-    """A sandbox whose guest is ready, and what was measured of it."""
+    """A sandbox whose guest is ready, and its measurements."""
 
     sandbox: Sandbox
     plan: Plan
@@ -436,10 +432,10 @@ class AttestedSandbox:
     measured: Measured
     attestation: Attestation
     record: Any = None
-    """What whoever uses it records of it (``Pool``'s ``describe``), made when it got ready."""
+    """The result of ``Pool``'s ``describe`` when it got ready."""
 
     def require_as_planned(self) -> None:
-        """Refuse one whose isolation is not what was planned.
+        """Raise if the isolation differs from the plan.
 
         Raises:
             SandboxError: names each field that differs.
@@ -453,7 +449,7 @@ class AttestedSandbox:
 
 
 async def attest(sandbox: Sandbox, plan: Plan) -> AttestedSandbox:
-    """Wait until the guest is ready; hold what it measured, and what the host sees of it, against the plan.
+    """Wait until the guest is ready; compare its measurements and the host's view with the plan.
 
     Raises:
         SandboxError: it did not get ready.
@@ -477,7 +473,6 @@ async def attest(sandbox: Sandbox, plan: Plan) -> AttestedSandbox:
 
 
 def _first(problems: BaseExceptionGroup) -> BaseException:
-    """Return one exception of a group, however deep."""
     problem: BaseException = problems
     while isinstance(problem, BaseExceptionGroup):
         problem = problem.exceptions[0]

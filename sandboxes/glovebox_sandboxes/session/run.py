@@ -1,8 +1,8 @@
-"""One job in one sandbox: run it, bound everything that comes out, say how it ended. The same for every driver.
+"""Run one job in one sandbox, bound all its output, and report how it ended. The same for every driver.
 
-Files and network connections are handed to the caller's callbacks as they come. What a job handed back are frames of
-the guest's ``program.emit``: a program writes to the same pipe, so nobody can say whose words they are; but it can say
-little, and once: one value, and at most ``MAX_BLOBS`` pictures. The first frame beyond that ends the reading.
+Files and network connections go to the caller's callbacks as they come. A job returns frames of the guest's
+``program.emit``. The program writes to the same pipe, so their author is unknown. But it can say little, and once: one
+value, and at most ``MAX_BLOBS`` pictures. The first frame beyond that ends the reading.
 """
 
 import asyncio
@@ -46,37 +46,37 @@ from glovebox_sandboxes.session.connection import (
 )
 
 GRACE_SECONDS = 5.0
-"""After its wall time the guest stops the program and sends what there is; then the host ends the sandbox itself."""
+"""After its wall time the guest stops the program and sends its output; then the host ends the sandbox."""
 PRINTED_FACTOR = 256
-"""A program is stopped when it prints more than this many times what is kept of a stream."""
+"""A program is stopped when it prints more than this many times the bytes kept of a stream."""
 
 LOOK_SECONDS = 0.1
-"""Between two looks at what a running job has used: with one processor to a sandbox, as much as it can be late."""
+"""Seconds between two checks of a running job's use: on one processor, also the most it can be late."""
 
 _DIGITS = 3
-"""Of milliseconds: a clock shows more, and means nothing by it."""
+"""Of milliseconds: more digits mean nothing."""
 _SIGXCPU = 24
 _SIGKILL = 9
 MAX_VALUE = 1024 * 1024
-"""Bytes of JSON: above what any job of ours returns, and small enough to parse without thought."""
+"""Bytes of JSON: above every result of our own jobs, and small enough to parse safely."""
 MAX_BLOB = 8 * 1024 * 1024
 """Bytes of one picture: a 4,000 × 3,000 plot is about 1 MiB."""
 MAX_BLOBS = 16
 """Pictures of one job."""
 MAX_BLOB_BYTES = 16 * 1024 * 1024
-"""All pictures of one job together: they are held in memory until the call has its answer."""
+"""Of all pictures of one job: they are held in memory until the call has its answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hooks:
-    """The callbacks of a running job's caller."""
+    """Callbacks of a running job's caller."""
 
     file: Callable[[str, int], Awaitable[StreamSink | None]]
-    """Takes name and size of an output file; None refuses it."""
+    """Takes name and size of an output file; None rejects it."""
     cut_file: Callable[[str, int], Awaitable[StreamSink | None]] | None = None
-    """Takes one whose end may be missing, where that is to be told apart."""
+    """Takes a file whose end may be missing, if the caller distinguishes it."""
     serve: Serve | None = None
-    """Serves one egress stream; None where the profile grants no network."""
+    """Serves one egress stream; None if the profile grants no network."""
     printed: Callable[[bytes], None] | None = None
     """Called with standard output as it comes."""
 
@@ -135,9 +135,9 @@ async def run(proved: AttestedSandbox, job: Job, *, inputs: Sequence[Input], hoo
 
 
 class ProcessorMeter:
-    """Watches what a job spends of processor time while it runs, where the host's kernel counts it for the sandbox.
+    """A watch of a running job's processor time, where the host's kernel counts it for the sandbox.
 
-    The guest sees only processes that live or were waited for. What was used before the job is not the job's.
+    The guest sees only processes that live or were waited for. Time used before the job does not count.
     """
 
     def __init__(self, sandbox: Sandbox, link: GuestConnection, most: float) -> None:
@@ -148,7 +148,6 @@ class ProcessorMeter:
         self._last = self._before
         self._timer: asyncio.TimerHandle | None = None
         self.stopped = False
-        """Whether the guest was told to end the program."""
 
     def __enter__(self) -> Self:
         if self._before is not None:
@@ -173,7 +172,7 @@ class ProcessorMeter:
         self._last = found
         if found - self._before > self._most:
             self.stopped = True
-            # A guest that does not, or cannot, is ended when its wall time is up.
+            # A guest that does not comply is ended when its wall time is up.
             self._link.stop("processor")
         else:
             self._again()
@@ -230,7 +229,7 @@ def _job_body(plan: Plan, job: Job, wall: float, inputs: int) -> dict[str, Any]:
 def _ending(
     plan: Plan, reported: GuestOutcome | None, facts: SandboxStats, wall: float, value: Any
 ) -> tuple[Ended, int | None, str]:
-    """Say how it ended, by the strongest evidence first: the kernel's, the clock's, then the guest's."""
+    """Return how it ended, by the strongest evidence: the kernel's, the clock's, then the guest's."""
     limits = plan.spec.limits
     if reported is None:
         return _out_of_memory(limits, None) if facts.out_of_memory else _timed_out(limits, wall)
@@ -246,17 +245,16 @@ def _ending(
 
 
 def _lacked_memory(plan: Plan, reported: GuestOutcome, facts: SandboxStats, value: Any) -> bool:
-    """Return whether a program that ended by itself did so for want of memory."""
     error = value.get("error") if isinstance(value, dict) else None
-    # A program can say so of itself as it likes. Where the limit holds per process there is no other witness.
+    # A program can claim this falsely. Where the limit holds per process there is no other witness.
     witness = facts.out_of_memory or "memory_bytes" in plan.rlimits
     if witness and reported.status == 1 and isinstance(error, dict) and error.get("type") == "MemoryError":
         return True
-    # Where the kernel took what holds the program's memory (under gVisor), the program ends without a word.
+    # Where the kernel killed what holds the program's memory (under gVisor), the program ends without a word.
     return reported.status != 0 and value is None and facts.out_of_memory
 
 
-# What is said of a program that was stopped for a limit, by the guest's word for it.
+# The message for a program stopped for a limit, by the guest's word for it.
 _LIMITS: Mapping[str, Callable[[Limits], str]] = {
     "processor": lambda limits: (
         f"It used more than {counted(limits.cpu_seconds, 'second')} of processor time and was stopped."
@@ -286,8 +284,6 @@ def _timed_out(limits: Limits, wall: float) -> tuple[Ended, int | None, str]:
 
 
 class _Streams:
-    """The guest's one-way streams by kind."""
-
     def __init__(self, keep: int, hooks: Hooks, *, overlay: bool) -> None:
         self.stdout = HeadAndTail(keep)
         self.stderr = HeadAndTail(keep)
@@ -320,8 +316,6 @@ class _Streams:
 
 
 class _Feed:
-    """A sink that hands bytes to a function."""
-
     def __init__(self, take: Callable[[bytes], None]) -> None:
         self._take = take
 
@@ -333,7 +327,7 @@ class _Feed:
 
 
 class HeadAndTail:
-    """Holds at most ``limit`` bytes: the first half, and the last half of what came after; counts what fell out."""
+    """A buffer of at most ``limit`` bytes: the first half, and the last half of the rest; counts the bytes dropped."""
 
     def __init__(self, limit: int) -> None:
         self.total = 0
@@ -344,7 +338,7 @@ class HeadAndTail:
         self._tail_size = 0
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes."""
+        """Append bytes."""
         self.total += len(data)
         room = self._head_limit - len(self._head)
         self._head += data[:room]
@@ -353,12 +347,12 @@ class HeadAndTail:
             return
         self._tail.append(rest)
         self._tail_size += len(rest)
-        # Whole chunks fall out; the first one left is cut when the result is read.
+        # Whole chunks are dropped; the first one left is cut when the result is read.
         while self._tail_size - len(self._tail[0]) >= self._tail_limit:
             self._tail_size -= len(self._tail.popleft())
 
     def captured(self) -> Captured:
-        """Return what was kept, as text."""
+        """Return the kept bytes as text."""
         tail = b"".join(self._tail)[-self._tail_limit :] if self._tail else b""
         dropped = self.total - len(self._head) - len(tail)
         if not dropped:
@@ -370,7 +364,7 @@ class HeadAndTail:
 
 
 class ResultReader:
-    """Collects the frames of one job. What does not fit the format is left out and said in ``problems``."""
+    """A parser of one job's frames. It skips what does not fit the format and reports it in ``problems``."""
 
     def __init__(self) -> None:
         self.value: Any = None
@@ -387,7 +381,7 @@ class ResultReader:
         self._room = MAX_BLOB_BYTES
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes."""
+        """Parse the next bytes."""
         if self._broken:
             return
         self._buffer += data
@@ -399,7 +393,7 @@ class ResultReader:
                 return
             kind, length = HEADER.unpack_from(self._buffer)
             if not self._expected(kind, length):
-                # Without a believable length there is no next frame to look for.
+                # Without a valid length the next frame cannot be found.
                 self._broken = True
                 self._buffer.clear()
                 self.problems.append("the program wrote to the descriptor its results go through; the rest is dropped")
@@ -424,7 +418,7 @@ class ResultReader:
                 self._take_blob(payload)
 
     def _expected(self, kind: int, length: int) -> bool:
-        """Return whether a frame, told from its head alone, may be one of ours."""
+        """Return whether a frame with this head may be one of ours."""
         if kind == VALUE:
             return length <= MAX_VALUE and not self._valued
         if kind == SHOWN:
@@ -435,10 +429,10 @@ class ResultReader:
         self._valued = True
         try:
             bound(payload, MAX_LISTED)
-            # Decoded here: `json` would take other encodings, and surrogates that are no UTF-8.
+            # Decoded here: `json` would accept other encodings, and surrogates that are not UTF-8.
             value = json.loads(payload.decode(), parse_constant=_refuse, parse_float=_finite)
             if b"\\u" in payload:
-                # Half a surrogate pair is a str that nothing can encode: it becomes a question mark here, once.
+                # An unpaired surrogate cannot be encoded: it becomes a question mark here, once.
                 value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
         except (ValueError, RecursionError):
             self.problems.append("the value is not JSON of ordinary size")
