@@ -1,7 +1,7 @@
-"""A folder of the operator's, in which files are looked at and exchanged by descriptor, never through a link.
+"""A folder of the operator, accessed by descriptor only and never through a symbolic link.
 
-Each step of a way is opened by itself (``O_NOFOLLOW``) and must lie on the folder's own file system. What takes the
-place of a file is exchanged with it in one operation (renameat2(2)): what was there is never lost, whoever wrote it.
+Each path segment is opened by itself (``O_NOFOLLOW``) and must be on the folder's own file system. A new file is
+exchanged with the old one in one operation (renameat2(2)), so the old content is never lost, even if just written.
 Must never be imported here: policy, the audit log, anything async.
 """
 
@@ -22,7 +22,7 @@ from glovebox_server.artifacts.names import quoted
 from glovebox_server.errors import RefusedError
 
 MAX_FILE_BYTES: Final = 1 << 30
-"""Of a file that is in the way: it is kept, to be put back."""
+"""Bytes of a file that is replaced, and kept to be put back."""
 _CHUNK: Final = 1 << 20
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _NOREPLACE, _EXCHANGE = 1, 2
@@ -35,23 +35,20 @@ _HINT: Final = "Make it an ordinary folder or file, or promote elsewhere."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileState:
-    """What a file holds."""
+    """The state of a file."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
     sha256: str
-    """Hex digest of its content."""
     bytes: int
-    """Its size."""
     mode: int
-    """Who may read, write and run it."""
 
 
 class TargetFolder:
     """An open folder; see ``opened``."""
 
     def __init__(self, path: Path, descriptor: int, largest: int) -> None:
-        """Take what ``opened`` opened."""
+        """Take the open descriptor."""
         self.path = path
         self._largest = largest
         found = os.fstat(descriptor)
@@ -60,10 +57,10 @@ class TargetFolder:
 
     @contextmanager
     def parent(self, name: str) -> Iterator[tuple[int, str] | None]:
-        """The folder that a file lies in, and what it is called there; None where a part of the way is missing.
+        """Yield the parent folder's descriptor and the file's name in it; None if a folder is missing.
 
         Raises:
-            RefusedError: a part of the way is a link, no folder, or on another file system.
+            RefusedError: a segment of the path is a link, not a folder, or on another file system.
         """
         *way, leaf = name.split("/")
         held = os.dup(self._descriptor)
@@ -87,10 +84,10 @@ class TargetFolder:
             os.close(held)
 
     def look(self, name: str) -> FileState | None:
-        """What a file holds now; None where there is none.
+        """Return the state of a file; None if it does not exist.
 
         Raises:
-            RefusedError: what is there is a link, no plain file, on another file system, too large, or has other names.
+            RefusedError: it is a link, not a regular file, on another file system, too large, or has other hard links.
         """
         with self._open(name) as descriptor:
             if descriptor is None:
@@ -103,43 +100,43 @@ class TargetFolder:
             return FileState(sha256=digest.hexdigest(), bytes=size, mode=stat.S_IMODE(found.st_mode))
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        """What a file holds, in pieces; nothing where there is none. Raises as ``look``."""
+        """Yield a file's content; nothing if it does not exist. Raises as ``look``."""
         with self._open(name) as descriptor:
             while descriptor is not None and (chunk := os.read(descriptor, _CHUNK)):
                 yield chunk
 
     def head(self, name: str, most: int) -> bytes:
-        """The beginning of what a file holds. Raises as ``look``."""
+        """Return the first ``most`` bytes of a file. Raises as ``look``."""
         with self._open(name) as descriptor:
             return b"" if descriptor is None else os.pread(descriptor, most, 0)
 
     def owner(self, name: str) -> tuple[int, int] | None:
-        """User and group of a file. Raises as ``look``."""
+        """Return user and group of a file. Raises as ``look``."""
         with self._open(name) as descriptor:
             found = None if descriptor is None else os.fstat(descriptor)
             return (found.st_uid, found.st_gid) if found else None
 
     def missing(self, name: str) -> list[str]:
-        """The folders on the way to a file that are not there, outermost first."""
+        """Return the missing parent folders of a file, outermost first."""
         parts = name.split("/")[:-1]
         ways = ["/".join(parts[: count + 1]) for count in range(len(parts))]
         return [way for way in ways if not self._is_there(f"{way}/.")]
 
     def make(self, way: str, mode: int = 0o777) -> None:
-        """Make a folder, which must not be there."""
+        """Create a folder, which must not exist."""
         with self._parent_of(way) as (parent, leaf):
             os.mkdir(leaf, mode, dir_fd=parent)
             os.fsync(parent)
 
     def unmake(self, ways: Iterable[str]) -> None:
-        """Remove those of these folders that are there and empty, the last first."""
+        """Remove these folders if they exist and are empty, the last first."""
         for way in reversed(list(ways)):
             with suppress(OSError, RefusedError), self._parent_of(way) as (parent, leaf):
                 os.rmdir(leaf, dir_fd=parent)
                 os.fsync(parent)
 
     def write(self, name: str, chunks: Iterable[bytes], mode: int, owner: tuple[int, int] | None) -> str:
-        """Write a new file, and return its digest once it outlasts a crash."""
+        """Write a new file durably, and return its digest."""
         with self._parent_of(name) as (parent, leaf):
             descriptor = os.open(leaf, _NEW, 0o600, dir_fd=parent)
         digest = hashlib.sha256()
@@ -155,26 +152,26 @@ class TargetFolder:
         return digest.hexdigest()
 
     def exchange(self, one: str, other: str) -> None:
-        """Let two files take each other's place, in one operation."""
+        """Exchange two files atomically."""
         self._rename(one, other, _EXCHANGE)
 
     def move(self, name: str, to: str) -> None:
-        """Move a file to where there is none, in one operation."""
+        """Move a file atomically to a name that is free."""
         self._rename(name, to, _NOREPLACE)
 
     def is_there(self, name: str) -> bool:
-        """Whether anything is called so."""
+        """Return whether anything has this name."""
         return self._is_there(name)
 
     def sync(self, names: Iterable[str]) -> None:
-        """Have the folders of these files outlast a crash as they are."""
+        """Make the parent folders of these files durable."""
         for name in dict.fromkeys(name.rpartition("/")[0] for name in names):
             with self.parent(f"{name}/." if name else ".") as found:
                 if found is not None:
                     os.fsync(found[0])
 
     def clear(self, way: str) -> None:
-        """Remove a folder of plain files, if it is there; where somebody made a folder in it, that alone stays."""
+        """Remove a folder of regular files, if it exists; a folder made in it since stays."""
         with self.parent(f"{way}/.") as found:
             if found is None:
                 return
@@ -245,11 +242,11 @@ def opened(path: Path, largest: int = MAX_FILE_BYTES) -> Iterator[TargetFolder]:
     """Open a folder.
 
     Args:
-        path: whole, and without links.
-        largest: bytes of a file in it that is looked into; a larger one is refused before it is read.
+        path: absolute, without symbolic links.
+        largest: bytes of a file that is read; a larger one is refused before.
 
     Raises:
-        RefusedError: rule ``promotion.path``: it is not there, is a link or no folder, or may not be read.
+        RefusedError: rule ``promotion.path``: it is missing, a link, not a folder, or not readable.
     """
     try:
         descriptor = os.open(path, _FOLDER)

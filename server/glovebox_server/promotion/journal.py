@@ -1,13 +1,12 @@
-"""The journal of promotions: what each changes, how far it is, and what the files held before.
+"""The journal of promotions: the changes and state of each, and the old contents.
 
     promotions/<id>.json   one promotion; replaced as a whole whenever its state changes
-    promotions/<id>/<n>    what its file number n held before, to be put back
+    promotions/<id>/<n>    the old content of its file number n
 
-Rule 1  ``staging``: no file was touched. ``moving``: some may have been; whoever finds it puts them back. ``moved``:
-        all were, and it is in force. ``undone``: all are as before. From there only what was laid ready is cleared
-        away: ``applied``, ``withdrawn``.
-Rule 2  Who changes anything holds the lock of the folder. One that is not at its end while nobody holds it was
-        interrupted.
+Rule 1  ``staging``: no file was touched. ``moving``: some may have been; recovery puts them back. ``moved``: all were,
+        and it is in effect. ``undone``: all are as before. After these only staged files are removed: ``applied``,
+        ``withdrawn``.
+Rule 2  Any change holds the lock of the folder. A promotion that has not ended while the lock is free was interrupted.
 """
 
 import fcntl
@@ -32,40 +31,39 @@ from glovebox_server.secret_files import SecretDirectory, SecretFileError
 FOLDER: Final = "promotions"
 """Below the state directory."""
 MAX_KEPT: Final = 100
-"""Promotions that can be put back; an older one is forgotten when a new one comes. The audit log keeps all."""
+"""Promotions that can be put back; a new one removes the oldest. The audit log keeps all."""
 MAX_BYTES: Final = 4 << 20
-"""Of one journal: ``MAX_FILES`` names of 512 bytes, escaped, with two digests each, are fewer."""
+"""Bytes of one journal: ``MAX_FILES`` names of 512 bytes, escaped, with two digests each, are fewer."""
 LOCK_SECONDS: Final = 10.0
-"""A promotion takes about that long at most; one that takes longer is told to the next."""
+"""A promotion takes about that long at most; if one takes longer, the next is refused."""
 
 State = Literal["staging", "moving", "moved", "undone", "applied", "withdrawn"]
 ENDED: Final = ("applied", "withdrawn")
 IN_FORCE: Final = ("moved", "applied")
 _KIND = "journal of promotions"
-"""For errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One file."""
+    """A change of one file."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
     name: str
     """Relative to the folder."""
     before: FileState | None
-    """What it held; None where there was none."""
+    """None if the file is new."""
     after: FileState | None
-    """What it is to hold; None where it is to go."""
+    """None if the file is removed."""
     origin: str
-    """The artifact it comes from, or the promotion that is put back."""
+    """The source artifact, or the promotion that is put back."""
     findings: int | None = None
-    """How many things a scan found in that artifact, which were accepted; None where it was not looked into."""
+    """Accepted findings of a scan of that artifact; None if it was not scanned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promotion:
-    """One promotion, as the journal has it."""
+    """A promotion as the journal stores it."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
@@ -74,30 +72,25 @@ class Promotion:
     state: State
     made: AwareDatetime
     by: str
-    """Who did it: ``local:<uid>``, or the caller that proposed it."""
     asked_by: str | None = None
-    """Id of the call that proposed it; None where none did."""
+    """Id of the call that proposed it."""
     folder: str
-    """Its name in the policy."""
+    """Name in the policy."""
     path: str
-    """Where it was."""
     inode: tuple[int, int]
-    """Device and inode of the folder."""
     digest: str
-    """Of all that was shown: ``sha256:…``."""
+    """``sha256:…`` of all that was shown."""
     of: str | None = None
-    """The promotion that this one puts back."""
     changes: tuple[Change, ...]
     made_folders: tuple[str, ...] = ()
-    """Folders that are made on the way."""
     gone_folders: tuple[str, ...] = ()
-    """Folders that go where they are empty, once the files have."""
+    """Folders that are removed if they are empty afterwards."""
     kept: tuple[str, ...] = ()
-    """Files that somebody had changed when it was put back: they stayed."""
+    """Files that stayed when it was put back, as they were changed since."""
 
     @property
     def stage(self) -> str:
-        """The folder beside the files in which they are laid ready."""
+        """Return the name of the staging folder, beside the files."""
         return f".glovebox-promotion-{self.id}"
 
 
@@ -106,12 +99,12 @@ _ADAPTER: Final = TypeAdapter(Promotion)
 
 
 def new_id() -> str:
-    """An id that no other promotion has."""
+    """Return a new unique id."""
     return f"p_{secrets.token_hex(10)}"
 
 
 class Journal:
-    """The journal of a state directory, whose lock is held; see ``locked``."""
+    """The journal of a state directory, with its lock held; see ``locked``."""
 
     def __init__(self, directory: SecretDirectory) -> None:
         """Take the open directory."""
@@ -119,37 +112,29 @@ class Journal:
         self.path = directory.path
 
     def save(self, promotion: Promotion) -> None:
-        """Have the journal say this of a promotion, once it outlasts a crash.
-
-        Raises:
-            SecretFileError: it cannot be written.
-        """
+        """Store a promotion durably; raise ``SecretFileError`` if that fails."""
         self._directory.make(f"{promotion.id}.json", _ADAPTER.dump_json(promotion), replace=True)
 
     def keep(self, promotion: Promotion, number: int, chunks: Iterable[bytes]) -> str:
-        """Keep what a file held before, and return its digest once it outlasts a crash."""
+        """Store a file's old content durably, and return its digest."""
         with self._contents(promotion.id, make=True) as contents:
             return contents.write(str(number), chunks, 0o600, None)
 
     def contents(self, identifier: str, number: int) -> Iterator[bytes]:
-        """What a file held before a promotion, in pieces."""
+        """Yield a file's old content."""
         with self._contents(identifier) as contents:
             yield from contents.chunks(str(number))
 
     def forget(self, identifier: str) -> None:
-        """Remove what files held before."""
+        """Remove the old contents."""
         shutil.rmtree(self.path / identifier, ignore_errors=True)
 
     def all(self) -> list[Promotion]:
-        """Every promotion, oldest first.
-
-        Raises:
-            SecretFileError: one is not what was written.
-        """
+        """Return every promotion, oldest first; raise ``SecretFileError`` if an entry is malformed."""
         return _read(self._directory)
 
     def make_room(self) -> None:
-        """Forget the oldest promotions."""
+        """Remove the oldest promotions beyond ``MAX_KEPT``."""
         ended = [each for each in self.all() if each.state in ENDED]
         for each in ended[: max(0, len(ended) - MAX_KEPT + 1)]:
             self.forget(each.id)
@@ -168,16 +153,12 @@ class Journal:
 
 @contextmanager
 def locked(state_dir: Path, *, seconds: float = LOCK_SECONDS) -> Iterator[Journal]:
-    """The journal, while nobody else changes anything.
-
-    Args:
-        state_dir: the state directory.
-        seconds: how long to wait for the lock.
+    """Yield the journal, with its lock held.
 
     Raises:
-        RefusedError: rule ``promotion.busy``: somebody else has it.
-        SecretFileError: it cannot be used safely.
-        StateDirectoryError: nor can the state directory.
+        RefusedError: rule ``promotion.busy``: another process holds the lock for longer than ``seconds``.
+        SecretFileError: the journal cannot be used safely.
+        StateDirectoryError: the state directory cannot be used safely.
     """
     with secret_files.opened(state_dir / FOLDER, _KIND) as directory:
         descriptor = os.open(directory.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -189,11 +170,7 @@ def locked(state_dir: Path, *, seconds: float = LOCK_SECONDS) -> Iterator[Journa
 
 
 def listed(state_dir: Path) -> list[Promotion]:
-    """Every promotion, oldest first, without waiting for anybody; none where nothing was promoted.
-
-    Raises:
-        SecretFileError: one is not what was written.
-    """
+    """Return the same as ``Journal.all`` without taking the lock; empty if nothing was promoted."""
     if not os.path.lexists(state_dir / FOLDER):
         return []
     with secret_files.opened(state_dir / FOLDER, _KIND) as directory:
@@ -201,12 +178,12 @@ def listed(state_dir: Path) -> list[Promotion]:
 
 
 def interrupted(promotions: Iterable[Promotion]) -> list[Promotion]:
-    """Those that are not at their end."""
+    """Return the promotions that have not ended."""
     return [each for each in promotions if each.state not in ENDED]
 
 
 def put_back(promotions: Iterable[Promotion]) -> Callable[[str], str | None]:
-    """Tells of a promotion which other put it back."""
+    """Return a function that maps a promotion to the one that put it back."""
     by = {each.of: each.id for each in promotions if each.of and each.state in IN_FORCE}
     return by.get
 
@@ -222,7 +199,7 @@ def _read(directory: SecretDirectory) -> list[Promotion]:
             fits = _ID.fullmatch(promotion.id) is not None and name == f"{promotion.id}.json"
         except ValueError:
             fits = False
-        if not fits:  # its id names files and folders, which are then removed
+        if not fits:  # its id names files and folders to remove
             fix = f"Compare the folder it names with your backup, then remove {path}."
             raise SecretFileError(_KIND, path, "it is not what was written", fix)
         found.append(promotion)

@@ -1,7 +1,7 @@
-"""Works out what a patch makes of files, exactly or not at all: no offset, no fuzz, no rename, no link. Pure: no I/O.
+"""Applies a patch exactly or not at all: no offset, no fuzz, no rename, no link. Pure: no I/O.
 
-Only what has the form of ``artifacts.diff_form`` is read, in which every program reads the same. Where the patch says
-which content it was made from or makes, by git's names for contents, the files must have it.
+Only the form of ``artifacts.diff_form`` is accepted, which every program reads alike. If the patch names git's ids of
+the old or new content, the files must match.
 """
 
 import base64
@@ -18,7 +18,7 @@ from glovebox_server.errors import RefusedError
 
 MAX_PATCH_BYTES: Final = 32 << 20
 MAX_MADE_BYTES: Final = 64 << 20
-"""Of all files that one patch makes, which are held in memory."""
+"""Bytes of all files that one patch makes; they are in memory."""
 _HUNK: Final = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+\d{1,9}(?:,\d{1,9})? @@(?: .*)?")
 _LITERAL: Final = re.compile(rb"literal (\d{1,10})")
 _INDEX: Final = re.compile(rb"^index ([0-9a-f]{40})\.\.([0-9a-f]{40})(?: |$)", re.MULTILINE)
@@ -27,33 +27,28 @@ _LETTERS: Final = 26
 _AGAIN: Final = "Run the program again on what is there now, or merge by hand."
 
 Read = Callable[[str], bytes | None]
-"""From a path to what is there; None where there is nothing."""
+"""Maps a path to the file's content; None if it does not exist."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """One file as a patch makes it."""
+    """A file as a patch makes it."""
 
     name: str
-    """Its path."""
     content: bytes | None
-    """What it is to hold; None where it is to go."""
+    """None if the file is removed."""
     runs: bool | None = None
-    """Whether it may be run; None where that stays as it is."""
+    """Whether it is executable; None if unchanged."""
     same: bool = False
-    """Whether that is there already."""
+    """True if the file is in that state already."""
 
 
 def made(patch: bytes, read: Read) -> list[Made]:
-    """Apply a patch.
-
-    Args:
-        patch: any bytes.
-        read: what is there.
+    """Apply a patch, any bytes, to what ``read`` returns.
 
     Raises:
-        RefusedError: rule ``promotion.patch``: it is not read by all alike, or is more than plain files. Rule
-            ``promotion.conflict``: what is there is not what it was made from.
+        RefusedError: rule ``promotion.patch``: it is ambiguous, or changes more than regular files. Rule
+            ``promotion.conflict``: a file is not what the patch was made from.
     """
     form = DiffForm(lambda *_: None, WorkBudget())
     form.feed(patch)
@@ -123,7 +118,7 @@ def _gone(name: str, old: bytes | None, body: list[bytes], before: str | None) -
     if old is None:
         return Made(name=name, content=None, same=True)
     _require(name, old, before)
-    # One answer whatever differs: who proposes a patch is not to guess the file's lines one by one.
+    # The same answer for every difference: a caller must not guess the file line by line.
     try:
         rest = _content(name, old, body)
     except RefusedError:

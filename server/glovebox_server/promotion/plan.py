@@ -1,4 +1,4 @@
-"""What a promotion would change: worked out and shown before anybody says yes. Nothing is written.
+"""The plan of a promotion: computed and shown before approval. Nothing is written.
 
 Must never be imported here: the command line, anything async.
 """
@@ -27,56 +27,52 @@ from glovebox_server.promotion.scanner import ScanFindings
 from glovebox_server.settings import Settings
 
 MAX_FILES: Final = 256
-"""Of one promotion: as many as one record names, and more than anybody looks at."""
+"""Files of one promotion: as many as one record names, and more than a person reviews."""
 _SHOWN_BYTES: Final = 256 * 1024
-"""Of a file whose lines are compared."""
+"""Bytes of a file whose lines are compared."""
 _SHOWN_LINES: Final = 4000
-"""Comparing takes the square of them at worst, some seconds."""
+"""Comparing takes quadratic time at worst: some seconds."""
 _CHUNK: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A folder that the operator named."""
+    """A folder that the operator configured."""
 
     name: str
-    """In the policy."""
     path: Path
-    """Whole, and without links."""
+    """Absolute, without symbolic links."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A promotion that nobody has said yes to."""
+    """A promotion that is not approved yet."""
 
     promotion: Promotion
-    """What would be done."""
     artifacts: tuple[Artifact, ...]
-    """For each of its changes, where its content comes from."""
     made: tuple[bytes, ...] | None = None
-    """The contents, where a patch makes them."""
+    """The contents if a patch makes them."""
     same: tuple[str, ...] = ()
-    """Files that hold it already."""
+    """Files that hold the new content already."""
     disk: Disk = field(repr=False)
-    """Where the artifacts are."""
     findings: Mapping[str, ScanFindings] = field(default_factory=dict)
-    """By address of an artifact that was looked into, what was found."""
+    """Findings by URI of a scanned artifact."""
 
     def scanned(self, findings: Mapping[str, ScanFindings]) -> "Planned":
-        """The same, with what was found in those of its artifacts that were looked into, which its record counts."""
+        """Return a copy with the findings of the scanned artifacts, whose counts the record has."""
         counts = {uri: found.count for uri, found in findings.items()}
         changes = (replace(each, findings=counts.get(each.origin)) for each in self.promotion.changes)
         return replace(self, findings=findings, promotion=replace(self.promotion, changes=tuple(changes)))
 
     def content(self, number: int) -> Iterator[bytes]:
-        """What a file is to hold, in pieces."""
+        """Yield a file's new content."""
         if self.made is not None:
             yield self.made[number]
             return
         yield from _chunks(self.disk, self.artifacts[number])
 
     def about(self, number: int) -> tuple[str, tuple[str, ...]]:
-        """Type and risks of what a file is to hold."""
+        """Return media type and risks of a file's new content."""
         artifact, change = self.artifacts[number], self.promotion.changes[number]
         if self.made is None:
             return artifact.media_type, artifact.risks
@@ -89,7 +85,7 @@ class Planned:
         return content.media_type, (*name_risks(change.name), *content.risks, *runs)
 
     def difference(self, folder: TargetFolder, number: int) -> list[str] | None:
-        """Lines of what would change in a file, as ``diff -u`` has them; None for what is no text, or too much."""
+        """Return the ``diff -u`` lines of a file; None if it is not text, or too large."""
         change = self.promotion.changes[number]
         if change.after and change.after.bytes > _SHOWN_BYTES:
             return None
@@ -110,15 +106,10 @@ class Planned:
 
 
 def target(settings: Settings, into: dict[str, str], name: str) -> Target:
-    """The folder of that name.
-
-    Args:
-        settings: what is the server's own.
-        into: folders by name, of the policy.
-        name: which is meant.
+    """Return the folder of that name in the policy.
 
     Raises:
-        RefusedError: rule ``promotion.folder``: there is none, or it is not one to put files into.
+        RefusedError: rule ``promotion.folder``: it is unknown, or files must not be put there.
     """
     if name not in into:
         example = '`into = { reports = "/srv/reports" }` in `[promote]` of policy.toml would name one.'
@@ -134,16 +125,10 @@ def target(settings: Settings, into: dict[str, str], name: str) -> Target:
 
 
 def planned(settings: Settings, uris: Sequence[str], into: Target, folder: TargetFolder) -> Planned:
-    """Work out what would change.
-
-    Args:
-        settings: where artifacts are.
-        uris: their addresses.
-        into: the folder.
-        folder: the same, opened.
+    """Compute what would change in ``folder``, which is ``into``, open.
 
     Raises:
-        RefusedError: an artifact is not there, two have one name, or something is in the way.
+        RefusedError: an artifact is unknown, two have one name, or something is in the way.
     """
     disk = Disk(settings.state_dir / "artifacts", max_bytes_total=0, parts=1)
     now = datetime.now(UTC)
@@ -169,16 +154,10 @@ def planned(settings: Settings, uris: Sequence[str], into: Target, folder: Targe
 
 
 def planned_patch(settings: Settings, uri: str, into: Target, folder: TargetFolder) -> Planned:
-    """Work out what a patch would change.
-
-    Args:
-        settings: where artifacts are.
-        uri: the patch's address.
-        into: the folder.
-        folder: the same, opened.
+    """Compute what a patch would change in ``folder``, which is ``into``, open.
 
     Raises:
-        RefusedError: the artifact is not there or cannot be applied, or something is in the way.
+        RefusedError: the artifact is unknown or cannot be applied, or something is in the way.
     """
     disk = Disk(settings.state_dir / "artifacts", max_bytes_total=0, parts=1)
     artifact = _artifact(disk, uri, datetime.now(UTC))
@@ -223,13 +202,13 @@ def _seen(made: patched.Made, before: FileState | None) -> FileState | None:
     if made.content is None:
         return None
     mode = before.mode & 0o777 if before else 0o666 & ~_umask()
-    if made.runs is not None:  # whoever may read it may run it, or nobody
+    if made.runs is not None:  # execute permission follows read permission, or is removed for all
         mode = mode | (mode & 0o444) >> 2 if made.runs else mode & ~0o111
     return FileState(sha256=hashlib.sha256(made.content).hexdigest(), bytes=len(made.content), mode=mode)
 
 
 def drafted(name: str, folder: TargetFolder, changes: Iterable[Change], of: Promotion | None = None) -> Promotion:
-    """A promotion with these changes, of which nothing is done yet."""
+    """Return a promotion with these changes, in the state ``staging``."""
     made = tuple(changes)
     told = [
         [each.name, each.before and each.before.sha256, each.after and [each.after.sha256, each.after.mode]]
@@ -252,14 +231,14 @@ def drafted(name: str, folder: TargetFolder, changes: Iterable[Change], of: Prom
 
 
 def reversed_changes(promotion: Promotion) -> list[Change]:
-    """What puts a promotion back."""
+    """Return the changes that put a promotion back."""
     return [
         Change(name=each.name, before=each.after, after=each.before, origin=promotion.id) for each in promotion.changes
     ]
 
 
 def unknown(uri: str) -> RefusedError:
-    """Return the refusal for an artifact that is not there."""
+    """Return the refusal for an unknown artifact."""
     hint = "`glovebox artifact list` shows those there are."
     return RefusedError("artifacts.unknown", f"There is no artifact at {quoted(uri)}: it expired, or never was.", hint)
 
@@ -274,7 +253,7 @@ def _artifact(disk: Disk, uri: str, now: datetime) -> Artifact:
 
 
 def _chunks(disk: Disk, artifact: Artifact) -> Iterator[bytes]:
-    """An artifact's content, in pieces; one that is not what was stored is refused behind its last piece."""
+    """Yield an artifact's content; raise ``RefusedError`` after the last piece if it was changed."""
     with translated("reading an artifact"):
         descriptor = disk.open(artifact)
     if descriptor is None:
@@ -293,7 +272,7 @@ def _lines(content: bytes) -> list[str] | None:
     if b"\0" in content:
         return None
     try:
-        # A line feed alone ends one, and stays: at whatever else is cut, a difference would be lost.
+        # Only a line feed ends a line, and is kept: splitting at other characters would hide a difference.
         lines = [line.decode() for line in io.BytesIO(content)]
     except UnicodeDecodeError:
         return None

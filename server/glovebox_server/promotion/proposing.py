@@ -1,9 +1,9 @@
-"""Promotions that a caller proposes: worked out and shown whole, put to a person, and made exactly as they were shown.
+"""Promotions that a caller proposes: computed, shown in full to a person, and made exactly as shown.
 
-Rule 1  What cannot be shown whole is not asked about: nobody can say yes to what they cannot read. How much it is, is
-        told from the artifacts' sizes, and of each file that is there from its own, before anything is read.
-Rule 2  A yes is bound to what was shown, with the digests of each file before and after. It is worked out anew before
-        the yes is used, and looked at again file by file before and while files are exchanged.
+Rule 1  What cannot be shown in full is refused without asking: nobody can approve what they cannot read. Its size is
+        taken from the artifacts' records and the files' metadata, before anything is read.
+Rule 2  An approval is bound to what was shown, with the digests of each file before and after. The plan is computed
+        again before the approval is used, and each file is checked before and during the exchange.
 
 Must never be imported here: the broker, or anything of MCP.
 """
@@ -39,13 +39,13 @@ from glovebox_server.redaction import without_paths
 from glovebox_server.settings import Settings
 
 MAX_SHOWN_BYTES: Final = 48 * 1024
-"""Of what a person is shown: with the rest of the question it fits into the form of a client."""
+"""Bytes shown to a person: with the rest of the question they fit into a client's form."""
 MAX_SHOWN_FINDINGS: Final = 12
-"""Of one artifact."""
+"""Findings shown of one artifact."""
 MAX_COMPARED_BYTES: Final = 128 * 1024
-"""Of all files together, before and after."""
+"""Bytes of all files, before and after."""
 MAX_COMPARED_LINES: Final = 4000
-"""Comparing takes the square of them at worst."""
+"""Comparing takes quadratic time at worst."""
 
 _EMPTY: Final = Captured(text="", total_bytes=0, dropped_bytes=0)
 _T = TypeVar("_T")
@@ -54,45 +54,40 @@ _BY_HAND: Final = "Propose less at a time, or ask the operator to use `glovebox 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposed:
-    """What a call would change."""
+    """The changes that a call proposes."""
 
     planned: Planned
-    """What would be done, and with what."""
     shown: str
-    """All of it, as lines in which nothing hides."""
+    """All changes, as lines without hidden characters."""
     folder: str = ""
-    """Path of the folder; for the operator alone."""
+    """Path of the folder; only for the operator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposals:
-    """What works proposals out and carries them out. One per server."""
+    """The planning and execution of proposals. One per server."""
 
     settings: Settings
     audit: AuditLog
     into: Callable[[], Mapping[str, str]]
-    """Folders by name, of the policy in force."""
+    """Folders by name, of the policy in effect."""
 
     async def proposed(self, call: ToolCall, size: int) -> Proposed:
-        """Work out what a call would change. Nothing is written.
-
-        Args:
-            call: whose artifacts its caller may have: that was looked up.
-            size: of the artifacts, in bytes.
+        """Compute what a call would change with its artifacts, ``size`` bytes in all. Nothing is written.
 
         Raises:
-            RefusedError: it cannot be done, or not be shown; what is said tells no path of this host.
+            RefusedError: it cannot be done or shown; the message has no path of this host.
         """
         if size > MAX_COMPARED_BYTES:
             raise _too_long(f"holds more than {MAX_COMPARED_BYTES} bytes")
         return await anyio.to_thread.run_sync(_told, lambda: self._proposed(call))
 
     async def scanned(self, proposed: Proposed, scans: Sequence[Scan], call: ToolCall) -> Proposed:
-        """The same, shown with what was found in the artifacts, which is on record then.
+        """Return a copy that shows the findings of the artifacts, after recording them.
 
         Raises:
             RefusedError: it is too much to be shown.
-            AuditError: it could not be recorded, so nobody is asked.
+            AuditError: it could not be recorded, so no person is asked.
         """
         shown = "\n".join([*_findings(scans), proposed.shown])
         if len(shown.encode()) > MAX_SHOWN_BYTES:
@@ -103,11 +98,11 @@ class Proposals:
         return replace(proposed, planned=proposed.planned.scanned(found), shown=shown)
 
     async def put(self, proposed: Proposed, call: ToolCall) -> Outcome:
-        """Change what somebody said yes to, all or nothing. It has to be called shielded: it ends, whoever gives up.
+        """Make the approved changes, all or none. Call it shielded, so that cancellation cannot interrupt it.
 
         Raises:
             RefusedError: nothing was changed.
-            AuditError: nor where it could not be recorded.
+            AuditError: nothing was changed, as it could not be recorded.
         """
         began = anyio.current_time()
         done = await anyio.to_thread.run_sync(_told, lambda: self._put(proposed, call))
@@ -152,7 +147,6 @@ class Proposals:
 
 
 def _told(work: Callable[[], _T]) -> _T:
-    """What work returns; what it refuses is said without paths, and so is a store that cannot be used."""
     try:
         return work()
     except RefusedError as refusal:
@@ -189,7 +183,7 @@ def _scanned(call: ToolCall, scan: Scan) -> ProposalScanned:
 
 
 def _findings(scans: Sequence[Scan]) -> Iterator[str]:
-    """What was found, above what would change: whoever proposes a file can fill no more than its share of lines."""
+    """Yield the findings, shown above the changes; a proposed file gets only its share of lines."""
     yield "Each artifact was looked into for what acts when it is opened; that nothing was found proves nothing:"
     for scan in scans:
         name = visible(scan.name)

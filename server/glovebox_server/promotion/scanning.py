@@ -1,7 +1,7 @@
-"""Has files looked into for what acts when they are opened: by ``scanner``, each in a sandbox of its own.
+"""Scans files for active content with ``scanner``, each in a sandbox of its own.
 
-Of what comes back only the form is believed, for a file may have taken its parser over. What was not looked into is
-said, and why. Must never be imported here: the broker, or anything of MCP.
+A file may take over its parser, so only the form of the result is trusted. Files that were not scanned are listed with
+the reason. Must never be imported here: the broker, or anything of MCP.
 """
 
 import json
@@ -32,22 +32,22 @@ from glovebox_server.promotion.scanner import ScanFindings
 from glovebox_server.redaction import without_paths
 
 MAX_FILES: Final = 16
-"""Of one call. Each takes a sandbox, and its record some kilobytes."""
+"""Files of one call. Each takes a sandbox, and some kilobytes of record."""
 MAX_BYTES: Final = 32 << 20
-"""Of one file: as many as the scanner looks at, and as a sandbox is given."""
+"""Bytes of one file: the bound of the scanner, and of a sandbox's inputs."""
 MAX_FINDINGS: Final = 64
-"""Of one file, that are listed; the scanner lists fewer."""
+"""Findings listed of one file; the scanner lists fewer."""
 MAX_COUNTED: Final = 1_000_000
-"""A higher count is none of the scanner's."""
+"""The scanner returns no higher count."""
 MAX_CHARACTERS: Final = 300
-"""Of one finding."""
+"""Characters of one finding."""
 _MAX_KNOWN: Final = 256
-"""Files of which it is remembered what was found."""
+"""Files whose findings are cached."""
 
 LIMITS: Final = Limits(
     wall_seconds=10,
     cpu_seconds=10,
-    memory_bytes=512 << 20,  # the largest file, and the forms in which it is looked at
+    memory_bytes=512 << 20,  # the largest file, and its decoded forms
     pids=16,
     scratch_bytes=1 << 20,
     output_bytes=1 << 20,
@@ -58,54 +58,44 @@ LIMITS: Final = Limits(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scan:
-    """What a look into one file gave."""
+    """The result of scanning one file."""
 
     name: str
-    """The file's."""
     uri: str
-    """Its address."""
     sha256: str
-    """Digest of its content."""
     findings: tuple[str, ...] = ()
-    """What was found, a line each, in which nothing hides."""
+    """One line each, without hidden characters."""
     more: int = 0
-    """How many more were found, which are not listed."""
     not_scanned: str = ""
-    """Why it was not looked into; empty where it was."""
+    """Why it was not scanned; empty if it was."""
     sandbox_id: str = ""
-    """Where that was done; empty where it did not come to that."""
     plan: Plan | None = None
-    """Of that sandbox."""
     known: bool = False
-    """Whether this was found earlier, in the same content."""
+    """True if the findings come from the cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scanning:
-    """How files are looked into for one call."""
+    """The scanning of files for one call."""
 
     call: ToolCall
-    """What they are looked into for; they are its caller's."""
+    """The call; its caller owns the files."""
     profile: Profile
-    """Says which drivers and packages there are, and what becomes of secrets in what is told."""
+    """Sets drivers and packages, and the redaction of findings."""
     sandboxes: SandboxProvider
     artifacts: ArtifactStore
     forms: Forms
-    """Values that are lent, in the forms in which they are replaced."""
+    """Injected values, in the forms in which they are replaced."""
     before_start: Callable[[], Awaitable[None]]
-    """Awaited before a sandbox is started."""
+    """Awaited before each sandbox starts."""
     started: Callable[[AttestedSandbox], Awaitable[None]]
-    """Awaited for each, before the file goes in."""
+    """Awaited for each sandbox, before the file goes in."""
 
     async def scans(self, files: Sequence[Input | Link], known: "Known | None" = None) -> tuple[Scan, ...]:
-        """Look into files one after the other, within ``MAX_SCAN_SECONDS``.
-
-        Args:
-            files: of the caller's.
-            known: what was found earlier, and where what is found now is remembered; None where nothing is.
+        """Scan files one after the other, within ``MAX_SCAN_SECONDS``, using ``known`` as a cache.
 
         Raises:
-            AuditError: what was to be recorded of it could not be.
+            AuditError: a record could not be written.
         """
         found: list[Scan] = []
         with anyio.move_on_after(MAX_SCAN_SECONDS):
@@ -166,24 +156,23 @@ class Scanning:
 
 
 class Known:
-    """What was found in contents, so that what is proposed is not looked into again once somebody has answered.
+    """A cache of findings by content, so that a proposal is not scanned again after the answer.
 
-    By caller: nobody learns from the time it takes what another has. That it failed holds for the one call.
+    Keyed by caller: scan time must not reveal what another caller has. Failures are cached only for the same call.
     """
 
     def __init__(self) -> None:
-        """Know nothing yet."""
         self._found: dict[tuple[str, str, str], tuple[str, Scan]] = {}
 
     def of(self, call: ToolCall, file: Input | Link) -> Scan | None:
-        """What was found in this content of this name."""
+        """Return the cached findings for this content and name."""
         of, found = self._found.get((call.principal.id, file.sha256, file.name), ("", None))
         if found is None or (found.not_scanned and of != call.id):
             return None
         return replace(found, uri=file.uri, known=True)
 
     def note(self, call: ToolCall, scan: Scan) -> None:
-        """Remember it, in place of what was noted first where there is too much."""
+        """Cache findings; the oldest entry is evicted if the cache is full."""
         self._found.pop(key := (call.principal.id, scan.sha256, scan.name), None)
         if len(self._found) >= _MAX_KNOWN:
             del self._found[next(iter(self._found))]
@@ -191,18 +180,14 @@ class Known:
 
 
 def findings_in(outcome: Outcome) -> ScanFindings:
-    """Return what the scanner found in the one file that it was given.
-
-    Raises:
-        SandboxError: it gave nothing that has its form.
-    """
+    """Return the findings for the one file; raise ``SandboxError`` if the scanner failed or its output is malformed."""
     if outcome.ended != "exited" or outcome.code != 0:
         raise _unanswered(outcome.reason or "the scanner failed on it")
     return findings_of(outcome.stdout.text)
 
 
 def findings_of(text: str) -> ScanFindings:
-    """Do the same with what it printed."""
+    """Parse what the scanner printed; raises as ``findings_in``."""
     try:
         told: Any = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,9 +1,9 @@
-"""Puts files into a folder, all or none: laid ready beside it, recorded, exchanged one by one, and put back if not all.
+"""Writes files into a folder, all or none: stages them, records that, exchanges them, and puts all back on failure.
 
-Rule 1  Before a file is touched, what it held is kept, what comes in its place lies ready, and the audit log and the
-        journal say so, on the disk.
-Rule 2  A file is exchanged, not overwritten; what comes out must be what was shown, or all go back.
-Rule 3  Nothing that somebody changed since is lost by putting back: it stays, and is named.
+Rule 1  Before a file is touched, its old content is kept, the new content is staged, and the audit log and the
+        journal say so, on disk.
+Rule 2  A file is exchanged, not overwritten. What comes out must be what was shown, or all files go back.
+Rule 3  Putting back never loses a later change: such a file stays, and is named.
 
 Must never be imported here: policy, the command line, anything async.
 """
@@ -25,9 +25,9 @@ from glovebox_server.promotion.journal import IN_FORCE, Change, Journal, Promoti
 from glovebox_server.promotion.plan import drafted, reversed_changes
 
 Record = Callable[[Event], None]
-"""Has an event on the disk when it returns, or raises ``AuditError``."""
+"""Returns once an event is on disk, or raises ``AuditError``."""
 Content = Callable[[int], Iterable[bytes]]
-"""From a change's number to what its file is to hold."""
+"""Maps a change's number to the file's new content."""
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _NOT_THERE: Final = frozenset({errno.EEXIST, errno.ENOENT})
@@ -35,21 +35,20 @@ _NOT_THERE: Final = frozenset({errno.EEXIST, errno.ENOENT})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
-    """What became of a promotion that was interrupted."""
+    """The outcome of an interrupted promotion."""
 
     id: str
     folder: str
     in_force: bool
-    """Whether all of it is; else none."""
+    """True if all changes are in effect, False if none is."""
     kept: tuple[str, ...] = ()
-    """Files that somebody had changed since: they stayed."""
+    """Files that were changed since, and stayed."""
     problem: str = ""
-    """Why it is not at its end yet."""
+    """Why it has not ended yet."""
     settled: bool = True
-    """Whether no file is to be put back any more: what was laid ready may be left, which is in nobody's way."""
+    """False while files are still to be put back. Staged files may be left, which do no harm."""
 
     def __str__(self) -> str:
-        """Say it in one sentence."""
         if self.problem and self.settled:
             how = "in force" if self.in_force else "put back"
             ready = "what was laid ready cannot be cleared away yet"
@@ -64,21 +63,13 @@ class Recovered:
 def promote(
     folder: TargetFolder, journal: Journal, promotion: Promotion, content: Content, record: Record
 ) -> Promotion:
-    """Make all changes of a promotion, or none.
+    """Make all changes of a promotion in the state ``staging``, or none.
 
-    What comes back is ``moved`` where all are made and what was laid ready could not be cleared away: whoever recovers
-    next does.
-
-    Args:
-        folder: into which.
-        journal: of the state directory; nothing in it is interrupted.
-        promotion: what is to be done, in the state ``staging``.
-        content: what the files are to hold.
-        record: of the audit log.
+    The result is ``moved`` if the staged files could not be removed, which the next recovery does.
 
     Raises:
-        RefusedError: nothing was changed: a file is not as it was shown, something is in the way, or a disk is full.
-        AuditError: nor where it could not be recorded.
+        RefusedError: nothing was changed: a file is not as shown, something is in the way, or a disk is full.
+        AuditError: nothing was changed, as it could not be recorded.
     """
     on_record = False
     with _translated("preparing the promotion"):
@@ -102,7 +93,7 @@ def promote(
             journal.save(moved)
     except BaseException:
         if on_record:
-            with suppress(DiagnosedError):  # putting back is right, on record or not
+            with suppress(DiagnosedError):  # put back even if it cannot be recorded
                 record(_rolled_back(promotion, "failed"))
         try:
             undone = _undo(folder, journal, promotion)
@@ -110,7 +101,7 @@ def promote(
             reason = f"{promotion.id} failed, and is not put back yet: {problem}"
             hint = "`glovebox artifact promotions` puts it back once that is repaired."
             raise RefusedError("promotion.interrupted", reason, hint) from problem
-        with suppress(OSError, RefusedError, DiagnosedError):  # all is as before, whatever becomes of this
+        with suppress(OSError, RefusedError, DiagnosedError):  # all is as before, even if this fails
             _clear(folder, journal, undone)
         if undone.kept:
             reason = f"{promotion.id} was put back, but for {quoted(undone.kept[0])}, which somebody changed meanwhile."
@@ -118,16 +109,16 @@ def promote(
                 "promotion.conflict", reason, f"What it held is in {journal.path / promotion.id}."
             ) from None
         raise
-    with suppress(OSError, RefusedError, DiagnosedError):  # it is in force, whatever becomes of this
+    with suppress(OSError, RefusedError, DiagnosedError):  # it is in effect, even if this fails
         return _clear(folder, journal, moved)
     return moved
 
 
 def recover(journal: Journal, record: Record) -> list[Recovered]:
-    """Bring each interrupted promotion to an end: one that had not made all its changes makes none.
+    """End each interrupted promotion: one that had not made all its changes makes none.
 
     Raises:
-        AuditError: what is put back cannot be recorded first, so it is not.
+        AuditError: putting back could not be recorded, so it was not done.
         SecretFileError: the journal cannot be read or written.
     """
     found = []
@@ -154,11 +145,7 @@ def recover(journal: Journal, record: Record) -> list[Recovered]:
 
 
 def require_settled(recovered: Iterable[Recovered]) -> None:
-    """Refuse to change anything while files of another promotion are still to be put back.
-
-    Raises:
-        RefusedError: rule ``promotion.interrupted``.
-    """
+    """Raise ``RefusedError`` if files of another promotion are still to be put back."""
     if not all(each.settled for each in recovered):
         reason = "An interrupted promotion could not be brought to its end; nothing was changed."
         hint = "`glovebox artifact promotions` says why, for the operator to repair it."
@@ -166,27 +153,18 @@ def require_settled(recovered: Iterable[Recovered]) -> None:
 
 
 def require_same(folder: TargetFolder, promotion: Promotion) -> None:
-    """Refuse a folder that took the place of the one that was promoted into.
-
-    Raises:
-        RefusedError: rule ``promotion.path``.
-    """
+    """Raise ``RefusedError`` if another folder took the place of the promotion's folder."""
     if (folder.device, folder.inode) != promotion.inode:
         reason = f"{promotion.path} is another folder than the one that was promoted into; nothing was changed."
         raise RefusedError("promotion.path", reason, "Put that one back in its place.")
 
 
 def roll_back(journal: Journal, identifier: str, record: Record) -> Promotion:
-    """Put every file of a promotion back as it was; the promotion that does it.
-
-    Args:
-        journal: of the state directory; nothing in it is interrupted.
-        identifier: of the promotion.
-        record: of the audit log.
+    """Put back every file of a promotion, and return the promotion that does it.
 
     Raises:
-        RefusedError: nothing was changed: there is none to put back, its folder is another, or a file changed since.
-        AuditError: nor where it could not be recorded.
+        RefusedError: nothing was changed: the promotion is unknown, its folder is another, or a file changed since.
+        AuditError: nothing was changed, as it could not be recorded.
     """
     known = journal.all()
     promotion = next((each for each in known if each.id == identifier), None)
@@ -206,12 +184,7 @@ def roll_back(journal: Journal, identifier: str, record: Record) -> Promotion:
 
 
 def standing(promotion: Promotion, by: str | None) -> str:
-    """Where a promotion stands, in words.
-
-    Args:
-        promotion: which.
-        by: the promotion that put it back.
-    """
+    """Return the status of a promotion in words; ``by`` is the promotion that put it back."""
     if promotion.state == "withdrawn":
         kept = f", but for {', '.join(promotion.kept)}" if promotion.kept else ""
         return f"failed or interrupted, and put back{kept}"
@@ -270,7 +243,6 @@ def _move(folder: TargetFolder, promotion: Promotion, number: int, change: Chang
 
 
 def _undo(folder: TargetFolder, journal: Journal, promotion: Promotion) -> Promotion:
-    """Put back what was moved, however often this was begun before."""
     if promotion.state == "moving":
         kept = [
             change.name
@@ -286,14 +258,14 @@ def _undo(folder: TargetFolder, journal: Journal, promotion: Promotion) -> Promo
 
 
 def _put_back(folder: TargetFolder, promotion: Promotion, number: int, change: Change) -> bool:
-    """Whether a file is as before; False where somebody changed what was put there."""
+    """Return False if the new file was changed since."""
     staged = f"{promotion.stage}/{number}"
     if change.after is None:
         return not folder.is_there(staged) or _returned(folder, staged, change.name)
     if _is(folder, staged, change):
-        return True  # it never left
+        return True  # it was never moved
     if not folder.is_there(change.name):
-        return change.before is None  # else somebody removed it
+        return change.before is None  # else it was removed
     swap = folder.exchange if change.before else folder.move
     swap(change.name, staged)
     if _is(folder, staged, change):
@@ -310,7 +282,7 @@ def _returned(folder: TargetFolder, staged: str, name: str) -> bool:
 
 
 def _is(folder: TargetFolder, name: str, change: Change) -> bool:
-    """Whether that is what was to be put there; what is no plain file is not."""
+    """Return whether this is the new file; a file that is not regular is not."""
     try:
         return folder.look(name) == change.after
     except RefusedError:

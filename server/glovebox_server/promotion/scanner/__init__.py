@@ -1,7 +1,7 @@
-"""Looks into files for what acts when they are opened: the program that `glovebox artifact scan` runs in a sandbox.
+"""Scans files for active content: the program that `glovebox artifact scan` runs in a sandbox.
 
-Its text is sent there as a call's program, so that no hostile byte is parsed outside. Standard library only; nothing
-here but ``program`` and ``ScanFindings`` must ever be called by anything of ours on the host but its tests.
+Its text is sent there as a call's program, so that no hostile byte is parsed outside. Standard library only. On the
+host, only ``program``, ``ScanFindings`` and tests may be used.
 """
 
 from dataclasses import dataclass
@@ -12,34 +12,31 @@ from typing import Final
 from glovebox_server.guards.redaction import patterns
 
 _MODULES: Final = ("budget", "markup", "ole", "documents", "archives", "patches", "pdf", "pictures", "look")
-"""Each behind those that it imports."""
+"""In the order of their imports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanFindings:
-    """What the scanner says of a file."""
+    """The findings of the scanner for one file."""
 
     lines: tuple[str, ...]
-    """What it found, a line each, in which nothing hides."""
+    """One line each, without hidden characters."""
     more: int
-    """How many more it found, which are not listed."""
+    """Number of findings that are not listed."""
 
     @property
     def count(self) -> int:
-        """How many it found."""
+        """Return the number of findings."""
         return len(self.lines) + self.more
 
     def told(self) -> tuple[str, ...]:
-        """The lines, and one that counts the rest, for somebody who reads them."""
+        """Return the lines, and one that counts the rest."""
         return (*self.lines, f"and {self.more} more, which are not listed") if self.more else self.lines
 
 
 @cache
 def program() -> str:
-    """The text of a program that looks into ``/input`` and prints what it finds as JSON.
-
-    Of each file, ``findings`` and how many ``more`` there are.
-    """
+    """Return a program that scans ``/input`` and prints ``findings`` and ``more`` of each file as JSON."""
     files = {patterns.__name__: Path(patterns.__file__)}
     files.update((f"{__name__}.{name}", Path(__file__).with_name(f"{name}.py")) for name in _MODULES)
     texts = {name: file.read_text(encoding="utf-8") for name, file in files.items()}

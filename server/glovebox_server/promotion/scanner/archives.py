@@ -1,4 +1,4 @@
-"""Archives and what is packed: names that leave their folder, links, what may be run, bombs, and the files inside."""
+"""Archives and compressed files: escaping names, links, executables, bombs, and the files inside."""
 
 import bz2
 import gzip
@@ -13,21 +13,21 @@ from glovebox_server.promotion.scanner.budget import Findings, ScanBudget, Scann
 from glovebox_server.promotion.scanner.documents import is_no_page, is_office, office, office_names
 
 MOST_ENTRIES = 2000
-"""Of one archive, that are looked at."""
+"""Entries of one archive that are scanned."""
 _MOST_LISTED = 50_000
-"""Entries of a zip that are so much as read: its library keeps a record of each, of some 600 bytes."""
+"""Entries of a zip that are read: the library keeps some 600 bytes of each."""
 _RATIO = 200
 _EXPANDS = 8 << 20
-"""Bytes above which the ratio counts."""
+"""Bytes above which the ratio is checked."""
 _LINK = 0xA
-"""The kind of a symbolic link in the mode of a zip's entry."""
+"""File type of a symbolic link, in the mode of a zip entry."""
 _BLOCK = 512
 _LOCAL = b"PK\x03\x04"
 _LOCAL_BYTES = 30
 _ENTRY = b"PK\x01\x02"
 _END = b"PK\x05\x06"
 _LAST = 65_557
-"""A zip's end and the longest comment behind it: whatever stands before that, programs read the zip."""
+"""A zip's end record and its longest comment: programs read the zip despite any data before it."""
 
 _RUNS = re.compile(
     r"\.(?:exe|dll|so|dylib|sh|bash|bat|cmd|ps1|js|vbs|scr|lnk|jar|py|pyc|pth|desktop|app|msi|apk)$", re.IGNORECASE
@@ -52,8 +52,9 @@ _UNREAD = (
     b"MSWIM\0\0\0",
     b"\x60\xea",
 )
-"""How archives begin that the standard library does not read: 7z, RAR, Zstandard, cabinet, ar, LZ4 (two), RPM, old
-cpio, compress (two), lzip, xar, WIM, ARJ."""
+"""Magic numbers of archives that the standard library does not read: 7z, RAR, Zstandard, cabinet, ar, LZ4 (two), RPM,
+old cpio, compress (two), lzip, xar, WIM, ARJ.
+"""
 _CPIO = re.compile(rb"07070[127][0-9A-Fa-f]{70}")
 _OUTER = {
     ".tgz": ".tar",
@@ -74,7 +75,7 @@ class _ArchiveEntry(NamedTuple):
 
 
 def unread(part: ScannedPart) -> bool:
-    """Whether it is an archive, by what it holds or says it is, of which nothing here reads the inside."""
+    """Return whether it is an archive, by content or name, that cannot be unpacked here."""
     return (
         part.data.startswith(_UNREAD)
         or part.data[2:5] == b"-lh"
@@ -85,12 +86,12 @@ def unread(part: ScannedPart) -> bool:
 
 
 def is_zip(part: ScannedPart) -> bool:
-    """Whether programs take it for a zip, be it behind something else."""
+    """Return whether programs take it for a zip, even after other data."""
     return part.data.startswith(b"PK") or (_END in part.data[-_LAST:] and not is_tar(part))
 
 
 def zipped(part: ScannedPart, budget: ScanBudget) -> Findings:
-    """What is told of a zip, and its files."""
+    """Yield the findings of a zip, and its files."""
     if part.data.count(_ENTRY) > _MOST_LISTED:
         yield f"archive: more than {_MOST_LISTED} entries, and so it was not looked into"
         return
@@ -109,7 +110,7 @@ def zipped(part: ScannedPart, budget: ScanBudget) -> Findings:
             try:
                 with cast("zipfile.ZipExtFile", archive.open(each)) as file:
                     data, why = budget.read(file)
-            except Exception as problem:  # noqa: BLE001 - of one entry; the others are looked into
+            except Exception as problem:  # noqa: BLE001 - of one entry; the others are scanned
                 data, why = b"", f"it cannot be unpacked ({type(problem).__name__})"
             if why:
                 yield f"archive: {shown(each.filename)} was not looked into to its end: {why}"
@@ -121,12 +122,12 @@ def zipped(part: ScannedPart, budget: ScanBudget) -> Findings:
 
 
 def _has_unnamed(data: bytes, entries: list[zipfile.ZipInfo]) -> bool:
-    """Whether entries stand between those that the directory names: some programs read a zip from its beginning."""
+    """Return whether unlisted entries are in the file: some programs read a zip from its beginning."""
     at = 0
     for each in sorted(entries, key=lambda each: each.header_offset):
         if _LOCAL in data[at : each.header_offset]:
             return True
-        names = data[each.header_offset + 26 : each.header_offset + _LOCAL_BYTES]  # lengths of its name and more
+        names = data[each.header_offset + 26 : each.header_offset + _LOCAL_BYTES]  # lengths of its name and extra field
         size = int.from_bytes(names[:2], "little") + int.from_bytes(names[2:], "little") + each.compress_size
         at = max(at, each.header_offset + _LOCAL_BYTES + size)
     return _LOCAL in data[at:]
@@ -136,20 +137,20 @@ _CUT = "archive: it cannot be looked into to its end: an entry leads backwards, 
 
 
 def is_tar(part: ScannedPart) -> bool:
-    """Whether it begins as a tar does: with an entry whose check sum is right."""
+    """Return whether it begins with a tar entry of the right checksum."""
     try:
         tarfile.TarInfo.frombuf(part.data[:_BLOCK], "utf-8", "surrogateescape")
-    except Exception:  # noqa: BLE001 - hostile bytes, and whatever a library makes of them
+    except Exception:  # noqa: BLE001 - a library raises anything on hostile bytes
         return False
     return True
 
 
 def tarred(part: ScannedPart, budget: ScanBudget) -> Findings:
-    """What is told of a tar, and its files."""
+    """Yield the findings of a tar, and its files."""
     with tarfile.open(fileobj=io.BytesIO(part.data), mode="r:") as archive:
         members, at = [], -1
         while (each := archive.next()) is not None:
-            # A size below zero leads backwards, and for ever (CVE-2025-8194).
+            # A negative size leads backwards, in an endless loop (CVE-2025-8194).
             if archive.offset <= at or each.size < 0:
                 yield _CUT
                 break
@@ -157,7 +158,7 @@ def tarred(part: ScannedPart, budget: ScanBudget) -> Findings:
             members.append(each)
             if len(members) > MOST_ENTRIES or budget.over():
                 break
-        else:  # newer versions of the library take such an entry, as any that is none, for the end
+        else:  # newer versions of the library take such an entry, or an invalid one, for the end
             if part.data[archive.offset :].strip(b"\0"):
                 yield _CUT
         sized = [
@@ -166,17 +167,17 @@ def tarred(part: ScannedPart, budget: ScanBudget) -> Findings:
         ]
         yield from _entries("archive", sized, len(part.data))
         for each in members[:MOST_ENTRIES]:
-            if each.isreg() and not each.issparse():  # a sparse one may say that it is of any size
+            if each.isreg() and not each.issparse():  # a sparse file may claim any size
                 yield ScannedPart(each.name, part.data[each.offset_data : each.offset_data + each.size])
 
 
 def is_packed(part: ScannedPart) -> bool:
-    """Whether it is one file, compressed."""
+    """Return whether it is one compressed file."""
     return part.data.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0")) or part.name.casefold().endswith(".lzma")
 
 
 def packed(part: ScannedPart, budget: ScanBudget) -> Findings:
-    """What is told of a compressed file, and what it holds."""
+    """Yield the findings of a compressed file, and its content."""
     source = io.BytesIO(part.data)
     with (
         gzip.GzipFile(fileobj=source) if part.data.startswith(b"\x1f\x8b")

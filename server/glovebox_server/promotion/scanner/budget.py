@@ -1,6 +1,6 @@
-"""The budget of one scan, and what a look yields: findings, and parts that are scanned in their turn.
+"""The budget of one scan, and the results of a look: findings, and parts that are scanned in turn.
 
-All that is unpacked of a file, at any depth, is paid from one budget: a bomb costs no more than that.
+All bytes unpacked of a file, at any depth, are charged to one budget, which bounds a decompression bomb.
 """
 
 import time
@@ -8,37 +8,37 @@ from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 MOST_DEPTH = 6
-"""A file in an archive that is compressed is at 2: so many levels of archives in archives, and no more."""
+"""Levels of nesting; a file in a compressed archive is at 2."""
 MOST_PARTS = 2000
-"""Files inside of one file, at all depths together."""
+"""Files inside one file, at all depths."""
 MOST_UNPACKED = 32 << 20
-"""Bytes, of all that is unpacked of one file."""
+"""Bytes unpacked of one file."""
 MOST_SECONDS = 4
-"""Of the processor; looked at between parts, of which one may take as long again. The call's own limit is behind it."""
+"""Processor time, checked between parts; one part may take as long again. The call has its own limit."""
 _PIECE = 1 << 16
 
 
 class ScannedPart(NamedTuple):
-    """A file, or what lies in one."""
+    """A file, or a part of one."""
 
     name: str
     data: bytes
     is_text: bool = False
-    """Whether nobody opens it by itself, so that only secrets are looked for: a part of an Office document."""
+    """Whether only secrets are searched, as nothing opens it by itself: a part of an Office document."""
 
 
 Findings = Iterator["str | ScannedPart"]
 
 
 class Readable(Protocol):
-    """What unpacks while it is read."""
+    """A stream that unpacks while it is read."""
 
     def read1(self, size: int, /) -> bytes:
-        """So many bytes at most; none at the end, and fewer where what comes then cannot be unpacked."""
+        """Return up to ``size`` bytes; none at the end, fewer before data that cannot be unpacked."""
 
 
 class ScanBudget:
-    """What may still be spent on one file: bytes, parts and processor time."""
+    """The remaining budget of one file: bytes, parts and processor time."""
 
     def __init__(self) -> None:
         self.bytes = MOST_UNPACKED
@@ -46,7 +46,7 @@ class ScanBudget:
         self._until = time.process_time() + MOST_SECONDS
 
     def over(self) -> str:
-        """Return which bound is exceeded; empty while none is."""
+        """Return the exceeded bound; empty if none is."""
         if self.bytes < 0:
             return f"what unpacks to more than {MOST_UNPACKED >> 20} MiB in all"
         if self.parts < 0:
@@ -56,12 +56,12 @@ class ScanBudget:
         return ""
 
     def read(self, file: Readable) -> tuple[bytes, str]:
-        """Return what unpacks, and why that is not all of it; empty where it is."""
+        """Return the unpacked data, and why it is incomplete; empty if it is not."""
         out = bytearray()
         while not (why := self.over()):
             try:
                 piece = file.read1(min(_PIECE, self.bytes + 1))
-            except Exception as problem:  # noqa: BLE001 - hostile bytes, and whatever a library makes of them
+            except Exception as problem:  # noqa: BLE001 - a library raises anything on hostile bytes
                 return bytes(out), f"what cannot be unpacked ({type(problem).__name__})"
             if not piece:
                 return bytes(out), ""

@@ -18,7 +18,7 @@ _OFFICE = (
 _TYPES = "[content_types].xml"
 _XML = (".xml", ".rels", ".bin")
 _FLAT = (b"schemas.microsoft.com/office/2006/xmlPackage", b"schemas.microsoft.com/office/word/2003/wordml")
-"""Namespaces of Office documents that are one file of XML."""
+"""Namespaces of Office documents in one XML file."""
 _FLAT_ACTS = (
     ("macros", re.compile(rb"macrosPresent\s*=\s*[\"']yes")),
     ("a file inside", re.compile(rb"[:<](?:binData|docOleData)\b")),
@@ -47,25 +47,25 @@ _SYLK_ACTS = (
 _QUERY = re.compile(rb"\A\s*(?:WEB\r?\n1\r?\n|XLODBC\r?\n|QueryType=)", re.IGNORECASE)
 _QUERIES = (".iqy", ".oqy", ".rqy", ".dqy")
 MAX_MAIL_BYTES = 2 << 20
-"""Of a mail, that are read by what is written in Python: two seconds of it at most."""
+"""Bytes of a mail that are parsed in Python: two seconds at most."""
 _MAIL_HEADS = 64 << 10
 _IS_MAIL = re.compile(rb"^MIME-Version:[ \t]*1\.0", re.IGNORECASE | re.MULTILINE)
 
 
 def is_office(names: Iterable[str]) -> bool:
-    """Whether a zip with these entries is an Office document."""
+    """Return whether a zip with these entries is an Office document."""
     return _TYPES in map(str.casefold, names)
 
 
 def office_names(names: Iterable[str]) -> Iterator[str]:
-    """What the parts of an Office document say of themselves by their names."""
+    """Yield the findings from part names of an Office document."""
     for name in names:
         yield from (f"Office document: {what}" for what, form in _OFFICE if form.search(name))
 
 
 def office(name: str, data: bytes) -> Iterator[str]:
-    """What acts in one part of an Office document."""
-    # Links between parts say what each is, not its name.
+    """Yield the active content of one part of an Office document."""
+    # Relationships define the type of a part, not its name.
     if not _is_xml(data) and not name.casefold().endswith(_XML):
         return
     text = told(data)
@@ -73,7 +73,7 @@ def office(name: str, data: bytes) -> Iterator[str]:
         yield from office_names([text.decode("latin-1")])
     if _EXTERNAL.search(text):
         yield "Office document: what is loaded from elsewhere, or a link"
-    # A field's text may be cut by markup.
+    # Markup may split a field's text.
     if _DDE.search(text) or _DDE.search(re.sub(rb"<[^<>]*>", b"", text)):
         yield "Office document: a field that starts programs (DDE)"
 
@@ -83,12 +83,12 @@ def _is_xml(data: bytes) -> bool:
 
 
 def is_office_xml(part: ScannedPart) -> bool:
-    """Whether it is an Office document, or a part of an OpenDocument one, in one file of XML."""
+    """Return whether it is an Office document, or a part of an OpenDocument one, in one XML file."""
     return _is_xml(part.data) and any(each in part.data.replace(b"\0", b"") for each in (*_FLAT, _OPEN))
 
 
 def office_xml(part: ScannedPart, _: ScanBudget) -> Findings:
-    """What acts in it."""
+    """Yield the active content of an XML document."""
     text = told(part.data)
     if _OPEN in text:
         yield from (f"OpenDocument: {what}" for what, form in _OPEN_ACTS if form.search(text))
@@ -99,17 +99,17 @@ def office_xml(part: ScannedPart, _: ScanBudget) -> Findings:
 
 
 def is_no_page(name: str, data: bytes) -> bool:
-    """Whether nobody would open this part of an Office document by itself: no browser shows it as a page."""
+    """Return whether this part of an Office document is no page of its own: no browser shows it."""
     return name.casefold().endswith((".xml", ".rels")) and not _SHOWN.search(told(data))
 
 
 def is_old_office(part: ScannedPart) -> bool:
-    """Whether it is a compound file, as Office documents were before they were zips."""
+    """Return whether it is a compound file, the old format of Office documents."""
     return part.data.startswith(ole.MAGIC)
 
 
 def old_office(part: ScannedPart, budget: ScanBudget) -> Findings:
-    """What is told of a compound file, and the files inside of it."""
+    """Yield the findings of a compound file, and the files inside."""
     if "_VBA_PROJECT".encode("utf-16-le") in part.data or "Macros".encode("utf-16-le") in part.data:
         yield "Office document (OLE): macros"
     else:
@@ -126,12 +126,12 @@ def old_office(part: ScannedPart, budget: ScanBudget) -> Findings:
 
 
 def is_rtf(part: ScannedPart) -> bool:
-    """Whether Word takes it for RTF."""
+    """Return whether Word takes it for RTF."""
     return part.data[:1024].lstrip().startswith(b"{\\rt")
 
 
 def rtf(part: ScannedPart, budget: ScanBudget) -> Findings:
-    """What is told of RTF, and the objects in it that are written plainly."""
+    """Yield the findings of RTF, and its plainly written objects."""
     yield "RTF document: it was not looked into"
     for number, found in enumerate(re.finditer(rb"\\objdata\b([^}]*)", part.data)):
         if budget.over():
@@ -147,34 +147,34 @@ def rtf(part: ScannedPart, budget: ScanBudget) -> Findings:
 
 
 def is_sylk(part: ScannedPart) -> bool:
-    """Whether spreadsheets take it for SYLK: by its name, or as they do, by its beginning, if it has cells."""
+    """Return whether spreadsheets take it for SYLK: by its name, or its beginning if it has cells."""
     return part.name.casefold().endswith(".slk") or (
         part.data.startswith(b"ID;") and bool(re.search(rb"[\r\n]C;(?:[XYKE]|[^\r\n]*;K)", part.data))
     )
 
 
 def sylk(part: ScannedPart, _: ScanBudget) -> Findings:
-    """What acts in a SYLK sheet."""
+    """Yield the active content of a SYLK sheet."""
     yield from (f"SYLK: {what}" for what, form in _SYLK_ACTS if form.search(part.data))
 
 
 def is_query(part: ScannedPart) -> bool:
-    """Whether a spreadsheet asks elsewhere for data when it is opened."""
+    """Return whether a spreadsheet loads external data when it opens the file."""
     return part.name.casefold().endswith(_QUERIES) or bool(_QUERY.match(part.data[:1024]))
 
 
 def query(_: ScannedPart, __: ScanBudget) -> Findings:
-    """That it does."""
+    """Yield that it loads external data."""
     yield "query: data that is loaded from elsewhere when it is opened"
 
 
 def is_notebook(part: ScannedPart) -> bool:
-    """Whether it is a notebook by its name, or by what it holds."""
+    """Return whether it is a notebook, by name or content."""
     return part.name.casefold().endswith(".ipynb") or b'"nbformat"' in part.data
 
 
 def notebook(part: ScannedPart, _: ScanBudget) -> Findings:
-    """What acts in a notebook: its cells, and what their outputs hold."""
+    """Yield the active content of a notebook: cells, and their outputs."""
     whole = json.loads(part.data)
     cells = whole["cells"]
     code = sum(1 for each in cells if each.get("cell_type") == "code")
@@ -185,7 +185,7 @@ def notebook(part: ScannedPart, _: ScanBudget) -> Findings:
             shown = output.get("data", {})
             yield from ("notebook: a script in an output" for kind in shown if "javascript" in kind)
             yield from ("notebook: a widget in an output" for kind in shown if "widget" in kind)
-    # Whatever in it is shown: JSON may write each character of markup as a number.
+    # All strings, decoded: JSON may escape each character of markup.
     yield from markup("\n".join(_strings(whole)).encode("utf-8", "replace"))
 
 
@@ -204,12 +204,12 @@ def _strings(value: object) -> Iterator[str]:
 
 
 def is_mail(part: ScannedPart) -> bool:
-    """Tell whether programs take it for a mail or a web archive (MHTML), by its name or its head."""
+    """Return whether programs take it for a mail or a web archive (MHTML), by name or headers."""
     return part.name.casefold().endswith((".eml", ".mht", ".mhtml")) or bool(_IS_MAIL.search(part.data[:_MAIL_HEADS]))
 
 
 def mail(part: ScannedPart, budget: ScanBudget) -> Findings:
-    """Yield the packed parts of a mail, as RFC 2045 and RFC 2557 have them; the others are read as they stand."""
+    """Yield the encoded parts of a mail, RFC 2045 and RFC 2557; the others are scanned as they are."""
     if len(part.data) > MAX_MAIL_BYTES:
         yield f"mail: behind its first {MAX_MAIL_BYTES} bytes its parts were not looked into"
     for number, each in enumerate(email.message_from_bytes(part.data[:MAX_MAIL_BYTES]).walk(), 1):

@@ -1,6 +1,6 @@
-"""Looks into files for what acts when they are opened: the program that `glovebox artifact scan` runs in a sandbox.
+"""Scans files for active content: the entry of the program that `glovebox artifact scan` runs in a sandbox.
 
-Each look is bounded; what was not looked at is said.
+Each look is bounded, and reports what it did not scan.
 """
 
 import re
@@ -21,9 +21,9 @@ from glovebox_server.promotion.scanner.budget import (
 from glovebox_server.promotion.scanner.markup import markup
 
 MOST_BYTES = 32 << 20
-"""Of a file; of what lies behind, nothing is said but that."""
+"""Bytes of a file; the rest is reported as not scanned."""
 MOST_FINDINGS = 60
-"""That are listed; the others are counted."""
+"""Findings listed; the others are counted."""
 _MOST_COUNTED = 10_000
 _MOST_CHARACTERS = 300
 _MOST_SECRETS = 1000
@@ -47,7 +47,7 @@ _ARCHIVES = (archives.is_zip, archives.is_tar, archives.is_packed)
 
 
 def scan(data: bytes, name: str) -> list[str]:
-    """Say what acts in a file when it is opened, and which secrets are in it."""
+    """Return the active content of a file and the kinds of its secrets."""
     found: dict[str, None] = {}
     for each in _inside(ScannedPart(name, data), "", 0, ScanBudget()):
         found.setdefault(each[:_MOST_CHARACTERS])
@@ -57,7 +57,6 @@ def scan(data: bytes, name: str) -> list[str]:
 
 
 def _inside(part: ScannedPart, where: str, depth: int, budget: ScanBudget) -> Iterator[str]:
-    """What is found in a part, and in the parts of it."""
     told = f"in {shown(where)}: " if where else ""
     for look in _looks(part):
         try:
@@ -76,7 +75,7 @@ def _inside(part: ScannedPart, where: str, depth: int, budget: ScanBudget) -> It
 
 
 def _looks(part: ScannedPart) -> Iterator[Callable[[ScannedPart, ScanBudget], Findings]]:
-    """Each look that fits; what costs nothing but its size comes before what unpacks."""
+    """Yield each look that fits; those of linear cost come before those that unpack."""
     yield _secrets
     if part.is_text:
         return
@@ -90,7 +89,7 @@ def _secrets(part: ScannedPart, _: ScanBudget) -> Findings:
     texts = [part.data]
     if b"\0" in part.data:  # UTF-16
         texts.append(part.data.replace(b"\0", b""))
-    if part.is_text:  # in which markup may cut words
+    if part.is_text:  # markup may split words
         texts.append(re.sub(rb"<[^<>]*>", b"", part.data))
     for kind in dict.fromkeys(
         kind for text in texts for _begin, _end, kind in islice(find_secrets(text), _MOST_SECRETS)
@@ -99,12 +98,12 @@ def _secrets(part: ScannedPart, _: ScanBudget) -> Findings:
 
 
 def _markup(part: ScannedPart, _: ScanBudget) -> Findings:
-    """Of every kind: a browser that takes a file for a page reads whatever else it is."""
+    """Scan any kind of file: a browser may take each for a page."""
     yield from markup(part.data)
 
 
 def main(directory: str) -> dict[str, dict[str, object]]:
-    """Scan every file below a directory: of each its first findings, and how many more there are."""
+    """Scan every file below a directory; return the first findings of each, and the number of the others."""
     found: dict[str, dict[str, object]] = {}
     for path in sorted(Path(directory).rglob("*")):
         if path.is_file():

@@ -1,19 +1,20 @@
-"""Pages and drawings: what acts where a browser shows them, whatever they are called."""
+"""Pages and drawings: active content in a browser, regardless of the file's name."""
 
 import html
 import re
 from collections.abc import Iterator
 
 _ELEMENT = rb"<(?:[^\s<>/:]+:)?"
-"""What a name stands behind: of XML with any prefix."""
+"""Start of an element, with any XML prefix."""
 _IS = rb"\s*=\s*(?:[\"']\s*)?"
 _AWAY = rb"(?:h\s*t\s*t\s*p\s*(?:s\s*)?:|[\\/]\s*[\\/])"
-"""How an address elsewhere begins. Browsers leave line ends and tabs out, and take a backslash for a slash, see
-https://url.spec.whatwg.org/#concept-basic-url-parser."""
+"""Start of an external address. Browsers drop line ends and tabs, and take a backslash for a slash, see
+https://url.spec.whatwg.org/#concept-basic-url-parser.
+"""
 
 
 def _css(name: bytes) -> bytes:
-    """A name in a style sheet, whose letters may be escaped: see https://www.w3.org/TR/css-syntax-3/#escaping."""
+    """Match a CSS name, whose letters may be escaped: see https://www.w3.org/TR/css-syntax-3/#escaping."""
     each = (b"(?:%c|\\\\0{0,4}%x\\s?|\\\\0{0,4}%x\\s?)" % (sign, sign, sign ^ 32) for sign in name)
     return b"".join(each)
 
@@ -49,11 +50,11 @@ _MARKUP = (
     ("a style sheet that makes another page of it", _form(rb"<\?xml-stylesheet\b")),
 )
 _SHIFT = re.compile(rb"\x1b[ -/]*[0-~]")
-"""What changes the character set, which a reader of ISO 2022 leaves out: see ECMA-35, 13.2."""
+"""Change of the character set, which a reader of ISO 2022 drops: see ECMA-35, 13.2."""
 
 
 def markup(data: bytes) -> Iterator[str]:
-    """What acts in a page or a drawing."""
+    """Yield the active content of a page or a drawing."""
     if b"<" not in data:
         return
     text = told(data)
@@ -63,7 +64,7 @@ def markup(data: bytes) -> Iterator[str]:
 
 
 def told(data: bytes) -> bytes:
-    """Markup as its readers take it: in UTF-16 too, without zeros, and with its character references resolved."""
+    """Return markup as readers decode it: UTF-16 without zeros, character references resolved."""
     text = data.replace(b"\0", b"")
     if b"\x1b" in text:
         text += _SHIFT.sub(b"", text)

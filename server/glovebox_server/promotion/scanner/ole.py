@@ -1,6 +1,6 @@
-"""Compound files, in which Office documents keep what is put into them: their streams, and the files in those.
+"""Compound files, the containers of old Office documents: their streams, and the files embedded in those.
 
-[MS-CFB] 2.2 to 2.6, as much of it as leads to the streams; [MS-OLEDS] 2.3.6. Whatever leads elsewhere ends the stream.
+[MS-CFB] 2.2 to 2.6, as far as needed for streams; [MS-OLEDS] 2.3.6. A broken link between sectors ends the stream.
 """
 
 from collections.abc import Iterator
@@ -13,18 +13,18 @@ _MOST_STREAMS = 1000
 _HEAD = 512
 _ENTRY = 128
 _STREAM, _ROOT = 2, 5
-"""Kinds of an entry of the directory."""
+"""Kinds of a directory entry."""
 _SECTOR, _MINI = (9, 12), 6
-"""Sizes of sectors, as powers of two."""
+"""Sector sizes, as powers of two."""
 _SMALL = 4096
-"""Shorter streams lie in the stream of the root, in small sectors."""
+"""Shorter streams are in the root's stream, in small sectors."""
 _LAST = 0xFFFFFFFA
-"""No sector has this number or a higher one: they mean an end, or none."""
+"""This number and higher ones mark an end, or no sector."""
 _U16, _U32 = Struct("<H"), Struct("<I")
 
 
 def streams(data: bytes, budget: ScanBudget) -> Iterator[tuple[str, bytes]]:
-    """Name and content of each stream, while the budget lasts."""
+    """Yield name and content of each stream, within the budget."""
     if len(data) < _HEAD or _U16.unpack_from(data, 30)[0] not in _SECTOR or _U16.unpack_from(data, 32)[0] != _MINI:
         return
     file = _SectorFile(data)
@@ -46,7 +46,7 @@ def streams(data: bytes, budget: ScanBudget) -> Iterator[tuple[str, bytes]]:
 
 
 def native(data: bytes) -> tuple[str, bytes]:
-    """Name and content of a file that was put into a document as it is."""
+    """Return name and content of an embedded file."""
     name, _, rest = data[6:].partition(b"\0")
     _, _, rest = rest.partition(b"\0")
     length = _U32.unpack_from(rest, 4)[0] if len(rest) >= 8 else 0
@@ -58,7 +58,7 @@ def native(data: bytes) -> tuple[str, bytes]:
 
 
 class _SectorFile:
-    """The sectors of a compound file, and which follows which."""
+    """The sectors of a compound file, and their order."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -81,7 +81,7 @@ class _SectorFile:
         return found if len(found) == self._size else b""
 
     def chain(self, begin: int, size: int) -> bytes:
-        """What lies in the sectors that follow each other from there."""
+        """Return the content of the sector chain from ``begin``."""
         out: list[bytes] = []
         at = begin
         while at < _LAST and len(out) < min(self._most, -(-size // self._size)) and (sector := self._sector(at)):
@@ -90,7 +90,7 @@ class _SectorFile:
         return b"".join(out)[:size]
 
     def small_chain(self, begin: int, size: int) -> bytes:
-        """The same, in small sectors."""
+        """Return the content of the chain of small sectors from ``begin``."""
         out: list[bytes] = []
         at, each = begin, 1 << _MINI
         while at < _LAST and len(out) < -(-size // each) and (sector := self.small[at * each : (at + 1) * each]):

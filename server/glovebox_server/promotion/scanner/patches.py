@@ -1,4 +1,4 @@
-"""Patches of git: files in them that are no text."""
+"""Patches of git: binary files in them."""
 
 import base64
 import re
@@ -14,12 +14,12 @@ _BEFORE_SMALL_A = ord("a") - 27
 
 
 def is_patch(part: ScannedPart) -> bool:
-    """Whether there are files in it that are no text."""
+    """Return whether a patch has binary files."""
     return b"GIT binary patch" in part.data
 
 
 def patch(part: ScannedPart, budget: ScanBudget) -> Findings:
-    """Which files are no text, and those that are there as a whole. gitformat, base85.c and apply.c of git."""
+    """Yield the binary files, and the content of those that are complete. gitformat, base85.c and apply.c of git."""
     name = "a file"
     for found in _FILE.finditer(part.data):
         if found[1] is not None:
@@ -53,7 +53,7 @@ def _content(lines: bytes, budget: ScanBudget) -> tuple[bytes, bool]:
 
 
 def _unpacked(lines: bytes) -> Iterator[bytes]:
-    """Each line says by its first letter how many bytes it stands for."""
+    """Yield decoded lines; the first letter of each is its length."""
     for line in lines.split():
         length = line[0] - (_BEFORE_A if line[0] <= ord("Z") else _BEFORE_SMALL_A)
         yield base64.b85decode(line[1:])[:length]

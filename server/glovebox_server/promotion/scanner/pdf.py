@@ -1,4 +1,4 @@
-"""PDF: scripts, actions, programs and files, in what stands plainly and in streams. ISO 32000-1."""
+"""PDF: scripts, actions, programs and files, in plain text and in streams. ISO 32000-1."""
 
 import base64
 import re
@@ -9,12 +9,12 @@ from glovebox_server.promotion.scanner.budget import Findings, ScanBudget, Scann
 
 MOST_STREAMS = 2000
 _MOST_FILTERS = 3
-"""Ways in which one stream may be said to be packed, that are tried."""
+"""Filter lists tried for one stream."""
 _MOST_SLOW = 4 << 20
-"""Bytes of a stream that are read by what is written in Python: two seconds of it at most."""
+"""Bytes of a stream decoded in Python: two seconds at most."""
 _ZLIB_HEAD = 2
 _PIECE = 4096
-"""Bytes of a stream that are unpacked at once: of a broken one, what stands before that piece is looked at."""
+"""Bytes unpacked at once: of a broken stream, the pieces before the error are scanned."""
 
 _ACTS = (
     ("a script", rb"/(?:JavaScript|JS)\b"), ("an action when it is opened", rb"/(?:OpenAction|AA)\b"),
@@ -27,7 +27,7 @@ _STREAM = re.compile(rb"\bstream[ \t]*(?:\r\n|\n|\r)")
 _FILTER = re.compile(rb"/(?:Filter|F)\s*(\[[^\]]{0,500}\]|/[^\s/<>\[\]()]{1,100}|\d+\s+\d+\s+R)")
 _COMMENT = re.compile(rb"%[^\r\n]*")
 _NO_STREAM = re.compile(rb"/(?:Standard|Adobe\.|ETSI\.|Entrust)")
-"""Filters of encryption and signatures, which no stream has."""
+"""Filters of encryption and signatures, which are never those of a stream."""
 _NAME = re.compile(rb"/([^\s/<>\[\]()]{1,100})")
 _PICTURES = frozenset((b"DCTDecode", b"DCT", b"JPXDecode", b"CCITTFaxDecode", b"CCF", b"JBIG2Decode"))
 
@@ -40,16 +40,16 @@ _BROKEN = "a stream that is broken, and was not looked into"
 _NOT_ALL = "a stream that was not looked into to its end"
 
 _Unpacked = tuple[bytes, bool]
-"""What a stream holds, and whether that is all of it."""
+"""The content of a stream, and whether it is complete."""
 
 
 def is_pdf(part: ScannedPart) -> bool:
-    """Whether readers take it for a PDF."""
+    """Return whether readers take it for a PDF."""
     return b"%PDF-" in part.data[:1024]
 
 
 def pdf(part: ScannedPart, budget: ScanBudget) -> Findings:
-    """What acts in a PDF, and the files inside."""
+    """Yield the active content of a PDF, and the files inside."""
     texts, untold = [_named(part.data)], {""}
     files: list[ScannedPart] = []
     before = 0
@@ -58,7 +58,7 @@ def pdf(part: ScannedPart, budget: ScanBudget) -> Findings:
             yield f"PDF: not all of its streams were looked into: {why or f'more than {MOST_STREAMS}'}"
             break
         head = _named(part.data[before : begin.start()])
-        # Nothing nearer: a string in the dictionary may hold whatever objects begin and end with.
+        # Not closer: a string in the dictionary may contain any delimiter of objects.
         head, before = head[max(0, head.find(b"endstream")) if number else 0 :], begin.end()
         text, problem = _unpacked(memoryview(part.data)[begin.end() :], head, budget)
         if problem not in untold:
@@ -76,12 +76,12 @@ def pdf(part: ScannedPart, budget: ScanBudget) -> Findings:
 
 
 def _named(text: bytes) -> bytes:
-    """The same, with names that are written in hexadecimal as everybody reads them: /J#61vaScript. 7.3.5."""
+    """Return the text with hexadecimal escapes in names resolved: /J#61vaScript. 7.3.5."""
     return re.sub(rb"#([0-9A-Fa-f]{2})", lambda found: bytes((int(found[1], 16),)), text) if b"#" in text else text
 
 
 def _filters(head: bytes) -> list[list[bytes]]:
-    """What stands before a stream of how it is packed: once, unless somebody wrote it to be read in two ways."""
+    """Return the filter lists of a stream; more than one if its head is ambiguous."""
     said = {
         tuple(_NAME.findall(each) or [each]): None
         for text in (head, _COMMENT.sub(b" ", head))
@@ -92,9 +92,9 @@ def _filters(head: bytes) -> list[list[bytes]]:
 
 
 def _unpacked(packed: memoryview, head: bytes, budget: ScanBudget) -> tuple[bytes, str]:
-    """What a stream holds, and what is to be told of it; empty where that is all, or a picture."""
+    """Return the content of a stream, and the problem to report; empty if complete, or a picture."""
     filters = _filters(head)
-    # Whatever is said of it: a reader may find that in another place.
+    # Tried whatever the head says: a reader may take the filter from elsewhere.
     is_zlib = True
     try:
         text, whole = _inflated(packed, budget.bytes + 1)
@@ -109,14 +109,13 @@ def _unpacked(packed: memoryview, head: bytes, budget: ScanBudget) -> tuple[byte
             rest, why = _decoded(bytes(packed[:_MOST_SLOW]), names, budget)
             rest += text if whole else b""
         out, problem = out + rest, problem or why
-    # Rows of bytes, each told as its difference from the last: no text stands in them, or it cannot be read here.
+    # Rows stored as differences: they have no text, or none that can be read here.
     if _PREDICTED.search(head) and (_OBJECTS.search(head) or not _NO_TEXT.search(head)):
         problem = problem or _FORM
     return out, problem
 
 
 def _decoded(data: bytes, names: list[bytes], budget: ScanBudget) -> tuple[bytes, str]:
-    """What comes of it by these filters, one after the other."""
     problem = ""
     for name in names:
         if name in _PICTURES:
@@ -132,8 +131,8 @@ def _decoded(data: bytes, names: list[bytes], budget: ScanBudget) -> tuple[bytes
 
 
 def _inflated(packed: memoryview | bytes, most: int) -> _Unpacked:
-    """What a stream holds, and whether that is all; ValueError for one that is not packed so."""
-    # Its check sum decides nothing: readers pass over a wrong one.
+    """Inflate a stream; raise ``ValueError`` if it is not zlib data."""
+    # The checksum is ignored, as readers ignore a wrong one.
     if len(packed) < _ZLIB_HEAD or packed[0] & 0xF != zlib.DEFLATED or (packed[0] << 8 | packed[1]) % 31:
         raise ValueError("no zlib")
     unpacker, out, at = zlib.decompressobj(-zlib.MAX_WBITS), bytearray(), _ZLIB_HEAD
@@ -161,7 +160,7 @@ def _hex(packed: bytes, _: int) -> _Unpacked:
 
 
 def _run_lengths(packed: bytes, most: int) -> _Unpacked:
-    """7.4.5: a length and so many bytes, or one byte and how often."""
+    """Decode run lengths, 7.4.5: a length and that number of bytes, or one byte and its count."""
     out, at = bytearray(), 0
     while at < len(packed) and len(out) < most:
         length = packed[at]
@@ -177,7 +176,7 @@ def _run_lengths(packed: bytes, most: int) -> _Unpacked:
 
 
 def _lzw(packed: bytes, most: int) -> _Unpacked:
-    """7.4.4: codes of 9 to 12 bits, each of which is a text that occurred before."""
+    """Decode LZW, 7.4.4: codes of 9 to 12 bits, each for a text that occurred before."""
     clear, end = 256, 257
     table = [bytes((each,)) for each in range(256)] + [b"", b""]
     out, last, bits, held = bytearray(), b"", 0, 0
@@ -200,7 +199,7 @@ def _lzw(packed: bytes, most: int) -> _Unpacked:
         if last and len(table) < 4096:
             table.append(last + text[:1])
         last = text
-        width = min(12, max(9, (len(table) + 1).bit_length()))  # one code early: EarlyChange is 1 where nothing is said
+        width = min(12, max(9, (len(table) + 1).bit_length()))  # one code early: EarlyChange is 1 by default
     return bytes(out), False
 
 

@@ -1,4 +1,4 @@
-"""Pictures: what is in them beside what one sees, such as comments, places, and whatever stands behind their end."""
+"""Pictures: invisible content, such as comments, places and trailing data."""
 
 import re
 import zlib
@@ -9,12 +9,12 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 _PNG_SHOWN = frozenset(
     b"IHDR PLTE IDAT tRNS cHRM gAMA iCCP sBIT sRGB bKGD hIST pHYs sPLT tIME acTL fcTL fdAT cICP mDCV cLLI".split()
 )
-"""Chunks that say how it looks. https://www.w3.org/TR/png-3/#11Chunks"""
+"""Chunks of appearance. https://www.w3.org/TR/png-3/#11Chunks"""
 _PNG_TEXTS = frozenset((b"tEXt", b"zTXt", b"iTXt"))
 _MATPLOTLIB = re.compile(rb"Software\0Matplotlib version[0-9.]{1,20}, https://matplotlib\.org/")
-"""What each of its figures says, and nobody chose."""
+"""In each figure of Matplotlib."""
 _JPEG_SHOWN = {0xE0: (b"JFIF\0", b"JFXX\0"), 0xE2: (b"ICC_PROFILE\0",), 0xEE: (b"Adobe",)}
-"""Of what programs may add, that which says how it looks. ITU-T T.81, B.1.1.3."""
+"""Application segments of appearance. ITU-T T.81, B.1.1.3."""
 _JPEG_NEXT = re.compile(rb"\xff+[^\0\xff\xd0-\xd7]")
 _GIF_SHOWN = (b"NETSCAPE2.0", b"ANIMEXTS1.0", b"ICCRGBG1012")
 _WEBP_SHOWN = frozenset((b"VP8 ", b"VP8L", b"VP8X", b"ANIM", b"ANMF", b"ALPH", b"ICCP"))
@@ -25,14 +25,14 @@ _CUT = "it does not end as it should, and was not looked into to its end"
 
 
 def is_picture(part: ScannedPart) -> bool:
-    """Whether it is a PNG, JPEG, GIF or WebP picture."""
+    """Return whether it is a PNG, JPEG, GIF or WebP picture."""
     return part.data.startswith((_PNG, b"\xff\xd8\xff", b"GIF87a", b"GIF89a")) or (
         part.data[:4] == b"RIFF" and part.data[8:12] == b"WEBP"
     )
 
 
 def picture(part: ScannedPart, budget: ScanBudget) -> Findings:
-    """What is in a picture beside what one sees."""
+    """Yield the invisible content of a picture."""
     data = part.data
     look = _png if data.startswith(_PNG) else _jpeg if data[0] == 0xFF else _gif if data[:3] == b"GIF" else _webp
     for each in look(data, budget):
@@ -123,12 +123,10 @@ def _gif(data: bytes, _: ScanBudget) -> Findings:
 
 
 def _colours(flags: bytes) -> int:
-    """Bytes of the table of colours that these flags announce."""
     return 3 << (flags[0] & 7) + 1 if flags and flags[0] & 0x80 else 0
 
 
 def _blocks_end(data: bytes, at: int) -> int:
-    """Where a row of blocks ends, each of which says how long it is."""
     while at < len(data) and data[at]:
         at += 1 + data[at]
     return at + 1
