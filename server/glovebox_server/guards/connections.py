@@ -1,6 +1,6 @@
 """The order in which links stand around one connection of a call. A redirect passes all of them again.
 
-A link is ``async (attempt, connect_next)``, as a guard is ``async (call, call_next)``. Each line says why it stands
+A link is ``async (attempt, connect_next)``: it may hold something while the rest runs. Each line says why it stands
 there; ``egress/gate.py`` has the links that need no guard.
 """
 
