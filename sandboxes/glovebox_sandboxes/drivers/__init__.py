@@ -1,1 +1,1 @@
-"""The kinds of isolation, one folder each, and the registry of them."""
+"""Kinds of isolation, one folder each, and their registry."""

@@ -1,7 +1,7 @@
-"""The drivers there are: one entry each, from which all else that lists drivers is derived, and how one is brought up.
+"""List the drivers, one entry each, from which every other list is derived, and bring them up.
 
-A driver is its entry in ``DRIVERS`` and the folder of its name beside this module, which exports
-``connect(data, server_id)``. It is probed when it is first needed, and kept until the server ends.
+A driver is its entry in ``DRIVERS`` and the folder of its name beside this module, which exports ``connect(data,
+server_id)``. It is probed at first need, and kept until the server ends.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -30,12 +30,12 @@ class DriverEntry:
     """The word used in profiles, and the name of its folder."""
     level: Level
     purpose: str
-    """What it is and needs, in one line for docs/operate/drivers.md."""
+    """Its nature and needs, in one line for docs/operate/drivers.md."""
     experimental: str = ""
-    """What to know before it is used; empty for a driver that is simply there."""
+    """A warning before its use; empty for an ordinary driver."""
 
     def connect(self, data: Path, server_id: str) -> _Connecting:
-        """Probe and hold it for the length of the block. Its folder is imported now: the Engine's client takes 0.1 s.
+        """Probe and hold it during the block. Its folder is imported now: the Engine's client takes 0.1 s.
 
         Args:
             data: directory of the embedded runtime.
@@ -61,12 +61,10 @@ DRIVERS: Final = (
 own measures; a kernel of its own in user space first. It is also the order of how many hosts have it."""
 
 NAMES: Final = tuple(each.name for each in DRIVERS)
-"""Their names, in the same order."""
 
 _MOST_PLANS = 256
-"""Plans that are kept."""
 RETRY_SECONDS = 5.0
-"""How long a driver that cannot be used is not asked again: an Engine that is started later is found."""
+"""Pause before an unusable driver is probed again: an Engine that is started later is found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,12 +76,11 @@ class _Held:
     since: float
 
     def age(self) -> float:
-        """Return seconds since it was probed."""
         return anyio.current_time() - self.since
 
 
 class Drivers:
-    """The drivers of one server. Open it with ``opened``."""
+    """Drivers of one server. Open it with ``opened``."""
 
     def __init__(self, tasks: anyio.abc.TaskGroup, connect: Mapping[str, Callable[[], _Connecting]]) -> None:
         """Take the task group drivers live in, and how to make each."""
@@ -94,14 +91,14 @@ class Drivers:
         self._locks = {name: anyio.Lock() for name in connect}
 
     async def get(self, name: str) -> Driver:
-        """Return the driver of that name, probed now if it was not before, or if it could not be used a while ago."""
+        """Return the driver of that name; probe it at first use, or if it was unusable RETRY_SECONDS ago."""
         async with self._locks[name]:
             held = self._ready.get(name)
             if held is not None and not held.driver.capabilities.usable and held.age() > RETRY_SECONDS:
                 held.scope.cancel()
                 held = None
             if held is None:
-                # In a task of its own: a driver's clean-up must not depend on the call that happened to need it first.
+                # In a task of its own: a driver's clean-up must not depend on the call that needed it first.
                 held = self._ready[name] = await self._tasks.start(self._hold, name)
             return held.driver
 
@@ -112,7 +109,7 @@ class Drivers:
                 await anyio.sleep_forever()
 
     def _plan(self, driver: Driver, spec: SandboxSpec) -> Plan:
-        """Return the plan of a spec, made once: a plan is pure."""
+        """Return the plan of a spec, cached: a plan is pure."""
         key = (driver.name, spec)
         if key not in self._plans:
             if len(self._plans) >= _MOST_PLANS:
@@ -121,7 +118,7 @@ class Drivers:
         return self._plans[key]
 
     def find_chosen(self, names: tuple[str, ...], spec: SandboxSpec) -> tuple[Driver, Plan] | None:
-        """Return what ``choose`` would, where it need not look at the host for that; else None."""
+        """Return the result of ``choose`` if that needs no look at the host; else None."""
         for name in names:
             held = self._ready.get(name)
             if held is None or not held.driver.capabilities.usable:
@@ -153,7 +150,7 @@ class Drivers:
 
 @asynccontextmanager
 async def opened(data: Path, server_id: str) -> AsyncIterator[Drivers]:
-    """Provide the drivers, for the length of the block; nothing of theirs is left after it.
+    """Provide the drivers during the block; nothing of theirs is left afterwards.
 
     Args:
         data: directory of the embedded runtime.

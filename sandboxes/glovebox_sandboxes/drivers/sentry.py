@@ -1,8 +1,8 @@
-"""The guest's settings on gVisor's kernel, the sentry, whoever starts it. Pure.
+"""Settings of the guest on gVisor's kernel, the sentry, for every driver that starts it. Pure.
 
-Three things that Linux does for the guest it does not do: it has no Landlock, it lets any process of a user signal
-process 1, and runsc's own way to a seccomp filter inside answers every refusal with EPERM, where libc waits for ENOSYS.
-Nothing here may import a driver, a profile or the server.
+Unlike Linux, the sentry has no Landlock and lets any process of a user signal process 1. And runsc's own way to a
+seccomp filter inside answers every refusal with EPERM, where libc waits for ENOSYS. Nothing here may import a driver, a
+profile or the server.
 """
 
 from collections.abc import Mapping
@@ -13,14 +13,14 @@ from glovebox_sandboxes.contract.spec import Limits, SandboxSpec
 from glovebox_sandboxes.runtime import guest_tree
 
 NAMESPACES = ("ipc", "mnt", "net", "pid", "user", "uts")
-"""The sentry's own, not the host's: that they are is as true as that the kernel is the sentry."""
+"""The sentry's own, not the host's: as certain as that the kernel is the sentry."""
 UNMEASURED = ("CapAmb", "namespace cgroup")
-"""What its /proc does not tell; see ``Expected.unmeasured``."""
+"""Missing from its /proc; see ``Expected.unmeasured``."""
 
 _THREADS = 96
-"""Threads of runsc, gofer and sentry themselves on the host, measured with a margin: Go makes some as it needs them."""
+"""Threads of runsc, gofer and sentry on the host, measured with a margin: Go makes more as needed."""
 _THREADS_PER_TASK = 4
-"""Of the host's for one of the program's: systrap's stub for it and its address space, and the sentry's own."""
+"""Host threads per thread of the program: systrap's stub for it and its address space, and the sentry's own."""
 
 
 def command(
@@ -33,7 +33,7 @@ def command(
 ) -> tuple[str, ...]:
     """Return the argument vector of a guest that runs on the sentry; see ``guest_tree.command``.
 
-    ``counted`` says whether a control group counts its processor time.
+    ``counted``: a control group counts its processor time.
     """
     return guest_tree.command(
         python,
@@ -47,5 +47,5 @@ def command(
 
 
 def outside(limits: Limits) -> Limits:
-    """Return what a control group around the sentry holds: all memory, and its threads beside those of the program."""
+    """Return the limits of a control group around the sentry: all memory, and its threads beside the program's."""
     return replace(limits, pids=_THREADS + _THREADS_PER_TASK * limits.pids)

@@ -40,7 +40,7 @@ class SecretFileGuard:
         self._revealed = revealed
         self._broke = broke
         self.broken = False
-        """Whether a secret file has appeared, or has replaced a covered one."""
+        """A secret file has appeared, or has replaced a covered one."""
 
     @property
     def holds(self) -> bool:

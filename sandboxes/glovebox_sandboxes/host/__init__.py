@@ -1,1 +1,1 @@
-"""The host's side: processes, control groups, mounts, users, and what the kernel says of them."""
+"""The host's side: processes, control groups, mounts, users, and the kernel's view of them."""

@@ -45,14 +45,14 @@ _ACCOUNT = "cpuacct"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hierarchy:
-    """Where this host lets us make groups."""
+    """Places where this host lets us make groups."""
 
     version: int
     """1 or 2."""
     parents: tuple[Path, ...]
     """Parent directories of sandboxes' groups: one on v2, one per controller on v1."""
     counts: bool = True
-    """Whether they count processor time: not on v1 without its controller."""
+    """They count processor time: not on v1 without its controller."""
 
     @property
     def mechanism(self) -> str:
@@ -72,7 +72,7 @@ def detect(owner: str, root: Path = Path("/sys/fs/cgroup")) -> Hierarchy | None:
     """Find a place for our groups by making it; return None if this process may not.
 
     Args:
-        owner: names our parent group, so that a dead server's groups can be told from a living one's.
+        owner: names our parent group, so that groups of dead and living servers can be distinguished.
         root: the mount point of the control groups.
     """
     if (root / "cgroup.controllers").exists():
@@ -239,7 +239,7 @@ class Cgroup:
     def read_back(self, pid: int | None) -> dict[str, tuple[object, object]]:
         """Return by name the planned value and the kernel's, and whether a process is in the group.
 
-        None if unknown. Made for ``outside.look``.
+        None if unknown. Made for ``host_view.look``.
         """
         found: dict[str, tuple[object, object]] = {
             f"limit {file}": (content, self._held.get(file)) for file, content in self._wanted.items()

@@ -1,10 +1,10 @@
-"""A sandbox as the host's kernel sees it: its first process in proc(5). Reads only, decides nothing.
+"""View a sandbox as the host's kernel does: its first process in proc(5). Reads only, decides nothing.
 
-The guest's word is believed because nothing untrusted ran before it was given. This view needs nobody's word: who it
-is on the host, what it may do, where it is, what it sees mounted. What cannot be read says why.
+The guest's report is trusted because nothing untrusted ran before it. This view trusts no report: it reads the
+process's users, rights, namespaces and mounts. What cannot be read says why.
 
-Race-free by one open directory: every file is looked up in it, so all of them are the same process's, also if its
-number is given out again meanwhile. See proc_pid_status(5), proc_pid_mountinfo(5), namespaces(7).
+Race-free by one open directory: every file is opened in it, so all are the same process's, even if its number is reused
+meanwhile. See proc_pid_status(5), proc_pid_mountinfo(5), namespaces(7).
 """
 
 import os
@@ -19,27 +19,27 @@ from glovebox_sandboxes.contract.measure import NAMESPACES, MeasuredMount
 _T = TypeVar("_T")
 
 _UNMAPPED = 65534
-"""How the kernel shows, inside, a user or group of the host that has no number there (kernel.overflowuid)."""
+"""Shown inside for a user or group of the host without a number there (kernel.overflowuid)."""
 _MAX_BYTES = 1 << 20
-"""Of one file: a mount table of a few thousand lines; a longer one is not a sandbox's."""
+"""Of one file: a mount table of a few thousand lines; a sandbox's is shorter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZygoteView:
-    """What a zygote is in and under, and nothing that it forks may be left with."""
+    """Namespaces and filters of a zygote, for comparison with its forks."""
 
     namespaces: Mapping[str, int]
     """Inode numbers."""
     filters: int | None
-    """Seccomp filters: what it forks has one more."""
+    """Seccomp filters: its forks have one more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostView:
-    """What was read; a part that is None could not be, and ``unread`` has the reason."""
+    """The values read; a part that is None is explained in ``unread``."""
 
     uids: tuple[int, ...] | None = None
-    """Real, effective, saved and file system user, by the host's numbers; one where all are the same."""
+    """Real, effective, saved and file system user, by the host's numbers; one if all are the same."""
     gids: tuple[int, ...] | None = None
     """The same of groups."""
     groups: tuple[int, ...] | None = None
@@ -54,7 +54,7 @@ class HostView:
     seccomp: int | None = None
     """Mode, see seccomp(2)."""
     filters: int | None = None
-    """How many seccomp filters it is under; None before Linux 5.9."""
+    """Number of its seccomp filters; unknown before Linux 5.9."""
     inner_pid: int | None = None
     """Its number in the innermost pid namespace."""
     namespaces: Mapping[str, int] | None = None
@@ -62,26 +62,26 @@ class HostView:
     mounts: tuple[MeasuredMount, ...] | None = None
     interfaces: tuple[str, ...] | None = None
     zygote: "ZygoteView | None" = None
-    """What it was forked from, if it was."""
+    """Its zygote, if it was forked from one."""
     unread: Mapping[str, str] = field(default_factory=dict)
     """Part → why it could not be read; ``""`` stands for all parts."""
     compared: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
-    """What else the driver read back, by name: as planned, and as found (None: it could not be read)."""
+    """The driver's own readings by name: as planned, and as found (None: unreadable)."""
 
     def why(self, part: str) -> str:
-        """Return the reason for which a part is None."""
+        """Return why a part is None."""
         return self.unread.get(part) or self.unread.get("") or "the kernel does not tell"
 
 
 def unseen(reason: str, compared: Mapping[str, tuple[Any, Any]] | None = None) -> HostView:
-    """Return a view in which no process could be looked at."""
+    """Return a view of a process that could not be read."""
     return HostView(unread={"": reason}, compared=compared or {})
 
 
 def only_child(pid: int, proc: Path = Path("/proc")) -> int | None:
-    """Return the one child of a process that has one thread and is our child itself; None if there is not exactly one.
+    """Return the one child of our single-threaded child; None if there is not exactly one.
 
-    Its number cannot mean another process while its parent lives and has not waited for it. None too where the mounted
+    Its number cannot mean another process while its parent lives and has not waited for it. None also if the mounted
     proc(5) is that of another pid namespace, in which our numbers mean others.
     """
     try:
@@ -94,11 +94,11 @@ def only_child(pid: int, proc: Path = Path("/proc")) -> int | None:
 
 
 def look(pid: int, compared: Mapping[str, tuple[Any, Any]] | None = None, proc: Path = Path("/proc")) -> HostView:
-    """Look at one process.
+    """Return the view of one process.
 
     Args:
         pid: its number on the host.
-        compared: what the driver read itself.
+        compared: the driver's own readings.
         proc: where proc(5) is mounted.
     """
     try:
@@ -144,7 +144,7 @@ def look(pid: int, compared: Mapping[str, tuple[Any, Any]] | None = None, proc: 
 
 
 def groups_of(pid: int, proc: Path = Path("/proc")) -> dict[str, str]:
-    """Controller (on v2 ``""``) → path of the control group a process is in, see cgroups(7); empty if unreadable."""
+    """Return controller (on v2 ``""``) → path of a process's control group, see cgroups(7); empty if unreadable."""
     try:
         lines = _read(f"{proc}/{pid}/cgroup").splitlines()
     except OSError:
@@ -155,14 +155,14 @@ def groups_of(pid: int, proc: Path = Path("/proc")) -> dict[str, str]:
 
 
 def _capabilities(status: dict[str, str]) -> int:
-    # Unlike the guest, whose gaps are in its own list: a set that is missing here is not an empty one.
+    # Unlike the guest, which lists its gaps: a set that is missing here is not an empty one.
     if not status.keys() >= set(inside.CAPABILITIES):
         raise LookupError
     return inside.capabilities(status)
 
 
 def _map(place: int, kind: str) -> list[tuple[int, int, int]]:
-    """First number inside, first number here, and how many."""
+    """Return first number inside, first number here, and count."""
     lines = [[int(number) for number in line.split()] for line in _lines(place, f"{kind}_map")]
     return [(first, here, count) for first, here, count in lines]
 
@@ -193,7 +193,7 @@ def _lines(place: int, name: str) -> list[str]:
 
 
 def _read(name: str, place: int | None = None) -> str:
-    # By the system's own calls: for files this small, Python's take five times as long.
+    # By system calls: for files this small, Python's take five times as long.
     descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=place)
     try:
         content = bytearray()

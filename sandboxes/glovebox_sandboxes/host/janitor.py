@@ -1,7 +1,7 @@
-"""Cleans up when a server is killed with SIGKILL and cannot do it itself: its control groups, or what a driver names.
+"""Clean up after a server killed with SIGKILL: its control groups, or what a driver names.
 
-Of bubblewrap all else ends with the server: processes by PR_SET_PDEATHSIG, mounts and files with their namespace.
-The janitor is a process of its own that waits for its standard input to close, which the kernel does for a dead server.
+With bubblewrap all else ends with the server: processes by PR_SET_PDEATHSIG, mounts and files with their namespace. The
+janitor is a process that waits for its standard input to close, which the kernel does for a dead server.
 """
 
 import os
@@ -19,9 +19,9 @@ from glovebox_sandboxes.host.owner import is_orphan
 from glovebox_sandboxes.host.process import helper
 
 _STOP_SECONDS = 10
-"""How long closing waits for the janitor, which takes a few ms when everything is gone already."""
+"""Longest wait for the janitor on closing; it takes a few ms if everything is gone already."""
 _REAP_TRIES = 100
-"""Looks at what a dead server left, five milliseconds apart: killed processes take a moment to leave their group."""
+"""Passes over a dead server's groups, five milliseconds apart: killed processes leave them with a delay."""
 
 _PROGRAM = """
 import os, sys, time
@@ -48,10 +48,10 @@ for parent in sys.argv[1:]:
 
 
 class Janitor:
-    """A process that cleans up after a server that was killed; one per server, started with its first sandbox."""
+    """A process that cleans up after a killed server; one per server, started with its first sandbox."""
 
     def __init__(self, program: str, *arguments: str) -> None:
-        """Take what it runs once its standard input is closed: after ``bye`` by a server that ends as it should."""
+        """Take its program for when its standard input closes: after ``bye`` by a server that ends properly."""
         self._command = [sys.executable, "-I", "-S", "-c", program, *arguments]
         self._running: tuple[int, int] | None = None
 
@@ -61,7 +61,7 @@ class Janitor:
             self._running = helper(self._command)
 
     async def stop(self) -> bool:
-        """Let it do its work now, and wait for it, at most 10 s; whether there was one."""
+        """Let it do its work now, and wait at most 10 s for it; return whether there was one."""
         if self._running is None:
             return False
         (pid, standard_input), self._running = self._running, None
@@ -77,7 +77,7 @@ class Janitor:
 
 
 class GroupJanitor(Janitor):
-    """Removes a server's control groups."""
+    """The janitor of a server's control groups."""
 
     def __init__(self, parents: tuple[Path, ...]) -> None:
         """Take the directories below which this server makes its groups."""
@@ -85,7 +85,7 @@ class GroupJanitor(Janitor):
         self._parents = parents
 
     async def stop(self) -> bool:
-        """See ``Janitor.stop``; without a process there is nothing but empty groups."""
+        """See ``Janitor.stop``; without a process there are only empty groups."""
         if await super().stop():
             return True
         for parent in self._parents:
@@ -95,11 +95,11 @@ class GroupJanitor(Janitor):
 
 
 def reap(parents: Iterable[Path]) -> None:
-    """Remove what servers left that were killed together with their janitor, or before they had one. Blocking.
+    """Remove groups of servers killed together with their janitor, or before they had one. Blocking.
 
     Args:
-        parents: where the calling server makes its groups; those of others are beside them, named after their owner's
-            mark. Whose server cannot be judged from here, in another container for instance, is left alone.
+        parents: where the calling server makes its groups. Those of others are beside them, named after their owner's
+            mark. If a server cannot be judged from here, as in another container, its groups stay.
     """
     for parent in parents:
         for other in parent.parent.iterdir():

@@ -1,7 +1,7 @@
-"""Which file systems are mounted below a directory, and on which one it lies. Reads /proc; changes nothing.
+"""List the file systems mounted below a directory, and find the one it lies on. Reads /proc; changes nothing.
 
-A bind of a directory brings along whatever is mounted inside it, and that is no part of what a person meant by the
-directory. See proc_pid_mountinfo(5).
+A bind of a directory includes all that is mounted inside it, which a person did not mean by the directory. See
+proc_pid_mountinfo(5).
 """
 
 import os
@@ -11,7 +11,7 @@ from pathlib import Path, PurePath
 _SHOWN = 3
 """Mounts named in a message; the rest are counted."""
 _NUMBER, _DEVICE, _ROOT, _POINT = 0, 2, 3, 4
-"""Columns: the mount's number, its file system, the directory of that which is its root, and the mount point."""
+"""Columns: the mount's number, its file system, the directory that is its root, and the mount point."""
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
@@ -29,13 +29,13 @@ def inside(directory: str, table: str | None = None) -> tuple[str, ...]:
 
 
 def origin(directory: Path) -> tuple[str, PurePath] | None:
-    """Return the file system that a directory lies on, and its path there, which are the same under every bind mount.
+    """Return a directory's file system and its path there, which are the same under every bind mount.
 
     Args:
-        directory: absolute path without links; what does not exist yet lies where it would be made.
+        directory: absolute path without links; a missing one lies where it would be made.
 
     Returns:
-        None where the kernel does not tell.
+        None if the kernel does not report it.
     """
     try:
         existing = next(each for each in (directory, *directory.parents) if each.exists())
@@ -59,12 +59,12 @@ def _table() -> str:
 
 
 def named(points: tuple[str, ...]) -> str:
-    """Return the first few mount points as part of a sentence, and how many more there are; safe to print."""
+    """Return the first few mount points as part of a sentence, and the number of others; safe to print."""
     names = [ascii(point)[1:-1] for point in points[:_SHOWN]]
     more = len(points) - len(names)
     return ", ".join(names) + (f" and {more} more" if more else "")
 
 
 def _plain(point: str) -> str:
-    """Return a path as the kernel meant it: spaces, tabs, line feeds and backslashes are written as octal escapes."""
+    """Return an unescaped path: the kernel writes spaces, tabs, line feeds and backslashes in octal."""
     return _ESCAPED.sub(lambda found: chr(int(found[1], 8)), point)

@@ -1,8 +1,8 @@
-"""The mark on containers and control groups that names their server, and whether that server still lives.
+"""Mark containers and control groups with their server, and tell whether that server still lives.
 
-A server that is killed cannot clean up. Its running containers end by themselves (their input closes); one it had
-created but not started stays, and the next server on this machine removes it. Never someone else's: a mark is only
-judged by a process that sees the same kernel and the same process ids. Must import nothing of ours.
+A killed server cannot clean up. Its running containers end by themselves (their input closes); one created but not
+started stays, and the next server on this machine removes it. Never another machine's: only a process that sees the
+same kernel and the same process ids judges a mark. Must import nothing of ours.
 """
 
 import os
@@ -16,10 +16,9 @@ _STARTED = 19
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOwner:
-    """One driver of one server process, told from every other that had or will have the process's number."""
+    """One driver of one server process, distinct from every other that had or will have its number."""
 
     boot: str
-    """The kernel's boot id."""
     pid_namespace: str
     pid: int
     started: int
@@ -33,7 +32,7 @@ class ServerOwner:
 
 
 def new_owner() -> ServerOwner:
-    """Return an owner in the process that asks."""
+    """Return an owner in the calling process."""
     return ServerOwner(
         boot=_boot(),
         pid_namespace=_pid_namespace(),
@@ -44,7 +43,7 @@ def new_owner() -> ServerOwner:
 
 
 def is_orphan(mark: str) -> bool:
-    """Return whether the server named by a mark is certainly gone; False for every mark that we cannot judge."""
+    """Return whether the server named by a mark is certainly gone; False for a mark that we cannot judge."""
     parts = mark.split(":")
     if len(parts) != len(fields(ServerOwner)):
         return False
@@ -55,13 +54,13 @@ def is_orphan(mark: str) -> bool:
 
 
 def is_of_another_boot(mark: str) -> bool:
-    """Return whether a mark is of another boot: whose it is on a file that this machine alone writes is then gone."""
+    """Return whether a mark is of another boot: on a file that this machine alone writes, its server is then gone."""
     parts = mark.split(":")
     return len(parts) == len(fields(ServerOwner)) and parts[0] != _boot()
 
 
 def _is_number(text: str) -> bool:
-    # At most 20 digits: a kernel's 64 bits. More would be nobody's mark.
+    # At most 20 digits: a kernel's 64 bits. More is no valid mark.
     return text.isascii() and text.isdigit() and len(text) <= 20  # noqa: PLR2004 - explained above
 
 

@@ -1,4 +1,4 @@
-"""Checks that nobody else could have written or exchanged files that decide what we run.
+"""Check that no other user could have written or exchanged files that decide what we run.
 
 Must import nothing of ours.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def flaw(place: Path | int) -> tuple[str, str] | None:
-    """Return what lets another user change a file or directory; None where nothing does.
+    """Return what lets another user change a file or directory; None if nothing does.
 
     Root, the user of this process and the owner of this package are no others: they decide what runs in any case.
 
@@ -18,10 +18,10 @@ def flaw(place: Path | int) -> tuple[str, str] | None:
         place: its path, or a descriptor of it, so that the answer is about what is open.
 
     Returns:
-        What is wrong with it, and the command that ends that, to which its path is to be added.
+        The flaw, and the command that ends it, to which the path is to be added.
 
     Raises:
-        OSError: it cannot be looked at.
+        OSError: it cannot be examined.
     """
     found = os.stat(place)  # noqa: PTH116 - a descriptor, too
     if found.st_uid not in {0, os.geteuid(), Path(__file__).stat().st_uid}:
@@ -30,7 +30,7 @@ def flaw(place: Path | int) -> tuple[str, str] | None:
         return "is writable by every user", "chmod o-w"
     if found.st_mode & stat.S_IWGRP and found.st_gid not in {0, os.getegid()}:
         return f"is writable by group {found.st_gid}", "chmod g-w"
-    # Where there is a list, the group's bits are the most that anybody in it has: acl(5), "correspondence between".
+    # With a list, the group's bits are the most that anyone in it has: acl(5), "correspondence between".
     if found.st_mode & stat.S_IWGRP and _has_access_list(place):
         return "is writable by whom its access list names", "setfacl -b"
     return None
@@ -40,15 +40,15 @@ def _has_access_list(place: Path | int) -> bool:
     try:
         return bool(os.getxattr(place, "system.posix_acl_access"))
     except OSError as error:
-        # None is set, or this file system has none; whatever else hinders the look, there may be one.
+        # None is set, or this file system has none; after any other error there may be one.
         return error.errno not in {errno.ENODATA, errno.EOPNOTSUPP}
 
 
 def flaw_above(directory: Path) -> tuple[Path, str, str] | None:
-    """Return the nearest directory above in which others could put something else in its place, as for ``flaw``.
+    """Return the nearest directory above in which others could replace the next one, as for ``flaw``.
 
-    A sticky one, like ``/tmp``, lets nobody move what belongs to somebody else. One that does not exist yet, as in a
-    new home, will be this process's own once it makes it; what lies above decides who could make it first.
+    In a sticky one, like ``/tmp``, users cannot move files of others. One that does not exist yet, as in a new home,
+    will be this process's own; what lies above decides who could make it first.
     """
     for parent in directory.parents:
         try:

@@ -1,9 +1,9 @@
-"""Starting a sandbox's outermost process. The only place that makes processes for sandboxes.
+"""Start a sandbox's outermost process. The only place that makes processes for sandboxes.
 
-Processes are started by one thread that lives as long as the driver, for two reasons. A child may ask to die with its
-parent, and the kernel means the *thread* that started it (prctl(2), PR_SET_PDEATHSIG), so it must not be one of a
-pool's. And on control groups v1 a thread can enter a group by itself for the length of a fork, so that the child is
-born in it: moving it later makes the kernel wait for a grace period, ten milliseconds a call
+One thread that lives as long as the driver starts them, for two reasons. A child may ask to die with its parent, and
+the kernel means the *thread* that started it (prctl(2), PR_SET_PDEATHSIG), so it must not be one of a pool's. And on
+control groups v1 a thread can enter a group for the length of a fork, so that the child is born in it. Moving it later
+makes the kernel wait for a grace period, ten milliseconds a call
 (https://docs.kernel.org/admin-guide/cgroup-v1/cgroups.html, "tasks").
 """
 
@@ -32,18 +32,14 @@ from glovebox_sandboxes.host.staging import Stage
 _T = TypeVar("_T")
 
 START_SECONDS = 10.0
-"""For the thread to open directories or start a process: milliseconds, on a host that works."""
+"""For the thread to open directories or start a process: milliseconds on a working host."""
 
 
 class Spawner:
     """The thread that starts processes."""
 
     def __init__(self, rest: Sequence[str] = ()) -> None:
-        """Start the thread.
-
-        Args:
-            rest: ``tasks`` files of the v1 control groups the thread waits in between two starts.
-        """
+        """Start the thread; it waits in the v1 control groups of the ``tasks`` files in ``rest``."""
         self._rest = tuple(rest)
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="glovebox-spawner", daemon=True)
@@ -86,10 +82,9 @@ class Spawner:
         return opened
 
     async def _run(self, action: Callable[[], _T], *, discard: Callable[[_T], None]) -> _T:
-        """Let the thread do something, and wait for it; what comes after START_SECONDS is discarded.
+        """Run a function in the thread, and wait; a result after START_SECONDS is discarded.
 
-        Raises:
-            OSError: what the action raised, or ETIMEDOUT.
+        Raises OSError of the function, or with ETIMEDOUT.
         """
         future: Future[_T] = Future()
         token = anyio.lowlevel.current_token()
@@ -104,8 +99,8 @@ class Spawner:
                 anyio.from_thread.run_sync(done.set, token=token)
 
         self._work.put(work)
-        # Shielded, else nobody would know the child. It takes milliseconds, but a directory of a file server that does
-        # not answer holds the thread up for good.
+        # Shielded, else the child would be lost. It takes milliseconds, but a directory of an unresponsive file server
+        # holds the thread up for good.
         with anyio.move_on_after(START_SECONDS, shield=True):
             await done.wait()
             return future.result()
@@ -115,7 +110,7 @@ class Spawner:
     def _start(
         self, argv: Sequence[str], stderr: int, descriptors: Sequence[int], tasks: Sequence[str]
     ) -> StartedProcess:
-        # A socket: pipes could be opened a second time through /proc, and no descriptors would go through them.
+        # A socket: pipes could be opened a second time through /proc, and cannot carry descriptors.
         ours, theirs = socket.socketpair()
         try:
             _enter(tasks)
@@ -138,7 +133,7 @@ class Spawner:
             if tasks:
                 _enter(self._rest)
         with ExitStack() as undo:
-            # Out of descriptors, for instance: nobody would know the child any more.
+            # Out of descriptors, for instance: the child would be lost.
             undo.callback(child.wait)
             undo.callback(child.kill)
             undo.callback(ours.close)
@@ -167,7 +162,7 @@ class Spawner:
 
 
 def helper(argv: Sequence[str]) -> tuple[int, int]:
-    """Start a small program of ours beside the server, in a session of its own; its number and its standard input.
+    """Start a small program of ours in a session of its own; return its number and its standard input.
 
     It keeps the server's rights. Raises OSError.
     """
@@ -189,7 +184,7 @@ def helper(argv: Sequence[str]) -> tuple[int, int]:
 
 
 def _end(started: StartedProcess) -> None:
-    """Nobody waits for it any more."""
+    """Kill a process that no task waits for."""
     signal.pidfd_send_signal(started.pidfd, signal.SIGKILL)
     started.stream.close()
     os.close(started.pidfd)
@@ -202,6 +197,6 @@ def _close(descriptors: Iterable[int]) -> None:
 
 
 def _enter(tasks: Sequence[str]) -> None:
-    """Put the calling thread, and so what it starts next, into control groups. 0 is "myself"."""
+    """Move the calling thread, and so its next children, into control groups. 0 is "myself"."""
     for path in tasks:
         Path(path).write_text("0")

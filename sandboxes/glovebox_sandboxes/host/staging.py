@@ -1,8 +1,8 @@
-"""Makes directories reachable for an unprivileged bwrap that has to mount them. For the thread that starts sandboxes.
+"""Make directories reachable for an unprivileged bwrap that has to mount them. For the thread that starts sandboxes.
 
-A server that runs as root starts bwrap as another user, and bwrap looks every directory it mounts up by its path: below
+A server that runs as root starts bwrap as another user, and bwrap opens every directory it mounts by its path: below
 /root (0700) it finds nothing. So the starting thread gets a mount namespace of its own and binds such directories at a
-place everybody may enter. Nothing of it is visible outside that thread and its children. See mount_namespaces(7).
+place that every user may enter. Only that thread and its children see it. See mount_namespaces(7).
 """
 
 import ctypes
@@ -15,7 +15,7 @@ from pathlib import Path
 STAGE = Path("/run/glovebox")
 """Covered with a small tmpfs inside the namespace; outside it stays an empty directory."""
 MAX_STAGED = 64
-"""Two for the runtime, one for each workspace; more means directories that are replaced again and again."""
+"""Two for the runtime, one per workspace; more means directories that are replaced again and again."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _CLONE_NEWNS = 0x00020000
 _MS_BIND, _MS_REC, _MS_PRIVATE, _MS_SLAVE, _MNT_DETACH = 0x1000, 0x4000, 0x40000, 0x80000, 2
@@ -26,7 +26,7 @@ class Stage:
     """The calling thread's view. Every method must be called in the thread that made it."""
 
     def __init__(self) -> None:
-        """Move the thread into a mount namespace of its own; where that is not permitted, change nothing."""
+        """Move the thread into a mount namespace of its own; if that is not permitted, change nothing."""
         self._staged: dict[Path, tuple[int, int, Path]] = {}
         self._count = 0
         self.active = os.geteuid() == 0 and _prepared()
@@ -35,7 +35,7 @@ class Stage:
         """Return a descriptor that names a directory without any right to read it.
 
         Raises:
-            OSError: there is none of that name, or the name leads elsewhere by a link.
+            OSError: there is none of that name, or the name is a link.
         """
         descriptor = _exactly(source)
         if not self.active:
@@ -51,7 +51,7 @@ class Stage:
         return os.open(place, _PLACE)
 
     def _bind(self, descriptor: int, stale: Path | None) -> Path:
-        """Bind a directory under a new name; ``stale`` is where one stood that has since been replaced."""
+        """Bind a directory under a new name; ``stale`` is the place of a replaced one."""
         if stale is not None:
             _unbind(stale)
         elif len(self._staged) >= MAX_STAGED:
@@ -59,16 +59,16 @@ class Stage:
         self._count += 1
         place = STAGE / str(self._count)
         place.mkdir()
-        # By the descriptor that was looked at: the name may mean another directory by now.
+        # By the descriptor that was checked: the name may mean another directory by now.
         _mount(f"/proc/self/fd/{descriptor}", place, "", _MS_BIND | _MS_REC)
         return place
 
 
 def uncover(directory: Path) -> None:
-    """Let any user reach a directory below one that root alone may enter, in this process and what it starts.
+    """Let any user reach a directory below one that root alone may enter, in this process and its children.
 
     Such is ``/var/lib/private``, where systemd keeps what belongs to a ``DynamicUser=`` (systemd.exec(5)); a service
-    sees its part of it in the same way. Where a mount is not permitted nothing changes.
+    sees its part of it in the same way. If a mount is not permitted nothing changes.
     """
     way = [*reversed(directory.resolve().parents), directory.resolve()]
     closed = [at for at, place in enumerate(way[:-1]) if _is_roots_alone(place) and way[at + 1].exists()]
@@ -95,10 +95,10 @@ def _is_roots_alone(place: Path) -> bool:
 
 
 def _exactly(source: Path) -> int:
-    """Return a descriptor of the directory that has this path without following a link, as when the path was resolved.
+    """Return a descriptor of the directory at a resolved path, without following a link.
 
-    Whoever may rename a workspace, or a folder above it, could otherwise have any directory mounted in its place, those
-    that only root may enter among them.
+    A user who may rename a workspace, or a folder above it, could otherwise have any directory mounted in its place,
+    even those that only root may enter.
     """
     descriptor = os.open(source, _PLACE)
     if str(Path(f"/proc/self/fd/{descriptor}").readlink()) != str(source):
@@ -112,7 +112,7 @@ def _prepared() -> bool:
         STAGE.mkdir(mode=0o755, exist_ok=True)
         if _LIBC.unshare(_CLONE_NEWNS) != 0:
             return False
-        # What the host mounts later is still seen; what happens here stays here.
+        # The host's later mounts stay visible; mounts made here stay here.
         _mount("none", Path("/"), "", _MS_REC | _MS_SLAVE)
         _mount("glovebox", STAGE, "tmpfs", 0, "mode=0755,size=64k")
     except OSError:

@@ -1,4 +1,4 @@
-"""What is around this process, and why it gets no user namespaces: system, containers, sandboxes. Only reads files.
+"""Describe this process's system, containers and sandboxes, and why it gets no user namespaces. Only reads files.
 
 The kernel answers EPERM whatever the reason, see user_namespaces(7).
 """
@@ -18,21 +18,16 @@ _CONTAINER_MARKS = (".dockerenv", "run/.containerenv", "run/systemd/container")
 _INITIAL_MAP = ["0", "0", "4294967295"]
 _OUTSIDE = "or run Glovebox outside of it"
 _ANCESTORS = 64
-"""Parents of parents that are looked at; nobody starts a server deeper."""
+"""Ancestors that are examined; no server is started deeper."""
 
 
 def fix(words: str, root: Path = Path("/")) -> str:
-    """Return what most likely has to change.
-
-    Args:
-        words: what bwrap said.
-        root: the root directory, for tests.
-    """
+    """Return what most likely has to change, by bwrap's message."""
     return _switch(words, root) or _surroundings(words, root)
 
 
 def _switch(words: str, root: Path) -> str | None:
-    """Return a setting of the kernel's that refuses."""
+    """Return a kernel setting that refuses."""
     if _read(root, f"proc/sys/{_APPARMOR}") == "1":
         return (
             f"AppArmor keeps bwrap from using user namespaces ({_APPARMOR.replace('/', '.')} is 1). Give bwrap a "
@@ -56,7 +51,7 @@ def _switch(words: str, root: Path) -> str | None:
 
 
 def _surroundings(words: str, root: Path) -> str:
-    """Something around this process."""
+    """Return what around this process refuses."""
     if chrooted(root):
         return f"The kernel refuses user namespaces inside a chroot: enter it with pivot_root, {_OUTSIDE}."
     if container(root) and (filtered(root) or apparmor_profile(root) or _masked(words)):
@@ -91,7 +86,7 @@ def _in_container(words: str, root: Path) -> str:
 
 
 def _masked(words: str) -> bool:
-    """Return whether namespaces were given, and it was procfs that could not be mounted anew, or not written."""
+    """Return whether namespaces were given, and procfs could not be mounted anew, or not written."""
     return "mount proc" in words or "Read-only file system" in words
 
 
@@ -101,17 +96,17 @@ def container(root: Path = Path("/")) -> bool:
 
 
 def nested(root: Path = Path("/")) -> bool:
-    """Return whether we are in a user namespace that somebody made."""
+    """Return whether we are in a user namespace other than the initial one."""
     return _read(root, "proc/self/uid_map").split() not in ([], _INITIAL_MAP)
 
 
 def filtered(root: Path = Path("/")) -> bool:
-    """Return whether a filter of system calls is in force, see seccomp(2)."""
+    """Return whether a filter of system calls is in effect, see seccomp(2)."""
     return "Seccomp:\t2" in _read(root, "proc/self/status").splitlines()
 
 
 def apparmor_profile(root: Path) -> str:
-    """Return the name of the AppArmor profile that confines us; empty where none does."""
+    """Return the name of the AppArmor profile that confines us; empty if none does."""
     found = _read(root, "proc/self/attr/apparmor/current") or _read(root, "proc/self/attr/current")
     return found.removesuffix(" (enforce)") if found.endswith(" (enforce)") else ""
 
@@ -123,7 +118,7 @@ def _read(root: Path, name: str) -> str:
 
 
 def chrooted(root: Path) -> bool:
-    """Return whether our root is not that of our mount namespace; as far as can be seen."""
+    """Return whether our root is not that of our mount namespace, as far as visible."""
     with suppress(OSError):
         # Only root may look; every process's root is that of its namespace unless it was changed.
         if not (root / "proc/1/root").samefile(root):
@@ -136,11 +131,7 @@ def chrooted(root: Path) -> bool:
 
 
 def facts(root: Path = Path("/")) -> dict[str, Any]:
-    """Return what a reader of a proof, or of what doctor says, needs to know; plain data.
-
-    Args:
-        root: the root directory, for tests.
-    """
+    """Return facts for a reader of a proof or of doctor's report; plain data."""
     release = platform.freedesktop_os_release() if Path("/etc/os-release").exists() else {}
     modules = Path("/sys/kernel/security/lsm")
     return {
@@ -173,14 +164,14 @@ def inside(root: Path = Path("/")) -> list[str]:
 
 
 def control_groups(root: Path) -> str:
-    """Which kind is mounted there: ``v2``, ``v1`` or ``none``. Whether we may use them only a driver's probe knows."""
+    """Return the kind mounted there: ``v2``, ``v1`` or ``none``. Only a driver's probe knows whether we may use it."""
     if (root / "cgroup.controllers").exists():
         return "v2"
     return "v1" if (root / "memory/cgroup.procs").exists() else "none"
 
 
 def _below(program: str, root: Path) -> bool:
-    """Return whether one of the processes above us is called so."""
+    """Return whether a process above us has this name."""
     pid = "self"
     with suppress(OSError, IndexError):  # one that ends meanwhile, or that we may not look at
         for _ in range(_ANCESTORS):

@@ -1,4 +1,4 @@
-"""What the kernel reports of changes: of files, by inotify(7), and of mounts. The standard library has neither."""
+"""Report changes of files, by inotify(7), and of mounts. The standard library has neither."""
 
 import ctypes
 import fcntl
@@ -16,19 +16,18 @@ IN_Q_OVERFLOW, IN_IGNORED, IN_ISDIR = 0x4000, 0x8000, 0x4000_0000
 _IN_ONLYDIR, _IN_DONT_FOLLOW = 0x0100_0000, 0x0200_0000
 
 FOLDER = IN_ATTRIB | IN_MOVED_FROM | IN_MOVED_TO | IN_CREATE | IN_DELETE | _IN_ONLYDIR | _IN_DONT_FOLLOW
-"""What is asked of a folder: each change of what lies in it, but for contents."""
+"""Events of a folder: each change in it, except contents."""
 FILE = IN_MODIFY | IN_CLOSE_WRITE | _IN_DONT_FOLLOW
-"""What is asked of a file: each write, and the end of a mapping, through which it may have been written unheard."""
+"""Events of a file: each write, and the end of a mapping, through which writes are not reported."""
 
 _HEAD = struct.Struct("=iIII")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class MountWatch:
-    """Knows what is mounted below directories in our own mount namespace."""
+    """A watch of the mounts below directories in our own mount namespace."""
 
     def __init__(self) -> None:
-        """Open the table; ``close`` closes it."""
         self._table = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
         self._poll = select.poll()
         self._poll.register(self._table, select.POLLERR | select.POLLPRI)
@@ -44,7 +43,7 @@ class MountWatch:
 
     def changed(self) -> bool:
         """Return whether the table has changed since the last call."""
-        # proc_pid_mountinfo(5): a change is an exceptional condition, told once to each who has the file open.
+        # proc_pid_mountinfo(5): a change is an exceptional condition, reported once to each opener of the file.
         return bool(self._poll.poll(0))
 
     def close(self) -> None:
@@ -56,20 +55,20 @@ class Inotify:
     """One queue of changes."""
 
     def __init__(self) -> None:
-        """Open it; ``close`` closes it. Raises OSError where a user may have no more of them."""
+        """Open the queue. Raises OSError if the user may have no more of them."""
         self.descriptor = self._checked(_libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
 
     def add(self, path: str, mask: int) -> int:
-        """Watch a file or folder; returns the number of its changes. Raises OSError."""
+        """Watch a file or folder; return the number of its changes. Raises OSError."""
         return self._checked(_libc.inotify_add_watch(self.descriptor, os.fsencode(path), ctypes.c_uint32(mask)), path)
 
     def remove(self, number: int) -> None:
-        """Watch it no longer; that it is not watched already is no error."""
+        """Stop watching; that it is not watched already is no error."""
         _libc.inotify_rm_watch(self.descriptor, number)
 
     @property
     def pending(self) -> int:
-        """Bytes of changes that nobody has read yet."""
+        """Return the number of unread bytes of changes."""
         return int.from_bytes(fcntl.ioctl(self.descriptor, termios.FIONREAD, bytes(4)), "little")
 
     def read(self) -> Iterator[tuple[int, int, str]]:

@@ -255,7 +255,7 @@ class SandboxRequest:
     """Names of acceptable drivers, the preferred one first."""
     spec: SandboxSpec
     prepared: bool
-    """Whether one prepared before the call is acceptable."""
+    """One prepared before the call is acceptable."""
     code: str | None = None
     """The program, if in Python: it may need none of the modules that ``spec`` preloads."""
     key: str = ""
@@ -269,7 +269,7 @@ class SandboxProvider:
     drivers: Drivers
     pool: Pool
     prewarm: bool = True
-    """Whether sandboxes are prepared ahead of calls. Not worth it for a single call."""
+    """Prepare sandboxes ahead of calls. Not worth it for a single call."""
     _choices: dict[tuple[tuple[str, ...], SandboxSpec, bool], tuple[Driver, Plan, Plan]] = field(
         default_factory=dict, init=False
     )

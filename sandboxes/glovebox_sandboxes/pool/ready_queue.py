@@ -120,7 +120,7 @@ class PreparedSandbox:
     attested: AttestedSandbox
     """Set once it is READY."""
     fingerprint: tuple[object, ...]
-    """What its mounts led to when it was started; set once it is READY."""
+    """Targets of its mounts when it was started; set once it is READY."""
 
     def __init__(self) -> None:
         self.state = SandboxState.PREPARING
@@ -174,7 +174,7 @@ class PreparedSandbox:
 
 @dataclass(slots=True, kw_only=True)
 class Demand:
-    """How many sandboxes of one plan calls need at one time, and how many should be ready. Pure."""
+    """Number of sandboxes of one plan in use at one time, and number that should be ready. Pure."""
 
     used_at: float
     """Time at which a call last began or ended."""
@@ -240,7 +240,7 @@ class WaitingCall:
     key: str
     answered: anyio.Event = field(default_factory=anyio.Event)
     granted: PreparedSandbox | None = None
-    """None if there will be none."""
+    """Stays None if there will be none."""
 
     def answer(self, granted: PreparedSandbox | None) -> None:
         """Wake the call with its sandbox."""
@@ -254,7 +254,7 @@ class Supply:
 
     source: Source | None = None
     fingerprint: tuple[object, ...] = ()
-    """What the plan's mounts led to before it was opened: forks have the mounts of their zygote."""
+    """Targets of the plan's mounts before it was opened: forks have the mounts of their zygote."""
 
 
 class ReadyQueue:
@@ -287,7 +287,7 @@ class ReadyQueue:
         self.demand = Demand(used_at=anyio.current_time())
         self.backoff = SourceBackoff()
         self.supply: Supply | None = None
-        """None if no task refills it."""
+        """Set while a task refills it."""
         self.sandboxes: set[PreparedSandbox] = set()
         """All that are not yet gone."""
         self.ready: deque[PreparedSandbox] = deque()

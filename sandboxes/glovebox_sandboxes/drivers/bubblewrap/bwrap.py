@@ -1,6 +1,6 @@
-"""Running bwrap, for every driver whose outer wall it is: descriptors in, a control group around it, a stream out.
+"""Run bwrap for every driver whose outer wall it is: descriptors in, a control group around it, a stream out.
 
-What is run is the driver's business and in its plan; nothing here decides anything about isolation.
+The driver's plan says what is run; nothing here decides anything about isolation.
 """
 
 import json
@@ -28,21 +28,21 @@ from glovebox_sandboxes.host.sandbox import DETAIL_BYTES, ProcessSandbox, read_w
 from glovebox_sandboxes.pool.zygote import Zygote
 
 USERS = ("--info-fd", "{info}", "--userns-block-fd", "{users}", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
-"""Arguments by which what bwrap starts may become other users, none of whom owns anything."""
+"""Arguments that let bwrap's children become other users, none of which owns anything."""
 MINIMUM = (0, 8, 0)
 """First version with --disable-userns and --size."""
 ROOT_ALONE = "every sandbox would be the kernel's root: the user namespace around this process has nobody else"
 ROOT_FIX = "Start Glovebox, or the sandbox around it, as a normal user; or as root without a user namespace around it."
 _GATE = ("/bin/sh", "-c", 'read -r gate && exec "$@"', "gate")
-"""On v2, in front of bwrap: it waits for a line until it has been moved into its control group, and becomes bwrap.
-Moved later, the path of that group could be read inside, because bwrap makes the cgroup namespace when it starts.
-``read`` takes a pipe's bytes one at a time, so what follows the line is the guest's."""
+"""On v2, in front of bwrap: it waits for a line until it is in its control group, and becomes bwrap. Moved later, the
+group's path could be read inside, because bwrap makes the cgroup namespace when it starts. ``read`` takes a pipe's
+bytes one at a time, so what follows the line is the guest's."""
 _START_SECONDS = 10.0
-"""For a program that tells its version, or tries namespaces: milliseconds; a host this slow cannot serve."""
+"""For printing a version, or trying namespaces: milliseconds; a slower host cannot serve."""
 
 
 async def find(trial: tuple[str, ...]) -> tuple[str, str, list[Missing]]:
-    """Look for bwrap, and try it out with these arguments: its path, its version, and what it lacks."""
+    """Find bwrap and try these arguments; return its path, its version, and what it lacks."""
     program = which("bwrap")
     version = ""
     missing = None
@@ -65,8 +65,8 @@ async def find(trial: tuple[str, ...]) -> tuple[str, str, list[Missing]]:
 
 
 async def groups(server_id: str) -> cgroup.Hierarchy | None:
-    """Return where this driver makes its control groups; what servers that are gone left there is removed."""
-    # The same marks as containers': one rule says for both whose server is gone.
+    """Return where this driver makes its control groups; remove those of dead servers there."""
+    # Marked like containers: one rule tells for both whether the server is gone.
     hierarchy = cgroup.detect(replace(new_owner(), nonce=server_id).mark())
     if hierarchy is not None:
         await anyio.to_thread.run_sync(reap, hierarchy.parents)
@@ -74,10 +74,9 @@ async def groups(server_id: str) -> cgroup.Hierarchy | None:
 
 
 class Launcher:
-    """Starts bwrap and what is in it, for one driver."""
+    """Starts of bwrap and its contents, for one driver."""
 
     def __init__(self, driver: str, hierarchy: cgroup.Hierarchy | None, janitor: Janitor | None) -> None:
-        """Take the driver's name, for messages, and where its control groups are."""
         self._driver = driver
         self._hierarchy = hierarchy
         self._janitor = janitor
@@ -88,12 +87,12 @@ class Launcher:
     async def open(
         self, plan: Plan, directories: Mapping[str, Path], files: Mapping[str, bytes]
     ) -> AsyncIterator["ProcessSandbox"]:
-        """Run ``argv`` of the plan's action, for the length of the block.
+        """Run ``argv`` of the plan's action during the block.
 
         Args:
             plan: ``cgroup`` of its action are the group's settings.
-            directories: what ``{name}`` in the arguments stands for, each as an open descriptor; the mounts of the
-                plan's spec are ``{mount0}`` and so on.
+            directories: by ``{name}`` in the arguments, each as an open descriptor; the mounts of the plan's spec are
+                ``{mount0}`` and so on.
             files: the same, for files that exist only in memory.
 
         Raises:
@@ -118,13 +117,13 @@ class Launcher:
     async def fork(
         self, plan: Plan, zygote: Zygote, seen: host_view.ZygoteView, user: int | None
     ) -> AsyncIterator["ProcessSandbox"]:
-        """Have a zygote of this plan fork a sandbox, for the length of the block.
+        """Have a zygote of this plan fork a sandbox during the block.
 
         Args:
             plan: as for ``open``.
-            zygote: what forks it.
-            seen: what must not be left of that.
-            user: who the zygote is on the host, if sandboxes can be others.
+            zygote: forks it.
+            seen: properties of the zygote that the fork must not keep.
+            user: the zygote's on the host, if sandboxes can be others.
 
         Raises:
             SandboxError: it could not be forked.
@@ -147,7 +146,7 @@ class Launcher:
                     await sandbox.kill()
 
     def _wait(self, plan: Plan, stack: AsyncExitStack) -> "_SandboxParts":
-        """Return what a sandbox has before its first process; ``stack`` removes it."""
+        """Return the parts that precede a sandbox's first process; ``stack`` removes them."""
         name = f"s{secrets.token_hex(8)}"
         group = None
         if self._hierarchy is not None:
@@ -206,7 +205,7 @@ class Launcher:
         wanted = dict(directories)
         for number, mount in enumerate(plan.spec.mounts):
             wanted[f"mount{number}"] = Path(mount.source)
-            # bwrap binds with all that is mounted inside, and none of it is in the plan.
+            # bwrap also binds all that is mounted inside, and none of it is in the plan.
             if found := mounts.inside(mount.source):
                 raise SandboxError(
                     f"Mounting {mount.source}",
@@ -225,7 +224,7 @@ class Launcher:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SandboxParts:
-    """What there is of a sandbox before its first process."""
+    """The parts of a sandbox that precede its first process."""
 
     name: str
     group: cgroup.Cgroup | None
@@ -233,8 +232,6 @@ class _SandboxParts:
 
 
 class _Descriptors:
-    """Descriptors that are closed whatever happens."""
-
     def __init__(self) -> None:
         self._open: set[int] = set()
 
@@ -245,7 +242,6 @@ class _Descriptors:
         self.close(self._open)
 
     def keep(self, descriptor: int) -> int:
-        """Take one over."""
         self._open.add(descriptor)
         return descriptor
 
@@ -258,21 +254,20 @@ class _Descriptors:
         return descriptor
 
     def pipe(self, name: str, places: dict[str, int], *, reading: bool) -> int:
-        """Open a pipe: its other end goes to bwrap as ``name``, ours is returned."""
+        """Open a pipe; bwrap gets its other end as ``name``."""
         read, write = os.pipe2(os.O_CLOEXEC)
         self._open |= {read, write}
         places[name] = write if reading else read
         return read if reading else write
 
     def close(self, descriptors: Iterable[int]) -> None:
-        """Close these now."""
         for descriptor in tuple(descriptors):
             self._open.discard(descriptor)
             os.close(descriptor)
 
 
 def tmpfs(target: str, size: int) -> list[str]:
-    """Return the arguments for a private tmpfs of so many bytes."""
+    """Return the arguments for a private tmpfs of this many bytes."""
     return ["--perms", "0700", "--size", str(size), "--tmpfs", target]
 
 
@@ -281,11 +276,11 @@ def _fill(part: str, places: Mapping[str, int]) -> str:
 
 
 async def _map_users(info: int) -> int:
-    """Give bwrap's child, which waits for it, a user namespace with many users; returns who it is on the host.
+    """Give bwrap's waiting child a user namespace with many users; return its user on the host.
 
     Raises:
         anyio.EndOfStream: bwrap has ended.
-        OSError: it did not say who its child is, or the kernel refused.
+        OSError: it did not report its child, or the kernel refused.
     """
     text = b""
     with anyio.fail_after(_START_SECONDS):
@@ -295,7 +290,7 @@ async def _map_users(info: int) -> int:
             if not part:
                 raise anyio.EndOfStream
             text += part
-    # The number is its own: it waits, and its parent is our child.
+    # The number is certainly its own: it waits, and its parent is our child.
     place = Path(f"/proc/{int(json.loads(text)['child-pid'])}")
     own = int(status((place / "status").read_text().splitlines())["Uid"].split()[0])
     for kind in ("uid", "gid"):
@@ -310,7 +305,7 @@ async def _shielded(action: Callable[[], Awaitable[None]]) -> None:
 
 async def run(command: list[str]) -> tuple[int, str]:
     """Return the exit status and last line of a trusted program that ends by itself."""
-    # A server that is cancelled waits for it: an event loop that closes first leaves its process unwaited for.
+    # A cancelled server waits for it: if the event loop closed first, its process would not be reaped.
     with anyio.move_on_after(_START_SECONDS, shield=True):
         done = await anyio.run_process(unprivileged(command), check=False)
         return done.returncode, (done.stdout or done.stderr).decode(errors="replace").strip()[-300:]
@@ -318,8 +313,8 @@ async def run(command: list[str]) -> tuple[int, str]:
 
 
 def which(program: str) -> str | None:
-    """Return the path of a program of the system's; None where there is none."""
-    # Not the PATH of whoever started us: a sandbox's outer wall comes from the system's directories.
+    """Return the path of one of the system's programs; None if it is not installed."""
+    # Not the server's PATH: a sandbox's outer wall comes from the system's directories.
     for directory in ("/usr/bin", "/bin", "/usr/local/bin"):
         path = Path(directory) / program
         if path.is_file() and os.access(path, os.X_OK):

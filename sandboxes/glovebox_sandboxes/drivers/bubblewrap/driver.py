@@ -1,8 +1,8 @@
-"""The embedded driver: bubblewrap, one short-lived set of namespaces per call. No daemon, no image, no root needed.
+"""Run sandboxes with bubblewrap, one short-lived set of namespaces per call. No daemon, image or root needed.
 
 As root it first becomes an unprivileged user: a process of the host's uid 0 keeps rights over files owned by root
-(``/proc/sys`` among them) even without any capability. What it must see of root's own directories it gets as open
-descriptors of a place it can reach (sandboxes/glovebox_sandboxes/host/staging.py). See bwrap(1), user_namespaces(7).
+(``/proc/sys`` among them) even without any capability. It gets root's own directories as open descriptors of a place it
+can reach (sandboxes/glovebox_sandboxes/host/staging.py). See bwrap(1), user_namespaces(7).
 """
 
 import os
@@ -29,14 +29,14 @@ from glovebox_sandboxes.runtime.runtime import Runtime
 
 NAME = "bubblewrap"
 FORK_BYTES = 4 * 1024 * 1024
-"""About what a forked sandbox takes while it waits, beside what it shares with its zygote."""
+"""Approximate memory of a waiting fork, beyond what it shares with its zygote."""
 
 # Device nodes bwrap's --dev binds from the host, and the kernel's own file systems: writable, and harmless.
 _DEVICES = ("/dev/full", "/dev/null", "/dev/pts", "/dev/random", "/dev/tty", "/dev/urandom", "/dev/zero", "/proc")
 
 
 class Bubblewrap(wall.Walled):
-    """Driver for bubblewrap. Create it with ``detect``."""
+    """The bubblewrap driver. Create it with ``detect``."""
 
     name = NAME
 
@@ -79,7 +79,7 @@ class Bubblewrap(wall.Walled):
             "--proc", "/proc",
             "--dev", "/dev",
         ]  # fmt: skip
-        # A zygote needs no more than a place for what modules write when they are imported.
+        # A zygote only needs places that modules write to when they are imported.
         for target, size in own:
             if not zygote or target == SCRATCH:
                 argv += bwrap.tmpfs(target, size)
@@ -111,7 +111,7 @@ class Bubblewrap(wall.Walled):
         return self._start(plan, {"seccomp": self._filter()})
 
     def _filter(self) -> bytes:
-        """What the guest is under; where nothing counts for it, it puts one more on the program: ``for_programs``."""
+        """Return the guest's filter; if no group counts for it, it puts ``for_programs`` on the program too."""
         return seccomp.bpf() if self._counted else seccomp.bpf_for_filtering()
 
     @property
@@ -136,8 +136,6 @@ class Bubblewrap(wall.Walled):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Forking:
-    """The source whose sandboxes are forked from one zygote."""
-
     launcher: bwrap.Launcher
     plan: Plan
     zygote: Zygote
@@ -153,7 +151,7 @@ class _Forking:
 
 @asynccontextmanager
 async def connect(data: Path, server_id: str) -> AsyncIterator[Bubblewrap]:
-    """Provide the driver, for the length of the block; the control groups it needed are removed after it."""
+    """Provide the driver during the block; its control groups are removed afterwards."""
     async with (await detect(data, server_id)).running() as driver:
         yield driver
 
@@ -182,17 +180,17 @@ async def detect(data: Path, server_id: str) -> Bubblewrap:
     return Bubblewrap(capabilities, (found.program,), found.runtimes, found.hierarchy, found.janitor)
 
 
-# What a sandbox needs of the kernel, tried out on nothing but an empty root.
+# A sandbox's needs of the kernel, tried with nothing but an empty root.
 _TRIAL = ("--unshare-all", "--unshare-user", "--disable-userns", "--uid", str(GUEST_UID), "--cap-drop", "ALL",
           "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--", "/bin/true")  # fmt: skip
 
 
 _OVERFLOW_GID = Path("/proc/sys/kernel/overflowgid")
-"""What a group without a number inside is shown as, see user_namespaces(7)."""
+"""The number shown for a group without one inside, see user_namespaces(7)."""
 
 
 def _kept_groups() -> tuple[int, ...]:
-    """Return the groups that stay with what a user starts: setgroups(2) is for the privileged."""
+    """Return the groups that stay with a user's processes: setgroups(2) is privileged."""
     if changes_user() or not set(os.getgroups()) - {os.getegid()}:
         return ()
     return (int(_OVERFLOW_GID.read_text()),)

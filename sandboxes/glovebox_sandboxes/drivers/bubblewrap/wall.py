@@ -1,4 +1,4 @@
-"""What drivers share that start bwrap on the embedded runtime: one probe, one refusal, the same places to write."""
+"""Share one probe, one refusal and the writable places among drivers that start bwrap on the embedded runtime."""
 
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -23,32 +23,31 @@ from glovebox_sandboxes.runtime.runtime import SETUP, Runtime
 SHM_BYTES = 16 * 1024 * 1024
 """Size of /dev/shm: semaphores and small shared buffers of multiprocessing."""
 INPUT_BYTES = 64 * 1024 * 1024
-"""Size of /input: the broker sends no more than this of earlier artifacts."""
+"""Size of /input: the broker sends at most this much of earlier artifacts."""
 _EMPTY_BYTES = 4096
 """Size of the tmpfs that covers a folder: nothing is ever written there."""
 HIDDEN = ("/var/run/docker.sock", "/run/docker.sock", "/etc/shadow", "/root", "/home", "/sys/fs/cgroup")
-"""Never to be seen inside, whatever is mounted."""
+"""Never visible inside, whatever is mounted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeResult:
-    """What the probe of this host found."""
+    """The probe's findings on this host."""
 
     program: str
-    """Path of bwrap."""
     version: str
     runtimes: Mapping[str, Runtime]
-    """By environment; empty where there is none at all."""
+    """By environment; empty if there is none."""
     hierarchy: cgroup.Hierarchy | None
     missing: tuple[Missing, ...]
 
     @property
     def janitor(self) -> Janitor | None:
-        """What removes the control groups should this server be killed."""
+        """Return a janitor that removes the control groups if this server is killed."""
         return GroupJanitor(self.hierarchy.parents) if self.hierarchy else None
 
     def limits(self, **different: str) -> Mapping[str, str]:
-        """By which mechanism each limit is enforced, but for those that are ``different``."""
+        """Return the mechanism of each limit, except those that are ``different``."""
         mechanism = self.hierarchy.mechanism if self.hierarchy else "rlimit"
         processor = mechanism if self.hierarchy and self.hierarchy.counts else "rlimit"
         busy = mechanism if self.hierarchy else "none"
@@ -59,7 +58,7 @@ class ProbeResult:
 
 
 async def probe(trial: tuple[str, ...], own: Iterable[Missing], data: Path, owner: str) -> ProbeResult:
-    """Find out what this host has of what every driver behind bwrap needs.
+    """Find out what this host has of the needs of every driver behind bwrap.
 
     Args:
         trial: arguments with which bwrap is tried out.
@@ -97,7 +96,7 @@ class Walled:
         hierarchy: cgroup.Hierarchy | None,
         janitor: Janitor | None,
     ) -> None:
-        """Take what the probe found; ``programs`` are paths, bwrap's first."""
+        """Take the probe's findings; ``programs`` are paths, bwrap's first."""
         self.capabilities = capabilities
         self._programs = programs
         self._runtimes = runtimes
@@ -105,11 +104,7 @@ class Walled:
         self._launcher = bwrap.Launcher(self.name, hierarchy, janitor)
 
     def _usable(self, spec: SandboxSpec) -> Runtime:
-        """The environment's runtime, if this host has all that any spec needs, and control groups if this one does.
-
-        Raises:
-            UnsupportedSpecError: it has not.
-        """
+        """Return the environment's runtime. Raises UnsupportedSpecError if this host lacks what the spec needs."""
         fatal = [missing for missing in self.capabilities.missing if missing.fatal]
         if fatal or not self._runtimes:
             missing = fatal[0] if fatal else Missing(what="there is no runtime", fix=SETUP, fatal=True)
@@ -126,7 +121,6 @@ class Walled:
         return found
 
     def _start(self, plan: Plan, files: Mapping[str, bytes]) -> AbstractAsyncContextManager[ProcessSandbox]:
-        """Run a plan; see ``Launcher.open``."""
         found = self._runtimes.get(plan.spec.environment)
         if found is None:
             raise SandboxError(f"Starting a {self.name} sandbox", "there is no runtime", SETUP)
@@ -134,7 +128,7 @@ class Walled:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Self]:
-        """Hold this driver for the block: our runtimes are not removed meanwhile, our groups are after it."""
+        """Hold this driver during the block: our runtimes stay meanwhile, our groups are removed afterwards."""
         try:
             with guest_gc.held(path for each in self._runtimes.values() for path in each.directories):
                 yield self
@@ -143,7 +137,7 @@ class Walled:
                 await self.close()
 
     async def close(self) -> None:
-        """End what starts sandboxes, and remove this server's control groups."""
+        """End the starting thread, and remove this server's control groups."""
         await self._launcher.close()
 
 
@@ -158,7 +152,7 @@ def own_mounts(spec: SandboxSpec) -> list[tuple[str, int]]:
 
 
 def masks(spec: SandboxSpec, at: str) -> list[str]:
-    """Arguments that cover what is masked, below the place where its directory is mounted: nothing of it can be read.
+    """Return arguments that cover masked paths below their directory's mount, so that nothing of them can be read.
 
     A file is covered by a device that may not be opened there, a folder by an empty one.
     """
@@ -173,7 +167,7 @@ def masks(spec: SandboxSpec, at: str) -> list[str]:
 
 
 def expected(spec: SandboxSpec, writable: Iterable[str], *, masks: Iterable[str] = (), **kernel: Any) -> Expected:
-    """Return what the guest must find: its own mounts and ``writable`` places, on the ``kernel`` the driver gives it.
+    """Return what the guest must find: its own mounts and ``writable`` places, on the driver's ``kernel``.
 
     ``masks`` are the covers that it sees as mounts.
     """

@@ -1,6 +1,6 @@
 """The docker driver: sandboxes as containers of the local Docker Engine.
 
-``plan`` says what is asked for, ``probe`` what can be had, ``engine`` speaks to the Engine, ``driver`` does it.
+``plan`` makes the request, ``probe`` finds what is possible, ``engine`` speaks to the Engine, ``driver`` does the rest.
 Nothing here may import a profile or the server.
 """
 

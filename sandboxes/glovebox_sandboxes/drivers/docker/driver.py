@@ -1,4 +1,4 @@
-"""Opening containers. What is asked for is decided in ``plan``; this only does it. Nothing of the server here."""
+"""Open containers as ``plan`` decided. Nothing of the server here."""
 
 import secrets
 from collections.abc import AsyncIterator, Mapping
@@ -28,11 +28,11 @@ from glovebox_sandboxes.host.owner import new_owner
 from glovebox_sandboxes.seccomp import docker_profile
 
 READY_BYTES = 12 * 1024 * 1024
-"""About what a container takes while it waits."""
+"""Approximate memory of a waiting container."""
 PRELOADED_BYTES = 40 * 1024 * 1024
-"""The same of imported modules, pandas for instance."""
+"""The same for imported modules, such as pandas."""
 OWNER_LABEL = plans.LABEL + "owner"
-"""On every container: which server process made it (see ``glovebox_sandboxes.host.owner``)."""
+"""On every container: the server process that made it (see ``glovebox_sandboxes.host.owner``)."""
 SANDBOX_LABEL = plans.LABEL + "sandbox"
 """On every container: the sandbox's id."""
 
@@ -61,16 +61,16 @@ class DockerSandbox:
 
     @property
     def id(self) -> str:
-        """Part of the container's name."""
+        """Return part of the container's name."""
         return self._id
 
     @property
     def channel(self) -> anyio.abc.ByteStream:
-        """The guest's standard input and output."""
+        """Return the guest's standard input and output."""
         return self._stream
 
     async def locate(self) -> None:
-        """Find the container's control groups, and complete its limits: run once, beside the guest's own start."""
+        """Find the container's control groups, and complete its limits: once, beside the guest's own start."""
         try:
             found = self._found = await self._engine.inspect(self._name)
             if found is not None:
@@ -84,7 +84,7 @@ class DockerSandbox:
             self._located.set()
 
     async def host_view(self) -> HostView:
-        """See ``Sandbox.outside``."""
+        """See ``Sandbox.host_view``."""
         await self._located.wait()
         found, host = self._found, self._action["HostConfig"]
         if found is None:
@@ -97,7 +97,7 @@ class DockerSandbox:
         if host["Runtime"] == "runsc":
             return unseen("the host sees the process of gVisor's kernel, not what runs on it", {**back, **limits})
         if not self._seen:
-            # The number may be anybody's here.
+            # The number may be another process's here.
             return unseen("the Engine's processes have other numbers here", back)
         return look(found["State"]["Pid"], {**back, **limits})
 
@@ -106,10 +106,10 @@ class DockerSandbox:
         return usage.processor(self._groups)
 
     async def kill(self) -> None:
-        """End every process of the sandbox; returns when they are gone. Raises SandboxError."""
+        """End every process of the sandbox; return when they are gone. Raises SandboxError."""
         await self._located.wait()
-        # Now or never: the accounts go with the processes, and the Engine's memory of them soon after. What ends from
-        # here on is ended by this.
+        # The last chance: counters go with the processes, and soon after the Engine's record of them. Processes that
+        # end from here on are ended by this.
         if not self._looked:
             with suppress(SandboxError):
                 await self._look()
@@ -117,11 +117,11 @@ class DockerSandbox:
         await self._engine.kill(self._name)
 
     def weigh(self, parts: int) -> None:
-        """See ``Sandbox.weigh``: in the kernel, where it can be seen; the Engine would take longer than the call."""
+        """See ``Sandbox.weigh``: in the kernel, if visible; the Engine would take longer than the call."""
         usage.weigh(self._groups, parts)
 
     async def stats(self) -> SandboxStats:
-        """Return what the kernel accounted, and the Engine saw once the container has ended. Raises SandboxError."""
+        """Return the kernel's counts, and the Engine's once the container has ended. Raises SandboxError."""
         await self._located.wait()
         if not self._looked:
             await self._look()
@@ -138,17 +138,17 @@ class DockerSandbox:
             self._last = reading
             return
         if self._groups:
-            # They were there and are gone: so is every process, and the Engine is about to say why.
+            # They existed and are gone: so is every process, and the Engine is about to report why.
             self._out_of_memory |= await self._engine.ran_out_of_memory(self._name)
             return
-        # Control groups out of our sight (this server may be in a container itself): only the Engine's word.
+        # Control groups are not visible (this server may be in a container): only the Engine's word.
         found = await self._engine.inspect(self._name)
         self._out_of_memory |= found is not None and bool(found["State"]["OOMKilled"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _EngineLink:
-    """What a driver has while the Engine answers."""
+    """A driver's state while the Engine answers."""
 
     engine: Engine
     host: plans.Host
@@ -158,7 +158,7 @@ class _EngineLink:
 
 
 class DockerDriver:
-    """Sandboxes as containers of the local Docker Engine; made by ``connect``."""
+    """Driver of containers of the local Docker Engine; made by ``connect``."""
 
     def __init__(self, capabilities: Capabilities, connection: _EngineLink | None) -> None:
         self._capabilities = capabilities
@@ -170,9 +170,9 @@ class DockerDriver:
     async def connect(cls, runtime: plans.Runtime = "runc", data: Path | None = None) -> AsyncIterator["DockerDriver"]:
         """Probe the Engine (``DOCKER_HOST`` or the usual socket), remove what dead servers left, and drive it.
 
-        There is a driver also when there is no Engine: its capabilities say what is missing. On leaving, waits until
-        every container is removed, at most 30 s; one that cannot be removed is logged and is in ``leaked``. The data
-        directory says which environments there are beside the default.
+        Without an Engine there is a driver too: its capabilities list what is missing. On leaving, it waits at most 30
+        s until every container is removed; one that cannot be removed is logged and is in ``leaked``. The data
+        directory lists the environments beside the default.
         """
         async with AsyncExitStack() as stack:
             try:
@@ -194,17 +194,17 @@ class DockerDriver:
 
     @property
     def name(self) -> str:
-        """The word used in profiles."""
+        """Return the word used in profiles."""
         return self._capabilities.driver
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the probe found when the driver was made."""
+        """Return the findings of the probe when the driver was made."""
         return self._capabilities
 
     @property
     def leaked(self) -> Mapping[str, str]:
-        """Containers that could not be removed, and why."""
+        """Return the containers that could not be removed, and why."""
         return {} if self._connection is None else self._connection.remover.leaked
 
     def plan(self, spec: SandboxSpec) -> Plan:
@@ -218,7 +218,7 @@ class DockerDriver:
 
     @asynccontextmanager
     async def open(self, plan: Plan) -> AsyncIterator[DockerSandbox]:
-        """Create, attach, start; on leaving, the container is handed to the remover and the guest loses its input.
+        """Create, attach, start; on leaving, the remover takes the container and the guest loses its input.
 
         Raises:
             SandboxError: the Engine could not do it.
@@ -228,11 +228,11 @@ class DockerDriver:
         engine = connection.engine
         plans.check_closed(plan.action)
         for mount in plan.spec.mounts:
-            # The Engine follows symbolic links: what counts is where they lead now.
+            # The Engine follows symbolic links: their present targets count.
             plans.check_source(str(await anyio.Path(mount.source).resolve()), engine.socket)
         connection.janitor.start()
         sandbox_id = secrets.token_hex(8)
-        # Named by us, so that it can be removed also when the answer to "create" never came.
+        # Named by us, so that it can be removed even if the answer to "create" never came.
         name = f"glovebox-{sandbox_id}"
         labels = {**plan.action["Labels"], OWNER_LABEL: connection.mark, SANDBOX_LABEL: sandbox_id}
         identifier = ""

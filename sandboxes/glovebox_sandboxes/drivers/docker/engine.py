@@ -1,7 +1,7 @@
-"""The Engine's API as a few awaitable calls. The only module that uses the SDK at run time and translates its errors.
+"""Call the Engine's API. The only module that uses the SDK at run time and translates its errors.
 
 The SDK is synchronous: each call runs in a thread, is bounded in time, and is never abandoned half-way (an abandoned
-"create" would leave a container nobody knows of).
+"create" would leave an unknown container).
 """
 
 import os
@@ -25,32 +25,32 @@ from glovebox_sandboxes.drivers.docker import podman
 
 T = TypeVar("T")
 Client: TypeAlias = Any
-"""The SDK's low-level client; the stubs for it leave half of what is called here untyped."""
+"""The SDK's low-level client; its stubs leave half of the calls here untyped."""
 
 DEFAULT_HOST = "unix:///var/run/docker.sock"
 CALL_SECONDS = 20
-"""For one API call. A start takes 0.1 s, and up to a few seconds when all processors are busy with others."""
+"""For one API call. A start takes 0.1 s, and up to a few seconds when all processors are busy."""
 _LOOK_SECONDS = 0.02
 """Between two looks at a container that is being removed, which takes about 50 ms."""
 _CAUSE_SECONDS = 2.0
-"""For the cause of an end that is known: 0.2 s on two processors with four sandboxes at once."""
+"""For the cause of a known end: 0.2 s on two processors with four sandboxes at once."""
 _KILLED = 128 + signal.SIGKILL
-"""What a container ends with that the kernel killed, and any that was killed."""
+"""Exit status of a container that was killed, by the kernel or otherwise."""
 _THREADS = 8
-"""Calls under way at once: past that the daemon only queues them itself."""
+"""Calls under way at once: beyond that the daemon only queues them itself."""
 _REASON_CHARACTERS = 500
-"""How much of the Engine's own sentence is passed on."""
+"""Bound on the part of the Engine's message that is passed on."""
 _NOT_FOUND, _CONFLICT = 404, 409
 _CREATING = "Creating a container"
 
 
 def host_from_environment() -> str:
-    """Return where the Engine is: ``DOCKER_HOST``, or the usual socket."""
+    """Return the Engine's address: ``DOCKER_HOST``, or the usual socket."""
     return os.environ.get("DOCKER_HOST") or DEFAULT_HOST
 
 
 class _UnixConnection(unixconn.UnixHTTPConnection):
-    """The SDK's connection, which leaves its socket to the garbage collector where the Engine does not answer."""
+    """The SDK's connection, closed here: the SDK leaves its socket to the garbage collector if the Engine is silent."""
 
     def connect(self) -> None:
         with ExitStack() as undo:
@@ -65,14 +65,13 @@ unixconn.UnixHTTPConnection = _UnixConnection  # type: ignore[misc]  # the SDK's
 
 
 class Engine:
-    """One Engine, spoken to over its unix socket."""
+    """The client of one Engine, over its unix socket."""
 
     def __init__(self, host: str) -> None:
         """Connect.
 
         Raises:
-            SandboxError: nothing answers at ``host``, or it is on another machine, whose files and control
-                groups are not ours.
+            SandboxError: nothing answers at ``host``, or it is on another machine, whose files and groups are not ours.
         """
         self.host = host
         if not host.startswith("unix://"):
@@ -91,7 +90,7 @@ class Engine:
             self.api: Client = docker.APIClient(
                 base_url=host, version="auto", timeout=CALL_SECONDS, max_pool_size=_THREADS
             )
-            # A socket needs none of what the HTTP client looks for in the environment, once for each request: proxies.
+            # A socket needs no proxy settings, which the HTTP client would read from the environment at each request.
             self.api.trust_env = False
             self.version: Mapping[str, Any] = self.api.version()
             self.filters = podman.PodmanFilters()
@@ -103,7 +102,7 @@ class Engine:
 
     @property
     def podman(self) -> bool:
-        """Whether it is Podman that answers in the Engine's place."""
+        """Report whether Podman answers in the Engine's place."""
         return any(part.get("Name") == "Podman Engine" for part in self.version.get("Components") or ())
 
     async def create(self, name: str, body: Mapping[str, Any]) -> str:
@@ -115,12 +114,12 @@ class Engine:
         specification = podman.specification(name, body, await self.filters.path(body))
         made = await self._call(_CREATING, lambda: self._ask("post", podman.CREATE, json=specification))
         if warnings := made["Warnings"]:
-            # Its way to say that a part was left out.
+            # Podman's way to report that a part was left out.
             raise SandboxError(_CREATING, f"Podman would not do all of it: {'; '.join(warnings)}", podman.FIX)
         return str(made["Id"])
 
     async def attach(self, name: str) -> anyio.abc.SocketStream:
-        """Connect to input and output; done before the start, or the first output would be lost.
+        """Connect to input and output; before the start, or the first output would be lost.
 
         Raises:
             SandboxError: the Engine refused.
@@ -128,7 +127,7 @@ class Engine:
 
         def attach() -> int:
             attached = self.api.attach_socket(name, params={"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1})
-            # The SDK hands out a file around the socket; taken off it, the connection is ours alone.
+            # The SDK returns a file around the socket; detached, the connection is ours alone.
             descriptor: int = attached._sock.detach()  # noqa: SLF001 - as the SDK's own docker.utils.socket does
             return descriptor
 
@@ -136,24 +135,24 @@ class Engine:
         return await anyio.abc.UNIXSocketStream.from_socket(descriptor)
 
     async def start(self, name: str) -> None:
-        """Start it; raises SandboxError."""
+        """Start a container. Raises SandboxError."""
         await self._call("Starting a container", lambda: self.api.start(name))
 
     async def inspect(self, name: str) -> Mapping[str, Any] | None:
-        """Return what the Engine knows of it; None when it is gone. Raises SandboxError."""
+        """Return the Engine's description; None when it is gone. Raises SandboxError."""
 
         def inspect() -> Mapping[str, Any]:
             if not self.podman:
                 found: Mapping[str, Any] = self.api.inspect_container(name)
                 return found
-            # In the Engine's words Podman does not say by which runtime.
+            # Podman's answer in the Engine's format omits the runtime.
             found = self._ask("get", podman.INSPECT.format(name))
             return {**found, "Image": f"sha256:{found['Image']}", "HostConfig": {"Runtime": found["OCIRuntime"]}}
 
         return await self._call("Inspecting a container", lambda: _unless((_NOT_FOUND,), inspect))
 
     async def ran_out_of_memory(self, name: str) -> bool:
-        """Return whether memory ended a container whose processes are gone, once the Engine has noticed that they are.
+        """Return whether memory ended a container whose processes are gone, once the Engine has noticed their end.
 
         Raises:
             SandboxError: the Engine does not answer.
@@ -163,7 +162,8 @@ class Engine:
             code = self.api.wait(name, timeout=CALL_SECONDS, condition="not-running")["StatusCode"]
             if self.api.inspect_container(name)["State"]["OOMKilled"]:
                 return True
-            # Of gVisor's kernel it may hear the end before the cause, and then tells the cause as an event alone.
+            # With gVisor's kernel the Engine may see the end before the cause, and then reports the cause only as an
+            # event.
             until = time.monotonic() + _CAUSE_SECONDS
             while code == _KILLED and time.monotonic() < until:
                 if remembered():
@@ -172,7 +172,7 @@ class Engine:
             return False
 
         def remembered() -> bool:
-            # It removes what has ended by itself (AutoRemove), but keeps its last 256 events: these, until now.
+            # It removes ended containers (AutoRemove), but keeps its last 256 events: these, until now.
             filters = {"container": [name], "event": ["oom"]}
             return bool(list(self.api.events(since=1, until=f"{time.time():.9f}", filters=filters, decode=True)))
 
@@ -183,29 +183,25 @@ class Engine:
         return await self._call("Looking at an ended container", answered)
 
     async def kill(self, name: str) -> None:
-        """Kill every process of it and wait until they are gone; fine if it has ended. Raises SandboxError."""
+        """Kill every process of it and wait until they are gone; does nothing if it has ended. Raises SandboxError."""
 
         def kill() -> None:
             try:
                 self.api.kill(name)
             except APIError:
-                # Podman answers with its own failure where the Engine tells a conflict: what counts is the state.
+                # Podman answers with a failure where the Engine reports a conflict: the state counts.
                 if self.api.inspect_container(name)["State"]["Running"]:
                     raise
 
         await self._call("Killing a container", lambda: _unless((_NOT_FOUND, _CONFLICT), kill))
 
     async def remove(self, name: str) -> None:
-        """Kill and remove it, volumes included, and wait until it is gone; fine if it is.
-
-        Raises:
-            SandboxError: the Engine could not.
-        """
+        """Kill and remove it with its volumes; wait until it is gone. Does nothing if it is. Raises SandboxError."""
 
         def remove() -> None:
             _unless((_CONFLICT,), lambda: self.api.remove_container(name, v=True, force=True))
-            # A conflict is the Engine removing it itself (AutoRemove). Looked for again and again, because waiting for
-            # "removed" never ends when the removal was faster than the question.
+            # A conflict is the Engine removing it itself (AutoRemove). Polled, because waiting for "removed" never ends
+            # when the removal was faster than the request.
             for _ in range(int(CALL_SECONDS / _LOOK_SECONDS)):
                 self.api.inspect_container(name)
                 time.sleep(_LOOK_SECONDS)
@@ -222,12 +218,12 @@ class Engine:
         return await self._call("Listing containers", listed)
 
     def _ask(self, method: str, path: str, **more: Any) -> Any:
-        """Return a call of Podman's own."""
+        """Return the answer to one of Podman's own calls."""
         answer = self.api.request(method, self.api.base_url + path, timeout=CALL_SECONDS, **more)
         return self.api._result(answer, json=True)  # noqa: SLF001 - as each of the SDK's own calls does
 
     def podman_info(self) -> Mapping[str, Any]:
-        """Return what Podman says of its host. Blocking; raises what the SDK raises."""
+        """Return Podman's description of its host. Blocking; raises what the SDK raises."""
         found: Mapping[str, Any] = self._ask("get", podman.INFO)["host"]
         return found
 
@@ -240,7 +236,7 @@ class Engine:
 
 
 def _unless(statuses: tuple[int, ...], function: Callable[[], T]) -> T | None:
-    """Return the function's value, or None where the Engine answers with one of these statuses."""
+    """Return the function's value, or None if the Engine answers with one of these statuses."""
     try:
         return function()
     except APIError as problem:
@@ -251,7 +247,7 @@ def _unless(statuses: tuple[int, ...], function: Callable[[], T]) -> T | None:
 
 @contextmanager
 def translated(attempted: str) -> Iterator[None]:
-    """Turn whatever the SDK and its HTTP client raise into SandboxError with the command that helps."""
+    """Turn all errors of the SDK and its HTTP client into SandboxError with the command that helps."""
     try:
         yield
     except ImageNotFound as problem:
@@ -264,7 +260,7 @@ def _sentence(problem: Exception) -> str:
     if isinstance(problem, APIError):
         plain = problem.explanation
     else:
-        # The kernel's own word for it, if there is one below the layers of the HTTP client.
+        # The kernel's own message, if there is one below the layers of the HTTP client.
         plain = next(
             (cause.strerror for cause in _chain(problem) if isinstance(cause, OSError) and cause.strerror), None
         )

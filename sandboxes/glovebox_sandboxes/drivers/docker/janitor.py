@@ -1,7 +1,7 @@
-"""Removes a server's containers when the server is killed with SIGKILL and cannot do it itself.
+"""Remove a server's containers if SIGKILL keeps it from doing so itself.
 
-A running container ends by itself then, because its input closes; one that was created and not yet started would stay.
-Nothing here may import a profile or the server.
+A running container then ends by itself, because its input closes; one created but not yet started would stay. Nothing
+here may import a profile or the server.
 """
 
 from pathlib import Path
@@ -37,5 +37,5 @@ for sweep in range(1 if regular else 3):
 
 
 def janitor(socket: str, label: str, directory: Path) -> Janitor:
-    """Name the Engine's socket, the label (``key=value``) of this server's containers, and a directory of its."""
+    """Return a janitor for the containers with this server's label (``key=value``)."""
     return Janitor(_PROGRAM, socket, label, str(directory))

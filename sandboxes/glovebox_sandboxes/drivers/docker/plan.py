@@ -1,7 +1,7 @@
-"""What the docker driver asks the Engine for, as plain data. Pure: no SDK, no I/O, nothing of the server.
+"""Plan the docker driver's requests to the Engine, as plain data. Pure: no SDK, no I/O, nothing of the server.
 
-The body is the Engine API's "Create a container" (https://docs.docker.com/reference/api/engine/), every field that
-could weaken the sandbox written out, so that neither the image's nor the daemon's defaults decide anything.
+The body is the Engine API's "Create a container" (https://docs.docker.com/reference/api/engine/). It spells out every
+field that could weaken the sandbox, so that no default of image or daemon decides anything.
 """
 
 import json
@@ -29,12 +29,11 @@ from glovebox_sandboxes.drivers import sentry
 from glovebox_sandboxes.runtime import environments, guest_tree
 
 Runtime = Literal["runc", "crun", "runsc"]
-"""By which containers are started; with ``runsc``, gVisor's, they have a kernel of their own."""
+"""Low-level runtimes; with ``runsc``, gVisor's, containers have a kernel of their own."""
 DRIVER: Mapping[Runtime, str] = {"runc": "docker", "crun": "docker", "runsc": "gvisor"}
-"""The word used in profiles, by the runtime."""
+"""The word used in profiles, by runtime."""
 LEVEL: Mapping[Runtime, Level] = {"runc": "container", "crun": "container", "runsc": "userspace-kernel"}
 PYTHON = "/usr/bin/python3"
-"""The interpreter inside our image."""
 LABEL = "dev.glovebox."
 """Prefix of every label on a container or image of ours."""
 MINIMUM_MEMORY = 32 * 1024 * 1024
@@ -44,41 +43,41 @@ MINIMUM_PIDS = 4
 MINIMUM_TMPFS = 64 * 1024
 """Bytes. tmpfs(5) reads ``size=0`` as "no limit"."""
 _BYTES_PER_INODE = 4096
-"""A tmpfs file costs at least a page; so a million empty files are refused by the same bound as their bytes."""
+"""A tmpfs file costs at least a page, so one bound limits bytes and empty files."""
 _SHARED_MEMORY = 1024 * 1024
-"""Bytes of /dev/shm: room for the semaphores of multiprocessing, none for data, which belongs in /tmp."""
+"""Bytes of /dev/shm: room for the semaphores of multiprocessing, not for data, which belongs in /tmp."""
 _OPEN_FILES = 1024
-"""The usual soft limit of a login shell; a sandbox needs no more."""
+"""The usual soft limit of a login shell."""
 _CPU_ALLOWANCE = 10
-"""Seconds of processor time the guest may spend itself on start and preload; the program's own limit is exact."""
+"""Seconds of processor time for the guest's own start and preload; the program's own limit is exact."""
 
-# Moby's lists, and what later versions added; written out because the Engine's default differs between versions.
-# A path that does not exist on this kernel is skipped by the runtime.
+# Moby's lists, and additions of later versions; spelled out because the Engine's default differs between versions. The
+# runtime skips a path that does not exist on this kernel.
 _MASKED_FILES = (
     "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/sched_debug", "/proc/timer_list",
     "/proc/timer_stats",
 )  # fmt: skip
 _MASKED_DIRECTORIES = (
-    # The message queues: a file system in which anybody may make files, and whose system calls are refused anyway.
+    # Message queues: a file system in which any user may make files; its system calls are refused anyway.
     "/dev/mqueue",
     "/proc/acpi", "/proc/asound", "/proc/scsi", "/sys/devices/virtual/powercap", "/sys/firmware",
 )  # fmt: skip
 READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 
-# Mount points that the runtime leaves writable. Those below /dev and /proc belong to root and are closed to the guest
-# by their modes; the masked files are /dev/null.
+# Mount points that the runtime leaves writable. Those below /dev and /proc belong to root, and their modes close them
+# to the guest; the masked files are /dev/null.
 _RUNTIME_WRITABLE = ("/dev", "/dev/mqueue", "/dev/pts", "/dev/shm", "/proc", "/sys/fs/cgroup")  # noqa: S108 - inside
 
 _USER_NAMESPACE_WRITABLE = tuple(f"/dev/{name}" for name in ("full", "null", "random", "tty", "urandom", "zero"))
-"""No device can be made in a user namespace: there each is a mount of the host's, under its own name."""
+"""A user namespace can make no device: there each is a mount of the host's, under its own name."""
 
 _SENTRY_GROUPS = ("cpu", "cpuacct", "cpuset", "devices", "job", "memory", "pids")
-"""With runsc, what its kernel shows below /sys/fs/cgroup: its own, of root's, and without effect on the host."""
+"""With runsc, the sentry's entries below /sys/fs/cgroup: root's, and without effect on the host."""
 
 _HOST_CONTROL = (
     "/boot", "/dev", "/etc", "/proc", "/run", "/sys", "/var/lib/containerd", "/var/lib/docker", "/var/run",
 )  # fmt: skip
-"""Places of the host that name its devices, secrets and daemons: nothing in them, and nothing that holds them."""
+"""Places of the host that name its devices, secrets and daemons: no mount may lie in them or contain them."""
 _SOCKETS = ("/run/docker.sock", "/run/containerd/containerd.sock", "/var/run/docker.sock")
 
 
@@ -90,28 +89,26 @@ GROUPS_FIX = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """What the plan has to know of this host; found by ``probe``."""
+    """Facts about this host that the plan needs; found by ``probe``."""
 
     image: str
     """``sha256:…`` of the local image's configuration, which fixes its contents."""
     image_environment: tuple[str, ...] = ()
-    """Names of the variables any of the images sets; each is taken away or replaced."""
+    """Names of the images' variables; each is removed or replaced."""
     apparmor: bool = False
     user_namespace: bool = False
-    """Whether the Engine itself maps users (rootless, or userns-remap)."""
     socket: str = "/var/run/docker.sock"
-    """The Engine's own socket on the host."""
     runtime: Runtime = "runc"
     groups: bool = True
-    """Whether the Engine may make control groups; without root it may not on version 1."""
+    """The Engine may make control groups; without root it may not on version 1."""
     processors: int = 1
-    """It has: of more the Engine makes no container."""
+    """Number of processors: the Engine makes no container with more."""
     environments: Mapping[str, str] = field(default_factory=dict)
-    """The same of the images of environments beside the default, by name."""
+    """Images of environments beside the default, by name."""
     elsewhere: Mapping[str, str] = field(default_factory=dict)
-    """Which environment has which module."""
+    """Environment that has a module, by module."""
     added: tuple[str, ...] = ("/etc/hostname",)
-    """Files that the Engine mounts into a container beside what it is asked for."""
+    """Files that the Engine mounts into a container unasked."""
 
 
 def make(spec: SandboxSpec, host: Host, seccomp: Mapping[str, Any]) -> Plan:
@@ -127,7 +124,7 @@ def make(spec: SandboxSpec, host: Host, seccomp: Mapping[str, Any]) -> Plan:
     own_kernel = host.runtime == "runsc"
     command = sentry.command if own_kernel else guest_tree.command
     env = guest_tree.ENVIRONMENT
-    # A name without "=" takes the image's variable away instead of leaving it empty.
+    # A name without "=" removes the image's variable instead of leaving it empty.
     stripped = sorted(set(host.image_environment) - set(env))
     writable = _writable(spec)
     body: dict[str, Any] = {
@@ -148,8 +145,8 @@ def make(spec: SandboxSpec, host: Host, seccomp: Mapping[str, Any]) -> Plan:
         "AttachStdin": True,
         "AttachStdout": True,
         "AttachStderr": True,
-        # Together with NetworkMode none: the Engine sets up no network at all, and runc still makes an empty
-        # namespace with its loopback up.
+        # With NetworkMode none the Engine sets up no network at all; runc still makes an empty namespace with its
+        # loopback up.
         "NetworkDisabled": True,
         "HostConfig": _host_config(spec, host, seccomp, writable),
     }
@@ -176,7 +173,7 @@ def _check(spec: SandboxSpec, host: Host) -> None:
 
 
 def _writable(spec: SandboxSpec) -> dict[str, int]:
-    """Return the places of the sandbox's own file systems, and their sizes in bytes."""
+    """Return writable places of the sandbox's own file systems, and their sizes in bytes."""
     limits = spec.limits
     wanted = (
         (True, SCRATCH, limits.scratch_bytes),
@@ -195,7 +192,8 @@ def _host_config(
     return {
         "NetworkMode": "none",
         "Runtime": host.runtime,
-        # What is gone cannot be told the cause of its end, which is late for gVisor: see Engine.ran_out_of_memory.
+        # A removed container cannot report the cause of its end, which is late for gVisor: see
+        # Engine.ran_out_of_memory.
         "AutoRemove": host.runtime != "runsc",
         "LogConfig": {"Type": "none", "Config": {}},
         "Privileged": False,
@@ -215,7 +213,7 @@ def _host_config(
         "Init": False,
         "Devices": [],
         **(_groups(outside, min(limits.processors, host.processors)) if host.groups else {}),
-        # The host's own programs first: a sandbox is what the kernel should give up in a shortage.
+        # The host's own programs first: in a shortage the kernel should kill a sandbox.
         "OomScoreAdj": 500,
         "ShmSize": _SHARED_MEMORY,
         "Ulimits": [
@@ -237,7 +235,7 @@ def _expected(spec: SandboxSpec, host: Host, writable: tuple[str, ...]) -> Expec
         uid=GUEST_UID,
         interfaces=("lo",),
         writable=tuple(sorted((*_RUNTIME_WRITABLE, *devices, *_MASKED_FILES, *_masked(spec), *writable))),
-        # The image's own file system, what the Engine adds, and what the profile grants.
+        # The image's own file system, the Engine's additions, and the profile's mounts.
         mounts=tuple(sorted(("/", *host.added, *(mount.target for mount in spec.mounts)))),
         namespaces=tuple(name for name in NAMESPACES if name != "user" or host.user_namespace),
         hidden=_SOCKETS,
@@ -259,10 +257,10 @@ def _masked(spec: SandboxSpec) -> tuple[str, ...]:
 
 
 def check_closed(body: Mapping[str, Any]) -> None:
-    """Look once more at a finished body, just before it is used: nothing in it may open the host.
+    """Check a finished body just before its use: nothing in it may open the host.
 
     Raises:
-        UnsupportedSpecError: it would. Only a mistake in this driver, or a changed plan, comes to that.
+        UnsupportedSpecError: it would, by a mistake in this driver or a changed plan.
     """
     host = body["HostConfig"]
     found = {
@@ -289,14 +287,14 @@ def check_closed(body: Mapping[str, Any]) -> None:
 
 
 def check_source(source: str, socket: str) -> None:
-    """Look at one directory of the host that a sandbox is to see.
+    """Check one directory of the host that a sandbox is to see.
 
     Args:
-        source: absolute path, without symbolic links where it counts.
+        source: absolute path, with symbolic links resolved where it matters.
         socket: the Engine's.
 
     Raises:
-        UnsupportedSpecError: the host's devices, secrets or daemons are in it, or it is in one of their places.
+        UnsupportedSpecError: it contains the host's devices, secrets or daemons, or lies in one of their places.
     """
     for place in (*_HOST_CONTROL, socket):
         if _holds(place, source) or _holds(source, place):
@@ -356,8 +354,8 @@ def _tmpfs(size: int) -> str:
 
 
 def _bind(mount: Mount) -> dict[str, Any]:
-    # Not recursive: below Engine 25 only the top of a read-only bind is read-only, and a file system mounted
-    # somewhere inside it would stay writable.
+    # Not recursive: below Engine 25 only the top of a read-only bind is read-only, and a file system mounted inside it
+    # would stay writable.
     return {
         "Type": "bind",
         "Source": mount.source,

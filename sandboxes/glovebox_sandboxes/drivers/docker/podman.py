@@ -1,9 +1,9 @@
-"""What Podman is asked for: the docker driver's plan in the words of Podman's own API. Pure, but for ``PodmanFilters``.
+"""Translate the docker driver's plan to Podman's own API. Pure, except ``PodmanFilters``.
 
-Podman answers the Engine's API on its socket too, but of "Create a container" it takes a part and says nothing about
-the rest: cgroup namespace, masked paths, runtime, and without root every ulimit. So containers are made by its own call
-(https://docs.podman.io/en/latest/_static/api.html, "ContainerCreateLibpod"), which has a word for each, and all else
-goes by the Engine's. A part of the plan that has no word here is refused. Nothing of the server here.
+Podman also answers the Engine's API on its socket, but silently ignores parts of "Create a container": cgroup
+namespace, masked paths, runtime, and without root every ulimit. So containers are made by its own call
+(https://docs.podman.io/en/latest/_static/api.html, "ContainerCreateLibpod"), which has a word for each; all else uses
+the Engine's. A part of the plan without a word here is rejected. Nothing of the server here.
 """
 
 import hashlib
@@ -26,18 +26,18 @@ INSPECT = "/v4.0.0/libpod/containers/{}/json"
 INFO = "/v4.0.0/libpod/info"
 FIX = "See Podman's log: journalctl -u podman, or with --user"
 MINIMUM = (4, 3)
-"""The first whose containers can be without the variables it sets itself."""
+"""First version whose containers can lack the variables it sets itself."""
 RUNTIMES = ("crun", "runc")
-"""Of the low-level runtimes Podman may be set up with, those that make what the plan says; others are other levels."""
+"""Low-level runtimes of Podman that make what the plan says; others are other levels."""
 MOUNTS = ("/run/.containerenv",)
-"""What Podman mounts into each container beside what is asked: an empty file by which programs know where they are."""
+"""Podman's own mounts in each container: an empty file by which programs recognize it."""
 _PROCESSES = 16_384
-"""RLIMIT_NPROC: all sandboxes of a host are one user's, so it only has to be out of the way; the control group counts.
-Unless told, Podman asks for a million, which a service without CAP_SYS_RESOURCE may not."""
+"""RLIMIT_NPROC: all sandboxes of a host are one user's, so it must only be out of the way; the control group counts.
+Podman's default is a million, which a service without CAP_SYS_RESOURCE may not set."""
 _PERIOD = 100_000
-"""Microseconds in which NanoCpus are counted, as the Engine does."""
+"""Microseconds in which NanoCpus are counted, as in the Engine."""
 
-# What the guest makes sure of itself, or what Podman has no other way to do. Refused when it is anything else.
+# Set by the guest itself, or fixed in Podman. Rejected with any other value.
 _SETTLED: Mapping[str, Any] = {"Cmd": [], "Tty": False, "StdinOnce": True, "AttachStdin": True, "AttachStdout": True,
                                "AttachStderr": True}  # fmt: skip
 _HOST_SETTLED: Mapping[str, Any] = {"AutoRemove": True, "LogConfig": {"Type": "none", "Config": {}}, "Init": False,
@@ -45,11 +45,11 @@ _HOST_SETTLED: Mapping[str, Any] = {"AutoRemove": True, "LogConfig": {"Type": "n
                                     # Podman's own, always.
                                     "ReadonlyPaths": list(READ_ONLY)}  # fmt: skip
 _OTHERWISE = ("nr_inodes", "uid", "gid", "mode")
-"""Options of a tmpfs that Podman does not know, or not in combination with those."""
+"""Options of a tmpfs that Podman lacks, or rejects in combination with those."""
 
 
 def specification(name: str, body: Mapping[str, Any], filter_path: str) -> dict[str, Any]:
-    """Return the body for ``CREATE``, from the Engine's as the plan has it, and the file with its seccomp document.
+    """Return the body for ``CREATE`` from the Engine's body and the file of its seccomp document.
 
     Raises:
         UnsupportedSpecError: a field has no counterpart.
@@ -133,8 +133,8 @@ def _security(options: list[str], filter_path: str) -> dict[str, Any]:
 
 def _tmpfs(target: str, options: str) -> dict[str, Any]:
     kept = [each for each in options.split(",") if each.partition("=")[0] not in _OTHERWISE]
-    # Podman makes it root's: so everybody may write there, and inside there is nobody but the guest's user. How many
-    # files there can be is bounded by the memory they take.
+    # Podman makes it root's: so every user may write there, and the guest's is the only one inside. Their memory bounds
+    # the number of files.
     return {
         "destination": target,
         "type": "tmpfs",
@@ -160,7 +160,7 @@ def _bind(mount: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _resources(host: dict[str, Any]) -> dict[str, Any]:
-    """Limits by control group; empty where the plan has none."""
+    """Return limits by control group; empty if the plan has none."""
     if "Memory" not in host:
         return {}
     limits = {
@@ -172,9 +172,9 @@ def _resources(host: dict[str, Any]) -> dict[str, Any]:
 
 
 class PodmanFilters:
-    """Seccomp documents as files, because Podman's API takes a path where the Engine's takes the text.
+    """Seccomp documents as files: Podman's API takes a path where the Engine's takes the text.
 
-    Written when a container first needs one, and gone with the driver; of a killed server the janitor removes them.
+    Written at first need, and removed with the driver; the janitor removes those of a killed server.
     """
 
     def __init__(self) -> None:
@@ -183,7 +183,7 @@ class PodmanFilters:
         self._lock = anyio.Lock()
 
     async def path(self, body: Mapping[str, Any]) -> str:
-        """Return the file with the document in a plan's body; "" if there is none in it. Raises OSError."""
+        """Return the file with the document in a plan's body; "" if it has none. Raises OSError."""
         texts = [each.removeprefix("seccomp=") for each in body["HostConfig"]["SecurityOpt"] if "seccomp={" in each]
         if not texts:
             return ""
@@ -199,8 +199,8 @@ class PodmanFilters:
     def _write(self, file: Path, text: str) -> None:
         if file.exists():
             return
-        # A name nobody could guess, and nobody else's directory: mkdir fails on whatever is there already. Readable by
-        # all, because Podman may be another user's; it is no secret.
+        # An unguessable name, and a new directory: mkdir fails if it exists. Readable by all, because Podman may be
+        # another user's; it is no secret.
         self.directory.mkdir(mode=0o755, exist_ok=self._made)
         self._made = True
         file.write_text(text)

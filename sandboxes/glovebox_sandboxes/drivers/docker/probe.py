@@ -1,6 +1,6 @@
-"""What the Engine on this host can enforce, as data. Blocking calls: run it in a thread.
+"""Probe what the Engine on this host can enforce. Blocking calls: run it in a thread.
 
-Only asks; that a sandbox really is as planned is measured inside each one (see ``contract.measure``).
+Only asks; each sandbox measures whether it is as planned (see ``contract.measure``).
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ from glovebox_sandboxes.runtime import environments
 SETUP = "glovebox setup --docker"
 MINIMUM_API = (1, 41)
 """Engine 20.10: the first that can give a container its own cgroup namespace."""
-# Field of the Engine's "info", the limit it stands for, and the kernel's part in it.
+# Field of the Engine's "info", its limit, and the kernel's controller.
 _CONTROLLERS = {
     "MemoryLimit": ("memory_bytes", "memory"),
     "PidsLimit": ("pids", "pids"),
@@ -35,12 +35,12 @@ _GROUP_FIX = "Enable it on the kernel's command line (cgroup_enable={0}) and res
 
 
 def probe(engine: Engine, runtime: Runtime, data: Path | None = None) -> tuple[Capabilities, Host]:
-    """Ask the Engine what it can do with one of its runtimes.
+    """Return what the Engine can do with one of its runtimes.
 
     Args:
-        engine: who is asked.
-        runtime: by which containers would be started.
-        data: the data directory, which names the environments that are built; without one there is the default alone.
+        engine: is asked.
+        runtime: would start the containers.
+        data: the data directory, which names the built environments; without one there is the default alone.
 
     Raises:
         SandboxError: it does not answer.
@@ -139,10 +139,9 @@ def _podman_gaps(info: Mapping[str, Any], own: Mapping[str, Any], runtime: Runti
 
 
 def _may_make_groups(info: Mapping[str, Any], own: Mapping[str, Any] | None) -> bool:
-    """Return whether limits hold for all processes of a container together."""
     if own is None:
         return info.get("CgroupDriver") != "none"
-    # What it says in the Engine's words is what the kernel has, also where its user may use none of it.
+    # Podman's answer in the Engine's format describes the kernel, even if its user may use none of it.
     return {controller for _, controller in _CONTROLLERS.values()} <= set(own["cgroupControllers"])
 
 
@@ -157,7 +156,7 @@ def _group_gaps(info: Mapping[str, Any], host: Host, own: Mapping[str, Any] | No
                 fix=_GROUP_FIX.format(controller),
                 fatal=True,
             )
-    # Podman would warn of it in each container, which is taken for a part of the plan left out.
+    # Podman would warn of it in each container, and a warning means that a part was left out.
     if not info.get("SwapLimit") and (own is not None or _host_has_swap()):
         yield Missing(
             what="swap accounting: memory_bytes could be exceeded into swap",
@@ -195,7 +194,7 @@ def _limits(info: Mapping[str, Any], groups: bool) -> Mapping[str, str]:
 
 
 def _version(version: Mapping[str, Any], runtime: Runtime) -> str:
-    """Return the Engine and its runtime: "20.10.24 (runc 1.1.5)"; of a runtime but runc the Engine knows no version."""
+    """Return Engine and runtime: "20.10.24 (runc 1.1.5)"; the Engine knows no version of others than runc."""
     parts = {part.get("Name"): part.get("Version") for part in version.get("Components") or ()}
     if "Podman Engine" in parts:
         return f"Podman {version.get('Version', '')}"

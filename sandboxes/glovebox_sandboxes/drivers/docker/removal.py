@@ -1,4 +1,4 @@
-"""Removing containers, off the path of a call but without fail: a queue, its workers, and what they could not do.
+"""Remove containers off a call's path but without fail: a queue, its workers, and their failures.
 
 Nothing here may import a profile or the server.
 """
@@ -18,19 +18,19 @@ from glovebox_sandboxes.drivers.docker.engine import Engine
 from glovebox_sandboxes.host.owner import is_orphan
 
 _WORKERS = 2
-"""Removals at one time: each costs the daemon about 50 ms of a processor, which the next start wants too."""
+"""Removals at one time: each costs the daemon about 50 ms of a processor, which the next start needs too."""
 _WAITING = 256
-"""Containers that wait for removal: more than any pool keeps ready. Past that, leaving a sandbox waits."""
+"""Containers queued for removal: more than any pool keeps ready. Beyond that, leaving a sandbox waits."""
 _TRIES = 3
 _RETRY_SECONDS = 0.5
 _SHUTDOWN_SECONDS = 30
-"""How long ``running`` waits at its end: a full queue takes about 10 s."""
+"""Longest wait at the end of ``running``: a full queue takes about 10 s."""
 
 _log = structlog.get_logger(__name__)
 
 
 class Remover:
-    """Takes names of containers, and sees to it that they are gone."""
+    """A queue of containers to remove, and its workers."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -43,7 +43,7 @@ class Remover:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Work while the block runs, then until everything handed over is gone, at most 30 s."""
+        """Work during the block, then until all queued containers are gone, at most 30 s."""
         problem: Exception | None = None
         try:
             async with anyio.create_task_group() as tasks:
@@ -55,8 +55,8 @@ class Remover:
                 except Exception as raised:  # noqa: BLE001 - raised below, as itself and not in the group's wrapping
                     problem = raised
                 finally:
-                    # No await from here on: the block may be leaving because it was cancelled. The workers are
-                    # shielded and end with the queue; the task group waits for them.
+                    # No await from here on: the block may be leaving because it was cancelled. The workers are shielded
+                    # and end with the queue; the task group waits for them.
                     self._send.close()
                     for scope in self._scopes:
                         scope.deadline = anyio.current_time() + _SHUTDOWN_SECONDS
@@ -68,24 +68,24 @@ class Remover:
             raise problem
 
     def start_soon(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run something beside the workers; it ends with them."""
+        """Run a function beside the workers; it ends with them."""
         if self._tasks is None:
             raise RuntimeError("the driver is not running")
         self._tasks.start_soon(function)
 
     async def take(self, name: str, identifier: str) -> None:
-        """Hand over a container; returns at once unless the queue is full, also in a cancelled task.
+        """Queue a container; return at once unless the queue is full, also in a cancelled task.
 
         Args:
             name: its name, or its id.
-            identifier: its id; empty where the Engine did not tell it.
+            identifier: its id; empty if the Engine did not report it.
         """
         self._waiting.add(name)
         with anyio.CancelScope(shield=True):
             await self._send.send((name, identifier))
 
     async def reap(self, label: str) -> None:
-        """Take over every container whose ``label`` names a server of this machine that is gone."""
+        """Queue every container whose ``label`` names a server of this machine that is gone."""
         for container in await self._engine.labelled(label):
             labels: Mapping[str, str] = container.get("Labels") or {}
             if is_orphan(labels.get(label, "")):
@@ -97,7 +97,7 @@ class Remover:
             self._scopes.append(scope)
             async for name, identifier in self._receive:
                 await self._remove(name)
-                # An Engine that is gone, or was killed in the middle of a start, leaves what was in it running.
+                # An Engine that is gone, or was killed in the middle of a start, leaves its processes running.
                 if identifier and (killed := await anyio.to_thread.run_sync(usage.end, identifier)):
                     _log.warning("the Engine left processes of a container", container=identifier, killed=killed)
                 self._waiting.discard(name)

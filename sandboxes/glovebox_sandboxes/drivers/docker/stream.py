@@ -1,6 +1,6 @@
-"""The Engine's attach stream: the demultiplexer (no I/O), and the byte stream a sandbox hands out.
+"""Demultiplex the Engine's attach stream (no I/O) into the byte stream of a sandbox.
 
-Everything the Engine sends passes here, so nothing is held beyond one header and one read. Nothing here may import the
+All that the Engine sends passes here, so nothing is held beyond one header and one read. Nothing here may import the
 SDK, a profile or the server.
 
 The format is described at https://docs.docker.com/reference/api/engine/ under "Attach to a container": a header of
@@ -15,12 +15,12 @@ from anyio.abc import ByteStream, SocketStream
 
 HEADER_BYTES = 8
 STDOUT, STDERR = 1, 2
-#: Stream 3 carries the Engine's own complaints about the attachment; for us they belong to the detail.
+# Stream 3 carries the Engine's own complaints about the attachment; here they belong to the detail.
 ENGINE_ERROR = 3
 DETAIL_BYTES = 2_000
-"""How much of the end of what the runtime and the guest printed as errors is kept; see ``SandboxStats.detail``."""
+"""Last bytes of errors of runtime and guest that are kept; see ``SandboxStats.detail``."""
 _READ_BYTES = 256 * 1024
-"""Most bytes taken from the socket at once: one wire frame and a little."""
+"""Most bytes read from the socket at once: one wire frame and a little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Chunk:
 
 
 class Demultiplexer:
-    """Takes bytes in any pieces, gives chunks. Holds at most an unfinished header."""
+    """A parser of bytes into chunks. Holds at most an unfinished header."""
 
     def __init__(self) -> None:
         self._header = b""
@@ -41,14 +41,14 @@ class Demultiplexer:
 
     @property
     def between_frames(self) -> bool:
-        """Whether the stream could end here without losing part of a frame."""
+        """Report whether the stream could end here without losing part of a frame."""
         return not self._header and self._remaining == 0
 
     def receive(self, data: bytes) -> list[Chunk]:
-        """Chunks in ``data``, in order, none of them empty.
+        """Return the chunks in ``data``, in order, none of them empty.
 
         Raises:
-            ValueError: a header is not the Engine's: a terminal was allocated, or something else answered.
+            ValueError: a header is not the Engine's: a terminal was allocated, or another program answered.
         """
         chunks: list[Chunk] = []
         at = 0
@@ -75,10 +75,9 @@ class Demultiplexer:
 
 
 class AttachedStream(ByteStream):
-    """The guest's standard input and output as one byte stream; standard error is kept aside, its end only."""
+    """The guest's standard input and output as one byte stream; only the end of standard error is kept, apart."""
 
     def __init__(self, socket: SocketStream) -> None:
-        """Take over a hijacked connection."""
         self._socket = socket
         self._demultiplexer = Demultiplexer()
         self._waiting: deque[bytes] = deque()
@@ -86,17 +85,17 @@ class AttachedStream(ByteStream):
 
     @property
     def last_words(self) -> str:
-        """The end of what came on standard error."""
+        """Return the end of standard error."""
         return self._words.decode("utf-8", "replace")
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
-        """Return bytes of the guest's standard output.
+        """Receive bytes of the guest's standard output.
 
         Raises:
             anyio.EndOfStream: the container has ended, or the Engine is gone.
         """
         while not self._waiting:
-            # Payload is never longer than what was read, so the queue never holds more than one read.
+            # Payload is never longer than one read, so the queue never holds more.
             try:
                 read = await self._socket.receive(min(max_bytes, _READ_BYTES))
                 chunks = self._demultiplexer.receive(read)
@@ -114,11 +113,11 @@ class AttachedStream(ByteStream):
         return data
 
     async def send(self, item: bytes) -> None:
-        """Send bytes to the guest's standard input; raises anyio.BrokenResourceError when it is gone."""
+        """Send bytes to the guest's standard input; raises anyio.BrokenResourceError if it is gone."""
         await self._socket.send(item)
 
     async def send_eof(self) -> None:
-        """Close the guest's standard input. The guest takes it as the end of its host and exits."""
+        """Close the guest's standard input, which the guest takes as the end of its host: it exits."""
         await self._socket.send_eof()
 
     async def aclose(self) -> None:

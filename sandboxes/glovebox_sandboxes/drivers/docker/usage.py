@@ -1,6 +1,6 @@
-"""Reads one container's use and limits from its control groups, v1 and v2.
+"""Read one container's use and limits from its control groups, v1 and v2.
 
-Also the one limit that runc lacks, and an end for what an Engine left in them.
+Also set the one limit that runc lacks, and kill what an Engine left in them.
 
 See cgroups(7), https://docs.kernel.org/admin-guide/cgroup-v2.html and .../cgroup-v1/memory.html.
 """
@@ -20,13 +20,13 @@ from glovebox_sandboxes.host.host_view import groups_of
 
 _NANOSECONDS = 1_000_000_000
 _SOCKETS = "memory.kmem.tcp.limit_in_bytes"
-"""UDP's as well, whatever its name. Without it v1 counts what lies in sockets nowhere; runc ignores the Engine's."""
+"""UDP's as well, despite its name. Without it v1 counts socket buffers nowhere; runc ignores the Engine's."""
 _PERIOD = 100_000
-"""Microseconds in which NanoCpus are counted: the Engine's."""
+"""Microseconds in which the Engine counts NanoCpus."""
 _GROUPS = tuple(place + name for place in ("pids/", "") for name in ("docker/{}", "system.slice/docker-{}.scope"))
-"""Where the Engine puts a container's group, by itself or through systemd: on version 1, and on version 2."""
+"""The Engine's places for a container's group, its own or systemd's: on version 1, and on version 2."""
 _ROUNDS = 100
-"""Looks at a group whose processes are being killed: more than the generations of a fork bomb that its limit allows."""
+"""Passes over a group that is being killed: more than the generations of a fork bomb within its limit."""
 
 
 def groups(
@@ -35,8 +35,8 @@ def groups(
     """Return the directory of each controller (``memory``, ``cpuacct``; "" on v2) for a container's first process.
 
     Args:
-        pid: its number as the Engine sees it; where we see other numbers it may be anyone's.
-        container: the container's id, which its groups are named after: others are left out.
+        pid: its number as the Engine sees it; in another pid namespace it may be any process's here.
+        container: the container's id, after which its groups are named: others are left out.
         root: where the control groups are mounted.
         proc: where proc(5) is mounted.
     """
@@ -45,9 +45,9 @@ def groups(
 
 
 def started(pid: int, container: str) -> bool:
-    """Return whether a container's shim or monitor, which has its id among its arguments, is the parent of a process.
+    """Return whether a container's shim or monitor, with its id among its arguments, is a process's parent.
 
-    Tells whose a number is where there are no control groups; arguments as for ``groups``.
+    Identifies the process if there are no control groups; arguments as for ``groups``.
     """
     try:
         # Behind the name in parentheses, which may hold anything: state, parent. See proc_pid_stat(5).
@@ -58,10 +58,10 @@ def started(pid: int, container: str) -> bool:
 
 
 def bound_sockets(directories: Mapping[str, Path]) -> bool:
-    """Bound what can lie in a container's sockets on v1, where memory's limit leaves it out; before its program runs.
+    """Bound a container's socket buffers on v1, where memory's limit omits them; before its program runs.
 
     Returns:
-        Whether this was done: not where it need not be, and not by a server that is not root.
+        Whether this was done: not if needless, and not by a server that is not root.
     """
     memory = directories.get("memory")
     try:
@@ -71,7 +71,7 @@ def bound_sockets(directories: Mapping[str, Path]) -> bool:
 
 
 def weigh(directories: Mapping[str, Path], parts: int) -> None:
-    """See ``Sandbox.weigh``; does nothing where the groups are not ours to see or to change."""
+    """See ``Sandbox.weigh``; does nothing if the groups cannot be seen or changed."""
     for version, controller in ((1, "cpu"), (2, "")):
         if controller in directories:
             cgroup.weigh(str(directories[controller]), version, parts)
@@ -85,7 +85,7 @@ def limits(
     Args:
         directories: as from ``groups``.
         host: the HostConfig.
-        bounded: what ``bound_sockets`` returned.
+        bounded: the result of ``bound_sockets``.
     """
     # A host of version 1 may have version 2 mounted beside it, without controllers.
     unified = None if "memory" in directories else directories.get("")
@@ -106,14 +106,14 @@ def limits(
 
 
 def end(container: str, root: Path = Path("/sys/fs/cgroup")) -> int:
-    """Kill what runs in the control groups of a container that was removed, and that its Engine has forgotten.
+    """Kill the processes in the control groups of a removed container that its Engine has forgotten.
 
     Args:
-        container: the container's id, which its groups are named after.
+        container: the container's id, after which its groups are named.
         root: where the control groups are mounted.
 
     Returns:
-        How many processes were killed: usually none. Nor where the groups are elsewhere or not ours to see.
+        Number of killed processes: usually 0, also if the groups are elsewhere or invisible.
     """
     killed: set[int] = set()
     for _ in range(_ROUNDS):
@@ -129,7 +129,7 @@ def end(container: str, root: Path = Path("/sys/fs/cgroup")) -> int:
 
 def _processes(group: Path) -> set[int]:
     try:
-        # 0 stands for what is outside of our own pid namespace.
+        # 0 stands for processes outside of our own pid namespace.
         return {int(pid) for pid in (group / "cgroup.procs").read_text().split()} - {0}
     except OSError:
         return set()
@@ -149,6 +149,6 @@ def read(directories: Mapping[str, Path]) -> SandboxStats | None:
 
 
 def processor(directories: Mapping[str, Path]) -> float | None:
-    """Return seconds of processor time so far; None where the groups do not tell."""
+    """Return seconds of processor time so far; None if not counted."""
     group = directories.get("cpuacct", directories.get(""))
     return None if group is None else processor_seconds(str(group))

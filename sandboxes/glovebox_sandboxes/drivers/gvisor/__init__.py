@@ -1,7 +1,6 @@
-"""The gvisor driver: programs run on a kernel of their own in user space, and that kernel runs behind bwrap's wall.
+"""The gvisor driver: programs run on a user-space kernel of their own, and that kernel runs behind bwrap's wall.
 
-``plan`` says what is asked for, ``probe`` what can be had, ``driver`` does it. Nothing here may import a profile or the
-server.
+``plan`` makes the command, ``driver`` probes and runs it. Nothing here may import a profile or the server.
 """
 
 from glovebox_sandboxes.drivers.gvisor.driver import connect

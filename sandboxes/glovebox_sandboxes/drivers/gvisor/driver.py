@@ -1,4 +1,4 @@
-"""Opening sandboxes with runsc behind bwrap. What is run is decided in ``plan``; this only does it."""
+"""Open sandboxes with runsc behind bwrap, as ``plan`` decided."""
 
 import re
 from collections.abc import AsyncIterator
@@ -18,15 +18,15 @@ from glovebox_sandboxes.drivers.gvisor import plan as plans
 from glovebox_sandboxes.session.connection import GuestConnection
 
 READY_BYTES = 36 * 1024 * 1024
-"""About what a sandbox takes while it waits, its kernel included."""
+"""Approximate memory of a waiting sandbox, its kernel included."""
 PRELOADED_BYTES = 40 * 1024 * 1024
-"""The same of imported modules, pandas for instance."""
+"""The same for imported modules, such as pandas."""
 MINIMUM = 20240729
 """The release this was tried with, Debian 13's; one of 2022 (Debian 12's) starts programs in other ways."""
 
 
 class Gvisor(wall.Walled):
-    """Driver for runsc without a container engine. Create it with ``detect``."""
+    """The driver of runsc without a container engine. Create it with ``detect``."""
 
     name = plans.NAME
 
@@ -59,9 +59,9 @@ class Gvisor(wall.Walled):
 
 @asynccontextmanager
 async def connect(data: Path, server_id: str) -> AsyncIterator[Driver]:
-    """Provide the driver, for the length of the block; nothing of it is left after it.
+    """Provide the driver during the block; nothing of it is left afterwards.
 
-    Where this host does not let us run runsc ourselves, the Docker Engine may: then it is asked to.
+    If this host does not let us run runsc ourselves, the Docker Engine is asked to.
     """
     async with (await detect(data, server_id)).running() as driver:
         if driver.capabilities.usable:
@@ -96,12 +96,12 @@ async def detect(data: Path, server_id: str) -> Gvisor:
     return driver
 
 
-# What runsc needs of the kernel beyond namespaces: to be root in them, and to make more.
+# Needs of runsc beyond namespaces: to be root in them, and to make more.
 _TRIAL = ("--unshare-all", "--unshare-user", "--uid", "0", "--gid", "0", "--cap-add", "CAP_SYS_ADMIN",
           "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev",
           "--", "/usr/bin/unshare", "--user", "/bin/true")  # fmt: skip
 
-# One sandbox is started before a call needs one: what is in the way of runsc, only trying tells.
+# One sandbox is started before a call needs one: only a trial shows what hinders runsc.
 _TRIAL_SECONDS = 30.0
 _TRIAL_LIMITS = Limits(
     wall_seconds=_TRIAL_SECONDS, cpu_seconds=10, memory_bytes=256 * 1024 * 1024, pids=8, scratch_bytes=1024 * 1024,
@@ -129,7 +129,10 @@ async def _find_runsc(missing: list[Missing]) -> tuple[str, str]:
 
 
 def version_of(words: str) -> str:
-    """The version in what ``runsc --version`` prints, "release-20250407.0" or Debian's form; empty if too old."""
+    """Return the version that ``runsc --version`` prints; empty if too old.
+
+    It is "release-20250407.0" or Debian's form.
+    """
     found = re.search(r"\bversion (\S*?(\d{8})\S*)", words)
     return found[1] if found is not None and int(found[2]) >= MINIMUM else ""
 

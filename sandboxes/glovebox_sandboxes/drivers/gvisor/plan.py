@@ -1,9 +1,9 @@
-"""What the gvisor driver runs, as plain data: bwrap around runsc, and runsc's container. Pure: no I/O.
+"""Plan the gvisor driver's command, as plain data: bwrap around runsc, and runsc's container. Pure: no I/O.
 
 Two walls. Inside, gVisor's kernel (the sentry) answers the program's system calls; it and its file server (the gofer)
-are what faces the host. Outside, bwrap gives those two namespaces in which there is nothing but the runtime's root, the
-guest and the workspace, and a user that owns nothing on the host. See https://gvisor.dev/docs/architecture_guide/ and
-the OCI runtime specification, config.md.
+face the host. Outside, bwrap gives those two namespaces with nothing but the runtime's root, the guest and the
+workspace, and a user that owns nothing on the host. See https://gvisor.dev/docs/architecture_guide/ and the OCI runtime
+specification, config.md.
 """
 
 import json
@@ -21,9 +21,9 @@ from glovebox_sandboxes.runtime.runtime import Runtime
 
 NAME = "gvisor"
 MINIMUM_MEMORY = 48 * 1024 * 1024
-"""Bytes. The sentry, the gofer and the guest need about 60 MiB before a program has asked for anything."""
+"""Bytes. The sentry, the gofer and the guest need about 60 MiB before a program asks for any."""
 
-# Where things are behind bwrap's wall. Programs never see these names: their root is ``_ROOT``.
+# Paths behind bwrap's wall. Programs never see these names: their root is ``_ROOT``.
 _RUNSC = "/runsc"
 _ROOT = "/rootfs"
 _BUNDLE = "/bundle"
@@ -38,8 +38,8 @@ _CAPABILITIES = (
     "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH", "CAP_FOWNER", "CAP_FSETID", "CAP_MKNOD", "CAP_SETFCAP",
     "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_ADMIN", "CAP_SYS_CHROOT", "CAP_SYS_PTRACE",
 )  # fmt: skip
-"""Of runsc's in bwrap's user namespace, where it makes namespaces and mounts for its own two processes; on the host
-they mean nothing. The sentry keeps none of them."""
+"""Of runsc's in bwrap's user namespace, where it makes namespaces and mounts for its own two processes; meaningless on
+the host. The sentry keeps none of them."""
 
 _FLAGS = (
     f"--root={_STATE}",
@@ -57,7 +57,7 @@ _FLAGS = (
     "--host-fifo=none",
 )
 
-# What the sentry makes of its own: /dev with the usual nodes, pts, and its own view of itself in /proc.
+# Made by the sentry: /dev with the usual nodes, pts, and its own view of itself in /proc.
 _KERNEL_WRITABLE = ("/dev", "/dev/pts", "/proc")
 
 
@@ -76,7 +76,7 @@ def make(
         runtime: root and guest.
         programs: paths of bwrap and runsc on the host.
         version: of runsc.
-        hierarchy: where control groups are made; None where they cannot be.
+        hierarchy: where control groups are made; None if impossible.
     """
     return Plan(
         driver=NAME,
@@ -99,13 +99,13 @@ def make(
             system="gvisor",
             unmeasured=sentry.UNMEASURED,
         ),
-        # The group counts the sentry's threads, so the program's own are counted where they are: in the sentry.
+        # The group counts the sentry's threads, so the program's own are counted inside the sentry.
         rlimits=("pids",) if hierarchy else ("memory_bytes", "pids"),
     )
 
 
 def config_file(plan: Plan) -> bytes:
-    """``config.json`` of the bundle."""
+    """Return ``config.json`` of the bundle."""
     return json.dumps(plan.action["config"], sort_keys=True, separators=(",", ":")).encode()
 
 
@@ -170,6 +170,6 @@ def _tmpfs(target: str, size: int) -> Mapping[str, Any]:
 
 
 def _bind(source: str, target: str, *, whole: bool = False) -> Mapping[str, Any]:
-    """Return a bind, with all that is mounted inside it where it is to be ``whole``: the covers of what is masked."""
+    """Return a bind, if ``whole`` with all that is mounted inside it: the covers of masked paths."""
     options = ["rbind" if whole else "bind", "ro", "nosuid", "nodev"]
     return {"destination": target, "type": "bind", "source": source, "options": options}

@@ -1,1 +1,1 @@
-"""Container images: what is in them and how they are built. Nothing here may import a profile or the server."""
+"""Contents and builds of container images. Nothing here may import a profile or the server."""

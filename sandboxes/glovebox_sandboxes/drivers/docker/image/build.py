@@ -1,7 +1,7 @@
-"""Building the docker driver's image (``glovebox setup --docker``). Packages come from the host's pip, checked by hash.
+"""Build the docker driver's image (``glovebox setup --docker``). Packages come from the host's pip, checked by hash.
 
-The base image may come from a registry or from anywhere else (``docker import``): it is only asked for the version of
-its Python, and nothing is downloaded inside it.
+The base image may come from a registry or elsewhere (``docker import``): it is only asked for its Python version, and
+nothing is downloaded inside it.
 """
 
 import tarfile
@@ -24,7 +24,7 @@ from glovebox_sandboxes.runtime.environments import Environment
 
 DEFAULT_BASE = "python:3.12-slim"
 BUILD_SECONDS = 900
-"""For any one answer of the Engine during a build; compiling everything takes about 20 s on two cores."""
+"""For one answer of the Engine during a build; compiling everything takes about 20 s on two cores."""
 _MINIMUM_PYTHON = (3, 11)
 _MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 _WORDS = 1_500
@@ -35,21 +35,21 @@ _OTHER_STEP = "Run it again; if it fails again, the base image may lack somethin
 
 
 def _silent(_: str) -> None:
-    """Tell nobody."""
+    """Report nothing."""
 
 
 async def build(
     base: str = DEFAULT_BASE, tell: Callable[[str], None] = _silent, environment: Environment | None = None
 ) -> str:
-    """Build the image this version needs, unless it is there; returns its id (``sha256:…``).
+    """Build the image this version needs, unless it exists; return its id (``sha256:…``).
 
     Args:
-        base: an image with CPython 3.11 or newer and glibc; pulled when it is not on this machine.
-        tell: hears one sentence per step.
-        environment: whose packages are in it; None for the default's.
+        base: an image with CPython 3.11 or newer and glibc; pulled if it is not on this machine.
+        tell: receives one sentence per step.
+        environment: its packages are installed; None for the default's.
 
     Raises:
-        SandboxError: the Engine, the base or the packages cannot be had; it says what to do.
+        SandboxError: the Engine, the base or the packages are unavailable; says what to do.
         EnvironmentFileError: the environment's lock cannot be followed.
     """
     lock, file = (environment.locked(), environment.lock) if environment else ("", content.LOCK)
@@ -69,13 +69,13 @@ async def build(
 
 
 async def remove(lock: str) -> list[str]:
-    """Remove an environment's images, those with another version's guest too; returns their names.
+    """Remove an environment's images, also those with another version's guest; return their names.
 
     Args:
         lock: digest of the environment's lock.
 
     Raises:
-        SandboxError: the Engine cannot be had, or a sandbox uses one of them.
+        SandboxError: the Engine is unavailable, or a sandbox uses one of them.
     """
     with translated("Removing images"), await anyio.to_thread.run_sync(_connected) as api:
         return await anyio.to_thread.run_sync(_remove, api, content.tag(lock))
@@ -95,13 +95,13 @@ def _remove(api: Client, tag: str) -> list[str]:
 
 
 def _layer(api: Client, name: str) -> str:
-    """Return an image's first layer: of ours all but the guest; empty where there is none."""
+    """Return an image's first layer: of ours all except the guest; empty if there is none."""
     found = _find(api, name)
     return str(next(iter(found["RootFS"].get("Layers") or ()), "")) if found else ""
 
 
 async def _runtime(api: Client, base: str, lock: str, file: Path, tell: Callable[[str], None]) -> str:
-    """Return the name of the image with everything but the guest; built if it is not there."""
+    """Return the name of the image with everything except the guest; build it if missing."""
     tag = content.runtime_tag(base, lock)
     if await anyio.to_thread.run_sync(_find, api, tag) is None:
         tell(f"Looking at the base image {base}")
@@ -117,8 +117,6 @@ async def _runtime(api: Client, base: str, lock: str, file: Path, tell: Callable
 
 @dataclass(frozen=True, slots=True)
 class _Recipe:
-    """One build: a Dockerfile of ours, and the directory it copies in."""
-
     dockerfile: str
     tag: str
     arguments: Mapping[str, str]
@@ -134,7 +132,7 @@ def _find(api: Client, image: str) -> Mapping[str, Any] | None:
 
 
 def _ask_base(api: Client, base: str) -> tuple[str, str]:
-    """Python's series ("3.12") and the machine ("x86_64") of the base; pulls it if it is not here."""
+    """Return the base's Python series ("3.12") and machine ("x86_64"); pull it if missing."""
     found = _find(api, base)
     if found is None:
         try:
@@ -180,7 +178,7 @@ async def _install(target: Path, lock: Path, series: str, machine: str) -> None:
 
 
 def _build(api: Client, recipe: _Recipe) -> Mapping[str, Any]:
-    """Build and tag one image; what the Engine then knows of it."""
+    """Build and tag one image; return the Engine's description."""
     with tempfile.TemporaryFile(prefix="glovebox-context-") as context:
         with tarfile.open(fileobj=context, mode="w") as archive:
             files = (content.RECIPE / name for name in (recipe.dockerfile, "finish.py", "hosts"))
@@ -199,14 +197,14 @@ def _build(api: Client, recipe: _Recipe) -> Mapping[str, Any]:
             decode=True,
         )
         _follow(answers)
-    # The stages before the last are only good for building the very same thing again.
+    # The stages before the last only help to build the very same thing again.
     api.prune_images(filters={"dangling": True, "label": ["dev.glovebox.stage=build"]})
     built: Mapping[str, Any] = api.inspect_image(recipe.tag)
     return built
 
 
 def _as_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Owned by root, writable by nobody else, readable by the sandbox's user; the time of day leaves no trace."""
+    """Make an entry root's, writable by root alone, readable by the sandbox's user, and without a time."""
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = "root"
     entry.mode = 0o755 if entry.isdir() else 0o644
@@ -215,11 +213,7 @@ def _as_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def _follow(answers: Iterable[Mapping[str, Any]]) -> None:
-    """Read the Engine's progress to the end.
-
-    Raises:
-        SandboxError: a step failed; with the end of what the step printed.
-    """
+    """Read the Engine's progress to the end; raise SandboxError with the end of a failed step's output."""
     words = ""
     for answer in answers:
         words = (words + str(answer.get("stream", "")))[-_WORDS:]

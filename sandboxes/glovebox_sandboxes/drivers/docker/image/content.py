@@ -1,4 +1,4 @@
-"""What is in our images, as names: change the recipe, the packages or the guest, and it is another image. Pure.
+"""Name our images by content: another recipe, package or guest makes another image. Pure.
 
 A server only ever uses the image with exactly its own content, so an upgraded server cannot meet an old guest.
 """
@@ -26,7 +26,7 @@ def tag(lock: str = "") -> str:
 
 
 def runtime_tag(base: str, lock: str = "") -> str:
-    """Return the name of the image of the first step: all but the guest, for this base."""
+    """Return the name of the first step's image: all except the guest, for this base."""
     return f"glovebox/runtime:{_digest(base, lock, *_RUNTIME)}"
 
 
