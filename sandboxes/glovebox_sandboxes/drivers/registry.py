@@ -35,12 +35,7 @@ class DriverEntry:
     """A warning before its use; empty for an ordinary driver."""
 
     def connect(self, data: Path, server_id: str) -> _Connecting:
-        """Probe and hold it during the block. Its folder is imported now: the Engine's client takes 0.1 s.
-
-        Args:
-            data: directory of the embedded runtime.
-            server_id: marks what this server makes.
-        """
+        """Probe and hold it during the block. Its folder is imported now: the Engine's client takes 0.1 s."""
         folder = import_module(f"glovebox_sandboxes.drivers.{self.name}")
         connecting: _Connecting = folder.connect(data, server_id)
         return connecting
@@ -83,7 +78,6 @@ class Drivers:
     """Drivers of one server. Open it with ``opened``."""
 
     def __init__(self, tasks: anyio.abc.TaskGroup, connect: Mapping[str, Callable[[], _Connecting]]) -> None:
-        """Take the task group drivers live in, and how to make each."""
         self._tasks = tasks
         self._connect = connect
         self._ready: dict[str, _Held] = {}
@@ -150,12 +144,7 @@ class Drivers:
 
 @asynccontextmanager
 async def opened(data: Path, server_id: str) -> AsyncIterator[Drivers]:
-    """Provide the drivers during the block; nothing of theirs is left afterwards.
-
-    Args:
-        data: directory of the embedded runtime.
-        server_id: marks what this server makes.
-    """
+    """Provide the drivers during the block; ``server_id`` marks what they make, and nothing of it is left."""
     connect = {each.name: partial(each.connect, data, server_id) for each in DRIVERS}
     async with anyio.create_task_group() as tasks:
         yield Drivers(tasks, connect)

@@ -31,10 +31,7 @@ def command(
     elsewhere: Mapping[str, str],
     counted: bool = True,
 ) -> tuple[str, ...]:
-    """Return the argument vector of a guest that runs on the sentry; see ``guest_tree.command``.
-
-    ``counted``: a control group counts its processor time.
-    """
+    """Return the arguments of a guest on the sentry, as ``guest_tree.command``; ``counted`` by a control group."""
     return guest_tree.command(
         python,
         spec,

@@ -117,10 +117,9 @@ class SecretFileIndex:
         return self.problem is None and self._identity == _identity(self._root)
 
     def masks(self, revealed: frozenset[str]) -> tuple[str, ...]:
-        """Return what to cover for a program that is shown ``revealed``; folders end with a slash.
+        """Return what to cover if ``revealed`` is shown; folders end with a slash.
 
-        Raises:
-            UnsupportedSpecError: it is unknown, or too much.
+        Raises UnsupportedSpecError if it is unknown, or too much.
         """
         if self.problem is not None:
             reason, fix = self.problem
@@ -314,10 +313,7 @@ class SecretFileIndex:
                 self._fail(error)
 
     def _look(self, folder: str, name: str, *, came: bool = True) -> bool:
-        """Check one name, keep it if it is a secret's, and return whether it is.
-
-        A link ``came`` unless it was there before.
-        """
+        """Check one name, keep a secret's, and return whether it is one; a link ``came`` unless it was there."""
         kind = kind_of(name, folder)
         if kind is None:
             return False
@@ -393,11 +389,7 @@ class SecretFileIndexes:
         self._making = anyio.Lock()
 
     async def of(self, root: str) -> SecretFileIndex:
-        """Return the index of a directory as it is now.
-
-        Raises:
-            UnsupportedSpecError: it cannot be indexed.
-        """
+        """Return the index of a directory as it is now. Raises UnsupportedSpecError if it cannot be indexed."""
         index = self._indexes.get(root)
         if index is None or not index.current:
             async with self._making:

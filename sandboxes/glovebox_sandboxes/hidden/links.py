@@ -61,13 +61,8 @@ class Links:
 def follow(root: str, link: str) -> tuple[frozenset[str], str | None]:
     """Return every name on the way of a link, its own included, and where it leads.
 
-    Args:
-        root: the directory, without links.
-        link: where the way begins.
-
-    Returns:
-        None for what does not exist, or is outside the directory; empty for the directory itself, and for a way that is
-        too long.
+    That is None if the target does not exist or is outside ``root``, a path without links. It is empty for ``root``
+    itself, and for a way that is too long.
     """
     passed: set[str] = set()
     folder, _, name = link.rpartition("/")

@@ -71,9 +71,7 @@ def fix() -> str:
 def detect(owner: str, root: Path = Path("/sys/fs/cgroup")) -> Hierarchy | None:
     """Find a place for our groups by making it; return None if this process may not.
 
-    Args:
-        owner: names our parent group, so that groups of dead and living servers can be distinguished.
-        root: the mount point of the control groups.
+    ``owner`` names our parent group, so that groups of dead and living servers can be distinguished.
     """
     if (root / "cgroup.controllers").exists():
         return _detect_v2(owner, root)
@@ -186,11 +184,7 @@ class Cgroup:
     """The control group of one sandbox."""
 
     def __init__(self, hierarchy: Hierarchy, name: str, wanted: Mapping[str, str]) -> None:
-        """Make the group and set its limits.
-
-        Raises:
-            SandboxError: the kernel rejected a limit, or set another value.
-        """
+        """Make the group and set its limits. Raises SandboxError if the kernel rejects or changes a limit."""
         # Strings and system calls: building a dozen paths per call would take longer than the calls themselves.
         self._directories = tuple(f"{parent}/{name}" for parent in hierarchy.parents)
         self._name = name
@@ -279,11 +273,7 @@ class Cgroup:
         return processor_seconds(self._place(f"{_ACCOUNT}.").rpartition("/")[0])
 
     async def remove(self) -> None:
-        """Remove the group once its processes are gone; kill what still lives in it.
-
-        Raises:
-            SandboxError: a process in it does not die.
-        """
+        """Kill what lives in the group and remove it. Raises SandboxError if a process does not die."""
         for attempt in range(_REMOVE_TRIES):
             if self.remove_now():
                 return
@@ -311,11 +301,8 @@ class Cgroup:
 def statistics(memory: str, cpu: str) -> SandboxStats | None:
     """Return the kernel's counts for a group's processes so far; None if the group is gone.
 
-    v2 reports no memory peak before 5.19, and v1 no processor time without ``cpuacct``.
-
-    Args:
-        memory: directory of the group that counts memory.
-        cpu: directory of the one that counts processor time; on v2 the same.
+    v2 reports no memory peak before 5.19, and v1 no processor time without ``cpuacct``. On v2 both directories are the
+    same.
     """
     events = fields(f"{memory}/memory.events") or fields(f"{memory}/memory.oom_control")
     if not events:
@@ -349,11 +336,7 @@ def processor_seconds(group: str) -> float | None:
 
 
 def text(path: str) -> str | None:
-    """Return the content of a group's small file; None if the file or the group is gone.
-
-    Raises:
-        SandboxError: it exists and cannot be read, so its limit or count is unknown.
-    """
+    """Return a small file of a group, or None if it is gone. Raises SandboxError if it is there and unreadable."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:

@@ -94,13 +94,7 @@ def only_child(pid: int, proc: Path = Path("/proc")) -> int | None:
 
 
 def look(pid: int, compared: Mapping[str, tuple[Any, Any]] | None = None, proc: Path = Path("/proc")) -> HostView:
-    """Return the view of one process.
-
-    Args:
-        pid: its number on the host.
-        compared: the driver's own readings.
-        proc: where proc(5) is mounted.
-    """
+    """Return the view of one process; ``compared`` are the driver's own readings."""
     try:
         place = os.open(proc / str(pid), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as problem:

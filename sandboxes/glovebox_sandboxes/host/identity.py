@@ -47,9 +47,7 @@ def has_users() -> bool:
 def user_map(own: int, inside: int) -> str:
     """Return the uid map of a namespace whose first process starts sandboxes as other users.
 
-    Args:
-        own: that process's user, one of HOST_UIDS.
-        inside: its number in there.
+    ``own`` is that process's user, one of HOST_UIDS, and ``inside`` its number in there.
     """
     at = own - HOST_UIDS.start
     # The kernel requires a 0 for a file system of terminals; no process is that user.

@@ -80,7 +80,6 @@ class GroupJanitor(Janitor):
     """The janitor of a server's control groups."""
 
     def __init__(self, parents: tuple[Path, ...]) -> None:
-        """Take the directories below which this server makes its groups."""
         super().__init__(_PROGRAM, *map(str, parents))
         self._parents = parents
 

@@ -16,11 +16,9 @@ _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 def inside(directory: str, table: str | None = None) -> tuple[str, ...]:
-    """Return mount points strictly below a directory, by their paths relative to it, sorted.
+    """Return mount points strictly below a directory without links in its path, relative to it and sorted.
 
-    Args:
-        directory: absolute path without links.
-        table: text of a mountinfo file; this process's own unless given.
+    ``table`` is the text of a mountinfo file; this process's own unless given.
     """
     table = _table() if table is None else table
     above = directory.rstrip("/") + "/"
@@ -29,13 +27,9 @@ def inside(directory: str, table: str | None = None) -> tuple[str, ...]:
 
 
 def origin(directory: Path) -> tuple[str, PurePath] | None:
-    """Return a directory's file system and its path there, which are the same under every bind mount.
+    """Return a directory's file system and its path there, equal under every bind mount; None if not reported.
 
-    Args:
-        directory: absolute path without links; a missing one lies where it would be made.
-
-    Returns:
-        None if the kernel does not report it.
+    ``directory`` is an absolute path without links; a missing one lies where it would be made.
     """
     try:
         existing = next(each for each in (directory, *directory.parents) if each.exists())

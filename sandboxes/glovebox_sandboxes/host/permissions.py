@@ -10,18 +10,10 @@ from pathlib import Path
 
 
 def flaw(place: Path | int) -> tuple[str, str] | None:
-    """Return what lets another user change a file or directory; None if nothing does.
+    """Return what lets another user change a file, and a command to end it, without the path; else None.
 
-    Root, the user of this process and the owner of this package are no others: they decide what runs in any case.
-
-    Args:
-        place: its path, or a descriptor of it, so that the answer is about what is open.
-
-    Returns:
-        The flaw, and the command that ends it, to which the path is to be added.
-
-    Raises:
-        OSError: it cannot be examined.
+    Root, the user of this process and the owner of this package are no others: they decide what runs in any case. A
+    descriptor as ``place`` makes the answer about what is open. Raises OSError.
     """
     found = os.stat(place)  # noqa: PTH116 - a descriptor, too
     if found.st_uid not in {0, os.geteuid(), Path(__file__).stat().st_uid}:

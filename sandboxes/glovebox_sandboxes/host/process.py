@@ -63,11 +63,7 @@ class Spawner:
         return Process(started)
 
     async def places(self, directories: Iterable[Path]) -> list[int]:
-        """Return descriptors of directories for a process to mount; it inherits them, and the caller closes them.
-
-        Raises:
-            OSError: one cannot be opened; none stays open.
-        """
+        """Return descriptors of directories, which a process inherits and the caller closes; all, or OSError."""
         return await self._run(lambda: self._open(directories), discard=_close)
 
     def _open(self, directories: Iterable[Path]) -> list[int]:
@@ -82,10 +78,7 @@ class Spawner:
         return opened
 
     async def _run(self, action: Callable[[], _T], *, discard: Callable[[_T], None]) -> _T:
-        """Run a function in the thread, and wait; a result after START_SECONDS is discarded.
-
-        Raises OSError of the function, or with ETIMEDOUT.
-        """
+        """Run a function in the thread; discard a result after START_SECONDS. Raises its OSError, or ETIMEDOUT."""
         future: Future[_T] = Future()
         token = anyio.lowlevel.current_token()
         done = anyio.Event()
@@ -184,7 +177,6 @@ def helper(argv: Sequence[str]) -> tuple[int, int]:
 
 
 def _end(started: StartedProcess) -> None:
-    """Kill a process that no task waits for."""
     signal.pidfd_send_signal(started.pidfd, signal.SIGKILL)
     started.stream.close()
     os.close(started.pidfd)

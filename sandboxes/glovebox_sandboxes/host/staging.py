@@ -32,11 +32,7 @@ class Stage:
         self.active = os.geteuid() == 0 and _prepared()
 
     def open(self, source: Path) -> int:
-        """Return a descriptor that names a directory without any right to read it.
-
-        Raises:
-            OSError: there is none of that name, or the name is a link.
-        """
+        """Return a descriptor of a directory without a right to read it. Raises OSError if missing, or a link."""
         descriptor = _exactly(source)
         if not self.active:
             return descriptor

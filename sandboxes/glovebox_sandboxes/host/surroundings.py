@@ -27,7 +27,6 @@ def fix(words: str, root: Path = Path("/")) -> str:
 
 
 def _switch(words: str, root: Path) -> str | None:
-    """Return a kernel setting that refuses."""
     if _read(root, f"proc/sys/{_APPARMOR}") == "1":
         return (
             f"AppArmor keeps bwrap from using user namespaces ({_APPARMOR.replace('/', '.')} is 1). Give bwrap a "
@@ -51,7 +50,6 @@ def _switch(words: str, root: Path) -> str | None:
 
 
 def _surroundings(words: str, root: Path) -> str:
-    """Return what around this process refuses."""
     if chrooted(root):
         return f"The kernel refuses user namespaces inside a chroot: enter it with pivot_root, {_OUTSIDE}."
     if container(root) and (filtered(root) or apparmor_profile(root) or _masked(words)):
@@ -171,7 +169,6 @@ def control_groups(root: Path) -> str:
 
 
 def _below(program: str, root: Path) -> bool:
-    """Return whether a process above us has this name."""
     pid = "self"
     with suppress(OSError, IndexError):  # one that ends meanwhile, or that we may not look at
         for _ in range(_ANCESTORS):

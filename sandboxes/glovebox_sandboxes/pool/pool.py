@@ -166,11 +166,7 @@ class Pool:
 
     @asynccontextmanager
     async def start(self, driver: Driver, plan: Plan, key: str = "") -> AsyncIterator[AttestedSandbox]:
-        """Start an attested sandbox for one call of this key.
-
-        Raises:
-            SandboxError: it could not be started, or did not get ready.
-        """
+        """Start an attested sandbox for one call of this key. Raises SandboxError if it does not get ready."""
         async with AsyncExitStack() as stack:
             async with self._starts.turn(key):
                 attested = await self._attest(await stack.enter_async_context(driver.open(plan)), driver, plan)
@@ -280,10 +276,8 @@ class SandboxProvider:
     ) -> AsyncIterator[AttestedSandbox]:
         """Provide a sandbox for one call, gone after the block.
 
-        Args:
-            wanted: its requirements.
-            before_start: awaited if none is ready, before the host is examined, or anything is waited for or started;
-                perhaps more than once.
+        ``before_start`` is awaited if none is ready, before the host is examined, or anything is waited for or started;
+        perhaps more than once.
 
         Raises:
             UnsupportedSpecError: no driver can enforce the spec here; nothing was started.
@@ -327,11 +321,7 @@ class SandboxProvider:
         return await self.drivers.choose(tuple(isolation), spec)
 
     async def prepare(self, isolation: Sequence[str], spec: SandboxSpec) -> None:
-        """Keep sandboxes of this spec ready from now on, as long as they are used.
-
-        Raises:
-            UnsupportedSpecError: no driver can enforce it here.
-        """
+        """Keep sandboxes of this spec ready while they are used. Raises UnsupportedSpecError if no driver can."""
         self.pool.prepare(*await self.choose(isolation, spec))
 
 

@@ -100,11 +100,7 @@ TRANSITIONS: Mapping[SandboxState, Mapping[SandboxEvent, SandboxState]] = {
 
 
 def next_state(state: SandboxState, event: SandboxEvent) -> SandboxState:
-    """Return the state that an event leads to.
-
-    Raises:
-        RuntimeError: no such transition: an error in the pool, never caused by a sandbox.
-    """
+    """Return the next state. Raises RuntimeError without a transition: an error in the pool, never a sandbox's."""
     try:
         return TRANSITIONS[state][event]
     except KeyError:
@@ -112,10 +108,7 @@ def next_state(state: SandboxState, event: SandboxEvent) -> SandboxState:
 
 
 class PreparedSandbox:
-    """A sandbox prepared ahead of its call, used by that call alone, and then gone.
-
-    ``Refill.keep`` takes it from PREPARING to GONE.
-    """
+    """A sandbox prepared ahead of its call, used by it alone, and then gone. ``Refill.keep`` holds it throughout."""
 
     attested: AttestedSandbox
     """Set once it is READY."""
@@ -272,13 +265,9 @@ class ReadyQueue:
     ) -> None:
         """Set up an empty queue.
 
-        Args:
-            driver: starts the sandboxes.
-            plan: of each of them.
-            mounted: reports what is mounted inside a directory.
-            gate: defers what calls need not wait for.
-            siblings: the queues that live as long as this one is used; it adds itself.
-            shared: whether calls have more than one key, so that each leaves sandboxes for others.
+        ``mounted`` reports mounts inside a directory, and ``gate`` defers what calls need not wait for. ``siblings``
+        live as long as this queue is used; it adds itself. If ``shared``, calls have more than one key and leave
+        sandboxes for others.
         """
         self.driver = driver
         self.plan = plan
@@ -360,9 +349,7 @@ class ReadyQueue:
     async def lease(self, key: str, waits: Callable[[], Awaitable[None]]) -> PreparedSandbox | None:
         """Lease a sandbox that is ready, or wait for the next; None if starting one is as quick.
 
-        Args:
-            key: of the call, as counted by ``in_use``.
-            waits: called if none is ready, before the next is waited for or None is returned.
+        ``waits`` is called if none is ready, before the next is waited for or None is returned.
         """
         while True:
             sandbox = self._claim(key)

@@ -43,12 +43,8 @@ class Refill:
     ) -> None:
         """Become the queue's supply; ``run`` must be started.
 
-        Args:
-            queue: what is to be kept filled.
-            starts: bounds how many sandboxes are being started at one time.
-            gate: defers what calls need not wait for.
-            attest: waits until a sandbox is ready, and compares it with its plan.
-            announce: called with each change for the log.
+        ``starts`` bounds sandboxes that are being started, ``gate`` defers what calls need not wait for, ``attest``
+        compares a ready sandbox with its plan, and ``announce`` gets each change for the log.
         """
         self._queue = queue
         self._supply = queue.supply = Supply()
@@ -121,7 +117,6 @@ class Refill:
             await self._announce("recovered", self._queue, "")
 
     async def _fill(self, source: Source, keepers: anyio.abc.TaskGroup) -> None:
-        """Prepare what is missing, until nothing more is wanted or one fails."""
         queue = self._queue
         opened_at = reviewed_at = anyio.current_time()
         queue.demand.capacity = capacity_of(_available_bytes(), source.bytes_each)

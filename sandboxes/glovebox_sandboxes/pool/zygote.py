@@ -48,15 +48,10 @@ class Zygote:
         return namespaces
 
     async def fork(self, detail: int, entrances: Sequence[str], uid: int | None = None) -> Process | None:
-        """Fork a sandbox; return None if it ended at once.
+        """Fork a sandbox; return None if it ended at once. Raises OSError, also if the zygote is gone.
 
-        Args:
-            detail: descriptor that becomes its standard error.
-            entrances: files by which it enters its control groups.
-            uid: its user, by the zygote's numbers; None for the zygote's own.
-
-        Raises:
-            OSError: something could not be opened, or the zygote is gone.
+        ``detail`` becomes its standard error, by ``entrances`` it enters its control groups, and ``uid`` is its user by
+        the zygote's numbers; None for the zygote's own.
         """
         with ExitStack() as held:
             ours, theirs = socket.socketpair()

@@ -147,11 +147,7 @@ class Duplex(anyio.abc.ByteStream):
             await self._link.send(self._link.wire.end(self.stream))
 
     async def accept(self, body: Mapping[str, Any]) -> None:
-        """Accept the guest's opening of this stream, once, before any bytes.
-
-        Raises:
-            anyio.BrokenResourceError: the guest has reset the stream.
-        """
+        """Accept this stream, once, before any bytes. Raises anyio.BrokenResourceError if the guest has reset it."""
         if not self._link.wire.is_open(self.stream):
             raise anyio.BrokenResourceError
         await self._link.send(self._link.wire.accept(self.stream, body))
@@ -255,12 +251,7 @@ class GuestConnection:
             await self._channel.receive(_READ)
 
     async def ready(self) -> Measured:
-        """Wait until the guest is ready; return its measurement.
-
-        Raises:
-            SandboxError: the message is not a measurement.
-            anyio.EndOfStream: the guest ended first.
-        """
+        """Wait for the guest's measurement. Raises SandboxError if it is none, anyio.EndOfStream if the guest ends."""
         # The codec lets no other message come first.
         return parse(await self._pump())
 
@@ -435,11 +426,7 @@ class AttestedSandbox:
     """The result of ``Pool``'s ``describe`` when it got ready."""
 
     def require_as_planned(self) -> None:
-        """Raise if the isolation differs from the plan.
-
-        Raises:
-            SandboxError: names each field that differs.
-        """
+        """Raise SandboxError with each field of the isolation that differs from the plan."""
         if self.attestation.differences:
             raise SandboxError(
                 "Proving a sandbox's isolation",
@@ -449,11 +436,7 @@ class AttestedSandbox:
 
 
 async def attest(sandbox: Sandbox, plan: Plan) -> AttestedSandbox:
-    """Wait until the guest is ready; compare its measurements and the host's view with the plan.
-
-    Raises:
-        SandboxError: it did not get ready.
-    """
+    """Compare a ready guest's measurements and the host's view with the plan. Raises SandboxError if not ready."""
     link = GuestConnection(sandbox.channel)
     try:
         with anyio.fail_after(READY_SECONDS):

@@ -87,12 +87,11 @@ class Launcher:
     async def open(
         self, plan: Plan, directories: Mapping[str, Path], files: Mapping[str, bytes]
     ) -> AsyncIterator["ProcessSandbox"]:
-        """Run ``argv`` of the plan's action during the block.
+        """Run ``argv`` of the plan's action during the block, in a group with ``cgroup`` of its action.
 
         Args:
-            plan: ``cgroup`` of its action are the group's settings.
-            directories: by ``{name}`` in the arguments, each as an open descriptor; the mounts of the plan's spec are
-                ``{mount0}`` and so on.
+            plan: its spec's mounts are ``{mount0}`` and so on in the arguments.
+            directories: by ``{name}`` in the arguments, each as an open descriptor.
             files: the same, for files that exist only in memory.
 
         Raises:
@@ -117,16 +116,9 @@ class Launcher:
     async def fork(
         self, plan: Plan, zygote: Zygote, seen: host_view.ZygoteView, user: int | None
     ) -> AsyncIterator["ProcessSandbox"]:
-        """Have a zygote of this plan fork a sandbox during the block.
+        """Have a zygote of this plan fork a sandbox during the block. Raises SandboxError.
 
-        Args:
-            plan: as for ``open``.
-            zygote: forks it.
-            seen: properties of the zygote that the fork must not keep.
-            user: the zygote's on the host, if sandboxes can be others.
-
-        Raises:
-            SandboxError: it could not be forked.
+        The fork must keep nothing in ``seen``; ``user`` is the zygote's on the host, if sandboxes can be others.
         """
         async with AsyncExitStack() as stack:
             try:
@@ -276,11 +268,9 @@ def _fill(part: str, places: Mapping[str, int]) -> str:
 
 
 async def _map_users(info: int) -> int:
-    """Give bwrap's waiting child a user namespace with many users; return its user on the host.
+    """Give bwrap's waiting child many users; return its user on the host.
 
-    Raises:
-        anyio.EndOfStream: bwrap has ended.
-        OSError: it did not report its child, or the kernel refused.
+    Raises EndOfStream if bwrap has ended; OSError if it did not report its child, or the kernel refused.
     """
     text = b""
     with anyio.fail_after(_START_SECONDS):

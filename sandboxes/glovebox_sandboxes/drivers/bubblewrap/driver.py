@@ -160,12 +160,7 @@ _LANDLOCK_FIX = "Boot Linux 5.13 or newer with landlock in its list of security 
 
 
 async def detect(data: Path, server_id: str) -> Bubblewrap:
-    """Find out, by starting one, what bubblewrap can enforce on this host.
-
-    Args:
-        data: the directory that holds the runtime.
-        server_id: names the control groups of this server.
-    """
+    """Find out, by starting one, what bubblewrap can enforce here; ``server_id`` names our control groups."""
     missing = []
     if landlock.abi_version() == 0:
         missing.append(Missing(what="the kernel has no Landlock", fix=_LANDLOCK_FIX, fatal=True))

@@ -96,7 +96,6 @@ class Walled:
         hierarchy: cgroup.Hierarchy | None,
         janitor: Janitor | None,
     ) -> None:
-        """Take the probe's findings; ``programs`` are paths, bwrap's first."""
         self.capabilities = capabilities
         self._programs = programs
         self._runtimes = runtimes

@@ -68,11 +68,7 @@ class Engine:
     """The client of one Engine, over its unix socket."""
 
     def __init__(self, host: str) -> None:
-        """Connect.
-
-        Raises:
-            SandboxError: nothing answers at ``host``, or it is on another machine, whose files and groups are not ours.
-        """
+        """Connect. Raises SandboxError if nothing answers, or from another machine, whose files are not ours."""
         self.host = host
         if not host.startswith("unix://"):
             raise SandboxError(
@@ -119,11 +115,7 @@ class Engine:
         return str(made["Id"])
 
     async def attach(self, name: str) -> anyio.abc.SocketStream:
-        """Connect to input and output; before the start, or the first output would be lost.
-
-        Raises:
-            SandboxError: the Engine refused.
-        """
+        """Connect to input and output; before the start, or the first output is lost. Raises SandboxError."""
 
         def attach() -> int:
             attached = self.api.attach_socket(name, params={"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1})
@@ -152,11 +144,7 @@ class Engine:
         return await self._call("Inspecting a container", lambda: _unless((_NOT_FOUND,), inspect))
 
     async def ran_out_of_memory(self, name: str) -> bool:
-        """Return whether memory ended a container whose processes are gone, once the Engine has noticed their end.
-
-        Raises:
-            SandboxError: the Engine does not answer.
-        """
+        """Return whether memory ended a container, once the Engine has noticed its end. Raises SandboxError."""
 
         def told() -> bool:
             code = self.api.wait(name, timeout=CALL_SECONDS, condition="not-running")["StatusCode"]
@@ -218,7 +206,6 @@ class Engine:
         return await self._call("Listing containers", listed)
 
     def _ask(self, method: str, path: str, **more: Any) -> Any:
-        """Return the answer to one of Podman's own calls."""
         answer = self.api.request(method, self.api.base_url + path, timeout=CALL_SECONDS, **more)
         return self.api._result(answer, json=True)  # noqa: SLF001 - as each of the SDK's own calls does
 

@@ -259,8 +259,7 @@ def _masked(spec: SandboxSpec) -> tuple[str, ...]:
 def check_closed(body: Mapping[str, Any]) -> None:
     """Check a finished body just before its use: nothing in it may open the host.
 
-    Raises:
-        UnsupportedSpecError: it would, by a mistake in this driver or a changed plan.
+    Raises UnsupportedSpecError after a mistake in this driver, or a changed plan.
     """
     host = body["HostConfig"]
     found = {
@@ -287,11 +286,7 @@ def check_closed(body: Mapping[str, Any]) -> None:
 
 
 def check_source(source: str, socket: str) -> None:
-    """Check one directory of the host that a sandbox is to see.
-
-    Args:
-        source: absolute path, with symbolic links resolved where it matters.
-        socket: the Engine's.
+    """Check one directory of the host that a sandbox is to see; links in ``source`` are resolved where it matters.
 
     Raises:
         UnsupportedSpecError: it contains the host's devices, secrets or daemons, or lies in one of their places.

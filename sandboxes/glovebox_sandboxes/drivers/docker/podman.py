@@ -51,8 +51,7 @@ _OTHERWISE = ("nr_inodes", "uid", "gid", "mode")
 def specification(name: str, body: Mapping[str, Any], filter_path: str) -> dict[str, Any]:
     """Return the body for ``CREATE`` from the Engine's body and the file of its seccomp document.
 
-    Raises:
-        UnsupportedSpecError: a field has no counterpart.
+    Raises UnsupportedSpecError if a field has no counterpart.
     """
     top, host = dict(body), dict(body["HostConfig"])
     del top["HostConfig"]

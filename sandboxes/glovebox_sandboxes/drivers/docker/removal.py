@@ -74,11 +74,9 @@ class Remover:
         self._tasks.start_soon(function)
 
     async def take(self, name: str, identifier: str) -> None:
-        """Queue a container; return at once unless the queue is full, also in a cancelled task.
+        """Queue a container, also in a cancelled task; waits only if the queue is full.
 
-        Args:
-            name: its name, or its id.
-            identifier: its id; empty if the Engine did not report it.
+        ``name`` may be its id; ``identifier`` is its id, empty if the Engine did not report it.
         """
         self._waiting.add(name)
         with anyio.CancelScope(shield=True):

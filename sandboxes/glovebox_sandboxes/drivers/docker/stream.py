@@ -89,11 +89,7 @@ class AttachedStream(ByteStream):
         return self._words.decode("utf-8", "replace")
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
-        """Receive bytes of the guest's standard output.
-
-        Raises:
-            anyio.EndOfStream: the container has ended, or the Engine is gone.
-        """
+        """Receive standard output. Raises anyio.EndOfStream if the container has ended, or the Engine is gone."""
         while not self._waiting:
             # Payload is never longer than one read, so the queue never holds more.
             try:

@@ -34,11 +34,8 @@ def groups(
 ) -> dict[str, Path]:
     """Return the directory of each controller (``memory``, ``cpuacct``; "" on v2) for a container's first process.
 
-    Args:
-        pid: its number as the Engine sees it; in another pid namespace it may be any process's here.
-        container: the container's id, after which its groups are named: others are left out.
-        root: where the control groups are mounted.
-        proc: where proc(5) is mounted.
+    ``pid`` is the Engine's number; in another pid namespace it may be any process's here. Groups that are not named
+    after the container's id are left out.
     """
     found = groups_of(pid, proc)
     return {each: root / each / path.lstrip("/") for each, path in found.items() if container in path}
@@ -60,8 +57,7 @@ def started(pid: int, container: str) -> bool:
 def bound_sockets(directories: Mapping[str, Path]) -> bool:
     """Bound a container's socket buffers on v1, where memory's limit omits them; before its program runs.
 
-    Returns:
-        Whether this was done: not if needless, and not by a server that is not root.
+    Returns whether this was done: not if needless, and not by a server that is not root.
     """
     memory = directories.get("memory")
     try:
@@ -80,12 +76,9 @@ def weigh(directories: Mapping[str, Path], parts: int) -> None:
 def limits(
     directories: Mapping[str, Path], host: Mapping[str, Any], *, bounded: bool
 ) -> dict[str, tuple[object, object]]:
-    """Return a container's limits by name: as planned, and as the kernel holds them (None: unreadable).
+    """Return a container's limits by name: planned in its HostConfig, and the kernel's (None: unreadable).
 
-    Args:
-        directories: as from ``groups``.
-        host: the HostConfig.
-        bounded: the result of ``bound_sockets``.
+    ``bounded`` is the result of ``bound_sockets``.
     """
     # A host of version 1 may have version 2 mounted beside it, without controllers.
     unified = None if "memory" in directories else directories.get("")
@@ -108,12 +101,7 @@ def limits(
 def end(container: str, root: Path = Path("/sys/fs/cgroup")) -> int:
     """Kill the processes in the control groups of a removed container that its Engine has forgotten.
 
-    Args:
-        container: the container's id, after which its groups are named.
-        root: where the control groups are mounted.
-
-    Returns:
-        Number of killed processes: usually 0, also if the groups are elsewhere or invisible.
+    Returns their number: usually 0, also if the groups are elsewhere or invisible.
     """
     killed: set[int] = set()
     for _ in range(_ROUNDS):

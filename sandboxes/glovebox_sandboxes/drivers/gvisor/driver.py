@@ -72,12 +72,7 @@ async def connect(data: Path, server_id: str) -> AsyncIterator[Driver]:
 
 
 async def detect(data: Path, server_id: str) -> Gvisor:
-    """Find out what runsc can enforce on this host.
-
-    Args:
-        data: the directory that holds the runtime.
-        server_id: names the control groups of this server.
-    """
+    """Find out what runsc can enforce on this host; ``server_id`` names our control groups."""
     missing: list[Missing] = []
     runsc, version = await _find_runsc(missing)
     # Not the groups of the same server's bubblewrap driver: each ends with its own janitor.

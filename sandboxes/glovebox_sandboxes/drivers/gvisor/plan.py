@@ -69,14 +69,9 @@ def make(
     version: str,
     hierarchy: cgroup.Hierarchy | None,
 ) -> Plan:
-    """Return the plan for ``spec``.
+    """Return the plan for ``spec``; ``programs`` are paths of bwrap and runsc, ``version`` is runsc's.
 
-    Args:
-        spec: what to enforce.
-        runtime: root and guest.
-        programs: paths of bwrap and runsc on the host.
-        version: of runsc.
-        hierarchy: where control groups are made; None if impossible.
+    Without a ``hierarchy`` no control groups can be made.
     """
     return Plan(
         driver=NAME,

@@ -69,10 +69,7 @@ async def build(
 
 
 async def remove(lock: str) -> list[str]:
-    """Remove an environment's images, also those with another version's guest; return their names.
-
-    Args:
-        lock: digest of the environment's lock.
+    """Remove the images with this lock's digest, also with another version's guest; return their names.
 
     Raises:
         SandboxError: the Engine is unavailable, or a sandbox uses one of them.
@@ -178,7 +175,6 @@ async def _install(target: Path, lock: Path, series: str, machine: str) -> None:
 
 
 def _build(api: Client, recipe: _Recipe) -> Mapping[str, Any]:
-    """Build and tag one image; return the Engine's description."""
     with tempfile.TemporaryFile(prefix="glovebox-context-") as context:
         with tarfile.open(fileobj=context, mode="w") as archive:
             files = (content.RECIPE / name for name in (recipe.dockerfile, "finish.py", "hosts"))

@@ -17,11 +17,7 @@ _RUNTIME = ("Dockerfile", "finish.py", "hosts")
 
 @functools.cache
 def tag(lock: str = "") -> str:
-    """Return the name of the image this version needs, e.g. ``glovebox/python:0f3a…``.
-
-    Args:
-        lock: digest of an environment's lock; empty for the default's.
-    """
+    """Return the name of the image this version needs: ``glovebox/python:0f3a…``; ``lock`` is empty for the default."""
     return f"glovebox/python:{_digest(guest_tree.digest(), lock, 'guest.Dockerfile', *_RUNTIME)}"
 
 
