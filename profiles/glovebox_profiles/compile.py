@@ -1,4 +1,4 @@
-"""Profiles in force, and the driver-neutral spec of a sandbox under one of them. Pure."""
+"""The profiles in effect, and the driver-neutral sandbox spec of one of them. Pure."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -8,11 +8,11 @@ from glovebox_profiles.model import Profile, digest, digest_of
 from glovebox_sandboxes.contract.spec import ORIGINAL, WORKSPACE, Limits, Mount, SandboxSpec
 
 CHANGES = "propose_changes"
-"""The one tool by which files of the host change: not its sandbox does that, but the server, after a yes."""
+"""The one tool that changes files of the host: the server does so after an approval, not the sandbox."""
 
 
 class ProfileSet(Mapping[str, Profile]):
-    """All profiles in force, by tool name; immutable."""
+    """All profiles in effect, by tool name; immutable."""
 
     def __init__(self, profiles: Mapping[str, Profile], sources: Mapping[str, Path]) -> None:
         self._profiles = {tool: profiles[tool] for tool in sorted(profiles)}
@@ -31,7 +31,7 @@ class ProfileSet(Mapping[str, Profile]):
 
     @property
     def digest(self) -> str:
-        """``sha256:…`` over the digests of all profiles: changes whenever any of them does."""
+        """Return ``sha256:…`` over the digests of all profiles."""
         return self._digest
 
     def digest_for(self, tool: str) -> str:
@@ -39,11 +39,11 @@ class ProfileSet(Mapping[str, Profile]):
         return self._digests[tool]
 
     def source(self, tool: str) -> Path:
-        """Return the file one tool's profile came from: for the operator, never for a client."""
+        """Return the file of one tool's profile: for the operator, never for a client."""
         return self._sources[tool]
 
     def with_narrower(self, profiles: Mapping[str, Profile]) -> "ProfileSet":
-        """Return other profiles of the same files: those of a role, which narrows them and may leave some out."""
+        """Return other profiles of the same files: those of a role, which narrows them and may omit some."""
         return ProfileSet(profiles, self._sources)
 
 
@@ -51,9 +51,9 @@ def to_spec(profile: Profile, *, workspace: Path | None) -> SandboxSpec:
     """Return what a driver has to enforce for one call under ``profile``.
 
     Args:
-        profile: The profile in force for this call.
-        workspace: Absolute host directory that the operator serves; None when there is none, and then nothing is
-            mounted whatever the profile says. No part of a profile or call can name another.
+        profile: in effect for this call.
+        workspace: Absolute host directory that the operator serves. With None nothing is mounted, whatever the profile
+            says. No part of a profile or call can name another.
 
     Raises:
         ValueError: The workspace is not an absolute path without ``..``.
@@ -91,7 +91,7 @@ def to_spec(profile: Profile, *, workspace: Path | None) -> SandboxSpec:
 
 
 def withheld(profile: Profile) -> tuple[str, ...]:
-    """Return what a call under this profile was *not* given, for its receipt: network, files, limits."""
+    """Return what this profile withholds from a call, for its receipt: network, files, limits."""
     limits, network = profile.limits, profile.network
     hosts = ", ".join(dict.fromkeys(rule.host for rule in network.allow))
     files = ["Files: of the host everything but the workspace, which could be read and not changed."]

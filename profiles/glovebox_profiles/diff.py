@@ -1,4 +1,4 @@
-"""Compares two versions of a profile, and says whether the new one lets a tool do more. Pure."""
+"""Compares two versions of a profile, and reports whether the new one lets a tool do more. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ Direction = Literal["widening", "narrowing", "neutral"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyChange:
-    """One key that differs."""
+    """A key that differs."""
 
     key: str
     """Dotted, as in the file; ``profile`` where a whole profile came or went."""
@@ -21,7 +21,7 @@ class KeyChange:
     """JSON-compatible value, every default filled in; None where there was no profile."""
     after: Any
     direction: Direction
-    """``widening`` when anything becomes reachable or spendable that was not, whatever is taken away in exchange."""
+    """``widening`` if anything becomes reachable or spendable that was not, whatever is removed in exchange."""
     sentence: str
 
 
@@ -29,7 +29,7 @@ def diff(a: Profile | None, b: Profile | None) -> tuple[KeyChange, ...]:
     """Return every change from ``a`` to ``b``, in the order of the file; None stands for no profile.
 
     Without a profile every call is refused, so a new profile widens and a removed one narrows. A change of hosts is
-    judged rule by rule and in doubt called widening: two new rules that one old rule covered only together are.
+    judged rule by rule and in doubt called widening, such as two new rules that one old rule covered only together.
 
     Raises:
         ValueError: The profiles are for different tools.

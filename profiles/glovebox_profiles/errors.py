@@ -7,21 +7,21 @@ from pathlib import Path
 
 from glovebox_sandboxes.contract.errors import DiagnosedError
 
-#: How much of a key or sentence is repeated: enough to find it in the file, too little to fill a terminal.
+#: Characters of a key or sentence that are repeated: enough to find it in the file, too few to fill a terminal.
 SHOWN_CHARACTERS = 300
 
 MAX_ERRORS = 20
-"""Errors of one file that are reported: a screen of them. Looking for the nearest key takes time for each."""
+"""Reported errors of one file: a screen of them. Finding the nearest key takes time for each."""
 
 
 class ProfileError(DiagnosedError):
-    """A profile cannot be used as it is written, so the server does not start with it."""
+    """A profile cannot be used as written, so the server does not start."""
 
     def __init__(self, path: Path | str, line: int | None, key: str, reason: str, fix: str) -> None:
-        """Say which file, line (from 1, None for the file as a whole) and dotted key, what is wrong, and the fix.
+        """Set file, line (from 1, None for the whole file), dotted key, problem and fix.
 
         The message is for the operator's terminal and log; it names host paths and never goes to a client. Key and
-        reason may repeat text of the file, so what a terminal would act on is escaped and the length is bounded.
+        reason may repeat text of the file, so terminal escapes are escaped and the length is bounded.
         """
         self.path = Path(path)
         self.line = line
@@ -45,7 +45,7 @@ class ProfileError(DiagnosedError):
 
 
 def nearest(name: str, names: Collection[str]) -> str:
-    """Return a hint for a name that is not one of these."""
+    """Return a hint for an unknown name."""
     close = difflib.get_close_matches(name, names, n=1)
     return f'The nearest is "{close[0]}".' if close else f"There are: {', '.join(names) or 'none'}."
 

@@ -10,14 +10,14 @@ from glovebox_sandboxes.plural import counted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """One question of a reviewer, answered."""
+    """A reviewer's question with its answer."""
 
     title: str
     sentences: tuple[str, ...]
 
 
 def explain(profile: Profile) -> tuple[Section, ...]:
-    """Answer what the tool may read, write, reach and spend, what is asked of whom, and what it can never do."""
+    """Return what the tool may read, write, reach and spend, which approvals it needs, and what it can never do."""
     return (
         Section(title="What it is for", sentences=_purpose(profile)),
         Section(title="What it may read", sentences=_read(profile)),

@@ -1,7 +1,7 @@
-"""The table of values that a profile may not have in this version, or that are experimental, with their sentences.
+"""The table of profile values that this version lacks or has as experimental, with their sentences.
 
-The manifest (``capabilities``) lists these, and a profile or a call that asks for one is refused with the same
-words. Pure; must not import the rest of ``profiles``, which imports this.
+The manifest (``capabilities``) lists these, and refusals of profiles and calls use the same words. Pure; must not
+import the rest of ``profiles``, which imports this.
 """
 
 from dataclasses import dataclass
@@ -12,20 +12,20 @@ from glovebox_sandboxes.drivers.registry import DRIVERS, NAMES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
-    """One value of a profile's key that is not simply there."""
+    """An unsupported or experimental value of a profile's key."""
 
     key: str
     """Of a profile, with dots."""
     value: str
     status: Literal["unsupported", "experimental"]
-    """``unsupported``: refused with the reason; ``experimental``: works, and the reason says what to know."""
+    """``unsupported``: refused with the reason; ``experimental``: works, with a caveat as the reason."""
     reason: str
     instead: str
-    """What to write, or how to do without."""
+    """The alternative."""
 
     @property
     def id(self) -> str:
-        """``KEY=VALUE``: stable."""
+        """Return ``KEY=VALUE``, which is stable."""
         return f"{self.key}={self.value}"
 
     @property
@@ -79,20 +79,12 @@ _BY_ID = {each.id: each for each in FEATURES}
 
 
 def find_feature(key: str, value: str) -> Feature:
-    """Return the feature of this key and value.
-
-    Raises:
-        KeyError: there is none: it is simply there, or nobody ever heard of it.
-    """
+    """Return the feature of this key and value; raise KeyError if it is simply supported, or unknown."""
     return _BY_ID[f"{key}={value}"]
 
 
 def refuse_unsupported(key: str, value: object) -> object:
-    """Return ``value`` unless it is a known feature that this version lacks.
-
-    Raises:
-        ValueError: it is; the manifest's own words.
-    """
+    """Return ``value``, or raise ValueError with the manifest's words if this version lacks it."""
     feature = _BY_ID.get(f"{key}={value}") if isinstance(value, str) else None
     if feature is not None and feature.status == "unsupported":
         raise ValueError(feature.words)

@@ -1,7 +1,7 @@
-"""Which hosts a sandbox may be connected to: pure grammar and decisions, no sockets, no look-ups, no files.
+"""The hosts a sandbox may connect to: pure grammar and decisions, no sockets, no look-ups, no files.
 
-``egress`` does the networking and asks here; ``model`` builds the rules. Standard library only: never
-import anything of ``server`` or ``sandboxes`` here.
+``egress`` does the networking and asks here; ``model`` builds the rules. Standard library only: never import anything
+of ``server`` or ``sandboxes`` here.
 """
 
 from glovebox_profiles.egress.rules import (

@@ -1,4 +1,4 @@
-"""Names of request headers that a profile cannot choose, and why. Pure."""
+"""Request headers that a profile cannot choose, and why. Pure."""
 
 import re
 from collections.abc import Iterable
@@ -30,7 +30,7 @@ _AUTHENTICATES: Final = re.compile(
     r"|(.*-)?(api|access|account|app|application|functions|master|private|secret|service|shared|subscription)-key(-.*)?"
     r"|(x-)?key|.*(remote|client|real|connecting)-(ip|user|addr)|.*client-cert.*|x-ssl-.*"
 )
-"""A foreign key in one of these would leave with the request, or an address be believed."""
+"""Headers that would carry a foreign key out, or make a server trust an address."""
 _ROUTES: Final = re.compile(
     r"proxy-.*|.*forwarded.*|(x-)?http-?method.*|x-method.*|.*-override|x-original-.*|x-rewrite-.*|x-host|x-.*-(host|url|uri)"
     r"|via|alt-used|destination|depth|overwrite|front-end-https|early-data|http2-settings|sec-.*|upgrade-.*"
@@ -44,10 +44,10 @@ def require_harmless(names: Iterable[str], own: str | None) -> None:
 
     Args:
         names: of all of them.
-        own: The header that the key stands in; None where it stands in the query.
+        own: The key's own header; None if the key stands in the query.
 
     Raises:
-        ValueError: One of them authenticates, frames, routes or overrides a request, or is named twice.
+        ValueError: One authenticates, frames, routes or overrides a request, or is named twice.
     """
     seen: set[str] = set()
     for name in map(str.lower, names):

@@ -1,7 +1,7 @@
-"""What one egress request asks for: the grammar of hosts, addresses and URLs. Pure; never resolves or connects.
+"""The target of an egress request: the grammar of hosts, addresses and URLs. Pure; never resolves or connects.
 
-A URL is read by one expression over printable ASCII, not by ``urllib.parse``, which drops tabs and line ends and so
-reads another URL than the one that was written. What could be read in two ways is refused, never repaired.
+A URL is read by one expression over printable ASCII. ``urllib.parse`` drops tabs and line ends, and so reads another
+URL than the one that was written. An ambiguous URL is refused, never repaired.
 
 Of hosts:
 
@@ -14,7 +14,7 @@ Rule 4  Unicode is refused, not mapped: two libraries map it to two hosts. ``xn-
 The refused ranges are those of the IANA special-purpose registries
 (https://www.iana.org/assignments/iana-ipv4-special-registry and .../iana-ipv6-special-registry), the multicast ranges,
 and the addresses at which clouds hand out credentials. ``ipaddress.is_global`` is not used: its answer changed between
-Python releases, and it says yes to multicast and to cloud hosts' own service addresses.
+Python releases, and it accepts multicast and cloud hosts' own service addresses.
 """
 
 import re
@@ -28,10 +28,10 @@ from glovebox_sandboxes.contract.errors import RefusedError
 
 Address = IPv4Address | IPv6Address
 
-#: Servers refuse request lines much beyond this, and nobody reviews longer ones.
+#: Servers refuse request lines much beyond this, and people do not review longer ones.
 MAX_URL = 8192
 DEFAULT_PORTS = {"http": 80, "https": 443}
-#: CONNECT stands for an opaque TLS tunnel: what is asked inside it cannot be seen.
+#: CONNECT stands for an opaque TLS tunnel, whose requests cannot be seen.
 METHODS = frozenset({"GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE", "CONNECT"})
 
 _PRINTABLE = re.compile(r"[\x21-\x7e]*")
@@ -41,17 +41,17 @@ _PORT = re.compile(r"[1-9][0-9]{0,4}")
 _PERCENT = re.compile(r"%(?:([0-9A-Fa-f]{2}))?")
 _DOUBLE = re.compile(r"%25[0-9A-Fa-f]{2}")
 _UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
-#: RFC 3986 section 3.3: what may stand in a path besides percent-encodings; no ``*``, which is the patterns' own.
+#: RFC 3986 section 3.3: characters of a path beside percent-encodings; no ``*``, which is the patterns' own.
 _PATH = re.compile(r"/(?:[A-Za-z0-9\-._~!$&'()+,;=:@/*]|%[0-9A-F]{2})*")
 
-#: A name in a path, decoded, that means one thing: none of ``; % ? #``, backslash, control; no blank before it; after a
-#: first dot no second one and no sign; at its end no dot and no blank. What is not ASCII, ``is_plain`` judges.
+#: A decoded name in a path with one meaning: none of ``; % ? #``, backslash, control; no blank before it; after a first
+#: dot no second one and no sign; at its end no dot and no blank. ``is_plain`` judges what is not ASCII.
 _NAME = re.compile(
     r"(?! |\.(?![A-Za-z0-9_\-\x80-\U0010FFFF]))"
     r"[A-Za-z0-9\-._~!$&'()+,=:@*\"<>\[\]^`{|} \x80-\U0010FFFF]+(?<![. ])"
 )
 
-#: How much of a hostile text is repeated in a message: enough to recognise it, too little to carry instructions.
+#: Characters of a hostile text in a message: enough to recognize it, too few to carry instructions.
 QUOTED_CHARACTERS = 60
 #: RFC 1035 section 2.3.4: 255 octets on the wire leave 253 characters of text.
 MAX_HOST = 253
@@ -62,14 +62,14 @@ MIN_WILDCARD_LABELS = 2
 _LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?")
 _COLONS = re.compile(r"[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*(?:%.*)?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
-#: Names that mean something else on every network (RFC 6761, 6762, 7686, 8375, and ICANN's ``internal``).
+#: Names with another meaning on every network (RFC 6761, 6762, 7686, 8375, and ICANN's ``internal``).
 _LOCAL_SUFFIXES = frozenset({"arpa", "internal", "local", "localhost", "onion"})
-#: Clouds' credential services that have a name in the public tree (those below ``internal`` are refused with it).
+#: Clouds' credential services with a name in the public tree (those below ``internal`` are refused with it).
 _METADATA_NAMES = frozenset(
     {"metadata.goog", "metadata.packet.net", "metadata.platformequinix.com", "metadata.tencentyun.com"}
 )
 
-#: First match names the refusal, so single addresses come before the ranges that hold them.
+#: The first match names the refusal, so single addresses come before the ranges that hold them.
 _REFUSED: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "a cloud metadata service",
@@ -127,7 +127,7 @@ _ISATAP = frozenset({0x00005EFE, 0x02005EFE})
 
 
 class TargetError(RefusedError, ValueError):
-    """A host, port, URL or pattern that is refused before any rule is looked at; ``egress.spelling``, for instance."""
+    """A host, port, URL or pattern that is refused before any rule applies; ``egress.spelling``, for instance."""
 
 
 def quoted(text: str) -> str:
@@ -140,10 +140,10 @@ def parse_host(text: str) -> str:
     """Return the canonical form of a host: a lower-case name, or an address without brackets.
 
     Args:
-        text: The host as somebody wrote it, without port; IPv6 without brackets.
+        text: The host as written, without port; IPv6 without brackets.
 
     Raises:
-        TargetError: It is not a host by the rules above, is an address that is not public, or is a local name.
+        TargetError: It breaks the rules above, is an address that is not public, or is a local name.
     """
     address = parse_address(text)
     if address is not None:
@@ -206,17 +206,17 @@ def parse_pattern(text: str) -> str:
 
 
 def matches(pattern: str, host: str) -> bool:
-    """Return whether a canonical pattern names a canonical host; ``*.example.org`` is never ``example.org`` itself."""
+    """Return whether a canonical pattern matches a host; ``*.example.org`` never matches ``example.org`` itself."""
     return host.endswith(pattern[1:]) if pattern.startswith("*") else host == pattern
 
 
 def pattern_covers(wide: str, narrow: str) -> bool:
-    """Return whether every host that ``narrow`` names is named by ``wide`` too."""
+    """Return whether ``wide`` matches every host that ``narrow`` matches."""
     return wide == narrow or (wide.startswith("*") and narrow.removeprefix("*").endswith(wide[1:]))
 
 
 def _labels(text: str) -> list[str]:
-    """Split a name into lower-case labels, or raise with what is wrong and what to write instead."""
+    """Split a name into lower-case labels, or raise with the problem and the correct form."""
     if not text.isascii():
         raise TargetError(
             "egress.spelling",
@@ -240,10 +240,10 @@ def _labels(text: str) -> list[str]:
 
 
 def refusal(address: Address) -> str | None:
-    """Return what ``address`` is if it must never be dialled, or None for an ordinary public address.
+    """Return the kind of ``address`` if it must never be dialled, or None for an ordinary public address.
 
-    Anything that carries another address inside (mapped, NAT64, 6to4, Teredo, ISATAP) is refused whatever it carries:
-    nobody needs that spelling of a public address, and a translator on the way would decide where it ends.
+    Addresses that carry another (mapped, NAT64, 6to4, Teredo, ISATAP) are all refused: public addresses need no such
+    spelling, and a translator on the way would decide where it ends.
     """
     if isinstance(address, IPv6Address) and address.scope_id is not None:
         return "an address with a zone id"
@@ -272,7 +272,7 @@ def first_refused(addresses: Iterable[Address]) -> tuple[Address, str] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EgressTarget:
-    """One thing the sandbox wants to reach, canonical in every part."""
+    """A target of the sandbox, canonical in every part."""
 
     method: str
     """Upper case; ``CONNECT`` for a tunnel."""
@@ -284,27 +284,27 @@ class EgressTarget:
     path: str
     """Normalised, begins with a slash; empty for a tunnel."""
     query: str = ""
-    """As written, without the question mark. Rules do not look at it."""
+    """As written, without the question mark. Rules ignore it."""
 
     @property
     def authority(self) -> str:
-        """Host and, where it is not the scheme's own, port: the value of the ``Host`` header."""
+        """Return host and non-default port: the value of the ``Host`` header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
 
     @property
     def resource(self) -> str:
-        """Path and query as they stand in the request line."""
+        """Return path and query as in the request line."""
         return f"{self.path}?{self.query}" if self.query else self.path
 
     @property
     def url(self) -> str:
-        """The canonical URL; for a tunnel, with an empty path."""
+        """Return the canonical URL; for a tunnel, with an empty path."""
         return f"{self.scheme}://{self.authority}{self.resource}"
 
 
 def parse_url(method: str, url: str) -> EgressTarget:
-    """Take an absolute http or https URL apart. A fragment is dropped: it is never sent.
+    """Parse an absolute http or https URL. A fragment is dropped: it is never sent.
 
     Raises:
         TargetError: With rule ``egress.method``, ``egress.spelling``, ``egress.scheme``, ``egress.address`` or
@@ -338,10 +338,10 @@ def parse_url(method: str, url: str) -> EgressTarget:
 
 
 def parse_connect(authority: str) -> EgressTarget:
-    """Take the ``host:port`` of a CONNECT request apart.
+    """Parse the ``host:port`` of a CONNECT request.
 
     Raises:
-        TargetError: It is not a name and a port; an address has no name that the tunnel's TLS could be held to.
+        TargetError: It is not a name and a port; the tunnel's TLS cannot be verified against an address.
     """
     host, port = parse_authority(authority)
     if port is None:
@@ -381,8 +381,8 @@ def normalise_path(path: str) -> str:
     Percent-encodings of unreserved characters are decoded, the others written in upper case (RFC 3986 section 6.2.2).
 
     Raises:
-        TargetError: Rule ``egress.path``: dot segments; slashes, backslashes, control characters or further
-            encodings in encoded form; characters a path cannot have. A server may read each of these as another path.
+        TargetError: Rule ``egress.path``: dot segments; slashes, backslashes, control characters or further encodings
+            in encoded form; characters a path cannot have. A server may read each of these as another path.
     """
 
     def once(found: re.Match[str]) -> str:
@@ -406,9 +406,9 @@ def normalise_path(path: str) -> str:
 
 
 def is_plain(path: str) -> bool:
-    """Return whether every server reads a canonical path as the folders and the name that stand there.
+    """Return whether every server reads a canonical path as the same folders and name.
 
-    An allow-list, since servers and the proxies before them decode twice, cut parameters off, fold compatible and
+    An allowlist, since servers and the proxies before them decode twice, cut parameters off, fold compatible and
     look-alike characters, take overlong UTF-8, and drop blanks and dots at the end of a name: ``..%3B``, ``..%20``,
     ``%C0%AE``, ``%EF%BC%8E`` (a full-width dot) and ``%E2%88%95`` (a division slash) lead out of a folder on some.
     """
@@ -416,13 +416,13 @@ def is_plain(path: str) -> bool:
         segments = unquote(path, errors="strict").split("/")[1:]
     except UnicodeDecodeError:
         return False
-    # Nothing stands behind a last slash.
+    # Nothing follows a last slash.
     named = segments if segments[-1] else segments[:-1]
     return all(_NAME.fullmatch(name) and all(map(_stands_for_itself, name)) for name in named)
 
 
 def _stands_for_itself(character: str) -> bool:
-    """Return whether it is ASCII, or a letter, mark or digit that is no other's compatible form."""
+    """Return whether it is ASCII, or a letter, mark or digit without a compatible form of another character."""
     if character.isascii():
         return True
     return unicodedata.category(character)[0] in "LMN" and unicodedata.normalize("NFKC", character) == character

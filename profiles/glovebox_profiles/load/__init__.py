@@ -1,1 +1,1 @@
-"""From TOML files to a set of profiles, every byte checked."""
+"""The loader: from TOML files to a set of profiles, every byte checked."""

@@ -18,7 +18,7 @@ def set_value(data: bytes, path: Path, key: KeyPath, value: str) -> bytes:
         data: A file that ``loader.parse`` accepts.
         path: Its name, for errors.
         key: Of tables, and indexes of arrays of tables.
-        value: TOML; what is no TOML value is a text.
+        value: TOML; anything else is a text.
 
     Raises:
         ProfileError: The key has no place in the file that a command could write to.
@@ -44,7 +44,7 @@ def _read_value(text: str) -> tuple[str, Any]:
 
 
 def _with_value(values: Any, key: KeyPath, value: Any) -> Any:
-    """Return a copy of parsed TOML with one value set; None where the key leads through what is no table."""
+    """Return a copy of parsed TOML with one value set; None if the key leads through a non-table."""
     name, rest = key[0], key[1:]
     if isinstance(values, list) and isinstance(name, int):
         inner = _with_value(values[name], rest, value)
@@ -71,7 +71,6 @@ def _edit(text: str, positions: Positions, key: KeyPath, value: str) -> str:
 
 
 def _insert_line(text: str, at: int, line: str) -> str:
-    """Insert a line behind the one that holds a character."""
     end = text.find("\n", at)
     end = len(text) if end < 0 else end
     return f"{text[:end]}\n{line}{text[end:]}"

@@ -1,7 +1,7 @@
 """From directories of TOML files to a ``ProfileSet``: every byte checked, every error with file, line, key and hint.
 
-A later directory replaces whole files of an earlier one, by tool name: nothing is inherited and nothing is merged.
-Never import ``server``: how a call is decided comes in as a function.
+A later directory replaces whole files of an earlier one, by tool name: nothing is inherited or merged. Never import
+``server``: the function that decides a call is an argument.
 """
 
 import difflib
@@ -22,7 +22,7 @@ from glovebox_profiles.load.reading import open_directory, parse_toml, read_byte
 from glovebox_profiles.model import Effect, Profile
 
 SHIPPED = Path(__file__).parent.parent / "data"
-"""The profiles that come with the package."""
+"""The profiles in the package."""
 MAX_PROFILES = 256
 """Files in one directory: more is a wrong directory."""
 
@@ -35,14 +35,14 @@ PROGRAMS = "run_python"
 _PROFILE = re.compile(r"[^.].*\.toml")
 _POLICY = "policy.toml"
 _ALIKE = 0.8
-"""From which ratio (``difflib``) on a name may be meant as a tool's: with two letters exchanged, or a hyphen."""
+"""Least ratio (``difflib``) at which a name may mean a tool's: two letters exchanged, or a hyphen."""
 _HARMLESS = re.compile(
     r"readme.*|licen[cs]e|.+\.(?:md|txt)|\.git|\.gitignore|\.gitattributes|\.gitkeep|\.ds_store|schema\.json"
 )
-"""Names, in lower case, that nobody gives to a profile."""
+"""Lower-case names that no profile has."""
 
 CheckExample = Callable[[Profile, Mapping[str, Any]], tuple[Effect, str]]
-"""Decides one call under one profile, purely: the effect and the id of the rule that decided."""
+"""Decides one call under one profile, purely: the effect and the id of the deciding rule."""
 
 
 def load(
@@ -52,12 +52,12 @@ def load(
 
     Args:
         directories: The shipped directory first, then the operator's.
-        check_example: Decides the examples. None leaves them unchecked: only for reading a profile, never for serving.
-        tools: The tools on offer. None for reading alone, as above: then no profile is one of a tool that is not there.
+        check_example: Decides the examples. None skips them: only for reading a profile, never for serving.
+        tools: The tools on offer. None skips the check for profiles of unknown tools, also only for reading.
 
     Raises:
-        ProfileError: A directory is not there, any file is unsafe, unreadable, wrong, or has an example that is decided
-            otherwise, or something may be meant as a profile that is in force and is not.
+        ProfileError: A directory is missing; a file is unsafe, unreadable, wrong, or has an example that is decided
+            otherwise; or another file may be meant as a profile and is not in effect.
     """
     files: dict[str, Path] = {}
     for directory in directories:
@@ -80,10 +80,10 @@ def is_absent(directory: Path) -> bool:
 
 
 def lost_profiles(directory: Path, tools: Collection[str]) -> tuple[ProfileError, ...]:
-    """Say of what lies in a directory and is no profile that it is not in force, but for notes and version control.
+    """Return an error for each entry that may be meant as a profile, except notes and version control.
 
-    An operator would believe in the narrower profile that it holds. With a tool's name, beside its own file, it is a
-    copy. Without tools nothing is said: then profiles are only read.
+    None of them is in effect, and an operator would trust the narrower profile in it. With a tool's name, beside its
+    own file, it is a copy. Without tools the result is empty: then profiles are only read.
 
     Raises:
         ProfileError: The directory, or a folder in it, cannot be listed.
@@ -105,7 +105,7 @@ def lost_profiles(directory: Path, tools: Collection[str]) -> tuple[ProfileError
 
 
 def ignored(directory: Path) -> tuple[Path, ...]:
-    """Return what lies in a directory of profiles, or in folders there, and is never read; git's own is not entered.
+    """Return entries of a profile directory and its folders that are never read; git's own is not entered.
 
     Raises:
         ProfileError: The directory, or a folder in it, cannot be listed, or there is more than MAX_IGNORED.
@@ -127,7 +127,7 @@ def ignored(directory: Path) -> tuple[Path, ...]:
 
 
 def _meant(name: str, tools: Collection[str]) -> str:
-    """Return the tool that a misspelt file is for: ``run_python.toml.bak``, ``.run-python.tml``."""
+    """Return the tool of a misspelt file: ``run_python.toml.bak``, ``.run-python.tml``."""
     base = name.strip(".~#").partition(".")[0].lower()
     close = difflib.get_close_matches(base, tools, n=1, cutoff=_ALIKE)
     return next((tool for tool in tools if base.startswith(tool)), close[0] if close else "")
@@ -148,7 +148,7 @@ def profile_files(directory: Path) -> tuple[Path, ...]:
 
 
 def _entries(directory: Path, *, owned: bool = True) -> dict[str, bool]:
-    """Names in a directory that nobody else can have changed or exchanged, sorted, and whether each is a folder."""
+    """Return sorted names in a directory that no other user can have changed, and whether each is a folder."""
     with (
         open_directory(directory, owned=owned, above=directory != SHIPPED) as handle,
         os.scandir(handle) as entries,
@@ -178,11 +178,7 @@ def checked(
     tools: Collection[str] | None = None,
     any_name: bool = False,
 ) -> Profile:
-    """Do with the bytes of a profile what ``read`` does with a file; ``path`` is only named in errors.
-
-    Raises:
-        ProfileError: As for ``load``.
-    """
+    """Check the bytes of a profile as ``read`` does a file; errors name ``path``. Raises as ``load``."""
     profile, lines = _parse(data, path)
     if tools is not None and profile.tool not in tools:
         hint = nearest(profile.tool, sorted(tools))
@@ -199,11 +195,7 @@ def checked(
 
 
 def parse(data: bytes, path: Path) -> Profile:
-    """Turn the bytes of one profile into a model; ``path`` is only named in errors.
-
-    Raises:
-        ProfileError: The bytes are not one valid profile.
-    """
+    """Parse the bytes of one profile; raise ProfileError, which names ``path``, unless they are valid."""
     return _parse(data, path)[0]
 
 
@@ -211,7 +203,7 @@ def _parse(data: bytes, path: Path) -> tuple[Profile, Mapping[KeyPath, int]]:
     values, positions = parse_toml(data, path)
     lines = positions.lines
     if RULES in positions.headed:
-        # Cut off in the middle, a rule below a header of its own would lose its paths and so name every path.
+        # Truncated, a rule below a header of its own would lose its paths and so match every path.
         raise ProfileError(
             path, lines[RULES], dotted(RULES), "its rules stand below headers of their own",
             'Write them as allow = [{ host = "docs.python.org" }, ...].',
@@ -230,7 +222,7 @@ def _raise_all(errors: Iterable[ProfileError]) -> None:
 
 
 def _misplaced_keys(profile: Profile, path: Path, lines: Mapping[KeyPath, int]) -> Iterator[ProfileError]:
-    """Yield an error for a key that nothing can ask for, or whose host programs reach by a tunnel beside it."""
+    """Yield an error for a key that no request can use, or whose host is also reachable by a tunnel."""
     for index, each in enumerate(profile.network.credential):
         key = ("network", "credential", index, "env")
         if each.env is not None and profile.tool != PROGRAMS:

@@ -1,9 +1,9 @@
-"""Asks the person at the client whether a call may run: elicitation, as each protocol era has it.
+"""Ask the person at the client whether a call may run: elicitation, in each protocol era.
 
-Until 2025-11-25 the server sends ``elicitation/create`` while the call waits. Since 2026-07-28 the call itself is
-answered with what is asked, and the client makes it again with the answer and a state that ``seal_states`` binds to its
-caller, tool and arguments. What was asked stays on the server: the state names the question and nothing else.
-A model cannot answer: what counts is the host application's answer, never an argument.
+Until 2025-11-25 the server sends ``elicitation/create`` while the call waits. Since 2026-07-28 the call is answered
+with the question. The client repeats the call with the answer and a state, which ``seal_states`` binds to caller, tool
+and arguments. The state only names the question, which stays on the server. A model cannot answer: only the host
+application's answer counts, never an argument.
 """
 
 from typing import Any, Final
@@ -19,14 +19,14 @@ from glovebox_server.guards.approvals.question import ApprovalAnswer, Question, 
 from glovebox_server.guards.approvals.shown import shown
 from glovebox_server.mcp.delivery import Context, Identify
 
-#: Longest text to be asked, in bytes: clients reject messages of a few hundred. What does not fit is never cut, for
-#: nobody could say yes to what they cannot read: it is left to ``glovebox approvals``.
+#: Longest question in bytes: clients reject messages of a few hundred. A longer one is never cut, because people can
+#: only approve what they can read. It is left to ``glovebox approvals``.
 MAX_ASKED_BYTES: Final = 64 * 1024
 
-#: How long a state is good for, in seconds; the question it names is over long before.
+#: Lifetime of a state in seconds; the question it names ends long before.
 STATE_SECONDS: Final = 24 * 3600.0
 
-#: Name of the request within a result that asks, and of the one field of its form.
+#: Name of the request in a result that asks, and of the one field of its form.
 _REQUEST: Final = "approval"
 _FIELD: Final = "answer"
 _ALLOW: Final = "allow"
@@ -35,7 +35,7 @@ _DENY: Final = "deny"
 
 
 class ClientMustAnswerError(Exception):
-    """The call ends with a question, which its client answers by making the call again."""
+    """The call ends with a question; the client answers by repeating the call."""
 
     def __init__(self, question: Question, text: str) -> None:
         super().__init__(question.id)
@@ -95,7 +95,6 @@ def seal_states(key: bytes, identify: Identify) -> RequestStateBoundary:
 
 
 def _shows_forms(ctx: Context) -> bool:
-    """Return whether the client declared that it shows forms; an empty declaration means forms (2025-06-18)."""
     declared = ctx.session.client_capabilities
     elicitation = declared.elicitation if declared else None
     return elicitation is not None and (elicitation.form is not None or elicitation.url is None)

@@ -1,7 +1,6 @@
-"""The tools as clients see them: MCP's ``Tool`` records, small and always in the same order. For ``mcp.server`` alone.
+"""The tools as MCP ``Tool`` records, small and in a fixed order. Only for ``mcp.server``.
 
-The whole list stays under 6,000 bytes of JSON (about 1,500 tokens), because every model that connects pays for it; a
-test counts.
+The list stays under 6,000 bytes of JSON (about 1,500 tokens), which a test checks: every connected model pays for it.
 """
 
 import hashlib
@@ -18,12 +17,12 @@ from glovebox_server.mcp.schema import input_schema, output_schema
 from glovebox_server.tools.base import PACKAGES, Tool
 
 MAX_PACKAGES = 400
-"""Characters of the packages that a tool's description names: some forty of them."""
+"""Characters of the packages in a tool's description: about forty of them."""
 MAX_HOSTS = 80
-"""Characters of the hosts that it names: some five of them. A refusal names what is allowed."""
+"""Characters of the hosts in a description: about five. A refusal names all that are allowed."""
 
 _NETWORKED = {"requests"}
-"""Modules of no use without a network."""
+"""Modules that are useless without a network."""
 _WORKSPACE = {
     "read": "The workspace is in /workspace, the current directory, read-only.",
     "overlay": "A copy of the workspace is in /workspace, the current directory; its changes come back as a patch.",
@@ -38,8 +37,8 @@ def list_tools(
 
     Args:
         tools: on offer.
-        profiles: in force: a tool has their bounds.
-        environments: what programs can import, by the tool's name; else what the default has.
+        profiles: in effect; they bound the tools.
+        environments: packages of the programs, by tool; the default environment for others.
     """
     has = environments or {}
     return [
@@ -52,7 +51,7 @@ def list_tools(
 def environments_of(
     profiles: Mapping[str, Profile], environments: Mapping[str, Environment]
 ) -> Mapping[str, Environment]:
-    """Return what each profile's programs can import: a role may have narrowed it to the default."""
+    """Return the environment of each profile's programs: a role may have narrowed it to the default."""
     default = load(DEFAULT, SHIPPED)
     return {
         tool: environments[tool] if environments[tool].name == profile.python.environment else default
@@ -62,7 +61,6 @@ def environments_of(
 
 
 def _grants(tool: Tool, profile: Profile) -> list[str]:
-    """Return what a profile grants a tool, in sentences for a model."""
     said: list[str] = []
     if tool.imports:
         said.append(_WORKSPACE[profile.files.workspace])
@@ -93,7 +91,7 @@ def _packages(environment: Environment | None, profile: Profile | None) -> str:
 
 
 def digest_tools(entries: Iterable[types.Tool]) -> str:
-    """Return ``sha256:…`` over the canonical JSON of the list: what a client can pin, and what an audit can compare."""
+    """Return ``sha256:…`` over the canonical JSON of the list, for clients to pin and audits to compare."""
     plain = [entry.model_dump(by_alias=True, mode="json", exclude_none=True) for entry in entries]
     return "sha256:" + hashlib.sha256(rfc8785.dumps(plain)).hexdigest()
 
@@ -102,8 +100,8 @@ def _entry(tool: Tool, profile: Profile | None, packages: str) -> types.Tool:
     schema = input_schema(tool.arguments)
     if profile is not None and "timeout_seconds" in schema["properties"]:
         schema["properties"]["timeout_seconds"]["maximum"] = profile.limits.wall_seconds
-    # Nothing outlives a call and the workspace is read-only, so no tool can destroy anything, but for one that proposes
-    # to. A fetch may differ from one time to the next; so may a program, but calling either twice changes nothing.
+    # Nothing outlives a call and the workspace is read-only, so only a tool that proposes changes can destroy anything.
+    # Fetches and programs may differ from one time to the next, but calling either twice changes nothing.
     reads = not tool.proposes
     hints = types.ToolAnnotations(
         read_only_hint=reads, destructive_hint=not reads, idempotent_hint=reads, open_world_hint=tool.open_world

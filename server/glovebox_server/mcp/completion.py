@@ -1,7 +1,7 @@
-"""Completions: paths of the workspace for prompts, and artifacts by name for their resource template.
+"""Completions: workspace paths for prompts, and artifact names for their resource template.
 
-Paths are a call of ``list_workspace_files``: decided by its profile, looked up in a sandbox and recorded like any, for
-the host reads no names of the workspace for a caller. Only ``mcp.server`` imports this.
+The host reads no names of the workspace for a caller. Paths therefore come from a ``list_workspace_files`` call, which
+is decided by its profile, runs in a sandbox and is recorded. Only ``mcp.server`` imports this.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -20,26 +20,24 @@ from glovebox_server.mcp import prompts
 #: Values in one answer, by the specification.
 MAX_VALUES: Final = 100
 
-#: Characters of what was typed: longer than anything that is completed.
+#: Longest input in characters: longer than anything that is completed.
 MAX_TYPED: Final = 512
 
-#: Seconds after which what was typed is stale, and nothing is the answer.
+#: Seconds after which the input is stale and the answer is empty.
 SECONDS: Final = 5.0
 
 _LIST: Final = "list_workspace_files"
 _PATTERN: Final = str.maketrans(dict.fromkeys("*?[]{}", "?"))
-"""What means something in a pattern becomes what stands for any character; what does not begin alike is left out."""
+"""Pattern characters become ``?``; names that do not match the prefix are dropped afterwards."""
 
 
 Submit = Callable[[Principal, str, Mapping[str, Any], Listener], Awaitable[CallResult]]
-"""Makes a call: ``Broker.submit``."""
 
 Owned = Callable[[Principal], Awaitable[list[Artifact]]]
-"""What a principal can read: ``Resources.owned``."""
 
 
 class _Unheard:
-    """A listener for a call that nobody watches."""
+    """A listener for a call without an audience."""
 
     def progress(self, message: str) -> None:
         """Ignore progress."""
@@ -48,7 +46,7 @@ class _Unheard:
         """Ignore output."""
 
     def ended_by(self) -> str:
-        """Return the client: it gave up, or its person typed on."""
+        """Return the client: it gave up, or its user typed on."""
         return "client"
 
     def waits(self) -> bool:
@@ -56,17 +54,13 @@ class _Unheard:
         return False
 
     async def ask(self, _question: Question) -> None:
-        """Ask nobody."""
+        """Do not ask."""
 
 
 async def complete(
     params: types.CompleteRequestParams, principal: Principal, submit: Submit, owned: Owned, tools: Collection[str]
 ) -> types.CompleteResult:
-    """Return what an argument may be completed to; nothing where nothing can be.
-
-    Raises:
-        MCPError: ``-32602``; there is no such prompt or template.
-    """
+    """Return the completions of an argument, possibly none; raise MCPError -32602 for unknown prompts and templates."""
     name, typed = params.argument.name, params.argument.value
     values: Sequence[str] = ()
     if isinstance(params.ref, types.PromptReference):
@@ -87,7 +81,7 @@ async def complete(
 
 
 async def _paths(typed: str, principal: Principal, submit: Submit) -> list[str]:
-    """Paths that begin so: the names in one folder; a folder ends with a slash, to be typed on."""
+    """Return the matching names in one folder; folders end with a slash, so that typing can continue."""
     pattern = f"{typed.translate(_PATTERN)}*"
     structured: Any = {}
     with anyio.move_on_after(SECONDS):

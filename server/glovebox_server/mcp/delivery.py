@@ -1,8 +1,8 @@
-"""Everything that a client is sent of its call: messages while it runs, and its result, complete in both forms.
+"""Everything that a client receives of its call: messages while it runs, and the complete result in both forms.
 
-Messages are progress, live output, signs of life and audit events. They go through bounded places that are overwritten
-or counted when full, and are sent by tasks of their own, so a client that does not read never slows a call. Results are
-complete in ``content`` and in ``structuredContent``, and never larger than clients accept.
+Messages are progress, live output, heartbeats and audit events. They pass bounded places that are overwritten or
+counted when full, and separate tasks send them: a client that does not read never slows a call. Results are complete in
+``content`` and in ``structuredContent``, and never larger than clients accept.
 """
 
 import base64
@@ -29,20 +29,20 @@ from glovebox_server.guards.stops.stop import BY_RULES
 #: Logger name in ``notifications/message``.
 AUDIT_LOGGER = "glovebox.audit"
 
-#: Silence after which a client is told that its call is alive, in seconds. Clients give up at 60; proxies at 30.
+#: Silence before a heartbeat, in seconds. Clients give up at 60; proxies at 30.
 HEARTBEAT_SECONDS = 5.0
 
-#: Shortest time between two progress messages, in seconds: live to the eye, four small messages a second on the wire.
+#: Shortest time between two progress messages, in seconds: live to the eye, four small messages a second.
 PAUSE_SECONDS = 0.25
 
-#: Longest text in one progress message, in characters: the newest of what was printed since the last one.
+#: Longest text in one progress message, in characters: the newest output since the last one.
 MAX_PRINTED = 4096
 
-#: How long a finished call waits for its last messages to be read, in seconds. They are a courtesy: the result and
-#: the audit log tell everything.
+#: How long a finished call waits for its last messages to be read, in seconds. The result and the audit log are
+#: complete without them.
 FLUSH_SECONDS = 0.5
 
-#: Fields of records that log messages have above the level ``debug``: a trivial call's take less than 1 KB together.
+#: Record fields in log messages above the level ``debug``: a trivial call's take less than 1 KB together.
 BRIEF = (
     "tool", "run", "workflow", "effect", "rule", "reason", "driver", "level", "host", "port", "name", "uri", "risks",
     "ended", "exit_code", "by", "error", "first", "count",
@@ -53,44 +53,43 @@ _NAMES_A_RULE = "A watch rule ("
 Context = ServerRequestContext[Any, Any]
 
 Identify = Callable[[Context], Principal]
-"""Who makes a request. Raises rather than guesses: there is no anonymous principal."""
+"""Identifies the caller of a request. Raises rather than guesses: there is no anonymous principal."""
 
 
 Ask = Callable[[Question], Awaitable[ApprovalAnswer | None]]
-"""Asks the person at a client: ``asking.Asker.ask``."""
 
-#: Largest result, in bytes of JSON. SDK clients reject a server-sent event above 1 MiB, and a model cannot use more;
-#: what is larger is an artifact with a resource link.
+#: Largest result, in bytes of JSON. SDK clients reject a server-sent event above 1 MiB, and a model cannot use more.
+#: Larger content is an artifact with a resource link.
 MAX_MESSAGE_BYTES = 256 * 1024
 
-#: Where the facts of a call stand in a result's ``_meta``.
+#: Key of a call's facts in a result's ``_meta``.
 CALL_META_KEY = "dev.glovebox/call"
 
-#: Where an artifact's digest stands in a resource link's ``_meta``.
+#: Key of an artifact's digest in a resource link's ``_meta``.
 SHA256_META_KEY = "dev.glovebox/sha256"
 
-#: Where the reasons not to open a file unseen stand, in the ``_meta`` of its link and of its content.
+#: Key of the reasons not to open a file unseen, in the ``_meta`` of its link and of its content.
 RISKS_META_KEY = "dev.glovebox/risks"
 
-#: Where the kinds of secrets that were replaced in a file's content stand, with their numbers, in its ``_meta``.
+#: Key of the kinds and numbers of secrets replaced in a file's content, in its ``_meta``.
 REDACTED_META_KEY = "dev.glovebox/redacted"
 
-#: Revisions without resource links: their clients refuse a whole result for a block that they do not know.
+#: Revisions without resource links: their clients refuse a whole result for an unknown block.
 WITHOUT_LINKS = frozenset({"2024-11-05", "2025-03-26"})
 
-#: Text is never cut below this many characters; by then only something absurd in number is left to drop.
+#: Text is never cut below this many characters; then only an absurd number of items is left to drop.
 _LEAST_TEXT = 256
 
 
 class Reporter:
-    """Hears one call and tells its client. Implements ``calls.Listener``; never waits, never grows."""
+    """A listener (``calls.Listener``) that reports one call to its client; never waits, never grows."""
 
     def __init__(self, ctx: Context, endings: Mapping[str, anyio.Event], ask: Ask) -> None:
         self._ctx = ctx
         self._endings = endings
         self._ask = ask
         self.goes_on = False
-        """Whether the call ends here without its last record: its client makes it again with an answer."""
+        """True if the call ends here without its last record: the client repeats it with an answer."""
         self._sentence: str | None = None
         self._newest = "Waiting for a turn"
         self._printed = ""
@@ -99,16 +98,16 @@ class Reporter:
         self._began = anyio.current_time()
 
     def ended_by(self) -> str:
-        """Return who is ending the call: the one whose event is set, else the client."""
+        """Return who ends the call: the one whose event is set, else the client."""
         return next((who for who, event in self._endings.items() if event.is_set()), "client")
 
     def progress(self, message: str) -> None:
-        """Remember the newest sentence; an older one that was not sent yet is dropped."""
+        """Keep the newest sentence; drop an older one that was not sent yet."""
         self._sentence = self._newest = message[:MAX_PRINTED]
         self._wake.set()
 
     def printed(self, text: str) -> None:
-        """Remember the newest output, at most ``MAX_PRINTED`` characters of it, and how much came before."""
+        """Keep the newest ``MAX_PRINTED`` characters of output, and count what came before."""
         whole = self._printed + text
         self._printed = whole[-MAX_PRINTED:]
         self._skipped += len(whole) - len(self._printed)
@@ -119,11 +118,11 @@ class Reporter:
         return (self._ctx.meta or {}).get("progress_token") is not None
 
     async def ask(self, question: Question) -> ApprovalAnswer | None:
-        """Ask the person at the client; None where it cannot be asked."""
+        """Ask the person at the client; return None if that is impossible."""
         return await self._ask(question)
 
     async def run(self) -> None:
-        """Send until cancelled: what is new, or a sign of life."""
+        """Send news or a heartbeat until cancelled."""
         while True:
             with anyio.move_on_after(HEARTBEAT_SECONDS):
                 await self._wake.wait()
@@ -141,7 +140,7 @@ class Reporter:
             text = f"{self._newest} ({elapsed:.0f} s)"
         if self._sentence is None and not self._printed:
             self._wake = anyio.Event()
-        # Time is the one number that always grows, as the protocol demands of progress.
+        # MCP demands that progress grows, and time is the one number that always does.
         await self._ctx.session.report_progress(round(elapsed, 3), None, text)
 
 
@@ -165,7 +164,7 @@ async def deliver_messages(
                 copies = _Copies(ctx, records, level)
                 tasks.start_soon(copies.send_until_end)
                 yield reporter
-                # Of a call that was not begun there is no record, and a refusal that is slow piles up.
+                # A call that did not begin has no record, and slow refusals pile up.
                 if records.offered and not reporter.goes_on:
                     await copies.finish()
         else:
@@ -184,7 +183,7 @@ class _Copies:
 
     async def send_until_end(self) -> None:
         """Deliver a call's records up to its last one."""
-        # Closed while we wait: the call is over and its last record never came, as on a full disk. The result says why.
+        # Closed while we wait: the call ended without its last record, as on a full disk. The result says why.
         with self._scope, suppress(anyio.ClosedResourceError):
             async for item in self._records:
                 self._unread = item
@@ -195,9 +194,9 @@ class _Copies:
         self._ended.set()
 
     async def finish(self) -> None:
-        """Give a client that does not read ``FLUSH_SECONDS``, then drop its copies, and announce that.
+        """Give a client that does not read ``FLUSH_SECONDS``, then drop its copies and announce that.
 
-        The notice waits for the client as the result does, which comes behind it on the same stream.
+        The notice waits for the client as the result does, which follows on the same stream.
         """
         with anyio.move_on_after(FLUSH_SECONDS):
             await self._ended.wait()
@@ -211,14 +210,14 @@ class _Copies:
 
 
 def hears_audit(ctx: Context, level: types.LoggingLevel) -> bool:
-    """Return whether any audit event of a call would be sent to this client."""
+    """Return whether this client would receive any audit event of a call."""
     return "alert" in _levels(ctx, level)
 
 
 async def send_record(ctx: Context, item: Record | Missed, level: types.LoggingLevel) -> None:
-    """Send one record as a log message on the stream of the request, if the client's level lets it through."""
+    """Send one record as a log message on the request's stream, if the client's level allows it."""
     params = show_record(item)
-    # Among missed records may have been a denial.
+    # A missed record may have been a denial.
     grave = isinstance(item, Missed) or params["data"].get("effect") == "deny"
     severity: types.LoggingLevel = "warning" if grave else "info"
     heard = _levels(ctx, level)
@@ -230,7 +229,7 @@ async def send_record(ctx: Context, item: Record | Missed, level: types.LoggingL
 
 
 def _brief(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Shorten a record: who gets log messages did not ask for measurements, and may show a model each of them."""
+    """Shorten a record: a reader of log messages did not ask for measurements, and a model may see each one."""
     data = {name: params["data"][name] for name in BRIEF if isinstance(params["data"].get(name), str | int | list)}
     if params["kind"] != CallDecided.kind:
         for name in ("tool", "run", "workflow"):
@@ -248,11 +247,11 @@ async def cancel_when(event: anyio.Event, scope: anyio.CancelScope) -> None:
 
 
 def show_record(item: Record | Missed) -> dict[str, Any]:
-    """Return a record, or a notice of missed ones, as clients see it; docs/operate/audit.md explains each event."""
+    """Return a record, or a notice of missed ones, for clients; docs/operate/audit.md explains each event."""
     if isinstance(item, Missed):
         return {"seq": item.last, "kind": "missed", "data": {"count": item.count, "first": item.first}}
     data = {name: value for name, value in item.data.items() if name != "workspace"}
-    # Earlier logs have in such a record which watch rule it was.
+    # Records of earlier versions name the watch rule here.
     if data.get("rule") == "stop" and _NAMES_A_RULE in str(data.get("reason")):
         data["reason"] = BY_RULES
     fields = {"seq": item.seq, "kind": item.kind, "time": item.time, "call_id": item.call_id, "data": data}
@@ -265,7 +264,7 @@ _ORDER: tuple[types.LoggingLevel, ...] = (
 
 
 def _levels(ctx: Context, level: types.LoggingLevel) -> frozenset[types.LoggingLevel]:
-    """Levels the client may be sent: its request's opt-in in the modern era, ``logging/setLevel`` before."""
+    """Return the levels for the client: the request's opt-in in the modern era, ``logging/setLevel`` before."""
     allowed = allowed_log_levels(ctx.protocol_version, ctx.meta)
     if ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
         return allowed
@@ -273,11 +272,11 @@ def _levels(ctx: Context, level: types.LoggingLevel) -> frozenset[types.LoggingL
 
 
 def tool_result(result: CallResult, revision: str | None = None) -> types.CallToolResult:
-    """Turn a broker's result into MCP's, within ``MAX_MESSAGE_BYTES``, of blocks that ``revision`` has.
+    """Convert a broker's result to MCP's, within ``MAX_MESSAGE_BYTES``, of blocks that ``revision`` has.
 
-    What does not fit goes in this order: images beyond half of it (each has its original elsewhere), then the middle
-    of the longest texts, with the number of characters that were left out in their place. What cannot fit is told by
-    its length: nothing is encoded that is left out, for everybody waits meanwhile.
+    Dropped first are images beyond half of it (each has its original elsewhere), then the middle of the longest texts,
+    replaced by the number of omitted characters. Sizes are judged before encoding, because encoding blocks the event
+    loop.
     """
     items: Sequence[Content] = result.content
     if revision in WITHOUT_LINKS:
@@ -302,7 +301,7 @@ def tool_result(result: CallResult, revision: str | None = None) -> types.CallTo
 
 
 def error_result(text: str, structured: Mapping[str, Any] | None = None) -> types.CallToolResult:
-    """Return an error the model can read (``isError``), not one of the protocol."""
+    """Return an error that the model can read (``isError``), not a protocol error."""
     content: list[types.ContentBlock] = [types.TextContent(text=text)]
     return types.CallToolResult(content=content, structured_content=structured and dict(structured), is_error=True)
 
@@ -330,12 +329,12 @@ def risks_meta(risks: Sequence[str]) -> dict[str, Any]:
 
 
 def _encoded(item: Content) -> int:
-    """Characters that an image takes in JSON; 0 for what is none."""
+    """Return the characters that an image takes in JSON; 0 for other content."""
     return (len(item.data) + 2) // 3 * 4 if isinstance(item, Image) else 0
 
 
 def _lengths(value: Any) -> Iterator[int]:
-    """Characters of every text, wherever it stands: each takes at least as many bytes."""
+    """Yield the length of every nested text: each takes at least as many bytes."""
     waiting = [value]
     while waiting:
         match waiting.pop():
@@ -354,7 +353,7 @@ def _size(result: types.CallToolResult) -> int:
 
 
 def _without_images(items: Sequence[Content]) -> list[Content]:
-    """Leave out images, largest first, until the rest of them takes at most half of a message."""
+    """Drop images, largest first, until the rest take at most half of a message."""
     kept = list(items)
     sizes = sorted(((_encoded(item), n) for n, item in enumerate(kept) if isinstance(item, Image)), reverse=True)
     total = sum(size for size, _ in sizes)
@@ -367,7 +366,7 @@ def _without_images(items: Sequence[Content]) -> list[Content]:
 
 
 def _cut(value: Any, longest: int) -> Any:
-    """Keep head and tail of every text longer than ``longest`` characters, wherever it stands."""
+    """Keep head and tail of every nested text longer than ``longest`` characters."""
     if isinstance(value, str):
         if len(value) <= longest:
             return value

@@ -1,6 +1,6 @@
-"""The capability manifest: all a caller can know before a call. The same JSON for the command line and for MCP.
+"""The capability manifest: everything a caller can know before a call, as JSON for the command line and for MCP.
 
-docs/use/capabilities.csv explains each field; a test holds the two together. It names no host path and no secret.
+docs/use/capabilities.csv explains each field, and a test compares the two. It names no host path and no secret.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ from glovebox_server.workspace import NOT_SERVED
 URI: Final = "glovebox://capabilities"
 
 FORMAT: Final = 1
-"""A change that could break a reader raises it; more fields do not."""
+"""Raised by changes that could break a reader; new fields do not."""
 
 NETWORK_MODES: Final[Mapping[str, str]] = {
     "none": "An empty network namespace: loopback only, no route, no resolver.",
@@ -50,7 +50,7 @@ async def build_manifest(
     drivers: Drivers,
     version: str,
 ) -> Manifest:
-    """Find out what a caller can have, by asking every driver and choosing for every tool as a call would."""
+    """Return what a caller can use, by asking every driver and choosing for every tool as a call would."""
     profiles, workspace = rights.profiles, rights.workspace
     environments = catalogue.environments_of(profiles, environments)
     offered = [tools[name] for name in rights.offered(tools)]
@@ -83,7 +83,7 @@ async def build_manifest(
 async def _choose(
     tool: Tool, profile: Profile | None, drivers: Drivers, workspace: Path | None
 ) -> tuple[Capabilities | None, str]:
-    """Return the driver of a tool's calls, or why they are refused."""
+    """Return the driver of a tool's calls, or the reason of their refusal."""
     if profile is None:
         return None, "There is no profile for it, so it may do nothing."
     if "workspace" in tool.needs and workspace is None:
@@ -103,7 +103,7 @@ async def _tool(
     limits = {}
     if profile is not None:
         values = to_spec(profile, workspace=None).limits
-        # Limits that no driver names are kept by the broker itself: the number of files that come out.
+        # The broker enforces limits that no driver names: the number of artifacts.
         by = {field.name: driver.limits.get(field.name, "broker") if driver else "" for field in fields(Limits)}
         limits = {name: {"value": getattr(values, name), "by": mechanism} for name, mechanism in by.items()}
     return {

@@ -1,7 +1,4 @@
-"""Artifacts as resources show them: whole, or the part that ``?offset=…&length=…`` behind an address asks for.
-
-Only ``glovebox_server.mcp.resources`` imports this.
-"""
+"""Artifacts as resources: whole, or the part that ``?offset=…&length=…`` names. Only for ``mcp.resources``."""
 
 import base64
 import codecs
@@ -16,11 +13,10 @@ from glovebox_server.artifacts.store import ArtifactReader
 from glovebox_server.errors import RefusedError
 from glovebox_server.mcp.delivery import CALL_META_KEY, REDACTED_META_KEY, SHA256_META_KEY, risks_meta
 
-#: Most of an artifact in one answer, in bytes: base64 makes it a third larger, and clients reject messages over 1 MiB.
+#: Largest part of an artifact in one answer, in bytes: base64 adds a third, and clients reject messages over 1 MiB.
 MAX_BYTES = 512 * 1024
 
-#: Where a part's ``offset`` and ``bytes`` stand in its ``_meta``, the size of the whole (``of``) and the address of the
-#: ``next``.
+#: Key in a part's ``_meta`` of its ``offset`` and ``bytes``, the total size (``of``) and the address of the ``next``.
 PART_META_KEY = "dev.glovebox/part"
 
 #: Digits of a number in an address: far more bytes than any store holds.
@@ -29,7 +25,7 @@ _DIGITS = 15
 Contents = types.TextResourceContents | types.BlobResourceContents
 
 Mask = Callable[[bytes], Awaitable[tuple[bytes, dict[str, int]]]]
-"""Puts a word in the place of each secret, and counts them by kind."""
+"""Replaces each secret by a word, and counts them by kind."""
 
 
 async def read(reader: ArtifactReader, uri: str, query: str, mask: Mask) -> Contents:
@@ -60,7 +56,7 @@ def contents(
     secrets: Mapping[str, int] = MappingProxyType({}),
     meta: dict[str, Any] | None = None,
 ) -> Contents:
-    """Return bytes of an artifact as MCP shows them: as text, where they are some."""
+    """Return bytes of an artifact in MCP's form: as text if they are UTF-8."""
     redacted = {REDACTED_META_KEY: dict(secrets)} if secrets else {}
     known = {
         "uri": uri,
@@ -104,7 +100,7 @@ def _is_text(artifact: Artifact) -> bool:
 
 
 def _whole_characters(content: bytes) -> bytes:
-    """Leave a character that is cut off for the next part; none where nothing would be left."""
+    """Leave an incomplete last character to the next part, unless nothing would remain."""
     decoder = codecs.getincrementaldecoder("utf-8")("strict")
     try:
         decoder.decode(content)

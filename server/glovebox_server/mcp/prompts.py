@@ -1,7 +1,7 @@
-"""The prompts that a person picks in a client: what to ask of a file, of two, and of a call that was refused.
+"""The prompts that a person picks in a client: about one file, two files, or a refused call.
 
-Only ``mcp.server`` and ``mcp.completion`` import this. What a caller fills in is quoted as JSON, so it stays one value
-in the text. A prompt exists for those callers who have every tool that it names.
+Values from the caller are quoted as JSON, so each stays one value in the text. A prompt exists for callers who have
+every tool that it names. Only ``mcp.server`` and ``mcp.completion`` import this.
 """
 
 import json
@@ -14,10 +14,10 @@ from mcp.shared.exceptions import MCPError
 #: Characters of one argument: the longest path a tool takes.
 MAX_ARGUMENT: Final = 4096
 
-#: Characters of a call's records that are part of the prompt; more are only named.
+#: Characters of a call's records in the prompt; further records are only named.
 MAX_RECORDS: Final = 64 * 1024
 
-#: Arguments that are paths of the workspace, which ``completion`` completes.
+#: Arguments that are workspace paths, which ``completion`` completes.
 PATHS: Final = frozenset({"path", "other"})
 
 _PATH = types.PromptArgument(name="path", description="file of the workspace", required=True)
@@ -70,25 +70,25 @@ _TOOLS: Final[Mapping[str, frozenset[str]]] = {
     "compare_files": frozenset({"run_python"}),
     "explain_call": frozenset(),
 }
-"""The tools that each names."""
+"""The tools that each prompt names."""
 
 Read = Callable[[str], Awaitable[types.ReadResourceResult]]
-"""Reads a resource as the caller; raises ``MCPError`` where it does not exist for him."""
+"""Reads a resource as the caller; raises ``MCPError`` if the caller has no such resource."""
 
 
 def list_prompts(tools: Collection[str]) -> list[types.Prompt]:
-    """Return those that name only tools which the caller has."""
+    """Return the prompts that name only these tools."""
     return [prompt for prompt in PROMPTS if _TOOLS[prompt.name] <= set(tools)]
 
 
 async def fill_prompt(
     name: str, given: Mapping[str, str] | None, read: Read, tools: Collection[str]
 ) -> types.GetPromptResult:
-    """Return one with its arguments filled in.
+    """Return a prompt with its arguments filled in.
 
     Raises:
-        MCPError: ``-32602``; there is none of that name, an argument is missing, unknown or too long, or the call it is
-            about is not the caller's.
+        MCPError: ``-32602``; the prompt is unknown, an argument is missing, unknown or too long, or the call is not the
+            caller's.
     """
     prompt = find_prompt(name, tools)
     arguments = {each.name: (given or {}).get(each.name, "") for each in prompt.arguments or ()}
@@ -109,11 +109,7 @@ async def fill_prompt(
 
 
 def find_prompt(name: str, tools: Collection[str]) -> types.Prompt:
-    """Return the prompt of that name.
-
-    Raises:
-        MCPError: there is none for this caller.
-    """
+    """Return the prompt of that name; raise MCPError if this caller has none."""
     theirs = {prompt.name: prompt for prompt in list_prompts(tools)}
     if name not in theirs:
         raise MCPError(types.INVALID_PARAMS, f"Unknown prompt. Available: {', '.join(theirs)}.")

@@ -1,6 +1,6 @@
 """Resources: ``artifact://…``, ``audit://calls/{id}``, ``receipt://{id}``, each for its principal alone.
 
-Also how clients learn that one changed: ``resources/updated``, and changed lists. Only ``mcp.server`` imports this.
+Also notifies clients of changes: ``resources/updated``, and changed lists. Only ``mcp.server`` imports this.
 """
 
 import json
@@ -43,32 +43,32 @@ from glovebox_server.mcp import manifest as capabilities
 from glovebox_server.mcp.delivery import Context
 from glovebox_server.mcp.manifest import Manifest
 
-#: Most records of one call in one answer; a call makes about ten, one per connection besides.
+#: Most records of one call in one answer; a call makes about ten, plus one per connection.
 MAX_RECORDS = 500
 
-#: How long an answer about capabilities is given again: making one asks every driver.
+#: Seconds for which the manifest is cached: making one asks every driver.
 MANIFEST_SECONDS = 5.0
 
-#: Reads of the audit log at one time, in fair turns: each scans segments of it.
+#: Concurrent reads of the audit log, in fair turns: each scans segments of it.
 READERS = 2
 
-#: Bytes of the log that reads of one principal scan a second, in the long run: some 5 % of one processor.
+#: Bytes of the log that reads of one principal scan a second, in the long run: about 5 % of one processor.
 LOG_BYTES_PER_SECOND = 64 << 20
 
-#: And what it scans at once, after a rest.
+#: Bytes that they may scan at once, after a rest.
 LOG_BYTES_AT_ONCE = 512 << 20
 
-#: Artifacts being read at one time, in fair turns: each passes through memory whole, twice.
+#: Concurrent artifact reads, in fair turns: each passes through memory whole, twice.
 ARTIFACT_READERS = 4
 
 #: Long-lived requests of one principal at a time; each holds a stream open.
 MAX_LISTENERS = 32
 
-#: ``resources/subscribe`` of the handshake eras: per principal at most this many, the oldest is forgotten first. Over
-#: HTTP all of them live together, and nobody's may go for another's.
+#: Most ``resources/subscribe`` per principal in the handshake eras; the oldest is dropped first. Over HTTP all share
+#: one lifespan, and no principal evicts another's.
 MAX_SUBSCRIPTIONS = 128
 
-#: The last second of the year 9999: no later time has a name.
+#: The last second of the year 9999, the latest that can be formatted.
 _LAST_TIME = 253402300799.0
 
 #: Longest address repeated to the caller.
@@ -83,7 +83,7 @@ _WITHHELD = (
     "The operator can look at it: glovebox artifact save.",
 )
 
-#: Key of a connection's state: it is told when its lists are others.
+#: Key in a connection's state: this connection is notified of changed lists.
 _LISTS = "glovebox.lists"
 
 _CALL_URI = re.compile(r"audit://calls/(c_[0-9a-z]{26})", re.ASCII)
@@ -132,19 +132,19 @@ class Places(Protocol):
 
     @property
     def state_dir(self) -> Path:
-        """Holds the audit log in ``audit`` and the tokens in ``tokens``."""
+        """Return the directory of the audit log (``audit``) and the tokens (``tokens``)."""
 
     @property
     def data_dir(self) -> Path:
-        """Holds the sandboxes' runtime."""
+        """Return the directory of the sandboxes' runtime."""
 
 
 class ResourceStores(Protocol):
-    """What resources are read from."""
+    """The sources of resources."""
 
     @property
     def audit(self) -> AuditLog:
-        """Live records."""
+        """Return the log of live records."""
 
     @property
     def settings(self) -> Places:
@@ -156,7 +156,7 @@ class ResourceStores(Protocol):
 
     @property
     def artifacts(self) -> ArtifactStore:
-        """Files out of sandboxes."""
+        """Return the files out of sandboxes."""
 
     def rights_of(self, principal: Principal) -> Rights:
         """Return what a caller may do."""
@@ -165,10 +165,10 @@ class ResourceStores(Protocol):
         """Return how to redact files of a tool, and the values to redact."""
 
     async def left(self, principal: Principal, run: str | None, /) -> Sequence[BudgetRemainder]:
-        """Return what is left of a caller's budgets."""
+        """Return the remainders of a caller's budgets."""
 
     async def manifest(self, rights: Rights) -> Manifest:
-        """Return what a caller can know before a call; asks the drivers."""
+        """Return the capability manifest of a caller; asks the drivers."""
 
 
 Lists = Callable[[Principal], Mapping[ServerEvent, object]]
@@ -176,7 +176,7 @@ Lists = Callable[[Principal], Mapping[ServerEvent, object]]
 
 
 class Watches:
-    """Subscriptions of the handshake eras within one lifespan of the SDK's server, each a task of its own."""
+    """Subscriptions of the handshake eras in one lifespan of the SDK's server, each a task."""
 
     def __init__(self, tasks: anyio.abc.TaskGroup) -> None:
         self.tasks = tasks
@@ -184,7 +184,7 @@ class Watches:
 
 
 class Resources:
-    """The handlers of everything about resources and listening."""
+    """The handlers of resources and listening."""
 
     def __init__(self, stores: ResourceStores, stopping: anyio.Event, lists: Lists = lambda _: {}) -> None:
         self._stores = stores
@@ -196,14 +196,14 @@ class Resources:
         self._manifests: OrderedDict[tuple[object, ...], tuple[str, float]] = OrderedDict()
         self._listeners: dict[str, int] = {}
         self._paid: OrderedDict[str, float] = OrderedDict()
-        """When what each principal scanned of the log is paid for."""
+        """Time at which each principal's scans of the log are paid for."""
 
     async def read(self, principal: Principal, uri: str, run: str | None = None) -> types.ReadResourceResult:
         """Return the content behind ``uri``.
 
         Raises:
-            MCPError: ``-32602`` for what does not exist or is another's, in the same words; ``-32603`` where our own
-                stores fail.
+            MCPError: ``-32602`` in the same words for what is missing and what is another's; ``-32603`` if a store
+                fails.
         """
         try:
             if uri == capabilities.URI:
@@ -224,7 +224,7 @@ class Resources:
             raise MCPError(types.INTERNAL_ERROR, str(error)) from error
 
     async def owned(self, principal: Principal) -> list[Artifact]:
-        """Return the artifacts a principal can read, newest first; none where the store fails, which a read says."""
+        """Return the artifacts a principal can read, newest first; empty if the store fails, which a read reports."""
         async with self._artifacts.turn(principal.id):
             try:
                 return await self._stores.artifacts.owned(principal)
@@ -253,7 +253,7 @@ class Resources:
         return types.ReadResourceResult(contents=[parts.contents(artifact.uri, artifact, content, secrets)])
 
     def _mask(self, principal: Principal, artifact: Artifact) -> parts.Mask:
-        """Return the redaction of an artifact by the profile in force of its tool."""
+        """Return the redaction of an artifact by the profile in effect of its tool."""
         redact, values = self._stores.redaction(principal, artifact.tool)
 
         async def mask(content: bytes) -> tuple[bytes, dict[str, int]]:
@@ -282,17 +282,17 @@ class Resources:
         if match is None:
             raise _unknown()
         records = await self._records(principal, match[1], ReceiptSigned.kind)
-        # Exactly the bytes that the receipt's digest is of.
+        # Exactly the bytes that the receipt's digest covers.
         receipt = canonical(records[0].data["envelope"]).decode()
         return types.ReadResourceResult(
             contents=[types.TextResourceContents(uri=uri, mime_type="application/json", text=receipt)]
         )
 
     async def _records(self, principal: Principal, call_id: str, kind: str | None = None) -> list[Record]:
-        """Return the records of a caller's call, or those of one kind, once what the caller scanned before is paid for.
+        """Return the records of a caller's call, or those of one kind, after the caller's earlier scans are paid for.
 
         Raises:
-            RefusedError: there is none in the segments that were read, of a call of the caller's.
+            RefusedError: the segments read hold no such record of the caller's.
         """
         paid, most = self._paid, LOG_BYTES_AT_ONCE / LOG_BYTES_PER_SECOND
         while True:
@@ -348,9 +348,10 @@ class Resources:
     async def listen_resources(
         self, ctx: Context, principal: Principal, params: types.SubscriptionsListenRequestParams
     ) -> types.SubscriptionsListenResult:
-        """Serve the modern era's ``subscriptions/listen``: what a principal's calls under way, and its lists, become.
+        """Serve the modern era's ``subscriptions/listen``: changes of a principal's calls under way and of its lists.
 
-        Of no other call a record follows, and without a policy no list changes: only what may is acknowledged.
+        Only resources that can still change are acknowledged: other calls get no more records, and without a policy no
+        list changes.
         """
         bus = InMemorySubscriptionBus()
         handler = ListenHandler(bus)
@@ -374,7 +375,7 @@ class Resources:
         return result
 
     def follow_lists(self, ctx: Context, principal: Principal) -> None:
-        """Tell a connection of the handshake eras, which has read a list, when its lists are others, until it ends."""
+        """Notify a connection of the handshake eras, which has read a list, of changed lists until it ends."""
         connection = ctx.session._connection  # noqa: SLF001 - the SDK has no other way to learn of its end
         modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
         if modern or self._stores.in_force.policy is None or _LISTS in connection.state:
@@ -393,7 +394,6 @@ class Resources:
         watches.tasks.start_soon(follow)
 
     async def _tell_lists(self, principal: Principal, tell: Callable[[ServerEvent], Awaitable[None]]) -> None:
-        """Tell of each list of a caller's that a change of the policy made another."""
         changed, found = self._stores.in_force.changed, self._lists(principal)
         while True:
             await changed.wait()
@@ -422,7 +422,7 @@ class Resources:
 
 
 def _chosen(near: Generator[Record, None, None], principal: Principal, kind: str | None) -> list[Record]:
-    """Return the records of a principal's call, or those of one kind; none of another's, as the first record says."""
+    """Return the records of a principal's call, or of one kind; empty if the first record names another principal."""
     with closing(near) as records:
         first = next(records, None)
         if first is None or first.kind != CallDecided.kind or first.data.get("principal") != principal.id:

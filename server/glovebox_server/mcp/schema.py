@@ -1,7 +1,4 @@
-"""JSON Schemas of tools, as small as they can be and still say what a caller needs: every model that connects pays.
-
-Made from the pydantic models and nothing else; no I/O.
-"""
+"""JSON Schemas of tools, from the pydantic models alone; no I/O. Small, because every connected model pays for them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +8,7 @@ from pydantic import BaseModel
 from glovebox_server.tools.base import ToolResult
 
 _NOT_SAID = frozenset({"title", "$defs"})
-#: What of a field of a result is said: enough to check it, and what its parts are is in the documentation.
+#: Parts of a result's field that are shown: enough to check it; the documentation has the rest.
 _OUTPUT = frozenset({"type", "enum", "const"})
 _COMMON = frozenset(ToolResult.model_fields) - {"call_id", "refused"}
 
@@ -19,7 +16,7 @@ _COMMON = frozenset(ToolResult.model_fields) - {"call_id", "refused"}
 def input_schema(model: type[BaseModel]) -> dict[str, Any]:
     """Return the schema of a tool's arguments: every bound, no titles, references inlined.
 
-    An argument that may be left out is not shown as one that may also be null, although null is taken too.
+    Optional arguments are not shown as nullable, although null is accepted.
     """
     whole = model.model_json_schema(mode="validation")
     fields = {name: _inlined(field, whole.get("$defs", {})) for name, field in whole.get("properties", {}).items()}
@@ -32,8 +29,8 @@ def input_schema(model: type[BaseModel]) -> dict[str, Any]:
 def output_schema(model: type[BaseModel]) -> dict[str, Any]:
     """Return the schema of a tool's result: its fields and their types, one level deep.
 
-    A result fits the model, so it fits this weaker schema. Of what all results have in common it names the call and
-    the refusal, which a caller has to look for.
+    A result fits the model, so it fits this weaker schema. Of the common fields it names the call and the refusal,
+    which callers need.
     """
     whole = model.model_json_schema(mode="serialization")
     definitions = whole.get("$defs", {})
@@ -43,7 +40,7 @@ def output_schema(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _inlined(node: Any, definitions: Mapping[str, Any]) -> Any:
-    """Leave out titles and null, and put what is referred to in its place. The models have no cycles."""
+    """Drop titles and null, and inline references. The models have no cycles."""
     if isinstance(node, list):
         return [_inlined(item, definitions) for item in node]
     if not isinstance(node, Mapping):

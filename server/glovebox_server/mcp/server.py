@@ -1,4 +1,4 @@
-"""The MCP surface: turns clients' requests into calls of the broker, and answers into MCP's. The only place that does.
+"""The MCP surface: the only place that turns clients' requests into calls of the broker, and answers into MCP's.
 
 ``McpServer(app, identify).server`` is the SDK's server, which ``transport`` serves in both protocol eras.
 """
@@ -34,7 +34,7 @@ from glovebox_server.requests.runs import Runs
 from glovebox_server.requests.trace import trace_of
 from glovebox_server.tools.base import Tool
 
-#: Told to a model once per connection; longer texts are cut by clients.
+#: Sent to a model once per connection; clients cut longer texts.
 INSTRUCTIONS = (
     "Glovebox runs narrow tools in sealed single-use sandboxes. Nothing is kept between calls: files written to "
     "/output come back as artifact:// links, which later calls can take as inputs. Pages are fetched with fetch_url; "
@@ -45,30 +45,30 @@ INSTRUCTIONS = (
 #: Key of the tool list's digest in the ``_meta`` of ``tools/list``.
 DIGEST_META_KEY = "dev.glovebox/digest"
 
-#: Where a client of the modern era, which has no sessions, finds and names its run in ``_meta``.
+#: Key of the run in ``_meta``, for clients of the modern era, which has no sessions.
 RUN_META_KEY = "dev.glovebox/run"
 
-#: Where ``transport.auth`` leaves in the ASGI scope what ends a request: events, by who sets them.
+#: Key of the events that end a request, by who sets them, which ``transport.auth`` puts into the ASGI scope.
 ENDINGS_SCOPE_KEY = "glovebox.endings"
 
 #: Where clients of HTTP with SSE post; the address names their session, and the transport has checked it.
 MESSAGES_PATH = "/messages/"
 
-#: Sessions of one caller whose ``logging/setLevel`` is remembered; its oldest is forgotten first and hears ``info``
-#: again. As many as there are sessions over streamable HTTP, and nobody's go for another's.
+#: Remembered ``logging/setLevel`` sessions of one caller: as many as streamable HTTP has. The oldest falls back to
+#: ``info``; no caller evicts another's.
 MAX_LEVELS = 1024
 
-#: Callers whose levels are remembered; the oldest hear ``info`` again. Far more than have tokens.
+#: Callers with remembered levels, far more than have tokens; the oldest fall back to ``info``.
 MAX_CALLERS = 4096
 
-#: Rule of a request whose state no server of this state directory gave its caller for it, or not lately.
+#: Rule of a request whose state this state directory's servers did not issue to its caller for it, or not lately.
 STATE_RULE = "approval.state"
 _STATE_HINT = "Make the call without requestState: it is asked anew."
-#: What the SDK's refusals of states say.
+#: The word in the SDK's refusals of states.
 _INVALID_STATE = "invalid_request_state"
 
 SERVED: Final = (*HANDSHAKE_PROTOCOL_VERSIONS, *MODERN_PROTOCOL_VERSIONS)
-"""Revisions of the protocol, the oldest first."""
+"""Supported protocol revisions, oldest first."""
 
 _log = structlog.get_logger(__name__)
 
@@ -92,7 +92,7 @@ class CallPath(Protocol):
 
 
 class ServedApp(ResourceStores, Protocol):
-    """What the surface needs of the composition root."""
+    """The part of the composition root that the surface needs."""
 
     @property
     def tools(self) -> Mapping[str, Tool]:
@@ -104,11 +104,11 @@ class ServedApp(ResourceStores, Protocol):
 
     @property
     def broker(self) -> CallPath:
-        """Runs calls."""
+        """Return the path that runs calls."""
 
     @property
     def runs(self) -> Runs:
-        """Names the pieces of work that calls belong to."""
+        """Return the runs that calls belong to."""
 
     @property
     def in_force(self) -> ActivePolicy:
@@ -116,11 +116,11 @@ class ServedApp(ResourceStores, Protocol):
 
     @property
     def refusals(self) -> Refusals:
-        """Counts requests that never become a call."""
+        """Return the counter of requests that never become a call."""
 
     @property
     def states_key(self) -> bytes:
-        """Binds what clients carry between asking and answering."""
+        """Return the key that binds the states which clients carry between question and answer."""
 
     @property
     def version(self) -> str:
@@ -128,13 +128,13 @@ class ServedApp(ResourceStores, Protocol):
 
 
 class ClaimingServer(Server[Any]):
-    """The SDK's server, which claims the notifications that are sent, and the revisions served."""
+    """The SDK's server, which claims the notifications that are sent, and the supported revisions."""
 
     lists_change = False
-    """Whether the lists of tools and prompts may change; that of resources never does."""
+    """True if the lists of tools and prompts may change; that of resources never does."""
 
     def get_capabilities(self, *given: Any, **named: Any) -> types.ServerCapabilities:
-        """Return what a handshake, or ``server/discover``, is answered with."""
+        """Return the capabilities for a handshake or ``server/discover``."""
         found = super().get_capabilities(*given, **named)
         for claims, change in (
             (found.tools, self.lists_change), (found.prompts, self.lists_change), (found.resources, False)
@@ -144,7 +144,7 @@ class ClaimingServer(Server[Any]):
         return found
 
     async def _handle_discover(self, *given: Any) -> types.DiscoverResult:
-        """Return what ``server/discover`` is answered with: the same revisions as an error about them names."""
+        """Answer ``server/discover`` with the same revisions as an error about them names."""
         found = await super()._handle_discover(*given)
         return found.model_copy(update={"supported_versions": list(SERVED)})
 
@@ -159,7 +159,7 @@ class McpServer:
         self._resources = Resources(app, self._stopping, self._lists)
         self._levels: defaultdict[str, OrderedDict[str | None, types.LoggingLevel]] = defaultdict(OrderedDict)
         self._connection = app.runs.new()
-        """The run of whoever calls over stdio: this server has one connection then."""
+        """The run of the caller over stdio, where this server has one connection."""
         self._offers: OrderedDict[tuple[object, ...], tuple[list[types.Tool], str]] = OrderedDict()
         self.server = ClaimingServer(
             "glovebox",
@@ -186,7 +186,7 @@ class McpServer:
         self.server.middleware.append(asking.seal_states(app.states_key, identify))
 
     def stop(self) -> None:
-        """End every call and every listen stream under way; each still gets an answer. Idempotent."""
+        """End every call and listen stream under way; each still gets an answer. Idempotent."""
         self._stopping.set()
 
     async def _list_tools(self, ctx: Context, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
@@ -197,7 +197,6 @@ class McpServer:
         return types.ListToolsResult(tools=listed, _meta={DIGEST_META_KEY: digest})
 
     def _listed(self, principal: Principal) -> tuple[list[types.Tool], str]:
-        """Return the tools a caller sees, and their digest."""
         rights = self._app.rights_of(principal)
         if rights.key not in self._offers:
             tools = [self._app.tools[name] for name in rights.offered(self._app.tools)]
@@ -209,13 +208,12 @@ class McpServer:
         return self._offers[rights.key]
 
     def _lists(self, principal: Principal) -> Mapping[ServerEvent, object]:
-        """Return a caller's lists that a policy can change, by the event of their change."""
         return {ToolsListChanged(): self._listed(principal)[1], PromptsListChanged(): self._prompts(principal)}
 
     async def _call_tool(
         self, ctx: Context, params: types.CallToolRequestParams
     ) -> types.CallToolResult | types.InputRequiredResult:
-        """Make a call, and log one line of it with nothing that its caller wrote: no argument, path or URL."""
+        """Make a call, and log one line about it without its arguments, paths or URLs."""
         principal, call_id, began = self._identify(ctx), new_call_id(), monotonic()
         outcome = "cancelled"
         try:
@@ -272,7 +270,7 @@ class McpServer:
             return asking.input_required(outcome)
         if isinstance(outcome, Exception):
             if isinstance(outcome, InvalidArgumentsError | RefusedError):
-                # No call of the broker's began: what it decided about is a result.
+                # The broker began no call; what it decided is a result.
                 rule = outcome.rule if isinstance(outcome, RefusedError) else "arguments"
                 self._app.refusals.note(rule, principal.id)
             failed = _of(_failed(outcome, call_id, principal), call_id, principal, run)
@@ -280,7 +278,7 @@ class McpServer:
         return self._named(ctx, principal, run, delivery.tool_result(outcome, ctx.protocol_version))
 
     async def _counted(self, ctx: Context, call_next: CallNext) -> HandlerResult:
-        """Count what ends in an error of the protocol that is its caller's fault: a middleware of the SDK's."""
+        """Count protocol errors that are the caller's fault, as a middleware of the SDK."""
         try:
             return await call_next(ctx)
         except (MCPError, ValidationError) as error:
@@ -292,11 +290,7 @@ class McpServer:
             raise
 
     def _run_of(self, ctx: Context, principal: Principal, session: str | None) -> str:
-        """Return the run a request belongs to.
-
-        Raises:
-            RefusedError: it names one that was never given to this caller.
-        """
+        """Return the run a request belongs to; raise RefusedError if it names one that this caller was never given."""
         if principal.transport == "stdio":
             return self._connection
         if session is not None:
@@ -330,7 +324,7 @@ class McpServer:
         self, _ctx: Context, params: types.PaginatedRequestParams | None
     ) -> types.ListResourcesResult:
         _first_page(params)
-        # Addresses of artifacts and calls are given to the caller with each result; a list would only repeat them.
+        # Each result gives the caller its addresses of artifacts and calls; a list would only repeat them.
         return types.ListResourcesResult(resources=[resources.CAPABILITIES, resources.BUDGET])
 
     async def _list_templates(
@@ -367,7 +361,6 @@ class McpServer:
         return await completion.complete(params, principal, self._app.broker.submit, self._resources.owned, offered)
 
     def _offered(self, principal: Principal) -> tuple[str, ...]:
-        """Return the names of the tools a caller sees."""
         return self._app.rights_of(principal).offered(self._app.tools)
 
     async def _subscribe(self, ctx: Context, params: types.SubscribeRequestParams) -> types.EmptyResult:
@@ -386,23 +379,23 @@ class McpServer:
 
 @asynccontextmanager
 async def _lifespan(_server: Server[Any]) -> AsyncIterator[Watches]:
-    """Give subscriptions a home: one connection over stdio and SSE, all of them over streamable HTTP."""
+    """Hold subscriptions: of one connection over stdio and SSE, of all of them over streamable HTTP."""
     async with anyio.create_task_group() as tasks:
         yield Watches(tasks)
         tasks.cancel_scope.cancel()
 
 
 def client_of(ctx: Context) -> str | None:
-    """Return what the client calls itself, for the record only."""
+    """Return the client's own name, for the record only."""
     params = ctx.session.client_params
     return None if params is None else f"{params.client_info.name} {params.client_info.version}"[:128]
 
 
 def session_of(ctx: Context) -> str | None:
-    """Return the transport's name for the session the request came in, where there is one.
+    """Return the transport's name for the session of the request, if any.
 
-    In the modern era there is none, and a header that claims one has not been checked by anybody; nor has it where
-    the address names the session, which may be spelled in many ways.
+    The modern era has none, and a header that claims one is unchecked. Neither counts one in the address, which can be
+    spelled in many ways.
     """
     if ctx.request is None or ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
         return None
@@ -424,13 +417,13 @@ def _trace_of(ctx: Context) -> Trace | None:
 
 
 def endings_of(ctx: Context) -> Mapping[str, anyio.Event]:
-    """Return what ends this request over HTTP: its stream was closed, its token removed."""
+    """Return the events that end this request over HTTP: stream closed, token removed."""
     found: Mapping[str, anyio.Event] = {} if ctx.request is None else ctx.request.scope.get(ENDINGS_SCOPE_KEY, {})
     return found
 
 
 def _first_page(params: types.PaginatedRequestParams | None) -> None:
-    """Refuse a cursor: each of our lists is one page, so none was ever given out."""
+    """Refuse a cursor: each list is one page, so no cursor was issued."""
     if params is not None and params.cursor is not None:
         raise MCPError(types.INVALID_PARAMS, "Unknown cursor: the list has one page. Ask without a cursor.")
 
@@ -440,7 +433,7 @@ def _data_of(error: MCPError) -> Mapping[str, Any]:
 
 
 def _rule_of(error: MCPError | ValidationError) -> str | None:
-    """Return the rule that the request broke; None where the request is not at fault."""
+    """Return the rule that the request broke; None if the request is not at fault."""
     if isinstance(error, ValidationError):
         return "parameters"
     said = _data_of(error)
@@ -450,7 +443,7 @@ def _rule_of(error: MCPError | ValidationError) -> str | None:
 
 
 def _outcome_of(result: types.CallToolResult | types.InputRequiredResult) -> str:
-    """Return how a call came out for its caller; ``audit query --outcome`` has finer words."""
+    """Return how a call ended for its caller; ``audit query --outcome`` has finer words."""
     if isinstance(result, types.InputRequiredResult):
         return "ask"
     if (result.structured_content or {}).get("refused"):
@@ -464,7 +457,7 @@ def _of(result: types.CallToolResult, call_id: str, principal: Principal, run: s
 
 
 def _failed(error: Exception, call_id: str, principal: Principal) -> types.CallToolResult:
-    """Turn the reason why there is no result into what the model reads; what nobody foresaw stays in our log."""
+    """Turn an exception into what the model reads; the details of internal errors stay in our log."""
     failure = failure_of(error)
     if failure is None:
         if isinstance(error, MCPError):
@@ -484,7 +477,7 @@ def _failed(error: Exception, call_id: str, principal: Principal) -> types.CallT
         refusal = {"rule": error.rule, "reason": error.reason, "hint": error.hint}
         return delivery.error_result(sentence, {**structured, "refused": refusal})
     if failure.classed == "unavailable":
-        # Where on this host is for the operator.
+        # Host paths are for the operator.
         reason = with_own_command(str(error))
         _log.error("unavailable", call_id=call_id, error=type(error).__name__, reason=reason)
         if principal.transport == "stdio":  # whoever started the server

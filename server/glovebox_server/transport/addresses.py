@@ -1,4 +1,4 @@
-"""Where a server listens, under which names clients know it, and which proxies may name clients."""
+"""The server's listening address, its names for clients, and the proxies that may name clients."""
 
 import ipaddress
 import re
@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from glovebox_sandboxes.contract.errors import DiagnosedError
 
-#: What clients send as Host: a name or an address, and a port (RFC 9112, 3.2).
+#: A Host header: a name or an address, and a port (RFC 9112, 3.2).
 _HOST = re.compile(r"(?:[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 
 #: Connections that wait to be accepted; the kernel's own default bound.
@@ -15,14 +15,10 @@ BACKLOG = 4096
 
 
 def open_listener(host: str, port: int) -> socket.socket:
-    """Open a socket that listens.
-
-    Raises:
-        DiagnosedError: the address is taken, or none of ours.
-    """
+    """Open a listening socket; raise DiagnosedError if the address is taken or not ours."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        # The protocol is named because asyncio turns Nagle's algorithm off only then; with it, each answer waits 40 ms.
+        # asyncio turns Nagle's algorithm off only if the protocol is named; with it, each answer waits 40 ms.
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     except UnicodeError:  # an empty label, or one of more than 63 characters
         raise DiagnosedError(
@@ -50,7 +46,7 @@ def host_names(address: str, port: int, allowed: Collection[str]) -> set[str]:
     """Return the values of Host that are ours.
 
     Raises:
-        DiagnosedError: others can reach the address, and nobody said under which name; or what was said is no name.
+        DiagnosedError: the address is open to others and has no configured name, or that name is invalid.
     """
     for name in allowed:
         if not _HOST.fullmatch(name):
@@ -65,10 +61,10 @@ def host_names(address: str, port: int, allowed: Collection[str]) -> set[str]:
 
 
 def proxy_networks(proxies: Collection[str]) -> list[str]:
-    """Return networks as uvicorn takes them, those of IPv4 also as a socket of IPv6 names them (RFC 4291, 2.5.5.2).
+    """Return networks in uvicorn's form; IPv4 ones also in the form of IPv6 sockets (RFC 4291, 2.5.5.2).
 
     Raises:
-        DiagnosedError: one is no address or network.
+        DiagnosedError: one is not an address or network.
     """
     networks = []
     for name in proxies:
@@ -84,5 +80,5 @@ def proxy_networks(proxies: Collection[str]) -> list[str]:
 
 
 def bracket_address(address: str) -> str:
-    """Return an address as URLs have it."""
+    """Return an address in the form of URLs."""
     return f"[{address}]" if ":" in address else address

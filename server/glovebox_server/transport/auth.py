@@ -1,18 +1,15 @@
-"""What every HTTP request passes before anything else sees it: Host, Origin, bearer token, size, time and JSON.
+"""The gate of every HTTP request: Host, Origin, bearer token, size, time and JSON.
 
-Rule 1  It wraps the whole application, so no route, method or transport is without it. Without a token, /health is
-        answered with "ok", /ready with 200 or 503, and nothing else; with an authorization server, everybody is told
-        which.
-Rule 2  Host must be one of the names this server was told it has: a web page that resolves its own name to this address
-        (DNS rebinding) sends its own Host. Origin, which browsers send, must be one of the same.
+Rule 1  It wraps the whole application, so no route, method or transport is without it. Without a token, /health answers
+        "ok", /ready 200 or 503, and nothing else; the address of the authorization server, if any, is public.
+Rule 2  Host must be one of this server's names: a web page that resolves its own name to this address (DNS rebinding)
+        sends its own Host. Origin, which browsers send, must be one of the same.
 Rule 3  One Authorization header with a known token, or with one of the authorization server's. The token's name, or its
-        subject, is the caller. What was begun with a token that is removed or replaced meanwhile, or expires, ends.
-Rule 4  A body is read whole, within a size and a time, and means one thing to every reader, or it goes no further. So
-        its length is said in one way: a proxy in front may believe the other one and see another request (RFC 9112,
-        6.1).
-Rule 5  Each caller has its share of the connections, and of the time in which requests are served, so that none of them
-        can keep the others out.
-Rule 6  Answers to what fails say nothing of the server but the rule.
+        subject, is the caller. When a token is removed, replaced or expires, what was begun with it ends.
+Rule 4  A body is read whole, within a size and a time, and must mean one thing to every reader. So its length is given
+        in one way: a proxy in front could use the other one and see another request (RFC 9112, 6.1).
+Rule 5  Each caller has its share of the connections and of the serving time, so none can keep the others out.
+Rule 6  Errors name the rule and nothing else of the server.
 """
 
 import contextlib
@@ -39,31 +36,30 @@ from glovebox_server.transport.oauth.checks import address_of
 from glovebox_server.transport.reading import CALL_SECONDS, REQUEST_SECONDS, RequestTurns
 from glovebox_server.upkeep.readiness import Readiness
 
-#: Largest request body in bytes. The largest sound request is a program of some 100 kB.
+#: Largest request body in bytes. The largest sound request is a program of about 100 kB.
 MAX_BODY_BYTES: Final = 1 << 20
 
-#: How long a client may take to send its body, and how long its body may wait to be read, in seconds.
+#: Seconds in which a client must send its body, and in which the body may wait to be read.
 BODY_SECONDS: Final = 10.0
 
-#: How long a call may wait for its caller's share, in seconds: as long as for a turn later.
+#: Seconds that a call may wait for its caller's share: as long as for a turn later.
 CALL_WAIT_SECONDS: Final = 45.0
 
-#: Connections at a time, below the usual limit of 1,024 open files; the callers share them out evenly.
+#: Connections at a time, below the usual limit of 1,024 open files; callers share them evenly.
 MAX_CONNECTIONS: Final = 900
 
-#: Where the caller stands in the ASGI scope.
+#: Key of the caller in the ASGI scope.
 PRINCIPAL_SCOPE_KEY: Final = "glovebox.principal"
 
-#: And what its token is worth.
+#: Key of the token's grant in the ASGI scope.
 GRANT_SCOPE_KEY: Final = "glovebox.grant"
 
-#: Says that the server runs.
 HEALTH_PATH: Final = "/health"
 
-#: Says whether it can serve calls.
+#: Answers 200 if the server can serve calls.
 READY_PATH: Final = "/ready"
 
-#: What ends a request, as records and answers name it.
+#: The reason for an ended request, in records and answers.
 REMOVED: Final = "token removed"
 EXPIRED: Final = "token expired"
 CLOSED: Final = "stream closed"
@@ -71,7 +67,7 @@ CLOSED: Final = "stream closed"
 #: Paths of the older transport, for the record.
 _SSE_PATHS: Final = ("/sse", "/messages")
 
-#: Which rule was broken, by the answer of this gate; ``http`` for another.
+#: The broken rule, by the status of this gate's answer; ``http`` for others.
 _RULES: Final = {
     400: "message",
     401: "http.token",
@@ -99,7 +95,7 @@ class AuthMiddleware:
         refusals: Refusals | None = None,
         look: Look | None = None,
     ) -> None:
-        """Take what is behind the gate."""
+        """Wrap an application."""
         self._inner = inner
         self._hosts = frozenset(host.lower() for host in hosts)
         self._origins = frozenset(f"{scheme}://{host}" for scheme in ("http", "https") for host in self._hosts)
@@ -107,18 +103,18 @@ class AuthMiddleware:
         self._authority = authority
         self._look = look
         self._refusals = refusals or Refusals()
-        # Under way: what its token is worth, what says that the stream is closed, and the request itself.
+        # Under way: the grant, the event of a closed stream, and the request's scope.
         self._requests: set[tuple[TokenGrant, anyio.Event, anyio.CancelScope]] = set()
         self._shares = Shares(MAX_CONNECTIONS, callers, subjects=authority is not None)
         self._open: Counter[str] = Counter()
         self._asked: Counter[str] = Counter()
-        """Of those open, the ones that are no streams for what the server may say some day."""
+        """Open requests, except the streams for later messages of the server."""
         self._reading, self._calling = RequestTurns(), RequestTurns()
         self._unanswered: set[tuple[str, str, str]] = set()
-        """Requests that are not answered yet, by caller, session and id."""
+        """Unanswered requests, by caller, session and id."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request through or answer it; anything but HTTP and the lifespan is closed."""
+        """Let a request through or answer it; close anything but HTTP and the lifespan."""
         if scope["type"] == "lifespan":
             await self._inner(scope, receive, send)
         elif scope["type"] == "http":
@@ -133,7 +129,7 @@ class AuthMiddleware:
                 await self._admit(scope, receive, send)
 
     async def _refuse(self, answer: Response, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request that goes no further; what is no refusal, as who asks for /health, is not counted."""
+        """Answer a request that ends here; count it only if it is a refusal, unlike /health."""
         if answer.status_code >= HTTPStatus.BAD_REQUEST:
             caller: Principal | None = scope.get(PRINCIPAL_SCOPE_KEY)
             rule = answer.rule if isinstance(answer, TokenChallenge) else _RULES.get(answer.status_code, "http")
@@ -141,7 +137,7 @@ class AuthMiddleware:
         await answer(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> Response | None:
-        """Answer what needs no caller; None for a request that may go on."""
+        """Answer a request that needs no caller; return None for one that may continue."""
         if _values(scope, b"content-length") and _values(scope, b"transfer-encoding"):
             return Response("The body has two lengths", status_code=400, headers={"Connection": "close"})
         host, origin = _values(scope, b"host"), _values(scope, b"origin")
@@ -156,7 +152,7 @@ class AuthMiddleware:
         return JSONResponse({"status": "ok"}) if _is_bare(scope, HEALTH_PATH) else None
 
     async def _identified(self, scope: Scope) -> Response | None:
-        """Put the caller into the scope of what is let through; return the answer to whoever is nobody."""
+        """Put the caller into the scope; return the answer to an unidentified one."""
         authorization = _values(scope, b"authorization")
         kind, _, presented = authorization[0].partition(" ") if len(authorization) == 1 else ("", "", "")
         presented = presented.strip() if kind.lower() == "bearer" else ""
@@ -180,7 +176,7 @@ class AuthMiddleware:
         scope["user"] = AuthenticatedUser(AccessToken(token="", client_id=grant.principal, scopes=[]))
         scope[GRANT_SCOPE_KEY] = grant
         endings = {REMOVED: grant.removed, CLOSED: anyio.Event()}
-        # Each costs a call a task of its own.
+        # Each event costs a call a task of its own.
         scope[ENDINGS_SCOPE_KEY] = endings if grant.expires is None else {**endings, EXPIRED: grant.expired}
         return None
 
@@ -202,17 +198,17 @@ class AuthMiddleware:
                 await _broken_off(scope, receive, send)
         finally:
             self._requests.discard(request)
-            # Without a trace: subjects of an authorization server are many.
+            # Subtract without a trace: an authorization server has many subjects.
             self._open -= Counter((caller,))
             self._asked -= Counter((caller,) if asks else ())
 
     def expire(self, now: float) -> bool:
-        """Say of each request under way whose token's time is over that it is; returns whether there is one."""
+        """Expire the tokens of requests under way; return whether any expired."""
         over = [grant.expire(now) for grant, _, _ in self._requests]
         return any(over)
 
     def cut(self) -> None:
-        """End what is still open with tokens that are no longer in force: streams, and what did not answer."""
+        """End what is still open with tokens that are no longer in effect: streams, and unanswered requests."""
         for grant, closed, request in tuple(self._requests):
             if grant.removed.is_set() or grant.expired.is_set():
                 closed.set()
@@ -231,7 +227,7 @@ class AuthMiddleware:
             if refusal is not None:
                 await self._refuse(refusal, scope, receive, send)
                 return
-        # The SDK keeps one answer for each id as text: two requests under one would get each other's.
+        # The SDK keeps one answer per id as text: two requests with one id would get each other's.
         caller, session = scope[PRINCIPAL_SCOPE_KEY].id, "".join(_values(scope, b"mcp-session-id"))
         asked = (caller, session, str(read.identity)) if session and read.identity is not None else None
         if asked in self._unanswered:
@@ -275,7 +271,7 @@ class AuthMiddleware:
         try:
             with anyio.fail_after(BODY_SECONDS):
                 async with self._reading.turn(caller):
-                    # Who asks for one thing at a time, and waits for it, keeps others waiting for no more than that.
+                    # A caller that waits for each of its requests delays others by no more than that request.
                     beside = self._open[caller] if scope["method"] == "GET" else self._asked[caller]
                     charged = beside > 1 or scope[PRINCIPAL_SCOPE_KEY].transport == "sse"
                     if charged:
@@ -297,7 +293,7 @@ class AuthMiddleware:
 
 
 def readiness_answer(found: Readiness, *, told: bool) -> Response:
-    """Return the answer to whether calls can be served; ``told`` says what is missing, too."""
+    """Answer a readiness request; ``told`` includes what is missing."""
     content = {"status": "ok" if found.ready else "not ready"} | (asdict(found) if told else {})
     return JSONResponse(content, HTTPStatus.OK if found.ready else HTTPStatus.SERVICE_UNAVAILABLE)
 
@@ -305,13 +301,11 @@ def readiness_answer(found: Readiness, *, told: bool) -> Response:
 class _RequestBody(NamedTuple):
     content: bytes
     identity: str | int | None
-    """The id of a request that is in it."""
     tool: str | None
-    """The tool that is called."""
 
 
 def _require_revision(scope: Scope, value: object) -> None:
-    """Refuse a revision that is not served; where header and envelope differ, the SDK refuses that first."""
+    """Refuse an unsupported revision; the SDK first refuses one that differs between header and envelope."""
     named = stdio.revision_of(value)
     for header in _values(scope, b"mcp-protocol-version"):
         if named in (None, header):
@@ -324,7 +318,7 @@ def _malformed(error: stdio.MessageError) -> Response:
 
 
 async def _broken_off(scope: Scope, receive: Receive, send: Send) -> None:
-    """End an answer that was begun; give one where there is none yet."""
+    """End an answer that was begun, or give one."""
     try:
         await Response("The token was removed, or expired", status_code=401)(scope, receive, send)
     except RuntimeError:  # of uvicorn: it was begun

@@ -1,4 +1,4 @@
-"""Who may come in over HTTP: what a caller's token is worth, until when, and its share of what there is. No I/O."""
+"""The callers over HTTP: their tokens' grants and lifetimes, and their shares of the server. No I/O."""
 
 import hmac
 import time
@@ -14,14 +14,13 @@ from glovebox_server.transport.tokens import Token, digest_of
 
 @dataclass(slots=True, weakref_slot=True, kw_only=True, eq=False)
 class TokenGrant:
-    """What a token is worth: whose the requests are that come with it, until when, and what says that it is over."""
+    """What a token grants: its principal, its lifetime, and the events that end it."""
 
     principal: str
-    """Id of the principal."""
     roles: tuple[str, ...] = ()
     workflow: str | None = None
     user: str | None = None
-    """The end user and the client that the token's claims name, for the record."""
+    """The end user and the client in the token's claims, for the record."""
     scopes: tuple[str, ...] = ()
     """Of an OAuth token."""
     expires: float | None = None
@@ -29,25 +28,25 @@ class TokenGrant:
     removed: anyio.Event = field(default_factory=anyio.Event)
     """Set once the token is revoked or replaced."""
     expired: anyio.Event = field(default_factory=anyio.Event)
-    """Set once its time is over, while something is under way with it."""
+    """Set once the token has expired, while something is under way with it."""
 
     def expire(self, now: float) -> bool:
-        """Say that it is over where its time is; returns whether it is over, for whatever reason."""
+        """Set ``expired`` if its time is over; return whether the grant has ended for any reason."""
         if self.expires is not None and self.expires <= now:
             self.expired.set()
         return self.expired.is_set() or self.removed.is_set()
 
 
 class Callers:
-    """The tokens in force."""
+    """The tokens in effect."""
 
     def __init__(self, tokens: Mapping[str, Token]) -> None:
         self._tokens: dict[str, Token] = {}
         self._grants: dict[str, TokenGrant] = {}
         self.used: set[str] = set()
-        """Names of the tokens that somebody came in with; whoever notes them empties it."""
+        """Names of the tokens used since the last note on disk, which empties it."""
         self.unusable = 0
-        """Files of tokens that cannot be used."""
+        """Number of unusable token files."""
         self.replace(tokens)
 
     def __len__(self) -> int:
@@ -56,7 +55,7 @@ class Callers:
     def grant(self, presented: str) -> TokenGrant | None:
         """Return what a presented token grants, or None.
 
-        The time it takes depends neither on how much of a token is right nor on which one it is.
+        The time taken reveals neither how much of a token is right nor which one it is.
         """
         digest = digest_of(presented)
         found = None
@@ -69,10 +68,10 @@ class Callers:
         return self._grants[found]
 
     def replace(self, tokens: Mapping[str, Token], now: float | None = None) -> set[str]:
-        """Have other tokens in force, of which those that expired are none.
+        """Replace the tokens in effect, without expired ones.
 
         Returns:
-            The principals of those that no longer are, the same name with another token too.
+            The principals of removed tokens, also where the same name now has another token.
         """
         now = time.time() if now is None else now
         removed = set()
@@ -98,11 +97,11 @@ class Callers:
 
 
 class Shares:
-    """Shares out so many places among the callers.
+    """Shares out a bounded number of places among the callers.
 
-    Tokens are counted, so each has an even share. How many subjects an authorization server knows is not: they have
-    half of the places where there are tokens too, and of those one may hold as many as are left. So there is always
-    something left, and each one that comes gets part of that: the dynamic threshold of ``glovebox_sandboxes.sharing``.
+    Tokens are counted, so each has an even share. The subjects of an authorization server are not. Beside tokens they
+    have half of the places, and of those one may hold as many as are left. So something is always left, and each
+    newcomer gets part of it: the dynamic threshold of ``glovebox_sandboxes.sharing``.
     """
 
     def __init__(self, most: int, callers: Callers, *, subjects: bool) -> None:

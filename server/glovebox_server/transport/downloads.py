@@ -1,8 +1,7 @@
 """Artifacts over plain HTTP: ``GET /artifacts/{id}``, whole or a range, for clients that save files without MCP.
 
-Behind the gate as every route, which has found out who asks; whoever it is gets his own artifacts, and of everything
-else the same 404. What is sent is never something that a browser would run: it is saved, under a type that the bytes
-allow.
+The gate has identified the caller, who gets its own artifacts; everything else is the same 404. A browser never runs
+the answer: it is saved, under a type that the bytes allow.
 """
 
 import json
@@ -27,19 +26,19 @@ from glovebox_server.transport.auth import PRINCIPAL_SCOPE_KEY
 
 PATH: Final = "/artifacts/{identifier}"
 
-#: Artifacts held against their digests at one time, in fair turns: each is read whole before its first byte is sent.
+#: Artifacts checked against their digests at one time, in fair turns: each is read whole before its first byte is sent.
 CHECKERS: Final = 2
 
-#: Artifacts on their way to one caller at a time; each holds a descriptor and a piece.
+#: Artifacts being sent to one caller at a time; each holds a descriptor and a piece.
 MAX_DOWNLOADS: Final = 4
 
-#: Bytes sent at once: what a client that does not read leaves in memory, about twice.
+#: Bytes sent at once: a client that does not read leaves about twice that in memory.
 PIECE_BYTES: Final = 64 * 1024
 
 #: Seconds in which a client has to take a piece.
 PIECE_SECONDS: Final = 30.0
 
-#: Characters of an artifact's risks in a header; clients bound theirs, and reading over MCP gives all.
+#: Characters of an artifact's risks in a header, which clients bound; reading over MCP gives all.
 MAX_RISKS: Final = 2048
 
 _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})", re.ASCII)
@@ -88,7 +87,7 @@ class Downloads:
 
 
 def _asked(request: Request, artifact: Artifact) -> range | None:
-    """Return the bytes asked for; None if out of range. Several ranges count as none: RFC 9110, 14.2."""
+    """Return the requested bytes; None if out of range. Several ranges count as none: RFC 9110, 14.2."""
     everything = range(artifact.bytes)
     wanted = request.headers.getlist("range")
     validator = request.headers.get("if-range", _tag(artifact))
@@ -112,7 +111,7 @@ async def _begin(artifact: Artifact, part: range | None, send: Send) -> None:
         "content-length": str(length),
         "content-type": _type(artifact),
         "content-disposition": f"attachment; filename*=UTF-8''{quote(artifact.name.rpartition('/')[2], safe='')}",
-        # The bytes are a stranger's: nothing is guessed, run, kept by a proxy or shown inside another page.
+        # The bytes are untrusted: nothing is guessed, run, kept by a proxy or shown inside another page.
         "x-content-type-options": "nosniff",
         "content-security-policy": "default-src 'none'; frame-ancestors 'none'; sandbox",
         "cross-origin-resource-policy": "same-origin",
@@ -131,7 +130,7 @@ async def _begin(artifact: Artifact, part: range | None, send: Send) -> None:
 
 
 async def _send(pieces: AsyncIterator[bytes] | None, send: Send) -> None:
-    """Send the pieces; a client that takes none in time loses its connection."""
+    """Send the pieces; disconnect a client that takes none in time."""
     if pieces is not None:
         async for chunk in pieces:
             for at in range(0, len(chunk), PIECE_BYTES):

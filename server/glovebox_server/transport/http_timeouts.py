@@ -1,9 +1,8 @@
-"""Uvicorn's HTTP/1.1 protocol, in which connections that need no token keep nobody out. Knows no route.
+"""Uvicorn's HTTP/1.1 protocol, without starvation by connections that present no token. Knows no route.
 
-Uvicorn bounds the head's size and the pause between requests, but neither a connection that says nothing nor a head
-that arrives byte by byte; and where there are too many connections, it refuses whoever comes next. Here a head has a
-time to arrive in, and who comes next takes the place of who has waited longest without a request that the gate let
-through. A flood of strangers so only ends itself.
+Uvicorn bounds the head's size and the pause between requests. It bounds neither a silent connection nor a head that
+arrives byte by byte, and when full it refuses the newest. Here a head must arrive in time, and a new connection
+replaces the one that has waited longest without a request past the gate. So a flood of strangers only ends itself.
 """
 
 import asyncio
@@ -18,28 +17,28 @@ from glovebox_server.transport import auth
 HEAD_SECONDS = 10.0
 
 #: Bytes taken from a connection at once. asyncio's own 256 KiB, from a hundred connections in one turn of the event
-#: loop, are 50 ms in which nobody else is served.
+#: loop, would block it for 50 ms.
 _READ_BYTES = 32 * 1024
 
 
-#: Bytes of a request's head, and its fields: reading the most of them takes a millisecond. Proxies send about thirty.
+#: Bytes of a request's head, and its fields: the largest takes a millisecond to read. Proxies send about thirty.
 HEAD_BYTES = 16 * 1024
 HEAD_FIELDS = 100
 
-#: Parts of requests (a head, a piece or chunk of a body, an end) read of one connection in a turn of the event loop. A
-#: read can hold thousands of chunks of one byte each, and nobody has counted its sender yet.
+#: Parts of requests (a head, a piece or chunk of a body, an end) read per connection in a turn of the event loop. A
+#: read can hold thousands of one-byte chunks, before its sender is counted.
 _PARTS = 4
 
 
 class _PacedConnection(h11.Connection):
-    """Reads a few parts of requests, then has the others wait for the next turn."""
+    """Reads a few parts of requests, then yields to others until the next turn."""
 
     def __init__(self) -> None:
         super().__init__(h11.SERVER, HEAD_BYTES)
         self.parts_left = _PARTS
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-        """See h11; ``NEED_DATA`` also where there is more for the next turn."""
+        """Return the next event, as h11 does; ``NEED_DATA`` also if more is left for the next turn."""
         if not self.parts_left:
             return h11.NEED_DATA
         self.parts_left -= 1
@@ -60,7 +59,7 @@ class TimeoutProtocol(H11Protocol):
         self.since = self.loop.time()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
-        """Start counting; where all places are taken, take one of those that nobody works in."""
+        """Start counting; if all places are taken, close an idle connection."""
         if len(self.connections) >= auth.MAX_CONNECTIONS - 1:
             self._make_room()
         transport.max_size = _READ_BYTES  # type: ignore[attr-defined]  # of asyncio's, which has no other way to say it
@@ -76,7 +75,7 @@ class TimeoutProtocol(H11Protocol):
             self._count()
 
     def handle_events(self) -> None:
-        """Read a few parts of what has come, and the rest when others had their turn."""
+        """Read a few parts of the input, and the rest after the others' turn."""
         if self._again is not None:
             self._again.cancel()
             self._again = None
@@ -93,7 +92,7 @@ class TimeoutProtocol(H11Protocol):
     def _make_room(self) -> None:
         waiting = [each for each in self.connections if isinstance(each, TimeoutProtocol) and not each.working]
         if waiting:
-            # Who was let through before goes last: a client that pauses is not the flood.
+            # Connections that were let through before go last: a client that pauses is not the flood.
             longest = min(waiting, key=lambda each: (each.known, each.since))
             self.connections.discard(longest)
             longest.transport.abort()

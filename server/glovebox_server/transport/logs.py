@@ -1,8 +1,7 @@
 """Logs: short lines on standard error, never on standard output, which belongs to the protocol over stdio.
 
-One format for our lines and for those of libraries: time, level, event, values; or one JSON object. Whatever a line
-quotes, it stays one line; what has more, such as the story of an exception, has the others indented: nobody who chooses
-a name or an id can forge a line.
+Our lines and those of libraries have one format: time, level, event, values; or one JSON object. Quoted text stays on
+its line, and further lines, as of a traceback, are indented: no chosen name or id can forge a line.
 """
 
 import logging
@@ -15,18 +14,18 @@ from structlog.typing import EventDict, WrappedLogger
 from glovebox_audit.printable import printable
 
 _MORE = "    | "
-"""Before every line of an entry but its first."""
+"""Prefix of every line of an entry except the first."""
 
 _LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
-"""Those that structlog has a name for; a library may have others between them."""
+"""Levels that structlog has a name for; a library may have others between them."""
 
 
 def to_stderr(level: str = "info", form: Literal["text", "json"] = "text") -> None:
     """Send all log lines to standard error. May be called again.
 
     Args:
-        level: the lowest that is written; of libraries, whose lower ones quote requests, at least ``warning``.
-        form: whether a line is for people, or one JSON object.
+        level: the lowest that is written; at least ``warning`` for libraries, whose lower levels quote requests.
+        form: ``text`` for people, or one JSON object a line.
     """
     least = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
@@ -39,21 +38,21 @@ def to_stderr(level: str = "info", form: Literal["text", "json"] = "text") -> No
         logger_factory=_logger,
         cache_logger_on_first_use=False,
     )
-    # On the root logger, because ``logging.debug`` and its like, which the SDK calls, install a handler where it has
-    # none: https://docs.python.org/3/library/logging.html#logging.debug. So does no library that finds this one.
+    # On the root logger, because ``logging.debug`` and its like, which the SDK calls, install a handler if it has none:
+    # https://docs.python.org/3/library/logging.html#logging.debug. With this one, no library does.
     root = logging.getLogger()
     root.handlers = [handler for handler in root.handlers if not isinstance(handler, _Foreign)]
     root.addHandler(_Foreign(max(least, logging.WARNING)))
 
 
 def to_stderr_by_default() -> None:
-    """Send log lines there unless it was said how: structlog's own default is standard output."""
+    """Send log lines to standard error unless configured: structlog's own default is standard output."""
     if not structlog.is_configured():
         to_stderr()
 
 
 class _Foreign(logging.Handler):
-    """Passes libraries' entries on to the renderer of ours: they quote what peers sent, as it is."""
+    """Passes libraries' entries on to our renderer: they quote peers' text as it is."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one entry; one that does not fit its arguments is written without them."""
@@ -70,7 +69,7 @@ _plain = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structl
 
 
 def _render(logger: WrappedLogger, method: str, entry: EventDict) -> str:
-    # The event is written as it is; values are quoted where they have blanks.
+    # The event is written as it is; values with blanks are quoted.
     entry["event"] = _escape(str(entry["event"]))
     lines = str(_plain(logger, method, entry)).split("\n")
     return f"\n{_MORE}".join(_escape(line) for line in lines)

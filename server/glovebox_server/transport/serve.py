@@ -1,7 +1,7 @@
-"""Streamable HTTP and HTTP with SSE, behind one gate. ``serve_stdio`` is the other way in; both are public here.
+"""Streamable HTTP and HTTP with SSE, behind one gate; and the public ``serve_stdio``.
 
 Both return on a signal that would end the process (stdio also when the client is gone), after every call under way has
-been cancelled and answered; the caller then closes the app and exits with 0. Knows no tool.
+been cancelled and answered. The caller then closes the app and exits with 0. Knows no tool.
 """
 
 import contextlib
@@ -61,20 +61,20 @@ from glovebox_server.transport.stdio import GRACE_SECONDS, end_on_signal, serve_
 from glovebox_server.transport.tokens import TokenFiles
 from glovebox_server.upkeep.readiness import ReadinessProbe
 
-#: Sessions of the handshake era over streamable HTTP, which the callers share out evenly; each costs some 100 kB.
+#: Sessions of the handshake era over streamable HTTP, which callers share evenly; each costs about 100 kB.
 MAX_SESSIONS = 1024
 
-#: Seconds without a request after which such a session ends: clients that went away without a word are the rule.
+#: Seconds without a request after which such a session ends: most clients leave without a word.
 SESSION_IDLE_SECONDS = 1800
 
-#: Seconds between two looks at the files of tokens: a removed one is in force no longer.
+#: Seconds between two checks of the token files: a removed one ends within that time.
 TOKEN_SECONDS = 1.0
 
 __all__ = ["by_token", "http_application", "log_address", "serve_http", "serve_stdio"]
 
 _log = structlog.get_logger(__name__)
 
-#: Connections accepted at a time before one of them is looked at; all of them are open files by then.
+#: Connections accepted at a time before one is examined; all of them are open files by then.
 _ACCEPTED = 32
 
 
@@ -97,14 +97,14 @@ async def serve_http(
         app: the composition root, entered. Bearer tokens lie in ``tokens`` below its state directory.
         host: address to listen on.
         port: TCP port; 0 for any free one.
-        allowed_hosts: further values of ``Host`` that clients send, e.g. ``glovebox.example:443``. Needed, and then
-            the only ones, where ``host`` is not a loopback address.
+        allowed_hosts: further values of ``Host``, e.g. ``glovebox.example:443``. Required, and then the only ones, if
+            ``host`` is not a loopback address.
         trusted_proxies: addresses or networks of proxies whose ``X-Forwarded-For`` names the client.
-        policy: in force; a token that is bound to a role that it does not have is refused.
-        oauth: whose access tokens are accepted beside those, if anybody's.
-        scopes: what the scopes of such tokens stand for; nothing, where there is no policy.
-        workflow: what calls are part of whose token is bound to none.
-        on_ready: told the base URL, without a trailing slash, once connections are accepted.
+        policy: in effect; a token that is bound to a missing role is refused.
+        oauth: the issuer of further access tokens.
+        scopes: meaning of their scopes; empty without a policy.
+        workflow: of calls with a token that is bound to none.
+        on_ready: gets the base URL, without a trailing slash, once connections are accepted.
 
     Returns:
         The signal's name, for the audit log.
@@ -120,8 +120,8 @@ async def serve_http(
         address, bound = listener.getsockname()[:2]
         names = host_names(address, bound, allowed_hosts)
         surface = McpServer(app, partial(by_token, workflow=workflow))
-        # A server with a name of its own is not its loopback address too: a token for another server of this machine
-        # at that address would be one for this.
+        # A server with a configured name does not also accept its loopback address: a token for another server of this
+        # machine at that address would be valid here.
         authority = await _open_authority(oauth, allowed_hosts or names, scopes or Scopes())
         gate, sessions = _build_gate(app, surface, callers, policy, names=names, authority=authority)
         server = _Uvicorn(_configured(gate, proxies), lambda: on_ready(f"http://{bracket_address(address)}:{bound}"))
@@ -166,7 +166,7 @@ def _build_gate(
 
 
 def log_address(url: str, allowed_hosts: Collection[str], options: Collection[str]) -> None:
-    """Log where the server listens, and the command that prints what clients need, with the same address."""
+    """Log the server's address, and the command that prints the client configuration for it."""
     place = urlsplit(url)
     host, port = place.hostname or "", place.port
     if allowed_hosts and not ipaddress.ip_address(host).is_loopback:
@@ -178,7 +178,7 @@ def log_address(url: str, allowed_hosts: Collection[str], options: Collection[st
 
 
 class Sessions(StreamableHTTPSessionManager):
-    """The SDK's sessions, of which each caller has its share: one that opens too many does not keep the others out."""
+    """The SDK's sessions, shared among callers: one that opens too many does not keep the others out."""
 
     def __init__(
         self,
@@ -208,11 +208,11 @@ class Sessions(StreamableHTTPSessionManager):
         return super()._admit_session(requestor)
 
     def of(self, principals: Collection[str]) -> list[str]:
-        """Ids of the sessions that these callers have open."""
+        """Return the ids of these callers' open sessions."""
         return [each for each, owner in self._session_owners.items() if owner["client_id"] in principals]
 
     async def end(self, ids: Collection[str]) -> None:
-        """End sessions, as where their client does."""
+        """End sessions, as their clients can."""
         for each in ids:
             if each in self._server_instances:
                 await self._discard_session(each, self._server_instances[each])
@@ -229,7 +229,7 @@ def http_application(
     subjects: bool = False,
 ) -> tuple[ASGIApp, Sessions]:
     """Return the application behind the gate, which alone checks callers, and the sessions of streamable HTTP."""
-    # The gate has checked Host and Origin. Said explicitly, because without this the SDK decides by itself.
+    # The gate has checked Host and Origin. Set explicitly, because otherwise the SDK decides by itself.
     checked = TransportSecuritySettings(enable_dns_rebinding_protection=False)
     manager = Sessions(surface, checked, callers, refusals, subjects=subjects)
     sse = SseServerTransport(MESSAGES_PATH, security_settings=checked, max_request_body_size=MAX_BODY_BYTES)
@@ -276,7 +276,7 @@ def _roles(policy: ActivePolicy | None) -> Collection[str]:
 async def _follow_tokens(
     files: TokenFiles, callers: Callers, gate: AuthMiddleware, sessions: Sessions, policy: ActivePolicy | None
 ) -> None:
-    """Have tokens in force as their files are; what was begun with one that no longer is ends, calls first."""
+    """Keep the tokens in effect as their files are; end what was begun with removed ones, calls first."""
 
     async def end(theirs: Collection[str]) -> None:
         await anyio.sleep(GRACE_SECONDS)
@@ -300,7 +300,7 @@ async def _follow_tokens(
 
 
 async def _note_used(directory: Path, callers: Callers, noted: dict[str, float]) -> None:
-    """Note on disk which tokens were used, now and then."""
+    """Note on disk which tokens were used, at intervals."""
     now = time.monotonic()
     due = {name for name in callers.used if now - noted.get(name, -tokens.USED_SECONDS) >= tokens.USED_SECONDS}
     callers.used.clear()
@@ -310,7 +310,7 @@ async def _note_used(directory: Path, callers: Callers, noted: dict[str, float])
 
 
 def by_token(ctx: Context, *, workflow: str | None = None) -> Principal:
-    """Identify a caller by what the gate found; a request that did not come through the gate has none."""
+    """Identify a caller by the gate's grant; a request that bypassed the gate has none."""
     if ctx.request is None:
         raise MCPError(types.INTERNAL_ERROR, "The request has no authenticated caller.")
     principal: Principal = ctx.request.scope[PRINCIPAL_SCOPE_KEY]
@@ -318,14 +318,14 @@ def by_token(ctx: Context, *, workflow: str | None = None) -> Principal:
 
 
 class _Uvicorn(uvicorn.Server):
-    """Uvicorn without its signal handlers, which raise the signal again after a shutdown in good order."""
+    """Uvicorn without its signal handlers, which raise the signal again after an orderly shutdown."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
         self._ready = ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, then say so."""
+        """Start, then report it."""
         await super().startup(sockets)
         for each in sockets or ():
             each.listen(BACKLOG)  # asyncio has one number for this and for how many it accepts at a time

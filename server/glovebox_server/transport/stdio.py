@@ -1,8 +1,8 @@
-"""The stdio wire, one JSON-RPC message a line, and what every transport does with a message and a connection.
+"""The stdio wire, one JSON-RPC message a line, and the handling of messages and connections for every transport.
 
-The SDK's own stdio transport reads lines of any length in a thread that cannot be stopped while the client is silent,
-so a server with it neither bounds its memory nor ends on SIGTERM; and it drops malformed lines without an answer.
-Sources: MCP specification, "Transports", stdio; JSON-RPC 2.0, https://www.jsonrpc.org/specification, sections 4 and 5.
+The SDK's own stdio transport reads lines of any length in a thread that cannot be stopped while the client is silent. A
+server with it neither bounds its memory nor ends on SIGTERM, and it drops malformed lines without an answer. Sources:
+MCP specification, "Transports", stdio; JSON-RPC 2.0, https://www.jsonrpc.org/specification, sections 4 and 5.
 """
 
 import contextlib
@@ -35,16 +35,16 @@ from glovebox_server.transport import logs
 #: Longest line in bytes, the same as an HTTP body's. Code and arguments of a call are far below it.
 MAX_LINE_BYTES = 1 << 20
 
-#: One read; a pipe holds this much.
+#: Bytes of one read; a pipe holds this much.
 _READ_BYTES = 1 << 16
 
-#: One write: a pipe that polls as writable takes PIPE_BUF bytes without blocking (pipe(7)).
+#: Bytes of one write: a pipe that polls as writable takes PIPE_BUF bytes without blocking (pipe(7)).
 _WRITE_BYTES = 4096
 
 #: Longest message that may be written without a turn for others.
 _AT_ONCE_BYTES = 1 << 16
 
-#: How long the last answers may take on their way out, in seconds; a client that does not read is not waited for.
+#: Seconds that the last answers may take on their way out; a client that does not read is not waited for.
 DRAIN_SECONDS = 1.0
 
 Incoming = MemoryObjectReceiveStream[SessionMessage | Exception]
@@ -60,26 +60,26 @@ class StdioFds:
 
 
 class PendingRequests:
-    """The client's requests that have had no answer so far, by id."""
+    """The client's unanswered requests, by id."""
 
     def __init__(self) -> None:
         self._ids: set[types.RequestId] = set()
         self._answered = anyio.Event()
 
     def read(self, message: types.JSONRPCMessage) -> None:
-        """Take what came from the client; of a request that it cancelled it hears no more."""
+        """Note a message from the client; a request that it cancelled gets no answer."""
         if isinstance(message, types.JSONRPCRequest):
             self._ids.add(message.id)
         elif isinstance(message, types.JSONRPCNotification) and message.method == "notifications/cancelled":
             self._settle((message.params or {}).get("requestId"))
 
     def written(self, message: types.JSONRPCMessage) -> None:
-        """Take what the client has been sent."""
+        """Note a message to the client."""
         if isinstance(message, types.JSONRPCResponse | types.JSONRPCError):
             self._settle(message.id)
 
     async def settled(self) -> None:
-        """Wait until there are none."""
+        """Wait until no request is pending."""
         while self._ids:
             self._answered = anyio.Event()
             await self._answered.wait()
@@ -98,7 +98,7 @@ def claim_fds() -> Iterator[StdioFds]:
     neither eat nor forge a message. The copies are close-on-exec: no child inherits them.
 
     Raises:
-        DiagnosedError: standard output was closed, so nobody would get an answer.
+        DiagnosedError: standard output was closed, so no answer could be sent.
     """
     if (
         fcntl.fcntl(1, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
@@ -119,18 +119,18 @@ def claim_fds() -> Iterator[StdioFds]:
         os.close(wire.write)
 
 
-#: Seconds that answers to cancelled calls may take on their way out before streams that are still open are cut.
+#: Seconds that answers to cancelled calls may take on their way out before open streams are cut.
 GRACE_SECONDS = 2
 
 
 async def serve_stdio(app: ServedApp, wire: StdioFds | None = None, *, workflow: str | None = None) -> str:
-    """Serve one client over stdin and stdout, in whichever protocol era it opens.
+    """Serve one client over stdin and stdout, in either protocol era.
 
     Calls under way when the client or a signal ends the connection are cancelled, and their sandboxes are gone, before
     this returns.
 
     Returns:
-        Why it ended, for the audit log: ``stdin closed`` or the signal's name.
+        The reason of the end, for the audit log: ``stdin closed`` or the signal's name.
     """
     if wire is None:
         with claim_fds() as own:
@@ -161,7 +161,7 @@ async def serve_stdio(app: ServedApp, wire: StdioFds | None = None, *, workflow:
 async def streams(
     wire: StdioFds, unanswered: PendingRequests, refused: Callable[[str], None] = lambda _: None
 ) -> AsyncIterator[tuple[Incoming, Outgoing]]:
-    """Run the two directions and give their ends to the SDK's server.
+    """Run the two directions and pass their ends to the SDK's server.
 
     The incoming stream ends when the client closes its end, in either direction.
     """
@@ -251,15 +251,15 @@ async def _write(
             data = memoryview(item.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
             whole = len(data)
             while data:
-                # A short message is written where there is room, as nearly always: to hear that from the event loop
-                # costs more. A long one must not keep everybody else waiting.
+                # A short message is written if there is room, as nearly always: asking the event loop costs more. A
+                # long one must not delay all others.
                 if whole > _AT_ONCE_BYTES or not room.poll(0):
                     with contextlib.suppress(PermissionError):
                         await anyio.wait_writable(fd)
                 try:
                     data = data[os.write(fd, data[:_WRITE_BYTES]) :]
                 except OSError:
-                    # Nobody reads any more: the same end as a closed stdin.
+                    # The reader is gone: the same end as a closed stdin.
                     inbox.close()
                     return
             unanswered.written(item.message)
@@ -293,8 +293,8 @@ def parse_message(text: bytes) -> Any:
     """Parse a message.
 
     Raises:
-        MessageError: not strict JSON, out of bounds, or a request whose id is no id. The SDK would take the
-            last for a notification, which gets no answer.
+        MessageError: not strict JSON, out of bounds, or a request with an invalid id, which the SDK would take for a
+            notification and never answer.
     """
     try:
         value = strict_json.check(text)
@@ -306,20 +306,20 @@ def parse_message(text: bytes) -> Any:
 
 
 def revision_of(value: Any) -> object:
-    """Return the revision of the protocol that a message names in its envelope; None where it names none."""
+    """Return the protocol revision in a message's envelope, or None."""
     params = value.get("params") if isinstance(value, dict) else None
     meta = params.get("_meta") if isinstance(params, dict) else None
     return meta.get(PROTOCOL_VERSION_META_KEY) if isinstance(meta, dict) else None
 
 
 def require_served(value: Any, revision: object) -> None:
-    """Refuse a message in a revision that is not served, naming all that are.
+    """Refuse a message in an unsupported revision, naming all supported ones.
 
     The SDK would name those with an envelope alone, and hold a stream to them from its first message on; a client that
     picks an older one from the list shakes hands.
 
     Raises:
-        MessageError: it is not served.
+        MessageError: the revision is unsupported.
     """
     if isinstance(revision, str) and revision not in SERVED:
         data = {"supported": list(SERVED), "requested": revision}
@@ -327,7 +327,7 @@ def require_served(value: Any, revision: object) -> None:
 
 
 class _NamingServed(ObjectSendStream[SessionMessage]):
-    """A stream to the client whose errors name every revision served: the SDK names those with an envelope alone."""
+    """A stream to the client whose errors name every supported revision: the SDK names those with an envelope alone."""
 
     def __init__(self, inner: ObjectSendStream[SessionMessage]) -> None:
         self._inner = inner
@@ -370,13 +370,13 @@ async def serve_stream(surface: McpServer, incoming: Any, outgoing: Any) -> None
 
 @asynccontextmanager
 async def end_on_signal(surface: McpServer, end: Callable[[], Awaitable[None]]) -> AsyncIterator[list[str]]:
-    """Run the body; on an ending signal note its name in the list, end all calls, and call ``end``.
+    """Run the body; on an ending signal append its name to the list, end all calls, and call ``end``.
 
-    Afterwards a signal means again what it meant before: the process still has things to take down and to record.
+    Afterwards signals have their earlier meaning again: the process still has to clean up and to record.
     """
     names: list[str] = []
     before = {number: signal.getsignal(number) for number in (*ENDING, signal.SIGALRM)}
-    # What `nohup` has a process ignore stays ignored, and who set a clock hears it.
+    # A signal that `nohup` set to be ignored stays ignored; the alarm of a clock that was set for us ends us in order.
     asked = {signal.SIGTERM, signal.SIGINT} | {number for number in ENDING if before[number] != signal.SIG_IGN}
     asked |= {signal.SIGALRM} if before[signal.SIGALRM] == signal.SIG_DFL else set()
 

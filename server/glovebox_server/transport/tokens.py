@@ -1,9 +1,9 @@
-"""Bearer tokens: one file per name in the state directory, of which only a hash is kept; refused where others read it.
+"""Bearer tokens: one file per name in the state directory with only a hash, refused if others can read it.
 
 No MCP and no HTTP here. Nothing in this module prints or logs a token.
 
 A token is 256 random bits, so its plain SHA-256 is enough at rest: a slow hash makes guesses expensive, and of these
-there is nothing to guess. It also has to be fast, because every request of a stranger costs one.
+there is nothing to guess. It must also be fast, because every request of a stranger costs one.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from glovebox_sandboxes import strict_json
 from glovebox_server import secret_files
 from glovebox_server.secret_files import SecretDirectory, SecretFileError
 
-#: Where they lie, below the state directory.
+#: Below the state directory.
 DIRECTORY = "tokens"
 _KIND = "token file"
 
@@ -37,7 +37,7 @@ MAX_FILE_BYTES = 1024
 #: Seconds between two notes of when a token was last used.
 USED_SECONDS = 300.0
 
-#: 32 random bytes: nobody guesses them, whatever the rate.
+#: 32 random bytes cannot be guessed, whatever the rate.
 _TOKEN_BYTES = 32
 
 _TOO_MANY = f"it holds more than {MAX_TOKENS} tokens"
@@ -51,17 +51,17 @@ _TICK_NS = 2_000_000_000
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}", re.ASCII)
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{32,128}", re.ASCII)
 
-#: Of a role and a workflow, as in policy.toml.
+#: Name of a role or a workflow, as in policy.toml.
 _ROLE = r"^[a-z][a-z0-9-]{0,63}$"
 
 
-#: What changes when a file does: its name, inode, length and time of change.
+#: Changes with its file: name, inode, length and time of change.
 _Stamp = tuple[str, int, int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
-    """One token, without itself: who has it, how to know it again, and what it is bound to."""
+    """One token without its secret: its owner, its hash, and its bindings."""
 
     name: str
     """The caller's: ``token:<name>``."""
@@ -69,22 +69,21 @@ class Token:
     """Of the token, in hex."""
     made: datetime | None = None
     expires: datetime | None = None
-    """When it ends; None: never."""
+    """None: never."""
     role: str | None = None
     """Of policy.toml."""
     workflow: str | None = None
-    """What its calls are part of."""
     plain: bool = False
-    """Whether its file holds the token itself, as all did once."""
+    """True if its file holds the token itself, as in earlier versions."""
 
     @property
     def principal(self) -> str:
-        """Id of its principal."""
+        """Return the id of its principal."""
         return f"token:{self.name}"
 
 
 class _Kept(BaseModel):
-    """What a file of a hashed token holds."""
+    """The content of a hashed token's file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -115,12 +114,12 @@ def load(directory: Path, roles: Collection[str] | None = ()) -> dict[str, Token
     """Return all tokens by name; the name is the caller's identity (``token:<name>``).
 
     Args:
-        directory: a directory of its own, below the state directory; made (0700) where it is missing.
-        roles: the roles there are; None: whichever.
+        directory: a directory of its own, below the state directory; made (0700) if missing.
+        roles: the existing roles; None accepts any.
 
     Raises:
-        SecretFileError: the directory or a file is a link, belongs to another user, is open to others, holds
-            something else than a token, or one that is bound to a role that there is not.
+        SecretFileError: the directory or a file is a link, belongs to another user, is open to others, holds anything
+            but a token, or one that is bound to a missing role.
     """
     with secret_files.opened(directory, _KIND) as place:
         names = place.names()
@@ -137,10 +136,10 @@ def create(
     workflow: str | None = None,
     lifetime: timedelta | None = None,
 ) -> tuple[Token, str] | None:
-    """Make a token, of which the hash is kept.
+    """Make a token; only its hash is kept.
 
     Returns:
-        What is kept, and the token itself, which nobody can read again; None where the name is taken.
+        The record, and the token itself, which cannot be read again; None if the name is taken.
 
     Raises:
         SecretFileError: see ``load``; or there are ``MAX_TOKENS``.
@@ -165,10 +164,9 @@ def create(
 
 
 def revoke(directory: Path, name: str) -> bool:
-    """Remove a token, whatever its file holds; a running server lets it in no longer within a second.
+    """Remove a token, whatever its file holds; return whether it existed.
 
-    Returns:
-        Whether there was one.
+    A running server stops accepting it within a second.
 
     Raises:
         SecretFileError: it cannot be removed, or see ``load`` of the directory.
@@ -182,10 +180,7 @@ def revoke(directory: Path, name: str) -> bool:
 
 
 def migrate(directory: Path) -> list[str]:
-    """Keep only the hash of each token whose file holds the token itself; clients notice nothing.
-
-    Returns:
-        Their names.
+    """Replace each token in plain text by its hash, and return the names; clients notice nothing.
 
     Raises:
         SecretFileError: see ``load``; those before it are done.
@@ -203,11 +198,7 @@ def migrate(directory: Path) -> list[str]:
 
 
 def plain_of(directory: Path, name: str) -> str | None:
-    """Return the token if its file holds it in plain text; for the operator's terminal only.
-
-    Raises:
-        SecretFileError: see ``load``.
-    """
+    """Return the token if its file holds it in plain text; for the operator's terminal only. Raises as ``load``."""
     with secret_files.opened(directory, _KIND) as place:
         if name not in place.names() or not _read(place, name, None).plain:
             return None
@@ -215,7 +206,7 @@ def plain_of(directory: Path, name: str) -> str | None:
 
 
 def note_used(directory: Path, names: Collection[str]) -> None:
-    """Note that tokens are in use now. Nothing depends on it but what ``token list`` says."""
+    """Note that tokens are in use now, for ``token list`` alone."""
     with contextlib.suppress(OSError):
         (directory / _USED).mkdir(mode=0o700, exist_ok=True)
         for name in names:
@@ -231,7 +222,7 @@ def last_used(directory: Path, name: str) -> datetime | None:
 
 
 class TokenFiles:
-    """The tokens in a directory, as they are now. Not for two threads at once."""
+    """The current tokens in a directory. Not for two threads at once."""
 
     def __init__(self, directory: Path, roles: Collection[str] = ()) -> None:
         self.directory = directory
@@ -241,12 +232,9 @@ class TokenFiles:
         self.problems: tuple[SecretFileError, ...] = ()
 
     def look(self, roles: Collection[str] | None = None) -> bool:
-        """Read them again where anything changed; ``tokens`` and ``problems`` say what is so then.
+        """Read changed files again into ``tokens`` and ``problems``; return whether either changed.
 
-        Where a file cannot be used, what it held before stays in force; a file that is gone is gone.
-
-        Returns:
-            Whether either is another than before.
+        An unusable file keeps its earlier token in effect; a removed file ends its token.
         """
         stamps, before_roles = _stamps(self.directory), self._roles
         self._roles = before_roles if roles is None else roles
@@ -261,7 +249,7 @@ class TokenFiles:
             reason = problem.strerror or str(problem)
             self.problems = (SecretFileError(_KIND, self.directory, reason, "It is tried again in a second."),)
             stamps = []
-        # What changed in the last moments may change again within the same tick of the file system's clock.
+        # A file that changed just now may change again within the same tick of the file system's clock.
         fresh = max((each[-1] for each in stamps or ()), default=0) > time.time_ns() - _TICK_NS
         self._seen = [] if fresh else stamps
         return self.tokens != before or [str(each) for each in self.problems] != told
@@ -310,7 +298,7 @@ def _text(place: SecretDirectory, name: str) -> str:
 
 
 def _read(place: SecretDirectory, name: str, roles: Collection[str] | None) -> Token:
-    """Read one token; with ``roles`` None whatever role it is bound to."""
+    """Read one token; with ``roles`` None, of any role."""
     path = place.path / name
     if not _NAME.fullmatch(name):
         raise SecretFileError(_KIND, path, "its name is not 1 to 32 of a-z 0-9 -", f"Rename or remove {path}.")

@@ -1,1 +1,1 @@
-"""OAuth 2.1: callers that come with an access token of an identity provider, which is asked for its keys alone."""
+"""OAuth 2.1: callers with an access token of an identity provider, which is asked only for its keys."""

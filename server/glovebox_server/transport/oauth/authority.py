@@ -1,11 +1,10 @@
-"""What an access token of the issuer is worth here: checked once, kept while it holds, and who has none is told where.
+"""The worth of an issuer's access tokens: checked once, cached while valid, and challenges for all others.
 
-Rule 1  A token that was found good is not checked again until it expires or its key is withdrawn; those used last are
-        kept. What is under way with any of them ends with its key, whether it is kept or not.
-Rule 2  Signatures that turn out wrong have a share of one processor, in which addresses take turns: see ``checks``.
-        Tokens that are kept are let in all the same.
-Rule 3  Who is refused is told where this server's metadata is (RFC 9728, 5.1), and which scope would do (RFC 6750,
-        3.1).
+Rule 1  A valid token is not checked again until it expires or its key is withdrawn; the most recently used are cached.
+        What is under way with a token ends with its key, cached or not.
+Rule 2  Invalid signatures have a share of one processor, in which addresses take turns: see ``checks``.
+        Cached tokens are accepted all the same.
+Rule 3  A refusal names this server's metadata (RFC 9728, 5.1), and the scope that would do (RFC 6750, 3.1).
 """
 
 import time
@@ -31,21 +30,20 @@ from glovebox_server.transport.tokens import digest_of
 #: Where the metadata of a protected resource is (RFC 9728, 3.1), before the path of the resource.
 METADATA_PATH: Final = "/.well-known/oauth-protected-resource"
 
-#: What can be asked for a token.
+#: Paths that tokens are for.
 RESOURCES: Final = ("/mcp", "/sse", "")
 
-#: Good tokens that are remembered, each with some 1 KiB.
+#: Cached tokens, about 1 KiB each.
 MAX_KEPT: Final = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scopes:
-    """What the scopes of tokens stand for, as the policy says."""
+    """The policy's meaning of token scopes."""
 
     roles: Mapping[str, str] = field(default_factory=dict)
-    """Role by scope."""
     refuses: Callable[[Principal, str], bool] = lambda _principal, _tool: False
-    """Whether a caller's role does not have a tool."""
+    """Returns whether a caller's role lacks a tool."""
 
     def of(self, scopes: Collection[str]) -> tuple[str, ...]:
         """Return the roles that these scopes give."""
@@ -63,16 +61,16 @@ class Scopes:
 
 
 class TokenChallenge(Response):
-    """The answer to whoever comes with a token that is not enough."""
+    """The answer to an insufficient token."""
 
     def __init__(self, rule: str, told: str, status: int, challenge: str | None = None) -> None:
-        """Say it, and how to do better.
+        """Set the answer.
 
         Args:
             rule: for the record.
-            told: a sentence.
-            status: 401, 403, or 503 where it may be enough later.
-            challenge: what ``WWW-Authenticate`` says; None with 503.
+            told: a sentence for the caller.
+            status: 401, 403, or 503 if it may be enough later.
+            challenge: the value of ``WWW-Authenticate``; None with 503.
         """
         headers = {"Retry-After": "5"} if challenge is None else {"WWW-Authenticate": challenge}
         super().__init__(told, status_code=status, headers=headers)
@@ -81,18 +79,18 @@ class TokenChallenge(Response):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OAuth:
-    """Whose access tokens are accepted."""
+    """The authorization server whose tokens are accepted."""
 
     issuer: str
     """As its tokens name it."""
     audiences: tuple[str, ...] = ()
     """Of which a token names one; empty: one of the addresses of this server."""
     any_type: bool = False
-    """Whether ``typ`` may say nothing about what a token is for."""
+    """True if ``typ`` need not name the purpose of a token."""
 
 
 class TokenAuthority:
-    """Who comes with tokens of one issuer. One per server."""
+    """Identifies callers by the tokens of one issuer. One per server."""
 
     def __init__(self, issuer: TokenIssuer, expected: ExpectedClaims, scopes: Scopes, hosts: Collection[str]) -> None:
         self.issuer = issuer
@@ -100,17 +98,13 @@ class TokenAuthority:
         self._expected = expected
         self._bases = tuple(dict.fromkeys(base_of(host) for host in hosts))
         self._kept: OrderedDict[str, TokenGrant] = OrderedDict()
-        # Of every grant that is kept or has something under way: the gate holds those, so they are bounded there.
+        # Of every grant that is cached or in use: the gate holds those, so they are bounded there.
         self._keys: WeakKeyDictionary[TokenGrant, Key] = WeakKeyDictionary()
         self.checks = Checks()
         issuer.on_change = self._withdraw
 
     async def grant(self, presented: str, address: str) -> TokenGrant:
-        """Return what an access token grants.
-
-        Raises:
-            TokenError: nothing, or that cannot be decided now.
-        """
+        """Return what an access token grants; raise TokenError if it is nothing, or cannot be decided now."""
         digest = digest_of(presented)
         kept = self._kept.get(digest)
         if kept is not None:
@@ -141,7 +135,7 @@ class TokenAuthority:
         return grant
 
     async def follow(self) -> None:
-        """Keep the issuer's keys fresh, and make the checks that wait; until cancelled."""
+        """Refresh the issuer's keys, and make the waiting checks; until cancelled."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.issuer.follow)
             tasks.start_soon(self.checks.follow)
@@ -165,14 +159,14 @@ class TokenAuthority:
         scope = self.scopes.missing(principal, grant.scopes, tool)
         if scope is None:
             return None
-        # A client that asked for the new one alone would lose what it has.
+        # A client that asked for the new one alone would lose its old ones.
         wanted = " ".join([*(each for each in self.scopes.roles if each in grant.scopes), scope])
         told = "This tool needs another scope"
         challenge = self._challenge(host, path, "insufficient_scope", told, wanted)
         return TokenChallenge("token.scope", told, 403, challenge)
 
     def _withdraw(self) -> None:
-        """End what was begun with tokens whose key the issuer publishes no longer."""
+        """End what was begun with tokens whose key the issuer has withdrawn."""
         for grant, key in list(self._keys.items()):
             if not self.issuer.publishes(key):
                 grant.removed.set()
@@ -227,7 +221,7 @@ _URL: TypeAdapter[AnyHttpUrl] = TypeAdapter(AnyHttpUrl, config={"url_preserve_em
 
 
 def base_of(host: str) -> str:
-    """Scheme and host of an address by which clients reach this server: TLS, but on this machine itself."""
+    """Return scheme and host of this server's address for clients: TLS, except on this machine."""
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
     local = name.lower() in ("localhost", "127.0.0.1", "[::1]")
     # The scheme's own port is not written (RFC 3986, 6.2.3).
@@ -240,11 +234,7 @@ def audiences_of(hosts: Collection[str]) -> frozenset[str]:
 
 
 def authority_of(oauth: OAuth, hosts: Collection[str], scopes: Scopes) -> TokenAuthority:
-    """Put together what checks access tokens; it has no keys yet.
-
-    Raises:
-        DiagnosedError: the issuer's URL is none.
-    """
+    """Return a checker of access tokens, without keys yet; raise DiagnosedError for an invalid issuer URL."""
     audiences = frozenset(oauth.audiences) or audiences_of(hosts)
     expected = ExpectedClaims(issuer=oauth.issuer, audiences=audiences, any_type=oauth.any_type)
     return TokenAuthority(TokenIssuer(oauth.issuer), expected, scopes, hosts)

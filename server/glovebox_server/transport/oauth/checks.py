@@ -1,11 +1,11 @@
-"""When a signature is checked: wrong ones have a share of one processor, in which client addresses take turns.
+"""The order of signature checks: invalid ones have a share of one processor, in which client addresses take turns.
 
-Rule 1  Checks of signatures that turn out wrong take at most ``SHARE`` of one processor, beside a start of
-        ``AHEAD_SECONDS``. The others are charged to nobody: whoever has such a token got it from the issuer.
-Rule 2  Where checks have to wait, the address is next whose wrong ones took least, as in start-time fair queueing
+Rule 1  Checks of invalid signatures take at most ``SHARE`` of one processor, beside a start of ``AHEAD_SECONDS``. Valid
+        ones are free: such a token comes from the issuer.
+Rule 2  If checks have to wait, the address with the least time of invalid ones is next, as in start-time fair queueing
         (https://doi.org/10.1145/248156.248171): a flood from one address delays another's token by one check.
-Rule 3  At most ``MAX_WAITING`` wait. Beyond, the address that has most of them waiting gives up its newest. Of networks
-        of IPv6 a site may have 65,536 (RFC 6177), so the site that has most of them waiting comes before the address.
+Rule 3  At most ``MAX_WAITING`` wait. Beyond, the address with most of them gives up its newest. A site may have 65,536
+        networks of IPv6 (RFC 6177), so the site with most of them comes before the address.
 """
 
 import ipaddress
@@ -20,7 +20,7 @@ import anyio.lowlevel
 
 from glovebox_server.transport.oauth.verify import TokenError
 
-#: Of one processor, for signatures that turn out wrong. One takes 0.05 to 1 ms, by the issuer's key.
+#: Share of one processor for invalid signatures. One takes 0.05 to 1 ms, by the issuer's key.
 SHARE: Final = 0.1
 
 #: Seconds of the processor that they may be ahead of their share.
@@ -29,13 +29,13 @@ AHEAD_SECONDS: Final = 0.01
 #: Checks that wait, each with the request that brought its token; a second's worth with usual keys.
 MAX_WAITING: Final = 256
 
-#: Addresses whose wrong signatures are remembered, each with some 200 bytes; the oldest is forgotten first.
+#: Addresses with remembered invalid signatures, about 200 bytes each; the oldest is evicted first.
 MAX_ADDRESSES: Final = 4096
 
 #: Bits of an IPv6 address that name a network; the others are its owner's to choose (RFC 4291, 2.5.4).
 _NETWORK_BITS: Final = 64
 
-#: Bits that one owner of many such networks has in common (RFC 6177, 2).
+#: Bits that the networks of one owner share (RFC 6177, 2).
 _SITE_BITS: Final = 48
 
 _Checked = TypeVar("_Checked")
@@ -60,26 +60,26 @@ class Checks:
     ) -> None:
         self._clock, self._spent, self._sleep = clock, spent, sleep
         self._paid = 0.0
-        """When what was spent so far will have been the share."""
+        """Time at which the spending so far equals the share."""
         self._turn = 0.0
-        """What the address whose turn it was last had spent."""
+        """Spending of the address that had the last turn."""
         self._accounts: OrderedDict[str, float] = OrderedDict()
-        """The same by address, where it is more."""
+        """Spending by address, if it is more."""
         self._waiting: dict[str, deque[_PendingCheck]] = {}
         self._sites: dict[str, str] = {}
-        """The site of each address that has some waiting."""
+        """The site of each address with waiting checks."""
         self._wanted = anyio.Event()
         self._followed = False
 
     async def run(self, address: str, check: Callable[[], _Checked]) -> _Checked:
-        """Return what a check returns, or raise what it raises, once it is the turn of its address.
+        """Run a check at the turn of its address; return or raise as it does.
 
         Args:
-            address: of the client, as ``address_of`` has it.
-            check: takes processor time, and raises an exception where a signature is wrong.
+            address: of the client, as ``address_of`` returns it.
+            check: takes processor time, and raises an exception for an invalid signature.
 
         Raises:
-            TokenError: busy: too many wait, or nothing makes the checks that do.
+            TokenError: busy: too many wait, or ``follow`` does not run.
         """
         if not self._waiting and self._debt() <= 0:
             return self._charged(address, check)
@@ -101,7 +101,7 @@ class Checks:
         return waiting.result  # type: ignore[no-any-return]  # of the check
 
     async def follow(self) -> None:
-        """Make the checks that wait, when it is their turn; until cancelled."""
+        """Make the waiting checks in turn; until cancelled."""
         self._followed = True
         try:
             while True:
@@ -171,14 +171,14 @@ class Checks:
 
 
 def _site_of(address: str) -> str:
-    """Return the network of a site that an address of ``address_of`` is in; of IPv4, the address itself."""
+    """Return the site of an address of ``address_of``; of IPv4, the address itself."""
     if not address.endswith(f"/{_NETWORK_BITS}"):
         return address
     return str(ipaddress.IPv6Network(address).supernet(new_prefix=_SITE_BITS))
 
 
 def address_of(client: str) -> str:
-    """Return the IPv4 address, or the IPv6 network of 64 bits, that a client has; empty for what is no address."""
+    """Return a client's IPv4 address, or its IPv6 network of 64 bits; empty for anything else."""
     try:
         address = ipaddress.ip_address(client.partition("%")[0])
     except ValueError:

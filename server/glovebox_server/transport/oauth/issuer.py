@@ -1,11 +1,11 @@
-"""The authorization server whose tokens are accepted, as far as it is asked: its metadata, and in it its keys.
+"""The authorization server's metadata and keys.
 
-Rule 1  What it says is read within a size and a time, and not from elsewhere: no redirect, and TLS unless it is on this
+Rule 1  Its answers are read within a size and a time, and not from elsewhere: no redirect, and TLS unless it is on this
         machine.
-Rule 2  Its metadata names itself (RFC 8414, 3.3), or somebody else's answered.
-Rule 3  Keys are asked for at the start, from time to time, and when a token names one that is not known: then one time
-        for all who wait, and not again for a while, whatever strangers send. Nobody else waits.
-Rule 4  Keys that have not been confirmed for an hour are none.
+Rule 2  Its metadata names itself (RFC 8414, 3.3), or another server answered.
+Rule 3  Keys are fetched at the start, periodically, and when a token names an unknown one: once for all waiting
+        requests, and not again for a while, whatever strangers send. Other requests do not wait.
+Rule 4  Keys that have not been confirmed for an hour do not count.
 """
 
 import ipaddress
@@ -26,29 +26,25 @@ from glovebox_server.transport.oauth.verify import Header, Key, TokenError, keys
 MAX_DOCUMENT: Final = 256 * 1024
 SECONDS: Final = 8.0
 
-#: Seconds between two times that keys are asked for; after one that failed; and for a token that names another key.
+#: Seconds between two fetches of the keys; after a failed one; and for a token with an unknown key.
 REFRESH_SECONDS: Final = 600.0
 RETRY_SECONDS: Final = 30.0
 AGAIN_SECONDS: Final = 10.0
 
-#: Seconds after which keys that nobody confirmed are not believed any more.
+#: Seconds after which unconfirmed keys are no longer trusted.
 STALE_SECONDS: Final = 3600.0
 
-#: Requests that may wait for the keys at one time; each holds a connection of somebody who is not known yet.
+#: Requests that may wait for the keys at one time; each holds a connection of an unidentified client.
 MAX_WAITING: Final = 64
 
 _log = structlog.get_logger(__name__)
 
 
 class TokenIssuer:
-    """The keys of an authorization server, as they are now. One per server."""
+    """The current keys of an authorization server. One per server."""
 
     def __init__(self, url: str, clock: Callable[[], float] = monotonic) -> None:
-        """Take its identifier.
-
-        Raises:
-            DiagnosedError: it is no URL of an issuer.
-        """
+        """Set the identifier; raise DiagnosedError if it is not an issuer's URL."""
         self.url = url
         self.clock = clock
         self._local = _checked(url, url)
@@ -58,7 +54,7 @@ class TokenIssuer:
         self._waiting = 0
         self._wanted, self._answered = anyio.Event(), anyio.Event()
         self.on_change: Callable[[], None] = lambda: None
-        """Called when keys are others than before."""
+        """Called when the keys have changed."""
 
     def publishes(self, key: Key) -> bool:
         """Return whether the issuer publishes a key now."""
@@ -68,7 +64,7 @@ class TokenIssuer:
         """Return the key that a token names; ask the issuer for an unknown one, within its rate.
 
         Raises:
-            TokenError: busy: it does not answer, and its keys are too old; or too many wait for it.
+            TokenError: busy: the issuer does not answer and its keys are too old, or too many wait for it.
         """
         found = self._find(header)
         if found is None and (self._asking or self.clock() - self._attempted >= AGAIN_SECONDS):
@@ -88,7 +84,7 @@ class TokenIssuer:
         return found
 
     async def follow(self) -> None:
-        """Ask for the keys from time to time, and whenever somebody waits for one; until cancelled."""
+        """Fetch the keys periodically, and whenever a request waits for one; until cancelled."""
         failed = False
         while True:
             with anyio.move_on_after(RETRY_SECONDS if failed else REFRESH_SECONDS):
@@ -101,11 +97,7 @@ class TokenIssuer:
                 _log.warning("the keys of the OAuth issuer could not be asked for", problem=str(problem))
 
     async def fetch(self) -> None:
-        """Ask for the metadata and the keys.
-
-        Raises:
-            DiagnosedError: there is no answer, or none that can be used.
-        """
+        """Fetch the metadata and the keys; raise DiagnosedError without a usable answer."""
         self._wanted, self._asking, self._attempted = anyio.Event(), True, self.clock()
         try:
             with anyio.fail_after(SECONDS):
@@ -126,7 +118,7 @@ class TokenIssuer:
     async def _keys_now(self) -> dict[str, Key]:
         place = urlsplit(self.url)
         path, base = place.path.rstrip("/"), f"{place.scheme}://{place.netloc}"
-        # RFC 8414, 3.1; and where OpenID Connect Discovery, 4, has it, with the path in front.
+        # By RFC 8414, 3.1, and by OpenID Connect Discovery, 4, with the path in front.
         tried = (
             f"{base}/.well-known/oauth-authorization-server{path}",
             f"{base}/.well-known/openid-configuration{path}",
@@ -193,7 +185,7 @@ class TokenIssuer:
 
 
 def _checked(url: str, issuer: str) -> bool:
-    """Return whether a URL is on this machine; raise DiagnosedError if it is unusable."""
+    """Return True for a URL on this machine; raise DiagnosedError if it is unusable."""
     what, fix = f"Using the OAuth issuer {issuer}", "Give --oauth-issuer the https URL that its tokens name as `iss`."
     try:
         place = urlsplit(url)

@@ -1,13 +1,13 @@
-"""Whether an access token is the issuer's, for this server, and in time. Pure: no I/O, and no clock but PyJWT's.
+"""Checks that an access token is the issuer's, for this server, and in time. No I/O, and no clock but PyJWT's.
 
 Rule 1  A JWT (RFC 7519) signed as RFC 7515 says, of one meaning: no key twice, no ``crit``, nothing but base64url.
 Rule 2  The key is one that the issuer publishes. ``kid`` only chooses among those; ``jwk``, ``jku``, ``x5c`` and
-        ``x5u``, with which a token would bring its own, are not looked at. Each key has the algorithms of its kind,
-        never ``none``, and never one whose secret would be what everybody can read (RFC 8725, 3.1).
-Rule 3  ``typ`` says that it is an access token (RFC 9068, 4), or the operator has said that the issuer's do not; then
-        one that has what only other tokens have is none.
-Rule 4  ``iss`` and ``aud`` are what is expected, ``exp`` is there, ``nbf`` and ``iat`` are not to come.
-Rule 5  What costs least comes first; a signature is checked where all else is right.
+        ``x5u``, with which a token would bring its own, are ignored. Each key has the algorithms of its kind,
+        never ``none``, and never one whose secret would be public (RFC 8725, 3.1).
+Rule 3  ``typ`` says that it is an access token (RFC 9068, 4), or the operator has said that the issuer's do not. Then
+        a token with claims of other kinds is refused.
+Rule 4  ``iss`` and ``aud`` are as expected, ``exp`` is there, ``nbf`` and ``iat`` are not in the future.
+Rule 5  The cheapest check comes first; the signature comes last.
 """
 
 import base64
@@ -28,20 +28,20 @@ from glovebox_sandboxes import strict_json
 #: Characters of a token. Some providers list groups; a request's whole head has 16 KiB.
 MAX_TOKEN: Final = 8192
 
-#: Clocks of an issuer and of this host may differ by so many seconds.
+#: Seconds by which the clocks of an issuer and of this host may differ.
 LEEWAY: Final = 30
 
-#: Keys that an issuer may publish. Two are in force while they change; large providers have some ten.
+#: Keys that an issuer may publish. During a rotation two are in effect; large providers have about ten.
 MAX_KEYS: Final = 64
 
 #: Characters of a principal's id, as in policy.toml.
 MAX_PRINCIPAL: Final = 512
 
-#: Bits of an RSA key: below is weak, and above is slow to check.
+#: Bits of an RSA key: fewer are weak, and more are slow to check.
 _RSA_BITS: Final = range(2048, 8193)
 _MAX_EXPONENT: Final = 1 << 32
 
-#: Scopes of one token that are looked at, and characters of what is recorded of a user.
+#: Scopes of one token that are examined, and characters of a user that are recorded.
 _MAX_SCOPES: Final = 64
 _MAX_USER: Final = 128
 
@@ -53,11 +53,11 @@ _ALGORITHMS: Final[Mapping[tuple[object, object], tuple[str, ...]]] = {
     ("EC", "P-521"): ("ES512",),
     ("OKP", "Ed25519"): ("EdDSA",),
 }
-"""What a key may be used for, by its kind and curve."""
+"""Algorithms of a key, by its kind and curve."""
 
 _SHAPE = re.compile(r"([A-Za-z0-9_-]{1,2048})\.([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)", re.ASCII)
 
-#: What ID tokens (OpenID Connect Core) and logout tokens have, and no access token.
+#: Claims of ID tokens (OpenID Connect Core) and logout tokens that no access token has.
 _OTHER_KINDS: Final = ("nonce", "at_hash", "c_hash", "s_hash", "events")
 
 Reason = Literal[
@@ -66,39 +66,39 @@ Reason = Literal[
 
 
 class TokenError(Exception):
-    """A token lets nobody in; ``busy`` means that this cannot be decided now, and later can."""
+    """A token is rejected; ``busy`` means that a later attempt may succeed."""
 
     def __init__(self, reason: Reason | Literal["busy"]) -> None:
-        """Take a word that may be shown and recorded: nothing of the token is in it."""
+        """Set a reason that may be shown and recorded: nothing of the token is in it."""
         super().__init__(reason)
         self.reason: Reason | Literal["busy"] = reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """One key of the issuer's."""
+    """A published key of the issuer."""
 
     key: Any
     """As ``cryptography`` has it."""
     algorithms: tuple[str, ...]
     thumbprint: str
-    """SHA-256 of what it is published as, to know it again."""
+    """SHA-256 of its published form, to recognize it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedClaims:
-    """What a token must say."""
+    """The claims that a token must have."""
 
     issuer: str
     audiences: frozenset[str]
     """Of which it names at least one."""
     any_type: bool = False
-    """Whether ``typ`` may say nothing about what the token is for."""
+    """True if ``typ`` need not name the purpose of the token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What a token's header says; nothing of it is proved."""
+    """The unverified header of a token."""
 
     algorithm: str
     key: str | None
@@ -107,22 +107,22 @@ class Header:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Whose a token is."""
+    """The owner of a token."""
 
     principal: str
-    """``oauth:ISSUER#SUBJECT``; what a subject has beside letters, digits and ``-._~@|:`` is percent-encoded."""
+    """``oauth:ISSUER#SUBJECT``; characters of a subject except letters, digits and ``-._~@|:`` are percent-encoded."""
     scopes: tuple[str, ...]
     user: str | None
-    """The person and the client, as the issuer calls them: for the record."""
+    """The issuer's names of the person and the client, for the record."""
     expires: float
-    """Unix time, in which clocks may differ included."""
+    """Unix time, including the leeway."""
 
 
 def header_of(token: str, expected: ExpectedClaims) -> Header:
-    """Return the header of a token whose claims are as expected: what is left to check is the signature.
+    """Return the header of a token with expected claims, of which only the signature remains to be checked.
 
     Raises:
-        TokenError: they are not.
+        TokenError: the claims are not as expected.
     """
     match = _SHAPE.fullmatch(token) if len(token) <= MAX_TOKEN else None
     if match is None:
@@ -144,10 +144,10 @@ def header_of(token: str, expected: ExpectedClaims) -> Header:
 
 
 def identity_of(token: str, header: Header, key: Key, expected: ExpectedClaims) -> Identity:
-    """Check the signature of a token, and everything else once more; return whose it is.
+    """Check the signature of a token, and everything else once more; return its owner.
 
     Raises:
-        TokenError: the key is none for this, the signature is not the key's, or the claims do not name anybody.
+        TokenError: the key is unsuitable, the signature is not the key's, or the claims name no owner.
     """
     if header.algorithm not in key.algorithms:
         raise TokenError("algorithm")
@@ -169,10 +169,10 @@ def identity_of(token: str, header: Header, key: Key, expected: ExpectedClaims) 
 
 
 def keys_of(document: Any) -> dict[str, Key]:
-    """Return the keys of a JWK set (RFC 7517) that tokens may be signed with, by ``kid``; the others are left out.
+    """Return the usable signing keys of a JWK set (RFC 7517) by ``kid``; skip the others.
 
     Raises:
-        ValueError: it is no JWK set, or has too many keys.
+        ValueError: it is not a JWK set, or has too many keys.
     """
     listed = document.get("keys") if isinstance(document, dict) else None
     if not isinstance(listed, list):
@@ -226,13 +226,13 @@ _REASONS: Final[tuple[tuple[type[jwt.PyJWTError], Reason], ...]] = (
     (jwt.DecodeError, "malformed"),
     (jwt.PyJWTError, "claims"),
 )
-"""What PyJWT raises: each class stands before its bases."""
+"""Reasons for PyJWT's exceptions: each class stands before its bases."""
 
 
 def _claims(
     token: str, expected: ExpectedClaims, key: Any = None, algorithms: list[str] | None = None
 ) -> dict[str, Any]:
-    """The claims of a token, checked; its signature too where a key is given."""
+    """Return the checked claims of a token; check its signature too if a key is given."""
     options: Any = {f"verify_{name}": True for name in ("exp", "nbf", "iat", "iss", "aud", "sub")}
     try:
         return jwt.decode(
