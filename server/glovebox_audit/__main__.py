@@ -1,4 +1,4 @@
-"""``python -m glovebox_audit``: verifies a bundle or a receipt, offline. For whoever has it, and no Glovebox."""
+"""``python -m glovebox_audit``: verify a bundle or a receipt offline, without a Glovebox."""
 
 import argparse
 import sys

@@ -1,7 +1,7 @@
-"""Keeps the end of the chain elsewhere at intervals: a line appended to a file, or given to a program's standard input.
+"""Keep the end of the chain elsewhere at intervals: append it to a file, or pipe it to a program.
 
-A log and a ``head.json`` that were both put back to an earlier state are found by such lines alone. What cannot be kept
-is logged and tried again at the next interval: no call waits for it.
+Only such lines reveal a log and a ``head.json`` that were both put back to an earlier state. A failure is logged and
+tried again at the next interval: no call waits for it.
 """
 
 import logging
@@ -24,16 +24,16 @@ from glovebox_audit.chain import Head
 from glovebox_audit.segments.files import anchor
 
 PROGRAM_SECONDS: Final = 30.0
-"""How long a program may take: it may speak to another host."""
+"""Seconds a program may take: it may speak to another host."""
 
 _ENDED_SECONDS: Final = 1.0
-"""How long a killed program may take to be gone; one that sudo started as another user cannot be killed."""
+"""Seconds until a killed program is gone; one that sudo started as another user cannot be killed."""
 
 MAX_BYTES: Final = 32 << 20
 """Longest file that is read back: an anchor a minute for eight months."""
 
 _LINE = re.compile(rb"(?:[0-9a-fTZ: -]*[0-9-]{10}T[0-9:]{8}Z |\S{1,40} )?([0-9]{1,16}:[0-9a-f]{64})")
-"""An anchor; before it may stand what a full disk took of others, which were then tried again."""
+"""An anchor, maybe after parts of others that met a full disk and were then tried again."""
 
 _PART = re.compile(rb"[0-9a-fTZ: -]+")
 
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 class StillRunsError(OSError):
-    """A program is over its time, and could not be ended; ``process`` is it."""
+    """A program exceeded its time and could not be ended; ``process`` is it."""
 
     def __init__(self, program: str, process: Process) -> None:
         super().__init__(
@@ -52,18 +52,15 @@ class StillRunsError(OSError):
 
 
 async def follow(head: Callable[[], Head], where: str, seconds: float) -> None:
-    """Keep an anchor now, and then at each interval in which the log grew, until cancelled.
+    """Keep an anchor now, and then every ``seconds`` if the log grew, until cancelled.
 
-    Args:
-        head: tells the end of the chain.
-        where: ``file:`` and a path, or ``exec:`` and a command.
-        seconds: between two.
+    ``where`` is ``file:`` and a path, or ``exec:`` and a command.
     """
     kept = 0
     left: Process | None = None
     while True:
         now = head()
-        # One program at a time: what cannot be ended is at most one process, however long the server runs.
+        # One program at a time: at most one process cannot be ended, however long the server runs.
         if now.seq > kept and (left is None or left.returncode is not None):
             try:
                 await keep(now, where)
@@ -75,7 +72,7 @@ async def follow(head: Callable[[], Head], where: str, seconds: float) -> None:
 
 
 async def keep(end: Head, where: str) -> None:
-    """Keep one anchor; raises OSError, with a sentence, where it was not kept."""
+    """Keep one anchor; raises OSError, with a sentence, if it was not kept."""
     line = f"{datetime.now(UTC).strftime('%Y-%m-%dT%H:%M:%SZ')} {anchor(end)}\n".encode()
     kind, _, place = where.partition(":")
     if kind == "file":
@@ -96,8 +93,8 @@ def _append(path: Path, line: bytes) -> None:
 
 
 async def _give(argv: list[str], line: bytes) -> None:
-    # A session of its own, so that what it starts ends with it. What it prints nobody reads. One that a server which
-    # ends has just started is ended below.
+    # A session of its own, so that its children end with it. Its output is discarded. A program just started by a
+    # server that ends is ended below.
     with anyio.CancelScope(shield=True):
         process = await anyio.open_process(argv, stdout=-3, stderr=-3, start_new_session=True)
     try:
@@ -120,9 +117,9 @@ async def _give(argv: list[str], line: bytes) -> None:
 
 
 def read(content: bytes) -> list[Head]:
-    """Read anchors back: each line ``SEQ:HASH``, with or without a word before it, such as the time.
+    """Parse anchors: lines of ``SEQ:HASH``, each maybe after a word such as the time.
 
-    A last line that was cut short is passed over with a warning: whoever wrote it said that it was not kept.
+    A truncated last line is skipped with a warning: its writer reported that it was not kept.
 
     Raises:
         ValueError: they are too many, none, or a line is something else; names it.

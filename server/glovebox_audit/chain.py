@@ -1,4 +1,4 @@
-"""The hash chain: how one record becomes one line, and how a line is read back. Pure: no I/O, no clock.
+"""Make one line of one record and read it back: the hash chain. Pure: no I/O, no clock.
 
 Rule 1  A line is the RFC 8785 canonical JSON of one record, in UTF-8, ended by one line feed.
 Rule 2  ``hash`` is the SHA-256, in lower-case hex, of the canonical JSON of the same record without ``hash``.
@@ -20,38 +20,38 @@ from typing import Any, cast
 
 import rfc8785
 
-#: What the first record is chained to.
+#: ``prev`` of the first record.
 GENESIS = "0" * 64
 
-#: Longest line, its line feed included. Kept arguments are the only large part of a record and the transports cap a
-#: request well below this; the bound keeps every reader's memory small whatever the file holds.
+#: Longest line, its line feed included. Kept arguments are the only large part, and the transports cap a request well
+#: below this. It bounds every reader's memory.
 MAX_LINE_BYTES = 1 << 20
 
-#: Version of the format of records. It is not written: a record of a later one says ``format`` at its top.
+#: Version of the record format. It is not written: a record of a later one has ``format`` at its top.
 FORMAT = 1
 
-#: ``head.json`` always has this length, so that one write replaces all of it within one disk sector.
+#: ``head.json`` always has this length, so that one write replaces it within one disk sector.
 HEAD_BYTES = 256
 
 # The integers every JSON reader agrees on (RFC 8785, section 3.2.2.3).
 _MAX_INTEGER = 2**53 - 1
-# Numbers from here on are written with an exponent (RFC 8785, section 3.2.2.3, by way of ECMAScript).
+# Numbers from here on are written with an exponent (RFC 8785, section 3.2.2.3, as ECMAScript does).
 _EXPONENT_FROM = 1e21
 # A number, where a value can stand, that Python and ECMAScript may write differently: one with an exponent, a whole one
-# with a fraction, a long one. Between those both write the shortest digits that are read back as the same number.
-# Behind a colon only where a key ends, and an exponent with its sign: one digest in ten looked like a number else.
-# It begins with one set of characters, and digits: the matcher skips over the rest of a text three times as fast.
+# with a fraction, a long one. Between those both write the shortest digits that read back as the same number. A colon
+# counts only after a key's end, and an exponent only with its sign: else one digest in ten would match. A fixed set of
+# first characters, then digits: the matcher skips other text three times as fast.
 _DELICATE = re.compile(r'[:,\[](?:(?<=[,\[])|(?<=":))-?[0-9]+(?:(?:\.[0-9]+)?e[-+]|\.0[,\]}]|(?<=[0-9]{16}))', re.ASCII)
 _ENCODE = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
-#: Crockford's base 32 in lower case: no letter that is mistaken for a digit (https://www.crockford.com/base32.html).
+#: Crockford's base 32 in lower case, without ambiguous letters (https://www.crockford.com/base32.html).
 ID_DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"
 ID_TIME_DIGITS = 10
 
 _HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9._:@-]{1,128}", re.ASCII)
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", re.ASCII)
-# How a record ends, in at most so many bytes: what is before is its call and its data.
+# The end of a record, in at most ``_LINK_BYTES``: before it are its call and its data.
 _LINK = re.compile(
     rb'(?P<field>"hash":"(?P<hash>[0-9a-f]{64})",)"kind":"[A-Za-z0-9._:@-]{1,128}","prev":"(?P<prev>[0-9a-f]{64})"'
     rb',"seq":(?P<seq>[0-9]{1,16}),"server":"[A-Za-z0-9._:@-]{1,128}","time":"[0-9T:.Z-]{27}"}\n\Z'
@@ -61,23 +61,22 @@ _KEYS = frozenset({"seq", "time", "server", "kind", "call_id", "data", "prev", "
 
 
 class EvidenceError(Exception):
-    """These bytes do not prove what they claim to; the message is the exact reason."""
+    """Bytes that do not prove their claim; the message is the exact reason."""
 
 
 class RecordError(EvidenceError):
-    """These bytes are not a record: they break a rule of the format."""
+    """Bytes that are not a record: they break a rule of the format."""
 
 
 class NewerFormatError(RecordError):
-    """These bytes have a format that this version does not know."""
+    """Bytes of a format that this version does not support."""
 
     def __init__(self, version: int) -> None:
-        """Take the version of the format."""
         super().__init__(f"made by a newer Glovebox (format {version}; this one knows {FORMAT}): upgrade to read it")
 
 
 class EditedRecordError(RecordError):
-    """These bytes have the form of a record, but the hash they claim is not the hash of their content."""
+    """A record whose claimed hash is not the hash of its content."""
 
     def __init__(self, seq: int, claimed: str) -> None:
         """Take the number and the hash the line claims; neither can be trusted."""
@@ -88,7 +87,7 @@ class EditedRecordError(RecordError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """An event ready to be chained: everything but its place, its time and its server."""
+    """An event to be chained: all but its place, its time and its server."""
 
     kind: str
     call_id: str | None
@@ -96,13 +95,13 @@ class Draft:
     encoded: bytes
     """``data`` as canonical JSON."""
     parts: Mapping[str, bytes] | None = None
-    """The same field by field, of what is drafted before its call comes: that waits for nothing then."""
+    """``data`` field by field, of an event drafted before its call comes: that saves time then."""
 
     def of_call(self, call_id: str, whose: Mapping[str, str]) -> "Draft":
-        """The same event with these fields too, of this call: for what was drafted before its call came.
+        """Return this event with these fields and this call, for early drafts.
 
         Raises:
-            ValueError: it was not drafted for that.
+            ValueError: it was drafted of a call.
         """
         if self.parts is None:
             raise ValueError("it was drafted of a call")
@@ -115,43 +114,40 @@ class Record:
     """One line of the log."""
 
     seq: int
-    """Place in the chain, from 1."""
     time: str
-    """When it was written: RFC 3339, UTC, microseconds. A wall clock: it may step back, ``seq`` never does."""
+    """RFC 3339, UTC, microseconds. A wall clock: it may step back, ``seq`` never does."""
     server: str
     """Id of the server process that wrote it."""
     kind: str
-    """Which event, e.g. ``call.decided``."""
     call_id: str | None
-    """The call it belongs to; None for what concerns the server as a whole."""
+    """None for what concerns the server as a whole."""
     data: Mapping[str, Any]
-    """The event's other fields, as JSON. Not to be changed."""
+    """The event's other fields, as JSON. Do not modify."""
     prev: str
     """``hash`` of the record before."""
     hash: str
-    """SHA-256 of this record without this field, 64 hex digits."""
+    """Of this record without this field: SHA-256, 64 hex digits."""
     line: bytes
-    """The exact bytes in the file, line feed included."""
+    """Line feed included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """The end of the chain: what ``head.json`` remembers and what an anchor outside of this machine states."""
+    """The end of the chain, as in ``head.json`` and in anchors kept elsewhere."""
 
     seq: int = 0
     """Number of the last record; 0 for an empty log."""
     hash: str = GENESIS
-    """Its hash."""
     size: int = 0
     """Bytes of the log up to and including it, from the first byte of its first segment."""
 
 
 def recordable(value: object) -> object:
-    """Return a copy of ``value`` in plain dicts, lists, text and numbers that canonical JSON can hold.
+    """Return a copy of ``value`` that canonical JSON can hold.
 
-    What it cannot hold exactly becomes text instead of an error, because a hostile file name or number must not make
-    an event unrecordable: lone surrogates become backslash escapes; integers beyond ±(2**53 - 1), NaN and infinities
-    become text (``0x…``, ``nan``, ``inf``).
+    A value without an exact form becomes text, because a hostile file name or number must not make an event
+    unrecordable. Lone surrogates become backslash escapes; integers beyond ±(2**53 - 1), NaN and infinities become text
+    (``0x…``, ``nan``, ``inf``).
 
     Raises:
         ValueError: the value holds an object that is no JSON at all, or is nested too deeply.
@@ -179,7 +175,7 @@ def _recordable(value: object) -> object:
 def _recordable_float(value: float) -> object:
     if not math.isfinite(value):
         return str(value)
-    # RFC 8785 writes a whole number below 1e21 without exponent: it would be read back as an integer.
+    # RFC 8785 writes a whole number below 1e21 without exponent: it would read back as an integer.
     return _recordable(int(value)) if value.is_integer() and abs(value) < _EXPONENT_FROM else value
 
 
@@ -188,40 +184,40 @@ def _dumps(value: object) -> bytes:
 
 
 def canonical(value: object) -> bytes:
-    """Return ``recordable(value)`` as RFC 8785 canonical JSON in UTF-8; raises like ``recordable``. Keys are text."""
+    """Return ``recordable(value)`` as RFC 8785 canonical JSON in UTF-8; raises like it. Keys are text."""
     return _plain(value) or _dumps(recordable(value))
 
 
 def _plain(value: object) -> bytes | None:
-    """The same, ten times as fast, by the standard library's C encoder; None where it could differ.
+    """Encode with the standard library, ten times as fast; None if it could differ.
 
-    It writes what RFC 8785 wants as long as all text is ASCII (else keys could sort differently, and surrogates could
-    be alone) and no number is delicate. What looks like one inside a text only costs the time.
+    It equals RFC 8785 as long as all text is ASCII (else keys could sort differently, or surrogates be unpaired) and no
+    number is delicate. A false match inside a text only costs the time.
     """
     try:
         text = _ENCODE(value)
     except (TypeError, ValueError, RecursionError):
         return None
-    # A number alone has nothing before it that the pattern could begin with.
+    # A number alone has nothing before it for the pattern to begin with.
     plain = text.isascii() and not text[0].isdigit() and text[0] != "-" and _DELICATE.search(text) is None
     return text.encode() if plain else None
 
 
 def join_parts(parts: Mapping[str, bytes]) -> bytes:
-    """Return the canonical JSON of an object whose values are encoded; its keys are ASCII names."""
+    """Return the canonical JSON of an object of encoded values; its keys are ASCII names."""
     return b"{" + b",".join(b'"%s":%s' % (name.encode(), parts[name]) for name in sorted(parts)) + b"}"
 
 
 def digest(value: object) -> str:
-    """Return ``sha256:`` and the hex digest of the canonical JSON of ``value``; raises like ``recordable``."""
+    """Return ``sha256:`` and the hex digest of the canonical JSON; raises like ``recordable``."""
     return "sha256:" + hashlib.sha256(canonical(value)).hexdigest()
 
 
 def seal(draft: Draft, *, seq: int, time: str, server: str, prev: str) -> Record:
     """Give ``draft`` its place in the chain.
 
-    ``data`` is by far the largest part and is encoded once: the keys around it are written in their canonical order,
-    so that the bytes before and after ``hash`` serve both the digest and the line.
+    ``data`` is by far the largest part and is encoded once. The keys around it are written in canonical order, so the
+    bytes before and after ``hash`` serve both the digest and the line.
     """
     call = b"" if draft.call_id is None else b'"call_id":' + rfc8785.dumps(draft.call_id) + b","
     front = b"{" + call + b'"data":' + draft.encoded + b","
@@ -241,7 +237,7 @@ def seal(draft: Draft, *, seq: int, time: str, server: str, prev: str) -> Record
 
 
 def parse(line: bytes) -> Record:
-    """Read one line, line feed included, and prove that it is exactly what its content makes.
+    """Read one line, line feed included, and prove that it is canonical.
 
     Raises:
         EditedRecordError: the form is right, the hash is not.
@@ -286,9 +282,9 @@ def parse(line: bytes) -> Record:
 
 
 def linked(line: bytes, before: Head) -> Head | None:
-    """The end of the chain with this line, where it goes on behind ``before``; None where it does not.
+    """Return the chain's end with this line; None if it does not follow ``before``.
 
-    Ten times as fast as ``parse``, and it proves only that the line has the hash it claims.
+    Ten times as fast as ``parse``; proves only that the line has the hash it claims.
     """
     found = _LINK.search(line, max(0, len(line) - _LINK_BYTES))
     if found is None or (int(found["seq"]), found["prev"].decode()) != (before.seq + 1, before.hash):
@@ -312,12 +308,12 @@ def _is_time(value: object) -> bool:
 
 
 def is_name(text: str) -> bool:
-    """Say whether ``text`` may be a server id, an event kind or a call id: 1 to 128 of ``A-Z a-z 0-9 . _ : @ -``."""
+    """Return whether ``text`` may be an id or a kind: 1 to 128 of ``A-Z a-z 0-9 . _ : @ -``."""
     return _matches(_NAME, text)
 
 
 def time_of(identifier: str) -> float | None:
-    """Return the Unix time in seconds that the id of a call carries; None for what is no such id."""
+    """Return the Unix time in seconds of a call's id; None for any other text."""
     digits = identifier.partition("_")[2][:ID_TIME_DIGITS]
     if len(digits) < ID_TIME_DIGITS or not set(digits) <= set(ID_DIGITS):
         return None
@@ -325,13 +321,13 @@ def time_of(identifier: str) -> float | None:
 
 
 def encode_head(head: Head) -> bytes:
-    """Return the ``HEAD_BYTES`` bytes of ``head.json``: canonical JSON, padded with spaces, ended by a line feed."""
+    """Return the ``HEAD_BYTES`` bytes of ``head.json``: canonical JSON, padded with spaces, then a line feed."""
     text = rfc8785.dumps({"hash": head.hash, "seq": head.seq, "size": head.size})
     return text.ljust(HEAD_BYTES - 1) + b"\n"
 
 
 def parse_head(content: bytes) -> Head:
-    """Read what ``encode_head`` wrote.
+    """Parse what ``encode_head`` wrote.
 
     Raises:
         RecordError: the bytes are anything else.
@@ -347,7 +343,7 @@ def parse_head(content: bytes) -> Head:
 
 
 def parse_anchor(text: str) -> Head:
-    """Read an anchor, ``SEQ:HASH`` as ``glovebox audit head`` prints it; the size is not part of it.
+    """Parse an anchor, ``SEQ:HASH`` as ``glovebox audit head`` prints it, without the size.
 
     Raises:
         ValueError: the text is anything else.

@@ -1,19 +1,19 @@
-"""The files behind the log: ``audit.jsonl``, ``head.json``, ``segments/``. Synchronous; the only writer.
+"""Write the files of the log: ``audit.jsonl``, ``head.json``, ``segments/``. Synchronous; the only writer.
 
-Rule 1  Every change happens under an exclusive lock on ``head.json``, so any number of processes share one chain.
-Rule 2  ``audit.jsonl`` only grows. A write that failed is cut off again before the lock is released.
-Rule 3  Records are on the disk (fdatasync) before ``head.json`` names them and before anyone is told.
-Rule 4  ``head.json`` is therefore never ahead of the log. A log shorter than its head has lost records: nothing is
+Rule 1  Every change holds an exclusive lock on ``head.json``, so any number of processes share one chain.
+Rule 2  ``audit.jsonl`` only grows. A failed write is truncated before the lock is released.
+Rule 3  Records are on the disk (fdatasync) before ``head.json`` names them and before a caller gets them.
+Rule 4  ``head.json`` is therefore never ahead of the log. A log shorter than its head has lost records. Nothing is
         appended to it, because that would bury the evidence.
-Rule 5  Bytes after the last whole record, left by a crash, are ended with a line feed and followed by a ``log.gap``
-        record with their length and digest. They stay in place: the file is evidence.
-Rule 6  Every call that was allowed gets one end. Where its own could not be written, ``call.lost`` is: by its server
-        with the next record that can be, or by the next server that starts after its server was gone (``writers``).
-Rule 7  A file whose last record is a seal gets no more. It goes to ``segments/``, and the next one, whole with its
-        first record, takes its name. Whoever finds a seal at the end does what is left of this.
+Rule 5  Bytes after the last whole record, left by a crash, are ended with a line feed. A ``log.gap`` record with their
+        length and digest follows. They stay in place: the file is evidence.
+Rule 6  Every allowed call gets one end. If its own cannot be written, ``call.lost`` is. Its server writes it with the
+        next record, or the next server that starts does after its server is gone (``writers``).
+Rule 7  A file whose last record is a seal gets no more. It moves to ``segments/``. The next file takes its name when it
+        is whole with its first record. Any process that finds a seal at the end finishes this.
 Rule 8  A segment is removed after a record that says so, the oldest first.
 
-Never to be called on the event loop: it waits for the lock and for the disk.
+Never call it on the event loop: it waits for the lock and for the disk.
 """
 
 import contextlib
@@ -45,38 +45,34 @@ _log = logging.getLogger(__name__)
 LOG_NAME = files.LOG_NAME
 HEAD_NAME = files.HEAD_NAME
 
-#: Most bytes after the last whole record that are taken for a crash: one commit and its longest line.
+#: Most bytes after the last whole record that count as a crash: one commit and its longest line.
 MAX_TORN_BYTES = 8 << 20
 
 #: ``call.lost`` records in one write: far below ``MAX_TORN_BYTES``.
 _MAX_LOST_AT_ONCE = 256
 
-#: Segments that go at once, each with its record: far below ``MAX_TORN_BYTES`` too. Others go the next time.
+#: Segments removed at once, each with its record: far below ``MAX_TORN_BYTES`` too. The next call removes more.
 _MAX_REMOVED_AT_ONCE = 1024
 
-#: How much the log grows before a rotation that failed is tried again.
+#: Growth of the log before a failed rotation is tried again.
 _AGAIN_BYTES = 1 << 20
 
-#: Makes a draft from the record written right before it, whose place and hash it can therefore name.
+#: Makes a draft from the record written right before it, to name its place and hash.
 Follower = Callable[[Record], Draft]
 
 
 class LogFile:
-    """The open log of one directory. Not safe for threads: its owner makes one call at a time."""
+    """The open log of one directory. Not thread-safe: its owner makes one call at a time."""
 
     def __init__(self, directory: Path, server: str, rotates: Rotation | None = None) -> None:
         """Open or create the log for the server of that id.
 
-        If the last writer crashed in mid-line, a gap is recorded; if servers died under their calls, these are lost.
-
-        Args:
-            directory: of the log.
-            server: id of the server.
-            rotates: how; None to seal nothing.
+        Record a gap if the last writer crashed in mid-line, and the open calls of dead servers as lost. Without
+        ``rotates`` nothing is sealed.
 
         Raises:
-            AuditError: the directory or a file is a link, somebody else's or open to others; the disk refuses;
-                or records that ``head.json`` names are missing.
+            AuditError: the directory or a file is a link, another user's or open to others; the disk refuses; or
+                records that ``head.json`` names are missing.
         """
         self._directory = directory
         self._server = server
@@ -107,25 +103,25 @@ class LogFile:
             self._stack = stack.pop_all()
 
     def close(self) -> None:
-        """Close the files. The log is complete at any time: nothing is flushed here."""
+        """Close the files. Nothing is flushed: the log is complete at any time."""
         self._stack.close()
 
     def _leave(self) -> None:
-        # A call without an end is for the next server to tell of.
+        # The next server reports a call without an end.
         self._writer.close(remove=not self._calls.ids())
 
     @property
     def head(self) -> Head:
-        """The end of the chain as this process last saw it."""
+        """Return the end of the chain as this process last saw it."""
         return self._tail
 
     def commit(self, drafts: Sequence[Draft | Follower], lost: Mapping[str, str] | None = None) -> list[Record]:
-        """Append all of ``drafts`` with one write and one fdatasync; all of them are on the disk, or none.
+        """Append all of ``drafts`` with one write and one fdatasync: all or none.
 
         Args:
-            drafts: what to append; the first is no ``Follower``.
-            lost: calls of this process that are over and whose own last record could not be written, each with the
-                reason. Those that have no end in the log get it in the same write.
+            drafts: the first is no ``Follower``.
+            lost: ended calls of this process whose own last record could not be written, each with the reason. Those
+                without an end in the log get it in the same write.
 
         Returns:
             The records of lost calls, then one for each draft.
@@ -136,7 +132,7 @@ class LogFile:
         try:
             with self._locked():
                 self._catch_up()
-                # Where a failed write could not be cut off again, the end of a call may be there although we said no.
+                # If a failed write could not be truncated, the end of a call may be there although we reported none.
                 without_end = {call: reason for call, reason in (lost or {}).items() if call in self._calls}
                 ends = [draft(self._calls.lost(call, "log", reason)) for call, reason in without_end.items()]
                 records = self._append([*ends, *drafts])
@@ -148,7 +144,7 @@ class LogFile:
         except OSError as error:
             raise self._place.unavailable(f"record {_kind(drafts[0])}", error) from error
         if self._tail.size >= self._due_size or time.time() >= self._due_time:
-            # The records are on the disk, whatever becomes of this: what is begun of it the next commit finishes.
+            # The records are on the disk, whatever becomes of this. The next commit finishes what is begun.
             self._due_size, self._due_time = self._tail.size + _AGAIN_BYTES, math.inf
             try:
                 self._rotate()
@@ -169,7 +165,7 @@ class LogFile:
             fcntl.flock(self._head_fd, fcntl.LOCK_UN)
 
     def seal(self) -> int | None:
-        """End the segment that is being written; its number, or None where there is nothing in it.
+        """End the current segment and return its number, or None if it is empty.
 
         Raises:
             AuditError: the log cannot be written to, or its file may not be renamed.
@@ -181,7 +177,7 @@ class LogFile:
             return self._rotate()
 
     def retain(self) -> list[int]:
-        """Remove the segments that retention wants to go, and return their numbers.
+        """Remove expired segments and return their numbers.
 
         Raises:
             AuditError: the log cannot be written to.
@@ -191,7 +187,7 @@ class LogFile:
             return self._retain()
 
     def _append(self, drafts: Sequence[Draft | Follower], torn: int = 0, ending: bytes = b"") -> list[Record]:
-        """Write ``drafts`` behind the tail and ``torn`` bytes that are no records, after ending those."""
+        """Append ``drafts`` after the tail and ``torn`` bytes of no record, ended by ``ending``."""
         tail = Head(seq=self._tail.seq, hash=self._tail.hash, size=self._tail.size + torn)
         records: list[Record] = []
         before: list[Head] = []
@@ -208,30 +204,29 @@ class LogFile:
         return records
 
     def _write(self, content: bytes) -> None:
-        """Make ``content`` durable at the end of the file, or leave the file as it was."""
         before = os.fstat(self._log_fd).st_size
         try:
             _write_all(self._log_fd, content)
         except OSError:
-            # If even this fails (an append-only file refuses it), the next commit finds the rest and records a gap.
+            # If this fails too (an append-only file), the next commit finds the rest and records a gap.
             with contextlib.suppress(OSError):
                 os.ftruncate(self._log_fd, before)
             raise
 
     def _move_head(self, tail: Head) -> None:
-        # Not synced: after a power cut the head may lag behind the log, which rule 4 allows, and it halves the cost.
+        # Not synced, at half the cost: after a power cut the head may lag behind the log, which rule 4 allows.
         self._tail = tail
         os.pwrite(self._head_fd, chain.encode_head(tail), 0)
 
     def _catch_up(self) -> None:
-        """Follow what other processes appended; turn what is no record into a gap."""
+        """Read what other processes appended; turn any other bytes into a gap."""
         if os.fstat(self._head_fd).st_nlink == 0:
             raise self._place.tampered("its files were removed or replaced while it was in use")
         while self._follow():
             self._go_on()
 
     def _follow(self) -> bool:
-        """Read this file to its end, and say whether that is a seal."""
+        """Read this file to its end and return whether that is a seal."""
         now, base = os.fstat(self._log_fd), self._start.before.size
         if now.st_size < self._tail.size - base:
             raise self._place.tampered("it became shorter while it was in use")
@@ -269,11 +264,11 @@ class LogFile:
         self._append([draft(gap)], len(whole), ending)
 
     def _begin(self) -> None:
-        """Find the tail: from ``head.json``, proved by the one record it names."""
+        """Find the tail from ``head.json``, proved by the one record it names."""
         content = os.pread(self._head_fd, chain.HEAD_BYTES + 1, 0)
         there = self._place.identity(LOG_NAME)
         left = [] if content and there else files.sealed(self._directory)
-        # Where a crash left sealed files alone, the last one is what to go on from.
+        # If a crash left sealed files alone, continue from the last one.
         self._enter(LOG_NAME if there or not left else files.name(left[-1]))
         size, before = files.length(self._log_fd), self._start.before
         if not content and size == 0 and not left:
@@ -303,7 +298,6 @@ class LogFile:
         self._tail, self._sealed = head, record.kind == SegmentSealed.kind
 
     def _enter(self, name: str) -> None:
-        """Take a file of the log for the one to go on with."""
         descriptor = self._place.open(name, os.O_APPEND)
         try:
             start = files.start_of(files.line_at(descriptor, 0))
@@ -325,7 +319,7 @@ class LogFile:
             self._log_fd = -1
 
     def _rotate(self) -> int | None:
-        """Seal the segment. Most of it is hashed while others write: what is there does not change."""
+        """Seal the segment. Most of it is hashed without the lock, because it does not change."""
         if self._rotation is None or not self._place.may_rename(self._log_fd):
             return None
         start, tree, counts = self._start, merkle.Tree(), Counts()
@@ -334,7 +328,7 @@ class LogFile:
             grown = self._grow(tree, counts, file, start.before)
             with self._locked():
                 self._catch_up()
-                # Another process was first, or there is nothing in it but its beginning.
+                # Another process was first, or it holds nothing but its beginning.
                 if self._start is not start or self._tail.seq - start.before.seq <= (start.number > 1):
                     return None
                 self._place.folder(files.DIRECTORY)  # what may fail comes before the seal
@@ -361,14 +355,14 @@ class LogFile:
         return start.number
 
     def _grow(self, tree: merkle.Tree, counts: Counts, file: BufferedReader, end: Head) -> Head:
-        """Hash what is to be sealed up to the tail, if it is the chain that leads there: nothing else is signed."""
+        """Hash up to the tail; only a verified chain is signed."""
         grown = rotation.grow(tree, counts, file, end, self._tail.size - self._start.before.size)
         if grown is None or (grown.seq, grown.hash) != (self._tail.seq, self._tail.hash):
             raise self._place.tampered("a record in it was changed, so it is not sealed")
         return grown
 
     def _go_on(self) -> None:
-        """Put the file that ends with a seal away, unless that was done, and go on with the next."""
+        """Move a file that ends with a seal away, unless that was done, and enter the next."""
         tail, number = self._tail, self._start.number
         if self._place.identity(LOG_NAME) == identity(os.fstat(self._log_fd)):
             self._place.folder(files.DIRECTORY)
@@ -398,11 +392,10 @@ class LogFile:
         self._take(descriptor, SegmentStart(number=number, before=before, time=time.time()))
         self._place.sync()
         self._move_head(Head(seq=record.seq, hash=record.hash, size=before.size + len(record.line)))
-        # Else a power cut could leave it behind by a file, whose records the next start would read.
+        # Else a power cut could leave it one file behind, whose records the next start would read.
         os.fsync(self._head_fd)
 
     def _retain(self) -> list[int]:
-        """Record what retention removes, then remove it."""
         if self._rotation is None:
             return []
         gone = self._take_abandoned()
@@ -439,7 +432,7 @@ class LogFile:
         return writer
 
     def _end_calls_of(self, gone: Sequence[Writer]) -> None:
-        """Record the calls of servers that are gone as lost. They write no more, so reading needs no lock."""
+        """Record the calls of dead servers as lost. They write no more, so reading needs no lock."""
         done = False
         try:
             under_way = self._under_way(gone) if gone else {}
@@ -467,7 +460,6 @@ def _now() -> str:
 
 
 def _write_all(descriptor: int, content: bytes) -> None:
-    """Write these bytes and have them on the disk."""
     written = 0
     while written < len(content):
         written += os.write(descriptor, content[written:])

@@ -1,7 +1,7 @@
-"""The audit log a server writes to: durable before it answers, lossless or refused, with live subscriptions.
+"""Append to the audit log of a server: durable before it answers, lossless or refused, with live subscriptions.
 
-Appends that wait at the same time share one disk write (group commit): whoever holds the turn writes for everyone.
-The write runs in a worker thread, so a stalling disk stops the calls that need a record, not heartbeats and kills.
+Waiting appends share one disk write (group commit): the holder of the turn writes for all. The write runs in a worker
+thread, so a stalling disk stops the calls that need a record, not heartbeats and kills.
 """
 
 from collections import deque
@@ -22,60 +22,58 @@ from glovebox_audit.place import AuditError
 from glovebox_audit.segments.rotation import Rotation
 from glovebox_audit.subscription import Subscription
 
-#: Appends in one disk write, and their bytes: the write stays far below ``file.MAX_TORN_BYTES`` even when torn. One
-#: append alone may have more: a decision, an end and a receipt of at most 1 MiB each.
+#: Appends in one disk write, and their bytes: even a torn write stays far below ``file.MAX_TORN_BYTES``. One append
+#: alone may have more: a decision, an end and a receipt of at most 1 MiB each.
 MAX_BATCH_APPENDS = 256
 MAX_BATCH_BYTES = 4 << 20
 
-#: Appends that may wait at once: several for every call a server can hold. Beyond it something is wrong, and refusing
-#: is cheaper than remembering.
+#: Most waiting appends: several for every call of a server. More is a fault, and refusing is cheaper than remembering.
 MAX_WAITING_APPENDS = 16384
 
-#: How long the disk may take for one commit. Longer than any journal flush seen in practice; after it the log is not
-#: used again by this process, because the late write may still land.
+#: Seconds the disk may take for one commit, longer than any journal flush seen in practice. After it this process stops
+#: using the log, because the late write may still land.
 COMMIT_WAIT_SECONDS = 30.0
 
 
-#: Calls whose principal is remembered for delivery. More than any server runs at once; the oldest is forgotten first,
-#: and its records then reach no reader that asked for one principal.
+#: Calls whose principal is remembered for delivery: more than any server runs at once. The oldest is evicted first. Its
+#: records then reach no reader that asked for one principal.
 MAX_OPEN_CALLS = 4096
 
-#: Calls that wait for their ``call.lost``. Each write carries all of them, and a call needs a write to begin, so there
-#: are never more than are under way at once; one beyond it is told of by the next server that starts.
+#: Calls that wait for their ``call.lost``. Each write carries all, and a call needs a write to begin, so they never
+#: exceed the calls under way. The next server that starts reports any beyond it.
 MAX_LOST = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Then:
-    """A second event, made from the record of the first and written with it: both are on the disk, or none."""
+    """A second event, made from the first's record and written with it: both or none."""
 
     event: Callable[[Record], Draft]
     """Called in the log's thread while the chain is locked: short, no I/O, and it does not fail."""
     bytes: int
-    """At most so many in the event's canonical JSON."""
+    """Upper bound of the event's canonical JSON."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Waiting:
     items: Sequence[Draft | Follower]
     size: int
-    """Bytes of all it asks for."""
+    """Return the bytes of all it asks for."""
     outcome: list[Record] | AuditError | None = None
 
 
 class Owners:
-    """Remembers which principal each open call belongs to, because only its first record says so."""
+    """The principals of open calls, which only a call's first record names."""
 
     def __init__(self) -> None:
-        """Start with no call."""
         self._owners: dict[str, str] = {}
 
     def of(self, call_id: str) -> str | None:
-        """The principal of a call that is under way; None for any other."""
+        """Return the principal of a call under way; None for any other."""
         return self._owners.get(call_id)
 
     def note(self, record: Record) -> str | None:
-        """Take every record in order; return the principal of the call it belongs to, if it belongs to one."""
+        """Note a record, in order, and return the principal of its call, if any."""
         if record.call_id is None:
             return None
         if record.kind == CallDecided.kind:
@@ -92,7 +90,6 @@ class AuditLog:
     """One server's handle on the log of a directory. Make it with ``AuditLog.open``."""
 
     def __init__(self, file: LogFile, server_id: str) -> None:
-        """Take an open file; ``open`` is the public way."""
         self._file = file
         self._server_id = server_id
         self._turn = anyio.Lock()
@@ -108,13 +105,13 @@ class AuditLog:
     async def open(cls, directory: Path, server_id: str, rotates: Rotation | None = None) -> AsyncIterator[Self]:
         """Open the log in ``directory``, made (0700) if it is missing.
 
-        Several processes may have it open. A torn last line is recorded as a gap before this returns, and calls of
-        servers that died as lost.
+        Several processes may have it open. Before this returns, a torn last line is recorded as a gap and calls of dead
+        servers as lost.
 
         Args:
             directory: a directory of its own, below the state directory.
-            server_id: who writes: 1 to 128 of ``A-Z a-z 0-9 . _ : @ -``, unique per process.
-            rotates: how; None to seal no segment.
+            server_id: of the writer: 1 to 128 of ``A-Z a-z 0-9 . _ : @ -``, unique per process.
+            rotates: None to seal no segment.
 
         Raises:
             AuditError: the log cannot be written to, or records are missing from it; says how to fix it.
@@ -133,7 +130,7 @@ class AuditLog:
 
     @property
     def head(self) -> Head:
-        """The end of the chain after this process's last record: the anchor that results carry."""
+        """Return the end of the chain after this process's last record: the anchor in results."""
         return self._file.head
 
     @property
@@ -144,11 +141,11 @@ class AuditLog:
     async def append(self, event: Event) -> Record:
         """Write one event and return its record once it is on the disk.
 
-        Cancelling the caller does not interrupt a write: the record is written and then the cancellation takes effect.
+        Cancelling the caller does not interrupt a write: the cancellation takes effect after it.
 
         Raises:
-            AuditError: the record is not in the log (or, after ``COMMIT_WAIT_SECONDS``, not known to be), so
-                what it announces must not happen.
+            AuditError: the record is not in the log (or, after ``COMMIT_WAIT_SECONDS``, may not be), so what it
+                announces must not happen.
         """
         (record,) = await self.append_all([event])
         return record
@@ -156,12 +153,12 @@ class AuditLog:
     async def append_all(
         self, events: Sequence[Event | Draft], then: Callable[[Sequence[Draft]], Then] | None = None
     ) -> list[Record]:
-        """Like ``append``, for several events at once: by one disk write, all of them or none.
+        """Append several events by one disk write, all or none.
 
         Args:
-            events: in their order; some may have been drafted before.
-            then: says what one more event is, that may name the last one's place, given the others as they will be
-                recorded; not called where they cannot be.
+            events: in their order; some may be drafts.
+            then: makes one more event from the others as recorded, e.g. to name the last one's place. Not called if
+                they cannot be recorded.
 
         Raises:
             AuditError: none of them is in the log.
@@ -192,28 +189,27 @@ class AuditLog:
         return outcome
 
     def lose(self, call_id: str, reason: str) -> None:
-        """Have a call recorded as lost, whose last record could not be written, with the next record that can be.
+        """Record with the next write that an ended call has lost its last record.
 
         Args:
-            call_id: a call that is over; nothing more is appended for it.
+            call_id: nothing more is appended for it.
             reason: one sentence, without host paths.
         """
         if len(self._lost) < MAX_LOST:
             self._lost[call_id] = reason
 
     def owner_of(self, call_id: str) -> str | None:
-        """The principal of a call under way in this process; None for any other, of which no record follows."""
+        """Return the principal of a call under way here; None for any other, with no more records."""
         return self._owners.of(call_id)
 
     @asynccontextmanager
     async def subscribe(self, call_id: str | None = None, principal: str | None = None) -> AsyncIterator[Subscription]:
-        """Receive this process's records as they are written, filtered by call and by principal.
+        """Yield this process's records as they are written, filtered by call and principal.
 
-        With a principal, only records of that principal's calls are delivered. Records of other server processes on
-        the same directory are not: ``read.follow`` sees those.
+        With a principal, only records of its calls are delivered. Other processes' records on the same directory are
+        not: use ``read.follow``.
 
-        A reader that does not keep up never delays the log: it gets a ``Missed`` with the numbers to read from the
-        disk.
+        A slow reader never delays the log: it gets a ``Missed`` with the numbers to read from the disk.
         """
         subscription = Subscription(call_id, principal)
         self._subscriptions.add(subscription)
@@ -230,7 +226,7 @@ class AuditLog:
             await self._commit()
 
     async def _commit(self) -> None:
-        """Write what waits, oldest first; the caller holds the turn. Every entry taken gets its outcome."""
+        """Write the waiting entries, oldest first; the caller holds the turn. Every entry taken gets its outcome."""
         batch, lost = self._take(), dict(self._lost)
         drafts = [item for waiting in batch for item in waiting.items]
         try:

@@ -1,4 +1,4 @@
-"""The directory of the log as its writer uses it: files of its own alone, one lock, and the disk's failures in words.
+"""The log's directory for its writer: only files of its own, one lock, and the disk's failures in words.
 
 Must import nothing of the log's format.
 """
@@ -16,11 +16,12 @@ from pathlib import Path
 
 from glovebox_sandboxes.contract.errors import DiagnosedError
 
-#: How long a writer waits for the lock. A holder needs it for one disk write (under 1 ms); five seconds cover a
-#: stalling disk, and a holder that was stopped (SIGSTOP) must not stop every other server with it.
+#: Seconds a writer waits for the lock. A holder needs it for one disk write (under 1 ms). Five seconds cover a stalling
+#: disk; a stopped holder (SIGSTOP) must not stop every other server.
 LOCK_WAIT_SECONDS = 5.0
 
-#: First and longest pause between two attempts at the lock: short against one fdatasync, few wake-ups when it is long.
+#: First and longest pause in seconds between attempts at the lock: short against one fdatasync, few wake-ups in a long
+#: wait.
 _LOCK_PAUSE_SECONDS = (0.0001, 0.002)
 
 #: ``FS_IOC_GETFLAGS``, and the flags of ``chattr +a`` and ``+i``: such a file cannot be renamed (linux/fs.h).
@@ -41,7 +42,7 @@ _FIX_EVIDENCE = (
 
 @dataclass(frozen=True, slots=True)
 class LogDirectory:
-    """An open directory. Make it with ``opened``; raises OSError where nothing else is said."""
+    """An open directory. Make it with ``opened``; raises OSError unless stated otherwise."""
 
     path: Path
     descriptor: int
@@ -62,7 +63,7 @@ class LogDirectory:
         return descriptor
 
     def folder(self, name: str) -> None:
-        """Make a folder where there is none.
+        """Make a folder if there is none.
 
         Raises:
             AuditError: it is not a folder of our own alone.
@@ -73,7 +74,7 @@ class LogDirectory:
         self._check(os.stat(name, dir_fd=self.descriptor, follow_symlinks=False), stat.S_IFDIR, self.path / name)
 
     def check(self, name: str) -> None:
-        """Look at a file without opening it.
+        """Check a file without opening it.
 
         Raises:
             AuditError: it is not a file of our own alone.
@@ -81,14 +82,14 @@ class LogDirectory:
         self._check(os.stat(name, dir_fd=self.descriptor, follow_symlinks=False), stat.S_IFREG, self.path / name)
 
     def identity(self, name: str) -> tuple[int, int] | None:
-        """Which file stands there; None where there is none."""
+        """Return device and inode of a file; None if there is none."""
         try:
             return identity(os.stat(name, dir_fd=self.descriptor, follow_symlinks=False))
         except FileNotFoundError:
             return None
 
     def rename(self, old: str, new: str) -> None:
-        """Move a file; what had the new name is gone."""
+        """Move a file over any file of the new name."""
         os.rename(old, new, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
 
     def remove(self, name: str) -> None:
@@ -96,7 +97,7 @@ class LogDirectory:
         os.unlink(name, dir_fd=self.descriptor)
 
     def sync(self, folder: str = ".") -> None:
-        """Have the names in a folder on the disk."""
+        """Sync the names in a folder to the disk."""
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=self.descriptor)
         try:
             os.fsync(descriptor)
@@ -104,7 +105,7 @@ class LogDirectory:
             os.close(descriptor)
 
     def may_rename(self, descriptor: int) -> bool:
-        """Whether a file of this directory can get another name; ``chattr +a`` forbids it."""
+        """Return whether a file here can be renamed; ``chattr +a`` forbids it."""
         flags = bytearray(8)
         with contextlib.suppress(OSError):  # a file system without such flags
             fcntl.ioctl(descriptor, _GETFLAGS, flags)
@@ -130,15 +131,15 @@ class LogDirectory:
             pause = min(2 * pause, longest)
 
     def refused(self, reason: str, fix: str) -> AuditError:
-        """What to raise where the log cannot be used."""
+        """Return the error for a log that cannot be used."""
         return AuditError(f"use the audit log in {self.path}", reason, fix)
 
     def tampered(self, reason: str) -> AuditError:
-        """What to raise where somebody changed the log."""
+        """Return the error for a log that was tampered with."""
         return self.refused(reason, _FIX_EVIDENCE)
 
     def newer(self, problem: Exception) -> AuditError:
-        """What to raise where a later version wrote to the log."""
+        """Return the error for a log that a later version wrote."""
         return self.refused(str(problem), _FIX_NEWER)
 
     def translated(self, attempted: str) -> contextlib.AbstractContextManager[None]:
@@ -146,7 +147,7 @@ class LogDirectory:
         return translated(self.path, attempted)
 
     def unavailable(self, attempted: str, error: OSError) -> AuditError:
-        """Return what to raise where the disk refused."""
+        """Return the error for a failure of the disk."""
         return _unavailable(self.path, attempted, error)
 
     def _check(self, found: os.stat_result, kind: int, path: Path) -> None:
@@ -160,13 +161,13 @@ class LogDirectory:
 
 
 def identity(found: os.stat_result) -> tuple[int, int]:
-    """Which file it is, whatever its name."""
+    """Return the device and inode of a file, whatever its name."""
     return found.st_dev, found.st_ino
 
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[LogDirectory]:
-    """Open the directory, made (0700) where there is none.
+    """Open the directory, made (0700) if missing.
 
     Raises:
         AuditError: it is not a directory of our own alone.

@@ -1,7 +1,7 @@
-"""Reading the log back: its lines, its end, one call, and what comes next. Never writes, never trusts the bytes.
+"""Read the log: its lines, its end, one call, and what comes next. Never writes, never trusts the bytes.
 
-Works on a copy in another place and as another user, too. Reads of one line are bounded by ``chain.MAX_LINE_BYTES``.
-The log is its sealed segments and ``audit.jsonl``; one that retention removes while it is read is not missed.
+Works on a copy elsewhere and as another user, too. Reads of one line are bounded by ``chain.MAX_LINE_BYTES``. The log
+is its sealed segments and ``audit.jsonl``. Retention may remove one while it is read.
 """
 
 import bisect
@@ -24,24 +24,24 @@ from glovebox_audit.place import AuditError
 from glovebox_audit.segments import files
 from glovebox_audit.segments.files import HEAD_NAME, LOG_NAME
 
-#: How long a reader waits for a writer in mid-line. Then it reads anyway: it may see a line that is not yet whole.
+#: Seconds a reader waits for a writer in mid-line. Then it reads anyway, and may see a partial line.
 _LOCK_WAIT_SECONDS = 1.0
 
 
 #: Bytes per step when looking for the last lines.
 _BLOCK_BYTES = 1 << 16
 
-#: Most lines ``tail`` returns: a screen's scrollback. More is what the file itself is for.
+#: Most lines ``tail`` returns: a screen's scrollback. For more, read the file.
 MAX_TAIL_LINES = 10_000
 
-#: A call that a client makes is decided this long after its id was made, at most: it waits for a turn twice, for an
-#: answer once, and meanwhile its files are looked into. With room for a slow machine.
+#: Longest time from the id of a client's call to its decision. It waits for a turn twice and for an answer once, and
+#: its files are scanned meanwhile. With room for a slow machine.
 LATEST_SECONDS = 900.0
 
-#: A clock that is kept in step is set back by less than this.
+#: A synchronized clock is set back by less than this.
 SKEW_SECONDS = 60.0
 
-#: What is read of a file to see which time it spans: its first and its last line.
+#: Bytes read of a file to find its time span: its first and its last line.
 _SPAN_BYTES = 1 << 14
 
 
@@ -50,36 +50,34 @@ class LogLine:
     """One line of the file, or one part of a line longer than ``chain.MAX_LINE_BYTES``."""
 
     number: int
-    """Line number, counted from 1 at the place in the file where reading began; parts of one line share it."""
+    """From 1, where reading began in the file; parts of one line share it."""
     raw: bytes
-    """Its bytes, line feed included; at most ``chain.MAX_LINE_BYTES``."""
+    """Line feed included; at most ``chain.MAX_LINE_BYTES``."""
     end: int
     """Offset in the file of the byte after it."""
     record: Record | None
-    """What it holds; None when it is no record."""
+    """None if it is no record."""
     error: RecordError | None
-    """Why it is no record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The log at a moment when nobody was writing."""
+    """The log at a moment without a writer."""
 
     directory: Path
     head: bytes | None
-    """The bytes of ``head.json``, at most one more than it may have; None when it is missing."""
+    """The bytes of ``head.json``, at most one more than it may have; None if missing."""
     log: BinaryIO | None
-    """``audit.jsonl``; None when it is missing."""
+    """``audit.jsonl``; None if missing."""
     size: int
-    """Its length in bytes."""
+    """Length of ``audit.jsonl`` in bytes."""
     sealed: tuple[int, ...]
-    """Numbers of the sealed segments."""
     strays: tuple[str, ...]
-    """What else lies among them."""
+    """Other files among the sealed segments."""
 
     @contextlib.contextmanager
     def segment(self, number: int) -> Iterator[tuple[BinaryIO, int]]:
-        """Open a sealed segment, and tell its length.
+        """Open a sealed segment, and yield it with its length in bytes.
 
         Raises:
             FileNotFoundError: it was removed since.
@@ -90,7 +88,7 @@ class Snapshot:
             yield file, files.length(descriptor)
 
     def oldest_first(self) -> Iterator[tuple[BinaryIO, int]]:
-        """Every file that is still there, with its length."""
+        """Yield every file that is still there, with its length in bytes."""
         for number in self.sealed:
             with contextlib.suppress(FileNotFoundError), self.segment(number) as found:
                 yield found
@@ -98,7 +96,7 @@ class Snapshot:
             yield self.log, self.size
 
     def newest_first(self) -> Iterator[tuple[BinaryIO, int]]:
-        """Every file that is still there, with its length."""
+        """Yield every file that is still there, with its length in bytes."""
         if self.log is not None:
             yield self.log, self.size
         for number in reversed(self.sealed):
@@ -133,7 +131,7 @@ def opened(directory: Path) -> Iterator[Snapshot]:
 
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[int | None]:
-    """``head.json``, and the lock of its writers shared, if it can be had in time; None where there is no such file."""
+    """Lock ``head.json`` shared, if that is possible in time; yield None if there is none."""
     with contextlib.ExitStack() as stack:
         try:
             head = stack.enter_context(files.opened(directory / HEAD_NAME))
@@ -176,9 +174,9 @@ def head(directory: Path) -> Head:
 
 
 def lines(log: BinaryIO, start: int, end: int) -> Iterator[LogLine]:
-    """Yield the lines between two offsets; whatever the bytes are, nothing is raised for them.
+    """Yield the lines between two offsets; no bytes raise an error.
 
-    What lies in a recorded gap is no record, whatever it looks like: the chain goes past it.
+    A line in a recorded gap is no record, whatever its form: the chain skips it.
     """
     gaps = gaps_in(log, start, end)
     log.seek(start)
@@ -198,24 +196,24 @@ def lines(log: BinaryIO, start: int, end: int) -> Iterator[LogLine]:
 
 @dataclass(frozen=True, slots=True)
 class Gaps:
-    """The parts of a file that its ``log.gap`` records account for, in order, none in another."""
+    """The parts of a file that its ``log.gap`` records account for: ordered, disjoint."""
 
     starts: tuple[int, ...]
     ends: tuple[int, ...]
 
     def hold(self, offset: int) -> bool:
-        """Whether the line that begins there lies in one."""
+        """Return whether the line that begins there lies in a gap."""
         place = bisect.bisect_right(self.starts, offset)
         return place > 0 and offset < self.ends[place - 1]
 
 
 def gaps_in(log: BinaryIO, start: int, end: int) -> Gaps:
-    """The gaps that are recorded between two offsets where lines begin; each may begin before them."""
+    """Return the gaps recorded between two line starts; each may begin before them."""
     return _scanned(log, start, end, ())[0]
 
 
 def _scanned(log: BinaryIO, start: int, end: int, needles: Sequence[bytes]) -> tuple[Gaps, list[tuple[int, int]]]:
-    """Return the same, and offset and length of each line that has one of some texts in it."""
+    """Return the gaps, and offset and length of each line with one of the needles."""
     found: list[tuple[int, int]] = []
     places: list[tuple[int, int]] = []
     log.seek(start)
@@ -235,9 +233,9 @@ def _scanned(log: BinaryIO, start: int, end: int, needles: Sequence[bytes]) -> t
 
 
 def _gap_before(descriptor: int, at: int, raw: bytes) -> int | None:
-    """Where the bytes begin that a ``log.gap`` record at this offset accounts for; None where it is not so.
+    """Return the start of the bytes that a ``log.gap`` record at this offset accounts for.
 
-    It is chained to the record before them, so that no record of the chain can be among them.
+    It is chained to the record before them, so no record of the chain can be among them.
     """
     record, _ = _parsed(raw)
     length = record.data.get("bytes") if record is not None and record.kind == GapRecorded.kind else None
@@ -279,7 +277,7 @@ def last_lines(snapshot: Snapshot, count: int) -> list[LogLine]:
 def _start_of_last(log: BinaryIO, size: int, count: int) -> int:
     if count == 0:
         return size
-    # The line feed at the very end belongs to the last line, so it is one more to pass.
+    # The line feed at the very end belongs to the last line: skip one more.
     wanted = count + 1
     end = size
     while end > 0:
@@ -298,9 +296,9 @@ def _start_of_last(log: BinaryIO, size: int, count: int) -> int:
 
 
 def records_of(directory: Path, call_id: str) -> Iterator[Record]:
-    """Yield the records of one call, looking from the newest segment back to its beginning; raises like ``opened``.
+    """Yield the records of one call, newest segment first; raises like ``opened``.
 
-    The first is its ``call.decided``, which names the principal: whoever shows them to a client checks that first.
+    The first is its ``call.decided``, which names the principal: check that before a client sees them.
     """
     with opened(directory) as snapshot:
         holding: list[int] = []
@@ -316,16 +314,13 @@ def records_of(directory: Path, call_id: str) -> Iterator[Record]:
 
 
 def records_near(directory: Path, call_id: str, charge: Callable[[int], None]) -> Generator[Record, None, None]:
-    """Yield the records of one call from the segments of the time that its id names; raises like ``opened``.
+    """Yield the records of one call from segments near its id's time.
 
-    Its first record is looked for in segments whose span includes that time, from ``SKEW_SECONDS`` before it to
-    ``LATEST_SECONDS`` after it, or whose own times do not run forward; the others from there to its end. What lies
-    elsewhere, as of a clock that was wrong for less than a segment, is not found: a reader has to say so.
-
-    Args:
-        directory: of the log.
-        call_id: the call; of another form than ``calls.new_call_id`` gives it has no time, and no record here.
-        charge: told the bytes of each part of the log that is read.
+    Its first record is searched in segments that span that time, from ``SKEW_SECONDS`` before it to ``LATEST_SECONDS``
+    after it, and in segments whose own times do not run forward. The others are searched from there to its end. Records
+    elsewhere, as of a clock that was wrong for less than a segment, are not found: a reader has to say so. An id of
+    another form than ``calls.new_call_id`` gives has no time, and no record here. ``charge`` gets the bytes of each
+    part of the log that is read. Raises like ``opened``.
     """
     made = chain.time_of(call_id)
     if made is None:
@@ -350,14 +345,14 @@ def records_near(directory: Path, call_id: str, charge: Callable[[int], None]) -
 
 
 def is_last(record: Record) -> bool:
-    """Say whether only a receipt may follow of this call."""
+    """Return whether only a receipt may follow of this call."""
     event = EVENTS.get(record.kind)
     refused = record.kind == CallDecided.kind and record.data.get("effect") != "allow"
     return refused or (event is not None and event.ends_call)
 
 
 def _span(log: BinaryIO, size: int) -> tuple[float, float]:
-    """Return when the first and the last record of a file were written; (inf, 0) where one is no record."""
+    """Return when the first and last record of a file were written; (inf, 0) if one is none."""
     try:
         ends = chain.parse(files.line_at(log.fileno(), 0)), chain.parse(files.line_before(log.fileno(), size))
     except RecordError:
@@ -367,13 +362,13 @@ def _span(log: BinaryIO, size: int) -> tuple[float, float]:
 
 
 def records_in(log: BinaryIO, size: int, call_id: str, start: int = 0) -> Iterator[Record]:
-    """The records of a call in one file, between two offsets where lines begin."""
-    # Lines are parsed only where the id appears at all: parsing is what costs.
+    """Yield the records of a call in one file, between two line starts."""
+    # Parsing is expensive: parse only lines that contain the id.
     return (record for record in records_with(log, size, [call_id], start) if record.call_id == call_id)
 
 
 def records_with(log: BinaryIO, size: int, texts: Iterable[str], start: int = 0) -> Iterator[Record]:
-    """Yield the records with one of some texts in them, of one file, between two offsets where lines begin."""
+    """Yield the records of one file that contain one of the texts, between two line starts."""
     gaps, places = _scanned(log, start, size, [text.encode() for text in texts])
     for place, length in places:
         if not gaps.hold(place):
@@ -382,7 +377,10 @@ def records_with(log: BinaryIO, size: int, texts: Iterable[str], start: int = 0)
 
 
 def records_about(directory: Path, texts: Collection[str], since: Record) -> list[Record]:
-    """Return records of no call with one of some texts in them, from the segment of a record on; as ``opened``."""
+    """Return records of no call with one of the texts, from ``since``'s segment on.
+
+    Raises like ``opened``.
+    """
     found: list[Record] = []
     with opened(directory) as snapshot:
         for log, size in snapshot.newest_first():

@@ -1,6 +1,6 @@
-"""Live delivery of records to readers: of this process, bounded and never in the log's way; or from the disk.
+"""Deliver records live to readers: of this process, bounded and without delaying the log; or from the disk.
 
-A reader that does not keep up is not waited for: it is told which records it missed and reads them from the disk.
+A slow reader gets the numbers of the records it missed and reads them from the disk.
 """
 
 from collections.abc import AsyncGenerator
@@ -18,27 +18,25 @@ from glovebox_audit.chain import Record
 from glovebox_audit.place import AuditError
 from glovebox_audit.read import LogLine, Snapshot
 
-#: Records that wait for one reader. A call makes about ten; a reader that is further behind reads from the disk.
+#: Records that wait for one reader. A call makes about ten; a slower reader reads from the disk.
 MAX_WAITING_RECORDS = 256
 
-#: How often ``follow`` looks. A person is reading.
+#: Polling interval of ``follow``. A person is reading.
 _POLL_SECONDS = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missed:
-    """Stands in a subscription for records that were not delivered. They are in the log."""
+    """A notice of records that were not delivered. They are in the log."""
 
     count: int
-    """How many."""
     first: int
-    """``seq`` of the first of them."""
+    """``seq``, like ``last``."""
     last: int
-    """``seq`` of the last of them."""
 
 
 class Subscription(ObjectReceiveStream[Record | Missed]):
-    """A stream of records in the order of the chain, with a ``Missed`` where the reader was too slow."""
+    """A stream of records in the order of the chain, with a ``Missed`` if the reader was too slow."""
 
     def __init__(self, call_id: str | None, principal: str | None, capacity: int = MAX_WAITING_RECORDS) -> None:
         """Take the filters, None for any, and how many records may wait."""
@@ -50,11 +48,11 @@ class Subscription(ObjectReceiveStream[Record | Missed]):
         """Whether there has been a record for it."""
 
     def offer(self, record: Record, owner: str | None) -> None:
-        """Hand over one record, and the principal it belongs to, without ever waiting."""
+        """Deliver one record, and the principal it belongs to, without ever waiting."""
         if self._call_id not in {None, record.call_id} or self._principal not in {None, owner}:
             return
         self.offered = True
-        # Once something is missed, nothing may overtake the notice of it: count on until the reader has seen it.
+        # No record may overtake the notice of missed ones: count on until the reader gets it.
         if self._missed is None:
             try:
                 self._send.send_nowait(record)
@@ -67,11 +65,7 @@ class Subscription(ObjectReceiveStream[Record | Missed]):
             self._missed = Missed(count=missed.count + 1, first=missed.first, last=record.seq)
 
     def give_up(self, unread: Record | Missed | None) -> Missed | None:
-        """Return a notice of all that will not be received here any more; None where that is nothing.
-
-        Args:
-            unread: what was received last, if its reader could not pass it on.
-        """
+        """Return a notice of all that stays unread, with ``unread``, the last item; None for none."""
         left = [unread]
         with suppress(anyio.WouldBlock, anyio.EndOfStream):
             while True:
@@ -88,11 +82,11 @@ class Subscription(ObjectReceiveStream[Record | Missed]):
         return Missed(count=sum(notice.count for notice in notices), first=notices[0].first, last=notices[-1].last)
 
     def finish(self) -> None:
-        """End the stream after what is waiting: the log is closing."""
+        """End the stream after the waiting records: the log is closing."""
         self._send.close()
 
     async def receive(self) -> Record | Missed:
-        """Return the next record, or what was missed before it.
+        """Return the next record, or a notice of those missed before it.
 
         Raises:
             anyio.EndOfStream: the log was closed.
@@ -114,7 +108,7 @@ class Subscription(ObjectReceiveStream[Record | Missed]):
 
 
 async def follow(directory: Path, count: int) -> AsyncGenerator[LogLine, None]:
-    """Yield the last ``count`` lines and then every new one, of all server processes, until it is closed.
+    """Yield the last ``count`` lines, then every new one of all server processes, until closed.
 
     Raises:
         AuditError: there is no log, it cannot be read, or it became shorter.
@@ -144,5 +138,4 @@ async def follow(directory: Path, count: int) -> AsyncGenerator[LogLine, None]:
 
 
 def _number(snapshot: Snapshot) -> int:
-    """The number of the segment that is being written, or will be."""
     return snapshot.sealed[-1] + 1 if snapshot.sealed else 1

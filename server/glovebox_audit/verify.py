@@ -1,10 +1,9 @@
-"""Offline proof that a log is whole: reads it in bounded memory, and names the lines where it is not.
+"""Verify offline that a log is whole, in bounded memory, and name the lines where it is not.
 
-Found: a changed byte, a removed, added, repeated or moved line, a cut end, a chain that was rewritten without
-``head.json``, and any other bytes; and, in a whole chain, a record that does not fit its call, as a second end. Not
-found without an anchor kept elsewhere: a log and a ``head.json`` that were both put back to an earlier state or
-rewritten as a whole, and well-made records added by someone who may write the files, because the chain has no secret in
-it.
+Found: a changed byte, a removed, added, repeated or moved line, a cut end, a chain rewritten without ``head.json``, and
+any other bytes; in a whole chain, a record that does not fit its call, as a second end. Not found without an anchor
+kept elsewhere, because the chain has no secret: a log and a ``head.json`` both put back to an earlier state or
+rewritten as a whole, and well-made records added by someone who may write the files.
 """
 
 from collections.abc import Sequence
@@ -28,14 +27,14 @@ def verify(
     keys: Keys | None = None,
     new: bool = False,
 ) -> VerifyReport:
-    """Check the log in ``directory``, also while servers write to it.
+    """Check the log in ``directory``, or a copy, also while servers write to it.
 
     Args:
-        directory: of the log, or of a copy.
+        directory: of the log.
         anchor: a record kept elsewhere, that must be in it.
-        anchors: likewise, but for those of records before the oldest segment, which retention may have removed.
-        keys: public keys, one of which must have signed each seal; None leaves the signatures unproved.
-        new: read only what was written since the last segment that was found whole, and remember how far it is.
+        anchors: likewise, except those of records before the oldest segment, which retention may have removed.
+        keys: one of which must have signed each seal; None leaves the signatures unproved.
+        new: read only what follows the last segment found whole, and remember the new end.
 
     Raises:
         AuditError: there is no log, or it cannot be read.
@@ -81,7 +80,7 @@ def _verify(directory: Path, anchor: Head | None, anchors: Sequence[Head], keys:
 
 
 def _oldest(snapshot: Snapshot) -> int:
-    """Number of the last record before the log's oldest segment; 0 where nothing was removed."""
+    """Return the number of the last record before the oldest segment; 0 if none was removed."""
     if not snapshot.sealed or snapshot.sealed[0] == 1:
         return 0
     with snapshot.segment(snapshot.sealed[0]) as (log, _):
@@ -89,7 +88,7 @@ def _oldest(snapshot: Snapshot) -> int:
 
 
 def _read(verifier: Verifier, snapshot: Snapshot) -> VerifiedSegments | None:
-    """Have every segment checked that is not known; what is known then, of the sealed ones."""
+    """Verify every unknown segment; return what is known then of the sealed ones."""
     stamps = verified.stamps(snapshot.directory, snapshot.sealed)
     state: VerifiedSegments | None = None
     expected = snapshot.sealed[0] if snapshot.sealed else 0

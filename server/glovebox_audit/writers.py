@@ -1,14 +1,14 @@
-"""Registers the server processes that have the log open: one small file each, in ``writers/`` beside it. Synchronous.
+"""Register the server processes that have the log open: one small file each, in ``writers/`` beside it. Synchronous.
 
-Rule 1  A server holds the lock on its file (flock) from before its first record until after its last. The kernel lets
-        go of it however the process ends, and knows it across containers: process ids would mean nothing there.
-Rule 2  The file names an end of the chain, as ``head.json`` does, before which all calls of this server have theirs. It
+Rule 1  A server holds the lock on its file (flock) from before its first record until after its last. The kernel
+        releases it however the process ends, even across containers, where process ids would mean nothing.
+Rule 2  The file names an end of the chain, as ``head.json`` does, before which all calls of this server have ended. It
         may lag behind the truth, never run ahead of it.
-Rule 3  Whoever finds a file that nobody holds takes its lock, ends the calls of that server, and removes it. A server
-        that ends in good order removes its own.
+Rule 3  A process that finds an unlocked file locks it, ends the calls of that server, and removes it. A server that
+        ends in good order removes its own.
 
-Files are made and taken while the log is locked. The records alone say how a call went: these files only say where
-to look, and whose calls are over.
+Files are made and taken while the log is locked. The outcome of a call is in the records alone: these files only say
+where to look, and whose calls are over.
 """
 
 import contextlib
@@ -27,11 +27,11 @@ from glovebox_audit.segments.files import SegmentStart
 DIRECTORY = "writers"
 _SUFFIX = ".json"
 
-#: How far the chain grows before a server writes again how far it has come: what a start after a crash reads at most,
-#: beside what was written since. A write of a cached page costs nothing beside the record's own.
+#: Growth of the chain before a server writes its position again: most that a start after a crash reads, beside what was
+#: written since. A write of a cached page costs nothing beside the record's own.
 STEP_BYTES = 1 << 20
 
-#: Files that one start looks at. Each stands for a server that runs now or was killed since the last start.
+#: Most files read at one start. Each is of a server that runs now or was killed since the last start.
 MAX_WRITERS = 4096
 
 #: Opens a file below the log's directory, and checks that it is a file of our own.
@@ -40,23 +40,22 @@ Opener = Callable[[str], int]
 
 @dataclass(slots=True, kw_only=True)
 class Writer:
-    """The file of one server process. Whoever has one of these holds its lock."""
+    """The locked file of one server process."""
 
     server: str
-    """Id of the server process."""
     since: Head | None
-    """Before this, all its calls have their end; None where the file does not say."""
+    """Before this, all its calls have ended; None if the file does not say."""
     place: int
     """Descriptor of the log's directory."""
     descriptor: int
 
     def settle(self, head: Head) -> None:
-        """Write that before ``head`` all calls of this server have their end; worth it every ``STEP_BYTES``."""
+        """Write that before ``head`` all calls of this server have ended; once per ``STEP_BYTES``."""
         os.pwrite(self.descriptor, chain.encode_head(head), 0)
         self.since = head
 
     def close(self, *, remove: bool) -> None:
-        """Let go of the file, and remove it unless calls of this server are still without an end."""
+        """Release the file, and remove it unless calls of this server have no end yet."""
         if remove:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(_path(self.server), dir_fd=self.place)
@@ -64,7 +63,7 @@ class Writer:
 
 
 def register(place: int, opener: Opener, server: str, head: Head) -> Writer | None:
-    """The file of this process, held; None if another process has this id. ``head`` is the end of the chain."""
+    """Lock and return the file of this process; None if another process has this id."""
     descriptor = opener(_path(server))
     if not _held(descriptor):
         os.close(descriptor)
@@ -78,7 +77,7 @@ def register(place: int, opener: Opener, server: str, head: Head) -> Writer | No
 
 
 def abandoned(place: int, opener: Opener) -> list[Writer]:
-    """The files of servers that are gone, now held by this process, at most ``MAX_WRITERS``."""
+    """Lock and return the files of dead servers, at most ``MAX_WRITERS``."""
     found: list[Writer] = []
     with _listed(place) as directory:
         names = sorted(os.listdir(directory))[:MAX_WRITERS]  # noqa: PTH208 - a descriptor, not a path
@@ -104,7 +103,7 @@ def abandoned(place: int, opener: Opener) -> list[Writer]:
 def live(log: Path) -> list[str]:
     """Return the ids of the servers that have a log open now, at most ``MAX_WRITERS``; reads no record.
 
-    A file without content is one that its server is about to take: a lock on it would be in the way.
+    A server is about to lock a file without content: a lock on it would be in the way.
     """
     servers: list[str] = []
     folder = log / DIRECTORY
@@ -141,26 +140,25 @@ def _held(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
 
 
 class AbandonedCalls:
-    """Finds the calls that servers left without an end when they were killed, in the log as one process has it open.
+    """A search for calls without an end of killed servers, in the log as one process has it open.
 
     Those servers write no more, so reading needs no lock.
     """
 
     def __init__(self, directory: Path, descriptor: int, start: SegmentStart, tail: Head) -> None:
-        """Take what the writer knows; the descriptor stays its own."""
         self._directory = directory
         self._descriptor = descriptor
         self._start = start
         self._tail = tail
 
     def under_way(self, gone: Sequence[Writer]) -> dict[str, OpenCalls]:
-        """What these servers may have left open, from where their files say or else from the beginning."""
+        """Return the calls these servers may have left open, read from their files' positions or the beginning."""
         known = [writer.since for writer in gone if writer.since is not None and self._holds(writer.since)]
         start = min(head.size for head in known) if len(known) == len(gone) else 0
         found = {writer.server: OpenCalls() for writer in gone}
         names = [server.encode() for server in found]
         for at, line in self._lines(start):
-            # Parsing is what costs, and most of what follows a crash is other servers'.
+            # Parsing is expensive, and most lines after a crash are other servers'.
             if any(name in line for name in names):
                 with contextlib.suppress(RecordError):
                     record = chain.parse(line)
@@ -171,7 +169,6 @@ class AbandonedCalls:
         return found
 
     def _lines(self, start: int) -> Iterator[tuple[int, bytes]]:
-        """Lines from an offset of the log to its tail, each with its offset."""
         for descriptor, base in self._files(start):
             at = max(start, base)
             with os.fdopen(os.dup(descriptor), "rb") as file:
@@ -183,14 +180,12 @@ class AbandonedCalls:
                     at += len(line)
 
     def _files(self, start: int) -> Iterator[tuple[int, int]]:
-        """The files from that which holds this offset on, each with its own offset."""
         for name, base in files.since(self._directory, self._start, start):
             with files.opened(self._directory / name) as descriptor:
                 yield descriptor, base
         yield self._descriptor, self._start.before.size
 
     def _holds(self, head: Head) -> bool:
-        """Whether this is an end that the chain had."""
         if head.size == 0 or head.size > self._tail.size:
             return head == Head()
         for descriptor, base in self._files(head.size - 1):

@@ -1,1 +1,1 @@
-"""Bundles: what one call or one run did, in one file that is checked offline, with nothing of a server at hand."""
+"""Bundles: the evidence of one call or one run in one file that is checked offline."""

@@ -1,7 +1,7 @@
-"""The one file: a zip whose other parts are made of ``evidence.json`` alone. Bytes in, bytes out.
+"""The bundle file: a zip whose other parts derive from ``evidence.json`` alone. Bytes in, bytes out.
 
-Whoever verifies makes them again. So the page that people read says what was proved, and a bundle has one form only.
-Nothing in it is compressed, so that what it takes to read one is told by its length.
+A verifier makes them again. So the page shows what was proved, and a bundle has one form only. Nothing in it is
+compressed, so its length bounds the cost of reading it.
 """
 
 import io
@@ -14,16 +14,16 @@ from glovebox_audit.bundle.evidence import Evidence
 from glovebox_audit.chain import EvidenceError
 
 MAX_BYTES = 512 << 20
-"""Longest bundle: a run of some 20,000 calls."""
+"""Longest bundle: a run of about 20,000 calls."""
 
 EVIDENCE, REPORT = "evidence.json", "report.html"
 
 _BEGAN = (1980, 1, 1, 0, 0, 0)
-"""When a part was written: the first moment that a zip can name."""
+"""Time of every part: the first moment that a zip can name."""
 
 
 def parts(evidence: Evidence) -> dict[str, bytes]:
-    """What is made of the evidence: receipts, profiles, policies, and the page."""
+    """Return the parts derived from the evidence: receipts, profiles, policies, and the page."""
     found = {f"receipts/{call}.json": content + b"\n" for call, content in evidence.receipts.items()}
     for folder, texts in (("profiles", evidence.profiles), ("policies", evidence.policies)):
         for digest, text in texts.items():
@@ -33,7 +33,7 @@ def parts(evidence: Evidence) -> dict[str, bytes]:
 
 
 def written(evidence: bytes, others: dict[str, bytes]) -> bytes:
-    """The file."""
+    """Return the bytes of the bundle file."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as file:
         for name, content in sorted({**others, EVIDENCE: evidence}.items()):
@@ -44,10 +44,10 @@ def written(evidence: bytes, others: dict[str, bytes]) -> bytes:
 
 
 def evidence_in(content: bytes) -> tuple[bytes, dict[str, bytes]]:
-    """Take a bundle apart: its evidence, and its other parts.
+    """Return the evidence of a bundle, and its other parts.
 
     Raises:
-        EvidenceError: it is none.
+        EvidenceError: it is no bundle.
     """
     if len(content) > MAX_BYTES:
         raise EvidenceError(f"it is longer than {MAX_BYTES} bytes")
@@ -55,7 +55,7 @@ def evidence_in(content: bytes) -> tuple[bytes, dict[str, bytes]]:
         with zipfile.ZipFile(io.BytesIO(content)) as file:
             if any(each.compress_type != zipfile.ZIP_STORED for each in file.infolist()):
                 raise EvidenceError("it is not as it was written: a part is compressed")
-            # Stored, a part is no longer than what it says; together they may overlap, and say more than there is.
+            # A stored part has at most its stated size; overlapping parts could state more than there is.
             if sum(each.file_size for each in file.infolist()) > len(content):
                 raise EvidenceError("it is not as it was written: its parts overlap")
             found = {each.filename: file.read(each) for each in file.infolist()}

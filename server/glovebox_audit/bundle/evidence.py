@@ -1,11 +1,11 @@
-"""What a bundle's ``evidence.json`` says, and what of it is proved. Bytes in, data out: no file, no state, no network.
+"""Read and prove a bundle's ``evidence.json``. Bytes in, data out: no file, no state, no network.
 
 Rule 1  Each segment's seal is signed, and names the seal before it: from the first to the last there is no hole.
-Rule 2  A seal has the number of records of each call and run in its segment (``audit.segments.counts``). A bundle holds
-        exactly as many: one that was left out is missed.
-Rule 3  Each record lies below the root that its seal signed, so that none was changed or put in.
-Rule 4  Profiles and policies are those that the records name, and each text has the digest it is named by. That one
-        is not there, since it changed, is the word of whoever made the bundle.
+Rule 2  A seal counts the records of each call and run in its segment (``audit.segments.counts``). A bundle holds
+        exactly as many, so one left out is detected.
+Rule 3  Each record lies below the root that its seal signed, so none was changed or inserted.
+Rule 4  Profiles and policies are those that the records name, and each text has its digest. That one is absent, since
+        it changed, is the claim of the bundle's maker.
 """
 
 import itertools
@@ -26,47 +26,46 @@ from glovebox_audit.segments import counts, files, proof
 from glovebox_audit.segments.statements import Seal, recorded
 
 TYPE = "https://glovebox.dev/bundle/v1"
-"""A name: nothing is fetched from there. It changes when a field changes its meaning."""
+"""A name, never fetched. It changes when a field changes its meaning."""
 
 try:
     _INSTALLED = version("glovebox-mcp")
 except PackageNotFoundError:  # whoever verifies may have this package alone
     _INSTALLED = "unknown"
 VERSION: Final = f"{_INSTALLED}+page.2"
-"""Of what makes bundles. Its number is raised when the same evidence gets another page."""
+"""Of the maker of bundles. Raise its number when the same evidence gets another page."""
 
 _KEYS = {"type", "version", "of", "id", "segments", "profiles", "policies"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What a bundle shows."""
+    """The content of a bundle."""
 
     of: str
     """``call`` or ``run``."""
     id: str
     version: str
-    """Of the Glovebox that made it; not proved."""
+    """Version of the Glovebox that made it; not proved."""
     seals: tuple[Seal, ...]
     records: tuple[Record, ...]
-    """All there are, in the order of the log."""
+    """In the order of the log."""
     receipts: Mapping[str, bytes]
-    """By call."""
     profiles: Mapping[str, Mapping[str, Any] | None]
-    """By digest; None where whoever made it says that it is not what is in force any more."""
+    """By digest; None if the maker says that it is no longer in effect."""
     policies: Mapping[str, Mapping[str, Any] | None]
     """Likewise."""
     keys: tuple[str, ...]
-    """Ids of the keys that signed it, as checked; empty where nobody knows."""
+    """Ids of the keys that signed it, as checked; empty if unknown."""
 
 
 def is_of(of: str, identity: str, record: Record) -> bool:
-    """Whether a record is one of the call or the run."""
+    """Return whether a record belongs to the call or the run."""
     return record.call_id == identity if of == "call" else record.data.get("run") == identity
 
 
 def named(records: Iterable[Record]) -> tuple[set[str], set[str]]:
-    """Digests of the profiles and policies that calls were decided with."""
+    """Return the digests of the profiles and policies that decided the calls."""
     decided = [each.data for each in records if each.kind == CallDecided.kind]
     profiles, policies = (
         {digest for data in decided if isinstance(digest := data.get(name), str) and digest}
@@ -76,11 +75,9 @@ def named(records: Iterable[Record]) -> tuple[set[str], set[str]]:
 
 
 def read(content: bytes, keys: Mapping[str, Ed25519PublicKey]) -> Evidence:
-    """Prove what can be proved of it.
+    """Prove the content of an ``evidence.json``.
 
-    Args:
-        content: of ``evidence.json``.
-        keys: by id, got by a way that whoever sent the bundle does not control. With none, signatures stay unchecked.
+    Get ``keys``, by id, by a way that the bundle's sender does not control. With none, signatures stay unchecked.
 
     Raises:
         EvidenceError: it does not hold; the message is the exact reason.
@@ -175,7 +172,6 @@ def _complete(told: Sequence[Any], seal: Seal, name: str, found: int) -> None:
 
 
 def _receipts(records: Sequence[Record], keys: Mapping[str, Ed25519PublicKey]) -> dict[str, bytes]:
-    """The receipts in the records, each of its call's last record, which is right before it."""
     found: dict[str, bytes] = {}
     for before, record in zip([None, *records], records, strict=False):
         if record.kind != ReceiptSigned.kind or record.call_id is None:
@@ -198,7 +194,6 @@ def _receipts(records: Sequence[Record], keys: Mapping[str, Ed25519PublicKey]) -
 
 
 def _texts(told: Mapping[str, Any], digests: set[str], what: str) -> dict[str, Mapping[str, Any] | None]:
-    """Profiles and policies by their digests; each that is there has the one that it is named by."""
     if wrong := sorted(told.keys() ^ digests):
         whose = "is named by its records, and left out" if wrong[0] in digests else "is named by none of its records"
         raise EvidenceError(f"the {what} {wrong[0][:80]} {whose}")

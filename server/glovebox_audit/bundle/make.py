@@ -1,4 +1,4 @@
-"""Makes a bundle from a log: what is there of one call or one run, and that there is no more."""
+"""Make a bundle from a log: the records of one call or one run, and proof that there are no more."""
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -16,20 +16,14 @@ from glovebox_audit.segments import counts, proof
 from glovebox_audit.segments.proof import NotSealedError
 
 Texts = Callable[[], tuple[Mapping[str, Any], Mapping[str, Any]]]
-"""Profiles and policies in force now, by digest."""
+"""Profiles and policies in effect now, by digest."""
 
 
 def make(directory: Path, of: str, identity: str, texts: Texts) -> bytes | None:
-    """The bundle of a call or a run; None where the log has no record of it.
-
-    Args:
-        directory: of the log.
-        of: ``call`` or ``run``.
-        identity: its id.
-        texts: profiles and policies as they are now.
+    """Return the bundle of a ``call`` or ``run``; None if the log has no record of it.
 
     Raises:
-        NotSealedError: some of its records are in the segment that is being written.
+        NotSealedError: some of its records are in the current segment.
         EvidenceError: a segment is not what was sealed, or its seal counts no records.
         AuditError: the log cannot be read.
     """
@@ -68,7 +62,6 @@ def make(directory: Path, of: str, identity: str, texts: Texts) -> bytes | None:
 def _segments(
     snapshot: Snapshot, of: str, identity: str, wanted: Callable[[chain.Record], bool]
 ) -> Iterable[dict[str, Any]]:
-    """Each segment whose seal counts records, from the first that is left to the last."""
     name = counts.name_of(of, identity)
     for number in snapshot.sealed:
         there = counts.Counts()

@@ -1,4 +1,4 @@
-"""The page of a bundle: what its records say, for people. One file, no script; all that anybody said is escaped."""
+"""Render a bundle's records as a page for people. One file, no script; all text is escaped."""
 
 import html
 import json
@@ -34,7 +34,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def page(evidence: Evidence) -> str:
-    """The page, whole."""
+    """Return the whole page."""
     first, last = evidence.seals[0], evidence.seals[-1]
     calls = of_calls(evidence.records)
     title = f"{evidence.of} {evidence.id}"
@@ -59,7 +59,7 @@ def page(evidence: Evidence) -> str:
 
 
 def of_calls(records: Iterable[Record]) -> dict[str, list[Record]]:
-    """The records of each call."""
+    """Return the records of each call."""
     found: dict[str, list[Record]] = {}
     for record in records:
         if record.call_id is not None:
@@ -68,7 +68,7 @@ def of_calls(records: Iterable[Record]) -> dict[str, list[Record]]:
 
 
 def outcome(records: Iterable[Record]) -> str:
-    """How a call ended, or how far it came, in a few words."""
+    """Return a call's outcome, or its last step, in a few words."""
     kinds = {record.kind: record.data for record in records}
     decided = kinds.get(CallDecided.kind, {})
     if decided.get("effect") != "allow":
@@ -117,7 +117,6 @@ def _call(call: str, records: list[Record], receipt: bytes | None) -> str:
 
 
 def _found(scan: Mapping[str, Any]) -> str:
-    """What was found in a file."""
     if why := scan.get("not_scanned"):
         return f"not looked into: {why}"
     findings = scan.get("findings")
@@ -127,7 +126,7 @@ def _found(scan: Mapping[str, Any]) -> str:
 
 
 def withheld(receipt: bytes | None) -> list[str]:
-    """What a call was not given, as its receipt says."""
+    """Return what the receipt says was withheld from its call."""
     if receipt is None:
         return []
     told = json.loads(dsse.parse(receipt).payload)["predicate"].get("withheld")
@@ -162,5 +161,4 @@ def _texts(what: str, texts: Mapping[str, Mapping[str, Any] | None]) -> Iterable
 
 
 def _text(value: object) -> str:
-    """What anybody said, as text: no markup, and nothing that hides or reorders it."""
     return html.escape(printable(str(value or ""), "\n"))

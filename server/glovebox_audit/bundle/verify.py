@@ -1,4 +1,4 @@
-"""The proof of a bundle, offline: from its bytes and public keys to what it shows. Needs nothing of a server."""
+"""Verify a bundle offline, from its bytes and public keys. Needs nothing of a server."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,20 +12,18 @@ from glovebox_audit.chain import EvidenceError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedBundle:
-    """A bundle that holds."""
+    """A verified bundle."""
 
     evidence: Evidence
     report_checked: bool
-    """Whether its page is what this version makes of the evidence. If not, another version says that it wrote it, which
-    anybody can say: the page proves nothing."""
+    """Whether this version makes the same page of the evidence. If not, the page claims another version, which proves
+    nothing."""
 
 
 def verify(content: bytes, keys: Mapping[str, Ed25519PublicKey]) -> VerifiedBundle:
     """Check a bundle.
 
-    Args:
-        content: the file.
-        keys: by id, got by a way that whoever sent the bundle does not control; none proves no signer.
+    Get ``keys``, by id, by a way that the bundle's sender does not control. With none, no signer is proved.
 
     Raises:
         EvidenceError: it does not hold; the message is the exact reason.

@@ -1,6 +1,6 @@
-"""The events of the audit log: one frozen dataclass each, by family; their table, their drafts, calls under way.
+"""The events of the audit log, by family; their table, their drafts, calls under way.
 
-A new event is a dataclass in the module of its family, and its place in ``EVENTS``.
+A new event is a frozen dataclass in the module of its family, and an entry in ``EVENTS``.
 """
 
 import json
@@ -167,13 +167,13 @@ EVENTS: Mapping[str, type[Event]] = {
 }
 
 
-#: Calls that are remembered. A server has 16 at work at once, so this is thousands of servers that were cut off; beyond
-#: it the oldest is forgotten and nothing more is said about a call that is not known.
+#: Calls that are remembered. A server runs 16 at once, so this is thousands of killed servers. Beyond it the oldest is
+#: evicted, and nothing is reported about an unknown call.
 MAX_UNDER_WAY = 65_536
 
 
 def draft(event: Event) -> chain.Draft:
-    """Turn an event into what the chain takes.
+    """Turn an event into a draft for the chain.
 
     Raises:
         ValueError: a field holds what is not JSON, the call id is not a name, or the record would be too long.
@@ -190,7 +190,7 @@ def draft(event: Event) -> chain.Draft:
 
 
 def draft_receipt(event: ReceiptSigned, envelope: bytes) -> chain.Draft:
-    """Draft a receipt's event, whose envelope is encoded already: that is nearly all of it, and plain JSON."""
+    """Draft a receipt's event from its encoded envelope: that is nearly all of it, and plain JSON."""
     data = _data(event)
     del data["envelope"]
     parts = {name: chain.canonical(value) for name, value in data.items()}
@@ -229,52 +229,48 @@ class Begun:
     server: str
     """Id of the server process that decided about it."""
     decided: str
-    """When: time of its first record."""
+    """Time of its first record."""
     whose: dict[str, str]
     """Its tool, principal and client, as that record has them."""
     last: str
-    """Kind of its newest record."""
 
 
 class OpenCalls:
-    """Calls that have begun and not ended. Give it every record, or all those of one server, in the chain's order.
+    """The calls that have begun and not ended. Give it every record, or all of one server, in the chain's order.
 
-    The log's writer learns from it which calls it still owes an end, and the verifier which records fit no call.
+    The log's writer learns which calls still need an end, the verifier which records fit no call.
     """
 
     def __init__(self) -> None:
-        """Start with no call."""
         self._begun: dict[str, Begun] = {}
         self._ended: str | None = None
         self._forgot = False
 
     @property
     def forgot(self) -> bool:
-        """Whether there may be calls under way that are not known here."""
+        """Return whether there may be unknown calls under way."""
         return self._forgot
 
     def resume(self, calls: Iterable[str], *, forgot: bool) -> None:
-        """Begin in the middle of the chain, where these calls are under way, and others unknown if ``forgot``."""
+        """Begin in the middle of the chain with these calls, and unknown ones if ``forgot``."""
         self._begun = {call: Begun(before=Head(), server="", decided="", last="", whose={}) for call in calls}
         self._ended, self._forgot = None, forgot
 
     def __contains__(self, call_id: object) -> bool:
-        """Whether this call has begun and not ended."""
         return call_id in self._begun
 
     def ids(self) -> list[str]:
-        """The calls, in the order in which they began."""
+        """Return the calls, in the order in which they began."""
         return list(self._begun)
 
     def since(self, tail: Head) -> Head:
-        """From where on the chain holds records of these calls; ``tail``, its end, if there are none."""
+        """Return where the chain's records of these calls begin; ``tail``, its end, if there are none."""
         return next((each.before for each in self._begun.values()), tail)
 
     def note(self, record: Record, before: Head) -> str:
-        """Take the next record, and the end of the chain before it.
+        """Note the next record and return why it cannot belong to one life of its call, or "".
 
-        Returns:
-            Why this record cannot belong to one life of its call; empty if it can.
+        ``before`` is the end of the chain before it.
         """
         just_ended, self._ended = self._ended, None
         call = record.call_id
@@ -288,14 +284,14 @@ class OpenCalls:
             return "" if self._forgot else f"call {call} is not under way here: it never began, or has ended before"
         if EVENTS[record.kind].ends_call:
             del self._begun[call]
-            # What is lost has no receipt.
+            # A lost call has no receipt.
             self._ended = None if record.kind == CallLost.kind else call
         else:
             self._begun[call].last = record.kind
         return ""
 
     def lost(self, call: str, cause: LossCause, reason: str) -> CallLost:
-        """The record that ends a call that is under way and has no other end."""
+        """Return the record that ends a call under way without another end."""
         begun = self._begun[call]
         return CallLost(
             call_id=call, cause=cause, reason=reason, run_by=begun.server, decided=begun.decided, last=begun.last,

@@ -1,4 +1,4 @@
-"""What every event of the audit log is. Plain data, no I/O.
+"""The base of every event of the audit log. Plain data, no I/O.
 
 Optional fields that are None are left out of the record. Digests are ``sha256:`` and hex unless a field says otherwise.
 No event may carry a secret, a host path or an environment variable: records reach clients.

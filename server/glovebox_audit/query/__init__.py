@@ -1,1 +1,1 @@
-"""What an operator asks of the log: finds calls by what is recorded of them. Reads the log; proves nothing."""
+"""Queries of the log: find calls by their records. Reads the log; proves nothing."""

@@ -1,4 +1,4 @@
-"""Adds lines of the log to the index. A line counts as what it has the form of: what is shown is proved when it is."""
+"""Add lines of the log to the index, by their form alone: a record is proved when it is shown."""
 
 import hashlib
 import re
@@ -12,13 +12,13 @@ from glovebox_audit.query import calls
 from glovebox_audit.query.outcomes import RUNNING
 from glovebox_audit.read import Gaps
 
-#: Of a digest, and of an address, only so much is searched: the rest would be most of the index.
+#: Digits of a digest or an address that are searched: the rest would be most of the index.
 HEX_KEPT = 12
 
-#: Bytes of the log in one change of the file: what an interrupted query has to read again.
+#: Bytes of the log in one commit: what an interrupted query has to read again.
 _COMMIT_BYTES = 64 << 20
 
-#: Calls under way, and texts, that are remembered beside the file.
+#: Calls under way, and texts, cached in memory.
 _MOST_OPEN = 65_536
 _MOST_TEXTS = 200_000
 
@@ -28,10 +28,9 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Adder:
-    """Adds to one index. Its methods raise what ``database.DAMAGED`` names."""
+    """A writer of one index. Its methods raise the errors in ``database.DAMAGED``."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
-        """Go on where the index ends."""
         self._connection = connection
         self._calls = int(connection.execute("SELECT coalesce(max(id), 0) FROM calls").fetchone()[0])
         self._count = int(connection.execute("SELECT coalesce(max(texts), 0) FROM state").fetchone()[0])
@@ -40,7 +39,7 @@ class Adder:
             word: number for number, word in connection.execute("SELECT id, word FROM words")
         }
         self._texts: dict[str, int] = {}
-        # Calls under way: each with its number and the texts that are noted of it.
+        # Calls under way: each with its number and its indexed texts.
         self._open: dict[str, tuple[int, set[str]]] = {}
         self._new_calls: list[tuple[object, ...]] = []
         self._new_ids: list[tuple[str, int]] = []
@@ -50,17 +49,10 @@ class Adder:
         self._new_uses: list[tuple[int, int]] = []
 
     def add(self, file: BinaryIO, base: int, start: int, end: int, gaps: Gaps) -> int:
-        """Take some of the whole lines between two offsets of a file.
+        """Add some of the whole lines between two offsets of a file.
 
-        Args:
-            file: of the log.
-            base: offset in the log of its first byte.
-            start: where a line begins.
-            end: where the file ends.
-            gaps: in it; what lies in one is no record.
-
-        Returns:
-            The offset in the file after the last of them; ``start`` where there is none.
+        ``base`` is the offset in the log of the file's first byte. A line in a gap is no record. Return the offset in
+        the file after the last line added; ``start`` if there is none.
         """
         file.seek(start)
         at = done = start
@@ -77,13 +69,7 @@ class Adder:
         return done
 
     def save(self, began: int, until: int, last: bytes) -> None:
-        """Write what was taken.
-
-        Args:
-            began: offset of the log at which the index begins.
-            until: and the one up to which it goes.
-            last: the line that ends there.
-        """
+        """Commit the added lines; the index covers ``began`` to ``until`` and ends with ``last``."""
         execute, many = self._connection.execute, self._connection.executemany
         execute("BEGIN IMMEDIATE")
         many("INSERT OR REPLACE INTO words VALUES (?, ?)", [(number, word) for word, number in self._words.items()])
@@ -131,7 +117,7 @@ class Adder:
             name: clean("" if data.get(name) is None else str(data[name]))
             for name in ("tool", "principal", "client", "run", "workflow")
         }
-        # There may be as many runs as calls: they are no words, which are all kept at hand.
+        # There may be as many runs as calls: they are no words, which all stay in memory.
         kept = (word if name == "run" else self._word(word) for name, word in whose.items())
         self._calls += 1
         try:
@@ -143,7 +129,6 @@ class Adder:
         self._open[call] = (self._calls, set())
 
     def _resume(self, call: str) -> bool:
-        """Go on with a call that began before; False where it is not known."""
         found = self._connection.execute("SELECT id FROM ids WHERE call = ?", (clean(call),)).fetchone()
         if found is not None:
             self._open[call] = (int(found[0]), set())
@@ -162,7 +147,7 @@ class Adder:
         found = self._texts.get(text)
         if found is None:
             short = clean(_DIGEST.sub(r"\1", text))
-            # One with a digest is said of one call, or so often that it is remembered.
+            # A text with a digest belongs to one call, or is frequent enough to be cached.
             found = self._known(short) if short == text else self._added(short)
             self._texts[text] = found
         return found
@@ -189,16 +174,16 @@ class Adder:
 
 
 def has_texts(connection: sqlite3.Connection) -> bool:
-    """Whether texts are indexed."""
+    """Return whether texts are indexed."""
     return connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'texts'").fetchone() is not None
 
 
 def clean(text: str) -> str:
-    """A text as SQLite can hold it."""
+    """Return a text as SQLite can hold it."""
     return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
 
 
 def microseconds(time: datetime) -> int:
-    """A time as a number."""
+    """Return a time in microseconds since the epoch."""
     since = time - _EPOCH
     return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds

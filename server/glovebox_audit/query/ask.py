@@ -1,6 +1,6 @@
-"""Questions to the log. The index says where to look; every answer is what the log says there, each record proved.
+"""Query the log. The index says where to look; each answer is a proved record of the log.
 
-A place that is not what the index says it is makes a new index, once; what is still wrong then is the log's.
+If a place is not what the index says, the index is rebuilt once; a remaining fault is the log's.
 """
 
 import contextlib
@@ -18,42 +18,41 @@ from glovebox_audit.query.index import CallSpan, Filters, Index
 from glovebox_audit.query.offsets import OffsetReader, StaleIndexError
 from glovebox_audit.query.outcomes import RUNNING
 
-#: Stands for the newest call, where one is named.
+#: Name of the newest call.
 LAST = "last"
 
-#: Calls that a beginning of an id may stand for before they are no longer listed.
+#: Most calls listed for an ambiguous beginning of an id.
 MOST_NAMED = 5
 
-#: Looks at a log of which retention removes a segment meanwhile.
+#: Attempts while retention removes segments.
 _LOOKS = 3
 
 _Found = TypeVar("_Found")
 
 
 class _DamagedCallError(Exception):
-    """What lies at a place has the form of the record, and is not what was written."""
+    """A line has the form of the record, but was changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """Who hears how it goes."""
+    """The receivers of progress reports."""
 
     say: Callable[[str], None]
-    """A sentence."""
     progress: Callable[[int, int], None]
-    """How many bytes of the log are indexed, of how many that are new."""
+    """Gets the bytes of the log that are indexed, and those that are new."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryAnswer:
-    """The calls that were asked for."""
+    """The calls found."""
 
     calls: tuple[CallSummary, ...]
     """Newest first."""
     more: bool
     """Whether there are older ones."""
     damaged: int
-    """Calls among them that are left out, because their records are not what was written."""
+    """Calls left out, because their records were changed."""
 
 
 def ask(directory: Path, filters: Filters, limit: int, told: Told) -> QueryAnswer:
@@ -66,7 +65,7 @@ def ask(directory: Path, filters: Filters, limit: int, told: Told) -> QueryAnswe
 
 
 def named(directory: Path, name: str, told: Told) -> list[str]:
-    """Ids of the calls that a name stands for: an id, the beginning of some, or ``LAST``; at most ``MOST_NAMED``.
+    """Return at most ``MOST_NAMED`` ids for an id, the beginning of some, or ``LAST``.
 
     Raises:
         AuditError: there is no log, or it cannot be read.
@@ -77,13 +76,10 @@ def named(directory: Path, name: str, told: Told) -> list[str]:
 
 
 class _View:
-    """An index over a snapshot of the log, and what is read with both."""
-
     def __init__(self, index: Index, log: OffsetReader) -> None:
         self.index, self.log = index, log
 
     def call(self, place: CallSpan) -> CallSummary:
-        """The call that begins at a place."""
         decided = self._record(place.first)
         end = self._record(place.first if place.last is None else place.last)
         ended = calls.outcome(end.kind, end.data) not in {None, RUNNING}
@@ -92,7 +88,6 @@ class _View:
         return calls.of_records(decided, end)
 
     def named(self, beginning: str) -> list[str]:
-        """See ``named``."""
         found = self.index.named(beginning, MOST_NAMED)
         for call_id, place in found.items():
             with contextlib.suppress(_DamagedCallError):
@@ -101,7 +96,6 @@ class _View:
         return [beginning] if beginning in found else list(found)
 
     def records(self, call_id: str) -> list[Record]:
-        """See ``records``."""
         place = self.index.named(call_id, 1).get(call_id)
         if place is None:
             return []
@@ -111,7 +105,6 @@ class _View:
         return list(self.log.records_of(call_id, place.first, place.last))
 
     def _record(self, offset: int) -> Record:
-        """The record at an offset; where the line there has the form of one alone, it was changed since."""
         line = self.log.line(offset)
         if calls.label(line) is None:
             raise StaleIndexError
@@ -122,13 +115,13 @@ class _View:
 
 
 def records(directory: Path, call_id: str, told: Told) -> list[Record]:
-    """The records of one call, from its first to its last.
+    """Return the records of one call, from its first to its last.
 
     Raises:
         AuditError: there is no log, or it cannot be read.
     """
     found = _looked(directory, told, lambda view: view.records(call_id))
-    # An index that leaves a call out must not hide it.
+    # An index that omits a call must not hide it.
     return found or list(read.records_of(directory, call_id))
 
 
@@ -155,7 +148,7 @@ def _answer(view: _View, filters: Filters, limit: int) -> QueryAnswer:
 
 
 def _looked(directory: Path, told: Told, look: Callable[[_View], _Found]) -> _Found:
-    """Look at the log with its index: the one that is there, one made again, one in memory."""
+    """Query with the index: the existing one, a rebuilt one, one in memory."""
     removed = 0
     with database.opened(directory, told.say) as kept:
         while True:

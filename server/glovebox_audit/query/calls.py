@@ -1,4 +1,4 @@
-"""One call in a line, from its records; and which of its texts a search looks at. Pure: no I/O."""
+"""Summarize one call from its records; select the texts that a search covers. Pure: no I/O."""
 
 import json
 import re
@@ -20,14 +20,14 @@ from glovebox_audit.events import (
 )
 from glovebox_audit.query.outcomes import CANCELLED, ERRORS, RUNNING
 
-#: Kinds whose texts nobody searches: what was measured, and what is signed.
+#: Kinds whose texts are not searched: measurements and signatures.
 UNSEARCHED = frozenset({SandboxStarted.kind, ReceiptSigned.kind})
 
-#: Fields of the others that hold words of ours alone.
+#: Fields of the others that hold only our own words.
 _OURS = frozenset({"usage", "effect", "transport", "ended"})
 
 _CALL = b'{"call_id":"'
-# How the line of a record ends, in at most so many bytes; see ``chain``.
+# The end of a record's line, of bounded length; see ``chain``.
 _END = re.compile(
     rb'"kind":"([A-Za-z0-9._:@-]{1,128})","prev":"[0-9a-f]{64}","seq":[0-9]{1,16},"server":"[A-Za-z0-9._:@-]{1,128}"'
     rb',"time":"[0-9T:.Z-]{27}"}\n\Z'
@@ -38,11 +38,10 @@ OVER = "over "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallSummary:
-    """What is recorded of a call, in a line."""
+    """One call in a line."""
 
     call_id: str
     time: str
-    """When policy decided."""
     tool: str
     principal: str
     client: str | None
@@ -52,23 +51,22 @@ class CallSummary:
     outcome: str
     """One of ``outcomes.OUTCOMES``."""
     rule: str
-    """Which rule decided."""
     exit_code: int | None = None
     elapsed_ms: float | None = None
     error: str | None = None
     """Class of Glovebox's own failure."""
 
     is_error: bool = False
-    """Whether the call was allowed, and its caller's result is an error, for whatever reason."""
+    """Whether the call was allowed and its caller's result is an error, for any reason."""
 
     @property
     def through(self) -> str:
-        """The program it came from, as it names itself; of one without a name the transport, as ``over cli``."""
+        """Return the client's own name; without one the transport, as ``over cli``."""
         return self.client or f"{OVER}{self.transport}"
 
 
 def label(line: bytes) -> tuple[str, str] | None:
-    """Kind and call of a line that has the form of a call's record, whatever it is; None for any other."""
+    """Return kind and call of a line with the form of a call's record; None for any other."""
     end = _END.search(line, max(0, len(line) - _END_BYTES)) if line.startswith(_CALL) else None
     if end is None:
         return None
@@ -77,7 +75,7 @@ def label(line: bytes) -> tuple[str, str] | None:
 
 
 def fields(line: bytes) -> Mapping[str, Any] | None:
-    """What a line says, unproved; None where it is no record."""
+    """Return the unproved fields of a line; None if it is no record."""
     try:
         found = json.loads(line)
         return found if isinstance(found["data"], dict) and isinstance(found["time"], str) else None
@@ -86,7 +84,7 @@ def fields(line: bytes) -> Mapping[str, Any] | None:
 
 
 def outcome(kind: str, data: Mapping[str, Any]) -> str | None:
-    """How a call stands after this record; None where it does not say."""
+    """Return the call's state after this record; None if it does not say."""
     if kind == CallDecided.kind:
         return {"allow": RUNNING, "deny": "denied"}.get(str(data.get("effect")), "ask")
     if kind == CallFinished.kind:
@@ -99,7 +97,7 @@ def outcome(kind: str, data: Mapping[str, Any]) -> str | None:
 
 
 def of_records(decided: Record, end: Record) -> CallSummary:
-    """The line of a call: from the record that began it and the one that says how it stands, which may be the same."""
+    """Summarize a call from the record that began it and its latest, maybe the same."""
     said, last = decided.data, end.data
     came = outcome(end.kind, last) or ""
     return CallSummary(
@@ -125,7 +123,7 @@ def _text_or_none(data: Mapping[str, Any], name: str) -> str | None:
 
 
 def connections(records: Iterable[Record]) -> Iterator[tuple[str, str]]:
-    """Yield ``reached``, ``refused`` or ``asked`` for each connection that a call asked for, and a line about it.
+    """Yield ``reached``, ``refused`` or ``asked`` per connection of a call, with a line about it.
 
     Reached is what answered. Of a tunnel earlier logs do not say so.
     """
@@ -150,7 +148,7 @@ def connections(records: Iterable[Record]) -> Iterator[tuple[str, str]]:
 
 
 def texts(data: Mapping[str, Any]) -> Iterator[str]:
-    """Every text in the data of a record that a search looks at, folded."""
+    """Yield every text in a record's data that a search covers, folded."""
     for key, value in data.items():
         if key not in _OURS:
             yield from _texts(value)
@@ -166,10 +164,10 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def fold(text: str) -> str:
-    """A text without the difference of upper and lower case."""
+    """Return a text without differences of case."""
     return text.casefold()
 
 
 def holds(records: Iterable[Record], wanted: str) -> bool:
-    """Whether one of a call's records holds a folded text."""
+    """Return whether one of a call's records holds a folded text."""
     return any(wanted in text for each in records if each.kind not in UNSEARCHED for text in texts(each.data))

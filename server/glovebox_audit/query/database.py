@@ -1,4 +1,4 @@
-"""The SQLite file of the index beside the log: one user's, in one process at a time, with our tables and no others."""
+"""The SQLite file of the index beside the log: one user's, in one process at a time, with our tables only."""
 
 import contextlib
 import fcntl
@@ -11,10 +11,10 @@ from pathlib import Path
 
 NAME = "index.sqlite"
 
-#: It changes with what is in the tables. An index of another format is made again.
+#: Changes with the tables. An index of another format is rebuilt.
 FORMAT = 2
 
-#: How long one query waits for another. The first one on a large log takes minutes.
+#: Seconds one query waits for another. The first one on a large log takes minutes.
 LOCK_WAIT_SECONDS = 300.0
 
 _MEMORY = ":memory:"
@@ -22,13 +22,13 @@ _MEMORY = ":memory:"
 _SETTINGS = ("trusted_schema = OFF", "locking_mode = EXCLUSIVE", "temp_store = MEMORY", "cache_size = -65536")
 
 _TABLES = (
-    # How far it is: the offset it began at and got to, the digest of the line that ends there, the last text's number.
+    # Its extent: the offsets it begins and ends at, the digest of the last line, the last text's number.
     "CREATE TABLE state (began INTEGER, until INTEGER, line BLOB, texts INTEGER)",
     "CREATE TABLE words (id INTEGER PRIMARY KEY, word TEXT UNIQUE)",
-    # No index: reading all of it is a tenth of a second a million calls, whatever is asked, and none is chosen wrongly.
+    # No SQL index: a full scan takes a tenth of a second a million calls for any query, and the planner cannot err.
     "CREATE TABLE calls (id INTEGER PRIMARY KEY, tool, principal, client, run, workflow, outcome, time, first, last)",
     "CREATE TABLE ids (call TEXT PRIMARY KEY, id INTEGER) WITHOUT ROWID",
-    # Each text is in the index once: most are said of many calls.
+    # Each text is in the index once: most are common to many calls.
     "CREATE TABLE known (digest BLOB PRIMARY KEY, text INTEGER) WITHOUT ROWID",
     "CREATE TABLE uses (text INTEGER, call INTEGER, PRIMARY KEY (text, call)) WITHOUT ROWID",
 )
@@ -36,10 +36,10 @@ _TEXTS = "CREATE VIRTUAL TABLE texts USING fts5(text, content='', columnsize=0, 
 
 
 class IndexNotKeptError(Exception):
-    """The index cannot lie beside the log; the message says why."""
+    """The index cannot be kept beside the log; the message says why."""
 
 
-#: What a file raises that is damaged: SQLite's own message may hold bytes of it that are no text.
+#: Errors of a damaged file: SQLite's own message may hold bytes of it that are no text.
 DAMAGED = (sqlite3.Error, UnicodeDecodeError)
 
 
@@ -47,23 +47,23 @@ class IndexDatabase:
     """An open index. Make it with ``opened``."""
 
     def __init__(self, path: Path | None) -> None:
-        """Open the file, or make one in memory; raises one of ``DAMAGED``, also where it is no index of this format."""
+        """Open the file, or one in memory; raises one of ``DAMAGED``, also for another format."""
         self._path = path
         self._renewed = False
         self.connection = _connected(_MEMORY if path is None else str(path))
 
     def reset(self) -> None:
-        """Begin with an empty one."""
+        """Replace it with an empty one."""
         self.close()
         if self._path is not None:
             _renew(self._path)
         self.connection = _connected(_MEMORY if self._path is None else str(self._path))
 
     def renew(self, problem: Exception, say: Callable[[str], None]) -> None:
-        """Begin with an empty one after a failure; in memory where the disk refuses, or a new one failed too.
+        """Replace it after a failure; in memory if the disk refuses, or a new one failed too.
 
         Raises:
-            Exception: the same, where it failed in memory too.
+            Exception: the same, if it failed in memory too.
         """
         if self._path is None:
             raise problem
@@ -80,11 +80,9 @@ class IndexDatabase:
 
 @contextlib.contextmanager
 def opened(directory: Path, say: Callable[[str], None]) -> Iterator[IndexDatabase]:
-    """Open the index of the log in a directory as it was left, a new one where that cannot be used.
+    """Open the index of the log in a directory, or a new one if it is unusable.
 
-    Args:
-        directory: of the log.
-        say: told, in a sentence, what takes long or cannot be kept.
+    ``say`` gets a sentence about what takes long or cannot be kept.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -98,14 +96,13 @@ def opened(directory: Path, say: Callable[[str], None]) -> Iterator[IndexDatabas
 
 
 def in_memory(problem: Exception) -> str:
-    """Why an index is not kept."""
+    """Return the message for an index that is not kept."""
     words = (isinstance(problem, OSError) and problem.strerror) or str(problem)
     return f"The index of the log is made in memory, for this command alone, and not kept: {words}."
 
 
 @contextlib.contextmanager
 def _locked(directory: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock on the directory, which nobody else takes."""
     if directory.stat().st_uid != os.geteuid():
         raise IndexNotKeptError(
             "the log is another user's"
@@ -146,7 +143,7 @@ def _beside(path: Path) -> IndexDatabase:
 
 
 def _renew(path: Path) -> None:
-    """Put an empty file in its place; what a crash left of its last change would be put into the new one."""
+    """Replace the file with an empty one, without what a crash left of its last change."""
     for each in (path, path.with_name(f"{path.name}-journal")):
         each.unlink(missing_ok=True)
     _create(path)
@@ -176,7 +173,6 @@ def _connected(path: str) -> sqlite3.Connection:
 
 
 def _schema(connection: sqlite3.Connection) -> list[tuple[object, ...]]:
-    """Its format and all its tables."""
     tables = connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY name").fetchall()
     return [connection.execute("PRAGMA user_version").fetchone(), *tables]
 

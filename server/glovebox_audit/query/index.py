@@ -1,8 +1,8 @@
-"""The derived index of the log's calls: where each lies, and by what it can be found. Evidence of nothing.
+"""The derived index of the log's calls: where each lies, and its searchable fields. Evidence of nothing.
 
 Rule 1  What is shown is read from the log, at the place the index names.
-Rule 2  It holds the whole lines up to one offset of the log, and the digest of the last. Where the log has another line
-        there, or records a gap before it, the index is made again; else what is new is added.
+Rule 2  It holds the whole lines up to one offset of the log, and the digest of the last. If the log has another line
+        there, or records a gap before it, the index is rebuilt; else what is new is added.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from glovebox_audit.segments import files
 
 _HEX = re.compile(rf"[0-9a-f]{{{HEX_KEPT + 1},}}")
 
-#: Calls that are looked through for a text at first, and how many times as many then.
+#: Calls first searched for a text, and the growth factor after that.
 _FIRST_SPAN, _LARGER = 4096, 16
 
 #: The shortest text that trigrams find.
@@ -33,7 +33,7 @@ _SHORTEST = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallSpan:
-    """Where a call lies in the log."""
+    """The place of a call in the log."""
 
     first: int
     """Offset of its first record."""
@@ -43,24 +43,23 @@ class CallSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filters:
-    """What calls are looked for: all that fit each of these. Empty fits all."""
+    """The conditions of a query, all of which must hold. Empty fits all."""
 
     tools: tuple[str, ...] = ()
     principals: tuple[str, ...] = ()
     clients: tuple[str, ...] = ()
-    """As a call says it; of none empty, or as ``Call.through`` has it."""
+    """As a call states it; empty for none, or as ``Call.through`` has it."""
     runs: tuple[str, ...] = ()
     workflows: tuple[str, ...] = ()
     outcomes: tuple[str, ...] = ()
-    """Of ``outcomes.OUTCOMES``."""
     since: datetime | None = None
     until: datetime | None = None
-    """Before this time."""
+    """Exclusive."""
     text: str | None = None
     """Folded; in one of the call's texts."""
 
     def fit(self, call: calls.CallSummary) -> bool:
-        """Whether a call fits, its texts aside."""
+        """Return whether a call fits, its texts aside."""
         time = datetime.fromisoformat(call.time)
         return (
             (not self.tools or call.tool in self.tools)
@@ -74,24 +73,23 @@ class Filters:
         )
 
     def named(self) -> set[str]:
-        """Clients as the index has them, which knows no transports."""
+        """Return clients as the index has them, without transports."""
         return {"" if each.startswith(calls.OVER) else each for each in self.clients} | set(self.clients)
 
     def wanted(self) -> set[str]:
-        """Return outcomes as the index has them, which does not know who cancelled a call."""
+        """Return outcomes as the index has them, without who cancelled a call."""
         return {*self.outcomes, *((*ERRORS, CANCELLED) if FAILED in self.outcomes else ())}
 
     def came(self, call: calls.CallSummary) -> bool:
-        """Return whether a call that fits came from one of the clients, and came out so, too."""
+        """Return whether a call that fits also has one of the clients and outcomes."""
         out = not self.outcomes or call.outcome in self.outcomes or (FAILED in self.outcomes and call.is_error)
         return out and (not self.clients or bool({call.client or "", call.through} & set(self.clients)))
 
 
 class Index:
-    """The index of one log, as of one snapshot. Raises one of ``database.DAMAGED`` where file or disk fail."""
+    """The index of one log and one snapshot. Raises one of ``database.DAMAGED`` if file or disk fail."""
 
     def __init__(self, database: IndexDatabase, log: OffsetReader) -> None:
-        """Take both, open."""
         self._database = database
         self._log = log
 
@@ -100,18 +98,13 @@ class Index:
         return self._database.connection
 
     def update(self, progress: Callable[[int, int], None]) -> None:
-        """Index what is new in the log.
-
-        Args:
-            progress: told how many bytes are done, of how many.
-        """
+        """Index what is new; ``progress`` gets the bytes done, and their total."""
         began, until = self._continued()
         if not self._add(began, until, progress):
             self._database.reset()
             self._add(self._log.start, self._log.start, progress)
 
     def _add(self, began: int, start: int, progress: Callable[[int, int], None]) -> bool:
-        """Index the log from an offset on; False where lines before it turn out to lie in a gap."""
         adder, end = Adder(self._connection), self._log.end
         for file, base, size in self._log.files_from(start):
             at = max(start - base, 0)
@@ -127,12 +120,12 @@ class Index:
         return True
 
     def _continued(self) -> tuple[int, int]:
-        """From where on the log is indexed, and up to where; an index that does not fit the log is thrown away."""
+        """Return the indexed range of the log; drop an index that does not fit the log."""
         state = self._connection.execute("SELECT began, until, line FROM state").fetchone()
         start = self._log.start
         if state is not None and all(type(each) is int for each in state[:2]):
             began, until, line = state
-            # What retention removed stays in the index as long as it is the smaller part.
+            # Removed segments stay in the index as long as they are the smaller part.
             if start - began <= until - start:
                 with contextlib.suppress(StaleIndexError):
                     if hashlib.sha256(self._log.line_before(until)).digest() == line:
@@ -142,14 +135,14 @@ class Index:
         return start, start
 
     def find(self, filters: Filters) -> Iterator[CallSpan]:
-        """Where calls may lie that fit, newest first; with a text, others too."""
+        """Yield places of calls that may fit, newest first; with a text, others too."""
         chosen = self._conditions(filters)
         if chosen is None:
             return
         conditions, values = chosen
         spans = [(0, sys.maxsize)]
         if self._match(filters.text):
-            # A text may be said of every call: the newest of them are often enough.
+            # Every call may have the text: the newest are often enough.
             conditions.append("id IN (SELECT call FROM uses WHERE text IN temp.matching AND call > ? AND call <= ?)")
             spans = self._spans()
         conditions.append("id > ? AND id <= ?")
@@ -160,7 +153,7 @@ class Index:
                 yield _place(first, last)
 
     def _match(self, text: str | None) -> bool:
-        """Note in ``temp.matching`` the texts that may hold this one; False where these are all there are."""
+        """Put the texts that may match into ``temp.matching``; return False if all may."""
         phrases = [part for part in _HEX.sub(_cut, text or "").split("\0") if len(part) >= _SHORTEST]
         if not phrases or not has_texts(self._connection):
             return False
@@ -171,7 +164,6 @@ class Index:
         return True
 
     def _spans(self) -> list[tuple[int, int]]:
-        """The numbers of all calls in a few spans, the newest first, each larger than the one before."""
         upper = int(self._connection.execute("SELECT coalesce(max(id), 0) FROM calls").fetchone()[0])
         found, size = [], _FIRST_SPAN
         while upper > 0:
@@ -180,7 +172,7 @@ class Index:
         return found
 
     def named(self, beginning: str, most: int) -> dict[str, CallSpan]:
-        """Calls whose id begins so, at most that many."""
+        """Return at most ``most`` calls whose id begins so."""
         asked = (
             "SELECT call, first, last FROM ids JOIN calls USING (id)"
             " WHERE call >= ? AND call < ? AND first >= ? ORDER BY call LIMIT ?"
@@ -190,7 +182,7 @@ class Index:
         return {call: _place(first, last) for call, first, last in found}
 
     def _conditions(self, filters: Filters) -> tuple[list[str], list[object]] | None:
-        """The same in SQL; None where nothing can fit."""
+        """Return the conditions in SQL; None if no call can fit."""
         conditions, values = ["first >= ?"], [self._log.start]  # type: list[str], list[object]
         for column, wanted in (
             ("tool", filters.tools),
@@ -226,5 +218,5 @@ def _place(first: object, last: object) -> CallSpan:
 
 
 def _cut(found: re.Match[str]) -> str:
-    """Of a long hexadecimal number its beginning; what follows is looked for apart."""
+    """Truncate a long hexadecimal number; what follows is a phrase of its own."""
     return f"{found[0][:HEX_KEPT]}\0"

@@ -1,4 +1,4 @@
-"""Reads the log by offset, in whichever file the byte lies. Offsets count over all files: rotation moves none."""
+"""Read the log by offset. Offsets count over all files: rotation moves none."""
 
 import contextlib
 from bisect import bisect_right
@@ -14,14 +14,13 @@ from glovebox_audit.segments import files
 
 
 class StaleIndexError(Exception):
-    """The log does not have at a place what the index says."""
+    """The log does not match the index at a place."""
 
 
 class OffsetReader:
-    """The files of a snapshot as one. Raises FileNotFoundError where retention removes one meanwhile."""
+    """The files of a snapshot as one. Raises FileNotFoundError if retention removes one meanwhile."""
 
     def __init__(self, snapshot: Snapshot) -> None:
-        """Open nothing yet but the file that is written."""
         self._snapshot = snapshot
         self._opened = contextlib.ExitStack()
         self._files: dict[int, tuple[BinaryIO, int]] = {}
@@ -39,16 +38,16 @@ class OffsetReader:
 
     @property
     def start(self) -> int:
-        """Offset of the oldest byte that is still there."""
+        """Return the offset of the oldest byte that is still there."""
         return self._base(self._numbers[0])
 
     @property
     def end(self) -> int:
-        """Offset of the byte after the newest."""
+        """Return the offset of the byte after the newest."""
         return self._base(self._numbers[-1]) + self._file(self._numbers[-1])[1]
 
     def files_from(self, offset: int) -> Iterator[tuple[BinaryIO, int, int]]:
-        """Each file from the one that holds an offset on, with the offset of its first byte and its length.
+        """Yield each file from the one with ``offset`` on, its offset in the log and its length.
 
         Raises:
             StaleIndexError: no file holds it.
@@ -61,7 +60,7 @@ class OffsetReader:
             yield file, self._base(number), size
 
     def line(self, offset: int) -> bytes:
-        """The line that begins there; raises StaleIndexError."""
+        """Return the line that begins there; raises StaleIndexError."""
         file, base, size = next(self.files_from(offset))
         line = files.line_at(file.fileno(), offset - base)
         if not 0 <= offset - base < size or not line.endswith(b"\n"):
@@ -69,19 +68,16 @@ class OffsetReader:
         return line
 
     def line_before(self, offset: int) -> bytes:
-        """The line that ends there; raises StaleIndexError."""
+        """Return the line that ends there; raises StaleIndexError."""
         file, base, size = next(self.files_from(max(0, offset - 1)))
         if not 0 < offset - base <= size:
             raise StaleIndexError
         return files.line_before(file.fileno(), offset - base)
 
     def records_of(self, call_id: str, first: int, last: int | None) -> Iterator[Record]:
-        """The records of a call, its receipt included; raises StaleIndexError.
+        """Yield the records of a call, its receipt included; raises StaleIndexError.
 
-        Args:
-            call_id: the call.
-            first: where its first record begins.
-            last: where the one begins that ends it; None for a call without an end.
+        ``first`` and ``last`` are where its first and its last record begin; None for a call without an end.
         """
         until = self.end if last is None else last + len(self.line(last))
         for file, base, size in self.files_from(first):

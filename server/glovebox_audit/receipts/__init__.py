@@ -1,1 +1,1 @@
-"""Receipts: what they say, their envelope, and their proof for whoever holds one."""
+"""Receipts: their statements, their envelope, and their verification."""

@@ -1,8 +1,8 @@
-"""The envelope: DSSE, with one Ed25519 signature. Bytes in, bytes out; no file, no clock, and nothing of a call.
+"""Sign and check DSSE envelopes with one Ed25519 signature. Bytes in, bytes out; no file, no clock, nothing of a call.
 
-https://github.com/secure-systems-lab/dsse (protocol and envelope, version 1). An envelope of ours has one form
-only, its canonical JSON: a receipt in which any byte was changed is another file or no receipt, also where DSSE itself
-would not notice, as with the key's id.
+https://github.com/secure-systems-lab/dsse (protocol and envelope, version 1). Our envelope has one form only, its
+canonical JSON. A receipt with any byte changed is another file or no receipt, even where DSSE itself would not notice,
+as in the key's id.
 """
 
 import base64
@@ -23,7 +23,7 @@ PAYLOAD_TYPE = "application/vnd.in-toto+json"
 """https://github.com/in-toto/attestation/blob/main/spec/v1/envelope.md"""
 
 MAX_BYTES = chain.MAX_LINE_BYTES
-"""Longest envelope: a receipt lies in the audit log, whose lines are no longer."""
+"""Longest envelope: a receipt is a line of the audit log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,24 +32,24 @@ class Envelope:
 
     payload: bytes
     key_id: str
-    """Which key the envelope says signed it; only a hint until the signature was checked."""
+    """Only a hint until the signature was checked."""
     signature: bytes
 
 
 def pae(payload_type: str, payload: bytes) -> bytes:
-    """What is signed: DSSE's pre-authentication encoding, version 1."""
+    """Return the bytes to sign: DSSE's pre-authentication encoding, version 1."""
     kind = payload_type.encode()
     return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
 
 
 def key_id(key: Ed25519PublicKey) -> str:
-    """``sha256:`` and the hex digest of the key's SubjectPublicKeyInfo (DER): what ``openssl pkey -pubin`` writes."""
+    """Return ``sha256:`` and the hex digest of the key's SubjectPublicKeyInfo (DER, as of ``openssl pkey -pubin``)."""
     encoded = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     return "sha256:" + hashlib.sha256(encoded).hexdigest()
 
 
 def sign(payload: bytes, key: Ed25519PrivateKey, identity: str) -> dict[str, Any]:
-    """The envelope as JSON; ``identity`` is the key's id, which its caller keeps."""
+    """Return the envelope as JSON; ``identity`` is the key's id."""
     signature = key.sign(pae(PAYLOAD_TYPE, payload))
     return {
         "payload": base64.b64encode(payload).decode(),
@@ -59,7 +59,7 @@ def sign(payload: bytes, key: Ed25519PrivateKey, identity: str) -> dict[str, Any
 
 
 def parse(content: bytes) -> Envelope:
-    """Read an envelope; nothing is proved about it yet. A line feed at the end is allowed, and nothing else.
+    """Parse an unverified envelope; one line feed may end it.
 
     Raises:
         EvidenceError: it is anything but the canonical JSON of an envelope with one signature.
@@ -94,7 +94,7 @@ def check(envelope: Envelope, key: Ed25519PublicKey) -> None:
     """
     given = key_id(key)
     if envelope.key_id != given:
-        # Nothing is proved yet, so the name is a stranger's text, and this is read in a terminal.
+        # Nothing is proved yet: the name is a stranger's text, and a terminal shows this.
         named = ascii(envelope.key_id[:80])[1:-1]
         raise EvidenceError(f"it was signed with another key: it names {named}, and yours is {given}")
     try:
@@ -104,5 +104,5 @@ def check(envelope: Envelope, key: Ed25519PublicKey) -> None:
 
 
 def _same(content: bytes, text: str) -> bool:
-    """Whether this is the one text for these bytes: base64 has bits that its readers ignore."""
+    """Return whether this is the canonical base64 of these bytes: readers ignore some of its bits."""
     return base64.b64encode(content).decode() == text

@@ -1,4 +1,4 @@
-"""Public keys: how they are read and written. The private one is the server's."""
+"""Read and write public keys. The private one is the server's."""
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
@@ -11,13 +11,13 @@ _NO_PUBLIC_KEY = "it is not an Ed25519 public key in PEM, as `glovebox receipt k
 
 
 def public_pem(key: Ed25519PublicKey) -> str:
-    """A public key in PEM."""
+    """Return a public key in PEM."""
     form = serialization.PublicFormat.SubjectPublicKeyInfo
     return key.public_bytes(serialization.Encoding.PEM, form).decode()
 
 
 def parse_public(content: bytes) -> Ed25519PublicKey:
-    """Read a public key as ``glovebox receipt key`` prints it.
+    """Parse a public key as ``glovebox receipt key`` prints it.
 
     Raises:
         ValueError: it is anything else.

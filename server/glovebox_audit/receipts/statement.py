@@ -1,8 +1,8 @@
 """The statement of a receipt: an in-toto Statement, version 1, with a predicate of ours.
 
-Data, as docs/operate/audit.md explains;
-https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md. The models are read from bytes, so they are
-strict; a field that is None or empty is left out when written. Digests are ``sha256:`` and hex, but in ``subject``.
+See docs/operate/audit.md and https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md. The models are read
+from bytes, so they are strict. A field that is None or empty is not written. Digests are ``sha256:`` and hex, except in
+``subject``.
 """
 
 from typing import Annotated, Any, Literal
@@ -228,10 +228,10 @@ class Statement(_StatementPart):
 
 
 def parse(payload: bytes) -> Statement:
-    """Read a payload whose signature was checked.
+    """Parse a payload whose signature was checked.
 
     Raises:
-        EvidenceError: it is no statement of this version about a call, and whether a newer one made it.
+        EvidenceError: it is no statement of this version about a call; says if a newer one made it.
     """
     try:
         return Statement.model_validate_json(payload)

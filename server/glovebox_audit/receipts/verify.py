@@ -1,4 +1,4 @@
-"""The proof of one receipt, offline: signature, form, and its place in an audit log or a copy of it. Reads only."""
+"""Verify one receipt offline: signature, form, and its place in an audit log or a copy of it. Reads only."""
 
 import hashlib
 from dataclasses import dataclass
@@ -17,22 +17,18 @@ from glovebox_audit.verify import verify as verify_log
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedReceipt:
-    """A receipt that holds."""
+    """A verified receipt."""
 
     statement: Statement
     digest: str
-    """Digest of the receipt, as the log and the call's result name it."""
     key_id: str
-    """Which key signed it."""
 
 
 def verify(content: bytes, key: Ed25519PublicKey, audit: Path | None = None) -> VerifiedReceipt:
-    """Check one receipt.
+    """Check one receipt, as ``glovebox receipt show --json`` or ``receipt://…`` gives it.
 
-    Args:
-        content: the file, as ``glovebox receipt show --json`` or ``receipt://…`` gives it.
-        key: the server's public key, got by a way that whoever sent the receipt does not control.
-        audit: directory of the audit log it belongs to, or of a copy; None leaves its place unproved.
+    Get the key by a way that the receipt's sender does not control. Without ``audit``, the directory of the log or of a
+    copy, its place stays unproved.
 
     Raises:
         EvidenceError: the receipt does not hold; the message is the exact reason.
@@ -48,7 +44,7 @@ def verify(content: bytes, key: Ed25519PublicKey, audit: Path | None = None) -> 
 
 
 def of_call(directory: Path, call_id: str) -> bytes | None:
-    """The receipt of a call, as the log holds it; None when there is none. Raises AuditError."""
+    """Return a call's receipt from the log, None if there is none; raises AuditError."""
     found = None
     for record in read.records_of(directory, call_id):
         if record.kind == ReceiptSigned.kind:

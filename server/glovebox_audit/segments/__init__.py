@@ -1,1 +1,1 @@
-"""Sealed segments of the audit log: names and places, seals, trees and proofs, and what retention may remove."""
+"""Sealed segments of the audit log: names and places, seals, trees and proofs, and retention."""

@@ -1,7 +1,7 @@
-"""How many records each call and each run has in a segment: a second tree, so that a record left out is noticed.
+"""Count the records of each call and run of a segment in a second tree, to detect one left out.
 
-A leaf is a name and a number. A name is the digest of a call's or a run's id, so that a neighbour's leaf, which shows
-that something is not there, tells nobody's. Leaves are sorted: what would lie between two neighbours is not there.
+A leaf is a name and a number. A name is the digest of a call's or a run's id, so a neighbour's leaf, which proves an
+absence, does not reveal an id. Leaves are sorted: what would lie between two neighbours is not there.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from glovebox_audit.segments import merkle
 
 
 def name_of(kind: str, identity: str) -> str:
-    """The name of a call (``call``) or a run (``run``)."""
+    """Return the name of a call (``call``) or a run (``run``)."""
     return hashlib.sha256(f"{kind}:{identity}".encode()).hexdigest()
 
 
@@ -29,19 +29,18 @@ class Count:
 
     @property
     def leaf(self) -> bytes:
-        """Its hash."""
+        """Return its hash."""
         return merkle.leaf_hash(f"{self.name} {self.records}".encode())
 
 
 class Counts:
-    """Counts the records of one segment."""
+    """A counter of the records of one segment."""
 
     def __init__(self) -> None:
-        """Begin with none."""
         self._found: Counter[tuple[str, str]] = Counter()
 
     def line(self, line: bytes) -> None:
-        """Count a record by its line; what is none is not counted, and whoever verifies the chain finds it."""
+        """Count a record by its line; skip any other line, which chain verification finds."""
         try:
             fields = json.loads(line)
             self.record(fields.get("call_id"), fields["data"])
@@ -57,12 +56,12 @@ class Counts:
             self._found["run", run] += 1
 
     def leaves(self) -> list[Count]:
-        """All of them, sorted."""
+        """Return all leaves, sorted."""
         named = ((name_of(*who), records) for who, records in self._found.items())
         return [Count(name=name, records=records) for name, records in sorted(named)]
 
     def root(self, leaves: Iterable[Count] | None = None) -> str:
-        """Root of the tree over them: digest."""
+        """Return the digest of the root of the tree over them."""
         tree = merkle.Tree()
         for each in self.leaves() if leaves is None else leaves:
             tree.add(each.leaf)
@@ -70,7 +69,7 @@ class Counts:
 
 
 def shown(leaves: Sequence[Count], name: str) -> list[dict[str, Any]]:
-    """What shows how many records a name has: its leaf, or, where it has none, the two between which it would lie."""
+    """Return the proof of a name's count: its leaf, or the two neighbours of its place."""
     place = bisect_left([each.name for each in leaves], name)
     there = place < len(leaves) and leaves[place].name == name
     tree = merkle.levels([each.leaf for each in leaves])
@@ -87,10 +86,10 @@ def shown(leaves: Sequence[Count], name: str) -> list[dict[str, Any]]:
 
 
 def counted(told: Sequence[Any], name: str, size: int, root: str) -> int:
-    """How many records a name has, as ``shown`` and a seal say.
+    """Return a name's count, as proved by ``shown`` and a seal.
 
     Raises:
-        ValueError: they do not show it; the message is the exact reason.
+        ValueError: they do not prove it; the message is the exact reason.
     """
     found = [_count(each, size, root) for each in told]
     if len(found) == 1 and found[0][1].name == name:
@@ -104,7 +103,6 @@ def counted(told: Sequence[Any], name: str, size: int, root: str) -> int:
 
 
 def _count(told: Any, size: int, root: str) -> tuple[int, Count]:
-    """One leaf and its place, by its path to the root that was signed."""
     try:
         count, index = Count(name=told["name"], records=told["records"]), told["index"]
         way = [bytes.fromhex(node) for node in told["path"]]

@@ -1,6 +1,6 @@
-"""Names and places of the log's files: ``audit.jsonl`` is written, ``segments/`` holds those that were sealed.
+"""Names and places of the log's files: ``audit.jsonl`` is written, ``segments/`` holds the sealed ones.
 
-The log is all of them, one after the other. An offset in the log counts from its first byte, in whichever file.
+The log is all of them, one after the other. An offset in the log counts from its first byte, over all files.
 """
 
 import os
@@ -20,27 +20,27 @@ LOG_NAME = "audit.jsonl"
 HEAD_NAME = "head.json"
 DIRECTORY = "segments"
 
-#: The file that is going to be ``audit.jsonl`` is made under this name, so that it never is there half written.
+#: The next ``audit.jsonl`` is made under this name, so that it is never there half written.
 NEXT_NAME = "audit.next"
 
-#: Longer than most lines: what is read of a file to find its last one.
+#: Bytes read of a file to find its last line: longer than most lines.
 _MOST_LINES = 8192
 
 _NAME = re.compile(r"(\d{6,9})\.jsonl", re.ASCII)
 
 
 def name(number: int) -> str:
-    """Where a sealed segment lies, below the log's directory."""
+    """Return the path of a sealed segment, below the log's directory."""
     return f"{DIRECTORY}/{number:06}.jsonl"
 
 
 def sealed(directory: Path) -> list[int]:
-    """Numbers of the sealed segments that are there, in order; raises OSError but for a folder that is missing."""
+    """Return the numbers of the sealed segments, in order; raises OSError unless the folder is missing."""
     return sorted(number for each in _names(directory) if (number := _number(each)) is not None)
 
 
 def strays(directory: Path) -> list[str]:
-    """What else lies in the folder of the sealed segments, by its place; raises likewise."""
+    """Return the other paths in the folder of the sealed segments; raises likewise."""
     return sorted(f"{DIRECTORY}/{each}" for each in _names(directory) if _number(each) is None)
 
 
@@ -52,7 +52,6 @@ def _names(directory: Path) -> list[str]:
 
 
 def _number(found: str) -> int | None:
-    """The number of the segment that has exactly this name."""
     match = _NAME.fullmatch(found)
     number = int(match[1]) if match else 0
     return number if number > 0 and name(number) == f"{DIRECTORY}/{found}" else None
@@ -60,18 +59,18 @@ def _number(found: str) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentStart:
-    """How a segment begins, as its first line says."""
+    """The beginning of a segment, from its first line."""
 
     number: int = 1
-    """1 for a log that never rotated, which does not say so."""
+    """1 for a log that never rotated, which has no such line."""
     before: Head = field(default_factory=Head)
     """The end of the chain before it; its size is the offset of this segment in the log."""
     time: float = 0.0
-    """When its first record was written, in seconds since the epoch; 0 where that is not known."""
+    """Unix time of its first record in seconds; 0 if unknown."""
 
 
 def start_of(line: bytes) -> SegmentStart:
-    """Read the first line of a segment.
+    """Parse the first line of a segment.
 
     Raises:
         NewerFormatError: a newer Glovebox wrote the segment.
@@ -87,7 +86,7 @@ def start_of(line: bytes) -> SegmentStart:
 
 
 def begun(record: Record, time: float = 0.0) -> SegmentStart | None:
-    """What a record says that begins a segment; None for any other.
+    """Return the segment start that a record states; None for any other record.
 
     Raises:
         NewerFormatError: a newer Glovebox wrote the segment.
@@ -104,7 +103,7 @@ def begun(record: Record, time: float = 0.0) -> SegmentStart | None:
 
 @contextmanager
 def opened(path: Path) -> Iterator[int]:
-    """Open a file of the log for reading, and nothing else that stands in its place; raises OSError."""
+    """Open a file of the log for reading, and only a regular file; raises OSError."""
     # O_NONBLOCK: a FIFO in the place of the file must not hang a reader.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -116,7 +115,7 @@ def opened(path: Path) -> Iterator[int]:
 
 
 def line_at(descriptor: int, offset: int) -> bytes:
-    """The line that begins at this offset of the file, line feed included; at most ``MAX_LINE_BYTES`` of it."""
+    """Return the line that begins at this offset, line feed included; at most ``MAX_LINE_BYTES``."""
     block = os.pread(descriptor, 4096, offset)
     if b"\n" not in block:
         block = os.pread(descriptor, chain.MAX_LINE_BYTES, offset)
@@ -124,7 +123,7 @@ def line_at(descriptor: int, offset: int) -> bytes:
 
 
 def line_before(descriptor: int, end: int) -> bytes:
-    """The line that ends at this offset of the file."""
+    """Return the line that ends at this offset of the file."""
     for length in (_MOST_LINES, chain.MAX_LINE_BYTES + 1):
         start = max(0, end - length)
         block = os.pread(descriptor, end - start, start)
@@ -134,17 +133,17 @@ def line_before(descriptor: int, end: int) -> bytes:
 
 
 def length(descriptor: int) -> int:
-    """Bytes of a file."""
+    """Return the length of a file in bytes."""
     return os.fstat(descriptor).st_size
 
 
 def anchor(end: Head | Record) -> str:
-    """A record, or the end of a chain, as ``SEQ:HASH``."""
+    """Return a record, or the end of a chain, as ``SEQ:HASH``."""
     return f"{end.seq}:{end.hash}"
 
 
 def since(directory: Path, current: SegmentStart, offset: int) -> list[tuple[str, int]]:
-    """Names and offsets of the sealed segments before ``current``, from the one that holds an offset of the log on.
+    """Return names and offsets of the sealed segments before ``current``, from the one with ``offset`` on.
 
     Raises:
         OSError: one cannot be read.

@@ -1,7 +1,7 @@
-"""Merkle trees as Certificate Transparency has them: roots, and audit paths from one leaf to the root. Pure.
+"""Merkle trees of Certificate Transparency: roots, and audit paths from one leaf to the root. Pure.
 
-https://www.rfc-editor.org/rfc/rfc6962#section-2.1. Leaves and nodes are hashed with different prefixes, so that none
-can be given out as the other.
+https://www.rfc-editor.org/rfc/rfc6962#section-2.1. Leaves and nodes are hashed with different prefixes, so that neither
+can pass as the other.
 """
 
 import hashlib
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 
 def leaf_hash(content: bytes) -> bytes:
-    """The hash of one leaf."""
+    """Return the hash of one leaf."""
     return hashlib.sha256(b"\0" + content).digest()
 
 
@@ -18,10 +18,9 @@ def _node_hash(left: bytes, right: bytes) -> bytes:
 
 
 class Tree:
-    """Grows by leaves and keeps only the roots of its whole subtrees: one for each bit of its size."""
+    """A tree that keeps only the roots of its whole subtrees: one for each bit of its size."""
 
     def __init__(self) -> None:
-        """Begin empty."""
         self.size = 0
         self._roots: list[bytes] = []
 
@@ -36,7 +35,7 @@ class Tree:
             size //= 2
 
     def root(self) -> bytes:
-        """The root over all leaves so far; of none, the hash of nothing."""
+        """Return the root over all leaves so far; of none, the hash of nothing."""
         if not self._roots:
             return hashlib.sha256().digest()
         found = self._roots[-1]
@@ -46,7 +45,7 @@ class Tree:
 
 
 def levels(leaves: Sequence[bytes]) -> list[list[bytes]]:
-    """All nodes of a tree, from these leaves to its root: pairs become one, and what has no neighbour moves up."""
+    """Return all nodes from the leaves to the root: pairs become one, a single one moves up."""
     found = [list(leaves)]
     while len(found[-1]) > 1:
         below = found[-1]
@@ -56,7 +55,7 @@ def levels(leaves: Sequence[bytes]) -> list[list[bytes]]:
 
 
 def path(tree: Sequence[Sequence[bytes]], index: int) -> list[bytes]:
-    """The audit path of one leaf in a tree as ``levels`` gives it, from its neighbour up."""
+    """Return the audit path of one leaf of ``levels``, from its neighbour up."""
     way = []
     for level in tree[:-1]:
         neighbour = index ^ 1
@@ -67,7 +66,7 @@ def path(tree: Sequence[Sequence[bytes]], index: int) -> list[bytes]:
 
 
 def root_of(leaf: bytes, index: int, size: int, way: Sequence[bytes]) -> bytes | None:
-    """The root that an audit path leads to; None where no tree of that size has a path of this form.
+    """Return the root an audit path leads to; None if no tree of that size has such a path.
 
     https://www.rfc-editor.org/rfc/rfc9162#section-2.1.3.2
     """

@@ -1,7 +1,7 @@
-"""An inclusion proof: one call's records, their audit paths, and the signed seals these lead to. No one else's records.
+"""Inclusion proofs: one call's records, their audit paths, and the signed seals. No other call's records.
 
-Whoever has the public key can check it with nothing else at hand. It proves that these records were in the log when the
-key's holder sealed it; not that they are all of the call's. A proof has one form only, its canonical JSON.
+Anyone with the public key can check it offline. It proves that these records were in the log when the key's holder
+sealed it; not that they are all of the call's. A proof has one form only, its canonical JSON.
 """
 
 import itertools
@@ -25,30 +25,29 @@ from glovebox_audit.segments.rotation import leaf
 from glovebox_audit.segments.statements import Seal, signed
 
 TYPE = "https://glovebox.dev/inclusion-proof/v1"
-"""A name: nothing is fetched from there. It changes when a field changes its meaning."""
+"""A name, never fetched. It changes when a field changes its meaning."""
 
 MAX_BYTES = 64 << 20
 """Longest proof: a call with many large records; most take 20 KB."""
 
 
 class NotSealedError(Exception):
-    """Records of the call are in the segment that is being written, which nobody has signed yet."""
+    """Records of the call are in the current segment, which is not signed yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proved:
-    """What a proof shows."""
+    """The content of a verified proof."""
 
     call_id: str
     records: tuple[Record, ...]
     seals: tuple[Seal, ...]
-    """Of the segments they are in."""
+    """Of the segments with these records."""
     key_id: str
-    """Which key signed them."""
 
 
 def prove(directory: Path, call_id: str) -> bytes | None:
-    """The proof of a call's records, each in its sealed segment; None where the log has none.
+    """Return the proof of a call's records; None if the log has none.
 
     Raises:
         NotSealedError: some are not sealed yet.
@@ -75,17 +74,9 @@ def prove(directory: Path, call_id: str) -> bytes | None:
 def part(
     snapshot: Snapshot, number: int, needle: str, wanted: Callable[[Record], bool], counts: Counts | None = None
 ) -> tuple[dict[str, Any], Record, Seal]:
-    """The records that are wanted of one segment, with their paths and the seal.
+    """Return a segment's part of a proof, the record that seals it, and its seal.
 
-    Args:
-        snapshot: of the log.
-        number: of the segment.
-        needle: a text that stands in each record that is wanted.
-        wanted: whether one is.
-        counts: counts every record.
-
-    Returns:
-        The part of a proof, the record that seals the segment, and what it says.
+    The part has the wanted records and their paths. Each contains the text ``needle``. ``counts`` counts every record.
 
     Raises:
         EvidenceError: the segment is not what was sealed.
@@ -121,7 +112,7 @@ def _leaves(
     all_lines: bool = False,
     counts: Counts | None = None,
 ) -> tuple[list[bytes], list[tuple[int, str]], bytes]:
-    """The leaves of a segment, the records that are wanted with their places among them, and its last line."""
+    """Return a segment's leaves, the wanted records with their places among them, and its last line."""
     leaves: list[bytes] = []
     records: list[tuple[int, str]] = []
     text, at, before, line = needle.encode(), 0, b"", b""
@@ -149,12 +140,9 @@ def _of(line: bytes, wanted: Callable[[Record], bool]) -> bool:
 
 
 def verify(content: bytes, key: Ed25519PublicKey, key_id: str) -> Proved:
-    """Check a proof, with nothing else at hand.
+    """Check a proof offline.
 
-    Args:
-        content: the file.
-        key: the server's public key, got by a way that whoever sent the proof does not control.
-        key_id: its id.
+    Get the server's public key by a way that the proof's sender does not control.
 
     Raises:
         EvidenceError: it proves nothing.
@@ -208,10 +196,10 @@ def _fields(content: bytes) -> Mapping[str, Any]:
 
 
 def included(told: Sequence[Any], seal: Seal, wanted: Callable[[Record], bool]) -> list[Record]:
-    """Read the records of one segment, each by its path to the root that was signed.
+    """Return the records of one segment, each by its path to the signed root.
 
     Raises:
-        EvidenceError: one does not lead there, is no record, or is not one that is wanted.
+        EvidenceError: one does not lead there, is no record, or is not wanted.
     """
     found: list[Record] = []
     for place, each in enumerate(told, 1):

@@ -1,4 +1,4 @@
-"""When a segment of the log ends, and which sealed ones retention removes. Reads files; whoever owns the log writes.
+"""Rotation and retention: when a segment ends, and which sealed ones to remove. Reads files; the log's owner writes.
 
 Nothing is removed unless a setting says so.
 """
@@ -16,33 +16,32 @@ from glovebox_audit.segments import files, merkle
 from glovebox_audit.segments.counts import Counts
 from glovebox_audit.segments.statements import Signs
 
-#: How long the file grows before it is sealed: some 5,000 calls. What one proof reads, a tenth of a second.
+#: File size before it is sealed: about 5,000 calls. One proof reads it in a tenth of a second.
 SEGMENT_BYTES = 64 << 20
 
-#: A segment ends after a day at the latest, with the next record: so that what a daily check has verified is sealed.
+#: A segment ends after a day at the latest, with the next record: a daily check then verifies sealed data.
 SEGMENT_SECONDS = 24 * 3600.0
 
-#: No younger segment is removed, whatever the settings say: a call that began in it may be under way. A call takes
-#: ten minutes at most.
+#: No younger segment is removed, whatever the settings: a call that began in it may be under way. A call takes ten
+#: minutes at most.
 YOUNGEST_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """What may be removed."""
+    """Limits of the sealed segments to keep."""
 
     seconds: float | None = None
-    """Segments sealed longer ago; None for no limit."""
+    """Remove segments sealed longer ago; None for no limit."""
     bytes: int | None = None
-    """The oldest, as long as the log takes more; None for no limit."""
+    """Remove the oldest while the log takes more; None for no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rotation:
-    """How a log rotates."""
+    """The limits and the signer of a log's rotation."""
 
     signer: Signs
-    """Signs seals and removals."""
     segment_bytes: int = SEGMENT_BYTES
     segment_seconds: float = SEGMENT_SECONDS
     retention: Retention = Retention()
@@ -50,13 +49,12 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sealed:
-    """A sealed segment, as its last line says; nothing is proved about it."""
+    """A sealed segment, unproved, from its last line."""
 
     number: int
     size: int
-    """Bytes of the file."""
     time: float
-    """When it was sealed, in seconds since the epoch."""
+    """Unix time of the seal in seconds."""
     end: int
     """Offset in the log of the byte after it."""
     root: str
@@ -65,7 +63,7 @@ class Sealed:
 
 
 def sealed(directory: Path, number: int) -> Sealed | None:
-    """Look at the two ends of a segment; None where it does not end with a seal, or is gone."""
+    """Return a segment from its two ends; None if it does not end with a seal, or is gone."""
     try:
         with files.opened(directory / files.name(number)) as descriptor:
             size = files.length(descriptor)
@@ -88,13 +86,10 @@ def sealed(directory: Path, number: int) -> Sealed | None:
 def removable(
     directory: Path, retention: Retention, *, current: int, needed: int | None = None
 ) -> list[tuple[Sealed, RemovalReason]]:
-    """What retention wants to go: the oldest segments, without a hole, up to the first that must stay.
+    """Return the oldest segments to remove, up to the first that must stay.
 
-    Args:
-        directory: of the log.
-        retention: what may be removed.
-        current: bytes of the segment that is being written.
-        needed: from this offset of the log on everything stays: calls of servers that are gone have no end yet.
+    ``current`` is the size in bytes of the current segment. From the offset ``needed`` on everything stays: calls of
+    dead servers have no end yet.
     """
     if retention.seconds is None and retention.bytes is None:
         return []
@@ -119,22 +114,15 @@ def removable(
 
 
 def leaf(line: bytes) -> bytes:
-    """The leaf of one record."""
+    """Return the leaf of one record."""
     return merkle.leaf_hash(line.removesuffix(b"\n"))
 
 
 def grow(tree: merkle.Tree, counts: Counts, file: BufferedReader, end: Head, until: int) -> Head | None:
-    """Add the records of a file from where it stands to an offset where a line ends.
+    """Add the records of a file from its position to ``until``, where a line ends.
 
-    Args:
-        tree: over the records so far.
-        counts: of them.
-        file: of the log.
-        end: of the chain where the file stands.
-        until: where to stop.
-
-    Returns:
-        The end of the chain there; None where what is signed would not be the chain.
+    Return the end of the chain there, or None if what is signed would not be the chain. ``end`` is that at the file's
+    position.
     """
     at = file.tell()
     gaps = read.gaps_in(file, at, until)

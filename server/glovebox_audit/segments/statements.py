@@ -1,7 +1,7 @@
-"""The signed statements of the log: that a segment was sealed, that one was removed. Bytes in, bytes out; no file.
+"""Signed statements of the log: a segment was sealed, or removed. Bytes in, bytes out; no file.
 
-in-toto statements in a DSSE envelope, signed with the receipts' key; their subject is the root of the segment's tree.
-A statement has one form only, so whoever knows the facts knows its bytes.
+in-toto statements in a DSSE envelope, signed with the receipts' key; their subject is the root of the segment's tree. A
+statement has one form only, so its facts determine its bytes.
 """
 
 import json
@@ -23,10 +23,10 @@ class Signs(Protocol):
 
     @property
     def key_id(self) -> str:
-        """Which key."""
+        """Return the key's id."""
 
     def sign(self, payload: bytes) -> dict[str, Any]:
-        """The envelope around ``payload``."""
+        """Return the envelope around ``payload``."""
 
 
 _NUMBERS = frozenset({"segment", "lines", "bytes", "names"})
@@ -39,22 +39,21 @@ _Kind = TypeVar("_Kind", bound="_SegmentStatement")
 class _SegmentStatement:
     predicate_type: ClassVar[str]
     recorded_as: ClassVar[type[SegmentSealed] | type[SegmentRemoved]]
-    """The event that says it in the log."""
+    """The event that records it in the log."""
     repeated: ClassVar[tuple[str, ...]]
-    """Fields that its record has too."""
 
     segment: int
     root: str
-    """Digest: the root of the tree."""
+    """Digest of the tree's root."""
     time: str
-    """When it was signed: RFC 3339, UTC. The same as the time of its record, or a moment before."""
+    """When it was signed: RFC 3339, UTC. The time of its record, or a moment before."""
 
     def kind(self) -> str:
-        """Its predicate's type."""
+        """Return its predicate's type."""
         return self.predicate_type
 
     def payload(self) -> bytes:
-        """The statement's bytes."""
+        """Return the statement's bytes."""
         told = {name: value for name, value in asdict(self).items() if value is not None}
         root = told.pop("root").removeprefix("sha256:")
         return chain.canonical(
@@ -67,13 +66,13 @@ class _SegmentStatement:
         )
 
     def event(self, signer: Signs) -> SegmentSealed | SegmentRemoved:
-        """The record that says so, with the statement signed."""
+        """Return the event that records it, with the statement signed."""
         repeated = {name: getattr(self, name) for name in self.repeated}
         return self.recorded_as(**repeated, key=signer.key_id, envelope=signer.sign(self.payload()))
 
     @classmethod
     def parse(cls, payload: bytes) -> Self:
-        """Read a statement of this kind.
+        """Parse a statement of this kind.
 
         Raises:
             EvidenceError: the bytes are anything else.
@@ -97,16 +96,16 @@ class _SegmentStatement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seal(_SegmentStatement):
-    """What a segment holds, all in all."""
+    """The content of a segment, in total."""
 
     predicate_type: ClassVar[str] = "https://glovebox.dev/attestation/segment/v2"
     uncounted: ClassVar[str] = "https://glovebox.dev/attestation/segment/v1"
-    """What earlier versions signed: without the counts of records."""
+    """The type earlier versions signed: without the counts of records."""
     recorded_as: ClassVar[type[SegmentSealed] | type[SegmentRemoved]] = SegmentSealed
     repeated: ClassVar[tuple[str, ...]] = ("segment", "lines", "root")
 
     lines: int
-    """Leaves of the tree: records. What lies in a gap has none; the gap's own record holds its digest."""
+    """Leaves of the tree: records. Bytes in a gap have none; the gap's own record holds their digest."""
     bytes: int
     """Length of the file up to the seal."""
     after: str
@@ -114,18 +113,17 @@ class Seal(_SegmentStatement):
     last: str
     """The last record before the seal, likewise."""
     names: int | None = None
-    """Different calls and runs that its records are of: leaves of the tree of ``counts``."""
+    """Different calls and runs of its records: leaves of the tree of ``counts``."""
     names_root: str | None = None
-    """Digest: the root of that tree."""
 
     def kind(self) -> str:
-        """Its predicate's type."""
+        """Return its predicate's type."""
         return self.uncounted if self.names_root is None else self.predicate_type
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removal(_SegmentStatement):
-    """That retention removes a segment."""
+    """The removal of a segment by retention."""
 
     predicate_type: ClassVar[str] = "https://glovebox.dev/attestation/segment-removed/v1"
     recorded_as: ClassVar[type[SegmentSealed] | type[SegmentRemoved]] = SegmentRemoved
@@ -137,7 +135,7 @@ class Removal(_SegmentStatement):
 
 
 def recorded(data: Mapping[str, Any], kind: type[_Kind], keys: Mapping[str, Ed25519PublicKey]) -> _Kind:
-    """Like ``signed``, of a record whose other fields have to say the same; raises likewise."""
+    """Return the statement of ``signed`` if the record's other fields agree; raises likewise."""
     found = signed(data, kind, keys)
     if any(data.get(name) != getattr(found, name) for name in kind.repeated):
         raise EvidenceError("its record does not say what was signed")
@@ -145,12 +143,9 @@ def recorded(data: Mapping[str, Any], kind: type[_Kind], keys: Mapping[str, Ed25
 
 
 def signed(data: Mapping[str, Any], kind: type[_Kind], keys: Mapping[str, Ed25519PublicKey]) -> _Kind:
-    """Read the statement in the record of a seal or a removal.
+    """Return the statement in the data of a seal's or a removal's record.
 
-    Args:
-        data: of the record.
-        kind: which statement it has to be.
-        keys: one of them must have signed it; with none, nothing is proved.
+    One of ``keys`` must have signed it; with none, nothing is proved.
 
     Raises:
         EvidenceError: it is not this statement, or not signed so.

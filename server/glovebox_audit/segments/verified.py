@@ -1,7 +1,7 @@
-"""Remembers how far the log was verified: a file beside it, which saves reading and is evidence of nothing.
+"""Remember how far the log was verified: a file beside it, which saves reading and is evidence of nothing.
 
-Whoever may write the log may write this file too, so ``glovebox audit verify --all`` does not look at it. It is taken
-only where each segment it speaks of is the very file it was: the same inode, length and times of change.
+A process that may write the log may write this file too, so ``glovebox audit verify --all`` ignores it. It counts only
+while each segment in it has the same inode, length and times of change.
 """
 
 import contextlib
@@ -24,12 +24,10 @@ _MAX_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedSegments:
-    """What a verification found in the segments that were sealed by then, from the oldest there was."""
+    """The result of a verification of the sealed segments, from the oldest there was."""
 
     last: int
-    """The last of them."""
     end: Head
-    """The end of the chain in it: its seal."""
     stamps: Mapping[int, tuple[int, int, int, int]]
     """Each segment's inode, length, and times of change."""
     calls: tuple[str, ...] = ()
@@ -45,13 +43,13 @@ class VerifiedSegments:
 
 
 def stamps(directory: Path, numbers: Iterable[int]) -> dict[int, tuple[int, int, int, int]]:
-    """Look at these segments; raises OSError."""
+    """Return the stamps of these segments; raises OSError."""
     found = {number: (directory / files.name(number)).lstat() for number in numbers}
     return {number: (each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns) for number, each in found.items()}
 
 
 def load(directory: Path) -> VerifiedSegments | None:
-    """What was verified before, if anything."""
+    """Return the result of the last verification, if any."""
     try:
         with files.opened(directory / NAME) as descriptor:
             fields = json.loads(os.pread(descriptor, _MAX_BYTES, 0))
@@ -71,7 +69,7 @@ def load(directory: Path) -> VerifiedSegments | None:
 
 
 def fits(found: VerifiedSegments, directory: Path, sealed: Iterable[int], keys: Iterable[str]) -> bool:
-    """Whether these are the segments that were verified, and as much was asked."""
+    """Return whether these segments were verified, with all of these keys."""
     there = [number for number in sealed if number <= found.last]
     known = {number: found.stamps.get(number) for number in there}
     with contextlib.suppress(OSError):
@@ -84,7 +82,7 @@ def fits(found: VerifiedSegments, directory: Path, sealed: Iterable[int], keys: 
 
 
 def save(directory: Path, found: VerifiedSegments) -> None:
-    """Remember it, where the directory can be written by whoever verifies; else it is read again."""
+    """Save it if the verifier may write the directory; else it is read again."""
     fields = {
         "last": found.last,
         "end": chain.encode_head(found.end).decode(),

@@ -1,4 +1,4 @@
-"""What a check of the log finds. Plain data."""
+"""The report of a verification. Plain data."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -19,31 +19,26 @@ class Problem:
     """One place where the log is not what was written."""
 
     file: str
-    """The file concerned, below the log's directory."""
+    """Path below the log's directory."""
     line: int | None
-    """Its line, from 1; for a cut end the line that should come next; None for ``head.json`` or a missing file."""
+    """From 1; for a cut end the line that should come next; None for ``head.json`` or a missing file."""
     seq: int | None
-    """Number of the record concerned, where it is known."""
     kind: ProblemKind
     """What happened, in one word; docs/operate/audit-problems.csv explains each."""
     detail: str
-    """What happened, in one sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyReport:
-    """What ``verify`` found."""
+    """The result of ``verify``."""
 
     ok: bool
-    """Whether the log is whole."""
     records: int
-    """How many records there are."""
     known: int
-    """How many of them were not read, because an earlier verification had found their segments whole."""
+    """Records not read, because an earlier verification found their segments whole."""
     segments: int
     """Sealed segments that are there."""
     removed: int
-    """Segments before these, which retention removed on record."""
     gaps: int
     """Recorded gaps: torn lines of crashes. No acknowledged record was in them."""
     head: Head

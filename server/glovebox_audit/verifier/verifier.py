@@ -1,4 +1,4 @@
-"""Goes through the lines of a log and notes every place where they are not what was written. No I/O."""
+"""Verify the lines of a log and note every place where they differ from what was written. No I/O."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -19,13 +19,13 @@ from glovebox_audit.segments.verified import VerifiedSegments
 from glovebox_audit.verifier.report import MAX_PROBLEMS, Problem, ProblemKind, VerifyReport
 from glovebox_sandboxes.plural import counted
 
-#: Ids of keys, and the keys.
+#: Public keys by id.
 Keys = Mapping[str, Ed25519PublicKey]
 
 
 @dataclass(slots=True, kw_only=True)
 class _Claim:
-    """One record that must be in the log, and what became of it."""
+    """A record that must be in the log, and the state of its search."""
 
     head: Head
     kind: Literal["head", "anchor"]
@@ -36,11 +36,11 @@ class _Claim:
 
 
 class Verifier:
-    """Goes through the lines of a log, file by file, in bounded memory, and notes where it is not what was written."""
+    """A verifier of a log's lines, file by file, in bounded memory."""
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
-        # The file that is read: its name, its number where that is known, its place among the files, its offset.
+        # The current file: its name, its number if known, its place among the files, its offset.
         self._file, self._order, self._base = LOG_NAME, 0, 0
         self._number: int | None = None
         self._files: dict[str, int] = {HEAD_NAME: -1}
@@ -51,7 +51,7 @@ class Verifier:
         self._counts = Counts()
         self._after = Head()
         self._has_seal = False
-        # The segment before the oldest that is there, with its seal; and what is recorded as removed.
+        # The segment before the oldest that is there, with its seal; and the recorded removals.
         self._owed: tuple[int, str] | None = None
         self._removed: dict[int, str] = {}
         self._known = self.last_known = 0
@@ -62,34 +62,34 @@ class Verifier:
         self._problems: list[Problem] = []
         self._omitted = 0
         self._records = self._gaps = 0
-        # The chain so far: where the last record in order stands, and what it was.
+        # The chain so far: the place of the last record in order, and that record.
         self._line, self._line_file = 0, LOG_NAME
         self._tail = Head()
         self._prev = ""
-        # Lines since then that are no records: they may stand in for records, or a gap may account for them.
+        # Lines since then that are no records: they may replace records, or a gap may account for them.
         self._unreadable = self._unreadable_bytes = 0
         self._unreadable_hash = hashlib.sha256()
         self._unreadable_since = self._omitted_since = 0
-        # Numbers that were jumped over, by the place of their problem: a later line may turn out to hold them.
+        # Skipped numbers, by the place of their problem: a later line may hold them.
         self._jumped: dict[int, tuple[int, int]] = {}
 
     def note(
         self, line: int | None, seq: int | None, kind: ProblemKind, detail: str, *, file: str | None = None
     ) -> None:
-        """Note a problem; of the file that is read, where no other is named."""
+        """Note a problem, of the current file if no other is named."""
         if len(self._problems) < MAX_PROBLEMS:
             self._problems.append(Problem(file=file or self._file, line=line, seq=seq, kind=kind, detail=detail))
         else:
             self._omitted += 1
 
     def expect(self, head: Head, kind: Literal["head", "anchor"]) -> None:
-        """Have a record compared with the one in the log that has its number."""
+        """Compare a record with the one in the log that has its number."""
         claim = _Claim(head=head, kind=kind)
         self._claims.append(claim)
         self._claims_at.setdefault(head.seq, []).append(claim)
 
     def resume(self, known: VerifiedSegments, oldest: SegmentStart) -> None:
-        """Go on behind what was verified before, unless it holds a record that is to be looked for."""
+        """Continue after what was verified before, unless it holds a record to be found."""
         end = known.end
         if any(claim.head.seq < end.seq for claim in self._claims):
             return
@@ -105,7 +105,7 @@ class Verifier:
                 claim.line, claim.end, claim.met = 1, end.size, claim.head.hash == end.hash
 
     def state(self, stamps: Mapping[int, tuple[int, int, int, int]]) -> VerifiedSegments | None:
-        """What is known of the segments up to the one that was just read."""
+        """Return the verified state of the segments up to the one just read."""
         if self._problems or self._misfits or self._number is None:
             return None
         there = {number: each for number, each in stamps.items() if number <= self._number}
@@ -122,7 +122,7 @@ class Verifier:
         )
 
     def begin(self, name: str, number: int | None) -> None:
-        """Go on with the next file; its number is not known where it is all there is."""
+        """Begin the next file; its number is None if it is the only one."""
         self._file, self._number, self._order = name, number, self._order + 1
         self._files[name] = self._order
         self._base = self._tail.size
@@ -133,7 +133,7 @@ class Verifier:
         self._unreadable = 0
 
     def missing(self, first: int, following: int) -> None:
-        """Segments are missing between two that are there, from ``first`` on."""
+        """Note that the segments from ``first`` up to ``following`` are missing."""
         name, self._order = files.name(first), self._order + 1
         self._files[name] = self._order
         which = f"segment {first} is" if following - first == 1 else f"segments {first} to {following - 1} are"
@@ -142,24 +142,24 @@ class Verifier:
         self._lose()
 
     def forgotten(self, gone: set[int]) -> None:
-        """Sealed segments that were found whole before are not there; retention may have removed the oldest."""
+        """Note that verified segments are missing; retention may have removed the oldest."""
         if gone := {number for number in gone if self._owed is None or number > self._owed[0]}:
             detail = f"{counted(len(gone), 'sealed segment')} found whole before: gone, and no record says so"
             self.note(None, None, "missing", detail, file=files.name(min(gone)))
 
     def _lose(self) -> None:
-        """Begin anew with the next record: what was before it is gone."""
+        """Restart at the next record: what was before it is gone."""
         self._tail = Head(seq=-1)
         self._calls.resume((), forgot=True)
 
     def run(self, found: Iterable[LogLine]) -> None:
-        """Take the lines of the file that was begun."""
+        """Verify the lines of the current file."""
         for line in found:
             fresh, self._last_line = line.number != self._last_line, line.number
             record = line.record
             if fresh and line.number == 1:
                 self._first(record)
-            # An older one is a replay, or lies among what a crash left.
+            # An older one is a replay, or part of what a crash left.
             seals = record is not None and record.kind == SegmentSealed.kind and record.seq > self._tail.seq
             if record is not None and seals and not self._has_seal:
                 self._seal(line, record)
@@ -185,7 +185,7 @@ class Verifier:
                 self._removal(line, record)
 
     def _first(self, record: Record | None) -> None:
-        """The first line of a file says which segment it is; one that says nothing is the first."""
+        """Note the segment that the first line names; a line without one is the first."""
         try:
             start = files.begun(record) if record else None
         except NewerFormatError as problem:
@@ -214,7 +214,6 @@ class Verifier:
         self._base, self._after = self._tail.size, self._tail
 
     def _seal(self, line: LogLine, record: Record) -> None:
-        """Compare what a seal says with what was read before it."""
         self._has_seal = True
         told = Seal(
             segment=self._number or 1,
@@ -246,13 +245,13 @@ class Verifier:
             self.note(line.number, record.seq, "seal", f"the removal of a segment: {problem}")
 
     def end_sealed(self, number: int) -> None:
-        """The end of a file that lies among the sealed ones."""
+        """Finish a file among the sealed segments."""
         if not self._has_seal and len(self._problems) + self._omitted == self._problems_before:
             detail = f"segment {number} has no seal: its end is missing"
             self.note(self._last_line + 1, self._tail.seq + 1, "truncated", detail)
 
     def finish(self) -> None:
-        """The end of the last file."""
+        """Finish the last file."""
         if self._owed is not None and self._removed.get(self._owed[0]) != self._owed[1]:
             number = self._owed[0]
             detail = f"segment {number} and those before it are missing, and no record says that they were removed"
@@ -261,9 +260,9 @@ class Verifier:
         self._end(self._last_line)
 
     def report(self, sealed: tuple[int, ...]) -> VerifyReport:
-        """What was found, given the sealed segments that are there."""
+        """Return the report, given the sealed segments that are there."""
         if not self._problems:
-            # In a broken chain it would only say once more what is broken.
+            # In a broken chain it would only repeat the problem.
             self._problems = self._misfits[:MAX_PROBLEMS]
             self._omitted += len(self._misfits) - len(self._problems)
         self._problems.sort(key=lambda problem: (self._files.get(problem.file, 0), problem.line or 0))
@@ -299,7 +298,6 @@ class Verifier:
             self.note(line.number, None, "foreign", f"no record: {line.error}")
 
     def _record(self, line: LogLine, record: Record) -> bool:
-        """Go on with the chain; False for a record that is none of its own."""
         if self._tail.seq < 0:  # nothing before it can be known
             self._tail = Head(seq=record.seq - 1, hash=record.prev, size=self._base)
         seq, expected = record.seq, self._tail.seq + 1
@@ -311,7 +309,7 @@ class Verifier:
         elif record.kind == GapRecorded.kind and self._unreadable == 0:
             self.note(line.number, seq, "deleted", "the bytes that this gap describes are not before it")
         if seq < expected:
-            # A gap accounts for all that stands before it: what was put there must not go with the bytes of a crash.
+            # A gap accounts for all bytes before it: bytes inserted there must not pass as those of a crash.
             self._unreadable_hash.update(line.raw)
             self._unreadable_bytes += len(line.raw)
             return self._out_of_order(line, record)
@@ -359,7 +357,7 @@ class Verifier:
         self._tail = Head(seq=record.seq, hash=record.hash, size=self._base + line.end)
 
     def _compare(self, line: int, end: Head) -> None:
-        """Only what the chain goes through meets a claim."""
+        """Compare with the claims; only records of the chain count."""
         for claim in self._claims_at.get(end.seq, ()):
             claim.line, claim.file, claim.end = line, self._file, end.size
             claim.met = claim.met or end.hash == claim.head.hash
