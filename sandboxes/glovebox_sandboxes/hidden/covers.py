@@ -7,9 +7,7 @@ from glovebox_sandboxes.contract.errors import UnsupportedSpecError
 MAX_MASKS = 256
 """Covers of one sandbox: each is a mount, and a line of its record. Beyond that, whole folders are covered."""
 _MOST_SHOWN = 200
-"""Characters of a path in a message."""
 FIELD = "files.workspace"
-"""Subject of the messages."""
 
 
 def shown(path: str, revealed: frozenset[str]) -> bool:

@@ -27,8 +27,8 @@ _MOST_KNOWN = 16
 _MOST_BYTES = 3500
 """Of a folder's path, so that names in it and the path of its cover fit into PATH_MAX."""
 Found = tuple[tuple[str, tuple[str, ...]], ...]
-"""Paths to cover, folders with a trailing slash, each with the paths that reveal it: its own, and if its name is not a
-secret's, those of links to it."""
+"""Paths to cover, folders with a trailing slash; each with the paths that reveal it: its own, or those of links to
+it."""
 
 
 class SecretFileGuard:
@@ -117,10 +117,7 @@ class SecretFileIndex:
         return self.problem is None and self._identity == _identity(self._root)
 
     def masks(self, revealed: frozenset[str]) -> tuple[str, ...]:
-        """Return what to cover if ``revealed`` is shown; folders end with a slash.
-
-        Raises UnsupportedSpecError if it is unknown, or too much.
-        """
+        """Return what to cover if ``revealed`` is shown. Raises UnsupportedSpecError if unknown, or too much."""
         if self.problem is not None:
             reason, fix = self.problem
             raise UnsupportedSpecError(FIELD, f"secrets in it cannot be hidden from programs: {reason}", fix)
@@ -192,7 +189,6 @@ class SecretFileIndex:
         self._publish()
 
     def _publish(self) -> None:
-        """Follow links, once all is watched that they may pass, and publish the result."""
         for link, target, came in self._links.followed(self._root):
             self._lead(link, target, came=came)
         shown_by: dict[str, tuple[str, ...]] = {}

@@ -48,7 +48,6 @@ class Hierarchy:
     """Places where this host lets us make groups."""
 
     version: int
-    """1 or 2."""
     parents: tuple[Path, ...]
     """Parent directories of sandboxes' groups: one on v2, one per controller on v1."""
     counts: bool = True
@@ -69,10 +68,7 @@ def fix() -> str:
 
 
 def detect(owner: str, root: Path = Path("/sys/fs/cgroup")) -> Hierarchy | None:
-    """Find a place for our groups by making it; return None if this process may not.
-
-    ``owner`` names our parent group, so that groups of dead and living servers can be distinguished.
-    """
+    """Find a place for our groups by making it, or None; ``owner`` tells those of dead and living servers apart."""
     if (root / "cgroup.controllers").exists():
         return _detect_v2(owner, root)
     counts = _exists(root / _ACCOUNT)
@@ -114,7 +110,6 @@ def _parent_in(base: Path, owner: str) -> Hierarchy | None:
 
 
 def _handed_down(group: Path) -> bool:
-    """Return whether groups below this one now have the controllers that we need."""
     control = group / "cgroup.subtree_control"
     try:
         if not set(_CONTROLLERS) <= set(control.read_text().split()):
@@ -231,10 +226,7 @@ class Cgroup:
         return ("",) if len(self._directories) == 1 else (*_CONTROLLERS, _ACCOUNT)[: len(self._directories)]
 
     def read_back(self, pid: int | None) -> dict[str, tuple[object, object]]:
-        """Return by name the planned value and the kernel's, and whether a process is in the group.
-
-        None if unknown. Made for ``host_view.look``.
-        """
+        """Return planned and kernel's values by name, and whether a process is in the group, for ``host_view.look``."""
         found: dict[str, tuple[object, object]] = {
             f"limit {file}": (content, self._held.get(file)) for file, content in self._wanted.items()
         }
@@ -301,8 +293,7 @@ class Cgroup:
 def statistics(memory: str, cpu: str) -> SandboxStats | None:
     """Return the kernel's counts for a group's processes so far; None if the group is gone.
 
-    v2 reports no memory peak before 5.19, and v1 no processor time without ``cpuacct``. On v2 both directories are the
-    same.
+    v2 reports no memory peak before 5.19, v1 no processor time without ``cpuacct``; v2 has one directory for both.
     """
     events = fields(f"{memory}/memory.events") or fields(f"{memory}/memory.oom_control")
     if not events:
@@ -371,7 +362,6 @@ def kill_all(group: Path, *, spared: int | None = None) -> None:
 
 
 def _holds(found: str, wanted: str) -> bool:
-    """Return whether the kernel accepted a setting; it rounds bytes to pages."""
     if found.split() == wanted.split():
         return True
     page = os.sysconf("SC_PAGE_SIZE")

@@ -62,7 +62,6 @@ class HostView:
     mounts: tuple[MeasuredMount, ...] | None = None
     interfaces: tuple[str, ...] | None = None
     zygote: "ZygoteView | None" = None
-    """Its zygote, if it was forked from one."""
     unread: Mapping[str, str] = field(default_factory=dict)
     """Part → why it could not be read; ``""`` stands for all parts."""
     compared: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)

@@ -16,10 +16,7 @@ _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 def inside(directory: str, table: str | None = None) -> tuple[str, ...]:
-    """Return mount points strictly below a directory without links in its path, relative to it and sorted.
-
-    ``table`` is the text of a mountinfo file; this process's own unless given.
-    """
+    """Return mount points strictly below a directory without links, relative and sorted; ``table``: our mountinfo."""
     table = _table() if table is None else table
     above = directory.rstrip("/") + "/"
     points = {_plain(line.split(" ")[_POINT]) for line in table.splitlines()}

@@ -92,8 +92,7 @@ class Spawner:
                 anyio.from_thread.run_sync(done.set, token=token)
 
         self._work.put(work)
-        # Shielded, else the child would be lost. It takes milliseconds, but a directory of an unresponsive file server
-        # holds the thread up for good.
+        # Shielded, else the child would be lost. It takes milliseconds, unless a file server does not respond.
         with anyio.move_on_after(START_SECONDS, shield=True):
             await done.wait()
             return future.result()
@@ -155,10 +154,7 @@ class Spawner:
 
 
 def helper(argv: Sequence[str]) -> tuple[int, int]:
-    """Start a small program of ours in a session of its own; return its number and its standard input.
-
-    It keeps the server's rights. Raises OSError.
-    """
+    """Start a small program with our rights in its own session; return its pid and its input. Raises OSError."""
     # A session of its own: a Ctrl-C for the server must not reach it before the server is gone.
     child = subprocess.Popen(  # noqa: S603 - the interpreter we run on, with a program from this package
         argv,

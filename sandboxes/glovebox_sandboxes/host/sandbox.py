@@ -166,9 +166,8 @@ class ProcessSandbox:
     async def kill(self) -> None:
         """End every process with SIGKILL, and wait until they are gone; bwrap ends by itself.
 
-        The guest is not asked to end: it would wait for a processor behind its own program. Killing bwrap ends the
-        guest too (--die-with-parent). But then it stays unreaped if the host's process 1 does not reap, as in many
-        containers.
+        The guest is not asked to end: it would wait for a processor behind its own program. Killing bwrap ends it too
+        (--die-with-parent), but it stays unreaped if the host's process 1 does not reap, as in many containers.
         """
         await self._process.stream.aclose()
         self._kill_inside()

@@ -14,7 +14,6 @@ _SWITCHES = (("kernel/unprivileged_userns_clone", "0", "1"), ("user/max_user_nam
 _APPARMOR = "kernel/apparmor_restrict_unprivileged_userns"
 """Ubuntu's. 1: a program without a profile of its own gets namespaces in which it may do nothing."""
 _CONTAINER_MARKS = (".dockerenv", "run/.containerenv", "run/systemd/container")
-"""Files that container engines leave below the root."""
 _INITIAL_MAP = ["0", "0", "4294967295"]
 _OUTSIDE = "or run Glovebox outside of it"
 _ANCESTORS = 64

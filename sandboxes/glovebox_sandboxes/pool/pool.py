@@ -38,7 +38,7 @@ MAX_SCANNED = 16 * 1024
 
 _STATEMENT = re.compile(r"\b(?:from[ \t\f]+(\S+)[ \t\f]+import\b|import[ \t\f]+([^\n;#]*))")
 _ELSEWHERE = ("exec(", "pickle", "runpy", "shelve")
-"""Calls that run other code, or make objects of modules that the text does not name."""
+"""Names that run other code, or make objects of modules that the text does not name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,6 @@ class PoolEvent:
     plan_digest: str
     ready: int
     most: int
-    """The most that may be ready."""
     reason: str = ""
 
 
@@ -73,10 +72,7 @@ class ProcessorShares:
 
     @contextmanager
     def shared(self, key: str, attested: AttestedSandbox) -> Iterator[None]:
-        """Count a sandbox as one of its key's during the block.
-
-        A key's only sandbox, and an unused one, keep the default at no cost.
-        """
+        """Count a sandbox of a key during the block; a lone or unused one keeps the default at no cost."""
         sandbox = attested.sandbox
         attested.link.pause = partial(self._loop.pause, key)
         running = self._running.setdefault(key, [])
@@ -251,11 +247,9 @@ class SandboxRequest:
     """Names of acceptable drivers, the preferred one first."""
     spec: SandboxSpec
     prepared: bool
-    """One prepared before the call is acceptable."""
     code: str | None = None
     """The program, if in Python: it may need none of the modules that ``spec`` preloads."""
     key: str = ""
-    """For fair shares of ready sandboxes and of the processors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,7 +57,6 @@ class SandboxEvent(Enum):
     """An event of a prepared sandbox."""
 
     ATTESTED = auto()
-    """Its guest is ready and as planned."""
     GRANTED = auto()
     """The call that claimed it, or the first waiter, gets it."""
     RETURNED = auto()
@@ -174,7 +173,6 @@ class Demand:
     capacity: int = MOST_READY
     """The most that may be ready; follows the memory of the host."""
     in_use: int = 0
-    """Calls under way."""
     peak: int = 0
     """The most calls under way at one time, lately."""
 
@@ -307,10 +305,7 @@ class ReadyQueue:
         return self.supply is not None and self.supply.fingerprint != self.fingerprint()
 
     def fingerprint(self) -> tuple[object, ...]:
-        """Return what the plan's mounts lead to now.
-
-        It changes if a directory was replaced, if something was mounted in one, or if a covered file was replaced.
-        """
+        """Return what the plan's mounts lead to now; replaced directories or covers, and new mounts, change it."""
         parts: list[object] = []
         for mount in self.plan.spec.mounts:
             try:
@@ -405,10 +400,7 @@ class ReadyQueue:
         return waiter.granted
 
     async def offer(self, sandbox: PreparedSandbox) -> None:
-        """Grant a READY one to a waiter; else hold it until it is claimed or discarded.
-
-        The waiter is the first of those whose key has the fewest calls.
-        """
+        """Grant it to the first waiter of the key with fewest calls; else hold it until claimed or discarded."""
         claimed = self.has_waiters
         if claimed:
             waiter = min(self._waiters, key=lambda call: self._calls[call.key])

@@ -29,7 +29,6 @@ from glovebox_sandboxes.sharing import FairLimiter, IdleGate
 
 PoolChange = Literal["opened", "limited", "failed", "recovered", "cleared"]
 Announce = Callable[[PoolChange, ReadyQueue, str], Awaitable[None]]
-"""Takes the change, its queue, and the reason."""
 Attest = Callable[[Sandbox, Driver, Plan], Awaitable[AttestedSandbox]]
 
 _log = structlog.get_logger(__name__)
@@ -75,10 +74,7 @@ class Refill:
             await self._end(_unavailable(problem))
 
     async def keep(self, sandbox: PreparedSandbox, source: Source) -> None:
-        """Take one sandbox through its whole life, from PREPARING to GONE.
-
-        What calls do to it meanwhile is in ``ReadyQueue.lease`` and ``Pool.take``.
-        """
+        """Hold one sandbox from PREPARING to GONE; for its calls see ``ReadyQueue.lease`` and ``Pool.take``."""
         queue = self._queue
         try:
             async with AsyncExitStack() as stack:

@@ -30,9 +30,7 @@ class Zygote:
     async def ready(self) -> Mapping[str, int]:
         """Wait until its imports are done; return the inode numbers of its own namespaces.
 
-        Raises:
-            SandboxError: a module cannot be imported; says why.
-            anyio.EndOfStream: it ended without a word.
+        Raises SandboxError if a module cannot be imported, and anyio.EndOfStream if it ended without a word.
         """
         attempted = "Importing what a profile preloads"
         fix = "Correct python.preload in the profile, or install the module in the sandboxes' Python."

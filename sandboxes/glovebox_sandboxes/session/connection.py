@@ -24,8 +24,7 @@ READY_SECONDS = 30.0
 """From start to ``ready``: well below a second, except with preloaded modules on a busy machine."""
 
 _READ = 128 * 1024
-"""Bytes per read. Eight times as many cost five times as much per byte: the kernel allocates and frees them each
-time."""
+"""Bytes per read. Eight times as many cost five times as much per byte: the kernel allocates them each time."""
 _READ_SECONDS = 0.0001
 """Approximate duration of such a read, with the start of the guest that had waited for room."""
 _TURN_SECONDS = 0.0005

@@ -62,7 +62,6 @@ MAX_VALUE = 1024 * 1024
 MAX_BLOB = 8 * 1024 * 1024
 """Bytes of one picture: a 4,000 × 3,000 plot is about 1 MiB."""
 MAX_BLOBS = 16
-"""Pictures of one job."""
 MAX_BLOB_BYTES = 16 * 1024 * 1024
 """Of all pictures of one job: they are held in memory until the call has its answer."""
 
@@ -78,7 +77,6 @@ class Hooks:
     serve: Serve | None = None
     """Serves one egress stream; None if the profile grants no network."""
     printed: Callable[[bytes], None] | None = None
-    """Called with standard output as it comes."""
 
 
 async def run(proved: AttestedSandbox, job: Job, *, inputs: Sequence[Input], hooks: Hooks) -> Outcome:
@@ -418,7 +416,6 @@ class ResultReader:
                 self._take_blob(payload)
 
     def _expected(self, kind: int, length: int) -> bool:
-        """Return whether a frame with this head may be one of ours."""
         if kind == VALUE:
             return length <= MAX_VALUE and not self._valued
         if kind == SHOWN:

@@ -166,10 +166,7 @@ def masks(spec: SandboxSpec, at: str) -> list[str]:
 
 
 def expected(spec: SandboxSpec, writable: Iterable[str], *, masks: Iterable[str] = (), **kernel: Any) -> Expected:
-    """Return what the guest must find: its own mounts and ``writable`` places, on the driver's ``kernel``.
-
-    ``masks`` are the covers that it sees as mounts.
-    """
+    """Return what the guest must find: own mounts, ``masks`` that it sees as mounts, and ``writable`` places."""
     return Expected(
         uid=GUEST_UID,
         interfaces=("lo",),

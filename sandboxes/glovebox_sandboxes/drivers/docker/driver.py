@@ -34,7 +34,6 @@ PRELOADED_BYTES = 40 * 1024 * 1024
 OWNER_LABEL = plans.LABEL + "owner"
 """On every container: the server process that made it (see ``glovebox_sandboxes.host.owner``)."""
 SANDBOX_LABEL = plans.LABEL + "sandbox"
-"""On every container: the sandbox's id."""
 
 _log = structlog.get_logger(__name__)
 
@@ -108,8 +107,7 @@ class DockerSandbox:
     async def kill(self) -> None:
         """End every process of the sandbox; return when they are gone. Raises SandboxError."""
         await self._located.wait()
-        # The last chance: counters go with the processes, and soon after the Engine's record of them. Processes that
-        # end from here on are ended by this.
+        # The last chance: counters vanish with the processes. Processes that end from here on are ended by this.
         if not self._looked:
             with suppress(SandboxError):
                 await self._look()

@@ -150,8 +150,7 @@ class Engine:
             code = self.api.wait(name, timeout=CALL_SECONDS, condition="not-running")["StatusCode"]
             if self.api.inspect_container(name)["State"]["OOMKilled"]:
                 return True
-            # With gVisor's kernel the Engine may see the end before the cause, and then reports the cause only as an
-            # event.
+            # With gVisor's kernel the Engine may see the end before the cause, then reports the cause only as an event.
             until = time.monotonic() + _CAUSE_SECONDS
             while code == _KILLED and time.monotonic() < until:
                 if remembered():

@@ -35,7 +35,6 @@ DRIVER: Mapping[Runtime, str] = {"runc": "docker", "crun": "docker", "runsc": "g
 LEVEL: Mapping[Runtime, Level] = {"runc": "container", "crun": "container", "runsc": "userspace-kernel"}
 PYTHON = "/usr/bin/python3"
 LABEL = "dev.glovebox."
-"""Prefix of every label on a container or image of ours."""
 MINIMUM_MEMORY = 32 * 1024 * 1024
 """Bytes. The interpreter and the runtime's own start need about 20 MiB; the Engine reads 0 as "no limit"."""
 MINIMUM_PIDS = 4
@@ -145,8 +144,7 @@ def make(spec: SandboxSpec, host: Host, seccomp: Mapping[str, Any]) -> Plan:
         "AttachStdin": True,
         "AttachStdout": True,
         "AttachStderr": True,
-        # With NetworkMode none the Engine sets up no network at all; runc still makes an empty namespace with its
-        # loopback up.
+        # NetworkMode none: the Engine sets up no network; runc still makes an empty namespace with its loopback up.
         "NetworkDisabled": True,
         "HostConfig": _host_config(spec, host, seccomp, writable),
     }
@@ -192,8 +190,7 @@ def _host_config(
     return {
         "NetworkMode": "none",
         "Runtime": host.runtime,
-        # A removed container cannot report the cause of its end, which is late for gVisor: see
-        # Engine.ran_out_of_memory.
+        # A removed container cannot report why it ended, which is late for gVisor: see Engine.ran_out_of_memory.
         "AutoRemove": host.runtime != "runsc",
         "LogConfig": {"Type": "none", "Config": {}},
         "Privileged": False,
@@ -257,10 +254,7 @@ def _masked(spec: SandboxSpec) -> tuple[str, ...]:
 
 
 def check_closed(body: Mapping[str, Any]) -> None:
-    """Check a finished body just before its use: nothing in it may open the host.
-
-    Raises UnsupportedSpecError after a mistake in this driver, or a changed plan.
-    """
+    """Raise UnsupportedSpecError if a finished body would open the host, by our mistake or a changed plan."""
     host = body["HostConfig"]
     found = {
         "Privileged": host["Privileged"] is not False,
@@ -349,8 +343,7 @@ def _tmpfs(size: int) -> str:
 
 
 def _bind(mount: Mount) -> dict[str, Any]:
-    # Not recursive: below Engine 25 only the top of a read-only bind is read-only, and a file system mounted inside it
-    # would stay writable.
+    # Not recursive: below Engine 25 only the top of a read-only bind is read-only; a mount inside it stays writable.
     return {
         "Type": "bind",
         "Source": mount.source,

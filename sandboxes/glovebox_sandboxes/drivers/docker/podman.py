@@ -49,10 +49,7 @@ _OTHERWISE = ("nr_inodes", "uid", "gid", "mode")
 
 
 def specification(name: str, body: Mapping[str, Any], filter_path: str) -> dict[str, Any]:
-    """Return the body for ``CREATE`` from the Engine's body and the file of its seccomp document.
-
-    Raises UnsupportedSpecError if a field has no counterpart.
-    """
+    """Return the body for ``CREATE``. Raises UnsupportedSpecError if a field of the Engine's has no counterpart."""
     top, host = dict(body), dict(body["HostConfig"])
     del top["HostConfig"]
     for settled, found in ((_SETTLED, top), (_HOST_SETTLED, host)):
@@ -132,8 +129,7 @@ def _security(options: list[str], filter_path: str) -> dict[str, Any]:
 
 def _tmpfs(target: str, options: str) -> dict[str, Any]:
     kept = [each for each in options.split(",") if each.partition("=")[0] not in _OTHERWISE]
-    # Podman makes it root's: so every user may write there, and the guest's is the only one inside. Their memory bounds
-    # the number of files.
+    # Podman makes it root's: so all may write; only the guest's user is inside. Memory bounds the number of files.
     return {
         "destination": target,
         "type": "tmpfs",
@@ -159,7 +155,6 @@ def _bind(mount: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _resources(host: dict[str, Any]) -> dict[str, Any]:
-    """Return limits by control group; empty if the plan has none."""
     if "Memory" not in host:
         return {}
     limits = {

@@ -74,9 +74,9 @@ class Remover:
         self._tasks.start_soon(function)
 
     async def take(self, name: str, identifier: str) -> None:
-        """Queue a container, also in a cancelled task; waits only if the queue is full.
+        """Queue a container by name or id, also in a cancelled task; waits only if the queue is full.
 
-        ``name`` may be its id; ``identifier`` is its id, empty if the Engine did not report it.
+        ``identifier`` is empty if the Engine did not report it.
         """
         self._waiting.add(name)
         with anyio.CancelScope(shield=True):

@@ -45,11 +45,7 @@ class Demultiplexer:
         return not self._header and self._remaining == 0
 
     def receive(self, data: bytes) -> list[Chunk]:
-        """Return the chunks in ``data``, in order, none of them empty.
-
-        Raises:
-            ValueError: a header is not the Engine's: a terminal was allocated, or another program answered.
-        """
+        """Return the chunks in ``data``, none empty. Raises ValueError if a terminal or another program answers."""
         chunks: list[Chunk] = []
         at = 0
         while at < len(data):

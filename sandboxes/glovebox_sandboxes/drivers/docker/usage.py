@@ -34,8 +34,7 @@ def groups(
 ) -> dict[str, Path]:
     """Return the directory of each controller (``memory``, ``cpuacct``; "" on v2) for a container's first process.
 
-    ``pid`` is the Engine's number; in another pid namespace it may be any process's here. Groups that are not named
-    after the container's id are left out.
+    ``pid`` is the Engine's number, perhaps another process's here: groups not named after the container are left out.
     """
     found = groups_of(pid, proc)
     return {each: root / each / path.lstrip("/") for each, path in found.items() if container in path}
@@ -76,10 +75,7 @@ def weigh(directories: Mapping[str, Path], parts: int) -> None:
 def limits(
     directories: Mapping[str, Path], host: Mapping[str, Any], *, bounded: bool
 ) -> dict[str, tuple[object, object]]:
-    """Return a container's limits by name: planned in its HostConfig, and the kernel's (None: unreadable).
-
-    ``bounded`` is the result of ``bound_sockets``.
-    """
+    """Return limits by name: planned in the HostConfig, and the kernel's (None: unreadable). See ``bound_sockets``."""
     # A host of version 1 may have version 2 mounted beside it, without controllers.
     unified = None if "memory" in directories else directories.get("")
     places = {name: unified or directories.get(name) for name in ("memory", "pids", "cpu")}
@@ -99,10 +95,7 @@ def limits(
 
 
 def end(container: str, root: Path = Path("/sys/fs/cgroup")) -> int:
-    """Kill the processes in the control groups of a removed container that its Engine has forgotten.
-
-    Returns their number: usually 0, also if the groups are elsewhere or invisible.
-    """
+    """Kill what a forgetful Engine left in a removed container's groups; return its number, 0 if out of sight."""
     killed: set[int] = set()
     for _ in range(_ROUNDS):
         found = {pid for group in _GROUPS for pid in _processes(root / group.format(container))} - killed

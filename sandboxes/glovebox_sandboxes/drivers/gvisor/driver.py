@@ -59,10 +59,7 @@ class Gvisor(wall.Walled):
 
 @asynccontextmanager
 async def connect(data: Path, server_id: str) -> AsyncIterator[Driver]:
-    """Provide the driver during the block; nothing of it is left afterwards.
-
-    If this host does not let us run runsc ourselves, the Docker Engine is asked to.
-    """
+    """Provide the driver during the block. If we may not run runsc ourselves, the Docker Engine is asked to."""
     async with (await detect(data, server_id)).running() as driver:
         if driver.capabilities.usable:
             yield driver
@@ -124,10 +121,7 @@ async def _find_runsc(missing: list[Missing]) -> tuple[str, str]:
 
 
 def version_of(words: str) -> str:
-    """Return the version that ``runsc --version`` prints; empty if too old.
-
-    It is "release-20250407.0" or Debian's form.
-    """
+    """Return the version from ``runsc --version``, "release-20250407.0" or Debian's form; empty if too old."""
     found = re.search(r"\bversion (\S*?(\d{8})\S*)", words)
     return found[1] if found is not None and int(found[2]) >= MINIMUM else ""
 

@@ -69,10 +69,7 @@ def make(
     version: str,
     hierarchy: cgroup.Hierarchy | None,
 ) -> Plan:
-    """Return the plan for ``spec``; ``programs`` are paths of bwrap and runsc, ``version`` is runsc's.
-
-    Without a ``hierarchy`` no control groups can be made.
-    """
+    """Return the plan for ``spec``; ``programs`` are bwrap and runsc; without ``hierarchy`` there are no groups."""
     return Plan(
         driver=NAME,
         level="userspace-kernel",

@@ -69,7 +69,7 @@ async def build(
 
 
 async def remove(lock: str) -> list[str]:
-    """Remove the images with this lock's digest, also with another version's guest; return their names.
+    """Remove the images with this lock's digest, for every guest version, and return their names.
 
     Raises:
         SandboxError: the Engine is unavailable, or a sandbox uses one of them.
