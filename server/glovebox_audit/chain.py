@@ -98,11 +98,7 @@ class Draft:
     """``data`` field by field, of an event drafted before its call comes: that saves time then."""
 
     def of_call(self, call_id: str, whose: Mapping[str, str]) -> "Draft":
-        """Return this event with these fields and this call, for early drafts.
-
-        Raises:
-            ValueError: it was drafted of a call.
-        """
+        """Return this event of this call, with these fields; raises ValueError unless drafted for that."""
         if self.parts is None:
             raise ValueError("it was drafted of a call")
         parts = {**self.parts, **{name: canonical(value) for name, value in whose.items()}}
@@ -120,7 +116,7 @@ class Record:
     """Id of the server process that wrote it."""
     kind: str
     call_id: str | None
-    """None for what concerns the server as a whole."""
+    """Absent if the event concerns the server as a whole."""
     data: Mapping[str, Any]
     """The event's other fields, as JSON. Do not modify."""
     prev: str
@@ -327,11 +323,7 @@ def encode_head(head: Head) -> bytes:
 
 
 def parse_head(content: bytes) -> Head:
-    """Parse what ``encode_head`` wrote.
-
-    Raises:
-        RecordError: the bytes are anything else.
-    """
+    """Parse what ``encode_head`` wrote; raises RecordError for any other bytes."""
     try:
         fields = json.loads(content[:HEAD_BYTES])
         head = Head(hash=fields["hash"], seq=fields["seq"], size=fields["size"])
@@ -343,11 +335,7 @@ def parse_head(content: bytes) -> Head:
 
 
 def parse_anchor(text: str) -> Head:
-    """Parse an anchor, ``SEQ:HASH`` as ``glovebox audit head`` prints it, without the size.
-
-    Raises:
-        ValueError: the text is anything else.
-    """
+    """Parse an anchor, the ``SEQ:HASH`` of ``glovebox audit head``; raises ValueError for other text."""
     seq, _, value = text.partition(":")
     if not re.fullmatch(r"[0-9]{1,16}", seq, re.ASCII) or not _matches(_HASH, value):
         raise ValueError(f"{text[:100]!r} is not an anchor: it is SEQ:HASH, as `glovebox audit head` prints it")

@@ -118,13 +118,9 @@ class LogFile:
     def commit(self, drafts: Sequence[Draft | Follower], lost: Mapping[str, str] | None = None) -> list[Record]:
         """Append all of ``drafts`` with one write and one fdatasync: all or none.
 
-        Args:
-            drafts: the first is no ``Follower``.
-            lost: ended calls of this process whose own last record could not be written, each with the reason. Those
-                without an end in the log get it in the same write.
-
-        Returns:
-            The records of lost calls, then one for each draft.
+        The first is no ``Follower``. ``lost`` are ended calls of this process whose own last record could not be
+        written, each with the reason. Those without an end in the log get it in the same write. Return the records of
+        lost calls, then one for each draft.
 
         Raises:
             AuditError: the disk refused, the lock is held too long, or the log was tampered with.
@@ -177,11 +173,7 @@ class LogFile:
             return self._rotate()
 
     def retain(self) -> list[int]:
-        """Remove expired segments and return their numbers.
-
-        Raises:
-            AuditError: the log cannot be written to.
-        """
+        """Remove expired segments and return their numbers; raises AuditError if the log cannot be written."""
         with self._place.translated("remove old segments"), self._locked():
             self._catch_up()
             return self._retain()

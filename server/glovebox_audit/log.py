@@ -155,10 +155,8 @@ class AuditLog:
     ) -> list[Record]:
         """Append several events by one disk write, all or none.
 
-        Args:
-            events: in their order; some may be drafts.
-            then: makes one more event from the others as recorded, e.g. to name the last one's place. Not called if
-                they cannot be recorded.
+        ``then`` makes one more event from the others as recorded, e.g. to name the last one's place. It is not called
+        if they cannot be recorded.
 
         Raises:
             AuditError: none of them is in the log.
@@ -191,9 +189,7 @@ class AuditLog:
     def lose(self, call_id: str, reason: str) -> None:
         """Record with the next write that an ended call has lost its last record.
 
-        Args:
-            call_id: nothing more is appended for it.
-            reason: one sentence, without host paths.
+        Nothing more is appended for it. The reason is one sentence, without host paths.
         """
         if len(self._lost) < MAX_LOST:
             self._lost[call_id] = reason

@@ -48,11 +48,7 @@ class LogDirectory:
     descriptor: int
 
     def open(self, name: str, flags: int, *, create: bool = True) -> int:
-        """Open a file for reading and writing.
-
-        Raises:
-            AuditError: it is not a file of our own alone.
-        """
+        """Open a file for reading and writing; raises AuditError unless it is ours alone."""
         flags |= os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | (os.O_CREAT if create else 0)
         descriptor = os.open(name, flags, 0o600, dir_fd=self.descriptor)
         try:
@@ -63,22 +59,14 @@ class LogDirectory:
         return descriptor
 
     def folder(self, name: str) -> None:
-        """Make a folder if there is none.
-
-        Raises:
-            AuditError: it is not a folder of our own alone.
-        """
+        """Make a folder if there is none; raises AuditError unless it is ours alone."""
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=self.descriptor)
             os.fsync(self.descriptor)
         self._check(os.stat(name, dir_fd=self.descriptor, follow_symlinks=False), stat.S_IFDIR, self.path / name)
 
     def check(self, name: str) -> None:
-        """Check a file without opening it.
-
-        Raises:
-            AuditError: it is not a file of our own alone.
-        """
+        """Check a file without opening it; raises AuditError unless it is ours alone."""
         self._check(os.stat(name, dir_fd=self.descriptor, follow_symlinks=False), stat.S_IFREG, self.path / name)
 
     def identity(self, name: str) -> tuple[int, int] | None:
@@ -167,11 +155,7 @@ def identity(found: os.stat_result) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[LogDirectory]:
-    """Open the directory, made (0700) if missing.
-
-    Raises:
-        AuditError: it is not a directory of our own alone.
-    """
+    """Open the directory, made (0700) if missing; raises AuditError unless it is ours alone."""
     if not os.path.lexists(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir(mode=0o700, exist_ok=True)

@@ -56,7 +56,6 @@ class LogLine:
     end: int
     """Offset in the file of the byte after it."""
     record: Record | None
-    """None if it is no record."""
     error: RecordError | None
 
 
@@ -106,11 +105,7 @@ class Snapshot:
 
 @contextlib.contextmanager
 def opened(directory: Path) -> Iterator[Snapshot]:
-    """Open the log for reading and note how far it is whole.
-
-    Raises:
-        AuditError: there is no log, or it cannot be read.
-    """
+    """Open the log and note how far it is whole; raises AuditError if it is missing or unreadable."""
     with contextlib.ExitStack() as stack:
         with _translated(directory, missing=True):
             head = stack.enter_context(_locked(directory))

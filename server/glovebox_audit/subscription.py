@@ -31,7 +31,7 @@ class Missed:
 
     count: int
     first: int
-    """``seq``, like ``last``."""
+    """``seq`` of the first of them, as ``last`` of the last."""
     last: int
 
 
@@ -45,7 +45,7 @@ class Subscription(ObjectReceiveStream[Record | Missed]):
         self._send, self._receive = anyio.create_memory_object_stream[Record](capacity)
         self._missed: Missed | None = None
         self.offered = False
-        """Whether there has been a record for it."""
+        """True once there has been a record for it."""
 
     def offer(self, record: Record, owner: str | None) -> None:
         """Deliver one record, and the principal it belongs to, without ever waiting."""

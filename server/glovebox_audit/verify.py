@@ -27,10 +27,10 @@ def verify(
     keys: Keys | None = None,
     new: bool = False,
 ) -> VerifyReport:
-    """Check the log in ``directory``, or a copy, also while servers write to it.
+    """Check the log, or a copy of it, also while servers write to it.
 
     Args:
-        directory: of the log.
+        directory: of the log or the copy.
         anchor: a record kept elsewhere, that must be in it.
         anchors: likewise, except those of records before the oldest segment, which retention may have removed.
         keys: one of which must have signed each seal; None leaves the signatures unproved.

@@ -44,11 +44,7 @@ def written(evidence: bytes, others: dict[str, bytes]) -> bytes:
 
 
 def evidence_in(content: bytes) -> tuple[bytes, dict[str, bytes]]:
-    """Return the evidence of a bundle, and its other parts.
-
-    Raises:
-        EvidenceError: it is no bundle.
-    """
+    """Return the evidence of a bundle, and its other parts; raises EvidenceError if it is none."""
     if len(content) > MAX_BYTES:
         raise EvidenceError(f"it is longer than {MAX_BYTES} bytes")
     try:

@@ -16,7 +16,7 @@ class VerifiedBundle:
 
     evidence: Evidence
     report_checked: bool
-    """Whether this version makes the same page of the evidence. If not, the page claims another version, which proves
+    """True if this version makes the same page of the evidence. If not, the page claims another version, which proves
     nothing."""
 
 

@@ -50,26 +50,17 @@ class QueryAnswer:
     calls: tuple[CallSummary, ...]
     """Newest first."""
     more: bool
-    """Whether there are older ones."""
     damaged: int
     """Calls left out, because their records were changed."""
 
 
 def ask(directory: Path, filters: Filters, limit: int, told: Told) -> QueryAnswer:
-    """Find calls.
-
-    Raises:
-        AuditError: there is no log, or it cannot be read.
-    """
+    """Find calls; raises AuditError if there is no log, or it cannot be read."""
     return _looked(directory, told, lambda view: _answer(view, filters, limit))
 
 
 def named(directory: Path, name: str, told: Told) -> list[str]:
-    """Return at most ``MOST_NAMED`` ids for an id, the beginning of some, or ``LAST``.
-
-    Raises:
-        AuditError: there is no log, or it cannot be read.
-    """
+    """Return at most ``MOST_NAMED`` ids for an id, the beginning of some, or ``LAST``; raises like ``ask``."""
     if name == LAST:
         return [call.call_id for call in ask(directory, Filters(), 1, told).calls]
     return _looked(directory, told, lambda view: view.named(name))
@@ -115,11 +106,7 @@ class _View:
 
 
 def records(directory: Path, call_id: str, told: Told) -> list[Record]:
-    """Return the records of one call, from its first to its last.
-
-    Raises:
-        AuditError: there is no log, or it cannot be read.
-    """
+    """Return the records of one call, from its first to its last; raises like ``ask``."""
     found = _looked(directory, told, lambda view: view.records(call_id))
     # An index that omits a call must not hide it.
     return found or list(read.records_of(directory, call_id))

@@ -57,7 +57,7 @@ class CallSummary:
     """Class of Glovebox's own failure."""
 
     is_error: bool = False
-    """Whether the call was allowed and its caller's result is an error, for any reason."""
+    """True if the call was allowed and its caller's result is an error, for any reason."""
 
     @property
     def through(self) -> str:

@@ -105,6 +105,7 @@ class Index:
             self._add(self._log.start, self._log.start, progress)
 
     def _add(self, began: int, start: int, progress: Callable[[int, int], None]) -> bool:
+        """Index the log from an offset on; return False if earlier lines turn out to lie in a gap."""
         adder, end = Adder(self._connection), self._log.end
         for file, base, size in self._log.files_from(start):
             at = max(start - base, 0)

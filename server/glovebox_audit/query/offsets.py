@@ -47,11 +47,7 @@ class OffsetReader:
         return self._base(self._numbers[-1]) + self._file(self._numbers[-1])[1]
 
     def files_from(self, offset: int) -> Iterator[tuple[BinaryIO, int, int]]:
-        """Yield each file from the one with ``offset`` on, its offset in the log and its length.
-
-        Raises:
-            StaleIndexError: no file holds it.
-        """
+        """Yield each file from ``offset`` on, its offset and length; raises StaleIndexError if none holds it."""
         first = bisect_right(self._numbers, offset, key=self._base) - 1
         if first < 0:
             raise StaleIndexError

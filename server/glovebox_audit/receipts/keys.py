@@ -17,11 +17,7 @@ def public_pem(key: Ed25519PublicKey) -> str:
 
 
 def parse_public(content: bytes) -> Ed25519PublicKey:
-    """Parse a public key as ``glovebox receipt key`` prints it.
-
-    Raises:
-        ValueError: it is anything else.
-    """
+    """Parse a public key as ``glovebox receipt key`` prints it; raises ValueError for other bytes."""
     try:
         key = serialization.load_pem_public_key(content)
     except (ValueError, UnsupportedAlgorithm):

@@ -70,11 +70,7 @@ class SegmentStart:
 
 
 def start_of(line: bytes) -> SegmentStart:
-    """Parse the first line of a segment.
-
-    Raises:
-        NewerFormatError: a newer Glovebox wrote the segment.
-    """
+    """Parse the first line of a segment; raises NewerFormatError if a newer Glovebox wrote it."""
     try:
         first = chain.parse(line)
     except chain.NewerFormatError:
@@ -86,11 +82,7 @@ def start_of(line: bytes) -> SegmentStart:
 
 
 def begun(record: Record, time: float = 0.0) -> SegmentStart | None:
-    """Return the segment start that a record states; None for any other record.
-
-    Raises:
-        NewerFormatError: a newer Glovebox wrote the segment.
-    """
+    """Return the segment start in a record, None for others; raises NewerFormatError if a newer Glovebox wrote it."""
     if record.kind != SegmentBegun.kind:
         return None
     version, number, offset = (record.data.get(key) for key in ("format", "segment", "offset"))
@@ -143,11 +135,7 @@ def anchor(end: Head | Record) -> str:
 
 
 def since(directory: Path, current: SegmentStart, offset: int) -> list[tuple[str, int]]:
-    """Return names and offsets of the sealed segments before ``current``, from the one with ``offset`` on.
-
-    Raises:
-        OSError: one cannot be read.
-    """
+    """Return names and offsets of the sealed segments before ``current``, from ``offset`` on; raises OSError."""
     found: list[tuple[str, int]] = []
     if offset >= current.before.size:
         return found

@@ -72,11 +72,7 @@ class _SegmentStatement:
 
     @classmethod
     def parse(cls, payload: bytes) -> Self:
-        """Parse a statement of this kind.
-
-        Raises:
-            EvidenceError: the bytes are anything else.
-        """
+        """Parse a statement of this kind; raises EvidenceError for any other bytes."""
         try:
             fields = json.loads(payload)
             kind = fields["predicateType"]

@@ -33,7 +33,7 @@ class VerifiedSegments:
     calls: tuple[str, ...] = ()
     """Calls under way at its end."""
     forgot: bool = False
-    """Whether there may be more of them."""
+    """True if there may be more of them."""
     removed: Mapping[int, str] = field(default_factory=dict)
     """Seals of the segments that are recorded as removed."""
     records: int = 0

@@ -24,7 +24,7 @@ class Problem:
     """From 1; for a cut end the line that should come next; None for ``head.json`` or a missing file."""
     seq: int | None
     kind: ProblemKind
-    """What happened, in one word; docs/operate/audit-problems.csv explains each."""
+    """One word; docs/operate/audit-problems.csv explains each."""
     detail: str
 
 

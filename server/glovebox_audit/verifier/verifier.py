@@ -298,6 +298,7 @@ class Verifier:
             self.note(line.number, None, "foreign", f"no record: {line.error}")
 
     def _record(self, line: LogLine, record: Record) -> bool:
+        """Continue the chain; return False for a record that is none of its own."""
         if self._tail.seq < 0:  # nothing before it can be known
             self._tail = Head(seq=record.seq - 1, hash=record.prev, size=self._base)
         seq, expected = record.seq, self._tail.seq + 1
