@@ -137,7 +137,7 @@ class Drivers:
                 return driver, self._plan(driver, spec)
             except (UnsupportedSpecError, SandboxError) as problem:
                 reasons.append((f"{name}: {problem.reason}", problem.fix))
-        (reason, fix), *others = sorted(reasons, key=lambda each: not each[1])  # what can be put right stands first
+        (reason, fix), *others = sorted(reasons, key=lambda each: not each[1])  # what can be fixed comes first
         fix = " ".join([fix or "Run `glovebox doctor`.", *(f"Nor can {other}." for other, _ in others)])
         raise UnsupportedSpecError("isolation", f"no driver can enforce this profile here: {reason}", fix)
 

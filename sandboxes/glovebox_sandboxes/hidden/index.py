@@ -182,7 +182,7 @@ class SecretFileIndex:
         self._identity = _identity(self._root)
         self._inside = mounts.inside(self._root)
         self._tell()
-        for path in self._inside:  # what is seen there is not what lies below, which some sandboxes have
+        for path in self._inside:  # a mount hides what lies below, which some sandboxes see
             with suppress(OSError):
                 self._keep(path, folder=stat.S_ISDIR(os.lstat(_joined(self._root, path)).st_mode))
         self._scan("")
@@ -242,7 +242,6 @@ class SecretFileIndex:
             self._scan(path)
 
     def _forget(self, path: str) -> None:
-        """Forget this path and all below it: it is gone or renamed."""
         self._below.get(above(path), set()).discard(path)
         waiting = [path]
         while waiting:
@@ -324,7 +323,7 @@ class SecretFileIndex:
             if kind.content is not None and not self._holds(kind, path, mode):
                 return False
         except FileNotFoundError:
-            self._tell(path)  # gone by now: whether it was one is not known any more
+            self._tell(path)  # gone by now, and of unknown kind
         except OSError as error:
             self._fail(error)
         else:
@@ -355,7 +354,7 @@ class SecretFileIndex:
         if not stat.S_ISREG(mode):
             return False
         place = _joined(self._root, path)
-        with suppress(PermissionError):  # nor may a sandbox read it then
+        with suppress(PermissionError):  # a sandbox may not read it either
             self._files.setdefault(self._watch(path, watches.FILE), set()).add(path)
         return kind.held_at(place)
 

@@ -96,7 +96,7 @@ def follow(root: str, link: str) -> tuple[frozenset[str], str | None]:
 def _read(place: str) -> str | None:
     """Return a link's content; empty if it is no link, None if it does not exist."""
     try:
-        return os.readlink(place)  # noqa: PTH115 - of a thousand names each counts
+        return os.readlink(place)  # noqa: PTH115 - called for each of a thousand names
     except OSError as error:
         return "" if error.errno == errno.EINVAL else None
 

@@ -161,7 +161,7 @@ def settings(version: int, limits: Limits) -> Mapping[str, str]:
         return {
             "memory.limit_in_bytes": str(limits.memory_bytes),
             "memory.swappiness": "0",
-            "memory.kmem.tcp.limit_in_bytes": str(SOCKET_BYTES),  # UDP's as well, whatever its name
+            "memory.kmem.tcp.limit_in_bytes": str(SOCKET_BYTES),  # UDP's as well, despite its name
             "pids.max": str(limits.pids),
             "cpu.cfs_period_us": str(_CPU_PERIOD_US),
             "cpu.cfs_quota_us": str(quota),
@@ -335,7 +335,7 @@ def text(path: str) -> str | None:
         finally:
             os.close(descriptor)
     except OSError as problem:
-        if problem.errno in (errno.ENOENT, errno.ENODEV):  # ENODEV: of a group that was removed while it was open
+        if problem.errno in (errno.ENOENT, errno.ENODEV):  # ENODEV: the group was removed while the file was open
             return None
         words = problem.strerror or str(problem)
         fix = "Let the server read it, or run it where control groups are not mounted."

@@ -71,8 +71,8 @@ class Janitor:
         with anyio.move_on_after(_STOP_SECONDS, shield=True) as waiting:
             await anyio.to_thread.run_sync(os.waitpid, pid, 0, abandon_on_cancel=True)
         if waiting.cancelled_caught:
-            with suppress(ProcessLookupError):  # it has ended in this moment
-                os.kill(pid, signal.SIGKILL)  # the thread that waits for it still does
+            with suppress(ProcessLookupError):  # it ended meanwhile
+                os.kill(pid, signal.SIGKILL)  # the thread still waits for it
         return True
 
 

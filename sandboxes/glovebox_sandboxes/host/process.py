@@ -133,7 +133,7 @@ class Spawner:
             undo.callback(os.close, pidfd)
             stream = SocketStream(ours)
             undo.pop_all()
-        child.returncode = 0  # reaped by Process: Popen must not look for it again
+        child.returncode = 0  # reaped by Process: Popen must not wait for it again
         return StartedProcess(pid=child.pid, pidfd=pidfd, stream=stream)
 
     def _serve(self) -> None:

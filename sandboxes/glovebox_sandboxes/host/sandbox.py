@@ -37,7 +37,7 @@ class SocketStream(anyio.abc.ByteStream):
         """See ``anyio.abc.ByteReceiveStream``."""
         try:
             data = await self._when(anyio.wait_readable, lambda: self._end.recv(max_bytes))
-        except ConnectionResetError:  # the other end went with something unread
+        except ConnectionResetError:  # the other end closed with unread data
             data = b""
         if not data:
             raise anyio.EndOfStream

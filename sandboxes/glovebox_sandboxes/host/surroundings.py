@@ -169,7 +169,7 @@ def control_groups(root: Path) -> str:
 
 def _below(program: str, root: Path) -> bool:
     pid = "self"
-    with suppress(OSError, IndexError):  # one that ends meanwhile, or that we may not look at
+    with suppress(OSError, IndexError):  # it ended meanwhile, or is not readable
         for _ in range(_ANCESTORS):
             head, _, rest = (root / "proc" / pid / "stat").read_text(errors="replace").rpartition(")")
             if head.partition("(")[2] == program:

@@ -304,7 +304,7 @@ class SandboxProvider:
         if preloads:
             # A sandbox started while its call waits does not import what the program may not need.
             _, cold = await self.drivers.choose((driver.name,), spec.without_preload())
-        if driver.name == isolation[0]:  # a driver that can be used stays; a preferred one may come to be usable
+        if driver.name == isolation[0]:  # a usable driver stays so; a preferred one may become usable
             if len(self._choices) >= MOST_CHOICES:
                 self._choices.clear()
             self._choices[key] = driver, plan, cold

@@ -309,7 +309,7 @@ class ReadyQueue:
         parts: list[object] = []
         for mount in self.plan.spec.mounts:
             try:
-                status = os.stat(mount.source)  # noqa: PTH116 - of a few microseconds each counts
+                status = os.stat(mount.source)  # noqa: PTH116 - every microsecond counts
             except OSError as problem:
                 parts.append(problem.errno)
             else:

@@ -69,7 +69,7 @@ class Refill:
                     queue.close(supply)
                 # A covered file may have been replaced: then these sandboxes are not as planned; others will be.
                 await self._end(None if supply.fingerprint != queue.fingerprint() else self._problem)
-        except Exception as problem:  # noqa: BLE001 - a call that meets it says so; the server goes on
+        except Exception as problem:  # noqa: BLE001 - the next call reports it; the server continues
             queue.close(supply)
             await self._end(_unavailable(problem))
 
@@ -96,7 +96,7 @@ class Refill:
                 except BaseException:
                     sandbox.advance(SandboxEvent.FAILED)
                     raise
-        except Exception as problem:  # noqa: BLE001 - calls are using others of this source
+        except Exception as problem:  # noqa: BLE001 - calls still use others of this source
             self._problem = self._problem or _unavailable(problem)
             queue.changed.set()
         finally:
@@ -104,7 +104,6 @@ class Refill:
             queue.sandboxes.remove(sandbox)
 
     async def _accept(self, attested: AttestedSandbox) -> None:
-        """Reject what is not as planned; report recovery if preparing had failed before."""
         if attested.attestation.differences:
             reason = f"it is not what was planned ({describe(attested.attestation.differences)})"
             raise SandboxError("Preparing a sandbox", reason, "Run `glovebox doctor`.")

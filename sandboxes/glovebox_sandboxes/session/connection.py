@@ -361,7 +361,7 @@ class GuestConnection:
             with duplex.scope:
                 await serve(duplex)
         except _GONE:
-            pass  # the guest gave the stream up
+            pass  # the guest reset the stream
         finally:
             self._duplexes.pop(duplex.stream, None)
         await duplex.aclose()
@@ -445,7 +445,7 @@ async def attest(sandbox: Sandbox, plan: Plan) -> AttestedSandbox:
     except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
         await sandbox.kill()
         facts = await sandbox.stats()
-        if "Traceback" in facts.detail:  # our own guest's: its last line says what happened
+        if "Traceback" in facts.detail:  # our own guest's: the last line has the cause
             words = f"its Python ended before it was ready ({facts.detail.splitlines()[-1]})"
             fix = "Run `glovebox setup`, which repairs what was damaged; if it persists, run `glovebox doctor`."
             raise SandboxError("Starting a sandbox", words, fix) from None

@@ -163,7 +163,7 @@ class ProcessorMeter:
         try:
             found = self._sandbox.cpu_seconds()
         except SandboxError:
-            self._again()  # where it still cannot be read at the end, the call ends in that
+            self._again()  # if it is unreadable at the end too, the call fails
             return
         if found is None or self._before is None:
             return
@@ -370,12 +370,12 @@ class ResultReader:
         self.shown: list[Shown] = []
         self.problems: list[str] = []
         self._buffer = bytearray()
-        self._passing = 0  # bytes of a picture that is left out, still to come
+        self._passing = 0  # bytes still to come of a skipped picture
         self._broken = False
         self._valued = False
         self._pictures = 0
         self._copies = 0
-        self._whole = False  # whether the picture that came last was taken, so that a copy may be of it
+        self._whole = False  # the last picture was accepted: a copy may refer to it
         self._room = MAX_BLOB_BYTES
 
     def feed(self, data: bytes) -> None:

@@ -236,7 +236,7 @@ class DockerDriver:
         identifier = ""
         try:
             identifier = await engine.create(name, {**plan.action, "Labels": labels})
-            with anyio.CancelScope(shield=True):  # or a cancellation in the middle would lose the connection
+            with anyio.CancelScope(shield=True):  # a cancellation in the middle would lose the connection
                 stream = AttachedStream(await engine.attach(name))
             try:
                 await engine.start(name)

@@ -120,7 +120,7 @@ def _text(directory: Path | None, file: str) -> str | None:
     try:
         return None if directory is None else text(f"{directory}/{file}")
     except SandboxError:
-        return None  # the Engine set the limit: here it is only compared, and what cannot be is reported so
+        return None  # set by the Engine: only compared here, and unreadable values are reported
 
 
 def read(directories: Mapping[str, Path]) -> SandboxStats | None:

@@ -86,7 +86,7 @@ def _remove(api: Client, tag: str) -> list[str]:
     ours = _layer(api, tag)
     tags = (name for each in api.images() for name in each["RepoTags"] or () if "glovebox/" in name)
     names = sorted(name for name in tags if ours and _layer(api, name) == ours)
-    for name in names:  # glovebox/python, and then what it was made from
+    for name in names:  # glovebox/python, then its base
         api.remove_image(name)
     return names
 
@@ -98,7 +98,6 @@ def _layer(api: Client, name: str) -> str:
 
 
 async def _runtime(api: Client, base: str, lock: str, file: Path, tell: Callable[[str], None]) -> str:
-    """Return the name of the image with everything except the guest; build it if missing."""
     tag = content.runtime_tag(base, lock)
     if await anyio.to_thread.run_sync(_find, api, tag) is None:
         tell(f"Looking at the base image {base}")
