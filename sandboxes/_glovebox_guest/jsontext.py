@@ -1,10 +1,9 @@
-"""JSON for the wire: the standard library's own C scanner and encoder, without the package around them.
+"""JSON for the wire: the standard library's C scanner and encoder, without the package around them.
 
 Strict: one value, nothing before or after it, no NaN or Infinity and no number that would be read as one, ASCII out.
 Where an interpreter's C parts differ, the package is used instead.
 
-``bound`` is what every reader of a stranger's JSON asks first, on both sides of the server: bytes cost next to nothing
-until they become objects.
+Both sides call ``bound`` before they parse a stranger's JSON: bytes cost next to nothing until they become objects.
 """
 
 from __future__ import annotations
@@ -16,29 +15,26 @@ if TYPE_CHECKING:
 
 
 MAX_NODES = 8_192
-"""Values and keys of one text. All that is made of it before somebody refuses it takes less than 20 ms; a request has
-some 20, a program or a table in a text is one."""
+"""Values and keys of one text: objects parsed before a rejection cost less than 20 ms. A request has some 20."""
 MAX_LISTED = 32_768
-"""The same where sound texts are long lists: a search's longest answer has 23,000, a head full of headers 25,000."""
+"""The same for long lists: a search's longest answer has 23,000, a head full of headers 25,000."""
 MAX_DEPTH = 64
-"""Arrays and objects inside each other. MCP requests need about eight; arguments of a tool a few more."""
+"""Nested arrays and objects. MCP requests need about eight; arguments of a tool a few more."""
 
 _OTHER = bytes(set(range(256)) - set(b"[]{}"))
 _AS_ARRAYS = bytes.maketrans(b"{}", b"[]")
 
 
 def bound(text: bytes, most: int = MAX_NODES) -> int:
-    """At most so many values and keys are in ``text``, told from its bytes, before anything is made of them.
+    """Return an upper bound of the values and keys in ``text``, from its bytes alone.
 
-    What is no JSON may pass: its reader stops at the first error, and until there has made no more than was counted.
-
-    Raises:
-        ValueError: there may be more than ``most``, or more than ``MAX_DEPTH`` levels.
+    Invalid JSON may pass: its reader stops at the first error, and until there has made no more than was counted.
+    Raises ValueError for possibly more than ``most``, or than ``MAX_DEPTH`` levels.
     """
     nodes, opened = _marks(text)
     if nodes <= most and opened <= MAX_DEPTH:
         return nodes
-    # What stands in strings does not count. A quote ends one unless an odd number of backslashes stands before it.
+    # The content of strings does not count. A quote ends one unless an odd number of backslashes stands before it.
     bare = text.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in text else text
     quotes = bare.count(b'"')
     if quotes > 2 * most:
@@ -55,13 +51,13 @@ def bound(text: bytes, most: int = MAX_NODES) -> int:
 
 
 def _marks(text: bytes) -> tuple[int, int]:
-    """Values and keys if all of these marks are structure, and arrays and objects: each but the first follows one."""
+    """Count values and keys if all marks are structure, and arrays and objects: each but the first follows one."""
     opened = text.count(b"[") + text.count(b"{")
     return 1 + opened + text.count(b",") + text.count(b":"), opened
 
 
 def _bound_depth(brackets: bytes) -> None:
-    """Take the innermost level away, again and again: nothing is left of MAX_DEPTH levels, or of what is no JSON."""
+    """Remove the innermost level repeatedly: of MAX_DEPTH levels, or of invalid JSON, nothing is left."""
     for _ in range(MAX_DEPTH):
         before = len(brackets)
         brackets = brackets.replace(b"[]", b"")
@@ -90,7 +86,7 @@ def _unknown(value: object) -> object:
 
 
 class _Context:
-    """What ``json.JSONDecoder`` would hand to the scanner."""
+    """The context that ``json.JSONDecoder`` would pass to the scanner."""
 
     strict = True
     object_hook = None
@@ -107,13 +103,13 @@ try:
     _encode = _json.make_encoder(None, _unknown, _json.encode_basestring_ascii, None, ":", ",", False, False, False)
 
     def loads(text: str) -> Any:
-        """The value of a JSON text. Raises ValueError or RecursionError."""
+        """Return the value of a JSON text. Raises ValueError or RecursionError."""
         try:
             value, end = _scan(text, 0)
         except StopIteration:
             raise ValueError("there is no JSON value") from None
         except SystemError:
-            # The scanner takes its exception from json.decoder and, where nobody imported that, sets none:
+            # The scanner takes its exception from json.decoder and, where that is not imported, sets none:
             # raise_errmsg in https://github.com/python/cpython/blob/v3.11.2/Modules/_json.c
             raise ValueError("the text is not JSON") from None
         if end != len(text):
@@ -121,18 +117,16 @@ try:
         return value
 
     def dumps(value: Any) -> bytes:
-        """The value as ASCII; lone surrogates stay escaped. Raises ValueError or TypeError."""
+        """Return the value as ASCII; lone surrogates stay escaped. Raises ValueError or TypeError."""
         return "".join(_encode(value, 0)).encode("ascii")
 
 except (ImportError, AttributeError, TypeError):  # another interpreter, or a later version of the C parts
     import json
 
     def loads(text: str) -> Any:
-        """The value of a JSON text. Raises ValueError or RecursionError."""
         if text[:1].isspace() or text[-1:].isspace():
             raise ValueError("white space around the JSON value")
         return json.loads(text, parse_constant=_refuse, parse_float=_finite)
 
     def dumps(value: Any) -> bytes:
-        """The value as ASCII; lone surrogates stay escaped. Raises ValueError or TypeError."""
         return json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")

@@ -1,6 +1,6 @@
-"""System calls the guest needs and Python does not have.
+"""System calls the guest needs and Python lacks.
 
-On the C module of ``ctypes`` alone. What is used here is what ``ctypes.CDLL(None, use_errno=True)`` uses.
+Uses the C module of ``ctypes`` alone, as ``ctypes.CDLL(None, use_errno=True)`` does.
 """
 
 from __future__ import annotations
@@ -81,50 +81,44 @@ _capset = _Function(ctypes.dlsym(_self, "capset"))
 def syscall(what: str, number: int, *arguments: int | bytes | None) -> int:
     """Make a system call whose integer arguments fit into 32 bits; bytes are passed as a pointer.
 
-    Raises:
-        OSError: it failed; ``what`` is in the message.
+    Raises OSError with ``what`` in its message.
     """
     return _checked(what, _syscall(number, *arguments))
 
 
 def set_dumpable(value: int) -> None:
-    """Set whether other processes of this user may look into this one (1) or not (0). Raises OSError."""
+    """Allow (1) or deny (0) other processes of this user access to this one. Raises OSError."""
     _checked(f"prctl(PR_SET_DUMPABLE, {value})", _prctl(_PR_SET_DUMPABLE, value, 0, 0, 0))
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the one that started it ends. Raises OSError."""
+    """Have the kernel kill this process when its parent ends. Raises OSError."""
     _checked("prctl(PR_SET_PDEATHSIG)", _prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0))
 
 
 def get_dumpable() -> int:
-    """What the kernel says about this process now."""
+    """Return PR_GET_DUMPABLE of this process."""
     return _checked("prctl(PR_GET_DUMPABLE)", _prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0))
 
 
 def set_no_new_privs() -> None:
-    """No program this process starts gets more rights than it has, for good. Raises OSError."""
+    """Keep programs that this process starts from gaining privileges, for good. Raises OSError."""
     _checked("prctl(PR_SET_NO_NEW_PRIVS)", _prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 
 
 def get_no_new_privs() -> int:
-    """What the kernel says about this process now. In /proc not every kernel tells."""
+    """Return PR_GET_NO_NEW_PRIVS of this process. Not every kernel has it in /proc."""
     return _checked("prctl(PR_GET_NO_NEW_PRIVS)", _prctl(_PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0))
 
 
 def fork_into(namespaces: int) -> int:
-    """As ``os.fork``, and the child is in new namespaces, the first process of its own: see clone(2).
+    """Fork a child into new namespaces, as their first process: see clone(2).
 
-    ``os.fork`` and unshare(2) would do the same with one more fork in between, and forks are what costs.
-
-    Args:
-        namespaces: ``CLONE_NEW…`` flags.
-
-    Raises:
-        OSError: the kernel refused.
+    ``os.fork`` and unshare(2) would do the same with one more fork, the largest cost. ``namespaces`` are ``CLONE_NEW…``
+    flags. Raises OSError.
     """
     _before_fork()
-    # Without a stack of its own the child goes on where the parent is; the interpreter is not left meanwhile.
+    # Without a stack of its own the child continues where the parent is, inside the interpreter.
     pid = _clone(_SYS_CLONE, _Size(namespaces | _SIGCHLD), _Size(0), _Size(0), _Size(0), _Size(0))
     number = ctypes.get_errno()
     if pid == 0:
@@ -148,14 +142,14 @@ def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> No
 
 
 def collapse(address: int, size: int) -> bool:
-    """Ask the kernel to put memory into huge pages now; whether it did."""
+    """Ask the kernel to put memory into huge pages now; return whether it did."""
     return bool(_madvise(_Pointer(address), _Size(size), _MADV_COLLAPSE) == 0)
 
 
 def drop_capabilities() -> None:
     """Empty all five capability sets of this process, for good, see capabilities(7). Raises OSError."""
     capability = 0
-    # The kernel says how many there are by refusing the first that it does not know.
+    # The kernel refuses the first capability that it does not have.
     while (held := _prctl(_PR_CAPBSET_READ, capability, 0, 0, 0)) != -1:
         if held:
             _checked(f"prctl(PR_CAPBSET_DROP, {capability})", _prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0))
@@ -167,13 +161,9 @@ def drop_capabilities() -> None:
 
 
 def add_filter(program: bytes) -> None:
-    """Put one more seccomp filter on this process and its future children, for good.
+    """Add a seccomp filter to this process and its future children, for good.
 
-    Args:
-        program: an array of ``struct sock_filter``, see seccomp(2).
-
-    Raises:
-        OSError: the kernel did not take it.
+    ``program`` is an array of ``struct sock_filter``, see seccomp(2). Raises OSError.
     """
     from array import array
 
@@ -184,7 +174,7 @@ def add_filter(program: bytes) -> None:
 
 
 def _checked(what: str, result: int) -> int:
-    # -1 is the C library's word for failure, of the function's own width: read as wider, it is none.
+    # -1 is the C library's failure, of the function's own width: read as a wider type, it is none.
     if result == -1:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")

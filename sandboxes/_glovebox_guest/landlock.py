@@ -38,28 +38,28 @@ _MAKE_SYM = 1 << 12
 _REFER = 1 << 13
 _TRUNCATE = 1 << 14
 
-#: Every right is denied wherever no rule grants it. These are granted in three parts.
+# Every right is denied wherever no rule grants it. These are granted in three parts.
 _READ = _EXECUTE | _READ_FILE | _READ_DIR
 _WRITE = _WRITE_FILE | _REMOVE_DIR | _REMOVE_FILE | _MAKE_DIR | _MAKE_REG
 _MAKE = _MAKE_CHAR | _MAKE_SOCK | _MAKE_FIFO | _MAKE_BLOCK | _MAKE_SYM
-#: Rights that mean something for a file that is not a directory; the kernel refuses a rule with others.
+# Rights of files that are not directories; the kernel refuses a rule with others.
 _FOR_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
 
-#: Where a program may write, beside ``/output``: as far as the mounts allow.
+# Writable places beside ``/output``, as far as the mounts allow.
 _WRITABLE = ("/dev/shm", "/tmp")  # noqa: S108 - inside the sandbox
-#: What else of /dev it may open. No terminals: whoever opens /dev/ptmx, for reading too, has made one, and the kernel
-#: makes only so many for the whole machine (kernel.pty.max, pty(7)).
+# Permitted devices. No terminals: opening /dev/ptmx, for reading too, creates one, and the kernel bounds their number
+# for the whole machine (kernel.pty.max, pty(7)).
 _DEVICES = ("/dev/full", "/dev/null", "/dev/random", "/dev/urandom", "/dev/zero")
 
 _ABI_REFER = 2
 _ABI_TRUNCATE = 3
 _ABI_SCOPES = 6
 _ABI_LOGS = 7
-#: LANDLOCK_RESTRICT_SELF_LOG_SAME_EXEC_OFF and …_SUBDOMAINS_OFF: what a program is refused, as often as it likes, is
-#: not written to the host's audit log, neither for these rules nor for rules it makes itself.
+# LANDLOCK_RESTRICT_SELF_LOG_SAME_EXEC_OFF and …_SUBDOMAINS_OFF: refusals of a program, however many, do not fill the
+# host's audit log, neither for these rules nor for rules it makes itself.
 _QUIET = 1 << 0 | 1 << 2
-#: LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET and LANDLOCK_SCOPE_SIGNAL: neither the guest nor any process outside this one's
-#: descendants can be signalled or reached by name.
+# LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET and LANDLOCK_SCOPE_SIGNAL: neither the guest nor any process outside this one's
+# descendants can be signalled or reached by name.
 _SCOPES = 1 << 0 | 1 << 1
 
 # ``struct landlock_ruleset_attr`` (older kernels take its first field alone) and ``struct landlock_path_beneath_attr``,
@@ -74,7 +74,7 @@ def _version() -> int:
 
 
 def abi_version() -> int:
-    """Landlock's version in this kernel; 0 when it is absent, switched off at boot, or refused by a filter."""
+    """Return Landlock's version in this kernel; 0 if absent, switched off at boot, or refused by a filter."""
     try:
         return _version()
     except OSError:
@@ -82,16 +82,15 @@ def abi_version() -> int:
 
 
 def restrict_output_write_only(output: str = "/output", *, also_writable: tuple[str, ...] = ()) -> int:
-    """Take reading beneath ``output``, and writing outside of it and scratch, from this thread and its future children.
+    """Deny reading beneath ``output``, and writing outside of it and scratch, in this thread and its children.
 
-    For good. Afterwards, beneath ``output``, files can be created, written, truncated, renamed and removed, and
-    directories made; files cannot be read or executed, directories cannot be listed, and symbolic links, FIFOs, sockets
-    and devices cannot be made. In ``/tmp`` and ``/dev/shm`` the mounts decide as before. Of the devices the harmless
-    ones can be opened, and none that is a terminal or makes one. Everywhere else nothing can be written, not even a
-    FIFO or a device that lies in a read-only mount, nor what a process may write about itself in ``/proc``: with its
-    login id, for one, it chooses under whose name the host's audit log has it. ``/`` itself cannot be listed, because a
-    rule for it would cover ``output`` too. The attributes of a file whose name is known stay visible: Landlock does not
-    cover stat(2).
+    For good. Beneath ``output``, files can be created, written, truncated, renamed and removed, and directories made.
+    Files there cannot be read or executed, directories not listed, and symbolic links, FIFOs, sockets and devices not
+    made. In ``/tmp`` and ``/dev/shm`` the mounts decide as before. Of the devices the harmless ones can be opened, and
+    none that is a terminal or makes one. Everywhere else nothing can be written, not even a FIFO or a device in a
+    read-only mount, nor a process's own files in ``/proc``: with its login id it would choose its name in the host's
+    audit log. ``/`` itself cannot be listed, because a rule for it would cover ``output`` too. The attributes of a file
+    whose name is known stay visible: Landlock does not cover stat(2).
 
     Call it while the process has one thread: Landlock restricts the calling thread only.
 
@@ -100,8 +99,8 @@ def restrict_output_write_only(output: str = "/output", *, also_writable: tuple[
         also_writable: directories, beside scratch, where the mounts decide.
 
     Returns:
-        The Landlock version reached. From 6 on, signals and abstract sockets outside this process's descendants are
-        out of reach too. At 1 a file cannot be moved to another directory anywhere (EXDEV; ``shutil.move`` copies).
+        The Landlock version reached. From 6 on, signals and abstract sockets outside this process's descendants are out
+        of reach too. At 1 a file cannot be moved to another directory anywhere (EXDEV; ``shutil.move`` copies).
 
     Raises:
         OSError: Landlock is absent or a step was refused; nothing, or not everything, is restricted, so nothing
@@ -131,7 +130,7 @@ def restrict_output_write_only(output: str = "/output", *, also_writable: tuple[
 
 def _top_level() -> list[str]:
     with os.scandir("/") as entries:
-        # A link is followed when it is used: its target is granted, or not, under its own name.
+        # A link is resolved when it is used: its target is granted, or not, under its own name.
         return [entry.path for entry in entries if not entry.is_symlink()]
 
 

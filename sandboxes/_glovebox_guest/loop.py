@@ -1,7 +1,7 @@
-"""The guest's event loop: one poll(2) over the wire, the child's pipes and, where granted, the proxy's connections.
+"""The guest's event loop: one poll(2) over the wire, the child's pipes and the proxy's connections, if granted.
 
-Frames to the host are gathered until there is nothing else to do, and written blocking: flow control bounds what is
-under way, and the host always reads.
+Frames to the host are gathered until the loop is idle, and written blocking: flow control bounds them, and the host
+always reads.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ if TYPE_CHECKING:
     from typing import Any
 
 _READ = 256 * 1024
-"""Bytes taken at once from any descriptor."""
+"""Bytes read at once from any descriptor."""
 _HELD = 64 * 1024
-"""Bytes of frames that may wait for others: few writes are few times that the host is woken."""
+"""Bytes of frames that wait for others: fewer writes wake the host less often."""
 
 
 class HostGoneError(Exception):
-    """The host closed the wire: nobody is left to work for."""
+    """The host closed the wire: the job has no recipient."""
 
 
 class StreamHandler:
-    """What happens on one stream. Subclasses override what they care for."""
+    """Handles the events of one stream. Subclasses override what they need."""
 
     paced = False
-    """Whether it gives back credit itself (``Wire.consumed``) once it is rid of the bytes, instead of at once."""
+    """True to return credit itself (``Wire.consumed``) once the bytes are passed on, instead of at once."""
 
     def on_data(self, data: bytes) -> None:
         """Take bytes from the host."""
 
     def on_accept(self, body: Mapping[str, Any]) -> None:
-        """The host's answer to an OPEN."""
+        """Take the host's answer to an OPEN."""
 
     def on_end(self) -> None:
-        """The host sends no more on this stream."""
+        """Take the end of the host's direction."""
 
     def on_reset(self, body: Mapping[str, Any]) -> None:
-        """The host gave the stream up."""
+        """Take the host's reset of the stream."""
 
     def on_credit(self) -> None:
-        """More may be sent."""
+        """Continue sending: there is credit."""
 
 
 class Loop:
@@ -64,7 +64,7 @@ class Loop:
         self.on_open: Callable[[wire.Open], StreamHandler] | None = None
         self.job: Mapping[str, Any] | None = None
         self.stop = ""
-        """Why the host wants the program to end, in the outcome's word for it."""
+        """The host's reason for stopping the program, in the outcome's terms."""
         self.watch(wire_in, self._receive)
         # A byte in this pipe for every SIGCHLD wakes poll(2), see signal.set_wakeup_fd.
         self._woken, waker = os.pipe()
@@ -81,12 +81,12 @@ class Loop:
         self._register(descriptor)
 
     def unwatch(self, descriptor: int) -> None:
-        """Read no more from a descriptor; fine if it is not watched."""
+        """Stop watching a descriptor for reading; no effect if it is not watched."""
         if self._readable.pop(descriptor, None) is not None:
             self._register(descriptor)
 
     def watches(self, descriptor: int) -> bool:
-        """Whether the descriptor is watched for reading now."""
+        """Return whether the descriptor is watched for reading."""
         return descriptor in self._readable
 
     def watch_writing(self, descriptor: int, writable: Callable[[], None] | None) -> None:
@@ -106,13 +106,13 @@ class Loop:
             self._poll.unregister(descriptor)
 
     def send(self, frames: bytes) -> None:
-        """Have frames written to the host before this loop waits again; raises HostGoneError."""
+        """Queue frames, written before this loop waits again; raises HostGoneError."""
         self._held += frames
         if len(self._held) >= _HELD:
             self.flush()
 
     def flush(self) -> None:
-        """Write what was gathered; raises HostGoneError."""
+        """Write queued frames; raises HostGoneError."""
         if not self._held:
             return
         held, self._held = self._held, bytearray()
@@ -131,11 +131,11 @@ class Loop:
         return stream
 
     def step(self, deadline: float | None) -> None:
-        """Wait for the next thing to happen, or for ``deadline`` (monotonic seconds), and handle it."""
+        """Wait for the next event, or until ``deadline`` (monotonic seconds), and handle it."""
         self.flush()
         timeout = None if deadline is None else max(0.0, deadline - monotonic()) * 1000
         for descriptor, happened in self._poll.poll(timeout):
-            # An error or a closed peer is for whoever watches: reading and writing both find out.
+            # An error or a closed peer goes to either callback: reading and writing both find out.
             readable = self._readable.get(descriptor) if happened & ~select.POLLOUT else None
             if readable is not None:
                 readable()
@@ -185,7 +185,7 @@ class Loop:
 
 
 class Relay(StreamHandler):
-    """Sends what a descriptor yields to the host as one stream, as fast as credit allows, up to ``most`` bytes."""
+    """Sends a descriptor's bytes to the host as one stream, as credit allows, up to ``most`` bytes."""
 
     def __init__(self, loop: Loop, descriptor: int, kind: str, most: int) -> None:
         self._loop = loop
@@ -199,7 +199,7 @@ class Relay(StreamHandler):
     def _pump(self) -> None:
         credit = self._loop.wire.credit(self.stream)
         if credit == 0:
-            # Not read on: the pipe fills and the program waits, so nothing piles up here.
+            # Not read on: the pipe fills and the program waits, so memory stays bounded.
             self._loop.unwatch(self._descriptor)
             return
         try:
@@ -208,7 +208,7 @@ class Relay(StreamHandler):
             return  # the program has taken it itself
         self._room -= len(data)
         if self._room < 0:
-            # Not closed before the program was ended: it would have time to tell of a pipe that it did not break.
+            # Not closed before the program is killed: it would have time to report a pipe that it did not break.
             self.overflowed = True
             self._loop.unwatch(self._descriptor)
         elif data:
@@ -218,7 +218,7 @@ class Relay(StreamHandler):
 
     @property
     def empty(self) -> bool:
-        """Return whether all output so far that is to be sent has been read."""
+        """Return whether all output up to the bound has been read."""
         if self.done or self.overflowed:
             return True
         look = select.poll()
@@ -226,7 +226,7 @@ class Relay(StreamHandler):
         return not any(happened & select.POLLIN for _, happened in look.poll(0))
 
     def say(self, data: bytes) -> None:
-        """Put words of the guest's own between the descriptor's; dropped where there is no credit for them."""
+        """Insert the guest's own text between the descriptor's; dropped where there is no credit for it."""
         if not self.done and self._loop.wire.credit(self.stream) >= len(data):
             self._loop.send(self._loop.wire.data(self.stream, data))
 
@@ -241,10 +241,9 @@ class Relay(StreamHandler):
             self._loop.send(self._loop.wire.end(self.stream))
 
     def on_credit(self) -> None:
-        """Read on where reading had to stop."""
         if not (self.done or self.overflowed or self._loop.watches(self._descriptor)):
             self._loop.watch(self._descriptor, self._pump)
 
     def on_reset(self, body: Mapping[str, Any]) -> None:  # noqa: ARG002 - the reason is the host's own
-        """The host wants no more of it: throw the rest away, so that the program does not hang on a full pipe."""
+        """Discard the rest, so that the program does not block on a full pipe."""
         self.close()

@@ -1,4 +1,4 @@
-"""The guest from start to end: measure, preload, say ready, take one job, tell its outcome, exit.
+"""The guest from start to end: measure, preload, report ready, take one job, send its outcome, exit.
 
 It is the sandbox's process 1: when it exits, the kernel ends everything else in its pid namespace.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 _WIRE = 10
-"""Lowest number for the wire's descriptors: away from 0 to 5, which a child gives a meaning of its own."""
+"""Lowest number for the wire's descriptors: above 0 to 5, which a child assigns itself."""
 
 
 def main() -> None:
@@ -38,16 +38,16 @@ def _import_failure(name: str, problem: BaseException) -> str:
 
 
 def serve(config: dict[str, Any]) -> NoReturn:
-    """Be the guest of the sandbox this process is the first of, on descriptors 0 and 1, and exit."""
+    """Serve one job as process 1 of a sandbox, on descriptors 0 and 1, and exit."""
     if os.getpid() != 1:
-        # A job ends with kill(-1, SIGKILL): in a pid namespace of our own that is the job, anywhere else everybody.
+        # A job ends with kill(-1, SIGKILL): in a pid namespace of our own that is the job, anywhere else every process.
         sys.exit("the guest runs as process 1 of a pid namespace of its own, or not at all")
     wire_in, wire_out = take_wire()
     set_dumpable(0)
     if config["filter"]:
         add_filter(bytes.fromhex(config["filter"]))
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    # The kernel keeps from process 1 every signal of its own sandbox that it does not handle; Python handles this one.
+    # The kernel drops every signal from inside that process 1 does not handle; Python handles this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     loop = Loop(wire_in, wire_out)
     ready = measure(
@@ -58,7 +58,8 @@ def serve(config: dict[str, Any]) -> NoReturn:
         masked=config["masked"],
     )
     if ready["system"] == "gvisor":
-        # There any process of a user may open what another has open, but for sockets: nobody else speaks as the guest.
+        # There any process of a user may open another's descriptors, except sockets: no other process speaks as the
+        # guest.
         os.dup2(0, 2)
     if config["preload"]:
         from _glovebox_guest.site import sitecustomize
@@ -72,7 +73,7 @@ def serve(config: dict[str, Any]) -> NoReturn:
     try:
         loop.send(loop.wire.message("ready", ready))
         loop.flush()
-        # Imported while the host compares and records what was measured, so that nobody waits for it.
+        # Imported while the host compares and records the measurement, so that it delays no call.
         from _glovebox_guest.work import JobInputs, prefault, ready_child, warm_up, work
 
         # Before the job is read: the host sends it and the first inputs in one go.
@@ -90,7 +91,7 @@ def serve(config: dict[str, Any]) -> NoReturn:
         while os.read(wire_in, 4096):
             pass
     except HostGoneError:
-        # Nobody is left to tell. Process 1 ends, and with it the sandbox.
+        # The host is gone. Process 1 ends, and with it the sandbox.
         os._exit(1)
     os._exit(0)
 
@@ -101,7 +102,7 @@ def take_wire() -> tuple[int, int]:
 
     moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _WIRE) for descriptor in (0, 1)]
     for descriptor in moved:
-        # Under gVisor both are one socket of the host's, and what its kernel does to the first it finds in the second.
+        # Under gVisor both are one socket of the host: a flag that its kernel sets on the first is set on the second.
         os.set_blocking(descriptor, True)
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     os.dup2(null, 0)

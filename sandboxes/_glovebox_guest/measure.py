@@ -1,4 +1,4 @@
-"""Measures from inside which isolation there is, before any untrusted code runs. See ``contract.measure``."""
+"""Measures the isolation from inside, before any untrusted code runs. See ``contract.measure``."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 _SENTRY = "/proc/sentry-meminfo"
-"""A file that gVisor's kernel adds to proc(5), and that nobody can add to Linux's."""
+"""A file that gVisor's kernel adds to proc(5), and that cannot be added to Linux's."""
 _SENTRY_VERSION = ("4.4.0", "#1 SMP Sun Jan 10 15:06:54 PST 2016")
-"""What gVisor's kernel says to uname(2), in every version of it: no Linux of that build exists."""
+"""gVisor's answer to uname(2), in every version of it: no Linux of that build exists."""
 _MOST_PRESENT = 64
 _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 
@@ -25,12 +25,8 @@ def measure(
 ) -> dict[str, Any]:
     """Measure this process; see ``glovebox_sandboxes.contract.measure.Measured`` for the fields.
 
-    Args:
-        dumpable: what prctl(PR_GET_DUMPABLE) says.
-        landlock: version of the kernel's Landlock interface, 0 for none.
-        own: descriptors the guest itself opened, beside 0, 1 and 2.
-        hidden: paths whose presence is to be reported.
-        masked: paths that are reported where anything can be read of them.
+    ``dumpable`` is from prctl(PR_GET_DUMPABLE); ``landlock`` is the version, 0 for none; ``own`` are descriptors
+    of the guest beside 0, 1 and 2. Paths in ``hidden`` are reported if present, those in ``masked`` if readable.
     """
     reported = status(_lines("/proc/self/status"))
     spaces = namespaces()
@@ -56,14 +52,14 @@ def measure(
             *(path for path in masked if _readable(path)),
         ][:_MOST_PRESENT],
         "system": _system(),
-        # What this kernel does not tell is said to be so, and the plan must have expected exactly that.
+        # Values this kernel does not report are listed, and the plan must have expected exactly those.
         "unmeasured": [name for name in CAPABILITIES if name not in reported]
         + [f"namespace {name}" for name in _NAMESPACES if name not in spaces],
     }
 
 
 def _readable(path: str) -> bool:
-    """Whether a file has content that can be read, or a folder entries."""
+    """Return whether a file has readable content, or a folder entries."""
     try:
         if path.endswith("/"):
             return bool(os.listdir(path))
@@ -79,19 +75,19 @@ def _readable(path: str) -> bool:
 
 
 def _system() -> str:
-    """Whose kernel answers system calls here: both marks, or it is taken for the host's."""
+    """Return whose kernel answers system calls: gVisor only with both marks, else the host's."""
     name = os.uname()
     return "gvisor" if os.path.exists(_SENTRY) and (name.release, name.version) == _SENTRY_VERSION else "linux"
 
 
 def status(lines: list[str]) -> dict[str, str]:
-    """The fields of a process's status, see proc_pid_status(5)."""
+    """Return the fields of a process's status, see proc_pid_status(5)."""
     pairs = (line.partition(":") for line in lines)
     return {key: value.strip() for key, _, value in pairs}
 
 
 def capabilities(status: dict[str, str]) -> int:
-    """Union of the five sets, as far as the kernel tells them."""
+    """Return the union of the five sets, as far as the kernel reports them."""
     union = 0
     for name in CAPABILITIES:
         union |= int(status.get(name, "0"), 16)
@@ -99,12 +95,12 @@ def capabilities(status: dict[str, str]) -> int:
 
 
 def namespace_number(link: str) -> int:
-    """The inode number in what a link of /proc/<pid>/ns says: "net:[4026531840]", see namespaces(7)."""
+    """Return the inode number in a link of /proc/<pid>/ns: "net:[4026531840]", see namespaces(7)."""
     return int(link[link.index("[") + 1 : -1])
 
 
 def namespaces() -> dict[str, int]:
-    """Inode numbers of the namespaces this process is in, as far as the kernel tells."""
+    """Return the inode numbers of this process's namespaces, as far as the kernel reports them."""
     found = {}
     for name in _NAMESPACES:
         try:
@@ -115,7 +111,7 @@ def namespaces() -> dict[str, int]:
 
 
 def mounts(lines: list[str]) -> list[dict[str, Any]]:
-    """Target, type and writability of each mount."""
+    """Return target, type and writability of each mount."""
     found = []
     for line in lines:
         # proc_pid_mountinfo(5): 36 35 98:0 /root /target options [optional…] - type source super-options
@@ -128,7 +124,7 @@ def mounts(lines: list[str]) -> list[dict[str, Any]]:
 
 
 def interfaces(lines: list[str]) -> list[str]:
-    """Names of the network interfaces in a net/dev, see proc_pid_net(5)."""
+    """Return the names of the network interfaces in a net/dev, see proc_pid_net(5)."""
     return [line.partition(":")[0].strip() for line in lines if ":" in line]
 
 

@@ -1,4 +1,4 @@
-"""The C modules beneath the standard library's packages, which the guest imports in their place: nothing else is quick.
+"""C modules beneath the standard library's packages, imported by the guest instead: they are quick.
 
 A sandbox that is started for its call makes the caller wait for every import. Milliseconds of processor time beyond a
 bare ``python3 -I -S``, which takes 8.8; medians of 80 starts of each, interleaved, Python 3.11:
@@ -8,9 +8,9 @@ bare ``python3 -I -S``, which takes 8.8; medians of 80 starts of each, interleav
     ast       9.7    _ast     1.1        typing      12.6
     signal    5.6    _signal  0.0        dataclasses 19.3
 
-The guest with all it imports before its job takes 5.4. Each is imported when it is first asked for, so that nobody
-pays for what is not used. Where their names or contents change with a version of Python, this is the place.
-``TYPE_CHECKING`` is here for the same reason: what stands below it is for the type checker alone.
+The guest with all it imports before its job takes 5.4. Each is imported on first use. Where names or contents change
+with a version of Python, this is the place. ``TYPE_CHECKING`` is here for the same reason: imports below it are for the
+type checker alone.
 """
 
 TYPE_CHECKING = False
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        """A module by its package's name; see PEP 562."""
+        """Return a module by its package's name; see PEP 562."""
         if name == "sha1":
             return __import__("_sha1").sha1
         if name not in ("ast", "ctypes", "json", "signal", "socket", "ssl"):

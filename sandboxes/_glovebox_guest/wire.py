@@ -6,21 +6,21 @@ Rule 1   A frame is ``type: u8, stream: u32, length: u32`` (network order) and `
 Rule 2   Payloads of DATA are 1 to MAX_DATA raw bytes: an empty one would cost no credit. That of END is empty. All
          others are a JSON object of at most MAX_MESSAGE, or MAX_JOB for the host's message.
 Rule 3   Stream 0 carries messages. They come in this order and each once: ``ready`` from the guest, ``job`` from the
-         host, ``outcome`` from the guest. After the outcome the guest says nothing more, of whatever type. While the
-         job runs the host may say ``stop``.
+         host, ``outcome`` from the guest, which then sends no frame of any type. While the job runs the host may send
+         ``stop``.
 Rule 4   Streams are opened while a job runs. The guest's have odd ids, the host's even ones; ids only grow, up
          to MAX_STREAM; at most MAX_OPEN are open at once. A stream is one-way (opener to peer) unless it was opened
          as ``duplex``.
 Rule 5   A sender has WINDOW bytes of credit per stream and direction, and gets more only by WINDOW frames. Sending past
          the credit is a protocol error, so what a peer can make us hold is bounded by MAX_OPEN * WINDOW.
 Rule 6   A direction ends with END; a stream ends when each of its directions has ended, or at once with RESET.
-         Frames for a stream that has ended are an error, but for WINDOW and RESET, which may have crossed on the way,
-         and for frames that were under way when we sent RESET.
+         Frames for a stream that has ended are an error, except WINDOW and RESET, which may have crossed on the way,
+         and frames that were under way when we sent RESET.
 Rule 7   ACCEPT answers an OPEN: only the side that accepted a duplex stream may send it, and once.
-Rule 8   All JSON that one side says has at most MAX_SAID_BYTES and MAX_SAID_NODES together, and each payload the bounds
-         of ``jsontext``: both are told from bytes, before anything is made of them.
-Rule 9   A frame that breaks a rule is the peer's fault: ``ProtocolError``. A call that breaks a rule is ours:
-         ``ValueError``. After a ProtocolError the connection is of no use any more.
+Rule 8   All JSON of one side has at most MAX_SAID_BYTES and MAX_SAID_NODES together, and each payload the bounds of
+         ``jsontext``: both are computed from bytes, before parsing.
+Rule 9   A frame that breaks a rule is the peer's fault: ``ProtocolError``, after which the connection is unusable. A
+         call that breaks a rule is ours: ``ValueError``.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ MAX_OPEN = 64
 """Open streams at once; outputs are sent one after another, so only egress connections add up."""
 
 MAX_STREAM = 65_535
-"""Highest stream id: bounds what is remembered of streams that are over."""
+"""Highest stream id: bounds what is remembered of ended streams."""
 
 MAX_SAID_BYTES = 16 * 1024 * 1024
-"""Bytes of JSON in all: a proxy's 8,192 streams with 2 KiB of address and headers each."""
+"""Total bytes of JSON: a proxy's 8,192 streams with 2 KiB of address and headers each."""
 MAX_SAID_NODES = 512 * 1024
-"""Values and keys in all: those streams have 20 each; and credit for the traffic of 64 tunnels."""
+"""Total values and keys: 20 for each of those streams, and credit for the traffic of 64 tunnels."""
 
 _HEADER = struct.Struct("!BII")
 _MESSAGE, _OPEN, _DATA, _ACCEPT, _END, _RESET, _WINDOW = range(1, 8)
 
 
 class ProtocolError(Exception):
-    """The peer broke a rule of the wire; nothing it sends can be believed any more."""
+    """The peer broke a rule of the wire; the connection cannot be trusted any more."""
 
 
 class _FrameEvent:
@@ -78,7 +78,7 @@ class _FrameEvent:
 
 
 class Nothing(_FrameEvent):
-    """A frame that means nothing any more: of a stream that is over (rule 6)."""
+    """A frame without effect: of a stream that has ended (rule 6)."""
 
 
 class Message(_FrameEvent):
@@ -92,7 +92,7 @@ class Message(_FrameEvent):
 
 
 class Open(_FrameEvent):
-    """A new stream; ``meta`` says what it carries."""
+    """A new stream; ``meta`` describes its content."""
 
     __slots__ = ("duplex", "kind", "meta", "stream")
 
@@ -114,7 +114,7 @@ class Data(_FrameEvent):
 
 
 class Accept(_FrameEvent):
-    """The answer to an OPEN, before any data (the head of a response, say)."""
+    """The answer to an OPEN, before any data; for instance the head of a response."""
 
     __slots__ = ("body", "stream")
 
@@ -133,7 +133,7 @@ class StreamEnd(_FrameEvent):
 
 
 class Reset(_FrameEvent):
-    """The stream is over in both directions; ``body`` says why."""
+    """The end of a stream in both directions; ``body`` has the reason."""
 
     __slots__ = ("body", "stream")
 
@@ -143,7 +143,7 @@ class Reset(_FrameEvent):
 
 
 class Window(_FrameEvent):
-    """The peer may send ``credit`` more bytes on this stream."""
+    """Credit to send ``credit`` more bytes on this stream."""
 
     __slots__ = ("credit", "stream")
 
@@ -154,7 +154,7 @@ class Window(_FrameEvent):
 
 Event = Message | Open | Data | Accept | StreamEnd | Reset | Window | Nothing
 
-# Who may say which message, and what the connection is then. Anything not in this table is a protocol error.
+# Messages by sender and state, with the next state. Anything not in this table is a protocol error.
 _MESSAGES: dict[tuple[str, Role, str], str] = {
     ("starting", "guest", "ready"): "ready",
     ("ready", "host", "job"): "running",
@@ -164,7 +164,7 @@ _MESSAGES: dict[tuple[str, Role, str], str] = {
 
 
 class _Stream:
-    """Book-keeping of one open stream, seen from our side."""
+    """The state of one open stream, seen from our side."""
 
     __slots__ = ("allowed", "credit", "noted", "ours", "owed", "they_send", "we_send")
 
@@ -175,14 +175,13 @@ class _Stream:
         self.noted = False
         self.credit = WINDOW  # bytes we may still send
         self.allowed = WINDOW  # bytes the peer may still send
-        self.owed = 0  # bytes consumed here for which the peer has not been given new credit
+        self.owed = 0  # bytes consumed here and not credited to the peer yet
 
 
 class Wire:
-    """One end of the wire: events in, bytes out, and the other way round."""
+    """One end of the wire: turns received bytes into events, and messages into bytes."""
 
     def __init__(self, role: Role) -> None:
-        """Start as ``host`` or ``guest``."""
         self._role: Role = role
         self._peer: Role = "guest" if role == "host" else "host"
         self._state = "starting"
@@ -198,13 +197,13 @@ class Wire:
 
     @property
     def state(self) -> str:
-        """``starting``, ``ready``, ``running`` or ``done``."""
+        """Return ``starting``, ``ready``, ``running`` or ``done``."""
         return self._state
 
     # ------------------------------------------------------------------ sending
 
     def message(self, kind: str, body: Mapping[str, Any]) -> bytes:
-        """Bytes of a message; raises ValueError where rule 3 does not allow it or the body is too long."""
+        """Return the bytes of a message; raises ValueError where rule 3 forbids it or the body is too long."""
         try:
             following = _MESSAGES[self._state, self._role, kind]
         except KeyError:
@@ -214,7 +213,7 @@ class Wire:
         return _frame(_MESSAGE, 0, payload)
 
     def open(self, kind: str, meta: Mapping[str, Any] | None = None, *, duplex: bool = False) -> tuple[int, bytes]:
-        """Open a stream; returns its id and the bytes to send. Raises ValueError at MAX_OPEN or when no job runs."""
+        """Open a stream; return its id and the bytes to send. Raises ValueError at MAX_OPEN or when no job runs."""
         if self._state != "running":
             raise ValueError(f"no stream can be opened while {self._state}")
         if len(self._streams) >= MAX_OPEN:
@@ -228,16 +227,16 @@ class Wire:
         return stream, _frame(_OPEN, stream, payload)
 
     def is_open(self, stream: int) -> bool:
-        """Whether the stream is open in any direction."""
+        """Return whether the stream is open in any direction."""
         return stream in self._streams
 
     def credit(self, stream: int) -> int:
-        """How many bytes may be sent on the stream now; 0 for one that is not ours to send on."""
+        """Return the bytes that may be sent on the stream now; 0 for one that is not ours to send on."""
         known = self._streams.get(stream)
         return known.credit if known is not None and known.we_send else 0
 
     def data(self, stream: int, data: bytes | bytearray | memoryview) -> bytes:
-        """Frames for ``data``; raises ValueError when it exceeds the credit or the stream is not ours to send on."""
+        """Return frames for ``data``; raises ValueError beyond the credit or where we may not send."""
         known = self._streams.get(stream)
         if known is None or not known.we_send:
             raise ValueError(f"stream {stream} is not open for sending")
@@ -265,14 +264,14 @@ class Wire:
         return _frame(_END, stream, b"")
 
     def reset(self, stream: int, body: Mapping[str, Any] | None = None) -> bytes:
-        """End a stream at once; nothing to send (empty bytes) where it is over already."""
+        """End a stream at once; return empty bytes where it has ended already."""
         if self._streams.pop(stream, None) is None:
             return b""
         self._dropped.add(stream)
         return _frame(_RESET, stream, _encode(body or {}))
 
     def consumed(self, stream: int, count: int) -> bytes:
-        """Tell that ``count`` received bytes are processed: a WINDOW frame once half a window is owed, else nothing."""
+        """Count processed bytes; return a WINDOW frame once half a window is owed, else empty bytes."""
         known = self._streams.get(stream)
         if known is None or not known.they_send:
             return b""
@@ -286,7 +285,7 @@ class Wire:
     # ---------------------------------------------------------------- receiving
 
     def receive(self, data: bytes) -> list[Event]:
-        """Events in ``data`` and what was buffered before it; raises like ``event``, and those before are lost."""
+        """Return all events up to the end of ``data``; raises like ``event``, and earlier events are lost."""
         self.feed(data)
         events: list[Event] = []
         while (event := self.event()) is not None:
@@ -299,20 +298,19 @@ class Wire:
         self._buffer += data
 
     def event(self) -> Event | None:
-        """What the next frame says, None where there is no whole one: between any two, whoever reads can pause.
+        """Return the event of the next whole frame, or None; a reader can pause between any two.
 
-        Raises:
-            ProtocolError: a rule is broken.
+        Raises ProtocolError where a rule is broken.
         """
         buffer = self._buffer
-        if buffer:  # also of less than a frame, so that the verdict depends on no cut
+        if buffer:  # also of less than a frame, so that the verdict does not depend on how bytes are split
             self._end_with_the_outcome()
         if len(buffer) < _HEADER.size:
             return None
         kind, stream, length = _HEADER.unpack_from(buffer)
         if kind not in _RECEIVERS:
             raise ProtocolError(f"unknown frame type {kind}")
-        # Checked before the payload has come: a false length must not make us wait for, or hold, 4 GiB.
+        # Checked before the payload arrives: a false length must not make us wait for, or hold, 4 GiB.
         if length > self._longest[kind]:
             raise ProtocolError(f"a frame of type {kind} announces {length} bytes")
         end = _HEADER.size + length
@@ -353,7 +351,7 @@ class Wire:
         return Open(stream=stream, kind=fields["kind"], meta=fields["meta"], duplex=fields["duplex"])
 
     def _receiving(self, stream: int) -> _Stream | None:
-        """The stream if the peer may send on it; None where we have just reset it."""
+        """Return the stream if the peer may send on it; None where we have just reset it."""
         known = self._streams.get(stream)
         if known is None:
             if stream in self._dropped:

@@ -1,4 +1,4 @@
-"""Bytes to text, and text to what fits into one answer. Standard library only; no job lives here."""
+"""Bytes to text, and text to the bound of one answer. Standard library only."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import re
 MAX_ANSWER = 16 * 1024
 """Bytes of UTF-8 of one answer's texts: about 5,000 tokens, in content and again in structured content."""
 MAX_PAGE = 100 * 1024
-"""Bytes of JSON of a web page, whose length its caller chooses. It appears twice in a result, which must stay below 256
-KiB, what clients are known to take (``glovebox_server.mcp.delivery``)."""
+"""Bytes of JSON of a web page, whose length its caller chooses. A result holds it twice.
+It must stay below 256 KiB, which clients are known to take (``glovebox_server.mcp.delivery``)."""
 _SNIFFED = 8192
-"""Bytes looked at for a NUL, the mark of a binary file; git looks at as many."""
+"""Bytes searched for a NUL, the mark of a binary file; git searches as many."""
 
 UTF8_MARK = b"\xef\xbb\xbf"
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
@@ -21,7 +21,7 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def printable(text: str) -> str:
-    """Return a stranger's text without control characters, lines ended by a line feed alone."""
+    """Remove control characters from a stranger's text; lines end in a line feed alone."""
     return _CONTROLS.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
@@ -31,7 +31,7 @@ def cost(text: str) -> int:
 
 
 def is_binary(head: bytes) -> bool:
-    """Whether a file that begins like this is not text in any encoding this module reads."""
+    """Return whether a file with this beginning is not text in any encoding this module reads."""
     return head.find(b"\0", 0, _SNIFFED) >= 0 and not head.startswith(UTF16_MARKS)
 
 
@@ -45,9 +45,9 @@ def lenient(data: bytes) -> str | None:
 
 
 def clipped(text: str, characters: int, budget: int = MAX_PAGE) -> str:
-    """Return the longest beginning, near enough, of at most ``characters`` and at most ``budget`` bytes of JSON."""
+    """Return roughly the longest beginning of at most ``characters`` and ``budget`` bytes of JSON."""
     text = text[:characters]
     while (spent := len(json.dumps(text))) > budget:
-        # The beginning may be denser than the whole: a second round then takes the rest.
+        # The beginning may be denser than the whole: a second round then removes the rest.
         text = text[: min(len(text) - 1, len(text) * budget // spent)]
     return text

@@ -1,4 +1,4 @@
-"""One job in the guest: inputs in, child out, everything it left behind killed, outputs collected."""
+"""One job in the guest: inputs in, child out, leftover processes killed, outputs collected."""
 
 from __future__ import annotations
 
@@ -20,31 +20,29 @@ if TYPE_CHECKING:
     from _glovebox_guest.files.overlay import Original
 
 _DRAIN_SECONDS = 2.0
-"""After the last process is dead its pipes hold at most 64 KiB each: this is for a host that is slow to take them."""
+"""Time to drain pipes of dead processes, at most 64 KiB each, to a slow host."""
 
 _ASKING_SHARE = 0.8
-"""Of the job's time, for the network: a page that came in part is still to be taken apart."""
+"""Share of the job's time for the network: a partial page still has to be parsed."""
 
 _LOOK_SECONDS = 0.25
-"""Between two looks at the processor time of all processes: as much as a program can be late to be stopped."""
+"""Interval of checks of all processes' processor time: the most by which a program is stopped late."""
 _MAX_RESULT = 64 * 1024 * 1024
 """Bytes of value and pictures together; the host keeps less, see ``glovebox_sandboxes.session.result``."""
 
 _PICTURE_CPU_SECONDS = 3
-"""Of processor time for smaller copies of pictures; one of 24 million pixels takes half of one."""
+"""Processor time for smaller copies of pictures; one of 24 million pixels takes half a second."""
 _PICTURE_SECONDS = 10.0
-"""For the same, where others use the processor too."""
+"""Wall-clock time for the same, where others use the processor too."""
 _LATE_SECONDS = 2.0
-"""By which they may pass the job's time: less than the host waits before it ends the sandbox."""
+"""Seconds that copies may pass the job's time: less than the host waits before it ends the sandbox."""
 _PICTURE_BYTES = 32 * 1024 * 1024
-"""Of pictures that are read for it, all together."""
+"""Bytes of all pictures read for copies."""
 _PICTURE_MEMORY = 256 * 1024 * 1024
-"""Bytes of address space for it: a decoder that is led to want more fails by itself, and not the sandbox."""
+"""Bytes of address space for copies: a decoder led to want more fails by itself, not the sandbox."""
 
 
 class _InputFile(StreamHandler):
-    """One artifact of an earlier call on its way to ``/input``."""
-
     def __init__(self, inputs: JobInputs, name: str) -> None:
         self._inputs = inputs
         self._path = os.path.join(inputs.root, name)
@@ -68,7 +66,7 @@ class JobInputs:
         self.received = 0
 
     def accept(self, event: wire.Open) -> StreamHandler:
-        """Take one stream of the host. Its names are checked by the host; this is its own program."""
+        """Take one stream of the host, which has checked its names; only the host writes to the wire."""
         if event.kind != "input":
             raise wire.ProtocolError(f"the host opened a stream of kind {event.kind!r}")
         return _InputFile(self, event.meta["name"])
@@ -131,8 +129,8 @@ def _done(  # noqa: PLR0917 - each is needed, and a class would hold them for on
     if proxy is not None:
         proxy.close()
     _kill_everything()
-    # Freeing a process's memory takes the kernel longer than most programs take: nobody waits for it where nothing
-    # else ran that would have to be counted, and nothing was written that could still change under our hands.
+    # The kernel takes longer to free a process's memory than most programs run. Do not wait for it where nothing else
+    # ran that counts, and no written file could still change.
     written = original is not None or _holds_anything(config["output"])
     if written or ending.spent is None:
         _reap_everything()
@@ -197,7 +195,6 @@ def _show(loop: Loop, config: Mapping[str, Any], pictures: list[Picture], deadli
 
 
 def _drain(loop: Loop, relays: list[Relay]) -> None:
-    """Send what is left in the pipes of processes that are dead."""
     drained = monotonic() + _DRAIN_SECONDS
     while not all(relay.empty for relay in relays) and monotonic() < drained:
         loop.step(drained)
@@ -206,13 +203,12 @@ def _drain(loop: Loop, relays: list[Relay]) -> None:
 
 
 def _not_started(reason: str) -> dict[str, Any]:
-    """The outcome of a job that was not begun."""
     nothing = {"wall_ms": 0.0, "cpu_ms": 0.0, "memory_peak_bytes": 0, "skipped": [], "changes": None}
     return {"stopped": "", "status": 0, **nothing, "refused": reason[:300]}
 
 
 class _Ending:
-    """How a child ended: ``stopped`` is why it had to be ("time", "output", "processor"; "" for by itself)."""
+    """The end of a child; ``stopped`` is "time", "output" or "processor", and "" if it ended by itself."""
 
     __slots__ = ("peak_bytes", "spent", "status", "stopped")
 
@@ -221,13 +217,12 @@ class _Ending:
         self.status = status
         """The exit status, or minus the signal."""
         self.peak_bytes = peak_bytes
-        """Of the child, once it was reaped."""
         self.spent = spent
-        """What all processes have used, where the child was alone and is not reaped yet."""
+        """Resources of all processes, where the child was alone and is not reaped yet."""
 
 
 def _wait(loop: Loop, child: children.Child, deadline: float, relays: list[Relay], cpu_seconds: float) -> _Ending:
-    """Until the child ends, says that its task is over, or has to be stopped."""
+    """Wait until the child ends, reports that its task is over, or has to be stopped."""
     pid = child.pid
     said: list[bytes] = []
 
@@ -245,7 +240,7 @@ def _wait(loop: Loop, child: children.Child, deadline: float, relays: list[Relay
             done, status, usage = os.wait4(pid, os.WNOHANG)
             if done and not said:
                 hear()
-            # Asked first: a program that was cut off may have ended by now, and that is not how it ended.
+            # Checked first: a program that exceeded its output may have ended by now, and that is not how it ended.
             overflowed = any(relay.overflowed for relay in relays)
             over = bool(said and said[0]) and not overflowed
             if done:
@@ -259,7 +254,7 @@ def _wait(loop: Loop, child: children.Child, deadline: float, relays: list[Relay
                 reason = "processor" if rusage.processor_seconds() > cpu_seconds else ""
                 look = monotonic() + _LOOK_SECONDS
             if reason:
-                _kill_everything()  # all of it: a process that traces this one would keep it from being reaped
+                _kill_everything()  # all: a process that traces this one would keep it from being reaped
                 _, status, usage = os.wait4(pid, 0)
                 return _Ending(reason, os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024)
             loop.step(min(deadline, look))
@@ -270,7 +265,7 @@ def _wait(loop: Loop, child: children.Child, deadline: float, relays: list[Relay
 
 
 def _over(pid: int, status: int) -> _Ending:
-    """The child has said that its task is over, and waits to be killed."""
+    """Return the ending of a child that reported its end and waits to be killed."""
     spent = rusage.of_one_alone(pid)
     if spent is not None:
         return _Ending("", status, spent=spent)
@@ -280,7 +275,7 @@ def _over(pid: int, status: int) -> _Ending:
 
 
 def _reap_orphans(pid: int) -> None:
-    """As process 1 the guest inherits orphans; left alone they would count against the limit of processes."""
+    """Reap the orphans that process 1 inherits: they would count against the limit of processes."""
     while True:
         found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if found is None or found.si_pid == pid:
@@ -289,7 +284,7 @@ def _reap_orphans(pid: int) -> None:
 
 
 def _kill_everything() -> None:
-    """Kill every other process here: daemons, double forks, what ignores SIGTERM."""
+    """Kill every other process here: daemons, double forks, those that ignore SIGTERM."""
     try:
         # As process 1 of a pid namespace, -1 is everything in it but ourselves, see kill(2).
         os.kill(-1, signal.SIGKILL)
@@ -298,7 +293,6 @@ def _kill_everything() -> None:
 
 
 def _reap_everything() -> None:
-    """Wait until all that was killed is gone."""
     while True:
         try:
             os.waitpid(-1, 0)
@@ -307,7 +301,7 @@ def _reap_everything() -> None:
 
 
 def _holds_anything(output: str) -> bool:
-    """Whether there is something to collect, or it cannot be said."""
+    """Return whether there may be something to collect."""
     try:
         return bool(output) and bool(os.listdir(output))
     except OSError:
@@ -315,7 +309,7 @@ def _holds_anything(output: str) -> bool:
 
 
 def warm_up() -> None:
-    """Import what most children need first, and prepare it, before they are forked."""
+    """Import and prepare what most children need first, before they are forked."""
     import resource
 
     from _glovebox_guest import landlock
@@ -328,9 +322,9 @@ def warm_up() -> None:
 
 
 def prefault(child: children.Child, config: Mapping[str, Any]) -> None:
-    """Do what every job needs once more in this process, after the fork: pages that are shared are copied when used.
+    """Do what every job needs once more in this process, after the fork: shared pages are copied when used.
 
-    A fork of a zygote saves a millisecond of its call by that, gVisor ten.
+    It saves a millisecond of the call in a zygote's fork, ten in gVisor.
     """
     host, guest = wire.Wire("host"), wire.Wire("guest")
     host.receive(guest.message("ready", {}))
@@ -346,7 +340,7 @@ def prefault(child: children.Child, config: Mapping[str, Any]) -> None:
 
 
 def ready_child(config: Mapping[str, Any]) -> children.Child:
-    """A process for the job, before there is one."""
+    """Fork a process for a job that has not arrived yet."""
     from _glovebox_guest.jobs import python
 
     def work(order: Mapping[str, Any]) -> children.Task:
@@ -357,19 +351,19 @@ def ready_child(config: Mapping[str, Any]) -> children.Child:
     def ahead() -> None:
         _confine(config)
         python.elsewhere = config["elsewhere"]
-        # Running a little program touches what any other will: memory it would have had to wait for.
+        # A little program touches the memory that any other needs: later the program would wait for it.
         python.warm_up()
 
     return children.fork(ahead, work)
 
 
 def _module(kind: str) -> Any:
-    """A job's own module. A closed list: the folder is read-only, and the host asks for nothing else."""
+    """Return a job's module. A closed list: the folder is read-only, and the host asks for nothing else."""
     return __import__(f"_glovebox_guest.jobs.{kind}", fromlist=["run"])
 
 
 def _confine(config: Mapping[str, Any]) -> None:
-    """Before the child waits for its order: /output becomes write-only for it, unless the plan's kernel cannot."""
+    """Make ``/output`` write-only for the child before its order, unless the plan's kernel cannot."""
     if config["landlock"]:
         from _glovebox_guest import landlock
         from _glovebox_guest.program import write_only

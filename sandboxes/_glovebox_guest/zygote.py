@@ -1,12 +1,11 @@
-"""A guest that is never given a job: it imports what programs need once, and forks a sandbox of its own for each call.
+"""A guest that never gets a job: it imports what programs need once, and forks a sandbox for each call.
 
 It is process 1 of an outer sandbox and takes orders from the host alone. No byte that a program produced ever reaches
-it: what it forks moves into namespaces of its own before it is a guest, and from there talks to the host over a wire of
-its own. Never imported by what runs untrusted code.
+it: a fork moves into namespaces of its own before it is a guest, and from there talks to the host over a wire of its
+own. Untrusted code never imports it.
 
-Steps of a fork, below in this order: who it is to be; new namespaces, with the fork itself; its control groups; what it
-mounts; no capabilities; nothing drawn by chance that others have too; then it is a guest like any other.
-See user_namespaces(7), pid_namespaces(7), mount_namespaces(7).
+Steps of a fork, in this order: user; new namespaces, with the fork itself; control groups; mounts; no capabilities;
+fresh randomness; then it is a guest like any other. See user_namespaces(7), pid_namespaces(7), mount_namespaces(7).
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 _ORDER_BYTES = 4096
-"""One order of the host's: a line of JSON."""
+"""Bytes of one order of the host: a line of JSON."""
 _ORDER_DESCRIPTORS = 8
 """Wire, standard error, and a file for each of at most four control groups."""
 _INT_BYTES = 4
 _HUGE = 2 * 1024 * 1024
 """Bytes of a huge page."""
 _ARENA_OBJECTS = 1900
-"""Objects of 512 bytes, the largest of the small ones, that fit into an arena of 1 MiB, rounded down."""
+"""Objects of 512 bytes, the largest small ones, that fit into an arena of 1 MiB, rounded down."""
 _BYTES_HEAD = sys.getsizeof(b"")
 _ARENAS = 40
-"""What pandas and matplotlib need, and some; what is not needed is given back."""
+"""Arenas for pandas and matplotlib, and spare ones; unused ones are given back."""
 _NEW_NAMESPACES = (
-    0x1000_0000  # CLONE_NEWUSER: the others belong to it, and nobody outside is anybody in it
+    0x1000_0000  # CLONE_NEWUSER: the others belong to it, and no outside user has an id in it
     | 0x0002_0000  # CLONE_NEWNS
     | 0x2000_0000  # CLONE_NEWPID
     | 0x4000_0000  # CLONE_NEWNET
@@ -51,21 +50,21 @@ _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1
 
 
 def main() -> None:
-    """Import, say ``ready``, and fork once for every order until the host closes the socket."""
+    """Import, report ``ready``, and fork once for every order until the host closes the socket."""
     config = loads(sys.argv[-1])
     sys.path.extend(config["path"])
-    # bwrap leaves open what it waited on.
+    # bwrap leaves open descriptors that it waited on.
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     kernel.set_dumpable(0)
     own = os.getuid()
-    # Out of the way of modules that print when they are imported.
+    # Away from the output of modules that print when they are imported.
     orders = socket.socket(fileno=take_wire()[0])
-    # Nobody waits for what is forked: the host sees its end by a pidfd.
+    # Forks are not waited for: the host sees their end by a pidfd.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     warm_up()
     side_by_side: list[bytes] = []
     if config["preload"]:
-        # Both have something to do in every fork: among what forks use they lie better than among what they do not.
+        # Both run in every fork: their objects lie best among those that forks use.
         import logging
         import random
 
@@ -78,10 +77,10 @@ def main() -> None:
         orders.sendall(f"{name}: {type(problem).__name__}: {problem}"[:_ORDER_BYTES].encode("utf-8", "replace"))
         sys.exit(1)
     side_by_side.clear()
-    # Objects that are there now are in every fork; the collector would write to each of their pages.
+    # Existing objects are in every fork; the collector would write to each of their pages.
     gc.collect()
     gc.freeze()
-    # The cache of attributes is full of the modules' names: a fork would write to each whose place another takes.
+    # The attribute cache is full of the modules' names: a fork would write to each whose place another takes.
     getattr(sys, "_clear_internal_caches", sys._clear_type_cache)()  # noqa: SLF001 - called the former since Python 3.13
     _kept = _filled()
     _collapse()
@@ -96,19 +95,19 @@ def main() -> None:
             if kernel.fork_into(_NEW_NAMESPACES) == 0:
                 orders.detach()
                 _leave(descriptors, own, outside, config)
-            # Never longer than for the fork: nobody shares a user with it.
+            # For no longer than the fork: no other process has this user.
             become_user(own)
         except OSError as problem:
-            # No more processes or namespaces, for instance. The host hears of it, and may ask again.
+            # No more processes or namespaces, for instance. The host gets the error, and may ask again.
             _say(descriptors[1], problem)
         for descriptor in descriptors:
             os.close(descriptor)
 
 
 def become_user(uid: int) -> None:
-    """Be the user of the host that the next sandbox is to be, where this zygote has several."""
+    """Become the host's user of the next sandbox, where this zygote has several."""
     if uid != os.getuid():
-        # It has never been root in this namespace, so it keeps its rights, and can be yet another the next time.
+        # It was never root in this namespace, so it keeps its rights, and can change user again.
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
         # Becoming another takes it back, see prctl(2).
@@ -116,12 +115,12 @@ def become_user(uid: int) -> None:
 
 
 def _arenas() -> list[bytes]:
-    """Have small objects lie side by side from now on, for ``_collapse``, as long as what is returned is kept.
+    """Place small objects side by side from now on, for ``_collapse``, while the result is kept.
 
     CPython takes memory for them in arenas of 1 MiB (Objects/obmalloc.c), which would lie between the libraries that
     imports map. All are taken at once here, and one object in each keeps it.
     """
-    # Made before, and not appended to: a list that grows moves, and leaves gaps.
+    # Made before, and not appended to: a growing list moves, and leaves gaps.
     held = [b""] * (_ARENAS * _ARENA_OBJECTS)
     for index in range(len(held)):
         held[index] = bytes(512 - _BYTES_HEAD)
@@ -129,14 +128,13 @@ def _arenas() -> list[bytes]:
 
 
 def _filled() -> list[bytes]:
-    """Take what memory is free between objects, so that forks take theirs together from new memory.
+    """Take the free memory between objects, so that forks take theirs together from new memory.
 
-    Each page of the zygote's that a fork writes to is copied, and parts the huge page it is in. What is returned is to
-    be kept.
+    Each page of the zygote that a fork writes to is copied, and splits its huge page. The result is to be kept.
     """
     known = _writable()
     held: list[bytes] = []
-    # Downwards: what is left of a large gap is filled by smaller ones. Below 512 bytes each step is a size of its own.
+    # Downwards: smaller ones fill the rest of a large gap. Below 512 bytes each step is a size of its own.
     for size in (*(2**power for power in range(16, 9, -1)), *range(512, 32, -16)):
         while True:
             held.append(bytes(size - _BYTES_HEAD))
@@ -146,7 +144,6 @@ def _filled() -> list[bytes]:
 
 
 def _writable() -> list[tuple[int, int]]:
-    """Where memory that can be written to begins and ends."""
     with open("/proc/self/maps", encoding="ascii", errors="replace") as lines:
         maps = [line.split() for line in lines]
     pairs = [where.split("-") for where, rights, *_ in maps if rights.startswith("rw")]
@@ -154,9 +151,9 @@ def _writable() -> list[tuple[int, int]]:
 
 
 def _collapse() -> None:
-    """Put what is in memory into huge pages: a fork then copies one entry where it would copy 512.
+    """Put memory into huge pages: a fork then copies one entry instead of 512.
 
-    See madvise(2), MADV_COLLAPSE; a kernel that has none leaves everything as it is.
+    See madvise(2), MADV_COLLAPSE; a kernel without it leaves everything unchanged.
     """
     for begin, end in _writable():
         first, last = -(-begin // _HUGE) * _HUGE, end // _HUGE * _HUGE
@@ -165,7 +162,7 @@ def _collapse() -> None:
 
 
 def _next(orders: socket.socket) -> tuple[bytes, list[int]]:
-    """The next order and the descriptors that came with it; empty when the host has closed the socket."""
+    """Return the next order and its descriptors; empty when the host has closed the socket."""
     from array import array
 
     order, ancillary, _, _ = orders.recvmsg(_ORDER_BYTES, socket.CMSG_SPACE(_ORDER_DESCRIPTORS * _INT_BYTES))
@@ -177,17 +174,17 @@ def _next(orders: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def _leave(descriptors: list[int], inside: int, outside: int, config: dict[str, Any]) -> NoReturn:
-    """In the forked process: out of what it shares with the zygote, then be a guest. Never returns."""
+    """Leave what the forked process shares with the zygote, then be a guest. Never returns."""
     wire, detail, *groups = descriptors
     try:
         os.dup2(wire, 0)
         os.dup2(wire, 1)
         os.dup2(detail, 2)
         for group in groups:
-            # 0 is the writer: a process that moves itself makes nobody wait, see cgroups(7).
+            # 0 is the writer: a process that moves itself blocks no other, see cgroups(7).
             os.write(group, b"0")
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-        # Now, and not with the others: its root is the group one is in.
+        # Now, and not with the others: its root is the group the process is in.
         kernel.unshare(_CLONE_NEWCGROUP)
         _announce()
         _map_user(inside, outside)
@@ -205,7 +202,6 @@ def _say(descriptor: int, problem: BaseException) -> None:
 
 
 def _map_user(inside: int, outside: int) -> None:
-    """Have a number in the new user namespace, see user_namespaces(7)."""
     # The files below /proc/self belong to root for a process that is not dumpable; a guest is not, later.
     kernel.set_dumpable(1)
     _write("/proc/self/setgroups", "deny")
@@ -214,7 +210,7 @@ def _map_user(inside: int, outside: int) -> None:
 
 
 def _announce() -> None:
-    """Hand the host a pidfd of this process: to look at it, to end it and to see its end, whatever its number."""
+    """Send the host a pidfd of this process: to inspect it, kill it and see its end, whatever its number."""
     from array import array
 
     pidfd = os.pidfd_open(os.getpid())
@@ -225,7 +221,7 @@ def _announce() -> None:
 
 
 def _isolate(own: dict[str, Any]) -> None:
-    """File systems, network and rights of this sandbox alone."""
+    """Set up file systems, network and rights of this sandbox alone."""
     os.setsid()
     kernel.mount("none", "/", "", _MS_REC | _MS_PRIVATE)
     kernel.mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
@@ -233,7 +229,7 @@ def _isolate(own: dict[str, Any]) -> None:
     for target, size in own["tmpfs"]:
         kernel.mount("tmpfs", target, "tmpfs", _MS_NOSUID | _MS_NODEV, f"mode=0700,size={size}")
     _raise_loopback()
-    # No namespaces below this one, whatever the filter says.
+    # No namespaces below this one, whatever the seccomp filter allows.
     _write("/proc/sys/user/max_user_namespaces", "0")
     kernel.drop_capabilities()
 
@@ -250,13 +246,13 @@ def _raise_loopback() -> None:
 
 
 def reseed() -> None:
-    """Draw anew what all forks of one process would have in common.
+    """Renew the randomness that all forks of one process would share.
 
-    Python's own ``random`` does so by itself after a fork. The hash seed and the addresses stay the same.
+    Python's ``random`` does so by itself after a fork. The hash seed and the addresses stay the same.
     """
     seed = os.urandom(32)
     if "_ssl" in sys.modules:
-        # OpenSSL knows a fork by another process number, and here both are 1.
+        # OpenSSL detects a fork by another process number, and here both are 1.
         sys.modules["_ssl"].RAND_add(seed, float(len(seed)))
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()

@@ -1,1 +1,1 @@
-"""The workspace copy and ``/output``: what a program may write, and what is collected of it."""
+"""The workspace copy and ``/output``: writable places of a program, and the collection of their files."""

@@ -1,7 +1,7 @@
-"""Makes one patch of what a program changed in its copy of the workspace, in the form that ``git apply`` reads.
+"""Makes one patch of a program's changes to its copy of the workspace, in the form that ``git apply`` reads.
 
 Text becomes unified hunks, anything else git's literal form, which holds the whole file. Both trees are hostile: each
-file, the patch, the number of entries and the steps spent on finding short hunks are bounded. Standard library only.
+file, the patch, the number of entries and the steps of the search for short hunks are bounded. Standard library only.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from _glovebox_guest.files.overlay import Original
 
 MAX_TEXT = 1 << 20
-"""Bytes of a file that is compared line by line; larger ones are given whole."""
+"""Bytes of a file compared line by line; larger ones are given whole."""
 MAX_NAMES = 50
 """Names in each part of the summary; all are in the patch."""
 MAX_SKIPPED = 25
-"""Changes that are in no patch and are named with the reason; the rest are counted."""
+"""Changes outside the patch that are named with the reason; the rest are counted."""
 MAX_NAME = 255
-"""Bytes of a name that is carried."""
+"""Bytes of a carried name."""
 _TOO_LARGE = "larger than what is left of the output limit"
 _CUT = "its end may be missing, the workspace was full when it was written"
 _CONTEXT = 3
 _MAX_EDITS = 300
-"""Lines by which two texts may differ for the shortest hunks to be looked for; beyond, one hunk replaces all."""
+"""Differing lines up to which the shortest hunks are searched; beyond, one hunk replaces all."""
 _STEPS = 1_000_000
-"""Of that search, in all files together: about a second."""
+"""Steps of that search in all files together: about a second."""
 
 
 Copied = tuple[str, bool, bytes, int]
@@ -60,7 +60,7 @@ class Comparison:
 
     @property
     def patch(self) -> bytes:
-        """All of it; deletions first, so that names that differ only in case do not meet."""
+        """Return the patch, deletions first, so that names that differ only in case do not collide."""
         return bytes(self._deletions + self._rest)
 
     def run(self) -> None:
@@ -73,13 +73,13 @@ class Comparison:
                 unseen = True
                 break
             found[name] = status
-            # The program may have taken away its own right to look; the guest is of the same user.
+            # The program may have taken away its own read permission; the guest has the same user.
             if stat.S_ISDIR(status.st_mode):
                 os.chmod(os.path.join(self._target, name), 0o700)
                 if name.count("/") >= MAX_DEPTH:
                     self._skip(name, f"more than {MAX_DEPTH} folders deep")
         self._full_since = full_since(self._target, found.values())
-        # What lay there before counts although the program has taken it away: a patch may not carry that.
+        # What lay there before counts although the program has removed it: a patch may not carry that.
         self._layout = git.layout((*self._original.names, *found))
         for name, status in found.items():
             if not stat.S_ISDIR(status.st_mode) or name in self._original.files:
@@ -151,10 +151,10 @@ class Comparison:
         return status.st_size == before[3] and digest_of(path) == before[2]
 
     def _check(self, name: str, before: Copied | None, status: os.stat_result | None) -> None:
-        """Refuse what no patch of ours carries."""
+        """Reject what no patch of ours carries."""
         if (before is not None and before[0] == "link") or (status is not None and stat.S_ISLNK(status.st_mode)):
             raise UnfitError("a symbolic link")
-        # git dies half-way where what it cannot take away, or may not, lies in the way.
+        # git aborts half-way when something it cannot remove lies in the way.
         if status is not None and before is not None and stat.S_ISDIR(status.st_mode):
             raise UnfitError("a folder stands in the place of a file")
         if before is None and name in self._folders:
@@ -184,12 +184,12 @@ class Comparison:
             head += f"old mode {old_mode}\nnew mode {new_mode}\n"
         if old == new:
             return head.encode()
-        # What stays what it was says so: git then refuses to change a link that lies there instead.
+        # An unchanged mode is stated: git then refuses to change a link that lies there instead.
         kind = f" {new_mode}" if old_mode == new_mode else ""
         before, after = _blob(old) if old_mode else "0" * 40, _blob(new) if new_mode else "0" * 40
         index = f"index {before}..{after}{kind}\n"
         if _is_text(old) and _is_text(new):
-            # git ends a name that has a space in it with a tab, so that no time is looked for behind it.
+            # git ends a name that has a space in it with a tab, so that no time is expected behind it.
             tab = "\t" if " " in name else ""
             names = f"--- {first + tab if old_mode else '/dev/null'}\n+++ {second + tab if new_mode else '/dev/null'}\n"
             head += index if old_mode and new_mode else ""
@@ -220,7 +220,7 @@ class Comparison:
 def compare(
     original: Original, source: str, target: str, *, max_files: int, room: int
 ) -> tuple[dict[str, object], bytes]:
-    """Summary and patch; see ``overlay.summary``."""
+    """Return summary and patch; see ``overlay.summary``."""
     found = Comparison(original, source, target, max_files=max_files, room=room)
     found.run()
     if found.uncounted:
@@ -230,12 +230,9 @@ def compare(
 
 
 def shortest(a: list[bytes], b: list[bytes], steps: int) -> tuple[list[tuple[int, int, int]], int]:
-    """Runs of equal lines as (index in ``a``, index in ``b``, length) by Myers' greedy search, and the steps it took.
+    """Return runs of equal lines by Myers' greedy search, and the steps it took.
 
-    Args:
-        a: lines before.
-        b: lines after.
-        steps: that may be taken; where they or ``_MAX_EDITS`` do not do, no run is given.
+    A run is (index in ``a``, index in ``b``, length). Where ``steps`` or ``_MAX_EDITS`` is too small, there is none.
     """
     reach = {1: 0}
     trace: list[dict[int, int]] = []
@@ -275,7 +272,7 @@ def _back(a: list[bytes], b: list[bytes], trace: list[dict[int, int]]) -> list[t
 
 
 def _written(old: list[bytes], new: list[bytes], equal: list[tuple[int, int, int]]) -> bytes:
-    """Hunks for what lies between these runs of equal lines; changes whose contexts meet share one."""
+    """Return hunks for the changes between these equal runs; changes whose contexts meet share one."""
     groups: list[list[tuple[int, int, int, int]]] = []
     i = j = 0
     for at, to, size in equal:
@@ -311,7 +308,7 @@ def _range(start: int, end: int) -> str:
 
 
 def _literal(content: bytes) -> bytes:
-    """Git's binary form: the whole file, deflated, 52 bytes of it a line."""
+    """Return git's binary form: the whole file, deflated, 52 bytes of it a line."""
     import base64
     import zlib
 
@@ -326,7 +323,7 @@ def _literal(content: bytes) -> bytes:
 
 
 def _blob(content: bytes) -> str:
-    """The name git has for this content: it takes a binary patch for exactly the file it was made from."""
+    """Return git's name for this content: it applies a binary patch only to the file it was made from."""
     from _glovebox_guest.stdlib import sha1
 
     return str(sha1(b"blob %d\0" % len(content) + content).hexdigest())
@@ -371,7 +368,7 @@ def _mode(*, runs: bool) -> str:
 
 
 def _quoted(name: str) -> str:
-    """A name as git writes it; what cannot be printed was refused before."""
+    """Return a name as git writes it; unprintable names were rejected before."""
     if '"' not in name and "\\" not in name:
         return name
     return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'

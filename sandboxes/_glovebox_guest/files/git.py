@@ -1,9 +1,9 @@
-"""What git runs or obeys where it lies in a workspace, and no patch may bring there. Pure; standard library only.
+"""Keeps files that git runs or obeys out of patches. Pure; standard library only.
 
-git takes for a repository what is called ``.git``, and any other folder that has what one needs: HEAD beside objects
-and refs, or beside commondir, which says where those are (``is_git_directory`` in its setup.c). Its config names
-programs that ``git status`` runs. Whoever applies a patch may be on another system: names are compared without case,
-and as Windows and macOS may read them (``is_ntfs_dotgit`` in git's path.c, ``is_hfs_dotgit`` in its utf8.c).
+git takes for a repository any folder named ``.git``, and any other with the parts of one: HEAD beside objects and refs,
+or beside commondir, which points to those (``is_git_directory`` in its setup.c). Its config names programs that ``git
+status`` runs. A patch may be applied on another system: names are compared without case, and as Windows and macOS may
+read them (``is_ntfs_dotgit`` in git's path.c, ``is_hfs_dotgit`` in its utf8.c).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 _OBEYED = frozenset((".git", ".gitconfig", ".gitmodules", ".hg", ".jj", ".sl", ".svn", ".bzr"))
-"""Whatever their contents: a repository's own folder, of git and its kin, and what git fetches by."""
+"""Obeyed whatever their contents: folders of git and similar systems, and git's sources of submodules."""
 _MAKING = frozenset(("head", "commondir"))
 """Files without which no folder is a repository, or shares another one's contents."""
 _REST = frozenset(("objects", "refs"))
@@ -22,7 +22,7 @@ _LAYOUT = _MAKING | _REST
 _ENDS = tuple(_LAYOUT)
 _REPOSITORY = "git takes its folder for a repository, or may, and runs what its config names"
 _ATTRIBUTES = ".gitattributes"
-# The short names that Windows may give them; git's path.c has the two that begin with gi7.
+# Short names that Windows may give them; git's path.c has the two that begin with gi7.
 _SHORT = {
     **{name[1:]: name for name in _OBEYED if len(name) <= 4},
     "gitmod": ".gitmodules",
@@ -37,18 +37,18 @@ _HARMLESS = frozenset(
 )
 """Attributes that run nothing. Any other may be a driver, or a macro that names one: see gitattributes(5)."""
 _DRIVERS = frozenset((b"filter", b"diff", b"merge", b"binary"))
-"""Attributes that name programs, or keep others from it: ``binary`` is ``-diff -merge -text``."""
+"""Attributes that name programs, or unset others: ``binary`` is ``-diff -merge -text``."""
 _BLANKS = b" \t\r"
 _CONTROLS = frozenset((*range(0x20), 0x7F)) - frozenset(b"\t\r")
-"""In a line: no pattern needs them, and not every version of git may read them alike."""
-# Marks and letters that show nothing, beside those of category Cf.
+"""Controls in a line: no pattern needs them, and git's versions may differ in reading them."""
+# Invisible marks and letters, beside those of category Cf.
 _INVISIBLE = frozenset((0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x180B, 0x180C, 0x180D, 0x180F)) | frozenset(
     (*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))
 )
 
 
 def folded(name: str) -> str:
-    """A path as the most careless file system compares it."""
+    """Return a path as the most lenient file system compares it."""
     return "/".join([_part(part) for part in name.replace("\\", "/").split("/")])
 
 
@@ -70,7 +70,7 @@ def _part(part: str) -> str:
 
 
 def layout(names: Iterable[str]) -> dict[str, set[str]]:
-    """Folders among these paths that hold some of what a repository of git's does, and which; folded."""
+    """Return the folders among these paths that hold parts of a git repository, and which; folded."""
     found: dict[str, set[str]] = {}
     for name in names:
         # Most names need no closer look.
@@ -83,14 +83,10 @@ def layout(names: Iterable[str]) -> dict[str, set[str]]:
 
 
 def why_not(name: str, found: Mapping[str, set[str]]) -> str:
-    """Why no change may be brought to this path; empty where one may.
+    """Return why a patch may not change this path; empty where it may.
 
-    Two patches may be applied that do not know of each other: none brings the file that makes a folder a repository,
-    and none brings the rest to where that file lies.
-
-    Args:
-        name: Of a file in the workspace.
-        found: ``layout`` of all that lay there before and lies there now.
+    Two patches may be applied independently: none carries the file that makes a folder a repository, and none carries
+    the rest to where that file lies. ``found`` is the ``layout`` of the workspace before and now.
     """
     parts = folded(name).split("/")
     if not _OBEYED.isdisjoint(parts):
@@ -107,9 +103,9 @@ def why_not(name: str, found: Mapping[str, set[str]]) -> str:
 
 
 def hands_to_programs(name: str, old: bytes, new: bytes) -> bool:
-    """Whether this is a ``.gitattributes`` whose change may have git run something on files.
+    """Return whether this is a ``.gitattributes`` whose change may have git run something on files.
 
-    The last line that fits a file decides, so an order changed, or a line taken away, is as good as a line added. New
+    The last line that matches a file decides, so a changed order or a removed line is as good as an added one. New
     lines behind all others, or a file without drivers before and after, can be judged line by line.
     """
     if folded(name).rpartition("/")[2] != _ATTRIBUTES or old == new:

@@ -1,4 +1,4 @@
-"""Collecting ``/output`` once every process of the program is dead, so that nothing changes under our hands."""
+"""Collects ``/output`` once every process of the program is dead, so that nothing changes meanwhile."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 MAX_ENTRIES = 20_000
-"""Directory entries looked at: a million files must not keep the call from ending."""
+"""Directory entries examined: a million files must not keep the call from ending."""
 MAX_DEPTH = 16
 """Directories within directories."""
 MAX_SKIPPED = 50
 """Refused entries that are named; the rest are counted."""
 MAX_PICTURES = 4
-"""Pictures of which a client is shown something; the rest are files like others."""
+"""Pictures shown to a client; the rest are files like others."""
 _CHUNK = 256 * 1024
 
 
@@ -48,7 +48,7 @@ class _Sender(StreamHandler):
         while remaining and not self._over:
             credit = loop.wire.credit(stream)
             if credit == 0:
-                loop.step(None)  # the host's clock ends a call whose host takes nothing
+                loop.step(None)  # the host's clock ends a call whose host reads nothing
                 continue
             data = os.read(descriptor, min(credit, remaining, _CHUNK))
             if not data:
@@ -59,12 +59,12 @@ class _Sender(StreamHandler):
             loop.send(loop.wire.end(stream))
 
     def on_reset(self, body: object) -> None:  # noqa: ARG002 - the host knows why
-        """The host refuses the file."""
+        """Stop: the host refuses the file."""
         self._over = True
 
 
 def send_bytes(loop: Loop, kind: str, content: bytes) -> None:
-    """Send what is not a file of the program's, as a stream of its own kind."""
+    """Send content that is not a file of the program, as a stream of its own kind."""
     descriptor = os.memfd_create(kind, os.MFD_CLOEXEC)
     try:
         view = memoryview(content)
@@ -79,8 +79,7 @@ def send_bytes(loop: Loop, kind: str, content: bytes) -> None:
 def collect(loop: Loop, root: str, *, max_files: int, max_bytes: int) -> tuple[list[dict[str, object]], list[Picture]]:
     """Send the regular files below ``root``, in the order of their names.
 
-    Returns:
-        What was skipped and why, and the first pictures among what was sent.
+    Returns skipped names with their reasons, and the first pictures among the sent files.
     """
     skipped: list[dict[str, object]] = []
     pictures: list[Picture] = []
@@ -102,7 +101,7 @@ def collect(loop: Loop, root: str, *, max_files: int, max_bytes: int) -> tuple[l
             uncounted += 1
     if uncounted:
         skipped.append({"name": "…", "reason": f"and {uncounted} more", "count": uncounted})
-    for folder in unseen:  # however many others are only counted
+    for folder in unseen:  # always named, however many others are only counted
         reason = f"more than {MAX_ENTRIES} entries; the rest was not looked at"
         skipped.append({"name": _printable(folder), "reason": reason})
     return skipped, pictures
@@ -124,11 +123,9 @@ def _opened(root: str, name: str) -> int:
 
 
 def full_since(root: str, entries: Iterable[os.stat_result]) -> int | None:
-    """Where there is no room left, the time of the last change that took some: what was written then may be cut.
+    """Return the time of the last growth of a full place: files written then may be truncated.
 
-    Args:
-        root: the place that may be full.
-        entries: what is in it; looked at where it is full alone.
+    None where there is room. ``entries`` is its content, and is examined only where ``root`` is full.
     """
     space = os.statvfs(root)
     if space.f_bavail or not space.f_blocks:
@@ -174,16 +171,16 @@ def _send(
 
 
 def _take_back(folder: str) -> None:
-    """The program may have taken away its own right to look; the guest is of the same user and takes it back.
+    """Restore read permission that the program may have removed; the guest has the same user.
 
-    Podman makes the top root's, and of that neither could take anything.
+    Podman gives the top folder to root, and from it neither could remove any.
     """
     if os.stat(folder).st_uid == os.getuid():
         os.chmod(folder, 0o700)
 
 
 def _walk(root: str, unseen: list[str]) -> Iterator[tuple[str, str]]:
-    """Names below ``root`` and, for those that are no artifacts, the reason; the folder in which the look ended."""
+    """Yield names below ``root``, with the reason for those that are no artifacts; add to ``unseen`` where it stops."""
     seen = 0
     waiting = [""]
     while waiting:

@@ -1,7 +1,7 @@
-"""Copies the workspace to a place that the program may change, and remembers what it copied.
+"""Copies the workspace to a place that the program may change, and remembers the original.
 
-The original stays mounted read-only; the copy lies in a tmpfs and is gone with the sandbox. Folders of tools, which are
-large and of which no patch brings anything, are links to the original. What differs leaves as a patch in git's format
+The original stays mounted read-only; the copy lies in a tmpfs and disappears with the sandbox. Folders of tools, which
+are large and never part of a patch, are links to the original. Differences leave as a patch in git's format
 (``changes``). Names, sizes and contents of both are hostile. Standard library only.
 """
 
@@ -18,40 +18,40 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 MAX_DEPTH = 32
-"""Folders within folders: deeper trees are made to hurt whoever walks them."""
+"""Nested folders: deeper trees are made to hurt programs that walk them."""
 MAX_LOOK = 50_000
-"""Entries that are counted before giving up: enough to say by how much a workspace is too large."""
+"""Entries counted before giving up: enough to report by how much a workspace is too large."""
 PAGE = 4096
-"""Bytes. What a tmpfs spends on an entry at least; sizes are counted in it."""
+"""Bytes: the minimum of an entry in a tmpfs; sizes are counted in it."""
 _CHUNK = 1 << 20
 
 
 class UnfitError(Exception):
-    """A workspace is not copied, or a change in it not carried; the text is the reason."""
+    """A workspace cannot be copied, or a change in it not carried; the text is the reason."""
 
 
 class Original:
-    """What was copied, and what could not be."""
+    """Copied entries, and those that could not be copied."""
 
     __slots__ = ("absent", "files", "names")
 
     def __init__(self, names: list[str]) -> None:
         self.names = names
-        """Every entry that was found, folders too."""
+        """All entries, folders too."""
         self.files: dict[str, tuple[str, bool, bytes, int]] = {}
-        """Name → ``file`` or ``link``, whether its owner may run it, digest of the content (or target), size."""
+        """Name → ``file`` or ``link``, whether its owner may execute it, digest of the content (or target), size."""
         self.absent: dict[str, str] = {}
-        """Name → why it has no copy. Nothing in its place is a change of it."""
+        """Name → why it has no copy. Its absence is no change."""
 
 
 def copy(source: str, target: str, *, max_files: int, max_bytes: int) -> Original:
     """Copy every folder, regular file and symbolic link below ``source``; links as links, never followed.
 
-    In the place of a folder of PASSED_OVER is a link to the original: seen, and not to be changed. Carried are
-    contents, times, and whether a file's owner may run it. What is neither, and what cannot be read, has no copy.
+    A folder of PASSED_OVER becomes a link to the original: visible, and not to be changed. Contents, times, and the
+    owner's execute permission are kept. Special and unreadable files have no copy.
 
     Raises:
-        UnfitError: there are more entries or bytes than may be copied, or it cannot be read; nothing was.
+        UnfitError: there are more entries or bytes than may be copied, or it cannot be read; nothing was copied.
         OSError: the copy could not be written.
     """
     if not os.access(source, os.R_OK | os.X_OK):  # or it would look as if it were empty
@@ -86,12 +86,11 @@ def copy(source: str, target: str, *, max_files: int, max_bytes: int) -> Origina
 
 
 def _left(name: str, status: os.stat_result) -> bool:
-    """Whether it is a folder that is not copied."""
     return os.path.basename(name) in PASSED_OVER and stat.S_ISDIR(status.st_mode)
 
 
 def _counted(source: str, max_files: int, max_bytes: int) -> Iterator[tuple[str, os.stat_result]]:
-    """Every entry, folders before what is in them, once it is clear that all may be copied."""
+    """Yield every entry, folders before their entries, once it is clear that all may be copied."""
     found = []
     size = 0
     for name, status in walk(source, into=lambda name, status: not _left(name, status)):
@@ -116,11 +115,9 @@ def _counted(source: str, max_files: int, max_bytes: int) -> Iterator[tuple[str,
 def walk(
     root: str, into: Callable[[str, os.stat_result], bool] = lambda *_: True
 ) -> Iterator[tuple[str, os.stat_result]]:
-    """Name and status of every entry below ``root``, by name; links are not followed, unreadable folders are empty.
+    """Yield name and status of every entry below ``root``, by name.
 
-    Args:
-        root: where to begin.
-        into: whether a folder is entered.
+    Links are not followed, unreadable folders are empty. ``into`` decides whether a folder is entered.
     """
     waiting = [""]
     while waiting:
@@ -172,7 +169,7 @@ def _copy_file(path: str, place: str, status: os.stat_result, *, runs: bool) -> 
 
 
 def digest_of(path: str) -> bytes:
-    """Digest of a regular file's content. Raises OSError."""
+    """Return the digest of a regular file's content. Raises OSError."""
     digest = blake2b()
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:

@@ -1,5 +1,5 @@
-"""The jobs a guest knows: each module here is one, and its name is the kind that the host asks for.
+"""The jobs of a guest: the name of each module here is a kind of job that the host sends.
 
-``run(payload, emit)`` does it, in the child. A job that asks the host's egress policy has ``ask`` besides, which runs
-in the guest itself and makes the payload; one whose program may ask by itself says ``PROXY = True``.
+``run(payload, emit)`` does it, in the child. A job with requests to the host's egress policy has ``ask`` besides, which
+runs in the guest and returns the payload; one whose program sends requests itself sets ``PROXY = True``.
 """

@@ -1,7 +1,6 @@
-"""The fetch job: the host's egress policy gets the page, a child takes it apart.
+"""The fetch job: the host's egress policy provides the page, a child parses it.
 
-The body is held here, in the guest's memory, until it is complete; the profile's limit for responses bounds it on the
-host's side.
+The body is held here, in the guest's memory, until it is complete; the host enforces the profile's limit for responses.
 """
 
 from __future__ import annotations
@@ -22,8 +21,6 @@ _LATE = {"rule": "egress.failed", "reason": "The call's time was up before all h
 
 
 class _Response(StreamHandler):
-    """One answer on its way in."""
-
     def __init__(self) -> None:
         self.head: Mapping[str, Any] | None = None
         self.body = bytearray()
@@ -49,7 +46,7 @@ class _Response(StreamHandler):
 
 
 def ask(loop: Loop, payload: Mapping[str, Any], deadline: float) -> dict[str, Any]:
-    """Get what ``payload`` names until ``deadline`` (monotonic seconds); returns the payload of ``run``."""
+    """Request what ``payload`` names until ``deadline`` (monotonic seconds); return the payload of ``run``."""
     response = _Response()
     meta = {"method": payload["method"], "url": payload["url"], "headers": []}
     stream = loop.open("request", meta, response, duplex=True)
@@ -70,7 +67,7 @@ def ask(loop: Loop, payload: Mapping[str, Any], deadline: float) -> dict[str, An
 
 
 def run(payload: dict[str, Any], emit: Emit) -> None:
-    """Runs in the child: hand back the head of the response and the page's readable text, or the refusal."""
+    """Send the head of the response and the page's readable text, or the refusal. Runs in the child."""
     error = payload["error"]
     if error is not None:
         refusal = {name: str(error.get(name, "")) for name in ("rule", "reason", "hint")}

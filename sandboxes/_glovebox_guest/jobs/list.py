@@ -1,7 +1,7 @@
-"""Listing the files of the workspace that a pattern means. Runs in the guest's child.
+"""Lists the files of the workspace that match a pattern. Runs in the guest's child.
 
-A folder that holds more than is asked for is given as an overview: as deep as fits, with the folders that stay closed
-as one entry each that says what is in them.
+A folder with more entries than the limit becomes an overview: as deep as fits; each closed folder is one entry with a
+summary of its content.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 MAX_SECONDS = 4.0
 """Below the 5 seconds of processor time the shipped profile grants."""
 _OVERHEAD = 150
-"""Bytes of JSON an entry takes beside its path, in the data and in the text."""
+"""Bytes of JSON of an entry, its path excepted, in the data and in the text."""
 
 
 def run(payload: dict[str, Any], emit: Emit) -> None:
-    """Hand back at most ``limit`` entries of the tree that fit ``pattern``, and the number of all of them."""
+    """Send at most ``limit`` entries of the tree that fit ``pattern``, and the number of all of them."""
     try:
         walk = Walk(
             payload.get("pattern", ""),
@@ -51,7 +51,7 @@ def run(payload: dict[str, Any], emit: Emit) -> None:
         folder = None if path in opened else top.folders.get(path)
         if folder is not None and folder.count:
             described["files"] = folder.files
-        # The path stands in the text once more.
+        # The path is repeated in the text.
         room -= 2 * wording.cost(described["path"]) + _OVERHEAD
         if room < 0:
             break
@@ -76,31 +76,29 @@ def run(payload: dict[str, Any], emit: Emit) -> None:
 
 
 class _ListedFolder:
-    """What was found in a folder of an overview."""
-
     __slots__ = ("bytes", "count", "entries", "files")
 
     def __init__(self) -> None:
         self.entries: list[Found] = []
         self.count = 0
-        """Of entries that lie in it itself."""
+        """Direct entries."""
         self.files = 0
-        """Also below."""
+        """Files at any depth."""
         self.bytes = 0
-        """Of files that lie in it itself and are not among the entries."""
+        """Bytes of direct files that are not among the entries."""
 
 
 class _ListedTree:
-    """What a walk found, by folder; of a pattern that is no folder all is in the first."""
+    """The result of a walk, by folder; of a pattern that is no folder all is in the first."""
 
     def __init__(self, top: str) -> None:
         self.top = top
         self.folders = {top: _ListedFolder()}
-        """By path, each before those in it."""
+        """Folders by path, each before those in it."""
         self.total = 0
 
     def opened(self, limit: int) -> set[str]:
-        """The folders whose entries are shown: level by level, small ones first, as long as all of each fits."""
+        """Return the folders whose entries are shown: level by level, small ones first, while all of each fits."""
         opened = {self.top}
         room = limit - self.folders[self.top].count
         level = [self.top]
@@ -116,10 +114,10 @@ class _ListedTree:
         return opened
 
     def shown(self, limit: int, opened: set[str]) -> Iterable[Found]:
-        """The entries of these folders in the order of the tree."""
+        """Yield the entries of these folders in the order of the tree."""
         first = self.folders[self.top].entries
         if self.folders[self.top].count > limit:
-            # Folders say more than files do.
+            # Folders are more informative than files.
             chosen = sorted(range(len(first)), key=lambda at: first[at][0] not in self.folders)[:limit]
             first = [first[at] for at in sorted(chosen)]
         waiting = first[::-1]
@@ -130,9 +128,9 @@ class _ListedTree:
                 waiting += self.folders[path].entries[::-1]
 
     def sizes(self, closed: Container[str], walk: Walk) -> dict[str, int]:
-        """Bytes of the files in each of these folders; nothing of those for which the walk's time is not enough.
+        """Return the bytes of the files in each of these folders; none for those that exceed the walk's time.
 
-        Nobody is told of other folders, and looking sizes up takes longer than finding the files.
+        Other folders are skipped: looking sizes up takes longer than finding the files.
         """
         found: dict[str, int] = {}
         within: dict[str, str] = {}
@@ -163,7 +161,7 @@ def _gathered(walk: Walk, limit: int) -> _ListedTree:
             elif entry.is_dir(follow_symlinks=False):
                 tree.folders[path] = _ListedFolder()
         folder.count += 1
-        # Of a folder that cannot be opened the names are not needed; of the first one some are shown in any case.
+        # Of a folder that stays closed the names are not needed; of the first one some are always shown.
         if folder.count <= limit or (walk.whole and last == tree.top):
             folder.entries.append((path, entry))
         elif walk.whole and entry.is_file(follow_symlinks=False):
@@ -187,7 +185,7 @@ def _described(path: str, entry: os.DirEntry[str]) -> dict[str, Any]:
     if kind == "file" and not entry.is_file(follow_symlinks=False):
         kind = "special"
     nothing = {"path": paths.display_name(path), "type": kind, "bytes": None, "modified": None}
-    if kind == "directory":  # its time tells when a file in it was made or removed, also one that is hidden
+    if kind == "directory":  # its time changes when a file in it is made or removed, also a hidden one
         return nothing
     try:
         info = entry.stat(follow_symlinks=False)
@@ -202,7 +200,7 @@ def _described(path: str, entry: os.DirEntry[str]) -> dict[str, Any]:
 
 
 def _timestamp(seconds: float) -> str | None:
-    """RFC 3339 in UTC, whole seconds; None for a time of no calendar."""
+    """Return RFC 3339 in UTC, whole seconds; None for a time outside the calendar."""
     try:
         return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
     except (OverflowError, ValueError, OSError):

@@ -1,14 +1,14 @@
-"""Running a caller's Python program the way a notebook cell runs."""
+"""Runs a caller's Python program the way a notebook cell runs."""
 
 from __future__ import annotations
 
-import _io  # of this base is every file; `io.IOBase` is one of its subclasses
+import _io  # `io.IOBase` is one of its subclasses
 import builtins
 import gc
 import os
 import sys
 
-# What `importlib.machinery` has it from, without what that brings.
+# The source of `importlib.machinery`'s finder, without that module's own imports.
 from _frozen_importlib_external import PathFinder
 from errno import ENOMEM, ENOSPC
 from time import sleep
@@ -24,74 +24,71 @@ if TYPE_CHECKING:
     from typing import Any
 
 PROXY = True
-"""Its program asks the host's egress policy by itself, through the proxy inside."""
+"""The program itself sends requests to the host's egress policy, through the proxy in the sandbox."""
 MAX_VALUE = 65_536
-"""Characters of the last expression's value: as JSON always less than a job may hand back."""
+"""Characters of the last expression's value: as JSON always below the bound of a job's result."""
 MAX_FIGURES = 8
-"""Figures returned; a loop that forgets to close its figures must not become a flood of pictures."""
+"""Figures returned: bounds a loop that forgets to close its figures."""
 MAX_FIGURE = 8_000_000
-"""Bytes of one that is handed back whole: below what the host takes as a picture."""
+"""Bytes of a figure returned whole: below the host's bound for a picture."""
 elsewhere: Mapping[str, str] = {}
-"""Which other environment has which module: as the plan says, set by the guest."""
+"""Environment by module that it has: from the plan, set by the guest."""
 _CHARTS = ("plotly", "bokeh", "altair")
-"""Libraries whose charts are pages for a browser: of one as last value there is nothing to see."""
+"""Libraries whose charts are pages for a browser: as a last value they show nothing."""
 _WORKSPACE = "/workspace"
 _NO_SHELL = 127 << 8
-"""What system(3) says where there is no shell."""
+"""The status of system(3) where there is no shell."""
 _noted: set[str] = set()
-"""What failed, or is seen by nobody, where a program may not say so: of the one program of this process."""
+"""Failures, and windows that nobody sees, that this process's one program may not report."""
 _system = os.system
 
 
 class _StandardLibrary:
-    """Finds standard modules before any file of the workspace: as in a notebook, whose kernel has imported them.
+    """Finds standard modules before any file of the workspace, as in a notebook, whose kernel has imported them.
 
-    So a program gets the same ones whether its interpreter was warm or not, and what tells of its errors is not its.
+    So a program gets the same modules in a warm and a cold interpreter, and cannot replace those that report its
+    errors.
     """
 
     def __init__(self, places: list[str]) -> None:
         self._places = places
 
     def find_spec(self, name: str, path: object = None, _: object = None) -> Any:
-        """See ``importlib.abc.MetaPathFinder``."""
         if path is None and name in sys.stdlib_module_names:
             return PathFinder.find_spec(name, self._places)
         return None
 
 
 class _EmptyInput(_io.FileIO):
-    """Standard input, which is empty: notes that somebody asks it."""
+    """Empty standard input that notes when a program reads it."""
 
     def __init__(self) -> None:
         super().__init__(0, closefd=False)
-        self._replaced = sys.stdin  # which would close the descriptor
+        self._replaced = sys.stdin  # deleting it would close the descriptor
 
     def readinto(self, buffer: Any) -> int | None:
-        """See ``io.RawIOBase``."""
         _noted.add("input")
         return super().readinto(buffer)
 
     def readall(self) -> bytes:
-        """See ``io.RawIOBase``."""
         _noted.add("input")
         return super().readall()
 
 
 _TRIES, _PAUSE_SECONDS = 50, 0.02
-"""To write an error's name where there is no page for it: others' pages come free within a second, or not at all."""
+"""Attempts to write an error's name while no page is free: other processes free theirs within a second, or never."""
 
 _NO_ROOM = (MemoryError, SystemError)
-"""What there is no memory for ends in the first; in CPython 3.13 now and then in the second. Made here, not there."""
+"""Errors for lack of memory; CPython 3.13 now and then raises the second. Made here, while there is memory."""
 
 
 def run(payload: Mapping[str, Any], emit: Emit) -> int:
-    """Run ``payload["code"]``; hand back the last expression's value, open figures and an error's summary.
+    """Run ``payload["code"]``; send the last expression's value, open figures and an error's summary.
 
-    Returns:
-        The exit status a script with this code would have had.
+    Returns the exit status a script with this code would have had.
     """
     code = payload["code"]
-    # What is there already is not the program's: see _left_open.
+    # Existing objects are not the program's: see _left_open.
     gc.freeze()
     if os.access(_WORKSPACE, os.R_OK | os.X_OK):
         os.chdir(_WORKSPACE)
@@ -103,7 +100,7 @@ def run(payload: Mapping[str, Any], emit: Emit) -> int:
     program.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = program
     sys.argv = [NAME]
-    # What `site` gives a program, which the guest starts without.
+    # `site` provides these to a program; the guest starts without it.
     builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]  # as the site module does
     builtins.display = _display  # type: ignore[attr-defined]  # as a notebook does
     result: dict[str, Any] = {"value": None, "truncated": False, "error": None}
@@ -146,7 +143,7 @@ def _hand_back(emit: Emit, result: Mapping[str, Any]) -> None:
 
 
 def warm_up() -> None:
-    """Have standard input as a program has it, do once what every program does, and throw away what comes of it."""
+    """Replace standard input as for a program, do once what every program does, and discard the results."""
     stdin = _io.TextIOWrapper(_io.BufferedReader(_EmptyInput()), encoding="utf-8")
     sys.stdin = sys.__stdin__ = stdin  # type: ignore[misc]  # one of them is said to be final
     stdout = sys.stdout
@@ -160,7 +157,7 @@ def warm_up() -> None:
 
 
 def _display(*values: Any, **_: Any) -> None:
-    """Show values as the last expression's is; figures that are open come back by themselves."""
+    """Show values as the last expression is shown; open figures are returned anyway."""
     for value in values:
         if not hasattr(value, "savefig"):
             print(_shown(value)[0])
@@ -189,7 +186,7 @@ def _text(value: object) -> str:
 
 
 def _print(text: str, raises: tuple[type[BaseException], ...] = ()) -> None:
-    """Print where errors go, unless the program has closed or replaced that by something else."""
+    """Print to standard error, unless the program has closed or replaced it."""
     try:
         print(text, file=sys.stderr)
     except raises:
@@ -201,11 +198,11 @@ def _print(text: str, raises: tuple[type[BaseException], ...] = ()) -> None:
 
 
 def _tell(problem: BaseException, code: str, namespace: dict[str, Any]) -> dict[str, Any]:
-    """Print the traceback, or where there is no memory for it the error's name, and return its summary."""
+    """Print the traceback, or the error's name where memory is short, and return its summary."""
     try:
         return _traceback(problem, code)
     except BaseException:  # noqa: BLE001 - without memory an import ends in anything: a SyntaxError of what is right, even
-        # What the program holds leaves no room to say more than this; it is over, so it holds nothing any longer.
+        # The program's objects leave no room for more than this; it has ended, so they are dropped.
         namespace.clear()
         problem.__traceback__ = None
         told = {"type": type(problem).__name__, "message": "", "line": None}
@@ -214,7 +211,7 @@ def _tell(problem: BaseException, code: str, namespace: dict[str, Any]) -> dict[
 
 
 def _write(line: bytes) -> None:
-    """Write where errors go, and again while the kernel has no page for it; not where the program has closed that."""
+    """Write to standard error, again while the kernel has no page for it; not where the program has closed it."""
     for _ in range(_TRIES):
         try:
             os.write(2, line)
@@ -226,7 +223,7 @@ def _write(line: bytes) -> None:
 
 
 def _traceback(problem: BaseException, code: str) -> dict[str, Any]:
-    """Print the traceback, cut to the caller's own lines, and return its summary."""
+    """Print the traceback, reduced to the caller's own lines, and return its summary."""
     import linecache
     import traceback
 
@@ -253,7 +250,6 @@ def _traceback(problem: BaseException, code: str) -> dict[str, Any]:
 
 
 def _hint(about: BaseException | str) -> str:
-    """What the caller can do about an error that ended the program, or about what was noted."""
     from _glovebox_guest.program import hints
 
     hints.elsewhere = elsewhere
@@ -266,14 +262,14 @@ def _hint(about: BaseException | str) -> str:
 
 
 def _source(module: Any, code: str) -> None:
-    """Have ``linecache`` know the program's lines, for tracebacks and warnings."""
+    """Give ``linecache`` the program's lines, for tracebacks and warnings."""
     module.cache[NAME] = (len(code), None, [f"{line}\n" for line in cell.lines(code)], NAME)
 
 
 def prepare() -> None:
-    """Have the libraries note what fails here where a program may not say so; does so once.
+    """Patch libraries once, to note failures that a program may not report.
 
-    Called before a program's process is forked: there it would have some fifty pages of memory copied in every call.
+    Called before a program's process is forked: there it would copy some fifty pages of memory in every call.
     """
     if os.system is _run_shell:
         return
@@ -324,7 +320,7 @@ def _watch_programs(module: Any) -> None:
 
 
 def _note_pip(command: object) -> None:
-    """Note that packages were to be installed: all that pip would say is that there is no module of its name."""
+    """Note that packages were to be installed: pip would only report that there is no module of its name."""
     if "pip" not in str(command):
         return
     from _glovebox_guest.program import hints
@@ -334,18 +330,18 @@ def _note_pip(command: object) -> None:
 
 
 def _is_plotly(value: Any) -> bool:
-    """Whether it is a figure of plotly's, and not one of its parts."""
+    """Return whether a value is a plotly figure, not one of its parts."""
     return str(type(value).__module__).startswith("plotly.") and type(value).__name__ in {"Figure", "FigureWidget"}
 
 
 def _note_chart(value: Any, code: str) -> None:
-    """Note a chart as last value, of a program that writes none."""
+    """Note a chart as last value of a program that writes none."""
     if str(type(value).__module__).partition(".")[0] in _CHARTS and "/output" not in code:
         _noted.add("browser")
 
 
 def _note_after(module: Any, name: str) -> None:
-    """Note that nobody sees what this function would have shown in a browser; it does not say so itself."""
+    """Note that nobody sees what this function would have opened in a browser; it does not report that itself."""
     own = getattr(module, name)
 
     def show(*args: Any, **kwargs: Any) -> Any:
@@ -353,21 +349,21 @@ def _note_after(module: Any, name: str) -> None:
         _noted.add("browser")
         return result
 
-    # The package, too, where it has been imported before the program came.
+    # Also on the package, if it was imported before the program started.
     for each in (module, sys.modules.get(module.__name__.rpartition(".")[0])):
         if getattr(each, name, None) is own:
             setattr(each, name, show)
 
 
 def _tell_noted(error: Mapping[str, Any] | None) -> None:
-    """Print what was noted, unless the error that ended the program has said so."""
+    """Print the notes that the error that ended the program has not reported."""
     for text in dict.fromkeys(map(_hint, sorted(_noted))):
         if text and (error is None or text not in error["message"]):
             _print(f"({text})")
 
 
 def _warn_as_the_program(module: Any) -> None:
-    """Have warnings that libraries put down to whoever called the program, or its figures, name no file of ours."""
+    """Attribute warnings that libraries put down to their caller, the program or its figures, to no file of ours."""
     own = module.formatwarning
 
     def formatwarning(message: Any, category: Any, filename: str, lineno: int, line: str | None = None) -> str:
@@ -380,9 +376,9 @@ def _warn_as_the_program(module: Any) -> None:
 
 
 def _send_figures(emit: Emit) -> int:
-    """Hand back every open matplotlib figure as PNG, and what can be shown of it; returns how many were left out.
+    """Send every open matplotlib figure as PNG, and what can be shown of it; return how many were left out.
 
-    What the program has saved to ``/output`` comes back from there.
+    Figures saved to ``/output`` are collected from there.
     """
     pyplot = sys.modules.get("matplotlib.pyplot")
     if pyplot is None:
@@ -393,7 +389,7 @@ def _send_figures(emit: Emit) -> int:
     from _glovebox_guest.pictures import header, smaller
 
     numbers = pyplot.get_fignums()
-    # A program may have another canvas draw. Of more files than are shown, the figures come back as well.
+    # A program may use another canvas. If more files exist than are shown, the figures are sent as well.
     saved = [each for each in numbers if getattr(pyplot.figure(each).canvas, "is_in_output", bool)()][:MAX_PICTURES]
     numbers = [each for each in numbers if each not in saved]
     drawn = []
@@ -402,7 +398,7 @@ def _send_figures(emit: Emit) -> int:
         pyplot.figure(number).savefig(buffer, format="png", bbox_inches="tight")
         drawn.append(buffer.getvalue())
     most = smaller.share(map(len, drawn), header.MAX_BYTES)
-    # Those too large first: a copy alone would be taken for that of the picture before it.
+    # Too large ones first: a copy alone would be taken for that of the picture before it.
     for data in sorted(drawn, key=lambda each: len(each) <= MAX_FIGURE):
         if len(data) <= MAX_FIGURE:
             emit.blob("image/png", data)
@@ -412,7 +408,7 @@ def _send_figures(emit: Emit) -> int:
 
 
 def _finish() -> None:
-    """What the interpreter does at its end: wait for threads, run exit handlers, write what files hold back."""
+    """Do what the interpreter does at its end: wait for threads, run exit handlers, flush files."""
     threading = sys.modules.get("threading")
     if threading is not None:
         threading._shutdown()  # noqa: SLF001 - the interpreter's own call, see Py_FinalizeEx
@@ -431,7 +427,7 @@ def _finish() -> None:
 
 
 def _leaves_thread(threading: Any) -> bool:
-    """Whether a thread that nobody waits for is in the program's own code; a library's that waits for work is not."""
+    """Return whether a daemon thread runs the program's own code; a library's idle workers do not count."""
     try:
         daemons = {each.ident for each in threading.enumerate() if each.daemon}
         frames = [frame for thread, frame in sys._current_frames().items() if thread in daemons]  # noqa: SLF001 - its only name
@@ -445,12 +441,12 @@ def _leaves_thread(threading: Any) -> bool:
 
 
 def _left_open() -> list[tuple[Any, str]]:
-    """Files the program did not close, and what to call on each; text before the bytes that it becomes."""
+    """Return files the program did not close, and what to call on each; text before its underlying bytes."""
     try:
         files = [each for each in gc.get_objects() if _io._IOBase in type(each).__mro__]  # noqa: SLF001 - what io.IOBase is made of
     except MemoryError:
         return []
     text = [(each, "flush") for each in files if type(each) is _io.TextIOWrapper]
-    # One that is written in Python may have an end of its own to write, as a compressed file has.
+    # One written in Python may have a trailer to write, as a compressed file has.
     own = [(each, "close") for each in files if type(each).__module__ != "_io"]
     return [*text, *own, *((each, "flush") for each in files if type(each).__module__ == "_io")]

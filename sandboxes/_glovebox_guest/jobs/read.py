@@ -1,4 +1,4 @@
-"""Reading one file of the workspace: some lines of a text, or a picture. Runs in the guest's child."""
+"""Reads one file of the workspace: lines of a text, or a picture. Runs in the guest's child."""
 
 from __future__ import annotations
 
@@ -18,28 +18,27 @@ if TYPE_CHECKING:
     from _glovebox_guest.program.emit import Emit
 
 MAX_LINE = 4_000
-"""Characters of one line that are shown: a longer one is data or minified code, not something to read."""
+"""Characters of one line that are shown: a longer one is data or minified code."""
 MAX_PICTURE = 32 * 1024 * 1024
-"""Bytes: some formats are read whole before anything is decoded."""
+"""Bytes: some formats are read whole before decoding."""
 MAX_SCAN = 1024 * 1024 * 1024
-"""Bytes looked through to find or count lines: about a second, well inside the profile's limits."""
+"""Bytes read to find or count lines: about a second, well inside the profile's limits."""
 MAX_UTF16 = 16 * 1024 * 1024
 """Bytes of a UTF-16 file: it is converted as a whole, in memory."""
 NEAR_SECONDS = 0.5
-"""For each of two looks for files of a name like that of a missing one."""
+"""Time for each of two searches for names similar to that of a missing file."""
 MAX_NEAR_NAMES = 5_000
 """Names of a folder that are compared, some 20 microseconds each."""
 MAX_NEAR = 3
-"""Files that are suggested."""
 MAX_NEAR_CHARACTERS = 200
-"""Of each: a longer one is left out."""
+"""Characters of a suggestion: a longer one is omitted."""
 _BLOCK = 256 * 1024
 _CONTINUATION = bytes(range(0x80, 0xC0))
 """UTF-8 bytes that begin no character, RFC 3629 section 3."""
 
 
 def run(payload: dict[str, Any], emit: Emit) -> None:
-    """Hand back lines ``offset`` to ``offset + limit - 1`` of ``path`` (from 1), or the picture it is."""
+    """Send lines ``offset`` to ``offset + limit - 1`` of ``path`` (from 1), or the picture."""
     path = payload["path"]
     name = paths.display_name(path)
     try:
@@ -62,9 +61,9 @@ def run(payload: dict[str, Any], emit: Emit) -> None:
 
 
 def _near(path: str, reveal: Iterable[str]) -> str:
-    """Return a sentence with files close to a path that does not exist; empty if there are none.
+    """Return a sentence with files of similar paths; empty if there are none.
 
-    All come from a walk, which passes over what is hidden, so that none tells of a hidden file.
+    All come from a walk, which omits what is hidden, so that no suggestion discloses a hidden file.
     """
     from difflib import get_close_matches
     from itertools import islice
@@ -137,7 +136,7 @@ def _text(file: BufferedReader[Any], head: bytes, first: int, limit: int) -> dic
         lines.append(text)
         cut += dropped > 0
     full = len(lines) == limit or room < 0
-    # The line that did not fit any more has been read, so it is counted here.
+    # The line that did not fit has been read, so it is counted here.
     total = _count(file, skipped + len(lines) + (room < 0))
     last = skipped + len(lines)
     more = full and (total is None or total > last)
@@ -167,7 +166,7 @@ def _converted(file: BufferedReader[Any]) -> BufferedReader[Any]:
 
 
 def _skip(file: BufferedReader[Any], lines: int) -> int:
-    """Move past so many lines, block by block; returns how many there were."""
+    """Skip lines, block by block; return how many there were."""
     skipped = 0
     ended = True
     while skipped < lines and (block := file.peek()):
@@ -186,7 +185,7 @@ def _skip(file: BufferedReader[Any], lines: int) -> int:
 
 
 def _line(file: BufferedReader[Any], beginning: bytes) -> tuple[str, int]:
-    """Decode the line that begins so; returns it, cut if need be, and how many characters were left out."""
+    """Decode the line with this beginning; return it, clipped, and how many characters were omitted."""
     dropped = 0
     continued = False
     rest = beginning
@@ -195,7 +194,7 @@ def _line(file: BufferedReader[Any], beginning: bytes) -> tuple[str, int]:
         dropped += len(rest.removesuffix(b"\n").translate(None, _CONTINUATION))
     if continued:
         whole = _whole_characters(beginning)
-        # The rest of a character that was torn apart was not counted above, and its beginning is not shown.
+        # A character that was split was not counted above, and its beginning is not shown.
         dropped += whole != beginning
         beginning = whole
     try:
@@ -210,7 +209,7 @@ def _line(file: BufferedReader[Any], beginning: bytes) -> tuple[str, int]:
 
 
 def _whole_characters(data: bytes) -> bytes:
-    """Leave out the beginning of a character that is not complete."""
+    """Remove an incomplete character from the end."""
     for back in range(1, min(4, len(data)) + 1):
         byte = data[-back]
         if byte >= 0xC0:  # the first byte of a sequence says its length
@@ -222,7 +221,7 @@ def _whole_characters(data: bytes) -> bytes:
 
 
 def _count(file: BufferedReader[Any], lines: int) -> int | None:
-    """Return the number of lines of the whole file, None where that means reading too much."""
+    """Return the number of lines of the whole file, None where counting exceeds the read limit."""
     ended = True
     while block := file.read1(_BLOCK):
         lines += block.count(b"\n")

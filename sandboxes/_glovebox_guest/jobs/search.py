@@ -1,6 +1,6 @@
-"""Searching the text files of the workspace line by line. Runs in the guest's child.
+"""Searches the text files of the workspace line by line. Runs in the guest's child.
 
-A pattern that backtracks without end is ended by the sandbox's time limit, like any other program.
+A pattern that backtracks without end is stopped by the sandbox's time limit, like any other program.
 """
 
 from __future__ import annotations
@@ -33,21 +33,20 @@ MAX_SHOWN = 400
 _LEAD = 80
 """Characters shown before a match that stands far to the right."""
 _OVERHEAD = 60
-"""Bytes of JSON a match takes beside its texts."""
+"""Bytes of JSON of a match, its texts excepted."""
 _PER_TEXT = 12
-"""Bytes a line takes beside its text: its number and its end, or quotes and a comma."""
+"""Bytes of a line, its text excepted: its number and its end, or quotes and a comma."""
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _FIRST_READ = 16 * 1024
 """Most source files are smaller: one read(2) each, and no fstat(2)."""
-# Whether text was searched as a whole or line by line can only make a difference to what looks around, or does not
-# try again with less.
+# Searching a whole text or line by line differs only for lookarounds, atomic groups, anchors and possessive repetition.
 _NEEDS_LINES = re.compile(r"\(\?[=!<>(]|\\[AZ]|[*+?}]\+")
 _SEARCHED, _BINARY, _LARGE, _UNREADABLE = "tblu"
-"""What can become of a file, in one letter."""
+"""The results of a file, one letter each."""
 
 
 def run(payload: dict[str, Any], emit: Emit) -> None:
-    """Hand back the first ``limit`` lines of files like ``path`` that ``pattern`` matches."""
+    """Send the first ``limit`` lines of files like ``path`` that ``pattern`` matches."""
     try:
         search = _Search(payload)
         walk = Walk(
@@ -88,19 +87,19 @@ def run(payload: dict[str, Any], emit: Emit) -> None:
 
 
 class _SearchAnswer:
-    """The results of files in their order, up to what one answer may hold."""
+    """The results of files in their order, up to the bound of one answer."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._room = wording.MAX_ANSWER
         self.matches: list[dict[str, Any]] = []
         self.count = dict.fromkeys((_SEARCHED, _BINARY, _LARGE, _UNREADABLE), 0)
-        """Files by what became of them."""
+        """Files by result."""
         self.full = ""
-        """Which bound of the answer is reached, empty for none."""
+        """The bound of the answer that is reached; empty for none."""
 
     def take(self, batch: Result) -> None:
-        """Add the results of some files, until one does not fit."""
+        """Add the results of files, until one does not fit."""
         letters, matches = batch
         for at, cost, match in matches:
             self._room -= cost
@@ -121,17 +120,16 @@ class _Search:
         literal, fold = payload.get("literal", False), payload.get("ignore_case", False)
         self._pattern = _compiled(payload["pattern"], literal=literal, fold=fold)
         self._by_line = not literal and _NEEDS_LINES.search(payload["pattern"]) is not None
-        # What a file in UTF-8 must hold to match.
+        # Bytes that a file in UTF-8 must hold to match.
         self._needle = needle(self._pattern).encode()
         self._context = payload.get("context", 0)
         self._limit = payload.get("limit", 100)
 
     def batch(self, files: list[str], walk: Walk) -> Result:
-        """Search some files.
+        """Search some files; return each file's result, and the matches.
 
-        Returns:
-            What became of each, and the matches with the file's place and their cost in the answer; of the rest of the
-            files nothing, where these matches are more than an answer holds, or there is no more time.
+        A match comes with its file's index and its cost in the answer. Remaining files have no result where the matches
+        exceed one answer, or time is over.
         """
         letters = ""
         found: list[tuple[int, int, dict[str, Any]]] = []
@@ -150,7 +148,7 @@ class _Search:
         return letters, found
 
     def _matches(self, name: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield the cost and the match of each line; a line of context stands with one match, and no match is one."""
+        """Yield the cost and the match of each line; a line of context belongs to one match and is no match."""
         number, counted, shown, display_name = 1, 0, 0, paths.display_name(name)
         lines = self._lines(text)
         following = next(lines, None)
@@ -171,7 +169,7 @@ class _Search:
         at = 0
         while at < len(text):
             if not self._by_line:
-                # Finds candidates faster than going from line to line; whether the line itself matches is asked below.
+                # Finds candidates faster than line by line; the line itself is matched below.
                 found = self._pattern.search(text, at)
                 if found is None:
                     return
@@ -200,26 +198,26 @@ def _compiled(pattern: str, *, literal: bool, fold: bool) -> re.Pattern[str]:
 
 
 def _text(path: str, needle: bytes) -> tuple[str, str]:
-    """What became of a file, and its text where it may match."""
+    """Return the result of a file, and its text where it may match."""
     try:
         data = _content(path)
     except OSError:
         return _UNREADABLE, ""
     if data is None:
         return _LARGE, ""
-    # Most files have no match, and looking at bytes is several times as fast as at text.
+    # Most files have no match, and searching bytes is several times as fast as text.
     lacks = needle not in data and not data.startswith(wording.UTF16_MARKS)
     if lacks and not wording.is_binary(data):
         return _SEARCHED, ""
     text = wording.lenient(data)
     if text is None:
         return _BINARY, ""
-    # A pattern's $ means the end of the line, whoever wrote the file.
+    # A pattern's $ means the end of the line, whichever system wrote the file.
     return _SEARCHED, text.replace("\r\n", "\n")
 
 
 def _content(path: str) -> bytes | None:
-    """Return a file's bytes, None for more than MAX_FILE; never waits."""
+    """Return a file's bytes, None for more than MAX_FILE; never blocks."""
     descriptor = os.open(path, _FLAGS)
     try:
         data = os.read(descriptor, _FIRST_READ)
@@ -259,7 +257,6 @@ def _after(text: str, end: int, count: int, stop: int) -> tuple[list[str], int]:
 
 
 def _cut(line: str, column: int = 0) -> str:
-    """Show at most MAX_SHOWN characters of a line, those around ``column``."""
     if len(line) <= MAX_SHOWN:
         return line
     start = 0 if column < MAX_SHOWN // 2 else column - _LEAD

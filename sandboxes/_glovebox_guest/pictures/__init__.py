@@ -1,1 +1,1 @@
-"""Pictures: what their headers say, and smaller copies of those that are too large to be looked at."""
+"""Pictures: kind and size from headers, and smaller copies of those too large to be shown."""

@@ -1,19 +1,18 @@
 """Reads a picture's kind and size from a file's first bytes, and whether clients take it. Nothing is decoded.
 
-The host asks it too, of bytes that come from sandboxes: no image library, ever. Without ``re``, which a sandbox that is
-started for its call would wait for.
+The host uses it too, on bytes from sandboxes: no image library, ever. Without ``re``, whose import would delay a
+sandbox started for its call.
 """
 
 from __future__ import annotations
 
 HEAD_BYTES = 16 * 1024
-"""How much of a file's beginning is worth looking at: enough for a JPEG's size behind its metadata."""
+"""Bytes of a file's beginning that are read: enough for a JPEG's size behind its metadata."""
 MAX_EDGE = 1568
-"""Pixels on the longer side. Beyond it models' providers scale down themselves; some end a conversation whose pictures
-have more than 2,000."""
+"""Pixels on the longer side. Providers of models scale down beyond it; some end a conversation with more than 2,000."""
 MAX_BYTES = 96 * 1024
-"""All pictures of one kind (figures, files) in one result: half of it, once they are base64. Claude Desktop gives up
-a result of 1 MiB."""
+"""Bytes of all pictures of one kind (figures, files) in one result: half of it, once they are base64.
+Claude Desktop rejects a result of 1 MiB."""
 _MAGIC = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
     (b"\xff\xd8\xff", "image/jpeg"),
@@ -36,12 +35,7 @@ def kind(head: bytes) -> str | None:
 
 
 def size(head: bytes, media_type: str) -> tuple[int, int] | None:
-    """Return width and height in pixels as the header claims them, or None when the head does not hold them.
-
-    Args:
-        head: the beginning of the file, hostile.
-        media_type: as ``kind`` says.
-    """
+    """Return width and height in pixels as the hostile header claims them, None where it lacks them."""
     if media_type == "image/png":  # https://www.w3.org/TR/png-3/#11IHDR: the first chunk
         return _two(head, 16, 4, "big") if head[12:16] == b"IHDR" else None
     if media_type == "image/gif":  # logical screen descriptor behind the signature
@@ -50,20 +44,13 @@ def size(head: bytes, media_type: str) -> tuple[int, int] | None:
 
 
 def fits(head: bytes, media_type: str, length: int, most: int) -> bool:
-    """Tell by its header whether clients take a picture as it is.
-
-    Args:
-        head: its first bytes, hostile.
-        media_type: as ``kind`` says.
-        length: all of its bytes.
-        most: how many it may have.
-    """
+    """Return whether clients take a picture of ``length`` bytes as it is, by its hostile header."""
     found = size(head, media_type)
     return length <= most and found is not None and 0 < min(found) <= max(found) <= MAX_EDGE
 
 
 def _two(head: bytes, at: int, width: int, order: str) -> tuple[int, int] | None:
-    """Two numbers of ``width`` bytes each, where the head holds both."""
+    """Return two numbers of ``width`` bytes each, if the head holds both."""
     if len(head) < at + 2 * width:
         return None
     first, second = head[at : at + width], head[at + width : at + 2 * width]
@@ -71,7 +58,10 @@ def _two(head: bytes, at: int, width: int, order: str) -> tuple[int, int] | None
 
 
 def _webp(head: bytes) -> tuple[int, int] | None:
-    """https://developers.google.com/speed/webp/docs/riff_container: three kinds of first chunk, little-endian."""
+    """Return the size in one of three kinds of first chunk, little-endian.
+
+    https://developers.google.com/speed/webp/docs/riff_container
+    """
     chunk = head[12:16]
     if chunk == b"VP8X":  # stored less one
         found = _two(head, 24, 3, "little")
@@ -97,6 +87,6 @@ def _jpeg(head: bytes) -> tuple[int, int] | None:
         if marker[0] in _JPEG_FRAMES:  # length, precision, height, width
             found = _two(head, at + 4, 2, "big")
             return found and (found[1], found[0])
-        # the length counts its own two bytes, so a lie of 0 or 1 must not send us backwards
+        # the length counts its own two bytes, so a false 0 or 1 must not move us backwards
         at += 1 + (0 if marker[0] in _JPEG_BARE else max(2, int.from_bytes(length, "big")))
     return None

@@ -1,4 +1,4 @@
-"""Makes a smaller copy of a picture, for a client that would not take it as it is.
+"""Makes a smaller copy of a picture, for a client that rejects it as it is.
 
 Decodes hostile bytes, so it runs in the process of a program or of a job, never in process 1. Pillow is imported by the
 first picture that needs it.
@@ -16,26 +16,26 @@ if TYPE_CHECKING:
     from _glovebox_guest.program.emit import Emit
 
 MAX_PIXELS = 32_000_000
-"""Decoded they take 128 MB, inside the shipped profiles' memory. Counted before anything is decoded."""
+"""Decoded they take 128 MB, inside the shipped profiles' memory. Counted before decoding."""
 _FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
 _COLOURS = 256
 _OCTREE = 2
 """``Image.Quantize.FASTOCTREE``: a fifth of the time of the others."""
 _NO_DRAWING = 3
-"""So many times too large, a PNG is of a photograph, and further ones are not tried."""
+"""Factor above the bound from which on a PNG is taken for a photograph, and further ones are not tried."""
 _QUALITIES = (85, 65)
 _STEP = 0.85
-"""Of each side, where nothing was small enough."""
+"""Factor of each side, where no encoding was small enough."""
 _WHITE = (255, 255, 255)
 _SIXTEEN_BITS = 1 / 256
 
 
 class PictureError(Exception):
-    """There is no smaller copy; the text says why."""
+    """There is no smaller copy; the text has the reason."""
 
 
 class Smaller:
-    """A smaller copy: its type, bytes and size, and the size of the picture it is made of, in pixels."""
+    """A smaller copy: its type, bytes and size, and the size of the original, in pixels."""
 
     __slots__ = ("data", "media_type", "of", "size")
 
@@ -47,12 +47,7 @@ class Smaller:
 
 
 def share(sizes: Iterable[int], room: int) -> int:
-    """Return how many bytes each may have so that all fit, where those below it leave the others what they do not need.
-
-    Args:
-        sizes: bytes that each would take.
-        room: bytes for all together.
-    """
+    """Return the bytes each may have so that all fit; small ones leave the rest of their share to others."""
     waiting = sorted(sizes)
     most = room
     while waiting:
@@ -64,19 +59,15 @@ def share(sizes: Iterable[int], room: int) -> int:
 
 
 def show_all(payload: Mapping[str, Any], emit: Emit) -> None:
-    """Hand back a copy of each of ``pictures``, names and contents, of at most ``most`` bytes."""
+    """Send a copy of each of ``pictures``, names and contents, of at most ``most`` bytes."""
     for name, data in payload["pictures"]:
         show(emit, name, data, payload["most"])
 
 
 def show(emit: Emit, name: str, data: bytes, most: int) -> None:
-    """Hand back a smaller copy of a picture, or why there is none.
+    """Send a smaller copy of a picture, or why there is none.
 
-    Args:
-        emit: takes it.
-        name: of the file below ``/output``; empty for the picture that was handed back before.
-        data: the picture.
-        most: bytes of the copy.
+    ``name`` is the file's below ``/output``; empty for the picture that was sent before.
     """
     from io import BytesIO
 
@@ -91,12 +82,8 @@ def show(emit: Emit, name: str, data: bytes, most: int) -> None:
 def smaller(file: BinaryIO, most: int) -> Smaller:
     """Return a copy of at most ``most`` bytes and ``MAX_EDGE`` pixels a side.
 
-    Args:
-        file: a PNG, JPEG, GIF or WebP picture; of an animation its first frame.
-        most: bytes.
-
-    Raises:
-        PictureError: it is too large to be decoded, or cannot be.
+    ``file`` is a PNG, JPEG, GIF or WebP picture; of an animation the first frame counts. Raises PictureError where it
+    is too large to be decoded, or cannot be.
     """
     try:
         from PIL import Image, ImageOps, WebPImagePlugin  # type: ignore[import-not-found]  # in the runtime
@@ -130,7 +117,7 @@ def _require_decodable(size: tuple[int, int]) -> None:
 
 
 def _plain(image: Any) -> Any:
-    """The same as grey or RGB, on white where it is transparent: every encoder takes these."""
+    """Convert to grey or RGB, on white where it is transparent: every encoder takes these."""
     if image.mode.startswith("I"):  # 16 bits, of which Pillow would keep the lower 8
         return image.convert("I").point(lambda value: value * _SIXTEEN_BITS).convert("L")
     if image.has_transparency_data:
@@ -144,7 +131,7 @@ def _plain(image: Any) -> Any:
 
 
 def _encoded(image: Any, most: int, of: tuple[int, int], *, photo: bool) -> Smaller:
-    """As a PNG of 256 colours, which keeps lines and letters sharp, else as JPEG; smaller until one of them fits."""
+    """Encode as PNG of 256 colours, which keeps lines and letters sharp, else as JPEG; shrink until one fits."""
     while max(image.size) > 1:
         if not photo:
             data = _saved(image.quantize(_COLOURS, method=_OCTREE), format="PNG")

@@ -1,1 +1,1 @@
-"""The process untrusted code runs in, and what it may use."""
+"""The process untrusted code runs in, and its tools."""

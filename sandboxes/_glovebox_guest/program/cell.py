@@ -1,4 +1,4 @@
-"""Runs a program as a notebook runs a cell: its last expression has a value, and it may await outside of functions."""
+"""Runs a program as a notebook runs a cell: its last expression has a value, and it may use top-level await."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
 NAME = "<program>"
 """File name of the caller's code in tracebacks."""
 _COROUTINE = 0x80
-"""Of the flags of code that awaits: CO_COROUTINE, see the inspect module."""
+"""The flag CO_COROUTINE of code that awaits, see the inspect module."""
 _SHOWING = ("%matplotlib", "%config InlineBackend")
-"""Lines of a notebook that say how it shows figures."""
+"""Lines of a notebook that set how it shows figures."""
 
 
 def execute(code: str, namespace: dict[str, Any]) -> Any:
-    """Run all statements; the value of the last one if it is an expression that no semicolon ends, else None."""
+    """Run all statements; return the last one's value if it is an expression without semicolon, else None."""
     from _glovebox_guest.stdlib import ast
 
     tree, flags = _parsed(code), ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
@@ -34,7 +34,7 @@ def execute(code: str, namespace: dict[str, Any]) -> Any:
 
 
 def _parsed(code: str) -> Any:
-    """The tree of a program, where Python cannot read it without a notebook's lines about how figures are shown."""
+    """Parse a program; if that fails, without a notebook's lines about figures."""
     from _glovebox_guest.stdlib import ast
 
     flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
@@ -53,13 +53,13 @@ def _parsed(code: str) -> Any:
 
 
 def _ends_with_semicolon(code: str, last: Any) -> bool:
-    # Of columns, Python counts bytes.
+    # Python counts columns in bytes.
     rest: bytes = lines(code)[last.end_lineno - 1].encode("utf-8", "surrogatepass")[last.end_col_offset :]
     return rest.lstrip().startswith(b";")
 
 
 def _awaited(parts: list[Any], namespace: dict[str, Any]) -> Any:
-    """Run a program that awaits outside of functions, all of it in one event loop."""
+    """Run a program with top-level await, all of it in one event loop."""
     import asyncio  # 44 ms: for such a program alone
 
     async def run() -> Any:
@@ -74,5 +74,5 @@ def _awaited(parts: list[Any], namespace: dict[str, Any]) -> Any:
 
 
 def lines(code: str) -> list[str]:
-    """Lines as Python counts them, which is not as str.splitlines does."""
+    """Return lines as Python counts them, unlike str.splitlines."""
     return code.replace("\r\n", "\n").replace("\r", "\n").split("\n")

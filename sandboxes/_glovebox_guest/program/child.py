@@ -1,9 +1,8 @@
-"""The process untrusted code runs in: forked from the guest, with nothing of the guest's in its hands.
+"""The process untrusted code runs in: forked from the guest, without any of the guest's resources.
 
 It is forked before there is a job, so that a call does not wait for it: until then it waits for its order, which comes
-from the guest alone. It has pipes of its own for output, result and the word that it is over, no other
-descriptor, no way to look into the guest (which is not dumpable, see prctl(2) PR_SET_DUMPABLE), and limits it cannot
-raise.
+from the guest alone. It has pipes of its own for output, result and the end of its task, no other descriptor, no access
+to the guest (which is not dumpable, see prctl(2) PR_SET_DUMPABLE), and limits it cannot raise.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import marshal
 import os
 import sys
 
-# What follows a program must not be what it made of these.
+# Code after a program must not use its replacements of these.
 from os import _exit, fstat, getpid
 from os import write as _write
 
@@ -36,13 +35,13 @@ _every_signal = signal.valid_signals
 RESULT = 3
 """Descriptor of the result pipe in the child."""
 _DONE = 4
-"""Descriptor on which the child says that its task is over; a program that does so itself ends as by ``os._exit``."""
+"""Descriptor that reports the end of the task; a program that writes to it ends as by ``os._exit``."""
 _ORDER = 5
 """Descriptor the child waits on; closed before the program starts."""
 _READ = 1024 * 1024
 _LINKS = 10_000
 _END_SECONDS = 1.0
-"""Between the word that a task is over and the end of its process, where the guest does not come first."""
+"""Between the report of a task's end and the end of its process, where the guest is not faster."""
 MAX_OPEN_FILES = 1024
 """The usual soft limit of a login shell; a sandbox needs no more."""
 
@@ -61,8 +60,8 @@ class Child:
         self.done = done
 
     def begin(self, order: Mapping[str, Any]) -> None:
-        """Let it do this, once. Where it is dead already, its end tells."""
-        # Not JSON: a page that was fetched is bytes. Both ends are one interpreter.
+        """Send the order, once. A dead child is detected by its end."""
+        # Not JSON: a fetched page is bytes. Both ends are one interpreter.
         view = memoryview(marshal.dumps(dict(order)))
         try:
             while view:
@@ -77,8 +76,8 @@ def fork(ahead: Callable[[], object], work: Callable[[dict[str, Any]], Task]) ->
 
     Args:
         ahead: called in the child before it waits, to give up what a program must not have.
-        work: given the order in the child, within its limits; returns what to run with the order's ``payload``. The
-            limits are ``cpu_seconds``, and where no control group enforces them ``memory_bytes`` and ``pids``.
+        work: given the order in the child, within its limits; returns the task for the order's ``payload``. The limits
+            are ``cpu_seconds``, and where no control group enforces them ``memory_bytes`` and ``pids``.
     """
     orders, order = os.pipe()
     ours, theirs = zip(*(os.pipe() for _ in range(4)), strict=True)
@@ -93,7 +92,7 @@ def fork(ahead: Callable[[], object], work: Callable[[dict[str, Any]], Task]) ->
             task = work(wanted)
             own, place = getpid(), fstat(_DONE)
             status = _run(task, wanted["payload"])
-            # A program may have forked, and this be the fork.
+            # A program may have forked, and this may be the fork.
             if getpid() == own:
                 _say(status, place)
         except BaseException:  # noqa: BLE001 - the child must never return into the guest's own code
@@ -103,15 +102,15 @@ def fork(ahead: Callable[[], object], work: Callable[[dict[str, Any]], Task]) ->
     for descriptor in (orders, *theirs):
         os.close(descriptor)
     for descriptor in ours:
-        # A program can open its own end for reading, and take what the guest has just been told is there, see pipe(7).
+        # A program can open its own end for reading, and take what the guest was just notified of, see pipe(7).
         os.set_blocking(descriptor, False)
     return Child(pid, order, *ours)
 
 
 def _say(status: int, place: os.stat_result) -> None:
-    """Say that the task is over, and wait to be killed by the guest, once it has seen what this process used.
+    """Report the end of the task, and wait to be killed by the guest, once it has read this process's usage.
 
-    So nobody waits for the kernel to free memory. A guest that is late sees the end of the process instead.
+    So the call does not wait for the kernel to free memory. A late guest sees the end of the process instead.
     """
     try:
         found = fstat(_DONE)
@@ -121,13 +120,13 @@ def _say(status: int, place: os.stat_result) -> None:
         _write(_DONE, bytes([status]))
     except OSError:
         return
-    # An alarm that was set, for instance: what was said is how it ended.
+    # Signals, of an alarm for instance, must not change the reported status.
     _block(_SIG_BLOCK, _every_signal())
     _wait_for_signal((), _END_SECONDS)
 
 
 def _wait(order: int) -> dict[str, Any]:
-    """The order, once it is complete. The guest's end, if it comes first, ends this process as well."""
+    """Return the complete order. If the guest ends first, so does this process."""
     parts = []
     while part := os.read(order, _READ):
         parts.append(part)
@@ -138,26 +137,26 @@ def _wait(order: int) -> dict[str, Any]:
 
 def _become_child(order: int, pipes: tuple[int, ...]) -> None:
     os.setsid()
-    # First out of the way of 0 to 4, then into place: a pipe may itself be numbered 0 to 4.
+    # First away from 0 to 4, then into place: a pipe may itself be numbered 0 to 4.
     high = [_above(_ORDER, descriptor) for descriptor in (*pipes, order)]
     null = os.open("/dev/null", os.O_RDONLY)
     for target, source in enumerate([null, *high]):
         os.dup2(source, target, inheritable=target <= 2)
     os.closerange(_ORDER + 1, os.sysconf("SC_OPEN_MAX"))
-    # Opened anew: the guest's own were files, these are pipes. Line by line, so that the caller sees what is printed
-    # when it is printed; what cannot be encoded must not end a program.
+    # Opened anew: the guest's own were files, these are pipes. Line by line, so that the caller sees output at once; an
+    # encoding error must not end a program.
     sys.stdout = sys.__stdout__ = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace")  # type: ignore[misc]  # noqa: SIM115
     sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace")  # type: ignore[misc]  # noqa: SIM115
     sys.stdin = sys.__stdin__ = open(0, encoding="utf-8")  # type: ignore[misc]  # noqa: SIM115
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
-    # As the interpreter has it for every program, see PyConfig.install_signal_handlers: a write fails with EPIPE.
+    # The interpreter's default, see PyConfig.install_signal_handlers: a write fails with EPIPE.
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # The files below /proc/self belong to root for a process that is not dumpable. The guest stays so.
     set_dumpable(1)
-    # The kernel's own choice in a shortage of memory: the program, not the guest that has to report it.
+    # In a shortage of memory the kernel kills the program, not the guest that has to report it.
     with open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:
         score.write("1000")
 
@@ -178,7 +177,7 @@ def _limit(limits: dict[str, int]) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (limits["cpu_seconds"], limits["cpu_seconds"] + 1))
     if "memory_bytes" in limits:
         _grow_stack()
-        # What the guest has mapped already (the interpreter, preloaded modules) does not count as use of the program's.
+        # Memory that the guest has mapped already (interpreter, preloaded modules) does not count as the program's.
         with open("/proc/self/statm", encoding="ascii") as sizes:
             mapped = int(sizes.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         resource.setrlimit(resource.RLIMIT_AS, (mapped + limits["memory_bytes"],) * 2)
@@ -187,9 +186,9 @@ def _limit(limits: dict[str, int]) -> None:
 
 
 def _grow_stack() -> None:
-    """Have the stack grow now: where a program takes all its limit, it cannot later, and its end would be SIGSEGV.
+    """Grow the stack now: a program at its memory limit cannot later, and would end by SIGSEGV.
 
-    See RLIMIT_AS in getrlimit(2). CPython 3.13 gives such a chain back with 0.8 MiB of stack, whatever its length.
+    See RLIMIT_AS in getrlimit(2). CPython 3.13 frees a chain of references with 0.8 MiB of stack, whatever its length.
     """
     chain: tuple[Any, ...] = ()
     for _ in range(_LINKS):

@@ -13,14 +13,14 @@ from matplotlib.backends.backend_agg import FigureManagerBase as FigureManager
 __all__ = ["FigureCanvas", "FigureManager", "show"]
 
 _MESSAGES = 100
-"""Different messages that are told once each; what comes after them is told each time."""
+"""Different messages that are logged once each; those after them are logged each time."""
 _told: set[str] = set()
 _PICTURES = ("png", "jpg", "jpeg", "webp")
 """Endings of files in ``/output`` that are shown as figures are."""
 
 
 class FigureCanvas(FigureCanvasAgg):  # type: ignore[misc]  # as above
-    """Draws as Agg does, and knows where its figure is a picture in ``/output`` already, as it is now."""
+    """Draws as Agg does, and records whether ``/output`` has a current picture of its figure."""
 
     _saved = ""
 
@@ -43,7 +43,7 @@ class FigureCanvas(FigureCanvasAgg):  # type: ignore[misc]  # as above
         super().draw()
 
     def is_in_output(self) -> bool:
-        """Whether a file in ``/output`` shows the figure."""
+        """Return whether a file in ``/output`` shows the figure."""
         return bool(self._saved) and not self.figure.stale and os.path.isfile(self._saved)
 
 
@@ -52,7 +52,7 @@ def show(*_: object, **__: object) -> None:
 
 
 def _once(record: logging.LogRecord) -> bool:
-    """Tell a font that is missing once, and not for each word it would draw."""
+    """Log a missing font once, and not for each word it would draw."""
     message = record.getMessage()
     new = message not in _told
     if new and len(_told) < _MESSAGES:

@@ -1,8 +1,8 @@
-"""Hints for a program's errors: what is so in a sandbox, and what to do instead.
+"""Hints for a program's errors: what differs in a sandbox, and what to do instead.
 
-For errors that the sandbox caused, and for those made by who writes for notebooks and other machines. Runs in the
-program's own process, once its error has ended it; a program could print the same. The errors of docs/use/mistakes.csv
-are tried one by one. Imported when there is an error, and not before.
+For errors that the sandbox caused, and for habits of notebooks and other machines. Runs in the program's own process
+after its error, so a program could print the same. Tests try each error of docs/use/mistakes.csv. Imported only when
+there is an error.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 _WORKSPACE = "/workspace"
 _BENEATH = 20
-"""Errors looked at beneath one: what raised it, what it carries."""
+"""Errors searched beneath one: causes, contexts and members of groups."""
 _ENTRIES = 20_000
-"""Names of the workspace that are looked at for one that may be meant: some 50 ms."""
+"""Names of the workspace that are searched for a similar one: some 50 ms."""
 _COMPARED = 2000
 """Names that are compared letter by letter: some 100 ms."""
 _NAMED = 3
 _SIMILAR = 0.8
-"""Share of letters that two names have in common where one may be a slip of the other."""
+"""Share of common letters from which on one name may be a typo of the other."""
 _MIB = 2**20
 
 _SHELL = (
@@ -58,7 +58,7 @@ _SOCKETS = "TCP and UDP on 127.0.0.1 and socket.socketpair() work here; of multi
 
 _FEW = "A call may have few processes and threads: use a pool of four."
 elsewhere: Mapping[str, str] = {}
-"""Which other environment has which module; set by whoever asks."""
+"""Environment by module that it has; set by the job."""
 _INSTEAD: Mapping[str, tuple[str, ...]] = {
     "requests": ("urllib.request",), "httpx": ("requests", "urllib.request"),
     "PyPDF2": ("pypdf",), "pdfplumber": ("pypdf",), "fitz": ("pypdf",),
@@ -67,21 +67,21 @@ _INSTEAD: Mapping[str, tuple[str, ...]] = {
     "plotly": ("matplotlib",), "seaborn": ("matplotlib",), "cv2": ("PIL",),
     "orjson": ("json",), "ujson": ("json",), "toml": ("tomllib",), "pytz": ("zoneinfo",),
 }  # fmt: skip
-"""What an environment may have in place of what is asked for most."""
+"""Modules an environment may have in place of a popular one."""
 _HOW = {"fastparquet": "fastparquet, with engine='fastparquet'"}
-"""How one of these is used in another's place, where it is not as one would think."""
+"""Usage of replacements, where it is not obvious."""
 _VERSION = str.maketrans(dict.fromkeys("=<>!~[;@", " "))
-"""What may follow the name of a package that is to be installed."""
+"""Characters that may follow the name of a package to install."""
 _PLACES = {
     "/output": "what was written last is incomplete; write less, or compress it",
     "/tmp": "remove what is no longer needed, or go through the data in parts",  # noqa: S108 - inside the sandbox
     _WORKSPACE: "write results to /output",
 }
-"""Where a program may write, and what to do when there is no more room."""
+"""Writable places, and what to do when they are full."""
 
 
 def hint(problem: BaseException) -> str:
-    """What the caller can do about an error; empty where nobody knows better than the error itself."""
+    """Return what the caller can do about an error; empty where the error itself says enough."""
     for each in _beneath(problem):
         for kind, tell in _KINDS:
             if (isinstance(each, kind) if isinstance(kind, type) else _named(each) == kind) and (text := tell(each)):
@@ -90,10 +90,9 @@ def hint(problem: BaseException) -> str:
 
 
 def noted(what: str) -> str:
-    """What is said at the end of a program of something that it may not have told itself.
+    """Return the hint for something that the program may not have reported itself.
 
-    Args:
-        what: "input", "shell", "network", "browser", "thread", "full", or "pip" and the rest of its command.
+    ``what`` is "input", "shell", "network", "browser", "thread", "full", or "pip" and the rest of its command.
     """
     what, _, words = what.partition(" ")
     tell: dict[str, Callable[[], str]] = {
@@ -109,7 +108,7 @@ def noted(what: str) -> str:
 
 
 def missing_package(name: str) -> str:
-    """What to do without a package of this name; empty where it is not known."""
+    """Return what to do without a package of this name; empty where that is not known."""
     if name.partition(".")[0] in {"tkinter", "_tkinter", "turtle", "PyQt5", "PyQt6", "PySide6", "gi", "wx"}:
         return "There is no display in this sandbox: open matplotlib figures come back as pictures by themselves."
     name = name.partition(".")[0]
@@ -128,14 +127,14 @@ def missing_package(name: str) -> str:
 
 
 def pip(command: object) -> list[str]:
-    """The words of a command that is pip's; none of another."""
+    """Return the words of a pip command; empty for another command."""
     words = command.split() if isinstance(command, str) else command if isinstance(command, (list, tuple)) else ()
     texts = [each for each in words if isinstance(each, str)]
     return texts if any(each.rpartition("/")[2] in {"pip", "pip3"} for each in texts) else []
 
 
 def no_pip(command: list[str]) -> str:
-    """What to do instead of a command such as ``pip install requests``."""
+    """Return what to do instead of a command such as ``pip install requests``."""
     wanted = command[command.index("install") + 1 :] if "install" in command else []
     # A version may follow the name.
     names = (each.replace("-", "_").translate(_VERSION).split()[0] for each in wanted if each[:1].isalnum())
@@ -143,7 +142,7 @@ def no_pip(command: list[str]) -> str:
 
 
 def _importable(name: str) -> bool:
-    """Whether this environment has it: nothing is imported."""
+    """Return whether this environment has a module, without importing it."""
     from importlib.util import find_spec
 
     try:
@@ -153,7 +152,7 @@ def _importable(name: str) -> bool:
 
 
 def _beneath(problem: BaseException) -> Iterator[BaseException]:
-    """The error, and those it was made of: what it was raised from or during, what it carries. The outermost first."""
+    """Yield the error, then its causes, contexts and members, the outermost first."""
     waiting: list[object] = [problem]
     seen: list[BaseException] = []
     while waiting and len(seen) < _BENEATH:
@@ -192,7 +191,6 @@ def _misses(word: str) -> bool:
 
 
 def _system(problem: OSError) -> str:
-    """What the kernel refuses, or does not have here."""
     # These have numbers of their own.
     if _named(problem) in {"socket.gaierror", "socket.herror"}:
         # The Docker Engine has an empty file in place of the image's where there is no network.
@@ -206,12 +204,11 @@ def _system(problem: OSError) -> str:
     text = _text(problem)
     if "out of pty devices" in text:
         return _TERMINAL
-    # pandas, which looks for the folder itself.
+    # pandas checks for the folder itself.
     return _no_folder(text.rpartition(": ")[2].strip("'")) if "non-existent directory" in text else ""
 
 
 def _no_folder(folder: str) -> str:
-    """Return the hint for a file written into a missing folder."""
     own = os.path.abspath(folder).startswith(("/output/", "/tmp/"))  # noqa: S108 - inside the sandbox
     return f"There is no folder {folder}: os.makedirs({folder!r}, exist_ok=True) makes it." if own else _READ_ONLY
 
@@ -251,7 +248,7 @@ def _is_terminal(place: object) -> bool:
 
 
 def _closed(place: object) -> str:
-    """What to say where the host does not let its sandboxes read the workspace, or this part of it."""
+    """Return the hint where the host does not let its sandboxes read the workspace, or this part of it."""
     from _glovebox_guest.workspace import paths
 
     if os.path.isdir(_WORKSPACE) and not os.access(_WORKSPACE, os.R_OK | os.X_OK):
@@ -266,7 +263,7 @@ def _closed(place: object) -> str:
 
 
 def _covered(place: str) -> bool:
-    """Whether a path of the workspace, or a folder on its way, is covered: by a device, or a folder without rights."""
+    """Return whether a path, or a folder above it, is covered by a device or a folder without rights."""
     while place != _WORKSPACE:
         try:
             mode = os.lstat(place).st_mode
@@ -279,7 +276,7 @@ def _covered(place: str) -> bool:
 
 
 def _reading(path: str) -> int:
-    """The number of the error that opening it for reading ends in; 0 for none."""
+    """Return the errno of opening a path for reading; 0 if it opens."""
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
     except OSError as problem:
@@ -288,13 +285,13 @@ def _reading(path: str) -> int:
 
 
 def _full(_: object = None) -> str:
-    """Which place is full, and how much it holds."""
+    """Return which place is full, and its size."""
     rooms = {place: os.statvfs(place) for place in _PLACES if os.access(place, os.W_OK | os.X_OK)}
     sizes = {place: _size(room.f_blocks * room.f_frsize) for place, room in rooms.items() if room.f_blocks}
     for place, size in sizes.items():
         if not rooms[place].f_bavail:
             return f"{place} is full, it holds {size}: {_PLACES[place]}."
-    # It was, and what was cut has been removed by now.
+    # It was full, and the truncated file has been removed by now.
     return f"Write less: {', '.join(f'{place} holds {size}' for place, size in sizes.items())}."
 
 
@@ -320,11 +317,11 @@ _EMPTY = {
     "/output": "Nothing in /output is kept from earlier calls: give their artifact:// URIs as inputs, and read /input.",
     "/tmp": "Nothing in /tmp is kept from earlier calls.",  # noqa: S108 - inside the sandbox
 }
-"""Places that are empty when a call begins, and how that is otherwise."""
+"""Places that are empty when a call begins, and how to fill them."""
 
 
 def _not_found(path: str) -> str:
-    """What of the files here may have been meant."""
+    """Return which existing files may have been meant."""
     for place, text in _EMPTY.items():
         # The home directory is in /tmp.
         if path.startswith(place) and (place != os.environ.get("HOME") or not _similar(path)):
@@ -342,7 +339,7 @@ def _not_found(path: str) -> str:
 
 
 def _similar(path: str) -> list[str]:
-    """Names in the workspace that may be meant: the same in another folder, else one like it."""
+    """Return similar names in the workspace: the same in another folder, else a typo."""
     wanted = path.replace("\\", "/").rstrip("/").rpartition("/")[2].lower()
     found: dict[str, str] = {}
     same: list[str] = []
@@ -365,7 +362,7 @@ def _similar(path: str) -> list[str]:
 
 
 def _syntax(problem: SyntaxError) -> str:
-    """What was meant by text that is not Python."""
+    """Return what was meant by text that is not Python."""
     line, message = (problem.text or "").strip(), str(problem.msg)
     if line.startswith(("!pip ", "%pip ")):
         return f"{_NOTEBOOK} {no_pip(line.split())}"
@@ -447,7 +444,7 @@ def _running(text: str) -> str:
 
 
 def _raised_in(problem: BaseException, module: str, function: str) -> bool:
-    """Whether it comes from this function of a standard module."""
+    """Return whether the error was raised in this function of a standard module."""
     place = problem.__traceback__
     while place is not None and place.tb_next is not None:
         place = place.tb_next
@@ -456,7 +453,6 @@ def _raised_in(problem: BaseException, module: str, function: str) -> bool:
 
 
 def _lines(problem: BaseException) -> str:
-    """The source of the error's traceback."""
     import traceback
 
     return "\n".join(str(frame.line) for frame in traceback.extract_tb(problem.__traceback__))
@@ -494,4 +490,4 @@ _KINDS: tuple[tuple[type[BaseException] | str, Callable[[Any], str]], ...] = (
     ("sqlite3.OperationalError", lambda problem: _DATABASE.get(_text(problem), "")),
     ("subprocess.CalledProcessError", lambda problem: no_pip(pip(problem.cmd)) if pip(problem.cmd) else ""),
 )
-"""Kinds of errors and what to say of each; a name where the class is in a module that others have no need of."""
+"""Kinds of errors with their hints; a name where the class is in a module that is seldom imported."""

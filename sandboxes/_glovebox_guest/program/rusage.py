@@ -1,4 +1,4 @@
-"""Reads how much processor time and memory all processes of a program have used.
+"""Reads the processor time and memory of all processes of a program.
 
 RLIMIT_CPU bounds each process for itself, so a program that forks could use its limit many times over.
 """
@@ -12,9 +12,9 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _UTIME = 10
 """Index of ``utime`` behind the state in /proc/PID/stat; stime, cutime and cstime follow it."""
 _CUTIME = _UTIME + 2
-"""Index of the time of processes that it has waited for."""
+"""Index of the time of reaped children."""
 _CMINFLT = 7
-"""Index of their page faults: on Linux never none. gVisor does not count them, and times in steps of 10 ms."""
+"""Index of their page faults: on Linux never 0. gVisor does not count them, and times in steps of 10 ms."""
 _CPU_CLOCK = 2
 
 
@@ -29,7 +29,7 @@ class Spent:
 
 
 def reaped(peak_bytes: int) -> Spent:
-    """What everything that was reaped has used; not by ``os.times``, which counts in steps of 10 ms."""
+    """Return the usage of everything reaped; not by ``os.times``, which counts in steps of 10 ms."""
     import resource  # warm already
 
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -37,9 +37,9 @@ def reaped(peak_bytes: int) -> Spent:
 
 
 def of_one_alone(pid: int) -> Spent | None:
-    """What a process has used that lives, and all that were reaped by us; None where others live or it had others.
+    """Return the usage of a live process and of all we reaped; None if others live or it had children.
 
-    The memory is that of the program it is now: where it was another before exec(2), only the host's count has that.
+    The memory is that since its last exec(2): earlier peaks are in the host's count alone.
     """
     try:
         if {name for name in os.listdir("/proc") if name.isdigit()} != {"1", str(pid)}:
@@ -49,22 +49,22 @@ def of_one_alone(pid: int) -> Spent | None:
             return None
         peak, seconds = _memory_bytes(pid), _clock(pid)
     except (OSError, LookupError, ValueError):
-        return None  # it has just ended; or a kernel that does not tell
+        return None  # it has just ended; or the kernel does not report it
     before = reaped(peak)
     return Spent(before.cpu_ms + seconds * 1000, before.peak_bytes)
 
 
 def _memory_bytes(pid: int) -> int:
-    """The most a process had. Raises OSError, LookupError or ValueError where the kernel does not tell."""
+    """Return a process's peak memory. Raises OSError, LookupError or ValueError where the kernel does not report it."""
     # The name on the first line is the program's choice, see proc_pid_status(5): a carriage return begins no line.
     with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace", newline="\n") as lines:
         sizes = {line.partition(":")[0]: line.split()[1] for line in lines if line.startswith("Vm")}
-    # gVisor tells no peak; there the host counts what the whole sandbox takes.
+    # gVisor reports no peak; there the host counts the whole sandbox.
     return int(sizes.get("VmHWM") or sizes["VmRSS"]) * 1024
 
 
 def clock(pid: int) -> float:
-    """Seconds of processor time that one process has used; 0 where the kernel does not tell."""
+    """Return the seconds of processor time of one process; 0 where the kernel does not report them."""
     try:
         return _clock(pid)
     except OSError:
@@ -77,9 +77,9 @@ def _clock(pid: int) -> float:
 
 
 def processor_seconds() -> float:
-    """Time of every other process in this pid namespace and of all that were reaped, by us or by their parents.
+    """Return the time of all other processes in this pid namespace and of all reaped ones.
 
-    What a parent that ignores SIGCHLD does not count is not in it: wall time and the processor quota bound that.
+    Children of a parent that ignores SIGCHLD are not counted: wall time and the processor quota bound those.
     """
     own = os.times()
     total = own.children_user + own.children_system
@@ -97,7 +97,7 @@ def _of(pid: str) -> float:
 
 
 def _fields(pid: str) -> list[int]:
-    """The columns of /proc/PID/stat behind the state, see proc_pid_stat(5). Raises OSError."""
+    """Return the columns of /proc/PID/stat behind the state, see proc_pid_stat(5). Raises OSError."""
     with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
         line = file.read()
     # The command may hold spaces and brackets: only what follows the last bracket is in columns.

@@ -1,8 +1,8 @@
 """Lets libraries that open files for writing *and* reading write to ``/output``, which cannot be read.
 
-Pillow, and matplotlib through it, opens every picture it saves with ``"w+b"`` and then only writes. Where reading is
-what the kernel refused (see ``landlock``), the same open without reading is what the library needed. A convenience
-inside the process of the untrusted program: nothing relies on it. Standard library only.
+Pillow, and matplotlib through it, opens every picture it saves with ``"w+b"`` and then only writes. Where the kernel
+refused reading (see ``landlock``), the library needs the same open without reading. A convenience inside the process of
+the untrusted program: nothing relies on it. Standard library only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def open_without_reading(output: str = "/output") -> None:
     """Make ``open(path, "w+")`` beneath ``output`` fall back to ``"w"`` when reading is refused; ``x+`` and ``a+`` too.
 
-    ``"r+"`` stays refused: who updates a file needs what is in it. Paths only, and only this process.
+    ``"r+"`` stays refused: an update needs the file's content. Paths only, and only this process.
     """
 
     def fall_back(original: Any, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:

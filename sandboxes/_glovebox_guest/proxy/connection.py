@@ -1,9 +1,9 @@
-"""Serves one connection of a program's to the sandbox's proxy, as a stream to the host.
+"""Serves one connection of a program to the sandbox's proxy, as a stream to the host.
 
 Upwards (program to host) it is in one of three states: reading a head (``_exchange`` is None), passing bytes on
-(``_left`` is not 0), or throwing away what still comes; where another request may follow, that is kept. Downwards
-everything goes through ``_out``. It knows nothing of the proxy that accepted it, ``proxy.listener``, and must not
-import it: what it needs of it is handed over.
+(``_left`` is not 0), or discarding what still comes; where another request may follow, that is kept. Downwards
+everything goes through ``_out``. It must not import ``proxy.listener``, which accepted it: what it needs of it is
+passed in.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 _READ = 64 * 1024
 _LINGER = 2 * 1024 * 1024
-"""Bytes thrown away of a client that goes on sending after its answer: closing at once would lose it the answer."""
+"""Bytes discarded of a client that still sends after its answer: closing at once would lose it the answer."""
 _SHUT_WR = 1
 
 
 class ProxyConnection(StreamHandler):
-    """Takes over an accepted socket."""
+    """A client's connection to the proxy."""
 
     paced = True
 
@@ -43,13 +43,9 @@ class ProxyConnection(StreamHandler):
     ) -> None:
         """Serve the socket until ``close``.
 
-        Args:
-            loop: the guest's.
-            client: just accepted.
-            may_open: whether one more stream may be asked of the host; counts it.
-            tell: takes notices for whoever reads the program's standard error.
-            gone: called once, when the connection is closed.
-            inspection: gives what ends TLS; None where it is not to be ended.
+        ``may_open`` returns whether one more stream may be opened to the host, and counts it. ``tell`` takes notices
+        for the program's standard error. ``gone`` is called once, when the connection is closed. ``inspection`` is None
+        where TLS is not inspected.
         """
         client.setblocking(False)
         self._loop = loop
@@ -73,7 +69,7 @@ class ProxyConnection(StreamHandler):
         self._answered = False
         self._ending = False  # nothing will be added to _out
         self._another = False  # and then there may be another request
-        self._shut = False  # _out has gone, and the program was told that this is the end
+        self._shut = False  # _out has gone, and the program's reading end is shut down
         self._loop.watch(self._descriptor, self._readable)
 
     # ------------------------------------------------------------------ upwards
@@ -104,7 +100,6 @@ class ProxyConnection(StreamHandler):
                 self.close()
 
     def _room(self) -> int:
-        """How much is read now."""
         if self._left:
             return min(self._left, self._loop.wire.credit(self._stream), _READ)
         if self._exchange is None or (self._exchange.keeps and not self._shut):
@@ -112,7 +107,7 @@ class ProxyConnection(StreamHandler):
         return _READ
 
     def _take(self, data: bytes) -> None:
-        """Add to the head; once it is whole, ask the host."""
+        """Add to the head; once it is whole, send the request to the host."""
         self._head += data
         end = self._head.find(b"\r\n\r\n")
         if end < 0 and len(self._head) < MAX_HEAD:
@@ -139,7 +134,7 @@ class ProxyConnection(StreamHandler):
         self._ask(exchange, rest)
 
     def _secure(self, exchange: Tunnel, context: ssl._SSLContext | None, rest: bytes) -> None:
-        """End the program's TLS here, or not: go on with the plain text of it, or with a tunnel."""
+        """Terminate the program's TLS, or open a tunnel; continue with the plain text or the tunnel."""
         if self._client.fileno() < 0:
             return
         if context is None:
@@ -188,7 +183,7 @@ class ProxyConnection(StreamHandler):
             self._end_stream()
 
     def _hang_up(self) -> None:
-        """The program has closed its side: half of a tunnel, but all of a request, whose answer nobody waits for."""
+        """End the program's side: half of a tunnel, but all of a request, whose answer has no reader."""
         self._hung_up = True
         self._left = 0
         if isinstance(self._exchange, Tunnel) and not self._shut and self._loop.wire.is_open(self._stream):
@@ -203,29 +198,26 @@ class ProxyConnection(StreamHandler):
             self._loop.send(self._loop.wire.end(self._stream))
 
     def on_credit(self) -> None:
-        """Read on where reading had to stop."""
         if self._left and not self._loop.watches(self._descriptor):
             self._loop.watch(self._descriptor, self._readable)
 
     # ---------------------------------------------------------------- downwards
 
     def on_accept(self, body: Mapping[str, Any]) -> None:
-        """The host's answer: the tunnel is open, or this is the response's head."""
+        """Send the host's answer: the tunnel is open, or this is the response's head."""
         self._answered = True
         self._write(self._asked.head(body))
 
     def on_data(self, data: bytes) -> None:
-        """Bytes for the program."""
         self._owed += len(data)
         self._write(self._asked.data(data))
 
     def on_end(self) -> None:
-        """The last of them."""
         self._another = self._asked.keeps and self._ended and not self._hung_up
         self._end(self._asked.last())
 
     def on_reset(self, body: Mapping[str, Any]) -> None:
-        """A refusal, or an end before its time."""
+        """Report a refusal, or an early end."""
         reply = {key: str(value) for key, value in body.items()}
         self._left = 0
         if not self._answered:
@@ -275,7 +267,6 @@ class ProxyConnection(StreamHandler):
             self._shut_down()
 
     def _next(self) -> None:
-        """Be ready for another request, whose head may have come."""
         self._exchange = None
         self._answered = self._ended = self._ending = self._another = False
         if not self._loop.watches(self._descriptor):
@@ -284,7 +275,7 @@ class ProxyConnection(StreamHandler):
             self._take(b"")
 
     def _shut_down(self) -> None:
-        """All is said. Close, unless the program still has something to say, or would lose what was said."""
+        """Close after the last answer, unless the program still sends, or would lose that answer."""
         if not self._shut:
             self._shut = True
             try:
@@ -299,7 +290,7 @@ class ProxyConnection(StreamHandler):
             self._loop.watch(self._descriptor, self._readable)
 
     def close(self) -> None:
-        """End the connection and, where it still lives, its stream; fine if that happened before."""
+        """End the connection and its stream; idempotent."""
         if self._client.fileno() < 0:
             return
         self._loop.unwatch(self._descriptor)
@@ -313,6 +304,6 @@ class ProxyConnection(StreamHandler):
         self._over()
 
     def _over(self) -> None:
-        """Say that nothing is left of it, if so: of what carries its TLS too."""
+        """Report that nothing is left of it, its TLS included."""
         if self._client.fileno() < 0 and (self._plain is None or self._plain.closed):
             self._gone(self)

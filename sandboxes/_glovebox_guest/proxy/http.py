@@ -1,7 +1,7 @@
-"""Reads and writes HTTP/1.1 for the sandbox's proxy. Pure: no sockets, no wire. See ``proxy.listener``.
+"""Parses and writes HTTP/1.1 for the sandbox's proxy. Pure: no sockets, no wire. See ``proxy.listener``.
 
-Reading is strict and short, because the host reads everything again: what matters here is only which stream to open and
-how many bytes of body belong to it (RFC 9112).
+Parsing is strict and short, because the host parses everything again: only the stream to open and the length of the
+body matter here (RFC 9112).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 MAX_HEAD = 24 * 1024
 """Bytes of a request line with the longest URL the host reads, and of twice the headers it takes."""
 _TOKEN = frozenset("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
-# About the connection to the proxy, or said anew by the host: not worth a word when they are left out.
+# Of the connection to the proxy, or set anew by the host: dropped without a notice.
 _OURS = frozenset(
     {"accept-encoding", "connection", "content-length", "expect", "host", "keep-alive", "proxy-connection", "te",
      "trailer", "transfer-encoding"}
@@ -24,13 +24,13 @@ _HEX = frozenset(b"0123456789abcdefABCDEF")
 _UNBOUNDED = 1 << 62
 _BODILESS = (204, 304)
 _MAX_LINE = 1024
-"""Bytes of a line between chunks: a number and, from few programs, an extension that nobody reads."""
+"""Bytes of a line between chunks: a number and, rarely, an extension that is ignored."""
 _MAX_TRAILERS = 64
-"""Lines after the last chunk; none of them is passed on."""
+"""Lines after the last chunk; none of them is forwarded."""
 
 
 class BadRequestError(Exception):
-    """What came is not a request to a proxy; the text says why."""
+    """The bytes are not a request to a proxy; the text has the reason."""
 
 
 class Tunnel:
@@ -47,34 +47,34 @@ class Tunnel:
         self.meta: Mapping[str, Any] = {"authority": self.authority}
 
     def head(self, note: Mapping[str, Any]) -> bytes:  # noqa: ARG002 - it only says that the tunnel is open
-        """The answer's head, from the host's note."""
+        """Return the answer's head, from the host's note."""
         return b"HTTP/1.1 200 Connection established\r\n\r\n"
 
     def data(self, data: bytes) -> bytes:
-        """What becomes of the host's bytes."""
+        """Encode the host's bytes."""
         return data
 
     def last(self) -> bytes:
-        """What follows the last of them."""
+        """Return the bytes after the last data."""
         return b""
 
 
 class Chunks:
-    """A body in chunks, on its way to what it carries (RFC 9112 section 7.1)."""
+    """Decoder of a chunked body (RFC 9112 section 7.1)."""
 
     def __init__(self) -> None:
         self.over = False
         self.problem = ""
-        """Why it cannot be read any further."""
+        """Why decoding failed."""
         self.rest = b""
-        """What followed its end."""
+        """Bytes after its end."""
         self._held = bytearray()
         self._left = 0  # of the chunk that has begun
         self._reads = self._size
         self._trailers = 0
 
     def feed(self, data: bytes) -> bytes:
-        """What these bytes carry: never more than they are."""
+        """Return the payload of these bytes: never longer than they are."""
         carried = bytearray()
         self._held += data
         while not self.over and not self.problem:
@@ -116,7 +116,7 @@ class Chunks:
 
 
 class ProxyRequest:
-    """A request with an absolute URL: the host makes it, its answer comes back in chunks."""
+    """A request with an absolute URL: the host sends it, and the answer is chunked."""
 
     kind = "request"
 
@@ -124,7 +124,7 @@ class ProxyRequest:
         self.chunks = _chunks(headers)
         self.body = _UNBOUNDED if self.chunks else _length(headers)
         self.keeps = keeps and not any(name == "connection" and "close" in value.lower() for name, value in headers)
-        """Whether the connection is for another request after this one."""
+        """Whether the connection stays open for another request."""
         self.expects = any(name == "expect" for name, _ in headers)
         self.asked = f"The response to {plain(method)} {plain(url)[:100]}"
         kept = [[name, value] for name, value in headers if name not in _OURS]
@@ -132,15 +132,15 @@ class ProxyRequest:
         self._chunked = method != "HEAD"
 
     def head(self, note: Mapping[str, Any]) -> bytes:
-        """The answer's head, from the host's note."""
+        """Return the answer's head, from the host's note."""
         headers = [f"{name}: {value}" for name, value in note["headers"]]
         if note["hops"]:  # the host has followed redirects, and links in the page are relative to where it came from
             headers = [header for header in headers if not header.startswith("content-location:")]
             headers.append(f"content-location: {note['url']}")
         if note["dropped"]:
-            # The host quotes what a program wrote.
+            # The host quotes names that a program wrote.
             headers.append(f"glovebox-left-out: {', '.join(name.strip(chr(39)) for name in note['dropped'])}")
-        # Chunks, so that a body that breaks off cannot be taken for a whole one.
+        # Chunks, so that a truncated body cannot be taken for a whole one.
         self._chunked = self._chunked and note["status"] not in _BODILESS
         headers += ["transfer-encoding: chunked"] * self._chunked
         lines = [
@@ -153,21 +153,19 @@ class ProxyRequest:
         return "\r\n".join(lines).encode("latin-1", "replace")
 
     def data(self, data: bytes) -> bytes:
-        """What becomes of the host's bytes."""
+        """Encode the host's bytes."""
         return b"%x\r\n%b\r\n" % (len(data), data) if self._chunked and data else b""
 
     def last(self) -> bytes:
-        """What follows the last of them."""
+        """Return the bytes after the last data."""
         return b"0\r\n\r\n" if self._chunked else b""
 
 
 def parse(data: bytes, end: int, authority: str = "") -> Tunnel | ProxyRequest:
-    """Read a request's head; raises BadRequestError.
+    """Parse a request's head; raises BadRequestError.
 
-    Args:
-        data: what has come.
-        end: where the head's last line ends in it; negative where MAX_HEAD was too little for it.
-        authority: host and port of the server that TLS is spoken with; empty where it is the proxy that is spoken to.
+    ``end`` is that of the head's last line; negative where the head exceeds MAX_HEAD. ``authority`` is host and port of
+    the server inside TLS; empty for a request to the proxy.
     """
     if end < 0:
         raise BadRequestError(f"The request's head is longer than {MAX_HEAD} bytes.")
@@ -193,10 +191,10 @@ def parse(data: bytes, end: int, authority: str = "") -> Tunnel | ProxyRequest:
 
 
 def refusal(status: int, rule: str, reason: str, hint: str) -> bytes:
-    """A whole answer that says why there is no other."""
+    """Return a complete response with the reason of a refusal."""
     message = f"{plain(reason)} {plain(hint)}".strip()
     body = f"Glovebox: {message} ({plain(rule)})\n".encode("ascii")
-    # Where a tunnel is refused, most clients show the status line and nothing else.
+    # For a refused tunnel most clients show the status line alone.
     head = (
         f"HTTP/1.1 {status} Glovebox: {message[:600]} ({plain(rule)})\r\nContent-Type: text/plain\r\n"
         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
@@ -205,7 +203,7 @@ def refusal(status: int, rule: str, reason: str, hint: str) -> bytes:
 
 
 def plain(text: str) -> str:
-    """``text`` with everything but printable ASCII replaced: it goes into a status line."""
+    """Replace everything except printable ASCII in ``text``: it goes into a status line."""
     return "".join(each if " " <= each <= "~" else "?" for each in text)
 
 
@@ -217,7 +215,7 @@ def _header(line: str) -> tuple[str, str]:
 
 
 def _chunks(headers: list[tuple[str, str]]) -> Chunks | None:
-    """What reads a body in chunks; None where it has its length."""
+    """Return the decoder of a chunked body; None where it has its length."""
     said = [value.lower() for name, value in headers if name == "transfer-encoding"]
     if not said:
         return None
@@ -227,7 +225,7 @@ def _chunks(headers: list[tuple[str, str]]) -> Chunks | None:
 
 
 def _length(headers: list[tuple[str, str]]) -> int:
-    """Bytes of the body; how many of them are allowed is the host's to say."""
+    """Return the bytes of the body; the host bounds them."""
     said = {value for name, value in headers if name == "content-length"}
     if not said:
         return 0

@@ -1,14 +1,14 @@
 """An HTTP proxy on the sandbox's own loopback: the network of programs whose profile grants one.
 
-It decides nothing and resolves nothing: what a program asks for goes to the host as a stream, see ``egress``.
+It decides nothing and resolves nothing: each request goes to the host as a stream, see ``egress``.
 
 Rule 1   ``CONNECT host:port`` becomes a ``connect`` stream: 200 once the host opened it, then bytes both ways.
-         Where TLS is inspected, a ``certificate`` stream asks first; unless it is to be a tunnel, TLS ends here, and
-         what comes out of it is read as in rule 2, for the one server that was named.
+         Where TLS is inspected, a ``certificate`` stream asks first. Unless it is to be a tunnel, TLS ends here, and
+         the plain text is read as in rule 2, for the one server that was named.
 Rule 2   A request with an absolute URL becomes a ``request`` stream; its answer comes back, and the connection closes.
-Rule 3   A refusal is a 403 that says why in its status line (all that many clients show) and in its body; what the
-         network did not deliver is a 502. Anything else a program sends is a 400.
-Rule 4   What HTTP cannot carry any more, a tunnel or a body that breaks off, is told on the program's standard error.
+Rule 3   A refusal is a 403 with its reason in the status line (all that many clients show) and in the body; a network
+         failure is a 502. Anything else a program sends is a 400.
+Rule 4   Failures that HTTP cannot carry, of a tunnel or within a body, are reported on the program's standard error.
 Rule 5   A connection holds one head, and one window of the wire for the program; it reads on only as far as there is
          credit. There are MAX_CONNECTIONS of them, and none of their sockets ever blocks.
 """
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from _glovebox_guest.proxy.tls import Inspection
 
 PORT = 3128
-"""Where the proxy listens on 127.0.0.1: the number such proxies usually have, below the ephemeral ones."""
+"""The proxy's port on 127.0.0.1: the usual number, below the ephemeral ones."""
 TRUST = "/tmp/.trust.pem"  # noqa: S108 - inside the sandbox
 """The certificate authorities the host trusts: a program in a tunnel verifies its peer itself."""
 MAX_CONNECTIONS = 32
-"""At once; half of the wire's streams, and four times what the host serves at once. More wait to be accepted."""
+"""At once: half of the wire's streams, and four times what the host serves at once. More wait to be accepted."""
 MAX_STREAMS = 8192
-"""In one call: far beyond the host's own bounds, and a quarter of the guest's stream ids, so that outputs have some."""
+"""In one call: far beyond the host's bounds, and a quarter of the guest's stream ids, so that outputs have some."""
 MAX_TOLD = 16
-"""Notices on standard error; a program that goes on after that does not read them."""
+"""Notices on standard error; a program that continues after that does not read them."""
 
 URL = f"http://127.0.0.1:{PORT}"
 _DIRECT = "localhost,127.0.0.1,::1"
@@ -49,23 +49,18 @@ ENVIRONMENT: Mapping[str, str] = {
     "no_proxy": _DIRECT,
     "SSL_CERT_FILE": TRUST,
 }
-"""What tells a program of the proxy; a server of its own on loopback stays directly reachable."""
+"""Points a program to the proxy; its own server on loopback stays directly reachable."""
 _TRUSTED = dict.fromkeys(("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"), TRUST)
-"""For clients that bring authorities of their own: those cannot know the one under which TLS ends here."""
+"""For clients with authorities of their own, which lack the one that terminates TLS here."""
 
 
 class Proxy:
-    """Listens until ``close``. Made before the program it serves starts."""
+    """Listens until ``close``. Created before the program it serves starts."""
 
     def __init__(self, loop: Loop, tell: Callable[[str], None]) -> None:
         """Listen, and put the host's trust store in place.
 
-        Args:
-            loop: the guest's.
-            tell: takes notices for whoever reads the program's standard error.
-
-        Raises:
-            OSError: there is no loopback interface, or it is down.
+        ``tell`` takes notices for the program's standard error. Raises OSError without a loopback interface that is up.
         """
         self._loop = loop
         self._tell = tell
@@ -104,7 +99,7 @@ class Proxy:
         return self._streams <= MAX_STREAMS
 
     def _inspecting(self) -> Inspection:
-        """What ends TLS: loaded when a program first speaks it, which takes milliseconds."""
+        """Return the TLS inspection: loaded at a program's first TLS connection, which takes milliseconds."""
         if self._inspection is None:
             from _glovebox_guest.proxy.tls import Inspection
 
@@ -112,7 +107,6 @@ class Proxy:
         return self._inspection
 
     def _ended(self, connection: ProxyConnection) -> None:
-        """Make room for another connection."""
         self._connections.discard(connection)
         if not self._loop.watches(self._listener.fileno()):
             self._loop.watch(self._listener.fileno(), self._accept)

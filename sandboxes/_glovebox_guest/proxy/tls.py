@@ -1,4 +1,4 @@
-"""Ends a program's TLS, with a certificate that the host made for it: the proxy goes on with what was inside.
+"""Terminates a program's TLS with a certificate from the host: the proxy reads the plain text.
 
 ``ssl``'s own C module does the work, between two buffers: no socket of ours ever blocks. See ``proxy.listener``.
 """
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 _READ = 64 * 1024
 _SHUT_WR = 1
 _LINGER = 2 * 1024 * 1024
-"""Bytes thrown away of a program that goes on sending after the end: closing at once would lose it the answer."""
+"""Bytes discarded of a program that still sends after the end: closing at once would lose it the answer."""
 _PROTOCOLS = b"\x08http/1.1"
-"""What is offered, as ALPN writes it (RFC 7301 section 3.1): the proxy reads nothing else."""
+"""The ALPN offer (RFC 7301 section 3.1): the proxy reads nothing else."""
 
 
 class Inspection:
-    """Asks the host how TLS to a server is to be ended, once for each."""
+    """Fetches the TLS context of each server from the host, once."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
@@ -38,12 +38,9 @@ class Inspection:
         refused: Callable[[Mapping[str, Any]], None],
         answered: Callable[[ssl._SSLContext | None], None],
     ) -> int:
-        """Call one of the two, now or later; returns the stream on which the host was asked, 0 if it was not.
+        """Call one of the two, now or later; return the stream that asks the host, 0 for none.
 
-        Args:
-            tunnel: what the program wants.
-            refused: with the host's refusal.
-            answered: with what TLS is to be ended with; None where it is to be tunnelled.
+        ``refused`` takes the host's refusal, ``answered`` the context that terminates TLS, or None for a tunnel.
         """
         if tunnel.authority in self._contexts:
             answered(self._contexts[tunnel.authority])
@@ -51,7 +48,7 @@ class Inspection:
 
         def keep(leaf: str) -> None:
             try:
-                # As many as the host gives: it has a bound.
+                # Bounded by the number of certificates that the host provides.
                 context = self._contexts[tunnel.authority] = _context(leaf) if leaf else None
             except OSError as problem:  # no memory, no descriptors
                 refused({"rule": "egress.failed", "reason": f"TLS cannot be ended here: {problem}.", "hint": ""})
@@ -64,7 +61,7 @@ class Inspection:
 
 
 class _CertificateStream(StreamHandler):
-    """The host's answer on its way."""
+    """The host's certificate in transit."""
 
     def __init__(self, keep: Callable[[str], None], refused: Callable[[Mapping[str, Any]], None]) -> None:
         self._keep = keep
@@ -75,7 +72,7 @@ class _CertificateStream(StreamHandler):
         self._leaf = body["leaf"]
 
     def on_end(self) -> None:
-        # Not before: of streams that are open there is a bound, and what follows opens another.
+        # Only now: open streams are bounded, and the callback opens another.
         self._keep(self._leaf)
 
     def on_reset(self, body: Mapping[str, Any]) -> None:
@@ -83,7 +80,7 @@ class _CertificateStream(StreamHandler):
 
 
 class Plain:
-    """Carries bytes between a program's socket, in TLS, and ``end``, as they are. It reads on when it has sent."""
+    """Passes bytes between a program's TLS socket and ``end``; reads on when it has sent."""
 
     def __init__(  # noqa: PLR0917 - each is needed
         self,
@@ -98,15 +95,8 @@ class Plain:
     ) -> None:
         """Take over the program's socket until ``close``.
 
-        Args:
-            loop: the guest's.
-            client: of the program.
-            context: with the certificate it is shown.
-            first: what of its TLS has come already.
-            established: what it is told before, in the clear.
-            tell: takes notices for whoever reads the program's standard error.
-            tunnel: what it asked for.
-            gone: called when nothing is left of it.
+        ``first`` are TLS bytes that have come already. ``established`` is an answer in the clear, sent before TLS.
+        ``tell`` takes notices for the program's standard error. ``gone`` is called when nothing is left of it.
         """
         self._loop = loop
         self._client = client
@@ -123,12 +113,12 @@ class Plain:
         self._begun = bool(first)
         self._agreed = False  # the handshake is over
         self._ending = False  # the proxy has said all
-        self._over = False  # so has the program, or nobody listens to it
+        self._over = False  # so has the program, or it does not read
         self._discarded = 0
         self._came.write(first)
 
     def start(self) -> None:
-        """Begin with what has come."""
+        """Start with the TLS bytes received so far."""
         self._loop.watch(self._client.fileno(), self._from_program)
         self._loop.watch(self._inside.fileno(), self._from_proxy)
         self._turn()
@@ -171,21 +161,20 @@ class Plain:
                 self._loop.unwatch(self._inside.fileno())
                 self._tls.shutdown()
         except ssl.SSLError:
-            # It waits for the program's own farewell, or there is no session to say it in.
+            # The proxy's end waits for the program's close_notify, or there is no session to send it in.
             if data:
                 self.close()
                 return
         self._flush()
 
     def _turn(self) -> None:
-        """Read what has come, as far as there is room for it."""
         try:
             if not self._agreed:
                 self._tls.do_handshake()
                 self._agreed = True
             while not self._up:
                 data = self._tls.read(_READ)
-                if not data:  # the program's farewell
+                if not data:  # the program's close_notify
                     self.close()
                     return
                 self._up += data
@@ -206,7 +195,7 @@ class Plain:
         self._flush()
 
     def _pass_up(self) -> None:
-        """Send to the proxy, and read on when it has taken all."""
+        """Send to the proxy; read on when it has taken all."""
         if self.closed:
             return
         try:
@@ -216,7 +205,7 @@ class Plain:
             self._loop.unwatch(self._client.fileno())
             self._loop.watch_writing(self._inside.fileno(), self._passed_up)
         except OSError:
-            self._up.clear()  # an answer that did not wait for all of its request
+            self._up.clear()  # the answer came before all of its request was sent
 
     def _passed_up(self) -> None:
         self._loop.watch_writing(self._inside.fileno(), None)
@@ -226,7 +215,7 @@ class Plain:
             self._turn()
 
     def _flush(self) -> None:
-        """Send to the program, and read on from the proxy when it has taken all."""
+        """Send to the program; read from the proxy when it has taken all."""
         if self.closed:
             return
         self._down += self._goes.read()
@@ -254,21 +243,21 @@ class Plain:
             self._loop.watch(self._inside.fileno(), self._from_proxy)
 
     def finish(self) -> None:
-        """Close, once the program has what was said."""
+        """Close, once the program has received the answer."""
         self._over = True
         if self._ending:
             self._flush()
 
     @property
     def closed(self) -> bool:
-        """Whether nothing is left of it."""
+        """Return whether nothing is left of it."""
         return self._client.fileno() < 0
 
     def _told(self, what: str) -> None:
         self._tell(f"{self._tunnel.asked} was cut off: {what}")
 
     def close(self) -> None:
-        """End both sides; fine if that happened before."""
+        """End both sides; idempotent."""
         if self.closed:
             return
         for each in (self._client, self._inside):
@@ -286,13 +275,13 @@ _FOREIGN = "with inspected TLS only HTTPS passes. Anything else needs a rule wit
 
 
 def _context(leaf: str) -> ssl._SSLContext:
-    """What a server's side of TLS needs: 1.2 or later, no client certificates, nothing to resume."""
+    """Return a server's TLS context: 1.2 or later, no client certificates, no resumption."""
     context = ssl._SSLContext(ssl.PROTOCOL_TLS_SERVER)  # noqa: SLF001 - as `ssl` calls it
     context.minimum_version = ssl.PROTO_TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET
     context.num_tickets = 0
     context._set_alpn_protocols(_PROTOCOLS)  # type: ignore[attr-defined]  # noqa: SLF001
-    # OpenSSL reads files only, and this one has a name for nobody else.
+    # OpenSSL reads files only, and a memfd has no name for other processes.
     descriptor = os.memfd_create("leaf", os.MFD_CLOEXEC)
     try:
         os.write(descriptor, leaf.encode("ascii"))

@@ -1,1 +1,1 @@
-"""What every Python in a sandbox imports when it starts: this folder is on the path of those that programs start."""
+"""The code every Python in a sandbox imports at its start: child interpreters have this folder on their path."""

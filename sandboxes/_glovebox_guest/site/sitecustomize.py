@@ -1,10 +1,10 @@
-"""Has SQLite and multiprocessing do without what a sandbox has not: locks of files, and Unix sockets with names.
+"""Replaces locks of files and named Unix sockets, which a sandbox lacks, for SQLite and multiprocessing.
 
 About the locks: docs/internals/decisions/0029-no-locks-on-files.md.
 
-Python's ``site`` imports it in what a program starts, the guest in the program itself. Standard library only. Nothing
-happens until ``sqlite3`` is imported, or what else the guest does something ``after``; an interpreter that a program
-starts writes to ``/output`` as the program does.
+Python's ``site`` imports it in the interpreters that a program starts, the guest in the program itself. Standard
+library only. Nothing happens until ``sqlite3`` or another module of ``after`` is imported. An interpreter that a
+program starts writes to ``/output`` as the program does.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 _kept: list[Any] = []
-"""What SQLite calls from now on must not be freed."""
+"""Objects that SQLite calls from now on, which must not be freed."""
 
 
 class _Finder:
-    """Finds a module of ``_after`` as everybody does, and has its loader do a little more."""
+    """Finds a module of ``_after`` the usual way, and wraps its loader."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
-        """See ``importlib.abc.MetaPathFinder``."""
         if name not in _after:
             return None
         others: list[Any] = [each for each in sys.meta_path if each is not self]
@@ -37,33 +36,27 @@ class _Finder:
 
 
 class _Loader:
-    """The module's own loader, and what comes after it."""
-
     def __init__(self, own: Any, then: Callable[[Any], None]) -> None:
         self._own = own
         self._then = then
 
     def create_module(self, spec: object) -> Any:
-        """See ``importlib.abc.Loader``."""
         return self._own.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """See ``importlib.abc.Loader``."""
         self._own.exec_module(module)
         self._then(module)
 
 
 def lock_by_directories(module: ModuleType) -> None:
-    """Make SQLite's ``unix-dotfile`` its default: who made the directory ``NAME.lock`` has the lock.
+    """Make SQLite's ``unix-dotfile`` its default: the creator of the directory ``NAME.lock`` has the lock.
 
-    A database in a place that nobody can write to needs none, and can have none: it is opened with ``unix-none``.
-
-    Args:
-        module: ``_sqlite3``, which is bound to the library.
+    A database in a read-only place needs no lock, and can have none: it is opened with ``unix-none``. ``module`` is
+    ``_sqlite3``, which is bound to the library.
     """
     import ctypes
 
-    # struct sqlite3_vfs as far as it is needed, see https://sqlite.org/c3ref/vfs.html
+    # The fields of struct sqlite3_vfs that are used, see https://sqlite.org/c3ref/vfs.html
     class Vfs(ctypes.Structure):
         _fields_ = [
             ("version", ctypes.c_int), ("size", ctypes.c_int), ("longest", ctypes.c_int), ("next", ctypes.c_void_p),
@@ -77,7 +70,7 @@ def lock_by_directories(module: ModuleType) -> None:
         library = ctypes.CDLL(getattr(module, "__file__", None))
         find, register = library.sqlite3_vfs_find, library.sqlite3_vfs_register
     except (OSError, AttributeError):
-        return  # a library that hides them: it says of each database that it cannot be locked
+        return  # a library that hides them: it reports of each database that it cannot be locked
     find.restype = ctypes.POINTER(Vfs)
     register.argtypes = [ctypes.c_void_p, ctypes.c_int]
     directories, none = find(b"unix-dotfile"), find(b"unix-none")
@@ -97,10 +90,9 @@ def lock_by_directories(module: ModuleType) -> None:
 
 
 def connect_over_loopback(module: Any) -> None:
-    """Have ``multiprocessing.Manager`` listen on loopback: a sandbox has no Unix sockets with names.
+    """Have ``multiprocessing.Manager`` listen on loopback: a sandbox has no named Unix sockets.
 
-    Args:
-        module: ``multiprocessing.connection``.
+    ``module`` is ``multiprocessing.connection``.
     """
     own = module.arbitrary_address
     module.default_family = "AF_INET"
@@ -109,21 +101,17 @@ def connect_over_loopback(module: Any) -> None:
 
 
 def fork_by_default(module: Any) -> None:
-    """Have pools fork, as Python before 3.14 does: what it does since then needs Unix sockets with names.
+    """Have pools fork, as Python before 3.14 does: the later default needs named Unix sockets.
 
-    Args:
-        module: ``multiprocessing.context``.
+    ``module`` is ``multiprocessing.context``.
     """
     module._default_context._default_context = module._concrete_contexts["fork"]  # noqa: SLF001 - no name sets the default
 
 
 def refuse_to_spawn(module: Any) -> None:
-    """Fail where a function of a program that is no file is to go to a process that was spawned, and cannot find it.
+    """Raise an error where a spawned process would not find a function of a program that is no file.
 
-    Its pool would start one process after the other, each of which fails, and wait for ever.
-
-    Args:
-        module: ``multiprocessing.spawn``.
+    Its pool would start one failing process after the other, and wait forever. ``module`` is ``multiprocessing.spawn``.
     """
     own = module.get_preparation_data
 
@@ -145,7 +133,7 @@ def refuse_to_spawn(module: Any) -> None:
 
 
 def _spawns(module: Any) -> bool:
-    """Whether a process of this one was spawned, or is about to be."""
+    """Return whether this process has spawned another, or is about to."""
     if sys.modules["multiprocessing.context"].get_spawning_popen() is not None:
         return True
     started = [getattr(child, "_popen", None) for child in tuple(module._children)]  # noqa: SLF001 - others wait for them
@@ -158,11 +146,11 @@ _after: dict[str, Callable[[Any], None]] = {
     "multiprocessing.context": fork_by_default,
     "multiprocessing.spawn": refuse_to_spawn,
 }
-"""What is done with a module once it has been imported."""
+"""Callbacks by module, called once it has been imported."""
 
 
 def after(name: str, then: Callable[[Any], None]) -> None:
-    """Do this with the module of that name: now where it is imported already, else as soon as it is."""
+    """Call ``then`` with the module of that name: now if it is imported already, else on import."""
     if name in sys.modules:
         then(sys.modules[name])
     else:
@@ -170,7 +158,7 @@ def after(name: str, then: Callable[[Any], None]) -> None:
 
 
 def install() -> None:
-    """Have it done when SQLite's module is imported; again, to come before other finders."""
+    """Install the finder; again, to come before other finders."""
     sys.meta_path[:] = [_Finder(), *(each for each in sys.meta_path if not isinstance(each, _Finder))]
 
 

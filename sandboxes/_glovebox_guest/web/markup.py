@@ -1,4 +1,4 @@
-"""HTML as a stream of tags and text, in one pass. Standard library only; pure, no job lives here.
+"""HTML as a stream of tags and text, in one pass. Standard library only; pure.
 
 ``html.parser`` takes quadratic time on pages made for it (100 kB of ``<a `` cost it over a minute), and these pages
 come from strangers. This is the part of the HTML standard's tokenizer that matters for text; it reads every byte a
@@ -82,7 +82,7 @@ def _after_comment(page: str, start: int) -> int:
 
 
 def attributes(unparsed: str) -> dict[str, str]:
-    """Return a start tag's attributes, names in lower case; of several with one name the first counts."""
+    """Return a start tag's attributes, names in lower case; the first of a name counts."""
     found: dict[str, str] = {}
     for match in _ATTRIBUTE.finditer(unparsed):
         value = match[2] or match[3] or match[4] or ""

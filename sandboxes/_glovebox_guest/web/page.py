@@ -1,6 +1,6 @@
-"""Turns a fetched response into text a model can read. Runs in the guest's child: the response is a stranger's.
+"""Turns a fetched, hostile response into text a model can read. Runs in the guest's child.
 
-The guest itself has obtained the response from the host's egress policy; here is no network.
+The guest itself has the response from the host's egress policy; here is no network.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_BODY = 8 * 1024 * 1024
-"""Bytes that are looked at; the egress policy lets no more through by default."""
+"""Bytes that are parsed; the egress policy lets no more through by default."""
 _NOT_TEXT = ("image/", "audio/", "video/", "font/", "model/", "application/pdf", "application/zip", "application/gzip")
 _MAGIC = (
     b"%PDF-",

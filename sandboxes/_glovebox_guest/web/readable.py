@@ -1,4 +1,4 @@
-"""HTML to Markdown a model can read: headings, paragraphs, lists, tables, code, links. Pure, no job lives here.
+"""HTML to Markdown a model can read: headings, paragraphs, lists, tables, code, links. Pure: it has no job.
 
 One pass over the tags with counters instead of a tree, so nesting costs nothing and nothing recurses.
 """
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from typing import ClassVar
 
 MAX_LINKS = 400
-"""Links written out; the text of further ones stays."""
+"""Links with an address; further ones keep their text alone."""
 MAX_URL = 300
 """Characters of a link's address: longer ones are trackers and inlined data."""
 MAX_TITLE = 300
 MAX_TOKENS = 400_000
-"""Tags and texts read, about a second's work; a page of 5 MiB that says something has fewer than half as many."""
+"""Tags and texts read, about a second's work; a real page of 5 MiB has fewer than half as many."""
 MAX_LEVELS = 8
-"""Levels of lists and quotes that are shown as such; deeper ones look like the last."""
+"""Nested lists and quotes shown; deeper ones look like the last."""
 _ENOUGH = 200
-"""Characters in ``main`` or ``article`` from which on it is taken to be the content of the page."""
+"""Characters from which on ``main`` or ``article`` is taken for the page's content."""
 
 
 def _names(text: str) -> frozenset[str]:
@@ -38,7 +38,7 @@ _DROPPED = _names(
     "textarea datalist dialog"
 )
 _AROUND = _names("nav footer")
-"""Not content; looked at again if nothing else is left."""
+"""Elements that are not content; read again if nothing else is left."""
 _VOID = _names("area base br col embed hr img input link meta param source track wbr")
 _BLOCKS = _names(
     "address article aside blockquote body center dd details div dl dt fieldset figcaption figure form h1 h2 h3 h4 h5 "
@@ -55,7 +55,7 @@ ALL, ARTICLE, MAIN = 0, 1, 2
 
 
 class Page:
-    """What came out of a page."""
+    """The title and text of a page."""
 
     __slots__ = ("cut", "text", "title")
 
@@ -66,12 +66,9 @@ class Page:
 
 
 def readable(page: str, url: str, most: int) -> Page:
-    """Return title and text of an HTML page, at least the first ``most`` characters of it if there are as many.
+    """Return title and text of a hostile HTML page, at least its first ``most`` characters.
 
-    Args:
-        page: the HTML, hostile.
-        url: where it came from, for relative links.
-        most: characters after which reading may stop.
+    Reading may stop after those. Relative links start from ``url``.
     """
     page = printable(page)  # afterwards no _BREAK but ours is left
     reader = _PageReader(page, url, most, whole=False)
@@ -92,7 +89,7 @@ class _Block:
 
 
 def _joined(blocks: list[_Block]) -> str:
-    """Rows of a table and items of a list stand together, all else apart."""
+    """Join blocks: rows of a table and items of a list stand together, all else apart."""
     pieces: list[str] = []
     previous = False
     for block in blocks:
@@ -133,7 +130,7 @@ class _PageReader:
         self._read(page)
 
     def content(self) -> tuple[list[_Block], bool]:
-        """Return the blocks of the innermost zone that is the page's content, and whether there may be more of them."""
+        """Return the blocks of the innermost content zone, and whether there may be more of them."""
         zone = next((zone for zone in (MAIN, ARTICLE) if self._sizes[zone] >= _ENOUGH), ALL)
         return [block for block in self.blocks if block.zone >= zone], self.gave_up or self._sizes[zone] > self._most
 
@@ -185,8 +182,6 @@ class _PageReader:
         handler = self._ENDS.get(name)
         if handler is not None:
             handler(self)
-
-    # What tags mean. Each takes the tag's name and its attributes, unparsed.
 
     def _start_title(self, _name: str, _unparsed: str) -> None:
         self._in_title = True
@@ -292,14 +287,14 @@ class _PageReader:
         self._link = None
         text = " ".join("".join(self._inline[start:]).split())
         if href.startswith("#") and text in ("¶", "#", "§", "🔗", ""):
-            # The permanent link of a heading, which documentation generators put beside each.
+            # The permanent link of a heading, which documentation generators add.
             del self._inline[start:]
         elif text and not self._pre and self._links < MAX_LINKS and (address := self._address(href)):
             self._links += 1
             self._inline[start:] = [f"[{text}]({address})"]
 
     def _address(self, href: str) -> str:
-        """Return an absolute http address, "" for any other and for a place in this page."""
+        """Return an absolute http address; "" for any other and for a place in this page."""
         href = "".join(href.split())
         if not href or href.startswith("#") or len(href) > MAX_URL:
             return ""
@@ -313,7 +308,7 @@ class _PageReader:
     # From pieces of text to blocks.
 
     def _flush(self) -> None:
-        """A block begins or ends: what was collected is one. In a table's row it is part of a cell, in code a line."""
+        """End a block with the collected text: part of a cell in a table's row, a line in code."""
         if self._row is not None:
             self._inline.append(" ")
         elif not self._pre:

@@ -1,8 +1,8 @@
-"""File-name patterns as regular expressions that cannot run wild. Standard library only; pure, no job lives here.
+"""File-name patterns as regular expressions of bounded cost. Standard library only; pure.
 
-``*`` and ``?`` stay within one name, ``**`` is any number of folders, ``[a-z]`` and ``[!a-z]`` one character,
-``{a,b}`` alternatives. What lies between two stars has a fixed length, so its earliest match is as good as any later
-one: an atomic group keeps the engine from trying the others, and matching stays linear in practice.
+``*`` and ``?`` stay within one name, ``**`` is any number of folders, ``[a-z]`` and ``[!a-z]`` one character, ``{a,b}``
+alternatives. The text between two stars has a fixed length, so its earliest match is as good as any later one: an
+atomic group keeps the engine from trying the others, and matching stays linear in practice.
 """
 
 from __future__ import annotations
@@ -10,18 +10,14 @@ from __future__ import annotations
 import re
 
 MAX_ALTERNATIVES = 64
-"""Patterns one pattern with braces may stand for."""
+"""Patterns that one pattern with braces may expand to."""
 SPECIAL = frozenset("*?[{")
 """Characters that make a name a pattern."""
 _BRACES = re.compile(r"\{([^{}]*,[^{}]*)\}")
 
 
 def alternatives(pattern: str) -> list[str]:
-    """Return the patterns a pattern with ``{a,b}`` stands for, innermost braces first.
-
-    Raises:
-        ValueError: there are more than MAX_ALTERNATIVES.
-    """
+    """Expand ``{a,b}``, innermost braces first; raises ValueError for more than MAX_ALTERNATIVES."""
     done: list[str] = []
     open_ = [pattern]
     while open_:
@@ -41,7 +37,7 @@ def alternatives(pattern: str) -> list[str]:
 
 
 def expression(parts: list[str]) -> str:
-    """Return the regular expression of one pattern without braces, to be matched against a whole relative path."""
+    """Return the regular expression of a pattern without braces, for a whole relative path."""
     groups: list[list[str]] = [[]]
     for part in parts:
         if part == "**":
@@ -58,7 +54,7 @@ def expression(parts: list[str]) -> str:
 
 
 def _name(part: str) -> str:
-    """One part of a path: pieces of fixed length between stars."""
+    """Return the expression of one part of a path: pieces of fixed length between stars."""
     first, *rest = [_piece(piece) for piece in _split_at_stars(part)]
     if not rest:
         return first

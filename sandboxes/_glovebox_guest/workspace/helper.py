@@ -1,7 +1,7 @@
-"""Has a second process do half of the work on many items, where there is a second processor. Standard library only.
+"""Has a second process do half of the work on many items, if there is a second processor.
 
-No program is started: it is a fork of this one, with the same rights, limits and files, and killed before the work is
-handed back. It talks to this process alone.
+Standard library only. No program is started: it is a fork of this one, with the same rights, limits and files, and
+killed before the result is sent. It talks to this process alone.
 """
 
 from __future__ import annotations
@@ -22,24 +22,23 @@ if TYPE_CHECKING:
     Work: TypeAlias = Callable[[list[str]], Any]
 
 ALONE = 512
-"""Items before there is a helper: it takes as long to start as some hundred small files to search."""
+"""Items before there is a helper: its start takes as long as searching some hundred small files."""
 _OWN = 32
-"""Items this process takes at a time, before it looks whether the helper is idle."""
+"""Items this process takes at a time, before it checks whether the helper is idle."""
 _MOST = 1024
-"""Items the helper gets at most."""
+"""Maximum of items per batch of the helper."""
 _AHEAD = 256
-"""Batches this process may be done with before one of the helper's: on a busy machine that has to wait for its turn.
+"""Batches this process may finish before one of the helper's, which may wait for its turn on a busy machine.
 Each holds as much as one answer at most."""
 _SECONDS = 0.02
-"""Of work for the helper: much more than a change of processes, and less than anybody waits for."""
+"""Work per batch of the helper: much more than a change of processes, and less than a noticeable wait."""
 
 
 def in_order(work: Work, items: Iterator[str]) -> Generator[Any, None, None]:
-    """Yield what ``work`` makes of the items, some at a time, in their order; closing it ends the helper.
+    """Yield the results of batches of items, in their order; closing it ends the helper.
 
-    Args:
-        work: from items to something that ``marshal`` knows; done in either process.
-        items: texts without a NUL; taken in this process.
+    ``work`` runs in either process, and its results are of types that ``marshal`` writes. Items have no NUL, and are
+    taken in this process.
     """
     waiting: deque[_Batch] = deque()
     helper: _Helper | None = None
@@ -80,7 +79,7 @@ class _Batch:
 
 
 class _Helper:
-    """The other process, and the one batch it has at a time: so neither ever waits for the other to read."""
+    """The other process, with one batch at a time: so neither ever waits for the other to read."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
@@ -92,13 +91,13 @@ class _Helper:
         self._start()
 
     def _start(self) -> None:
-        # What is written to a helper that has ended must not end this process.
+        # A write to a helper that has ended must not end this process.
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         orders, self._orders = os.pipe()
         self._results, results = os.pipe()
         try:
             self._pid = os.fork()
-        except OSError:  # no more processes: it is done here, in give()
+        except OSError:  # no more processes: the work is done here, in give()
             os.close(orders)
             os.close(results)
             return
@@ -118,11 +117,9 @@ class _Helper:
 
     @property
     def idle(self) -> bool:
-        """Whether it has no batch."""
         return self._batch is None
 
     def give(self, items: list[str]) -> _Batch:
-        """Have it work on these."""
         batch = self._batch = _Batch(items)
         self._began = monotonic()
         view = memoryview(marshal.dumps("\0".join(items)))
@@ -134,7 +131,7 @@ class _Helper:
         return batch
 
     def look(self, *, wait: bool) -> None:
-        """Take its results, if they are there; or wait for them."""
+        """Take its results if they are there; ``wait`` for them otherwise."""
         if self._batch is None:
             return
         poll = select.poll()
@@ -151,7 +148,7 @@ class _Helper:
         self._batch = None
 
     def _take_back(self) -> None:
-        """It has ended, most likely for lack of memory: nothing is lost by that."""
+        """Do the batch here: the helper has ended, most likely for lack of memory."""
         if self._batch is not None:
             self._batch.finish(self._work(self._batch.items))
             self._batch = None

@@ -1,7 +1,7 @@
-"""Which files of the workspace are kept from callers: those that are named as secrets are. Standard library only.
+"""Hides secret files of the workspace from callers, by name. Standard library only.
 
-A list of names as data, each with what such a file holds: the list of ``docs/operate/secret-files.csv``, which a test
-compares. Names are read in any case, and copies that editors leave count as the file.
+A list of names as data, each with its content: the list of ``docs/operate/secret-files.csv``, which a test compares.
+Case is ignored, and editors' copies count as the file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
 MAX_LOOKED = 256 * 1024
-"""Bytes of a file whose content decides; a larger one of these names is hidden unseen."""
+"""Bytes of a file whose content decides; a larger one of these names is hidden unread."""
 
 _PRIVATE_KEY = rb"PRIVATE KEY"
 _LOGIN = rb"(?i)://[^/\s:@]*:[^/\s@]+@|(?:auth|authtoken|password|passwd|token|secret)\b[\"']?\s*[=:>]\s*[\"']?(?!true|false)[^\s\"'$<]|://[^/\s:@$]{16,}@"
@@ -68,34 +68,33 @@ KINDS: tuple[tuple[str, str, bytes], ...] = (
         b"",
     ),
 )
-"""What such files hold; their names, ``*`` for any letters, ``/`` after the folder they lie in, ``/**/`` after one they
-lie anywhere below; and what their content must have to count, empty where the name says enough."""
+"""What such files hold; their names; and content they must have to count, empty where the name is enough.
+In names ``*`` is any letters, ``/`` follows the folder they lie in, ``/**/`` one they lie anywhere below."""
 
 EXAMPLES = (".example", ".sample", ".template", ".dist")
-"""What ends so shows how a file is written, and holds no secret."""
+"""Endings of files that show a format, and hold no secret."""
 _COPIES = ("~", ".bak", ".old", ".orig", ".save")
-"""How editors and people name a copy; Emacs also ``#NAME#`` and ``NAME.~1~``."""
+"""Endings of copies by editors and people; Emacs also ``#NAME#`` and ``NAME.~1~``."""
 
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class Kind:
-    """One name that secrets have."""
+    """One name of secret files."""
 
     __slots__ = ("_above", "_deep", "_end", "_start", "content", "what")
 
     def __init__(self, what: str, name: str, content: bytes) -> None:
         above, _, last = name.rpartition("/")
         self.what = what
-        """What such a file holds."""
         self.content = re.compile(content) if content else None
-        """What it must hold to be hidden; None where its name is enough."""
+        """Content it must have to be hidden; None where its name is enough."""
         self._deep = above.endswith("/**")
         self._above = tuple(above.removesuffix("/**").split("/")) if above else ()
         self._start, _, self._end = last.partition("*") if "*" in last else (last, "", "")
 
     def fits(self, name: str, above: Sequence[str]) -> bool:
-        """Whether it is the name of something that lies in these folders, all in lower case."""
+        """Return whether a name in these folders matches, all in lower case."""
         if not (name.startswith(self._start) and name.endswith(self._end)):
             return False
         if self._deep:
@@ -103,7 +102,7 @@ class Kind:
         return not self._above or tuple(above[-len(self._above) :]) == self._above
 
     def held_by(self, descriptor: int) -> bool:
-        """Whether an open file is hidden: by its name, or by what it holds as well. Raises OSError."""
+        """Return whether an open file is hidden, by its name or also its content. Raises OSError."""
         if self.content is None:
             return True
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -112,7 +111,7 @@ class Kind:
         return len(data) > MAX_LOOKED or self.content.search(data) is not None
 
     def held_at(self, place: str) -> bool:
-        """The same of a file by its path in the sandbox; one that cannot be opened shows nothing."""
+        """Return the same for a path in the sandbox; a file that cannot be opened discloses nothing."""
         if self.content is None:
             return True
         try:
@@ -155,7 +154,7 @@ _WITHIN = (f"{_COPIES[0]}/", "#/", *(f"/{each}" for each in _BEGINNINGS))
 
 
 def may_be_among(names: Sequence[str]) -> bool:
-    """Whether any of these names can say something: for most folders none does, which is told for all at once."""
+    """Return whether any of these names may be secret: a quick check that rules out most folders."""
     text = f"/{'/'.join(names)}/".lower()
     lower = text.split("/")
     return not (
@@ -166,7 +165,7 @@ def may_be_among(names: Sequence[str]) -> bool:
 
 
 def kind_of(name: str, above: str) -> Kind | None:
-    """What a name in a folder says; None where it says nothing. Quick for names that say nothing."""
+    """Return the kind of a name in a folder, None for most names, quickly."""
     name = name.lower()
     if name.startswith("#") and name.endswith("#"):
         name = name[1:-1]
@@ -183,23 +182,23 @@ def kind_of(name: str, above: str) -> Kind | None:
     if not kinds:
         return None
     folders = above.lower().strip("/").split("/")
-    # One that is hidden by its name needs no look.
+    # One that is hidden by its name needs no read.
     return min(
         (each for each in kinds if each.fits(name, folders)), key=lambda each: each.content is not None, default=None
     )
 
 
 class HiddenPaths:
-    """What of the workspace is kept from one call."""
+    """The files of the workspace hidden from one call."""
 
     __slots__ = ("_revealed",)
 
     def __init__(self, revealed: Iterable[str] = ()) -> None:
-        """Take the paths, relative to the workspace, that are shown all the same, with all below them."""
+        """Take paths, relative to the workspace, that are revealed with all below them."""
         self._revealed = frozenset(path.strip("/") for path in revealed)
 
     def kind(self, names: Sequence[str]) -> Kind | None:
-        """Why a path of these names is hidden, by its own name or a folder's; a kind's content is still to be asked."""
+        """Return the kind that hides a path of these names; its content is still to be checked."""
         found = None
         for at, name in enumerate(names):
             kind = kind_of(name, "/".join(names[:at]))
@@ -209,7 +208,7 @@ class HiddenPaths:
         return None if found is None or self._shows(names) else found
 
     def bars(self, folder: Sequence[str], name: str) -> bool:
-        """Return whether a name alone hides what lies in these folders, and nothing below it is revealed."""
+        """Return whether the name alone hides an entry, and nothing below it is revealed."""
         kind = kind_of(name, "/".join(folder))
         if kind is None or kind.content is not None or self._shows([*folder, name]):
             return False
@@ -217,7 +216,7 @@ class HiddenPaths:
         return not any(path.startswith(inside) for path in self._revealed)
 
     def hides(self, folder: str, name: str, place: str) -> bool:
-        """Whether an entry of a folder that is shown is hidden; ``place`` is its path in the sandbox."""
+        """Return whether an entry of a visible folder is hidden; ``place`` is its path in the sandbox."""
         kind = kind_of(name, folder)
         return kind is not None and not self._shows([*folder.strip("/").split("/"), name]) and kind.held_at(place)
 

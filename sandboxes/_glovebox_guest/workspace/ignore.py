@@ -1,9 +1,8 @@
-"""Which files ``.gitignore`` leaves out, as git reads it. Standard library only; no job lives here.
+"""Decides which files ``.gitignore`` excludes, as git does. Standard library only.
 
-A file of rules becomes a few sets and regular expressions, and what they say is what git says: see gitignore(5), and of
-git's sources dir.c and wildmatch.c, whose oddities are kept. git compares bytes: here each byte is one character.
-As in ``glob``, atomic groups keep a pattern from trying what cannot help: no pattern takes more than a few passes over
-a path.
+A file of rules becomes a few sets and regular expressions with git's verdict: see gitignore(5), and of git's sources
+dir.c and wildmatch.c, whose oddities are kept. git compares bytes: here each byte is one character. As in ``glob``,
+atomic groups avoid useless backtracking: no pattern takes more than a few passes over a path.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ if TYPE_CHECKING:
 
 FILE = ".gitignore"
 EXCLUDE = ".git/info/exclude"
-"""Of a repository's own, in the workspace's top folder: it yields to every FILE."""
+"""A repository's own rules, in the workspace's top folder: they yield to every FILE."""
 MAX_FILE = 64 * 1024
-"""Bytes of one file of rules. Real ones have a few kibibytes; a larger one is not obeyed, and counted."""
+"""Bytes of one file of rules. Real ones have a few kibibytes; a larger one is ignored, and counted."""
 MAX_ALL = 256 * 1024
-"""Bytes of all different ones of a call together: about a second of compiling."""
+"""Bytes of all different rule files of a call: about a second of compiling."""
 
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _SPECIAL = re.compile(r"[*?\[\\]")
@@ -50,13 +49,13 @@ class _NeverError(Exception):
 
 
 class _PatternGroup:
-    """Patterns that stand together and say the same, for one kind of entry: any of them decides."""
+    """Consecutive patterns with the same verdict for one kind of entry: any of them decides."""
 
     __slots__ = ("_ends", "_names", "_pathnames", "_patterns", "_whole", "_wholes", "says")
 
     def __init__(self, *, says: bool) -> None:
         self.says = says
-        """Whether what matches is left out, or taken in again."""
+        """True to exclude matches, False to include them again."""
         self._names: set[str] = set()
         self._ends: tuple[str, ...] = ()
         self._patterns: list[str] = []
@@ -65,7 +64,7 @@ class _PatternGroup:
         self._whole: tuple[Matcher | None, Matcher | None] | None = None
 
     def add(self, pattern: str) -> None:
-        """Take one pattern, without its ``!`` and its last slash."""
+        """Add one pattern, without its ``!`` and its last slash."""
         literal = _SPECIAL.search(pattern) is None
         if "/" not in pattern:
             if literal:
@@ -79,13 +78,13 @@ class _PatternGroup:
         if literal:
             self._pathnames.add(pattern)
             return
-        # git compares what stands before the first wildcard by itself, and begins anew behind it.
+        # git compares the text before the first wildcard separately, and starts anew behind it.
         found = _SPECIAL.search(pattern)
         at = found.start() if found else len(pattern)
         self._wholes.append(re.escape(pattern[:at]) + _expression(pattern[at:], across=True))
 
     def matches(self, name: str, path: str) -> bool:
-        """Whether any pattern means what is called so and lies there."""
+        """Return whether any pattern matches this name or path."""
         if name in self._names or name.endswith(self._ends) or path in self._pathnames:
             return True
         if self._whole is None:
@@ -101,12 +100,12 @@ def _any(expressions: list[str]) -> Matcher | None:
 
 
 class Rules:
-    """What one file of rules says. The last pattern that fits decides."""
+    """The rules of one file. The last matching pattern decides."""
 
     __slots__ = ("_files", "_folders")
 
     def __init__(self, content: bytes) -> None:
-        """Read a file's content; there is nothing that git would not take."""
+        """Parse a file's content; git accepts any."""
         self._files: list[_PatternGroup] = []
         self._folders: list[_PatternGroup] = []
         for line in content.removeprefix(b"\xef\xbb\xbf").decode("latin-1").split("\n"):
@@ -124,16 +123,12 @@ class Rules:
                 continue
 
     def __bool__(self) -> bool:
-        """Whether it says anything."""
         return bool(self._folders)
 
     def verdict(self, name: str, path: str, *, folder: bool) -> bool | None:
-        """Whether an entry is left out; None where no pattern means it.
+        """Return whether an entry is excluded; None where no pattern matches it.
 
-        Args:
-            name: of the entry, as ``as_bytes`` makes it.
-            path: to it from where the file of rules lies, likewise.
-            folder: whether it is one; a symbolic link is none.
+        ``name`` and ``path`` (from the folder of the file of rules) are from ``as_bytes``; a link is no folder.
         """
         for run in reversed(self._folders if folder else self._files):
             if run.matches(name, path):
@@ -146,12 +141,12 @@ class RuleReader:
 
     def __init__(self) -> None:
         self.unread = 0
-        """Files of rules that are not obeyed: too large, too many, or not to be read."""
+        """Files of rules that are not obeyed: too large, too many, or unreadable."""
         self._known: dict[bytes, Rules] = {}
         self._left = MAX_ALL
 
     def read(self, path: str) -> Rules | None:
-        """The rules of a file; None where there is none, or it says nothing."""
+        """Return the rules of a file; None if it is missing or has no rules."""
         try:
             descriptor = os.open(path, _FLAGS)
         except (FileNotFoundError, NotADirectoryError):
@@ -179,7 +174,7 @@ class RuleReader:
 
 
 def as_bytes(text: str) -> str:
-    """A name or path with one character for each of its bytes."""
+    """Return a name or path with one character for each of its bytes."""
     return text if text.isascii() else os.fsencode(text).decode("latin-1")
 
 
@@ -199,7 +194,7 @@ def _add(runs: list[_PatternGroup], pattern: str, *, says: bool) -> None:
 
 
 def _trimmed(line: str) -> str:
-    """A line without the blanks at its end that have no backslash before them."""
+    """Remove trailing blanks that have no backslash before them."""
     kept = line.rstrip(" ")
     if kept == line:
         return line
@@ -208,10 +203,9 @@ def _trimmed(line: str) -> str:
 
 
 def _expression(pattern: str, *, across: bool) -> str:
-    """The regular expression of a pattern, to be matched against a whole name, or ``across`` folders a path.
+    """Return a pattern's regular expression, for a whole name, or for a path ``across`` folders.
 
-    Raises:
-        _NeverError: git reads it as one that matches nothing.
+    Raises _NeverError where git's reading of the pattern matches nothing.
     """
     chains: list[list[list[str]]] = [[[]]]
     between: list[str] = []
@@ -228,7 +222,7 @@ def _expression(pattern: str, *, across: bool) -> str:
             if deep and not rest:
                 tail = "(?s:.*)"
             elif deep and (rest[0] == "/" or rest == "\\/"):
-                # Behind an escaped slash git does not try to have the stars mean no folder at all.
+                # Behind an escaped slash git does not try zero folders for the stars.
                 between.append("*" if rest[0] == "/" else "+")
                 chains.append([[]])
                 end += 1 if rest[0] == "/" else 2
@@ -255,7 +249,7 @@ def _expression(pattern: str, *, across: bool) -> str:
 
 
 def _chain(pieces: list[str]) -> str:
-    """Pieces of a fixed length with stars between them: the earliest place for one is as good as any later one."""
+    """Join pieces of fixed length with stars: the earliest place for a piece is as good as any later one."""
     first, *rest = pieces
     if not rest:
         return first
@@ -264,7 +258,7 @@ def _chain(pieces: list[str]) -> str:
 
 
 def _set(pattern: str, at: int) -> tuple[str, int]:
-    """The regular expression of ``[…]``, whose inside begins at ``at``, and where the pattern goes on."""
+    """Return the regular expression of ``[…]``, whose inside begins at ``at``, and the index behind it."""
     negated = pattern[at : at + 1] in ("!", "^")
     at += negated
     members: set[int] = set()
@@ -294,7 +288,7 @@ def _set(pattern: str, at: int) -> tuple[str, int]:
 
 
 def _characters(chosen: set[int]) -> str:
-    """The regular expression of one of these characters, as few ranges: compiling takes its time for each."""
+    """Return the expression of one of these characters, in few ranges: each takes time to compile."""
     text = ""
     for first in sorted(number for number in chosen if number - 1 not in chosen):
         last = first
@@ -311,7 +305,7 @@ def _one(pattern: str, at: int) -> str:
 
 
 def _named(pattern: str, at: int) -> str | None:
-    """What stands between ``[:`` and ``:]``; None where the next ``]`` ends something else."""
+    """Return the name between ``[:`` and ``:]``; None where the next ``]`` ends something else."""
     end = pattern.find("]", at + 2)
     if end < 0:
         raise _NeverError

@@ -1,4 +1,4 @@
-"""Tells which text every match of a pattern holds: where it is not, nobody need look closer. Standard library only."""
+"""Finds text that every match of a pattern holds: files without it need no search. Standard library only."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 _ENDS = frozenset("\r\n\ufffd")
-"""Characters that a line does not have, or that stand for bytes that were something else."""
+"""Characters that a line does not have, or that stand for undecodable bytes."""
 
 
 def needle(pattern: re.Pattern[str]) -> str:
-    """Return a text that stands in every line that matches, as it is in the file; empty where none is known."""
+    """Return a text that stands in every matching line, as in the file; empty where none is known."""
     try:
         # The parser behind re.compile: private, but the same from Python 3.11 on.
         from re import _parser  # type: ignore[attr-defined]  # private, so no stub has it
@@ -32,7 +32,7 @@ def needle(pattern: re.Pattern[str]) -> str:
 
 
 def _texts(items: Iterable[tuple[Any, Any]]) -> list[str]:
-    """The texts that must stand somewhere in what these items match, one after the other."""
+    """Return the texts that every match of these items holds, one after the other."""
     found = [""]
     for operation, argument in items:
         name = str(operation)

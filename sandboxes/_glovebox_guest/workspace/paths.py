@@ -1,8 +1,8 @@
-"""Finding a file of the workspace by the caller's path, symlink by symlink. Standard library only; no job lives here.
+"""Finds a file of the workspace by the caller's path, symlink by symlink. Standard library only.
 
-The mount is the boundary: outside the workspace there is only the sandbox's own runtime. Still no path of the caller
-leaves it, so that an answer is never about a file that only looks like one of the workspace's. The path is walked
-with one openat(2) per part and without following links in the kernel, so that no swap in between changes the result.
+The mount is the boundary: outside the workspace there is only the sandbox's own runtime. Still no caller's path leaves
+it, so that an answer is never about a file that only looks like one of the workspace's. The path is walked with one
+openat(2) per part and without following links in the kernel, so no swap in between changes the result.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ALLOW = (
     "The operator has to allow it on the host: sandboxes of a server that runs as root are another user than root, "
     "so everybody must be able to read what they are to read (chmod -R o+rX)."
 )
-"""What to do where the host denies reading: nothing in a sandbox, and no argument of the caller's."""
+"""Advice where the host denies reading: the caller cannot change that."""
 
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # A FIFO without a writer blocks open(2), and a terminal would become ours.
@@ -37,7 +37,7 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class JobRefusedError(Exception):
-    """Something the caller asked for that cannot be had; jobs turn it into their value.
+    """A caller's request that cannot be met; jobs turn it into their value.
 
     Twin of ``glovebox_sandboxes.contract.errors.RefusedError``, which is not there inside a sandbox.
     """
@@ -54,7 +54,7 @@ class JobRefusedError(Exception):
 
 
 class OpenedPath:
-    """Something that exists in the workspace: its directory held open, its name there, its status."""
+    """An existing entry of the workspace: its directory held open, its name there, its status."""
 
     __slots__ = ("directory", "info", "links", "names")
 
@@ -63,7 +63,7 @@ class OpenedPath:
         self.names = names
         self.info = info
         self.links = links
-        """The links that led here, by their names."""
+        """Names of the links that led here."""
 
     def __enter__(self) -> Self:
         return self
@@ -75,14 +75,14 @@ class OpenedPath:
 
     @property
     def absolute(self) -> str:
-        """Its path in the sandbox, free of symlinks."""
+        """Return its path in the sandbox, free of symlinks."""
         return "/".join([ROOT, *self.names])
 
 
 def display_name(name: str) -> str:
-    r"""Return a name or path as text that is safe to print: undecodable bytes, controls and bidi marks as escapes.
+    """Return a name or path that is safe to print: undecodable bytes, controls and bidi marks are escaped.
 
-    A name that needs no escape comes back as it is; in one that does, backslashes are doubled too.
+    A name that needs no escape is returned unchanged; in one that does, backslashes are doubled too.
     """
     if name.isprintable():
         return name
@@ -100,10 +100,9 @@ def _escaped(character: str) -> str:
 
 
 def parts(path: str) -> list[str]:
-    """Split a path relative to the workspace; the sandbox's own name for the workspace may stand before it.
+    """Split a path relative to the workspace, or one that begins with its mount point.
 
-    Raises:
-        JobRefusedError: it is absolute and names something else.
+    Raises JobRefusedError for an absolute path outside the workspace.
     """
     if path.startswith("/"):
         if path != ROOT and not path.startswith(ROOT + "/"):
@@ -117,12 +116,12 @@ EVERYTHING = HiddenPaths()
 
 
 def find(path: str, hidden: HiddenPaths = EVERYTHING) -> OpenedPath:
-    """Return the place a path leads to, every symlink on the way followed as long as it stays inside.
+    """Return the place a path leads to; symlinks are followed while they stay inside.
 
     Raises:
         JobRefusedError: ``path.outside``, ``path.missing``, also for what is hidden, or ``path.unreadable``.
     """
-    # With ``..`` it may lie beside what is revealed; one that is revealed has a path without.
+    # With ``..`` it may lie beside what is revealed; revealed paths have none.
     named = parts(path)
     asked = (EVERYTHING if ".." in named else hidden).kind([part for part in named if part != ".."])
     if asked is not None and asked.content is None:
@@ -137,7 +136,7 @@ def find(path: str, hidden: HiddenPaths = EVERYTHING) -> OpenedPath:
 
 
 def missing(path: str) -> JobRefusedError:
-    """Return the refusal of what does not exist or is hidden; it depends on nothing but the path."""
+    """Return the refusal of what is missing or hidden; it depends on the path alone."""
     hint = "Use list_workspace_files to see what exists; names are case-sensitive, folders are separated by /."
     kind = EVERYTHING.kind([part for part in path.split("/") if part not in ("", ".", "..")])
     if kind is not None:
@@ -163,7 +162,7 @@ def _found(path: str, hidden: HiddenPaths) -> OpenedPath:
 
 
 def _walk(path: str, held: list[int], hidden: HiddenPaths) -> OpenedPath:
-    """``held[0]`` is the directory reached so far: whoever called closes it on an exception."""
+    """Walk a path; ``held[0]`` is the directory reached so far, closed by the caller on an exception."""
     names: list[str] = []
     ahead = parts(path)[::-1]
     links: list[list[str]] = []
@@ -178,7 +177,7 @@ def _walk(path: str, held: list[int], hidden: HiddenPaths) -> OpenedPath:
             _climb(held, names)
             info = os.fstat(held[0]) if not names else os.stat(names[-1], dir_fd=held[0], follow_symlinks=False)
             continue
-        # Before it is looked up, so that no way through it depends on whether it exists.
+        # Before it is looked up, so that no path through it depends on whether it exists.
         if hidden.bars(names, part):
             raise missing(path)
         info = os.stat(part, dir_fd=held[0], follow_symlinks=False)
@@ -213,7 +212,7 @@ def _enter(held: list[int], name: str) -> None:
 
 
 def _climb(held: list[int], names: list[str]) -> None:
-    """Go back to the workspace and down to the directory of ``names``: ``..`` of a moved directory leads astray."""
+    """Return to the workspace and down to the directory of ``names``: ``..`` of a moved directory leads astray."""
     held.append(os.open(ROOT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
     os.close(held.pop(0))
     for name in names[:-1]:
@@ -221,10 +220,7 @@ def _climb(held: list[int], names: list[str]) -> None:
 
 
 def open_file(path: str, hidden: HiddenPaths = EVERYTHING) -> tuple[int, os.stat_result]:
-    """Open a regular file for reading; never waits, whatever the path names.
-
-    Returns:
-        Its descriptor and status; the caller closes it.
+    """Return a regular file's descriptor, which the caller closes, and status; never blocks.
 
     Raises:
         JobRefusedError: see ``find``; also ``path.directory`` and ``path.special`` (FIFO, socket, device).
@@ -234,7 +230,7 @@ def open_file(path: str, hidden: HiddenPaths = EVERYTHING) -> tuple[int, os.stat
         if stat.S_ISDIR(place.info.st_mode):
             hint = "Use list_workspace_files to see what is in it."
             raise JobRefusedError("path.directory", f"{_name(path)}: is a directory, not a file.", hint)
-        # Looked at before it is opened: opening a FIFO would already wake its writer.
+        # Checked before it is opened: opening a FIFO would already wake its writer.
         _require_regular(path, place.info)
         try:
             descriptor = os.open(place.names[-1], _FILE, dir_fd=place.directory)
@@ -270,12 +266,12 @@ def outside(path: str) -> JobRefusedError:
 
 
 def closed() -> JobRefusedError:
-    """Return what is said where nothing of the workspace can be seen: not the caller's to put right."""
+    """Return the refusal where the host denies the whole workspace: the caller cannot fix that."""
     return JobRefusedError("path.unreadable", "The workspace itself cannot be read (permission denied).", ALLOW)
 
 
 def _translate(path: str, error: OSError | ValueError) -> NoReturn:
-    """Say what is wrong without the operating system's own text, which names places of the sandbox."""
+    """Raise the refusal without the operating system's text, which names places of the sandbox."""
     number = error.errno if isinstance(error, OSError) else errno.ENOENT
     if number in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
         raise missing(path) from None

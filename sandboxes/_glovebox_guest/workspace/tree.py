@@ -1,4 +1,4 @@
-"""Walking the workspace: which files a pattern means, in a fixed order, within bounds. Standard library only."""
+"""Walks the workspace: the files of a pattern, in a fixed order, within bounds. Standard library only."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ if TYPE_CHECKING:
     Obeyed: TypeAlias = tuple[tuple[int, ignore.Rules], ...]
 
 PASSED_OVER = frozenset({".git", "node_modules", "__pycache__", ".venv"})
-"""Folders made by tools, large and seldom meant; a pattern that names one means it."""
+"""Folders made by tools, large and seldom meant; a pattern can name one to include it."""
 MAX_ENTRIES = 300_000
-"""Names looked at in one call: about 100 MiB of them in one folder, inside the profiles' 256 MiB."""
+"""Names examined in one call: about 100 MiB of them in one folder, inside the profiles' 256 MiB."""
 _AT_ONCE = 1024
-"""Names of a folder that are read before the time is looked at."""
+"""Names of a folder read between two checks of the time."""
 _by_name = attrgetter("name")
 
 
 class Walk:
-    """The files and folders one pattern means. Iterate once; afterwards the counters say what was left out.
+    """The files and folders of one pattern. Iterate once; afterwards the counters describe omissions.
 
-    The order is that of a sorted tree: by name in code points, a folder before what is in it. Symlinks are entries,
-    never followed below the pattern's own folder. What is named as a secret is not there, and nothing counts it.
+    The order is that of a sorted tree: by name in code points, a folder before its entries. Symlinks are entries, never
+    followed below the pattern's own folder. Secret files are neither yielded nor counted.
     """
 
     def __init__(
         self, pattern: str, seconds: float, *, include_ignored: bool = False, reveal: Iterable[str] = ()
     ) -> None:
-        """Read the pattern and find where to start.
+        """Parse the pattern and find where to start.
 
         Args:
             pattern: a file, a folder (with all below it) or a pattern, relative to the workspace.
             seconds: after which to stop, so that a slow disk gives part of an answer instead of none.
-            include_ignored: whether what ``.gitignore`` leaves out is looked at as well.
-            reveal: paths that are shown though they are named as secrets are.
+            include_ignored: whether to include what ``.gitignore`` excludes.
+            reveal: paths to show although they are named as secrets are.
 
         Raises:
             JobRefusedError: the pattern is malformed, leaves the workspace, or names what does not exist or is hidden;
@@ -61,9 +61,9 @@ class Walk:
             literal += 1
         self._prefix, rest = parts[:literal], parts[literal:]
         self.folder = "/".join(self._prefix)
-        """Where the pattern begins, relative to the workspace."""
+        """The pattern's first folder, relative to the workspace."""
         self.whole = not rest
-        """Whether the pattern is a folder, and means all that is in it."""
+        """True for a folder, with all that is in it."""
         self._single = False
         self._hidden = HiddenPaths(reveal)
         with paths.find(self.folder, self._hidden) as place:
@@ -84,15 +84,15 @@ class Walk:
         self._seconds = seconds
         self._deadline = monotonic() + seconds
         self.scanned = 0
-        """Names looked at, without those that are hidden."""
+        """Names examined, without hidden ones."""
         self.unreadable = 0
         """Folders that could not be listed."""
         self.passed_over: set[str] = set()
         """Names of folders that were not entered."""
         self.ignored = 0
-        """Entries that ``.gitignore`` leaves out; of a folder itself alone, as it is not looked into."""
+        """Entries that ``.gitignore`` excludes; an excluded folder counts once, as it is not entered."""
         self.stopped: str | None = None
-        """Which bound ended the walk, None for none."""
+        """The bound that ended the walk, None for none."""
 
     def __iter__(self) -> Iterator[tuple[str, os.DirEntry[str]]]:
         """Yield path relative to the workspace, and entry."""
@@ -115,7 +115,7 @@ class Walk:
                 if self._match(path):
                     yield prefix + path, entry
                 if is_folder and self._enters(entry.name, len(stack)):
-                    # What the pattern names is meant, with all that is in it.
+                    # A folder that the pattern matches is meant with all that is in it.
                     inside = self._sorted(entry.path, way + path)
                     below = None if left_out else obeyed
                     if below is not None and _has_rules(inside):
@@ -128,7 +128,6 @@ class Walk:
                 return
 
     def _alone(self) -> Iterator[tuple[str, os.DirEntry[str]]]:
-        """The one file that was named."""
         parent, _, name = self._base.rpartition("/")
         try:
             with os.scandir(parent) as entries:
@@ -141,13 +140,13 @@ class Walk:
             yield "/".join(self._prefix), entry
 
     def notes(self) -> list[str]:
-        """What was not looked at, in words."""
+        """Return the omissions as sentences."""
         found = [f"stopped after {self.stopped}"] if self.stopped else []
         found += [f"unreadable folders: {self.unreadable}"] * bool(self.unreadable)
         return found + [f"{ignore.FILE} files not obeyed: {self._reader.unread}"] * bool(self._reader.unread)
 
     def _above(self) -> Obeyed | None:
-        """The rules of the folder the pattern starts in and of those it lies in; None where it is left out itself."""
+        """Return the rules of the pattern's folder and of those above; None where it is excluded itself."""
         if not self._obeys:
             return None
         first = self._reader.read(f"{paths.ROOT}/{ignore.EXCLUDE}")
@@ -162,20 +161,20 @@ class Walk:
         return obeyed
 
     def _with(self, obeyed: Obeyed, folder: str, offset: int) -> Obeyed:
-        """These rules and a folder's own, for paths whose first ``offset`` characters lead to it."""
+        """Add a folder's own rules, for paths whose first ``offset`` characters lead to it."""
         rules = self._reader.read(f"{folder}/{ignore.FILE}")
         return (*obeyed, (offset, rules)) if rules else obeyed
 
     def place(self, path: str) -> str:
-        """Where something that was yielded is in the sandbox: the folder the pattern begins in may be a link."""
+        """Return the sandbox path of something that was yielded: the pattern's folder may be a link."""
         return self._base + path[len(self.folder) :] if self.folder else f"{self._base}/{path}"
 
     def out_of_time(self) -> bool:
-        """Whether the walk has to end now; ``stopped`` then says why."""
+        """Return whether the walk has to end now; ``stopped`` then has the reason."""
         return self.late() or self.stopped is not None
 
     def late(self) -> bool:
-        """Whether its time is over, whatever ended it; ``stopped`` then says so, unless it says another bound."""
+        """Return whether its time is over; ``stopped`` then has the reason, unless another bound was reached first."""
         late = monotonic() > self._deadline
         if late and self.stopped is None:
             self.stopped = f"{self._seconds:g} seconds"
@@ -218,7 +217,7 @@ def _has_rules(entries: list[os.DirEntry[str]]) -> bool:
 
 
 def _left_out(obeyed: Obeyed, name: str, path: str, *, folder: bool) -> bool:
-    """Whether the nearest file of rules that says anything of an entry leaves it out."""
+    """Return whether the nearest file of rules that covers an entry excludes it."""
     called = ignore.as_bytes(name)
     for offset, rules in reversed(obeyed):
         verdict = rules.verdict(called, ignore.as_bytes(path[offset:]), folder=folder)
@@ -228,7 +227,7 @@ def _left_out(obeyed: Obeyed, name: str, path: str, *, folder: bool) -> bool:
 
 
 def _compiled(parts: list[str]) -> tuple[int | None, Matcher]:
-    """Return how many folders deep the pattern reaches (None for any), and what decides about a path."""
+    """Return the depth the pattern reaches in folders (None for any), and its path matcher."""
     try:
         patterns = [paths.parts(pattern) for pattern in glob.alternatives("/".join(parts))]
         expression = "|".join(f"(?:{glob.expression(pattern)})" for pattern in patterns)
