@@ -1,4 +1,4 @@
-"""Receiving one call's output files, chunk by chunk, until they are published or gone. No paths are made here.
+"""Receives one call's output files, chunk by chunk, until they are published or removed. No paths are made here.
 
 Every name and byte comes from untrusted code. Must never be imported here: the wire, or anything of MCP.
 """
@@ -24,23 +24,22 @@ from glovebox_server.calls import ToolCall
 from glovebox_server.errors import RefusedError
 
 FLUSH_BYTES: Final = 256 * 1024
-"""What one file holds in memory before a worker thread hashes and writes it: few thread switches, little memory."""
+"""Bytes of one file in memory before a worker thread hashes and writes them: few thread switches."""
 
 T = TypeVar("T")
 Looks = Callable[[], Callable[[bytes], None] | None]
-"""Makes what looks at one file on its way in; None where nobody looks."""
+"""Makes an inspector for one incoming file; None for no inspection."""
 
 
 def nothing() -> None:
-    """Nobody looks."""
+    """Return no inspector."""
 
 
 CUT: Final = "its end may be missing: /output was full when it was written"
-"""A mark like those of ``names``."""
 
 
 class DiskWorker:
-    """Runs blocking disk work in threads of its own and translates its failures."""
+    """A runner of blocking disk work in its own threads, which translates failures."""
 
     __slots__ = ("_limiter",)
 
@@ -48,17 +47,13 @@ class DiskWorker:
         self._limiter = CapacityLimiter(threads)
 
     async def run(self, attempted: str, work: Callable[[], T]) -> T:
-        """Run ``work`` to its end, also when the caller is cancelled meanwhile: a file is never written by two.
-
-        Raises:
-            ArtifactStoreError: The disk failed.
-        """
+        """Run ``work`` to its end, even if the caller is cancelled: two threads never write one file."""
         with translated(attempted):
             return await to_thread.run_sync(work, limiter=self._limiter)
 
 
 class FileSink:
-    """One file on its way in. Not for several tasks at once."""
+    """One incoming file. Not for several tasks at once."""
 
     __slots__ = (
         "_buffer",
@@ -99,14 +94,11 @@ class FileSink:
         """The record, once the file has ended without an error."""
 
     async def write(self, chunk: bytes) -> None:
-        """Take the next bytes.
-
-        Args:
-            chunk: At most one frame of the wire; memory is bounded by this and ``FLUSH_BYTES``.
+        """Write the next bytes, at most one frame of the wire; memory is bounded by this and ``FLUSH_BYTES``.
 
         Raises:
-            RefusedError: Rule ``artifacts.bytes``; this chunk takes the call's files over ``limits.output_bytes``.
-            ArtifactStoreError: The disk is full or failed.
+            RefusedError: rule ``artifacts.bytes``; the call's files exceed ``limits.output_bytes``.
+            ArtifactStoreError: the disk is full or failed.
         """
         if self.failed:
             raise self.failed
@@ -134,7 +126,7 @@ class FileSink:
             view = view[os.write(self._descriptor, view) :]
 
     def finish(self, call: ToolCall, created: datetime, expires: datetime) -> Artifact:
-        """Write what is left to the disk and return the record. Blocking."""
+        """Write the rest to the disk and return the record. Blocking."""
         self._flush()
         os.fsync(self._descriptor)
         content = self._sniffer.finish(self.name)
@@ -162,7 +154,7 @@ class FileSink:
 
 
 class Collection:
-    """All output files of one call: bounded in number and bytes, invisible until published, gone otherwise."""
+    """All output files of one call: bounded in number and bytes, invisible until published, else removed."""
 
     def __init__(
         self,
@@ -193,15 +185,11 @@ class Collection:
 
     @property
     def artifacts(self) -> tuple[Artifact, ...]:
-        """The files that ended without an error and are not published yet, in the order of their ends."""
+        """Return the files that ended without an error and are not published yet, in the order of their ends."""
         return tuple(self._sealed)
 
     def spend(self, size: int) -> None:
-        """Count bytes against the call's limit.
-
-        Raises:
-            RefusedError: Rule ``artifacts.bytes``.
-        """
+        """Charge bytes to the call's limit; raise ``RefusedError`` (rule ``artifacts.bytes``) if it is exceeded."""
         if size > self._bytes_left:
             most = self._limits.output_bytes
             reason = f"The output files of this call hold more than the {most} bytes its profile allows."
@@ -215,13 +203,13 @@ class Collection:
         Leaving by an exception or cancellation removes what was written. Several may be open at once.
 
         Args:
-            name: The file's path relative to ``/output``, as the sandbox told it: anything.
-            cut: Whether its end may be missing.
+            name: path relative to ``/output``, unchecked.
+            cut: True if the end of the file may be missing.
 
         Raises:
-            RefusedError: Rule ``artifacts.count`` (too many files, refused ones included), ``artifacts.name``, or
+            RefusedError: rule ``artifacts.count`` (too many files, refused ones included), ``artifacts.name``, or
                 ``artifacts.bytes`` from ``FileSink.write``. The call's other files are not affected.
-            ArtifactStoreError: The disk is full or failed.
+            ArtifactStoreError: the disk is full or failed.
         """
         self._attempts += 1
         if self._attempts > self._limits.output_files:
@@ -233,13 +221,13 @@ class Collection:
         identifier = new_id()
         async with AsyncExitStack() as undo:
             undo.push_async_callback(self._drop, [identifier], [])
-            # Shielded: cancelled between the thread's end and ours, nobody would know the descriptor any more.
+            # Shielded: a cancellation between the thread's end and ours would leak the descriptor.
             with CancelScope(shield=True):
                 descriptor = await self.worker.run("keeping an output file", partial(self._disk.create, identifier))
             try:
                 sink = FileSink(self, name, uri_of(identifier), descriptor, cut=cut, look=self._look())
                 yield sink
-                if sink.failed:  # the caller swallowed it, but a file with a hole is no file
+                if sink.failed:  # the caller swallowed it, but the file has a hole
                     raise sink.failed
                 created = self._clock()
                 finish = partial(sink.finish, self._call, created, created + self._ttl)
@@ -258,8 +246,8 @@ class Collection:
         The audit records that announce them are written before this.
 
         Raises:
-            RefusedError: Rule ``artifacts.full``; they do not fit beside what has not expired. They are gone then.
-            ArtifactStoreError: The disk failed. They are gone then.
+            RefusedError: rule ``artifacts.full``; they do not fit beside what has not expired, and are removed.
+            ArtifactStoreError: the disk failed; they are removed.
         """
         artifacts = self.artifacts
         if artifacts:
@@ -275,11 +263,7 @@ class Collection:
         return artifacts
 
     async def withdraw(self) -> None:
-        """Remove what was published: nothing says that it was.
-
-        Raises:
-            ArtifactStoreError: The disk failed.
-        """
+        """Remove what was published, as no record announces it. Raises ``ArtifactStoreError`` if the disk failed."""
         gone, self._published = self._published, ()
         with CancelScope(shield=True):
             await self.worker.run("taking back output files", partial(self._disk.withdraw, gone))

@@ -1,4 +1,4 @@
-"""From what a sandbox put out to artifacts: every file checked and recorded, or recorded as refused."""
+"""Turns the output of a sandbox into artifacts: every file is checked and recorded, or recorded as refused."""
 
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -17,16 +17,16 @@ from glovebox_server.receipts.recorder import CallRecorder
 from glovebox_server.tools.base import cut_output
 
 MAX_REFUSED = 128
-"""Refused files that get a record and a note of their own; the rest are counted, so that no flood fills the log."""
+"""Refused files with a record and a note of their own; the rest are counted, which bounds the log."""
 
 
 class Collector:
-    """Collects the files of one call: ``async with Collector(…) as collector``; leaving drops what is not complete."""
+    """The collector of one call's files: ``async with Collector(…) as collector``; leaving drops incomplete ones."""
 
     def __init__(
         self, collection: Collection, recorder: CallRecorder, call: ToolCall, mask: Callable[[str], str] = str
     ) -> None:
-        """Collect for this call; a name that ``mask`` changes has a secret in it, and its file is refused."""
+        """Collect for this call; a file is refused if ``mask`` finds a secret in its name, i.e. changes it."""
         self._collection = collection
         self._recorder = recorder
         self._call = call
@@ -46,7 +46,7 @@ class Collector:
             await receiving.drop(_INCOMPLETE)
 
     async def accept(self, name: str, size: int, *, cut: bool = False) -> "_Receiving | None":
-        """Take one file the guest announces; None refuses it. Its size, and that it is cut, is only what it says."""
+        """Accept one file that the guest announces; None refuses it. Size and ``cut`` are the guest's claims."""
         masked = self._mask(name)
         if masked != name:
             await self.refuse(masked, _NAMED)
@@ -55,11 +55,11 @@ class Collector:
         return receiving if await receiving.begin(self._collection) else None
 
     def hold(self, receiving: "_Receiving") -> None:
-        """Remember a file that has begun, until ``release``."""
+        """Track a file that has begun, until ``release``."""
         self._open.add(receiving)
 
     def release(self, receiving: "_Receiving") -> None:
-        """Forget a file that has ended, one way or the other."""
+        """Stop tracking a file that has ended."""
         self._open.discard(receiving)
 
     async def refuse(self, name: str, refusal: RefusedError) -> None:
@@ -74,7 +74,7 @@ class Collector:
         await self._record(name, reason, count)
 
     def saw(self, uri: str, content: bytes) -> None:
-        """Keep a small picture, to be shown."""
+        """Keep a small picture to show."""
         if len(self._images) < MAX_PICTURES and any(content.startswith(magic) for magic in IMAGE_TYPES.values()):
             self._images[uri] = content
 
@@ -82,9 +82,8 @@ class Collector:
         """Record what was collected, then make it visible to the caller.
 
         Args:
-            outcome: what came of the job, without secrets.
-            keep_pictures: whether pictures the job returned, and output too long for a result, become artifacts
-                beside its files.
+            outcome: of the job, without secrets.
+            keep_pictures: whether returned pictures, and output too long for a result, become artifacts too.
 
         Raises:
             ArtifactStoreError: the store failed.
@@ -112,7 +111,7 @@ class Collector:
             if not copy.name:
                 looks.add(None, b"", copy.media_type, copy, not_kept=_TOO_LARGE)
         return Delivered(
-            # Only the first files of a call are looked into, so what its caller would have read comes before others.
+            # Only the first files of a call are scanned, so the caller's output comes before others.
             artifacts=tuple(
                 sorted(
                     (link for link in links if link.uri not in figures.values()),
@@ -127,7 +126,7 @@ class Collector:
         )
 
     async def _keep(self, blobs: tuple[Blob, ...]) -> dict[int, str]:
-        """Put pictures beside the files; returns their addresses by number. A file of that name wins."""
+        """Store pictures as files; return their URIs by number. A program's file of that name wins."""
         kept = {}
         for number, blob in enumerate(blobs, 1):
             name = f"figure-{number}.{blob.media_type.partition('/')[2]}"
@@ -136,14 +135,13 @@ class Collector:
         return kept
 
     async def _keep_texts(self, outcome: Outcome) -> dict[str, str]:
-        """Put output that is cut in the result beside the files; returns its addresses by name."""
         _, cut = cut_output(outcome)
-        # No program knows the end of its call's id: no file of its own has the name.
+        # No program knows its call's id, so none of its files has this name.
         names = {name: f"{name}-{self._call.id[-6:]}.txt" for name in cut}
         return {name: uri for name, file in names.items() if (uri := await self._put(file, cut[name].whole))}
 
     async def _put(self, name: str, data: bytes) -> str | None:
-        """Keep bytes as a file of the call; return its address, None where it is refused."""
+        """Store bytes as a file of the call; return its URI, None if it is refused."""
         receiving = _Receiving(self, name, keep=False)
         if not await receiving.begin(self._collection):
             return None
@@ -171,7 +169,7 @@ class Collector:
             for artifact in found:
                 await self.refuse(artifact.name, refusal)
             return ()
-        # Nothing may come between, or a call that is cancelled here would not know what it has given away.
+        # No await in between: a call cancelled there would not know what it has published.
         self._recorder.published((artifact.uri for artifact in published), self._collection.withdraw)
         return published
 
@@ -195,11 +193,11 @@ def _link(artifact: Artifact) -> Link:
 
 
 _TOO_LARGE = "too large to be kept as a figure: save it to /output"
-"""Of a figure whose copy alone the guest hands back."""
+"""Of a figure of which the guest returns only a copy."""
 
 
 class _Looks:
-    """What clients are shown of a call's pictures: the picture itself or, where they would not take it, a copy."""
+    """The pictures shown to clients: each itself or, if it is too large for them, a copy."""
 
     def __init__(self) -> None:
         self.shown: list[Image] = []
@@ -211,11 +209,11 @@ class _Looks:
         """Show a picture.
 
         Args:
-            link: where it is, if it was kept.
-            data: the picture; empty where it is too large.
-            media_type: of it.
+            link: its artifact, if it was kept.
+            data: empty if it is too large.
+            media_type: of the picture.
             copy: a smaller one, or why there is none.
-            not_kept: what is said where it was not.
+            not_kept: text if it was not kept.
         """
         name, kept = (link.name, link.uri) if link else ("A picture", not_kept)
         if copy is not None and copy.data:
@@ -232,12 +230,11 @@ class _Looks:
 
 
 class _Receiving:
-    """One file on its way from the guest to the store. What is refused is recorded and the rest of it thrown away."""
+    """One file on its way to the store. If refused, that is recorded and the rest of it discarded."""
 
     def __init__(self, collector: Collector, name: str, *, keep: bool, cut: bool = False) -> None:
         self.name = name
         self.uri = ""
-        """Its address, once it has begun."""
         self._collector = collector
         self._stack = AsyncExitStack()
         self._sink: FileSink | None = None
@@ -285,7 +282,7 @@ class _Receiving:
             self._collector.saw(sink.uri, bytes(self._kept))
 
     async def drop(self, problem: Exception) -> None:
-        """Leave the store's block by an exception, so that it removes what it had."""
+        """Leave the store's block by an exception, which removes the file."""
         self._sink = None
         self._collector.release(self)
         await self._stack.__aexit__(type(problem), problem, problem.__traceback__)

@@ -1,9 +1,9 @@
-"""Tells whether a patch has the form that ``git diff`` writes, which every program reads alike. Pure: no I/O.
+"""Checks that a patch has the form of ``git diff``, which every program reads alike. Pure: no I/O.
 
-What has not, different readers may read differently: which path is meant, where a file ends, what kind it is. So only
-this form is taken for read: each file begins with ``diff --git`` and has the lines of git's documentation in order,
-names are as git writes them and the same in every line, hunks have as many lines as they say, and each file says what
-kind it is, or whose copy. Source: git-diff(1), "Generating patch text with -p". Memory is bounded.
+Readers may differ on any other form: which path is meant, where a file ends, what kind it is. So only this form is
+accepted: each file begins with ``diff --git`` and has the lines of git's documentation in order. Names are as git
+writes them and the same in every line. Hunks have the announced number of lines. Each file states its kind, or its
+source. Source: git-diff(1), "Generating patch text with -p". Memory is bounded.
 """
 
 import re
@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Final
 
 LONGEST: Final = 1100
-"""Bytes of a line of a head: two names of 255 bytes, with each of their characters escaped, are fewer."""
+"""Bytes of a header line: two names of 255 bytes, with each character escaped, are fewer."""
 _LONGEST_HEAD: Final = 8 * LONGEST
 _WORK: Final = 512 * 1024 * 1024
-"""Of one ``WorkBudget``: about a second. 20,000 files of a patch of ours need less."""
+"""Units of one ``WorkBudget``: about a second. 20,000 files of our own patches need less."""
 _STEP_COST: Final = 1024
 
 COPIED: Final = "it is a copy of another file, or was another, and whether that is a link or a program is not said"
@@ -48,35 +48,35 @@ class WorkBudget:
         self.left = _WORK
 
     def spend(self, cost: int) -> bool:
-        """Take a cost off; return False where it is more than what was left."""
+        """Subtract a cost; return False if it exceeds the rest."""
         self.left -= cost
         return self.left >= 0
 
 
 class DiffForm:
-    """One patch as it streams past."""
+    """The check of one streamed patch."""
 
     __slots__ = ("_budget", "_head", "_left", "_note", "_state", "_tail", "kept")
 
     def __init__(self, note: Callable[[str, str], None], budget: WorkBudget) -> None:
-        """Take what is told of a reason to look at a file, and the file's path; and what pays for each step."""
+        """Take a callback for a reason to review a file and the file's path, and the budget of each step."""
         self._note = note
         self._budget = budget
         self._tail = b""
         self._state = "start"
-        """``head`` of a file, its ``hunks``, ``packed`` lines of one that is no text, or after its ``parts``."""
+        """In the ``head`` of a file, its ``hunks``, ``packed`` lines of a binary file, or after its ``parts``."""
         self._head = b""
         self._left = [0, 0]
-        """Lines of the old and of the new file that a hunk still has."""
+        """Remaining lines of the old and the new file in a hunk."""
         self.kept = True
-        """Whether all of it, until now, has the form."""
+        """False once the form is broken."""
 
     def feed(self, chunk: bytes) -> None:
-        """Look at the next bytes, however they are cut."""
+        """Check the next bytes, split anywhere."""
         if not self.kept:
             return
         whole, end, rest = (self._tail + chunk).rpartition(b"\n")
-        # More of a line than this decides nothing: of a head it is too much, and of a hunk the sign is enough.
+        # More of a line is not needed: for a header it is too long, and for a hunk the sign is enough.
         self._tail = rest[: 2 * LONGEST]
         lines, at = whole + end, 0
         while self.kept and at < len(lines):
@@ -84,13 +84,13 @@ class DiffForm:
             at = self._next(lines, at)
 
     def finish(self) -> bool:
-        """Whether all of it had the form, after the last byte."""
+        """Return whether the whole patch had the form, after the last byte."""
         whole = not self._tail and not any(self._left) and self._state != "packed"
         self.kept = self.kept and whole and (self._state != "head" or self._headed(""))
         return self.kept
 
     def _next(self, lines: bytes, at: int) -> int:
-        """Take lines from there on, and say how far."""
+        """Check lines from ``at`` on, and return where the next begin."""
         if any(self._left):
             return self._in_hunk(lines, at)
         if self._state == "packed" and (found := _PACKED.match(lines, at)):
@@ -108,11 +108,11 @@ class DiffForm:
         both = run.count(b"\n ")
         self._left[0] -= both + run.count(b"\n-")
         self._left[1] -= both + run.count(b"\n+")
-        self.kept = min(self._left) >= 0  # else lines of no hunk follow, and only a hunk's begin with a sign
+        self.kept = min(self._left) >= 0  # else lines outside a hunk follow, which begin without a sign
         return found.end()
 
     def _take(self, line: bytes) -> bool:
-        """Take one line outside of hunks and packed lines; whether it may stand there."""
+        """Return whether a line outside of hunks and packed lines is allowed there."""
         state = self._state
         if state != "packed" and line.startswith(b"diff --git ") and len(line) <= LONGEST:
             fits = state != "head" or self._headed("")
@@ -136,7 +136,7 @@ class DiffForm:
         return fits
 
     def _headed(self, content: str) -> bool:
-        """Whether the head that ends here has the form, with this kind of content behind it."""
+        """Return whether the head that ends here has the form, for this kind of content."""
         found = HEAD.fullmatch(self._head)
         if not found or content != ("text" if found["old"] else "packed" if found["packed"] else ""):
             return False
@@ -151,7 +151,7 @@ class DiffForm:
 
 
 def target_of(found: re.Match[bytes]) -> str | None:
-    """The path that a head names in each of its lines; None where they differ, or leave open what kind it is."""
+    """Return the path in each line of a head; None if they differ, or the file's kind is open."""
     both, made, gone = found["both"], found["made"], found["gone"]
     source, target = found["source"], found["target"]
     if not found["how"]:
@@ -169,7 +169,7 @@ def target_of(found: re.Match[bytes]) -> str | None:
 
 
 def path_of(name: bytes) -> str | None:
-    """The path that a name stands for; None for a name that git does not write, or that readers may cut differently."""
+    """Return the path of a name; None if git does not write it so, or readers may split it differently."""
     if not _NAME.fullmatch(name):
         return None
     try:
@@ -181,7 +181,7 @@ def path_of(name: bytes) -> str | None:
 
 
 def unescaped(text: bytes) -> bytes:
-    """What stands between quotation marks in a name."""
+    """Return a quoted name without its escapes."""
     return _ESCAPED.sub(lambda found: _character(found[1]), text)
 
 

@@ -1,4 +1,4 @@
-"""The quarantine directory: everything the artifact store does to a disk. Blocking calls for a worker thread.
+"""The quarantine directory: all disk access of the artifact store. Blocking calls for a worker thread.
 
     blobs/<sha256>                     content by digest
     items/<id>/{content,record.json}   one artifact; content is a hard link to its blob
@@ -6,10 +6,10 @@
 
 Several server processes share the directory. These facts keep them from harming each other:
 
-1. An artifact appears by renaming its finished folder into ``items`` and goes by renaming it out: whole or not at all.
+1. An artifact is published by renaming its finished folder into ``items`` and removed by renaming it out: atomically.
 2. An artifact reads its own hard link, so a blob may be unlinked at any time; at worst equal content is stored twice.
    The link count is the reference count: a blob with one link has no artifact.
-3. What changes ``items`` holds a ``flock`` on the root folder; the kernel lets go of it when a process dies.
+3. Changes of ``items`` hold a ``flock`` on the root folder; the kernel releases it when a process dies.
 4. An ``incoming`` folder whose lock can be taken belongs to a dead process and is removed.
 
 Paths are made of digests and random ids only. Must never be imported here: names from a sandbox, or anything async.
@@ -33,17 +33,17 @@ from glovebox_server.artifacts.record import Artifact, ArtifactStoreError, decod
 from glovebox_server.errors import RefusedError
 
 MAX_ARTIFACTS: Final = 4096
-"""Artifacts at one time: bounds the table in memory (about 1 KB each) and the time to list them (about 10 ms)."""
+"""Artifacts at one time: bounds the table in memory (about 1 KB each) and the listing (about 10 ms)."""
 LOCK_WAIT_SECONDS: Final = 5.0
-"""The lock is held for milliseconds; a process that holds it longer is stopped or stuck, and callers must know."""
+"""The lock is held for milliseconds; a process that holds it longer is stopped or stuck, which is reported."""
 _LOCK_POLL_SECONDS: Final = 0.005
 _RECORD_BYTES: Final = 64 * 1024
-"""A record has a name of at most 512 bytes and a few sentences: far more than that is not a record."""
+"""A record has a name of at most 512 bytes and a few sentences: anything larger is not a record."""
 _READ_BYTES: Final = 1024 * 1024
 _PRIVATE_DIR: Final = 0o700
 _PRIVATE_FILE: Final = 0o600
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-# O_NONBLOCK: should something have put a FIFO there, opening it must fail the check behind it, not hang
+# O_NONBLOCK: opening a FIFO must fail the check that follows, not hang
 _OLD: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NOT_AN_ARTIFACT: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO})
@@ -52,14 +52,7 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 @contextmanager
 def translated(attempted: str) -> Iterator[None]:
-    """Turn an ``OSError`` into ``ArtifactStoreError``, without the path that the former carries.
-
-    Args:
-        attempted: What the caller of the store wanted, e.g. ``keeping an output file``.
-
-    Raises:
-        ArtifactStoreError: Instead of any ``OSError``.
-    """
+    """Turn an ``OSError`` into ``ArtifactStoreError``, without its path; ``attempted`` is the purpose."""
     try:
         yield
     except OSError as error:
@@ -84,19 +77,19 @@ class Disk:
         self._known: dict[str, Artifact] = {}  # records never change, so reading each once is enough
 
     def start(self, now: datetime) -> None:
-        """Make or check the directory, clear away what crashes left, and begin to own an ``incoming`` folder."""
+        """Create or check the directory, remove what crashes left, and take an ``incoming`` folder."""
         with translated("opening the artifact store"):
             self._root.parent.mkdir(parents=True, exist_ok=True)
             for folder in (self._root, self._blobs, self._items, self._incoming):
                 _make_private(folder)
-            with self._exclusive():  # so that nobody takes the new folder for a dead process's before it is locked
+            with self._exclusive():  # else the folder, not locked yet, looks like a dead process's
                 self._mine.mkdir(mode=_PRIVATE_DIR)
                 self._mine_fd = os.open(self._mine, _FOLDER)
                 fcntl.flock(self._mine_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 self._clean(now)
 
     def stop(self) -> None:
-        """Remove the ``incoming`` folder and let go of it."""
+        """Remove the ``incoming`` folder and release it."""
         if self._mine_fd < 0:
             return
         shutil.rmtree(self._mine, ignore_errors=True)
@@ -104,13 +97,13 @@ class Disk:
         self._mine_fd = -1
 
     def create(self, identifier: str) -> int:
-        """Return a descriptor to write a new file's content to. The caller closes it, then seals or drops the file."""
+        """Return a descriptor for a new file's content. The caller closes it, then seals or drops the file."""
         folder = self._mine / identifier
         folder.mkdir(mode=_PRIVATE_DIR)
         return os.open(folder / "content", _NEW, _PRIVATE_FILE)
 
     def seal(self, artifact: Artifact) -> None:
-        """Make a received file durable together with its record; it is not visible yet."""
+        """Make a received file and its record durable; it is not visible yet."""
         folder = self._mine / artifact.id
         self._share(folder, artifact.sha256)
         record = os.open(folder / "record.json", _NEW, _PRIVATE_FILE)
@@ -121,22 +114,19 @@ class Disk:
         _sync(folder)
 
     def drop(self, identifiers: Iterable[str], digests: Iterable[str]) -> None:
-        """Remove received files that shall not be kept, and the blobs of those that were sealed."""
+        """Remove received files, and the blobs of sealed ones."""
         for identifier in identifiers:
             shutil.rmtree(self._mine / identifier, ignore_errors=True)
         for sha256 in digests:
             _drop_unused(self._blobs / sha256)
 
     def publish(self, artifacts: tuple[Artifact, ...], now: datetime, room: int | None = None) -> None:
-        """Make sealed files visible, all or none.
+        """Make sealed files of one owner visible, all or none.
 
-        Args:
-            artifacts: of one owner.
-            now: the time.
-            room: bytes that the owner may have, where that is less than one part.
+        The owner may have ``room`` bytes, if that is less than one part.
 
         Raises:
-            RefusedError: Rule ``artifacts.full``; they do not fit beside what has not expired yet.
+            RefusedError: rule ``artifacts.full``; they do not fit beside what has not expired.
         """
         with self._exclusive():
             if self._crowded(artifacts, room):
@@ -151,20 +141,20 @@ class Disk:
                     done.append(artifact.id)
                 _sync(self._items)
             except OSError:
-                # Back the way they came: that needs no room, which there may be none of.
+                # Renaming back needs no space, of which there may be none.
                 for identifier in done:
                     with suppress(OSError):
                         (self._items / identifier).rename(self._mine / identifier)
                 raise
 
     def withdraw(self, artifacts: tuple[Artifact, ...]) -> None:
-        """Remove visible files again."""
+        """Remove published files."""
         with self._exclusive():
             self._remove(artifact.id for artifact in artifacts)
         self.drop((), [artifact.sha256 for artifact in artifacts])
 
     def load(self, identifier: str) -> Artifact | None:
-        """Return the record of a visible artifact whose content is in place, else None."""
+        """Return the record of a visible artifact with its content in place, else None."""
         folder = self._items / identifier
         try:
             record = os.open(folder / "record.json", _OLD)
@@ -174,7 +164,7 @@ class Disk:
         except ValueError:
             return None
         except OSError as error:
-            # Anything else, such as too many open files, says nothing about the artifact, which must not go for it.
+            # Other errors, such as too many open files, say nothing about the artifact, which must not be removed.
             if error.errno in _NOT_AN_ARTIFACT:
                 return None
             raise
@@ -182,7 +172,7 @@ class Disk:
         return artifact if whole and artifact.id == identifier else None
 
     def open(self, artifact: Artifact) -> int | None:
-        """Return a descriptor of the content; None when it is gone."""
+        """Return a descriptor of the content; None if it is removed."""
         try:
             return os.open(self._items / artifact.id / "content", _OLD)
         except FileNotFoundError:
@@ -194,7 +184,7 @@ class Disk:
             return [artifact for artifact in self._visible() if not expired(artifact, now)]
 
     def clean(self, now: datetime) -> int:
-        """Remove what expired and what crashes left; return how many artifacts went."""
+        """Remove expired artifacts and what crashes left; return the number of artifacts removed."""
         with self._exclusive():
             return self._clean(now)
 
@@ -210,7 +200,7 @@ class Disk:
         return len(over)
 
     def _visible(self) -> list[Artifact]:
-        with os.scandir(self._items) as entries:  # a third of the time of iterdir, on the way of every call
+        with os.scandir(self._items) as entries:  # a third of the time of iterdir, in every call
             names = {entry.name for entry in entries}
         known = {name: artifact for name, artifact in self._known.items() if name in names}
         for name in names - known.keys():
@@ -232,8 +222,8 @@ class Disk:
             shutil.rmtree(away, ignore_errors=True)
 
     def _crowded(self, artifacts: tuple[Artifact, ...], room: int | None) -> str | None:
-        # Every artifact counts in full, although equal content is stored once: otherwise the room that is left would
-        # tell one principal what another has stored.
+        # Every artifact counts in full, although equal content is stored once: else the remaining room would reveal
+        # to one principal what another has stored.
         visible = self._visible()
         owners = {artifact.owner for artifact in artifacts}
         theirs = [artifact for artifact in visible if artifact.owner in owners]
@@ -255,7 +245,7 @@ class Disk:
         try:
             os.link(content, blob, follow_symlinks=False)
         except FileExistsError:
-            with suppress(FileNotFoundError):  # it went in this moment: then this content stays unshared
+            with suppress(FileNotFoundError):  # removed just now: then this content stays unshared
                 os.link(blob, spare, follow_symlinks=False)
                 known = os.open(spare, _OLD)
                 try:
@@ -271,7 +261,7 @@ class Disk:
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        # A descriptor of its own each time: flock belongs to the open file, so this also keeps threads apart.
+        # A new descriptor each time: flock belongs to the open file, so this also excludes other threads.
         root = os.open(self._root, _FOLDER)
         try:
             deadline = time.monotonic() + LOCK_WAIT_SECONDS
@@ -288,15 +278,7 @@ class Disk:
 
 
 def records(root: Path, now: datetime) -> list[Artifact]:
-    """Return the artifacts in a quarantine directory that have not expired, without changing anything there.
-
-    Args:
-        root: the directory; where there is none, there are no artifacts.
-        now: the time.
-
-    Raises:
-        ArtifactStoreError: it cannot be read.
-    """
+    """Return the artifacts of a directory that have not expired; changes nothing, raises ``ArtifactStoreError``."""
     disk = Disk(root, max_bytes_total=0, parts=1)
     with translated("listing artifacts"):
         try:
@@ -314,7 +296,7 @@ def _drop_unused(blob: Path) -> None:
 
 
 def digest(descriptor: int, *, at_most: int) -> str:
-    """Return the sha256 of an open file as hex; empty when it is longer than ``at_most`` bytes."""
+    """Return the sha256 of an open file as hex; empty if it is longer than ``at_most`` bytes."""
     state, left = hashlib.sha256(), at_most
     while chunk := os.read(descriptor, _READ_BYTES):
         left -= len(chunk)

@@ -1,10 +1,10 @@
-"""Finds the media type of a file from a sandbox by its bytes. Pure: no I/O; fed chunk by chunk in bounded memory.
+"""Detects the media type of a file from a sandbox by its bytes. Pure: no I/O; fed chunk by chunk in bounded memory.
 
 The name's extension only chooses among types that the bytes allow, and a contradiction is reported. Active documents
-(HTML, SVG) are called ``text/plain`` so that no client renders them by accident; their risk says what they are. A
-``text/…`` or JSON type promises that the whole file is valid UTF-8. What is not recognised as harmless is marked:
-readers are too many, and too lenient, to be imitated. Must never be imported here: any decoder of images, archives or
-documents, because parsing hostile files is what sandboxes are for.
+(HTML, SVG) are reported as ``text/plain`` so that no client renders them by accident; their risk says what they are. A
+``text/…`` or JSON type promises that the whole file is valid UTF-8. Types not known to be harmless are marked: readers
+are too many, and too lenient, to be imitated. Must never be imported here: any decoder of images, archives or
+documents, because hostile files are parsed in sandboxes only.
 """
 
 import codecs
@@ -52,7 +52,7 @@ _PROGRAMS: Final = (
 )
 _PICKLE: Final = re.compile(rb"\x80[\x02-\x05]")
 
-# What the extension chooses among, and what it claims: the first is the type, all of them fit the bytes.
+# Types that the extension chooses among, and that it claims.
 _TEXT_KINDS: Final = {"csv": "text/csv", "tsv": "text/tab-separated-values", "json": "application/json"}
 _ZIP_KINDS: Final = {
     "xlsx": _OFFICE + "spreadsheetml.sheet",
@@ -76,7 +76,7 @@ _HTML: Final = re.compile(
 _SVG: Final = re.compile(rb"<(?:\w+:)?svg\b")
 _BLANK: Final = "it begins with so many blanks that what it is cannot be told"
 _UNKNOWN: Final = "its content is of no kind that is known to be harmless"
-# What numpy writes before an array of numbers or texts, and nothing else: its reader takes any literal of Python's.
+# Only the header that numpy writes for numbers or texts: its reader accepts any Python literal.
 # https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
 _NUMBERS: Final = rb"'[<>|=]?[?bBiufcmMSU]\d{0,4}(?:\[\d{0,9}\w{1,2}\])?'"
 _SHAPE: Final = rb"\((?:\d+, ?)*\d*\)"
@@ -88,38 +88,36 @@ _ARRAY: Final = re.compile(
     re.DOTALL,
 )
 _HTML_START: Final = re.compile(rb"<(?:!doctype\s+html|html)\b")
-# Bytes that begin or make none of these: text of only such bytes needs one quick pass (about ten times faster).
+# Bytes that are no part of these: text of only such bytes needs one fast pass (about ten times faster).
 _PLAIN: Final = bytes({*range(256)} - {*range(0x09), 0x0B, 0x0C, *range(0x0E, 0x20), 0x7F, 0xC2, 0xE2, 0xF3})
 _RETURN: Final = re.compile(rb"\r[^\n]")
 _CONTROL: Final = "its text holds control characters"
 _SOME_END: Final = "its text holds characters at which only some programs end a line"
 _DECEIVING: Final = {
-    # No text file holds them; ESC is apart because terminal output legitimately carries it into log files. HTML holds
-    # some where a library's code in it does, as plotly's: there they are told, but for NUL.
+    # No text file has them; ESC is apart because log files of terminal output legitimately have it. HTML with a
+    # library's code, such as plotly's, has some: there they are reported, except NUL.
     _CONTROL: "\x01-\x06\x0e-\x1a\x1c-\x1f",
     "its text holds terminal control characters": "\x07\x08\x1b\x7f-\x9f",
     "its text holds characters that reorder what a reader sees": "\u202a-\u202e\u2066-\u2069",
-    # A space of no width, invisible operators, and tags, in which a whole second text fits; joiners are part of words.
+    # A space of no width, invisible operators, and tags, which can hide a second text; joiners are part of words.
     "its text holds characters that nobody sees": "\u200b\u2060-\u2064\U000e0000-\U000e007f",
-    # Vertical tab, form feed, Unicode's line and paragraph separator; and a carriage return without its line feed
-    # (above). What follows one is a line to one reader, and part of the same, or of a comment, to the next.
+    # Vertical tab, form feed, line and paragraph separator; and a carriage return without line feed (above). Only some
+    # readers start a new line there; for others the text is still part of a comment.
     _SOME_END: "\x0b\x0c\u2028\u2029",
 }
-"""By risk, the characters that are one, as a pattern's set has them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """The judgement on one file's bytes."""
+    """The type and risks of one file's bytes."""
 
     media_type: str
-    """A type without parameters."""
     risks: tuple[str, ...]
-    """Why the file must not be opened or promoted unseen; empty when there is no reason."""
+    """Why the file must not be opened or promoted unseen; empty if no reason is known."""
 
 
 class Sniffer:
-    """Looks at a file while it streams past: keeps its head, and whether all of it is text."""
+    """The inspection of a streamed file: keeps its head, and whether all of it is text."""
 
     __slots__ = ("_decoder", "_head", "_risky", "_tail", "_text")
 
@@ -131,11 +129,7 @@ class Sniffer:
         self._risky: set[str] = set()
 
     def feed(self, chunk: bytes) -> None:
-        """Look at the next bytes.
-
-        Args:
-            chunk: Any number of bytes, in the order of the file.
-        """
+        """Inspect the next bytes, any number, in the order of the file."""
         if len(self._head) < HEAD_BYTES:
             self._head += chunk[: HEAD_BYTES - len(self._head)]
         if not self._text or not chunk:
@@ -145,7 +139,7 @@ class Sniffer:
         except UnicodeDecodeError:
             self._text = False
             return
-        window = self._tail + chunk  # a character of up to four bytes may lie across two chunks
+        window = self._tail + chunk  # a character of up to four bytes may span two chunks
         self._tail = window[-3:]
         if _SOME_END not in self._risky and b"\r" in window and _RETURN.search(window):
             self._risky.add(_SOME_END)
@@ -157,7 +151,7 @@ class Sniffer:
         self._look_through(text)
 
     def _look_through(self, text: str) -> None:
-        """Note the risks of a text in one pass: for all that are left at once, since each takes as long as all do."""
+        """Find the risks of a text in one pass for all that remain: each alone would take as long."""
         at = 0
         while left := _DECEIVING.keys() - self._risky:
             found = re.compile(f"[{''.join(_DECEIVING[risk] for risk in sorted(left))}]").search(text, at)
@@ -167,11 +161,7 @@ class Sniffer:
             at = found.end()
 
     def finish(self, name: str) -> Content:
-        """Judge the whole file.
-
-        Args:
-            name: The file's accepted name; only its extension is used.
-        """
+        """Return type and risks of the whole file; only the extension of its accepted name is used."""
         head = bytes(self._head)
         extension = name.rsplit("/", 1)[-1].rpartition(".")[2].casefold() if "." in name else ""
         if self._is_text():

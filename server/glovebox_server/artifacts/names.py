@@ -1,7 +1,7 @@
 """Checks relative file names from a sandbox: refuses some, and warns of others. Pure: no I/O.
 
-A name is a label in a record and never a path on the host: the store files content under its hash. The rules keep a
-later copy to a real folder safe on Linux, macOS and Windows. Must never be imported here: what touches a disk.
+A name is a label in a record, never a path on the host: the store files content under its hash. The rules make a later
+copy to a real folder safe on Linux, macOS and Windows. Must never be imported here: what touches a disk.
 """
 
 import re
@@ -20,7 +20,7 @@ MAX_DEPTH: Final = 8
 MAX_QUOTED: Final = 60
 """Characters of a hostile name that an error message repeats."""
 
-# Two names that look the same must be the same: nor may they have the selectors that emoji are written with.
+# Names that look the same must be the same: so variation selectors of emoji are refused too.
 _INVISIBLE: Final = UNSEEN | {0xFE0E, 0xFE0F}
 _REFUSED_CATEGORIES: Final = {
     "Cc": "a control character",
@@ -42,9 +42,9 @@ def _who(reason: str, *names: str) -> dict[str, str]:
 
 
 CODE: Final = "it is code that a program may import or run"
-"""Said of every source file: of a file that came alone, and not of one among those that a patch changes."""
+"""Of a source file that came alone, and not of one among the files of a patch."""
 UNKNOWN: Final = "it is of a kind that is not known to be harmless: programs may run or obey it"
-"""Said of a name that gives no other reason, and not of what a patch touches: all of that is to be looked at."""
+"""Of a name with no other reason, and not of the files of a patch: all of a patch is reviewed."""
 _COMPILED: Final = "it is compiled code, which nobody can read and a program may import or run"
 _AGENTS: Final = "agents start servers or take orders from it"
 _INSTRUCTIONS: Final = "agents read it as instructions"
@@ -62,8 +62,8 @@ _HIDDEN: Final = "it is hidden, and programs load hidden files without being ask
 _INSTRUCTION: Final = "it begins with {}, which command lines read as an instruction"
 _SHORT: Final = "it may be the short name of another file on Windows"
 
-# Whole segments, case-folded. Who loads it is the reason: a reviewer can check it. Needed are folders and names with an
-# ending of ``_INERT``; the others have a mark anyway.
+# Whole segments, case-folded. The reason names the program that loads it: a reviewer can check it. Only folders and
+# names with an ending of ``_INERT`` are needed; the others are marked anyway.
 _LOADED_BY_NAME: Final = {
     **_who("git runs or obeys what lies there", ".git", ".gitattributes", ".gitmodules", ".gitconfig", ".husky"),
     **_who("git runs or obeys what lies there", ".githooks", ".lfsconfig"),
@@ -123,8 +123,8 @@ _LOADED_BY_NAME: Final = {
     **_who("it lets others in, or runs at set times", "authorized_keys", "crontab"),
     **_who("the desktop acts on it when a folder is opened", "autorun.inf", "desktop.ini"),
 }
-# Endings, case-folded, of what programs ordinarily make and nothing runs. Of this list and not of the others a name
-# must be to have no mark, unless who loads it by name is known: the kinds that are obeyed are too many to be listed.
+# Case-folded endings of ordinary output that nothing runs. Only these names have no mark: the kinds that programs obey
+# are too many to be listed.
 _INERT: Final = frozenset(
     (
         *(".csv", ".tsv", ".txt", ".log", ".json", ".jsonl", ".ndjson", ".geojson", ".md", ".pdf", ".xlsx", ".docx"),
@@ -159,7 +159,7 @@ _RUN_BY_ENDING: Final = {
     **_who("a browser runs scripts in it", ".html", ".htm", ".xhtml", ".shtml", ".mht", ".mhtml", ".svg", ".svgz"),
 }
 _CONFIG_SCRIPT: Final = re.compile(r".+\.config\.(?:c|m)?(?:js|ts)")
-# As ``_LOADED_BY_NAME``, of last segments alone: folders are often called so too.
+# As ``_LOADED_BY_NAME``, but only for last segments: folders often have such names.
 _LOADED_AS_FILE: Final = (
     (_CONFIG_SCRIPT, "JavaScript tools run *.config.js files"),
     (re.compile(r".+\.(?:instructions|prompt|chatmode|agent)\.md"), _INSTRUCTIONS),
@@ -171,11 +171,7 @@ _SHELL_CHARACTERS: Final = frozenset("$`;&!'{}[]#%^=")
 
 
 def quoted(name: str) -> str:
-    """Return a hostile name as bounded printable ASCII, for messages and logs.
-
-    Args:
-        name: Any string, lone surrogates included.
-    """
+    """Return a hostile name, even with lone surrogates, as bounded printable ASCII for messages and logs."""
     escaped = ascii(name[:MAX_QUOTED])
     return escaped if len(name) <= MAX_QUOTED else f"{escaped}…"
 
@@ -185,13 +181,13 @@ def _refused(name: str, reason: str, hint: str = _HINT) -> RefusedError:
 
 
 def check_name(name: str) -> None:
-    """Accept a safe relative name or refuse it.
+    """Raise if a name is not a safe relative name.
 
     Args:
-        name: Path relative to ``/output`` with ``/`` between segments, as the sandbox told it.
+        name: path relative to ``/output`` with ``/`` between segments, as the sandbox sent it.
 
     Raises:
-        RefusedError: Rule ``artifacts.name``; the reason says what is wrong with the name, the hint how to name it.
+        RefusedError: rule ``artifacts.name``, with the reason and how to name the file.
     """
     if len(name) > MAX_NAME_BYTES:  # before anything that costs time per character
         raise _refused(name, f"its name is longer than {MAX_NAME_BYTES} bytes")
@@ -228,21 +224,13 @@ def _check_segment(name: str, segment: str) -> None:
 
 
 def name_risks(name: str) -> tuple[str, ...]:
-    """Say why a file of this name must not reach a real folder unseen; empty when there is no reason.
-
-    Args:
-        name: A name that ``check_name`` accepted.
-    """
+    """Return why a file of this accepted name must not reach a real folder unseen; may be empty."""
     return tuple(f"{quoted(segment)}: {reason}" for reason, segment in reasons(name).items())
 
 
 def reasons(name: str) -> dict[str, str]:
-    """Every reason not to put a file of this name into a real folder unseen, and the first part that gives it.
-
-    Args:
-        name: Any relative path.
-    """
-    # File systems that ignore case may treat compatibility forms alike too: look at what they would make of it.
+    """Return each reason against putting a file of this path into a real folder, with its first segment."""
+    # File systems that ignore case may treat compatibility forms alike too: check the folded name.
     segments = _folded(name).split("/")
     found: dict[str, str] = {}
     _by_parts(segments, found)
@@ -274,13 +262,13 @@ def _by_parts(segments: list[str], found: dict[str, str]) -> None:
 
 def _folded(name: str) -> str:
     # Case folding can undo normalization and the reverse, hence twice: Unicode 3.13, D146.
-    # Upper case first: some file systems compare that, and the dotless i is an I only there.
+    # Upper case first: some file systems compare that, and only there the dotless i is an I.
     once = unicodedata.normalize("NFKC", unicodedata.normalize("NFD", name)).upper().casefold()
     return unicodedata.normalize("NFKC", once).casefold()
 
 
 class CallNames:
-    """The names of one call, so that no two of them are the same file somewhere. Bounded by the call's file limit."""
+    """The distinct names of one call's files. Bounded by the call's file limit."""
 
     __slots__ = ("_files", "_folders")
 
@@ -289,14 +277,11 @@ class CallNames:
         self._folders: set[str] = set()
 
     def add(self, name: str) -> None:
-        """Take one more name.
-
-        Args:
-            name: A name that ``check_name`` accepted.
+        """Add an accepted name.
 
         Raises:
-            RefusedError: Rule ``artifacts.name``; an earlier file of this call has the same name, or one that differs
-                only in case or compatibility form, or one name is a file here and a folder there.
+            RefusedError: rule ``artifacts.name``; an earlier file of this call has the same name, at most in other case
+                or compatibility form, or one name is both a file and a folder.
         """
         parts = _folded(name).split("/")
         key, folders = "/".join(parts), {"/".join(parts[:end]) for end in range(1, len(parts))}

@@ -1,9 +1,8 @@
-"""Finds the paths that a patch touches while it streams past, and marks them as ``names`` marks a file's own name.
+"""Finds the paths that a streamed patch touches, and marks them as ``names`` marks a file's own name.
 
-Lines that may name a path are looked at wherever they stand. What has not the form of ``diff_form``, in which every
-program reads the same, is marked by itself: then paths may have been missed.
-
-A patch is only looked at, never applied: ``git apply`` puts each path into a real folder. Pure: no I/O, bounded memory.
+Lines that may name a path are checked anywhere. A patch without the form of ``diff_form``, which every program reads
+alike, is marked as a whole: paths may have been missed. A patch is never applied here; ``git apply`` writes each path
+into a real folder. Pure: no I/O, bounded memory.
 """
 
 import re
@@ -14,12 +13,11 @@ from glovebox_server.artifacts.diff_form import LONGEST, RUNS, DiffForm, WorkBud
 from glovebox_server.artifacts.names import CODE, UNKNOWN, quoted, reasons
 
 ENDINGS: Final = (".patch", ".diff")
-"""Of the names of patches, case-folded."""
 MAX_NAMES: Final = 5
-"""Paths that are named for one reason; the rest are counted."""
+"""Paths listed for one reason; the rest are counted."""
 _LONGEST: Final = 1200
-"""Bytes of a line that are looked at: two names of 255 bytes, with each of their characters escaped, are fewer."""
-# In units of ``WorkBudget``. A line that is looked at takes as long as a hundred bytes of a longer one.
+"""Bytes of a line that are checked: two names of 255 bytes, with each character escaped, are fewer."""
+# In units of ``WorkBudget``. Checking a line takes as long as a hundred bytes of a longer one.
 _BYTE_COST: Final = 6
 _LINE_END_COST: Final = 128
 _SIGN_COST: Final = 32
@@ -31,8 +29,8 @@ _REST: Final = "it was not read in full: not all of its paths were looked at"
 _CHANGES: Final = "it changes files when it is applied"
 _UNREAD: Final = "it cannot be read in full: look at what it makes"
 _INDENT: Final = b" \tX"
-"""Before a line's own beginning: patch(1) takes it away."""
-# At the start of a line of a file stands a sign, and binary parts have no spaces.
+"""Prefix of a line that patch(1) strips."""
+# A line of a file starts with a sign, and binary parts have no spaces.
 _LINE: Final = re.compile(
     rb"^[ \tX]*+(?:- [ \tX]*+)*+(?:diff --git (?P<both>.+)"
     rb"|(?:(?:\+\+\+|---|\*\*\*|rename (?:from|to|old|new)|copy (?:from|to)) |Index:[ \t]*)(?P<one>.+)"
@@ -43,7 +41,7 @@ _QUOTED: Final = re.compile(r'"((?:[^"\\]|\\.)*+)"')
 _BLANK: Final = re.compile(r"[ \t\r\f\v]+")
 _FILES: Final = (b"100644", b"100755")
 _Marks = dict[str, tuple[list[str], int]]
-"""By reason: the first paths, and how many there are."""
+"""The first paths and their number, by reason."""
 _LINK: Final = "it makes a symbolic link or a submodule"
 
 
@@ -53,20 +51,20 @@ class PatchPaths:
     __slots__ = ("_budget", "_empty", "_form", "_found", "_last", "_noted", "_over", "_shown", "_tail")
 
     def __init__(self, budget: WorkBudget) -> None:
-        """Take what pays for looking: shared by all patches of a call, however many files it makes of them."""
+        """Take the budget, shared by all patches of a call."""
         self._budget = budget
         self._over = False
         self._tail = b""
         self._last = ""
         self._noted = {CODE, UNKNOWN}
-        """What was said of the last path, and what is not said of any."""
+        """Reasons noted of the last path, or never noted."""
         self._found: _Marks = {}
         self._shown: _Marks = {}
         self._form = DiffForm(partial(_note, self._shown), budget)
         self._empty = True
 
     def feed(self, chunk: bytes) -> None:
-        """Look at the next bytes, however they are cut."""
+        """Check the next bytes, split anywhere."""
         self._empty = self._empty and not chunk
         lines, signs = chunk.count(b"\n"), chunk.count(b"- ")
         if not self._pay(_BYTE_COST * len(chunk) + _LINE_END_COST * lines + _SIGN_COST * signs):
@@ -74,12 +72,12 @@ class PatchPaths:
         self._form.feed(chunk)
         window = self._tail + chunk
         whole, _, rest = window.rpartition(b"\n")
-        # Its beginning is what tells what a line is: the rest of a long one is of no use.
+        # The start of a line defines it: the rest of a long one is not needed.
         self._tail = rest.lstrip(_INDENT)[:_LONGEST]
         self._look(whole)
 
     def risks(self) -> tuple[str, ...]:
-        """One sentence for each reason, after the last byte."""
+        """Return one sentence for each reason, after the last byte."""
         self._look(self._tail)
         self._tail = b""
         if self._empty:
@@ -108,11 +106,11 @@ class PatchPaths:
             _note(self._found, RUNS, self._last)
 
     def _names(self, line: bytes, *, both: bool) -> None:
-        # A quotation mark that is not closed is looked for to the end of the line.
+        # An unclosed quotation mark is searched to the end of the line.
         if len(line) > LONGEST or not self._pay((_NAMED_COST + _QUOTE_COST * line.count(b'"')) * len(line)):
             return
         path, *others = _paths(line, both=both)
-        if path not in {self._last, "/dev/null"}:  # one file is named by up to three lines in turn
+        if path not in {self._last, "/dev/null"}:  # up to three consecutive lines name one file
             self._last = path
             self._noted = {CODE, UNKNOWN}
         elif not others:
@@ -136,9 +134,9 @@ def _sentence(reason: str, names: list[str], count: int) -> str:
 
 
 def _paths(line: bytes, *, both: bool) -> list[str]:
-    """Every path that git or patch may read in such a line, the likeliest first; of two, the second is the one made.
+    """Return every path that git or patch may read in a line, the likeliest first; of two, the second is the new one.
 
-    Where two differ, all of it is one: the parts of the second, which are what counts, stand at its end.
+    If two differ, the whole line is one: the segments that count are those of the second, at its end.
     """
     named = line.decode("utf-8", "replace").rstrip()
     half = len(named) // 2

@@ -1,7 +1,6 @@
-"""The artifact store: quarantine for files from sandboxes, owned by a principal, read back by no one else.
+"""The artifact store: quarantine for files from sandboxes, readable only by the principal that owns them.
 
-What happens on the disk is in ``disk``, how files arrive in ``collect``. Must never be imported here: MCP, transports,
-drivers.
+``disk`` accesses the disk, ``collect`` receives files. Must never be imported here: MCP, transports, drivers.
 """
 
 import hashlib
@@ -25,20 +24,20 @@ from glovebox_server.calls import Principal, ToolCall
 from glovebox_server.errors import RefusedError
 
 CHUNK_BYTES: Final = 256 * 1024
-"""What a reader gets at once: few thread switches, little memory, several wire frames."""
+"""Bytes of one read: few thread switches, little memory, several wire frames."""
 _THREADS: Final = 4
-"""Disk work at one time: enough for a disk to be busy, too few for a stuck one to take the server's other threads."""
+"""Threads for disk work: enough to keep a disk busy, too few for a stuck one to block the server's others."""
 
 
 _SETTLED_NS: Final = 100_000_000
-"""A younger file could change again under the same time, which kernels count in ticks of at most 10 ms."""
+"""A file changed less than this ago could change again with the same mtime; kernel ticks are at most 10 ms."""
 
 _State = tuple[int, int, int, int]
-"""Device, inode, size and time of the last change: of two equal ones, the content was not changed in between."""
+"""Device, inode, size and mtime: if two are equal, the content was not changed in between."""
 
 
 class ArtifactReader:
-    """An open artifact. Content that was changed since it was stored is never given."""
+    """An open artifact. Content that was changed since it was stored is never returned."""
 
     __slots__ = ("_descriptor", "_verified", "_worker", "artifact")
 
@@ -49,10 +48,10 @@ class ArtifactReader:
         self._verified = verified
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """Give the content, from its beginning, in pieces of at most ``CHUNK_BYTES``, and hash it as it passes.
+        """Yield the content in pieces of at most ``CHUNK_BYTES``, hashing it.
 
         Raises:
-            ArtifactStoreError: After the last piece: what was given is not what was stored. Or the disk failed.
+            ArtifactStoreError: after the last piece: the content is not what was stored. Or the disk failed.
         """
         digest, at, before = hashlib.sha256(), 0, _state_of(self._descriptor)
 
@@ -71,14 +70,10 @@ class ArtifactReader:
             self._verified[self.artifact.id] = before
 
     async def part(self, offset: int, length: int) -> AsyncGenerator[bytes, None]:
-        """Give some of the content, after ``check``.
-
-        Args:
-            offset: of its first byte.
-            length: bytes; fewer are given at the end.
+        """Yield up to ``length`` bytes from ``offset``, after ``check``.
 
         Raises:
-            ArtifactStoreError: Before the first piece that may not be what was stored. Or the disk failed.
+            ArtifactStoreError: before the first piece that may not be what was stored. Or the disk failed.
         """
         verified, at, end = await self.check(), offset, min(offset + length, self.artifact.bytes)
 
@@ -92,10 +87,10 @@ class ArtifactReader:
             yield chunk
 
     async def check(self) -> _State:
-        """Hash all of the content, unless that was done since it was last changed; return the state that this is of.
+        """Hash all of the content, unless done since its last change; return the state that was checked.
 
         Raises:
-            ArtifactStoreError: The content is not what was stored, or the disk failed.
+            ArtifactStoreError: the content is not what was stored, or the disk failed.
         """
         state = _state_of(self._descriptor)
         if self._verified.get(self.artifact.id) != state:
@@ -104,14 +99,11 @@ class ArtifactReader:
         return state
 
     async def read(self, at_most: int) -> bytes:
-        """Give the whole content.
-
-        Args:
-            at_most: The most bytes the caller can use, e.g. of one MCP message.
+        """Return the whole content, at most ``at_most`` bytes.
 
         Raises:
-            RefusedError: Rule ``artifacts.too_large``; there are more.
-            ArtifactStoreError: The content is not what was stored, or the disk failed.
+            RefusedError: rule ``artifacts.too_large``; there are more.
+            ArtifactStoreError: the content is not what was stored, or the disk failed.
         """
         if self.artifact.bytes > at_most:
             reason = f"The artifact holds {self.artifact.bytes} bytes, and at most {at_most} can be read at once."
@@ -124,7 +116,7 @@ class ArtifactReader:
 
 
 class ArtifactStore:
-    """Collected files of all calls: ``async with ArtifactStore(…) as store``. Processes may share a directory."""
+    """The files of all calls: ``async with ArtifactStore(…) as store``. Processes may share a directory."""
 
     def __init__(
         self,
@@ -135,26 +127,26 @@ class ArtifactStore:
         max_bytes_total: int,
         parts: int,
     ) -> None:
-        """Nothing is touched before the store is entered.
+        """Configure the store; nothing is touched before it is entered.
 
         Args:
-            directory: The quarantine, on a local file system with hard links; made with mode 0700 where missing.
-            clock: The time, with a time zone.
-            ttl: How long an artifact lives.
-            max_bytes_total: Of all artifacts together, equal content counted each time.
-            parts: Of these, and of their number, one principal may have one part in so many.
+            directory: the quarantine, on a local file system with hard links; created with mode 0700.
+            clock: returns the time, with a time zone.
+            ttl: lifetime of an artifact.
+            max_bytes_total: of all artifacts, equal content counted each time.
+            parts: divisor of these bytes, and of the number of artifacts, that gives one principal's share.
         """
         self._disk = Disk(directory, max_bytes_total=max_bytes_total, parts=parts)
         self._worker = DiskWorker(_THREADS)
         self._clock = clock
         self._ttl = ttl
-        self._verified: dict[str, _State] = {}  # so that reading in parts hashes an artifact once, not for each part
+        self._verified: dict[str, _State] = {}  # reading in parts hashes an artifact only once
 
     async def __aenter__(self) -> Self:
-        """Check the directory and clear away what crashed processes left.
+        """Check the directory and remove what crashed processes left.
 
         Raises:
-            ArtifactStoreError: The directory cannot be made, or others have access to it.
+            ArtifactStoreError: the directory cannot be made, or others have access to it.
         """
         try:
             with CancelScope(shield=True):
@@ -177,10 +169,10 @@ class ArtifactStore:
         """Receive one call's files. What was not published on leaving is removed.
 
         Args:
-            call: Its principal owns the artifacts.
-            limits: ``output_bytes`` and ``output_files`` bound them, whatever the sandbox did.
-            room: Bytes of all its artifacts together, where its role has less than the store gives everybody.
-            look: called for each file; what it returns is called with the file's name and pieces, in another thread.
+            call: its principal owns the artifacts.
+            limits: ``output_bytes`` and ``output_files`` bound them.
+            room: bytes of all the principal's artifacts, if its role has less than the store's share.
+            look: called for each file; the result is called with the file's name and pieces, in another thread.
         """
         collection = Collection(
             disk=self._disk, worker=self._worker, call=call, limits=limits, room=room, clock=self._clock, ttl=self._ttl,
@@ -193,15 +185,11 @@ class ArtifactStore:
 
     @asynccontextmanager
     async def open(self, uri: str, principal: Principal) -> AsyncIterator[ArtifactReader]:
-        """Open an artifact for its owner; nothing of its content is read yet.
-
-        Args:
-            uri: An address, as the caller sent it: anything.
-            principal: Who asks.
+        """Open an artifact for its owner; its content is not read yet, and ``uri`` is unchecked.
 
         Raises:
-            RefusedError: Rule ``artifacts.unknown``, worded alike whether it never existed, expired or is another's.
-            ArtifactStoreError: The disk failed.
+            RefusedError: rule ``artifacts.unknown``, worded alike whether it never existed, expired or is another's.
+            ArtifactStoreError: the disk failed.
         """
         identifier = id_of(uri)
         if identifier is None:
@@ -209,9 +197,9 @@ class ArtifactStore:
         artifact = await self._worker.run("reading an artifact", partial(self._disk.load, identifier))
         if artifact is None or artifact.owner != principal.id or expired(artifact, self._clock()):
             raise unknown()
-        with CancelScope(shield=True):  # as in collect: the descriptor must not get lost
+        with CancelScope(shield=True):  # as in collect: the descriptor must not leak
             descriptor = await self._worker.run("reading an artifact", partial(self._disk.open, artifact))
-        if descriptor is None:  # swept away in this moment
+        if descriptor is None:  # removed just now
             raise unknown()
         try:
             yield ArtifactReader(artifact, descriptor, self._worker, self._verified)
@@ -219,23 +207,15 @@ class ArtifactStore:
             os.close(descriptor)
 
     async def owned(self, principal: Principal) -> list[Artifact]:
-        """Return what a principal can read, newest first.
-
-        Raises:
-            ArtifactStoreError: The disk failed.
-        """
+        """Return a principal's artifacts, newest first. Raises ``ArtifactStoreError`` if the disk failed."""
         found = await self._worker.run("listing artifacts", partial(self._disk.listed, self._clock()))
         mine = [artifact for artifact in found if artifact.owner == principal.id]
         return sorted(mine, key=lambda artifact: artifact.created, reverse=True)
 
     async def sweep(self) -> int:
-        """Remove expired artifacts and what crashed processes left; to be called every few minutes.
+        """Remove expired artifacts and what crashed processes left, and return the number of artifacts removed.
 
-        Returns:
-            How many artifacts were removed.
-
-        Raises:
-            ArtifactStoreError: The disk failed.
+        To be called every few minutes. Raises ``ArtifactStoreError`` if the disk failed.
         """
         return await self._worker.run("removing expired artifacts", partial(self._disk.clean, self._clock()))
 

@@ -1,6 +1,6 @@
-"""Accepts a call: its tool, its arguments, and what its profile says of it. Pure: no I/O and no MCP.
+"""Accepts a call: checks its tool, its arguments, and its profile. Pure: no I/O and no MCP.
 
-Rules are asked in a fixed order, and the first that objects decides. Nothing here can allow what the profile does not.
+Rules are checked in a fixed order, and the first objection decides. Nothing here can allow what the profile does not.
 """
 
 import json
@@ -25,24 +25,22 @@ from glovebox_server.errors import InvalidArgumentsError, UnknownToolError
 from glovebox_server.tools.base import Grant, Tool
 from glovebox_server.workspace import NOT_SERVED
 
-#: Most problems named in one error; the first few are what a caller repairs.
+#: Problems named in one error; a caller repairs the first few.
 MAX_PROBLEMS = 8
 
-#: Longest field name repeated to the caller: names come from the caller too.
+#: Characters of a field name in an error: names come from the caller too.
 MAX_FIELD = 64
 
 
 class Origin(TypedDict, total=False):
-    """Where a call comes from."""
+    """The origin of a call."""
 
     call_id: str
-    """The call's id, where somebody listens for its records already; else a new one is made."""
+    """Call id if a listener waits for its records already; else a new one is made."""
     session: str | None
-    """The transport's name for the session it came in."""
     run: str | None
-    """The piece of work it belongs to."""
     trace: Trace | None
-    """Where it stands in its caller's own tracing."""
+    """Its context in the caller's tracing."""
 
 
 def accept(
@@ -55,11 +53,11 @@ def accept(
     listener: Listener,
     origin: Origin,
 ) -> Call:
-    """Make a call of a request. A call that policy denies is one too: a person may lift that.
+    """Make a call of a request, even if policy denies it: a person may lift that.
 
     Raises:
-        UnknownToolError: There is none of that name.
-        InvalidArgumentsError: They do not fit the tool's model.
+        UnknownToolError: the tool does not exist.
+        InvalidArgumentsError: they do not fit the tool's model.
     """
     tool = find_tool(tools, name, rights.shown(tools))
     request = ToolCall(
@@ -78,7 +76,7 @@ def accept(
 
 
 def decide_call(call: Call, rights: Rights) -> Decision:
-    """Decide a call under these rights. Pure, but for what guards object to."""
+    """Decide a call under these rights. Pure, except for objections of guards."""
     request = call.request
     profile = rights.profiles.get(request.tool)
     refusals = (objection(request, rights) for objection in call.objections)
@@ -96,21 +94,12 @@ def decide_call(call: Call, rights: Rights) -> Decision:
 
 
 def object_by_role(request: ToolCall, rights: Rights) -> Refusal | None:
-    """Refuse a tool that the caller's role does not have."""
+    """Return a refusal if the caller's role does not have the tool."""
     return rights.refusal(request.tool)
 
 
 def find_tool(tools: Mapping[str, Tool], name: str, offered: Iterable[str] | None = None) -> Tool:
-    """The tool of that name.
-
-    Args:
-        tools: all there are.
-        name: as the caller gave it.
-        offered: those that the caller is told of; else all.
-
-    Raises:
-        UnknownToolError: there is none.
-    """
+    """Return the tool of that name; raise ``UnknownToolError``, which lists ``offered``, or else all."""
     if name not in tools:
         raise UnknownToolError(name, tuple(sorted(tools if offered is None else offered)))
     return tools[name]
@@ -119,13 +108,13 @@ def find_tool(tools: Mapping[str, Tool], name: str, offered: Iterable[str] | Non
 def validate_arguments(tool: Tool, raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``raw`` as the tool's argument model reads it, defaults filled in, JSON-compatible.
 
-    Values are taken as they are: text that looks like JSON stays text, ``"5"`` is not 5.
+    Values are not converted: text that looks like JSON stays text, ``"5"`` is not 5.
 
     Raises:
-        InvalidArgumentsError: a field is unknown, missing, of the wrong type or out of bounds; names each.
+        InvalidArgumentsError: lists each field that is unknown, missing, of the wrong type or out of bounds.
     """
     try:
-        # Through JSON, because strict models read an array as a tuple only there. Lone surrogates stay escaped.
+        # Through JSON: only there, strict models read an array as a tuple. Lone surrogates stay escaped.
         text = json.dumps(dict(raw))
         return tool.arguments.model_validate_json(text).model_dump(mode="json", exclude_unset=False)
     except ValidationError as error:
@@ -156,7 +145,7 @@ def _shown(part: int | str) -> str:
 
 
 _GRANTED_BY: Mapping[Grant, str] = {"network": "network.mode", "workspace": "files.workspace"}
-"""Keys of a profile whose value ``none`` withholds something."""
+"""Profile keys whose value ``none`` withholds a grant."""
 _NO_OBJECTION = Refusal(rule="allow", reason="The profile allows it.", hint="")
 
 
@@ -169,15 +158,15 @@ def decide(
     workspace: bool = True,
     objection: Refusal | None = None,
 ) -> Decision:
-    """Decide one call.
+    """Decide one call by its objection, or else its profile; without a profile it is denied.
 
     Args:
-        tool: what is to be run.
+        tool: the tool.
         arguments: as its argument model read them.
-        profile: the one in force for the tool; None where there is none.
-        profile_digest: the profile's digest, if it is known already.
+        profile: the one in effect for the tool.
+        profile_digest: if it is known already.
         workspace: whether one is served.
-        objection: why it is refused before its profile is asked, if it is.
+        objection: refuses the call before the profile is checked.
     """
     if objection is not None:
         return Decision(
@@ -210,7 +199,7 @@ def decide(
 def _objection(
     tool: Tool, arguments: Mapping[str, Any], profile: Profile, *, workspace: bool
 ) -> tuple[Effect, Refusal, str] | None:
-    """Whether the first rule that does not let the call through denies or asks, why, and what of it is recorded."""
+    """Return effect, refusal and recorded reason of the first rule that denies or asks; None if all allow."""
     wall = profile.limits.wall_seconds
     timeout = arguments.get("timeout_seconds")
     if timeout is not None and timeout > wall:
@@ -241,7 +230,7 @@ def _place(method: str, url: str) -> str:
 
 
 def _lacking(tool: Tool, profile: Profile, *, workspace: bool) -> Refusal | None:
-    """What the tool cannot do without, and the profile does not grant or nobody serves."""
+    """Return a refusal if the profile does not grant a need of the tool, or the workspace is not served."""
     for grant in tool.needs:
         if value_at(profile, _GRANTED_BY[grant]) == "none":
             reason = f"This tool's profile grants no {grant}."
@@ -254,5 +243,5 @@ def _deny(rule: str, reason: str, hint: str, recorded: str = "") -> tuple[Effect
 
 
 def deny(decision: Decision, refusal: Refusal) -> Decision:
-    """Return the same decision, turned down for this reason."""
+    """Return the decision, denied for this reason."""
     return replace(decision, effect="deny", rule=refusal.rule, reason=refusal.reason, hint=refusal.hint, recorded="")

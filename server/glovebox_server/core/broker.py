@@ -1,7 +1,7 @@
-"""Brokers calls: the only path a call can take. Read ``Broker.submit`` and what follows it from top to bottom.
+"""Brokers calls: the only path of a call. Read ``Broker.submit`` and what follows it from top to bottom.
 
-Guards stand around each part of a call: the call, its turn, its run. Every step that has an effect is in the audit
-log, on disk, before the effect.
+Guards surround each part of a call: the call, its turn, its run. Every step with an effect is in the audit log, on
+disk, before the effect.
 """
 
 from collections.abc import Mapping
@@ -31,22 +31,22 @@ from glovebox_server.tools.base import Tool
 
 
 class CallRecords(Protocol):
-    """Puts calls on record."""
+    """The recorder of calls."""
 
     @property
     def head(self) -> Head:
         """Return the end of the log's chain."""
 
     async def decide(self, call: Call) -> CallRecorder:
-        """Record the decision about a call; return what writes its other records."""
+        """Record the decision about a call; return the recorder of its other records."""
 
     async def finish(self, call: Call, ran: Ran) -> Receipt:
-        """Record how a call ended that ran."""
+        """Record the end of a call that ran."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broker:
-    """Runs calls for whoever asks. All its parts are given to it; it keeps nothing of a call after it."""
+    """The runner of calls. All its parts are passed in; it keeps no state of a call."""
 
     tools: Mapping[str, Tool]
     guards: Guards
@@ -64,16 +64,16 @@ class Broker:
     ) -> CallResult:
         """Run one call from raw arguments to its result; cancelling it kills the sandbox.
 
-        A refusal of policy is a result. ``failures`` says what becomes of each exception.
+        A refusal of policy is a result. ``failures`` maps each exception to an answer.
 
         Raises:
-            UnknownToolError: There is none of that name.
-            InvalidArgumentsError: They do not fit the tool's model.
-            RefusedError: Too many calls are under way. Of these three nothing was started, and nothing is recorded.
-            UnsupportedSpecError: No driver can enforce the profile here; nothing was started.
-            SandboxError: The sandbox could not be started, was not what was planned, or died.
-            ArtifactStoreError: The disk failed under an artifact.
-            AuditError: A record could not be made durable; what it announces did not happen.
+            UnknownToolError: the tool does not exist.
+            InvalidArgumentsError: they do not fit the tool's model.
+            RefusedError: too many calls are under way. After these three nothing was started or recorded.
+            UnsupportedSpecError: no driver can enforce the profile here; nothing was started.
+            SandboxError: the sandbox could not be started, was not what was planned, or died.
+            ArtifactStoreError: the disk failed under an artifact.
+            AuditError: a record could not be made durable; what it announces did not happen.
         """
         rights = self.guards.rights_of(principal)
         call = accept(self.tools, rights, tool, arguments, principal=principal, listener=listener, origin=origin)
@@ -90,7 +90,7 @@ class Broker:
             call.forget()
 
     async def _take_turns(self, call: Call) -> CallResult:
-        """Give a call its turn, and another one after each answer of a person."""
+        """Give a call its turn, and another after each answer of a person."""
         async with AsyncExitStack() as around:
             await enter(self.guards.around_call, call, around)
             while True:
@@ -99,13 +99,13 @@ class Broker:
                         await enter(self.guards.before_turn, call, held)
                         return await self._take_turn(call)
                 except ApprovalRequiredError as required:
-                    call.is_decided = False  # what was decided in that turn holds no longer
+                    call.is_decided = False  # the decision of that turn is void
                     wait = required.wait
-                call.answer = await wait()  # holding nothing that a turn gives
-        raise AssertionError(call.request.id)  # what a guard holds ends no call without saying why
+                call.answer = await wait()  # without the resources of a turn
+        raise AssertionError(call.request.id)  # no guard's resource swallows an exception
 
     def _begin(self, call: Call) -> None:
-        """Begin a turn: the call is decided by what is in force now."""
+        """Begin a turn: decide the call by the policy in effect now."""
         call.request = replace(call.request, received=datetime.now(UTC))
         rights = self.guards.rights_of(call.request.principal)
         decide = partial(decide_call, call)
@@ -119,7 +119,7 @@ class Broker:
             now.reveal += [file.path for file in profile.files.reveal]
 
     async def _take_turn(self, call: Call) -> CallResult:
-        """Decide a call whose turn has come, open its inputs, and enter the guards that need to know both."""
+        """Decide a call in its turn, open its inputs, and enter the guards that need both."""
         self._begin(call)
         async with AsyncExitStack() as inputs:
             if call.request.arguments.get("inputs") and call.now.decision.effect != "deny":
@@ -135,18 +135,18 @@ class Broker:
                         result = await hook(result)
                     return result
             except CallDeniedError as denial:
-                return await self._deny(call, denial.refusal)  # in its turn: records take the disk's time
+                return await self._deny(call, denial.refusal)  # in its turn: records cost disk time
         raise AssertionError(call.request.id)  # neither guards nor inputs swallow an exception
 
     async def _deny(self, call: Call, refusal: Refusal | None) -> CallResult:
-        """Refuse a call, and record that unless it has been decided on record."""
+        """Refuse a call, and record that unless its decision is on record."""
         if not call.is_decided:
             self._begin(call)
         now = call.now
         if refusal is not None:
             now.decision = deny(now.decision, refusal)
         if not now.is_recorded:
-            with anyio.CancelScope(shield=True):  # a stop meanwhile must not have it decided twice
+            with anyio.CancelScope(shield=True):  # a stop meanwhile must not decide it twice
                 await self._record_decision(call)
         return build_refusal(call.request, now.decision, self.journal.head)
 
@@ -166,15 +166,15 @@ class Broker:
                 await enter(self.guards.on_decided, call, call.stack)
                 if now.perform is not None:
                     await now.records.flush()
-                    await anyio.lowlevel.checkpoint_if_cancelled()  # the last moment at which nothing has changed
-                with anyio.CancelScope(shield=now.perform is not None):  # what is in force is recorded as that
+                    await anyio.lowlevel.checkpoint_if_cancelled()  # the last point before changes
+                with anyio.CancelScope(shield=now.perform is not None):  # changes in effect are recorded
                     ran = await (now.perform or self._run_guarded)(call)
                     receipt = await self.journal.finish(call, ran)
         except RefusedError as refusal:
             if now.perform is None:
                 raise
             raise CallDeniedError(refusal.refusal) from refusal
-        # After the block: the call has its end, and must not get a second one.
+        # After the block: the end is recorded, and must not be again.
         if now.finished is None:
             raise AssertionError(call.request.id)
         self._note_end(call, failed=bool(now.finished.failed))
@@ -191,7 +191,6 @@ class Broker:
             note(call, failed)
 
     async def _run_guarded(self, call: Call) -> Ran:
-        """Run a program within the guards that are there while it runs."""
         call.now.spec = to_spec(call.now.profile, workspace=call.now.rights.workspace)
         async with AsyncExitStack() as held:
             await enter(self.guards.around_run, call, held)

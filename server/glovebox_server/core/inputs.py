@@ -1,4 +1,4 @@
-"""Artifacts of earlier calls as inputs of this one: looked up for their owner, copied as they are read."""
+"""Artifacts of earlier calls as inputs of this one: opened for their owner, copied as they are read."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -13,28 +13,24 @@ from glovebox_server.calls import Decision, ToolCall
 from glovebox_server.errors import RefusedError
 
 MAX_BYTES = 32 * 1024 * 1024
-"""All inputs of one call together: they lie in a tmpfs of the sandbox."""
+"""Bytes of all inputs of one call: they are in a tmpfs of the sandbox."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """The artifacts one call is given, open."""
+    """The open input artifacts of one call."""
 
     readers: tuple[ArtifactReader, ...] = ()
     unreadable: ArtifactStoreError | None = None
 
     @property
     def listed(self) -> tuple[Input, ...]:
-        """Their records for the log. A program starts with nothing else: see ``ArtifactReader.chunks``."""
+        """Return their records for the log. A program gets exactly these: see ``ArtifactReader.chunks``."""
         found = (reader.artifact for reader in self.readers)
         return tuple(Input(name=each.name, uri=each.uri, sha256=each.sha256, bytes=each.bytes) for each in found)
 
     def contents(self) -> list[connection.Input]:
-        """Name and content of each.
-
-        Raises:
-            ArtifactStoreError: the disk failed under one; the call was decided without them.
-        """
+        """Return name and content of each; raise ``ArtifactStoreError`` if the disk failed under one."""
         if self.unreadable is not None:
             raise self.unreadable
         return [(reader.artifact.name, reader.chunks()) for reader in self.readers]
@@ -44,9 +40,9 @@ class Inputs:
 async def open_inputs(
     store: ArtifactStore, call: ToolCall, decision: Decision
 ) -> AsyncIterator[tuple[Decision, Inputs]]:
-    """Open every artifact that a call names, unless it is denied; it is where its caller may not have one of them.
+    """Open every input artifact of a call that is not denied.
 
-    One that is unknown to this principal, two of the same name, or too many bytes together deny it.
+    One that is unknown to this principal, two of the same name, or too many bytes in all deny the call.
     """
     inputs = Inputs()
     async with AsyncExitStack() as opened:

@@ -1,4 +1,4 @@
-"""From what came of a call to what its caller gets: complete as text and as structured data. Pure."""
+"""Builds the result of a call: complete as text and as structured data. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -16,15 +16,14 @@ if TYPE_CHECKING:
     from glovebox_server.promotion.scanning import Scan
 
 MAX_MARKS: Final = 16 * 1024
-"""Characters of all files' marks in one result, which says them three times and must fit into one message. A file's
-record in the audit log and its artifact have them all."""
+"""Characters of all files' marks in a result, which has them three times. The audit log and artifacts have all."""
 
 _ERROR: Final = 4096
-"""Characters of the end of the error output, where the error that ended a program stands."""
+"""Characters of the end of standard error, where the final error is."""
 
 
 def build_refusal(call: ToolCall, decision: Decision, head: Head) -> CallResult:
-    """The result of a call that policy did not let through."""
+    """Return the result of a call that policy did not allow."""
     refusal = {"rule": decision.rule, "reason": decision.reason, "hint": decision.hint}
     return CallResult(
         structured={"call_id": call.id, "refused": refusal, "error": None, "profile_digest": decision.profile_digest},
@@ -50,7 +49,7 @@ def build_result(
     scans: "Sequence[Scan] | None" = None,
     answer: ToolAnswer | None = None,
 ) -> CallResult:
-    """The result of a call that ran; without a plan, of one that ran in no sandbox."""
+    """Return the result of a call that ran; without a plan, outside of a sandbox."""
     answer = answer or tool.answer(outcome)
     unseen = sum(invisible(item.text) for item in answer.content if isinstance(item, Text) and not item.text.isascii())
     cut: Mapping[str, Excerpt] = {}
@@ -99,7 +98,7 @@ def build_result(
 def _describe_files(
     structured: dict[str, Any], outcome: Outcome, delivered: Delivered, notes: list[str], scans: "Sequence[Scan]"
 ) -> list[Content]:
-    """Add to ``structured`` what left the sandbox; return the same as text."""
+    """Add the files that left the sandbox to ``structured``; return them as text."""
     structured |= {
         "artifacts": [asdict(link) for link in delivered.artifacts],
         "images": [asdict(link) for link in delivered.figures],
@@ -115,7 +114,7 @@ def _describe_files(
 
 
 def _truncated(outcome: Outcome, cut: Mapping[str, Excerpt], kept: Mapping[str, str]) -> str | None:
-    """Say how much of each output a result has, and where the whole is; None where nothing is missing."""
+    """Return how much of each output the result has, and where the rest is; None if it is complete."""
     said = []
     for name, stream in (("stdout", outcome.stdout), ("stderr", outcome.stderr), ("value", None)):
         dropped, total = (stream.dropped_bytes, stream.total_bytes) if stream else (0, 0)
@@ -133,7 +132,7 @@ def _truncated(outcome: Outcome, cut: Mapping[str, Excerpt], kept: Mapping[str, 
 
 
 def _names(error: str, masks: Sequence[str]) -> bool:
-    """Return whether an error names one of these paths of the workspace: in quotes, whole or as its end."""
+    """Return whether an error names one of these workspace paths: in quotes, whole or as its end."""
     near = (mask.rstrip("/") for mask in masks if mask.rstrip("/") in error)
     return any(f"{first}{path}{last}" in error for path in near for first in "'\"/" for last in "'\"/")
 
@@ -143,7 +142,7 @@ def _counted(secrets: Mapping[str, int]) -> str:
 
 
 def add_notes(result: CallResult, notes: tuple[str, ...]) -> CallResult:
-    """The same result, with notes that its caller reads beside what came of the call."""
+    """Return the result with more notes."""
     structured = {**result.structured}
     if "notes" in structured:
         structured["notes"] = [*structured["notes"], *notes]
@@ -153,7 +152,7 @@ def add_notes(result: CallResult, notes: tuple[str, ...]) -> CallResult:
 
 
 def _bounded(delivered: Delivered) -> Delivered:
-    """The same files, with marks that fit into one message: each has a share of the room, what is cut is counted."""
+    """Return the files with marks that fit into one message: each file has a share, the rest is counted."""
     marked = [link for link in (*delivered.figures, *delivered.artifacts) if link.risks]
     if sum(len(risk) for link in marked for risk in link.risks) <= MAX_MARKS:
         return delivered
@@ -177,13 +176,13 @@ def _within(link: Link, room: int) -> Link:
 
 
 def _marks(links: tuple[Link, ...]) -> list[Text]:
-    """One block for all files that a host might run or obey: clients show a model text, and not a link's metadata."""
+    """Return one block for all files that a host might run or obey: clients do not show a link's metadata."""
     marked = [f"{link.name}: {'; '.join(link.risks)}" for link in links if link.risks]
     return [Text(text="\n".join(["[look before you open, run, copy or apply these]", *marked]))] if marked else []
 
 
 def _findings(scan: "Scan", room: int) -> dict[str, Any]:
-    """What was found in a file, as far as it has room; the rest is counted, and on record."""
+    """Return the findings of a file within ``room`` characters; the rest is counted, and on record."""
     kept: list[str] = []
     for finding in scan.findings:
         room -= len(finding)
@@ -196,7 +195,7 @@ def _findings(scan: "Scan", room: int) -> dict[str, Any]:
 
 
 def _scanned(found: Sequence[Mapping[str, Any]]) -> Text:
-    """One block for all files that were to be looked into: of each that something or nothing was found, or why not."""
+    """Return one block for all scanned files: the findings, or why a file was not scanned."""
     lines = ["[each file was looked into for what acts when it is opened; that nothing was found proves nothing]"]
     for each in found:
         told = [*each["findings"], *([f"{each['more']} more"] if each["more"] else [])]
@@ -208,7 +207,7 @@ def _scanned(found: Sequence[Mapping[str, Any]]) -> Text:
 def _changes(changes: OverlayChanges | None, delivered: Delivered) -> dict[str, Any] | None:
     if changes is None:
         return None
-    # The guest sends the patch before any file of the program's, so a file of that name is the patch or was refused.
+    # The guest sends the patch before the program's files, so a file of that name is the patch or was refused.
     uris = [link.uri for link in delivered.artifacts if link.name == PATCH and changes.patch]
     return {
         "created": changes.created,

@@ -1,14 +1,14 @@
-"""What each caller may do: what its roles leave of profiles and workspace; and the policy in effect that says so.
+"""The rights of each caller: what its roles leave of profiles and workspace, under the policy in effect.
 
-The roles are ``glovebox_profiles.policy``'s. Without a policy everybody has the same rights: what the profiles say. The
-file of the policy is looked at each second, and a valid change is taken without a restart:
+Roles are those of ``glovebox_profiles.policy``. Without a policy all callers have the rights of the profiles. The
+policy file is checked each second, and a valid change takes effect without a restart:
 
-Rule 1  A change that is not valid changes nothing: what was in force stays; a record says so, as does /health.
-        A file that is gone is such a change: without a policy everybody could do more.
-Rule 2  It is recorded before it is in force; what cannot be recorded is not taken.
-Rule 3  A file is read once two looks saw it the same: who writes it in place is done by then. It ends with an example,
-        so one that was cut short is none. No later write has a time that was seen before it, on any clock's tick.
-Rule 4  A call goes on with the rights it was decided with; the next one has what is in force then.
+Rule 1  An invalid change has no effect: the old policy stays; a record and /health report it. Removing the file is
+        such a change: without a policy all callers could do more.
+Rule 2  A change is recorded before it is in effect; if it cannot be recorded, it is not taken.
+Rule 3  A file is read once two checks saw it unchanged: an in-place write has ended by then. It ends with an example,
+        so a truncated one is invalid. A later write never has an mtime seen before it, on any clock's tick.
+Rule 4  A call continues with the rights of its decision; the next one has those in effect then.
 """
 
 import logging
@@ -37,43 +37,39 @@ from glovebox_server.tools.base import Tool
 from glovebox_server.workspace import WorkspaceError
 
 MAX_CALLERS: Final = 4096
-"""Callers whose rights are remembered; another's are worked out anew. Over OAuth there may be any number."""
+"""Callers whose rights are cached; others are computed again. OAuth bounds no number of callers."""
 MAX_KEYS: Final = 256
-"""Keys for which what callers are told is remembered: more than a policy has roles; those of earlier ones go."""
+"""Keys whose tool lists are cached: more than a policy has roles; older ones are evicted."""
 MIB: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rights:
-    """What one caller may do."""
+    """The rights of one caller."""
 
     profiles: ProfileSet
-    """Of each tool its role has, narrowed by it."""
+    """Of each tool of its role, narrowed by it."""
     workspace: Path | None
-    """The directory its tools read."""
     role: str | None = None
-    """Name of the role, of several all of them with ``+`` between; None without a policy, empty without a role."""
+    """Role, or several joined by ``+``; None without a policy, empty without a role."""
     policy_digest: str | None = None
-    """``sha256:…`` of the policy; None without one."""
     turns: int | None = None
-    """Calls at work at one time, if that is fewer than the server gives everybody."""
+    """Concurrent calls, if fewer than the server's default."""
     artifact_bytes: int | None = None
-    """Room among the artifacts, if that is less than the server gives everybody."""
+    """Bytes of artifacts, if fewer than the server's default."""
     budgets: tuple[Budget, ...] = ()
-    """What the caller may spend."""
     approvals: tuple[Approval, ...] = ()
-    """Which of its calls wait for a yes."""
     lifts: tuple[Lift, ...] = ()
-    """Which refusals may become a question."""
+    """Which refusals an approval may lift."""
     beyond: Mapping[str, Profile] = field(default_factory=dict)
-    """Profiles of the tools outside its role that a yes would give it; none unless the policy lifts that."""
+    """Profiles of tools outside its role that an approval would grant; empty unless the policy lifts that."""
     rates: tuple[Rate, ...] = ()
-    """How often its calls may connect to a host."""
+    """Rates of connections to hosts."""
     denial: Refusal | None = None
-    """Why it may call nothing at all; None where it has a role."""
+    """Why it may call nothing; None if it has a role."""
 
     credentials: tuple[Credential, ...] = field(init=False)
-    """Those of all its profiles, and of those that a yes would give it: what is kept from its caller."""
+    """Of all its profiles, ``beyond`` included: never shown to its caller."""
 
     def __post_init__(self) -> None:
         """Collect the credentials, once for all calls."""
@@ -83,11 +79,11 @@ class Rights:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """The same for all callers who may do the same under one policy."""
+        """Return a key that is equal for all callers with equal rights under one policy."""
         return self.role, self.profiles.digest, self.policy_digest, self.workspace
 
     def refusal(self, tool: str) -> Refusal | None:
-        """Why the role does not have this tool; None where it has."""
+        """Return why the role does not have this tool; None if it does."""
         if self.denial is not None or self.role is None or tool in self.profiles:
             return self.denial
         return Refusal(
@@ -97,36 +93,36 @@ class Rights:
         )
 
     def offered(self, tools: Iterable[str]) -> tuple[str, ...]:
-        """Of these tools, those that the caller is shown."""
+        """Return the tools offered to the caller."""
         return tuple(tools if self.role is None else (tool for tool in tools if tool in self.profiles))
 
     def shown(self, tools: Mapping[str, Tool]) -> tuple[str, ...]:
-        """Return the names of the tools in the caller's list: one that proposes changes needs a profile for that."""
+        """Return the tools in the caller's list; one that proposes changes needs a profile for that."""
         return tuple(name for name in self.offered(tools) if name in self.profiles or not tools[name].proposes)
 
 
 RightsOf = Callable[[Principal], Rights]
-"""What a caller may do; quick, and the same for the same caller."""
+"""Maps a caller to its rights; fast, and the same for the same caller."""
 
 
 def same_rights(rights: Rights) -> RightsOf:
-    """Return what gives every caller the same."""
+    """Return a function that gives every caller the same rights."""
     return lambda _: rights
 
 
 class Roles:
-    """The rights of each caller under a policy; what one combination of roles leaves is worked out once."""
+    """The rights of each caller under a policy, computed once for each combination of roles."""
 
     def __init__(
         self, policy: Policy, profiles: ProfileSet, workspace: Path | None, workspaces: Mapping[str, Path]
     ) -> None:
-        """Take what is in force.
+        """Take the configuration in effect.
 
         Args:
-            policy: as it was loaded with these profiles.
+            policy: as loaded with these profiles.
             profiles: of all tools.
-            workspace: the server's; None where it serves none.
-            workspaces: those that roles name, as they are served.
+            workspace: the server's; None if it serves none.
+            workspaces: those that roles name, as served.
         """
         self._policy = policy
         self._profiles = profiles
@@ -134,15 +130,15 @@ class Roles:
         self._workspace = workspace
         self._workspaces = workspaces
         self._nothing = Rights(profiles=ProfileSet({}, {}), workspace=None, role="", policy_digest=self._digest)
-        self._of_roles = lru_cache(maxsize=None)(self._worked_out)  # as many as roles with roles of workflows
+        self._of_roles = lru_cache(maxsize=None)(self._worked_out)  # bounded by roles × workflows
         self._of_caller = lru_cache(maxsize=MAX_CALLERS)(self._found)
 
     def __call__(self, principal: Principal) -> Rights:
-        """What this caller may do."""
+        """Return the rights of this caller."""
         return self._of_caller(principal.id, principal.roles, principal.workflow)
 
     def all(self) -> Iterator[Rights]:
-        """What each role leaves, alone and with that of each workflow."""
+        """Yield the rights of each role, alone and with the role of each workflow."""
         workflows = [None, *dict.fromkeys(self._policy.workflows.values())]
         for other, role in product(workflows, self._policy.roles):
             yield self._of_roles(tuple(dict.fromkeys((role, other) if other else (role,))))
@@ -175,7 +171,7 @@ class Roles:
 
 
 SECONDS: Final = 1.0
-"""Between two looks, as at the files of tokens."""
+"""Seconds between two checks, as of token files."""
 
 _Stamp = tuple[int, ...]
 
@@ -184,41 +180,41 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Governed:
-    """What is in force: the policy, if there is one, and what it leaves each caller."""
+    """The policy in effect, if any, and the rights that it gives each caller."""
 
     rights_of: RightsOf
     policy: Policy | None = None
     digest: str | None = None
     every: tuple[Rights, ...] = ()
-    """What each role leaves; without a policy, what everybody has."""
+    """Rights of each role; without a policy, of all callers."""
 
     @property
     def budgeted(self) -> bool:
-        """Whether anybody has a budget or a rate."""
+        """Return whether any role has a budget or a rate."""
         return any(each.budgets or each.rates for each in self.every)
 
 
 class ActivePolicy:
-    """What is in force now. One per server."""
+    """The policy in effect; reloads when its file changes. One per server."""
 
     def __init__(self, path: Path | None, read: Callable[[], Governed]) -> None:
-        """Read it.
+        """Read the policy.
 
         Args:
-            path: the policy's file; None where there is no policy, which stays so.
-            read: reads it, and decides its examples.
+            path: the policy's file; None for no policy, which stays so.
+            read: reads it, and checks its examples.
 
         Raises:
-            ProfileError: it is wrong.
+            ProfileError: it is invalid.
             WorkspaceError: a role's workspace must not be served.
         """
         self.now = read()
         self.scopes: dict[str, str] = {}
-        """Role by scope; the same object whatever the policy."""
+        """Role by scope; the same dict for every policy."""
         self.changed = anyio.Event()
-        """Set once another policy is in force; there is a new one then, for the next."""
+        """Set when the policy changes, and then replaced."""
         self.problem: str | None = None
-        """Why the file as it is now is not in force; None where it is."""
+        """Why the file is not in effect; None if it is."""
         self._path = path
         self._read = read
         self._workflow: str | None = None
@@ -229,33 +225,29 @@ class ActivePolicy:
 
     @property
     def policy(self) -> Policy | None:
-        """The policy; None where there is none."""
+        """Return the policy; None if there is none."""
         return self.now.policy
 
     def rights_of(self, principal: Principal) -> Rights:
-        """What a caller may do."""
-        if principal.scopes:  # it may have waited since it came in, and the policy may be another
+        """Return the rights of a caller."""
+        if principal.scopes:  # the call may have waited, and the policy may have changed
             roles = (self.scopes[scope] for scope in self.scopes if scope in principal.scopes)
             principal = replace(principal, roles=tuple(dict.fromkeys(roles)))
         return self.now.rights_of(principal)
 
     def require(self, workflow: str | None) -> None:
-        """Have only policies in force, this one and later ones, that know the workflow of the server.
-
-        Raises:
-            ProfileError: this one does not.
-        """
+        """Accept only policies with this workflow, now and later; raise ``ProfileError`` if this one lacks it."""
         require_workflow(self.policy, workflow)
         self._workflow = workflow
 
     async def follow(self, audit: AuditLog, watch: Callable[[Mapping[str, WatchAction]], None]) -> None:
-        """Look at the file until cancelled; ``watch`` hears what watch rules do. Returns where there is no policy."""
+        """Check the file until cancelled; ``watch`` gets the watch rules' actions. Returns if there is no policy."""
         while self._path is not None:
             await anyio.sleep(SECONDS)
             await self.look(audit, watch)
 
     async def look(self, audit: AuditLog, watch: Callable[[Mapping[str, WatchAction]], None]) -> None:
-        """Look at the file once, and take or refuse what changed."""
+        """Check the file once, and take or refuse a change."""
         before = self._seen
         self._seen = await anyio.to_thread.run_sync(_stamp, self._path)
         if self._seen != before or self._seen == self._taken:
@@ -272,8 +264,8 @@ class ActivePolicy:
                     _log.warning("%s", warning)
             self.problem = None
         except AuditError as problem:
-            self._taken, self.problem = taken, str(problem)  # looked at again in a second
-        except Exception as problem:  # noqa: BLE001 - whatever a file holds ends no server
+            self._taken, self.problem = taken, str(problem)  # checked again in a second
+        except Exception as problem:  # noqa: BLE001 - no content of a file may stop the server
             await self._refuse(problem, audit)
 
     def _checked(self) -> Governed:
@@ -293,7 +285,7 @@ class ActivePolicy:
 
     async def _refuse(self, problem: Exception, audit: AuditLog) -> None:
         self.problem, where = str(problem), ""
-        if isinstance(problem, ProfileError):  # without the reason: it may name paths of the host
+        if isinstance(problem, ProfileError):  # without the reason, which may name paths of the host
             where = ": ".join(str(each) for each in (problem.line, problem.key) if each)
         elif not isinstance(problem, WorkspaceError):
             _log.error("The policy cannot be read", exc_info=problem)
@@ -305,7 +297,7 @@ class ActivePolicy:
 
 
 def _stamp(path: Path | None) -> _Stamp:
-    """What changes when a file does; nothing for one that is not there."""
+    """Return values that change when a file does; empty if it is missing."""
     if path is None:
         return ()
     try:
@@ -316,11 +308,7 @@ def _stamp(path: Path | None) -> _Stamp:
 
 
 def require_workflow(policy: Policy | None, workflow: str | None) -> None:
-    """Refuse a workflow that the policy, where there is one, does not know: every call of it would be.
-
-    Raises:
-        ProfileError: it does not.
-    """
+    """Raise ``ProfileError`` if the policy does not know the workflow, as it would deny every call."""
     if policy is None or workflow is None or workflow in policy.workflows:
         return
     fix = f"{nearest(workflow, policy.workflows)} Or add it to [workflows]."

@@ -1,4 +1,4 @@
-"""Runs the program of an allowed call in a sandbox: observers see what came of it, then it is transformed."""
+"""Runs the program of an allowed call in a sandbox: its outcome is observed, then transformed."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -50,7 +50,7 @@ async def run_in_sandbox(call: Call, sandboxes: SandboxProvider, artifacts: Arti
 
 
 class _Collecting:
-    """Collects the files of a call, from the first one on. Refers to no call: streams keep it until they are freed."""
+    """The collection of a call's files, from the first one on. Holds no call: streams keep it until freed."""
 
     def __init__(self, call: Call, spec: SandboxSpec, artifacts: ArtifactStore, stack: AsyncExitStack) -> None:
         now, request = call.now, call.request
@@ -60,20 +60,20 @@ class _Collecting:
         self._stack = stack
 
     async def open(self) -> Collector:
-        """Return what collects; files come one after the other, so it is made once."""
+        """Return the collector, made once; files come one after the other."""
         if self.collector is None:
             collection = await self._stack.enter_async_context(self._collect())
             self.collector = await self._stack.enter_async_context(self._make(collection))
         return self.collector
 
     async def accept(self, name: str, size: int, *, cut: bool = False) -> StreamSink | None:
-        """Take one file that the guest announces."""
+        """Accept one file that the guest announces."""
         return await (await self.open()).accept(name, size, cut=cut)
 
 
 async def _run_program(call: Call, sandbox: AttestedSandbox, inputs: Sequence[Input], collect: _Collecting) -> Outcome:
     now, request = call.now, call.request
-    # Over HTTP, a caller need not know where the workspace is, nor find out by asking.
+    # Over HTTP, a caller must not learn the path of the workspace, nor test guesses.
     root = now.rights.workspace if request.principal.transport == "stdio" else None
     job = replace(call.tool.job(request.arguments, now.reveal, root=root), environment=now.environment)
     cut_file = partial(collect.accept, cut=True)
@@ -82,7 +82,7 @@ async def _run_program(call: Call, sandbox: AttestedSandbox, inputs: Sequence[In
         for scope in now.around_program:
             await around.enter_async_context(scope)
         return await run(sandbox, job, inputs=inputs, hooks=hooks)
-    raise AssertionError(request.id)  # what ends a program raises why
+    raise AssertionError(request.id)  # a scope that ends the program raises
 
 
 def _gives_files(outcome: Outcome) -> bool:
@@ -91,7 +91,6 @@ def _gives_files(outcome: Outcome) -> bool:
 
 
 async def _pass_on(call: Call, outcome: Outcome) -> Outcome:
-    """Have raw output observed, then transformed."""
     now = call.now
     for observer in now.observers:
         await observer.ended(outcome)
@@ -102,7 +101,7 @@ async def _pass_on(call: Call, outcome: Outcome) -> Outcome:
 
 
 def _show_live(call: Call) -> Callable[[bytes], None]:
-    """Return what takes a program's raw live output: observers first, then what masks it, then the listener."""
+    """Return a function that takes raw live output: observers first, then masks, then the listener."""
     show: Show = call.listener.printed
     for wrap in call.now.wrap_live:
         show = wrap(show)

@@ -239,11 +239,7 @@ class TargetFolder:
 
 @contextmanager
 def opened(path: Path, largest: int = MAX_FILE_BYTES) -> Iterator[TargetFolder]:
-    """Open a folder.
-
-    Args:
-        path: absolute, without symbolic links.
-        largest: bytes of a file that is read; a larger one is refused before.
+    """Open a folder; ``path`` is absolute, without symbolic links. Larger files than ``largest`` bytes are refused.
 
     Raises:
         RefusedError: rule ``promotion.path``: it is missing, a link, not a folder, or not readable.

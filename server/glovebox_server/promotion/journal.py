@@ -29,7 +29,6 @@ from glovebox_server.promotion.folder import FileState, TargetFolder, opened
 from glovebox_server.secret_files import SecretDirectory, SecretFileError
 
 FOLDER: Final = "promotions"
-"""Below the state directory."""
 MAX_KEPT: Final = 100
 """Promotions that can be put back; a new one removes the oldest. The audit log keeps all."""
 MAX_BYTES: Final = 4 << 20
@@ -52,9 +51,9 @@ class Change:
     name: str
     """Relative to the folder."""
     before: FileState | None
-    """None if the file is new."""
+    """The old file; None if there was none."""
     after: FileState | None
-    """None if the file is removed."""
+    """The new file; None to remove it."""
     origin: str
     """The source artifact, or the promotion that is put back."""
     findings: int | None = None
@@ -73,7 +72,6 @@ class Promotion:
     made: AwareDatetime
     by: str
     asked_by: str | None = None
-    """Id of the call that proposed it."""
     folder: str
     """Name in the policy."""
     path: str
@@ -90,7 +88,7 @@ class Promotion:
 
     @property
     def stage(self) -> str:
-        """Return the name of the staging folder, beside the files."""
+        """Return the name of the staging folder, in the target folder."""
         return f".glovebox-promotion-{self.id}"
 
 

@@ -36,9 +36,9 @@ class Made:
 
     name: str
     content: bytes | None
-    """None if the file is removed."""
+    """The new content; None to remove the file."""
     runs: bool | None = None
-    """Whether it is executable; None if unchanged."""
+    """The new executable bit; None if unchanged."""
     same: bool = False
     """True if the file is in that state already."""
 

@@ -56,7 +56,6 @@ class Planned:
     """Files that hold the new content already."""
     disk: Disk = field(repr=False)
     findings: Mapping[str, ScanFindings] = field(default_factory=dict)
-    """Findings by URI of a scanned artifact."""
 
     def scanned(self, findings: Mapping[str, ScanFindings]) -> "Planned":
         """Return a copy with the findings of the scanned artifacts, whose counts the record has."""

@@ -60,7 +60,6 @@ class Proposed:
     shown: str
     """All changes, as lines without hidden characters."""
     folder: str = ""
-    """Path of the folder; only for the operator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Re-encodes a picture from its pixels: the program that ``glovebox artifact reencode`` runs in a sandbox, as text.
 
-Nothing here is called on the host: the bytes are hostile, and Pillow is in the sandbox. Only pixels are kept: comments,
-EXIF, XMP, colour profiles, unknown chunks and trailing data are dropped. What the pixels show stays.
+The host never calls it: the bytes are hostile, and Pillow is in the sandbox. Only pixels are kept: comments, EXIF, XMP,
+colour profiles, unknown chunks and trailing data are dropped. What the pixels show stays.
 """
 
 from pathlib import Path
@@ -11,7 +11,6 @@ MAX_PIXELS = 32_000_000
 """Decoded they take 128 MB, inside the shipped profile's memory. Checked before decoding."""
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
 PLAIN = ("1", "L", "I", "I;16", "RGB", "RGBA")
-"""Modes that are written unchanged."""
 
 
 def main(inputs: str, output: str) -> None:

@@ -64,7 +64,6 @@ class Scan:
     uri: str
     sha256: str
     findings: tuple[str, ...] = ()
-    """One line each, without hidden characters."""
     more: int = 0
     not_scanned: str = ""
     """Why it was not scanned; empty if it was."""
@@ -87,7 +86,6 @@ class Scanning:
     forms: Forms
     """Injected values, in the forms in which they are replaced."""
     before_start: Callable[[], Awaitable[None]]
-    """Awaited before each sandbox starts."""
     started: Callable[[AttestedSandbox], Awaitable[None]]
     """Awaited for each sandbox, before the file goes in."""
 

@@ -44,7 +44,6 @@ class Recovered:
     kept: tuple[str, ...] = ()
     """Files that were changed since, and stayed."""
     problem: str = ""
-    """Why it has not ended yet."""
     settled: bool = True
     """False while files are still to be put back. Staged files may be left, which do no harm."""
 
@@ -258,7 +257,7 @@ def _undo(folder: TargetFolder, journal: Journal, promotion: Promotion) -> Promo
 
 
 def _put_back(folder: TargetFolder, promotion: Promotion, number: int, change: Change) -> bool:
-    """Return False if the new file was changed since."""
+    """Put a file back; return False if it was changed since."""
     staged = f"{promotion.stage}/{number}"
     if change.after is None:
         return not folder.is_there(staged) or _returned(folder, staged, change.name)

@@ -1,6 +1,6 @@
-"""The tools on offer: one module of this folder each, with its texts, its models and what it needs, as ``TOOL``.
+"""The tools: one module of this folder each, with its texts, its models and its needs, as ``TOOL``.
 
-What a tool may do is its profile's matter.
+A tool's rights are in its profile.
 """
 
 from collections.abc import Mapping

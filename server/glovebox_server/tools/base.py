@@ -1,4 +1,4 @@
-"""The base of tools: a tool is a typed name for one job. No I/O, no MCP; ``mcp.server`` shows tools to clients."""
+"""The base of tools: a tool is a typed name for one job. No I/O, no MCP; ``mcp.server`` serves them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,19 +13,19 @@ from glovebox_sandboxes.contract.pictures import share
 from glovebox_server.calls import Content
 
 Grant = Literal["network", "workspace"]
-"""Something a profile can withhold."""
+"""A capability that a profile can withhold."""
 _HOSTS = ("inputs", "timeout_seconds")
-"""Arguments of these names mean the same in every tool, and the guest does not get them."""
+"""Arguments with the same meaning in every tool; the host handles them, not the guest."""
 
 
 class Arguments(BaseModel):
-    """Base of all argument models: unknown fields and wrong types are errors, never guesses."""
+    """Base of all argument models: unknown fields and wrong types are errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class Isolation(BaseModel):
-    """The isolation a call really got."""
+    """The isolation of a call, as verified."""
 
     driver: str
     level: str
@@ -34,7 +34,7 @@ class Isolation(BaseModel):
 
 
 class ToolFailure(BaseModel):
-    """Why a call that was allowed has no good result."""
+    """The failure of a call that was allowed."""
 
     kind: str = Field(description="exception of the program, or rule of the tool")
     message: str
@@ -42,7 +42,7 @@ class ToolFailure(BaseModel):
 
 
 class BudgetLeft(BaseModel):
-    """What is left of one budget, where that is little."""
+    """The little that is left of one budget."""
 
     budget: str
     what: str = Field(description="calls, failures, seconds, bytes, connections or artifacts")
@@ -55,7 +55,7 @@ class BudgetLeft(BaseModel):
 
 
 class ToolResult(BaseModel):
-    """What every tool's structured result carries."""
+    """The common fields of every tool's structured result."""
 
     call_id: str
     refused: Refusal | None = None
@@ -70,7 +70,7 @@ class ToolResult(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolAnswer:
-    """A tool's reading of an outcome: the fields of its result model beside the common ones, and the content."""
+    """A tool's reading of an outcome: the specific fields of its result model, and the content."""
 
     fields: Mapping[str, Any]
     content: tuple[Content, ...]
@@ -78,9 +78,9 @@ class ToolAnswer:
 
 
 MAX_OUTPUT: Final = 16 * 1024
-"""Bytes of UTF-8 of a program's output in ``content``, and again in ``structuredContent``: about 5,000 tokens each."""
+"""UTF-8 bytes of output in ``content``, and again in ``structuredContent``: about 5,000 tokens each."""
 PACKAGES = "{packages}"
-"""In a description: what its programs can import."""
+"""Placeholder for importable packages in a description."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,24 +90,22 @@ class Tool:
     name: str
     title: str
     description: str
-    """Written for a model: what it does, what comes back. Counted in the token budget. ``PACKAGES`` stands for what its
-    programs can import; ``mcp.catalogue`` adds what its profile grants."""
+    """Written for a model, within a token budget; ``mcp.catalogue`` fills in ``PACKAGES`` and adds what is granted."""
     arguments: type[Arguments]
     result: type[ToolResult]
     kind: str
-    """The guest's job: the name of a module in ``_glovebox_guest.jobs``; empty where nothing runs: it ``proposes``."""
+    """Module in ``_glovebox_guest.jobs``; empty if nothing runs, as it ``proposes``."""
     answer: Callable[[Outcome], ToolAnswer]
-    """Outcome to what the caller sees. Everything in an outcome is untrusted text."""
+    """Converts an outcome for the caller. Everything in an outcome is untrusted text."""
     needs: tuple[Grant, ...] = ()
-    """What its profile must grant, or every call is refused before anything starts."""
+    """Grants without which every call is refused before anything starts."""
     request: Callable[[Mapping[str, Any]], tuple[str, str]] | None = None
-    """Method and URL of the request it makes, which the profile's rules must allow; None for a tool without one."""
+    """Returns method and URL of its request, which the profile's rules must allow; None if it makes none."""
     delivers: bool = False
-    """Whether its result has the fields ``artifacts``, ``images``, ``changes`` and ``notes``."""
+    """True if its result has the fields ``artifacts``, ``images``, ``changes`` and ``notes``."""
     paths: tuple[str, ...] = ()
-    """Arguments that are a path of the workspace."""
     silent: str = ""
-    """What the caller reads where a call has no content at all."""
+    """Text of a result without other content."""
 
     @property
     def imports(self) -> bool:
@@ -121,21 +119,21 @@ class Tool:
 
     @property
     def open_world(self) -> bool:
-        """MCP's ``openWorldHint``: whether it reaches beyond the workspace."""
+        """Return MCP's ``openWorldHint``: whether it reaches beyond the workspace."""
         return "network" in self.needs
 
     def job(self, arguments: Mapping[str, Any], reveal: Sequence[str] = (), *, root: Path | None = None) -> Job:
-        """Validated arguments to the guest's job: it gets all of them but what the host sees to.
+        """Return the guest's job for validated arguments, except those that the host handles.
 
         Args:
             arguments: of the call.
-            reveal: paths of the workspace that a job which reads it for its caller shows, however they are named.
-            root: the workspace on the host, for a caller that knows it: its absolute paths are made relative.
+            reveal: workspace paths that the job shows to its caller despite their names.
+            root: the workspace on the host, if the caller knows it: absolute paths in it become relative.
         """
         payload = {name: value for name, value in arguments.items() if name not in _HOSTS}
         for name in self.paths:
             path = PurePosixPath(payload[name])
-            # Lexical: nothing is looked up on the host. The guest refuses what then leads out with ``..``.
+            # Lexical: no lookup on the host. The guest refuses paths that leave the workspace with ``..``.
             if root is not None and path.is_relative_to(root):
                 payload[name] = str(path.relative_to(root))
         if reveal and "workspace" in self.needs:
@@ -150,18 +148,18 @@ class Tool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Excerpt:
-    """The first three quarters and the last quarter of the bytes that a result holds of one text."""
+    """An excerpt of a text: its start, and its end in a quarter of the room."""
 
     text: str
     shown: int
-    """Bytes of the whole that are in it."""
+    """Bytes of the whole that it has."""
     whole: bytes
 
 
 def cut_output(outcome: Outcome) -> tuple[Outcome, Mapping[str, Excerpt]]:
-    """Return the outcome with at most ``MAX_OUTPUT`` bytes of output, and what was cut of it by name.
+    """Return the outcome with at most ``MAX_OUTPUT`` bytes of output, and the excerpts by name.
 
-    Short texts leave the others what they do not need.
+    Short texts leave their unused room to the others.
     """
     value = outcome.value if isinstance(outcome.value, dict) else {}
     texts = {"stdout": outcome.stdout.text, "stderr": outcome.stderr.text, "value": value.get("value")}
@@ -183,7 +181,7 @@ def cut_output(outcome: Outcome) -> tuple[Outcome, Mapping[str, Excerpt]]:
 
 def _excerpt(data: bytes, room: int) -> Excerpt:
     tail_bytes = room // 4
-    # Half a character at an edge is left out.
+    # A partial character at an edge is dropped.
     head, tail = (
         part.decode("utf-8", "ignore") for part in (data[: room - tail_bytes], data[len(data) - tail_bytes :])
     )

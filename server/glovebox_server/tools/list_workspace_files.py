@@ -1,4 +1,4 @@
-"""``list_workspace_files``: which files there are, looked up inside a sandbox."""
+"""``list_workspace_files``: the files of the workspace, listed inside a sandbox."""
 
 from typing import Annotated, Literal
 
@@ -13,7 +13,7 @@ from glovebox_server.tools.values import JobValue, failed, heading, read
 MAX_PATTERN = 1000
 """Characters of a file pattern."""
 MAX_ENTRIES = 1000
-"""Entries in one answer; with paths of usual length about as many as a message holds."""
+"""Entries in one answer: with paths of usual length about what a message holds."""
 
 
 class ListArguments(Arguments):
@@ -30,27 +30,25 @@ class ListedEntry(JobValue):
     path: str
     type: Literal["file", "directory", "symlink", "special"]
     bytes: int | None
-    """Of a file; of a closed folder, all files below together, None where time was up."""
+    """Of a file; of a closed folder, all files below, None if time ran out."""
     modified: str | None
-    """RFC 3339, UTC; None of a folder."""
+    """RFC 3339, UTC; None for a folder."""
     files: int | None = None
-    """Files below a folder that an overview leaves closed; None of anything else."""
+    """Files below a folder that an overview leaves closed, else None."""
 
 
 class FileListing(JobValue):
-    """What the job found."""
+    """The value of the job."""
 
     entries: list[ListedEntry] = Field(default_factory=list)
     total: int = 0
-    """Entries that fit the pattern, shown or not."""
+    """Matching entries, shown or not."""
     scanned: int = 0
-    """Names looked at."""
     passed_over: list[str] = Field(default_factory=list)
-    """Folders of tools that were not entered; a pattern that names one enters it."""
+    """Folders of tools that were skipped; a pattern that names one enters it."""
     ignored: int = 0
-    """Entries that .gitignore leaves out, a folder as one; a pattern that names one means it."""
+    """Entries that .gitignore excludes, a folder as one; a pattern that names one includes it."""
     truncated: str | None = None
-    """What is missing, None for nothing."""
 
 
 class ListResult(FileListing, ToolResult):

@@ -1,6 +1,6 @@
-"""``propose_changes``: artifacts put into a folder of the operator's, once somebody who saw it said yes.
+"""``propose_changes``: puts artifacts into a folder of the operator, after approval of the shown changes.
 
-Nothing of it runs in a sandbox, but that its files are looked into there: see ``glovebox_server.promotion.proposing``.
+Only the scan of its files runs in a sandbox: see ``glovebox_server.promotion.proposing``.
 """
 
 from typing import Annotated
@@ -29,12 +29,10 @@ class ProposeArguments(Arguments):
 
 
 class AppliedChange(JobValue):
-    """What was changed."""
+    """The changes made."""
 
     promotion: str = ""
-    """Its id."""
     digest: str = ""
-    """Of what was shown, and done."""
     files: list[str] = Field(default_factory=list)
 
 

@@ -13,9 +13,9 @@ from glovebox_server.tools.values import JobValue, failed, read
 MAX_PATH = 4096
 """Characters: the kernel's PATH_MAX."""
 MAX_OFFSET = 1_000_000_000
-"""Lines: more than there are in the part of a file that is looked through."""
+"""Lines: more than the searched part of a file has."""
 MAX_LINES = 10_000
-"""Lines in one call; what is too much for one answer is cut before that."""
+"""Lines in one call; a longer answer is truncated first."""
 
 
 class ReadArguments(Arguments):
@@ -27,20 +27,19 @@ class ReadArguments(Arguments):
 
 
 class Read(JobValue):
-    """What the job found. A text has the fields from ``text`` on, a picture those from ``media_type`` on."""
+    """The value of the job. A text has the fields from ``text`` on, a picture those from ``media_type`` on."""
 
     path: str = ""
     bytes: int = 0
-    """Size of the file."""
     text: str | None = None
     first_line: int | None = None
     lines: int | None = None
     total_lines: int | None = None
-    """None where the file is too large to count them."""
+    """Count of lines; None if the file is too large."""
     truncated: str | None = None
-    """What is missing, or how a picture is shown; None for nothing."""
+    """The missing parts, or how a picture is shown; None if complete."""
     next_offset: int | None = None
-    """Where to read on, None at the end of the file."""
+    """Offset of the next read; None at the end of the file."""
     encoding: str | None = None
     media_type: str | None = None
     width: int | None = None

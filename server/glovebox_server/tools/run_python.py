@@ -13,20 +13,19 @@ from glovebox_server.calls import Text
 from glovebox_server.tools.base import Arguments, Tool, ToolAnswer, ToolResult
 
 MAX_CODE = 256 * 1024
-"""Characters of one program: far above what a model writes, below what the wire carries in one message."""
+"""Characters of one program: more than a model writes, less than one message of the wire."""
 MAX_INPUTS = 16
-"""Artifacts of earlier calls in one call."""
 MAX_FIGURES = 10_000
-"""Open figures that are believed: each holds some 100 kB, so far fewer have room in any profile's memory."""
+"""Bound of the reported number: a figure takes some 100 kB, so a profile's memory holds far fewer."""
 MAX_SKIPPED = 3
-"""Files named that did not come out for one reason; the rest are counted."""
+"""Files listed that were not collected for one reason; the rest are counted."""
 
 _INSTEAD: Mapping[str, str] = {
     "timed_out": "Do less in one call.",
     "out_of_memory": "Load less at a time: only the columns and rows you need, or one part after another.",
     "limit": "Do less in one call and print less. Write long output to a file in /output.",
 }
-"""What to do after a program was stopped, by how it ended."""
+"""Advice after a program was stopped, by how it ended."""
 
 
 class RunPythonArguments(Arguments):
@@ -48,7 +47,7 @@ class OutputStream(BaseModel):
 
 
 class OutputFile(BaseModel):
-    """Something that came out."""
+    """One file that left the sandbox."""
 
     name: str
     uri: str
@@ -59,7 +58,7 @@ class OutputFile(BaseModel):
 
 
 class Findings(BaseModel):
-    """What a look into a file gave."""
+    """The findings of a scan of one file."""
 
     name: str
     uri: str
@@ -69,7 +68,7 @@ class Findings(BaseModel):
 
 
 class WorkspaceChanges(BaseModel):
-    """What the program changed in its copy of the workspace."""
+    """Changes of the program in its copy of the workspace."""
 
     created: tuple[str, ...]
     changed: tuple[str, ...]
@@ -86,7 +85,7 @@ class RunPythonResult(ToolResult):
     stderr: OutputStream | None = None
     value: str | None = None
     truncated: str | None = None
-    """How much of the output is here, and where all of it is; None where nothing is missing."""
+    """The part of the output that is here, and where all of it is; None if it is complete."""
     images: tuple[OutputFile, ...] = ()
     artifacts: tuple[OutputFile, ...] = ()
     findings: tuple[Findings, ...] = ()
@@ -123,7 +122,7 @@ def _failed(outcome: Outcome) -> bool:
 
 
 def _texts(outcome: Outcome, last: str | None, notes: list[str]) -> list[str]:
-    """Return the texts of a result; the reason of a failure comes first, as some clients show one block."""
+    """Return the texts of a result; a failure's reason is first, as some clients show one block."""
     stdout, stderr = outcome.stdout.text, outcome.stderr.text
     errors = [f"[stderr]\n{stderr}"] if stderr else []
     value = [] if last is None else [f"[value]\n{last}"]
@@ -132,7 +131,7 @@ def _texts(outcome: Outcome, last: str | None, notes: list[str]) -> list[str]:
         return [*([stdout] if stdout else []), *errors, *value, *remarks]
     status = "" if outcome.code is None else f" {outcome.code}"
     ended = f"[ended: {outcome.ended}{status}]"
-    # A reason is the first of the notes.
+    # The reason is the first note.
     why = [f"{ended}\n{remarks.pop(0)}", *errors] if outcome.reason else [*errors, ended]
     return [*why, *([f"[stdout]\n{stdout}"] if stdout else []), *value, *remarks]
 
@@ -159,7 +158,6 @@ def _notes(outcome: Outcome, value: Mapping[str, Any]) -> list[str]:
 
 
 def _not_collected(skipped: Iterable[SkippedFile]) -> list[str]:
-    """One sentence for each reason why files did not come out."""
     notes = []
     for reason, group in groupby(skipped, key=lambda each: each.reason):
         names = [quoted(each.name) for each in group]
@@ -184,7 +182,7 @@ def _error(error: Any) -> dict[str, Any] | None:
 
 
 def _count(value: Any, most: int) -> int | None:
-    """Accept a number of the program's process within bounds; a bool is none."""
+    """Return a number from the program's process if it is within bounds; a bool is none."""
     return value if type(value) is int and 0 < value <= most else None
 
 

@@ -12,9 +12,7 @@ from glovebox_server.tools.list_workspace_files import MAX_PATTERN
 from glovebox_server.tools.values import JobValue, failed, heading, read
 
 MAX_MATCHES = 1000
-"""Matches in one answer."""
 MAX_CONTEXT = 5
-"""Lines shown before and after a match."""
 
 
 class SearchArguments(Arguments):
@@ -30,7 +28,7 @@ class SearchArguments(Arguments):
 
 
 class Match(JobValue):
-    """One line that matches; long lines are cut around the match. No line stands with two matches, or as both."""
+    """One matching line, truncated around the match. A line is in one match only, and never also as context."""
 
     path: str
     line: int
@@ -40,19 +38,17 @@ class Match(JobValue):
 
 
 class SearchMatches(JobValue):
-    """What the job found."""
+    """The value of the job."""
 
     matches: list[Match] = Field(default_factory=list)
     searched: int = 0
-    """Text files looked into."""
     binary: int = 0
-    """Files passed over because they are no text."""
     passed_over: list[str] = Field(default_factory=list)
-    """Folders of tools that were not entered; a path that names one enters it."""
+    """Folders of tools that were skipped; a path that names one enters it."""
     ignored: int = 0
-    """Files and folders that .gitignore leaves out; a path that names one means it."""
+    """Files and folders that .gitignore excludes; a path that names one includes it."""
     truncated: str | None = None
-    """What was not searched or is not shown, None for nothing."""
+    """The files not searched, or matches not shown; None if complete."""
 
 
 class SearchResult(SearchMatches, ToolResult):
@@ -75,7 +71,7 @@ def _answer(outcome: Outcome) -> ToolAnswer:
 
 
 def _lines(match: Match) -> list[str]:
-    """Number a match and its context; a colon marks the match, as in grep."""
+    """Return a match and its context with line numbers; a colon marks the match, as in grep."""
     first = match.line - len(match.before)
     around = [f"  {number}- {text}" for number, text in enumerate(match.before, first)]
     around.append(f"  {match.line}: {match.text}")

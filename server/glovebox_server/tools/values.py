@@ -1,4 +1,4 @@
-"""Reads the value that a job handed back. It was made next to a stranger's bytes, so its shape is checked. No I/O."""
+"""Reads the value that a job returned. It was made next to untrusted bytes, so its shape is checked. No I/O."""
 
 from collections.abc import Iterable
 from typing import Annotated, Any, TypeVar
@@ -15,13 +15,13 @@ _MOST = 2000
 
 
 class JobValue(BaseModel):
-    """Base of the values of jobs. Every field has a default: where a call fails there are none."""
+    """Base of the values of jobs. Every field has a default: a failed call has none."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 def _refusal(value: Any) -> Refusal:
-    """Read exactly three texts of bounded length: pydantic takes no dataclass from a table where it is strict."""
+    """Return three texts of bounded length as a refusal: strict pydantic takes no dataclass from a dict."""
     if not isinstance(value, dict) or not all(isinstance(part, str) and len(part) <= _MOST for part in value.values()):
         raise ValueError("not a rule, a reason and a hint")
     try:
@@ -31,7 +31,7 @@ def _refusal(value: Any) -> Refusal:
 
 
 RefusedError = Annotated[Refusal, PlainValidator(_refusal)]
-"""Why the job could not do what was asked: the caller's to put right, unlike a refusal of policy."""
+"""Why the job failed: for the caller to fix, unlike a refusal of policy."""
 
 
 class _JobFailure(JobValue):
@@ -42,7 +42,7 @@ _Model = TypeVar("_Model", bound=JobValue)
 
 
 def read(outcome: Outcome, model: type[_Model]) -> _Model | Refusal:
-    """Return the job's value as ``model`` reads it, or what kept it from having one."""
+    """Return the job's value as ``model`` reads it, or why there is none."""
     if outcome.ended != "exited" or outcome.code != 0:
         reason = outcome.reason or "The job failed inside the sandbox."
         return Refusal(
@@ -71,5 +71,5 @@ def failure(refusal: Refusal) -> dict[str, Any]:
 
 
 def failed(refusal: Refusal) -> ToolAnswer:
-    """Return the answer of a call whose job could not do it."""
+    """Return the answer of a call whose job failed."""
     return ToolAnswer(fields={"error": failure(refusal)}, content=(Text(text=str(refusal)),), failed=True)

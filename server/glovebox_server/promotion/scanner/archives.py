@@ -52,9 +52,8 @@ _UNREAD = (
     b"MSWIM\0\0\0",
     b"\x60\xea",
 )
-"""Magic numbers of archives that the standard library does not read: 7z, RAR, Zstandard, cabinet, ar, LZ4 (two), RPM,
-old cpio, compress (two), lzip, xar, WIM, ARJ.
-"""
+"""Magic numbers of archives that are not read here: 7z, RAR, Zstandard, cabinet, ar, LZ4 (two), RPM, old cpio,
+compress (two), lzip, xar, WIM, ARJ."""
 _CPIO = re.compile(rb"07070[127][0-9A-Fa-f]{70}")
 _OUTER = {
     ".tgz": ".tar",

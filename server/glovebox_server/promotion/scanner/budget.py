@@ -24,7 +24,7 @@ class ScannedPart(NamedTuple):
     name: str
     data: bytes
     is_text: bool = False
-    """Whether only secrets are searched, as nothing opens it by itself: a part of an Office document."""
+    """True for a part of an Office document that opens only with it: it is searched only for secrets."""
 
 
 Findings = Iterator["str | ScannedPart"]

@@ -9,8 +9,7 @@ _ELEMENT = rb"<(?:[^\s<>/:]+:)?"
 _IS = rb"\s*=\s*(?:[\"']\s*)?"
 _AWAY = rb"(?:h\s*t\s*t\s*p\s*(?:s\s*)?:|[\\/]\s*[\\/])"
 """Start of an external address. Browsers drop line ends and tabs, and take a backslash for a slash, see
-https://url.spec.whatwg.org/#concept-basic-url-parser.
-"""
+https://url.spec.whatwg.org/#concept-basic-url-parser."""
 
 
 def _css(name: bytes) -> bytes:

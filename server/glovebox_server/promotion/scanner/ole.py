@@ -13,7 +13,6 @@ _MOST_STREAMS = 1000
 _HEAD = 512
 _ENTRY = 128
 _STREAM, _ROOT = 2, 5
-"""Kinds of a directory entry."""
 _SECTOR, _MINI = (9, 12), 6
 """Sector sizes, as powers of two."""
 _SMALL = 4096
