@@ -1,4 +1,4 @@
-"""The composition root: everything a server needs, put together once, taken down in order."""
+"""The composition root: builds every part of a server once, and takes them down in order."""
 
 import os
 import time
@@ -68,48 +68,46 @@ if TYPE_CHECKING:
     from glovebox_server.mcp.manifest import Manifest
 
 ARTIFACT_PARTS = 4
-"""Over HTTP one principal may have a quarter of the artifacts: much for one, and three more have to fill theirs before
-anybody is without room."""
+"""Fraction of the artifacts that one principal may have over HTTP: three more must fill theirs before others
+lack room."""
 _SWEEP_SECONDS = 300.0
-"""Between two looks for expired artifacts: they are unreadable at once, this only gives the disk back."""
+"""Expired artifacts are unreadable at once; the sweep only frees the disk."""
 
 VERSION = installed_version("glovebox-mcp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class App:
-    """A running Glovebox, whatever transport serves it."""
+    """A running Glovebox, independent of its transport."""
 
     settings: Settings
     workspace: Workspace
     tools: Mapping[str, Tool]
     profiles: ProfileSet
     environments: Mapping[str, Environment]
-    """Of each tool's programs, by the tool's name."""
+    """Keyed by tool."""
     broker: Broker
     guards: GuardSet
     audit: AuditLog
     artifacts: ArtifactStore
     runs: Runs
     refusals: Refusals
-    """Requests that never became a call."""
     states_key: bytes = field(repr=False)
-    """Binds what clients carry between asking and answering."""
+    """Authenticates the state that clients carry between a question and its answer."""
     in_force: ActivePolicy
-    """The operator's policy, where there is one."""
     version: str = VERSION
     ended: list[str]
-    """Whoever ends the server puts the reason here, for its last record."""
+    """The reason of the server's end, for its last record."""
 
     def rights_of(self, principal: Principal) -> Rights:
-        """What a caller may do."""
+        """Return what a caller may do."""
         return self.guards.rights_of(principal)
 
     def redaction(self, principal: Principal, tool: str | None) -> tuple[str, Forms]:
-        """Return what becomes of secrets in files of a tool's programs, and the keys that no caller may read there.
+        """Return how secrets in files of a tool's programs are treated, and the keys that no caller may read there.
 
-        These are the keys of the caller's rights, and of the tool's profile as it is without a role: the call that made
-        a file may have had more rights than its caller has now.
+        The keys are those of the caller's rights and of the tool's profile without a role: the call that made a file
+        may have had more rights than its caller has now.
         """
         rights = self.rights_of(principal)
         profile, made_by = (rights.profiles.get(tool), self.profiles.get(tool)) if tool else (None, None)
@@ -117,18 +115,18 @@ class App:
         return profile.result.redact if profile else "mask", self.guards.credentials.forms(credentials)
 
     async def left(self, principal: Principal, run: str | None) -> Sequence[BudgetRemainder]:
-        """What is left of a caller's budgets; nothing where it has none.
+        """Return what is left of a caller's budgets; empty without budgets.
 
         Raises:
-            StoreError: it cannot be read.
+            StoreError: the budgets cannot be read.
         """
         if self.guards.budgets is None:
             return ()
         return await self.guards.budgets.left(principal, run, self.rights_of(principal))
 
     async def manifest(self, rights: Rights) -> "Manifest":
-        """What a caller can know before a call; asks every driver."""
-        from glovebox_server.mcp import manifest as capabilities  # noqa: PLC0415 - brings the SDK, which a call from a script does without
+        """Return what a caller can know before a call; asks every driver."""
+        from glovebox_server.mcp import manifest as capabilities  # noqa: PLC0415 - imports the SDK, which a call from a script does without
 
         return await capabilities.build_manifest(
             tools=self.tools,
@@ -140,7 +138,7 @@ class App:
 
 
 def check_example(profile: Profile, call: Mapping[str, Any]) -> tuple[Effect, str]:
-    """What this server would say to a profile's example."""
+    """Decide an example of a profile as this server would."""
     tool = TOOLS.get(profile.tool)
     if tool is None:
         return "deny", "tool.unknown"
@@ -152,16 +150,16 @@ def check_example(profile: Profile, call: Mapping[str, Any]) -> tuple[Effect, st
 
 
 def load_profiles(settings: Settings) -> ProfileSet:
-    """The shipped profiles, with the operator's in place of those of the same tool.
+    """Return the shipped profiles; the operator's replace those of the same tool.
 
     Raises:
-        ProfileError: one is wrong, or the directory that was set does not exist.
+        ProfileError: a profile is invalid, or the configured directory does not exist.
     """
     return load(profile_directories(settings), check_example=check_example, tools=TOOLS)
 
 
 def profile_directories(settings: Settings) -> list[Path]:
-    """Where profiles are loaded from; the operator's own directory may be missing where nobody named it.
+    """Return the profile directories; the operator's default one may be missing.
 
     Raises:
         ProfileError: a profile lies beside that directory.
@@ -176,7 +174,7 @@ def profile_directories(settings: Settings) -> list[Path]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _StartInput:
-    """All that is read before anything is started."""
+    """Everything that is read before anything starts."""
 
     settings: Settings
     transport: str
@@ -193,14 +191,12 @@ class _StartInput:
 
     @property
     def is_shared(self) -> bool:
-        """Return whether there may be several principals: over stdio and on the command line there is one."""
+        """Return whether several principals are possible; stdio and the command line have one."""
         return self.transport == "http"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Parts:
-    """What a server runs with."""
-
     audit: AuditLog
     tasks: TaskGroup
     refusals: Refusals
@@ -217,21 +213,17 @@ async def opened(
     *,
     prewarm: bool = True,
 ) -> AsyncIterator[App]:
-    """Open a server's parts, for the length of the block.
+    """Open a server's parts for the length of the block.
 
-    Args:
-        settings: Where things are.
-        transport: For the record: ``stdio``, ``http`` or ``cli``.
-        tools_digest: For the record: makes the digest of the list of tools that clients are shown.
-        prewarm: Whether sandboxes are prepared ahead, where profiles want it.
+    ``transport`` (``stdio``, ``http`` or ``cli``) and ``tools_digest`` (of the list of tools) are for the record.
 
     Raises:
-        ProfileError: A profile or the policy is wrong, or the environment it names is not built.
-        WorkspaceError: A workspace that was named holds the server's own files.
-        SecretFileError: Others could read or change the state directory, a key, or what is stopped.
+        ProfileError: A profile or the policy is invalid, or the environment it names is not built.
+        WorkspaceError: A named workspace holds the server's own files.
+        SecretFileError: Others could read or change the state directory, a key, or the stops.
         AuditError: The log cannot be written.
-        ArtifactStoreError: Nor can the artifacts'.
-        StoreError: What governs calls cannot be kept. In each case nothing was started.
+        ArtifactStoreError: The artifacts cannot be written.
+        StoreError: A store that governs calls cannot be written. In each case nothing was started.
     """
     start, ended = _read(settings, transport), list[str]()
     async with AsyncExitStack() as stack:
@@ -250,7 +242,7 @@ def _read(settings: Settings, transport: str) -> _StartInput:
     environments = required(settings, profiles)
     owner = new_owner()
     served = workspace.find(settings, transport)
-    path = policy_file(settings)  # settled here: one that is gone later is not taken for none
+    path = policy_file(settings)  # resolved here: a file that disappears later is not read as "no policy"
     place = settings if path is None else settings.model_copy(update={"policy": path})
     lock = _lock(settings)
     policy = ActivePolicy(path, partial(_governed, place, profiles, served, lock))
@@ -280,7 +272,7 @@ async def _open_parts(
     *,
     prewarm: bool,
 ) -> _Parts:
-    """Open the parts in their order; the stack takes them down in the other."""
+    """Open the parts in their order; the stack takes them down in reverse."""
     settings, state, policy, enter = start.settings, start.settings.state_dir, start.policy, stack.enter_async_context
     audit = await enter(AuditLog.open(state / "audit", start.server_id, rotation(settings, start.signer)))
     stops = await enter(Stops.opened(state, audit))
@@ -327,7 +319,7 @@ def _assemble(start: _StartInput, parts: _Parts, ended: list[str]) -> App:
 
 
 async def _begin(start: _StartInput, parts: _Parts, *, prewarm: bool) -> None:
-    """Record what is in force, and start what runs beside calls."""
+    """Record what is in effect, and start what runs beside calls."""
     settings, profiles, audit, tasks = start.settings, start.profiles, parts.audit, parts.tasks
     for tool, profile in profiles.items():
         source = "shipped" if profiles.source(tool).parent == SHIPPED else "operator"
@@ -350,10 +342,10 @@ def _proposals(settings: Settings, audit: AuditLog, policy: ActivePolicy) -> Pro
 
 
 def _lock(settings: Settings) -> Lock | None:
-    """The lock that was asked for, signed where that was asked for too.
+    """Return the requested lock, its signature verified where that was requested too.
 
     Raises:
-        ProfileError: it is not there, is none, or is not signed so.
+        ProfileError: the lock is missing, invalid, or not signed as required.
     """
     if settings.locked is None:
         if settings.require_signed is None:
@@ -367,10 +359,10 @@ def _lock(settings: Settings) -> Lock | None:
 
 
 def require_locked(settings: Settings, policy: Policy | None, path: Path | None) -> None:
-    """Refuse a policy that is not the one of the lock, where one was asked for; for what reads it without a server.
+    """Refuse a policy that differs from the requested lock; for commands that read it without a server.
 
     Raises:
-        ProfileError: the first difference; or the lock is none, or is not signed as was asked.
+        ProfileError: the first difference; or the lock is invalid, or not signed as required.
     """
     lock = _lock(settings)
     if lock is not None:
@@ -387,8 +379,8 @@ def _governed(settings: Settings, profiles: ProfileSet, served: Workspace, lock:
 def effective(
     profiles: ProfileSet, environments: Mapping[str, Environment], policy: Policy | None, path: Path | None
 ) -> Effective:
-    """What a lock is made of, or compared with."""
-    from glovebox_server.mcp import catalogue  # noqa: PLC0415 - brings the SDK
+    """Return what a lock is made of, or compared with."""
+    from glovebox_server.mcp import catalogue  # noqa: PLC0415 - imports the SDK
 
     tools = {
         entry.name: {"listed": catalogue.digest_tools([entry]), "packages": _packages(environments, entry.name)}
@@ -398,14 +390,14 @@ def effective(
 
 
 def _recover_promotions(settings: Settings) -> None:
-    """Bring promotions that were interrupted to an end, before anybody reads what they were changing."""
+    """Finish interrupted promotions before the files that they were changing are read."""
     if os.path.lexists(settings.state_dir / "promotions"):
         promotions.recover(settings)
 
 
 @asynccontextmanager
 async def _on_record(audit: AuditLog, started: ServerStarted, ended: list[str]) -> AsyncIterator[None]:
-    """From the record of a server's start to that of its end, however the block ends."""
+    """Record the server's start, and its end however the block ends."""
     await audit.append(started)
     try:
         yield
@@ -419,7 +411,7 @@ async def _on_record(audit: AuditLog, started: ServerStarted, ended: list[str]) 
 
 
 def _packages(environments: Mapping[str, Environment], tool: str) -> str:
-    """Digest of what a tool's programs import from; empty for a tool that runs none."""
+    """Return the digest of what a tool's programs import from; empty for a tool that runs none."""
     if not TOOLS[tool].imports:
         return ""
     try:
@@ -429,7 +421,7 @@ def _packages(environments: Mapping[str, Environment], tool: str) -> str:
 
 
 async def prepare_in_force(in_force: ActivePolicy, guards: GuardSet) -> None:
-    """Prepare sandboxes for what is in force, now and after each change."""
+    """Prepare sandboxes for the policy in effect, now and after each change."""
     while True:
         changed = in_force.changed
         await prepare_sandboxes(in_force.now.every, guards)
@@ -437,7 +429,7 @@ async def prepare_in_force(in_force: ActivePolicy, guards: GuardSet) -> None:
 
 
 async def prepare_masked(in_force: ActivePolicy, guards: GuardSet) -> None:
-    """Prepare sandboxes anew when other files are hidden from programs, as long as any are called."""
+    """Prepare sandboxes anew when other files are hidden from programs, as long as calls use any."""
     hiding = guards.hiding
     while True:
         await hiding.changed.wait()
@@ -453,6 +445,6 @@ async def _sweep(store: ArtifactStore) -> None:
 
 
 async def _record(audit: AuditLog, event: pools.PoolEvent) -> None:
-    # What calls need of the log they write themselves, and hear of it there.
+    # Calls write the records they need themselves, and report failures of the log there.
     with suppress(AuditError):
         await audit.append(PoolChanged(**asdict(event)))

@@ -1,4 +1,4 @@
-"""The records one call is made of: who calls, what is asked, what was decided. Frozen data, no I/O."""
+"""The records one call consists of: its caller, its request, its decision. Frozen data, no I/O."""
 
 import secrets
 import time
@@ -11,35 +11,35 @@ from glovebox_audit.chain import ID_DIGITS, ID_TIME_DIGITS
 from glovebox_audit.events.calls import Effect
 from glovebox_sandboxes.contract.outcome import SkippedFile
 
-if TYPE_CHECKING:  # it names a principal
+if TYPE_CHECKING:  # it imports Principal
     from glovebox_server.guards.approvals.question import ApprovalAnswer, Question
 
-#: Of milliseconds: a clock shows more, and means nothing by it.
+#: Decimal places of milliseconds; more would be noise.
 _DIGITS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """Who calls. Artifacts and resources belong to a principal and are invisible to every other."""
+    """A caller. Its artifacts and resources are invisible to every other."""
 
     id: str
     """Stable: ``local:<uid>`` over stdio and on the command line, ``token:<name>`` or ``oauth:<issuer>#<subject>``."""
     transport: Literal["stdio", "http", "sse", "cli"]
     client: str | None = None
-    """What the client calls itself: self-reported, for the record only, never a ground for a decision."""
+    """Self-reported name of the client: for the record only, never a ground for a decision."""
     workflow: str | None = None
-    """What the work belongs to: a name the operator bound to the token or the server; no caller chooses it."""
+    """Name that the operator bound to the token or the server; no caller chooses it."""
     user: str | None = None
-    """The person behind it, as the token's claims name them; for the record only."""
+    """Person behind the caller, as the token's claims say; for the record only."""
     roles: tuple[str, ...] = ()
-    """Roles that the token carries; else ``policy.toml`` says which one the principal has."""
+    """Roles of the token; else ``policy.toml`` gives the principal its role."""
     scopes: tuple[str, ...] = ()
-    """Of an access token: what they stand for is said by the policy in force when a call is decided."""
+    """Scopes of an access token; the policy in effect at the decision says what they grant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """Where a call stands in its caller's own tracing, for the record only (W3C Trace Context)."""
+    """The position of a call in its caller's own tracing, for the record only (W3C Trace Context)."""
 
     parent: str
     state: str | None = None
@@ -47,7 +47,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """One validated request to run one tool."""
+    """A validated request to run one tool."""
 
     id: str
     """``c_`` and 26 lower-case characters: unique, sortable by time."""
@@ -55,39 +55,39 @@ class ToolCall:
     session: str | None
     tool: str
     arguments: Mapping[str, Any]
-    """Already validated by the tool's argument model; JSON-compatible."""
+    """Validated by the tool's argument model; JSON-compatible."""
     received: datetime
     run: str | None = None
-    """The piece of work it belongs to: one connection, one session, or what a handle of the server's names."""
+    """The work it belongs to: one connection, one session, or the run that a handle of the server names."""
     trace: Trace | None = None
 
 
 def whose(principal: Principal, run: str | None) -> dict[str, str]:
-    """What every record, result and refusal says of whose a call is."""
+    """Return caller, client, run and workflow for records, results and refusals."""
     said = {"principal": principal.id, "client": principal.client, "run": run, "workflow": principal.workflow}
     return {name: value for name, value in said.items() if value is not None}
 
 
 def elapsed_ms(call: ToolCall) -> float:
-    """Milliseconds since a call's turn came."""
+    """Return the milliseconds since a call's turn came."""
     return round((datetime.now(UTC) - call.received).total_seconds() * 1000, _DIGITS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """A denial that somebody lifted, for one call or for a run."""
+    """A lifted denial, for one call or for a run."""
 
     approval: str
-    """Id of the question that was answered with yes."""
+    """Id of the approved request."""
     what: Literal["host", "tool", "budget"]
-    """What kind of denial."""
+    """Kind of the denial."""
     target: str
-    """What exactly: ``https://host:443``, the tool, the budget."""
+    """``https://host:443``, the tool, or the budget."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What policy says about one call, before anything starts."""
+    """The policy's decision about one call, before anything starts."""
 
     effect: Effect
     rule: str
@@ -97,21 +97,20 @@ class Decision:
     hint: str
     """What would be allowed, or how to ask."""
     profile_digest: str
-    """``sha256:…`` of the profile that was in force; empty when there is none."""
+    """``sha256:…`` of the profile in effect; empty without one."""
     recorded: str = ""
-    """The reason for the log, where the caller's repeats what the call asked for: that may hold a secret."""
+    """The reason for the log, where the caller's repeats arguments, which may hold a secret."""
     role: str | None = None
-    """The caller's role, where there is a policy."""
     policy_digest: str | None = None
-    """``sha256:…`` of the policy in force, where there is one."""
+    """``sha256:…`` of the policy in effect."""
     reaches: tuple[str, ...] | None = None
-    """Hosts with ports that it may reach, where those are fewer than its profile's: a redirect leads to no other."""
+    """Hosts with ports that it may reach, where fewer than its profile's; redirects lead to no other."""
     grants: tuple["Grant", ...] = ()
-    """What was lifted for it beyond the policy."""
+    """Exceptions from the policy."""
     approved_by: tuple[str, ...] = ()
-    """Who said yes to it, or to what was lifted for it."""
+    """Approvers of the call or of its exceptions."""
     approval: str | None = None
-    """Id of the question that somebody answered with yes, where one was asked."""
+    """Id of the approved request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +130,7 @@ class Image:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """An artifact the caller can read later."""
+    """An artifact that the caller can read later."""
 
     uri: str
     name: str
@@ -147,59 +146,59 @@ Content = Text | Image | Link
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallResult:
-    """What a call gives back. ``structured`` and ``content`` each tell everything: some clients drop one of them."""
+    """The result of a call. ``structured`` and ``content`` are each complete: some clients drop one of them."""
 
     structured: Mapping[str, Any]
     """Fits the tool's result model; JSON-compatible."""
     content: tuple[Content, ...]
     failed: bool
-    """The program did not end well, or policy refused the call: MCP's ``isError``."""
+    """The program failed, or policy refused the call: MCP's ``isError``."""
     meta: Mapping[str, Any]
-    """Call id, profile digest, isolation reached, head of the audit chain. No secrets: it may reach the model."""
+    """Call id, profile digest, isolation reached, head of the audit chain. No secrets: the model may read it."""
     beside: int = 0
-    """Bytes of output that are in artifacts instead of here. They are charged as if they were here."""
+    """Bytes of output in artifacts instead of here; charged as if they were here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivered:
-    """What a call's caller gets beside the program's own words."""
+    """What the caller gets beside the program's own words."""
 
     artifacts: tuple[Link, ...]
     figures: tuple[Link, ...]
-    """Pictures the job returned, which are artifacts too."""
+    """Pictures that the job returned; they are artifacts too."""
     shown: tuple[Image, ...]
-    """What clients are shown of them, and of pictures among the files."""
+    """What clients see of them, and of pictures among the files."""
     notes: tuple[str, ...] = ()
-    """Where that is not the picture itself: what it is, and where the picture is."""
+    """Where a client sees no picture: what it is, and where the picture is."""
     skipped: tuple[SkippedFile, ...]
     whole: Mapping[str, str] = field(default_factory=dict)
-    """Addresses of output that is cut in the result, by name. They are among ``artifacts``, first."""
+    """Addresses of output that is truncated in the result, by name. They come first in ``artifacts``."""
 
 
 NOTHING = Delivered(artifacts=(), figures=(), shown=(), skipped=())
-"""Of a call of which nothing is given back."""
+"""The result of a call that returns nothing."""
 
 
 class Listener(Protocol):
-    """What a caller may hear while its call runs. A slow listener must not slow the call: implementations bound it."""
+    """Receives events while a call runs. Implementations bound it: a slow listener must not slow the call."""
 
     def progress(self, message: str) -> None:
-        """One sentence of what is happening now (also every few seconds as a sign of life)."""
+        """Take one sentence of what is happening now (also every few seconds as a sign of life)."""
 
     def printed(self, text: str) -> None:
-        """What the program has just written to standard output."""
+        """Take what the program has just written to standard output."""
 
     def ended_by(self) -> str:
-        """Asked when the call is cancelled: ``client``, ``stream closed``, ``token removed`` or ``server stopping``."""
+        """Return who cancelled the call: ``client``, ``stream closed``, ``token removed`` or ``server stopping``."""
 
     def waits(self) -> float:
-        """Seconds its caller waits for somebody's answer; True for as long as any client does.
+        """Return the seconds its caller waits for an answer; True for as long as any client does.
 
-        False where it hears no progress, so that it would not know what it waits for: it is told to call again.
+        False where it gets no progress and could not show what it waits for: the result says to call again.
         """
 
     async def ask(self, question: "Question") -> "ApprovalAnswer | None":
-        """Ask the person at the client, and wait for the answer; None where this client cannot be asked."""
+        """Ask the person at the client, and wait for the answer; None if this client cannot be asked."""
 
 
 _RANDOM_DIGITS = 16

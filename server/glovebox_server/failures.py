@@ -1,4 +1,4 @@
-"""The one table of what a call can end in instead of a result: its class, what the caller reads, the exit code.
+"""The one table of failures of a call: the class, what the caller reads, the exit code.
 
 MCP, the command line and the proof on a host take their answers from here.
 """
@@ -26,12 +26,12 @@ Class = Literal["unknown tool", "invalid", "refused", "unavailable"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """What is said of one kind of exception."""
+    """The caller's sentence and exit code for one kind of exception."""
 
     classed: Class
     exit_code: int
     sentence: Callable[[Exception, str], str]
-    """From the exception and the call's id to what the caller reads: nothing of where things are on this host."""
+    """From the exception and the call's id to what the caller reads, without paths of this host."""
 
 
 def _unavailable(what: str) -> Failure:
@@ -69,12 +69,12 @@ FAILURES: dict[type[Exception], Failure] = {
 
 
 def failure_of(error: BaseException) -> Failure | None:
-    """What is said of this one; None for what nobody foresaw."""
+    """Return the failure of an error; None for an internal one."""
     return FAILURES.get(type(error))  # type: ignore[arg-type]  # a class that is no Exception's is in no table
 
 
 def foreseen(error: Exception) -> bool:
-    """Whether it is one of ours, whose sentence may be told."""
+    """Return whether an error is one of ours, whose sentence may be shown."""
     return failure_of(error) is not None
 
 
@@ -85,7 +85,7 @@ def own_command() -> list[str]:
 
 
 def with_own_command(sentence: str) -> str:
-    """Return a sentence of ours whose commands run this installation, which no PATH may name.
+    """Return a sentence of ours whose commands run this installation, even if it is not on PATH.
 
     uv runs what ``uvx`` and bundles start from its cache, and puts that on the PATH of the process alone.
     """

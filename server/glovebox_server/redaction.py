@@ -1,4 +1,4 @@
-"""What a client may read of our own failures: the sentence without the host's paths. Pure.
+"""Removes the host's paths from the failures that a client may read. Pure.
 
 The operator finds the whole sentence in the server's log. Every text that goes to a client or into an audit record that
 clients can read passes through here. Must never be imported here: anything but the standard library.
@@ -7,18 +7,18 @@ clients can read passes through here. Must never be imported here: anything but 
 import re
 
 PLACE = "[host path]"
-"""What stands for a path."""
+"""Replaces a path."""
 
-# From a slash that begins a word to the end of that word. In quotes to the closing one: a directory may have spaces.
+# From a slash that begins a word to that word's end. In quotes to the closing one: a directory may have spaces.
 _QUOTED = re.compile(r"""(?P<quote>['"`])/[^'"`\n]*(?P=quote)""")
 _PATH = re.compile(r"""(?<![\w/:.<>])/(?:[^\s'"`,;:()\[\]{}]+)""")
 
 
 def without_paths(text: str) -> str:
-    """The text with each absolute path of a file replaced, and encodable whatever was in it.
+    """Return the text with each absolute path replaced, and always encodable.
 
     Args:
-        text: a sentence of ours, perhaps with the words of the operating system or a daemon in it.
+        text: a sentence of ours, possibly quoting the operating system or a daemon.
     """
     encodable = text.encode("utf-8", "replace").decode()
     return _PATH.sub(PLACE, _QUOTED.sub(PLACE, encodable))

@@ -1,4 +1,4 @@
-"""Small files nobody else may read: one directory, one secret per file; refused where others could have read it.
+"""Small secret files: one directory, one secret per file; refused if others could have read it.
 
 No secret is printed or logged here.
 """
@@ -22,7 +22,7 @@ _THE_FILE = "Name the file itself."
 
 
 class SecretFileError(DiagnosedError):
-    """A file or directory that nobody else may read cannot be used safely, so what needs it does not start."""
+    """A secret file or its directory cannot be used safely, so what needs it does not start."""
 
     def __init__(self, kind: str, path: Path, reason: str, fix: str) -> None:
         """Take what the file holds, its path, what is wrong with it, and the command that repairs it."""
@@ -34,16 +34,15 @@ class StateDirectoryError(SecretFileError):
     """The state directory cannot be used safely, so nothing that keeps anything in it runs."""
 
     def __init__(self, path: Path, reason: str, fix: str) -> None:
-        """Take its path, what is wrong with it, and the command that repairs it."""
         super().__init__("state directory", path, reason, fix)
 
 
 def prepare_state(directory: Path) -> None:
-    """Make a state directory (0700) where it is missing; refuse one that others could read, change or exchange.
+    """Make a state directory (0700) if missing; refuse one that others could read, change or exchange.
 
     Raises:
-        StateDirectoryError: it belongs to another user, root's server included, or is open to others, or root's lies
-            where another user can put another in its place, or it cannot be made.
+        StateDirectoryError: it belongs to another user (also for a server of root) or is open to others; or
+            root's lies where another user can replace it; or it cannot be made.
     """
     other = "name another with --state-dir or GLOVEBOX_STATE_DIR"
     try:
@@ -57,7 +56,7 @@ def prepare_state(directory: Path) -> None:
         raise StateDirectoryError(
             directory, f"it belongs to user {found.st_uid}", f"Run Glovebox as that user, or {other}."
         )
-    if found.st_mode & 0o077:  # as of each file in it, whose own checks say what becomes of one that was read
+    if found.st_mode & 0o077:  # as for each file in it, whose own checks decide about one that others could have read
         reason = f"others have access to it (mode {stat.S_IMODE(found.st_mode):03o})"
         raise StateDirectoryError(directory, reason, f"Run `chmod 700 {directory}`, or {other}.")
     for place in {directory.absolute(), directory.resolve()} if changes_user() else ():
@@ -71,22 +70,21 @@ class SecretDirectory:
     """An open directory of secrets; see ``opened``."""
 
     def __init__(self, path: Path, descriptor: int, kind: str) -> None:
-        """Take what ``opened`` checked."""
         self.path = path
         self._descriptor = descriptor
         self._kind = kind
 
     def names(self) -> list[str]:
-        """Names of the files in it, sorted; those that begin with a dot are half made."""
+        """Return the sorted names of the files; those that begin with a dot are half made."""
         listed = os.listdir(self._descriptor)  # noqa: PTH208 - by descriptor
         return sorted(name for name in listed if not name.startswith("."))
 
     @contextlib.contextmanager
     def locked(self, seconds: float | None = None) -> Iterator[None]:
-        """Be the only one of those who change files of it, for the length of the block. Waits for the others.
+        """Hold the directory's writer lock for the length of the block; waits for other writers.
 
         Args:
-            seconds: how long; after that it goes on without the lock, since whoever has it may be suspended.
+            seconds: longest wait; then the block runs without the lock, since its holder may be suspended.
         """
         if seconds is None:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
@@ -105,7 +103,7 @@ class SecretDirectory:
             time.sleep(_LOCK_POLL_SECONDS)
 
     def remove(self, name: str) -> None:
-        """Remove a file, and return once that outlasts a crash.
+        """Remove a file, and return once the removal survives a crash.
 
         Raises:
             SecretFileError: it cannot be removed.
@@ -120,13 +118,7 @@ class SecretDirectory:
     def make(self, name: str, content: bytes, *, replace: bool = False) -> bool:
         """Publish a whole file at once; of several that make the same name, the first wins and the rest change nothing.
 
-        Args:
-            name: of the file.
-            content: what it holds.
-            replace: whether it takes the place of one that is there.
-
-        Returns:
-            Whether this is what the file holds now.
+        Returns True if the file now has this content.
 
         Raises:
             SecretFileError: it cannot be written.
@@ -136,7 +128,7 @@ class SecretDirectory:
         try:
             fd = os.open(draft, flags, 0o600, dir_fd=self._descriptor)
             try:
-                if os.write(fd, content) < len(content):  # a disk that is nearly full takes a part, and says nothing
+                if os.write(fd, content) < len(content):  # a disk that is nearly full writes a part without an error
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 os.fsync(fd)
                 publish = os.rename if replace else os.link
@@ -145,7 +137,7 @@ class SecretDirectory:
                 return False
             finally:
                 os.close(fd)
-                with contextlib.suppress(FileNotFoundError):  # where it was renamed
+                with contextlib.suppress(FileNotFoundError):  # after the rename
                     os.unlink(draft, dir_fd=self._descriptor)
                 os.fsync(self._descriptor)
         except OSError as error:
@@ -159,11 +151,11 @@ class SecretDirectory:
         """Return the content of a file, at most one byte more than ``most``.
 
         Raises:
-            SecretFileError: it is a link, no plain file, another user's, or open to others.
+            SecretFileError: it is a link, not a regular file, another user's, or open to others.
         """
         path = self.path / name
         try:
-            # Non-blocking, so that a FIFO in the way cannot stop the server from starting.
+            # Non-blocking: a FIFO in its place cannot stop the server from starting.
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             fd = os.open(name, flags, dir_fd=self._descriptor)
         except OSError as error:
@@ -178,15 +170,15 @@ class SecretDirectory:
 
 @contextlib.contextmanager
 def opened(directory: Path, kind: str) -> Iterator[SecretDirectory]:
-    """Open a directory of secrets, made (0700) where it is missing.
+    """Open a directory of secrets, made (0700) if missing.
 
     Args:
-        directory: a directory of its own in the state directory, which is made and checked too.
-        kind: what its files hold, for the sentence of an error.
+        directory: inside the state directory, which is made and checked too.
+        kind: what its files hold, for error messages.
 
     Raises:
         SecretFileError: it is a link, belongs to another user, or is open to others.
-        StateDirectoryError: the state directory is.
+        StateDirectoryError: the same of the state directory.
     """
     prepare_state(directory.parent)
     try:
@@ -202,15 +194,16 @@ def opened(directory: Path, kind: str) -> Iterator[SecretDirectory]:
 
 
 def read_own(path: Path, most: int, kind: str, fix: str) -> bytes:
-    """Return the content of a secret that an operator keeps somewhere, at most one byte more than ``most``.
+    """Return the content of an operator's secret file, at most one byte more than ``most``.
 
     Raises:
-        SecretFileError: it is not there (then with ``fix``), a link, no plain file, another user's, or open to others.
+        SecretFileError: it is missing (then with ``fix``), a link, not a regular file, another user's, or open
+            to others.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        # What is there may be the only copy of another key, or a link to it.
+        # The file may be the only copy of another key, or a link to it.
         there = fix if isinstance(error, FileNotFoundError) else _THE_FILE
         raise SecretFileError(kind, path, f"it cannot be opened: {error.strerror}", there) from error
     try:

@@ -1,8 +1,8 @@
-"""Which directory is served as the workspace: never one that holds, or is held by, what is the server's own.
+"""Chooses the directory to serve as the workspace: never one that contains, or lies in, the server's own.
 
-Every caller's program may read every file of the workspace. So a directory that was named and overlaps the server's own
-directories is refused, and the current directory, which nobody named, is not served where it does, nor where it holds
-a person's secrets. Decision 0026 says why.
+Every caller's program may read every file of the workspace. So a named directory that overlaps the server's own
+directories is refused. The current directory is not served by default if it overlaps them or holds a person's secrets.
+Decision 0026 says why.
 """
 
 import os
@@ -24,35 +24,35 @@ from glovebox_server.settings import Settings
 
 OPTION = "--workspace, GLOVEBOX_WORKSPACE"
 OPENS = "chmod -R o+rX"
-"""What lets sandboxes read; so says the guest too, where the host denied it (``ALLOW`` in its ``workspace.paths``)."""
+"""The command that lets sandboxes read; the guest prints the same (``ALLOW`` in its ``workspace.paths``)."""
 _LOOKED_AT = 1000
-"""Entries of a workspace that are looked at for what is closed: a server's start waits for it."""
+"""Entries of a workspace that are checked for read access: a server's start waits for it."""
 _NAMED = 3
-"""Of those that are closed."""
+"""Unreadable entries that are named."""
 
 NOT_SERVED = Refusal(
     rule="workspace.missing",
     reason="This server serves no workspace.",
     hint="Its operator can name one with --workspace or GLOVEBOX_WORKSPACE.",
 )
-"""What callers are told: nothing of where things are on this host."""
+"""The refusal that callers get, without paths of this host."""
 
 
 class WorkspaceError(DiagnosedError):
-    """The directory that was named would give away what is the server's own, so nothing is served."""
+    """The named directory would expose the server's own files, so nothing is served."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
-    """A directory, as far as it shows which other lies in it."""
+    """A directory, described so that nesting can be decided."""
 
     path: Path
-    """Whole and without links; it need not exist."""
+    """Absolute and without links; it need not exist."""
     origin: tuple[str, PurePath] | None = None
     """See ``mounts.origin``."""
 
     def way_to(self, other: "Location") -> PurePath | None:
-        """The path from here to the other one, under whatever name either was bound; None where it lies elsewhere."""
+        """Return the path from here to the other one, across bind mounts; None if it lies elsewhere."""
         if other.path.is_relative_to(self.path):
             return other.path.relative_to(self.path)
         if self.origin and other.origin and self.origin[0] == other.origin[0]:
@@ -63,28 +63,28 @@ class Location:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workspace:
-    """The directory that is served, or that none is."""
+    """The directory that is served, or the reason why none is."""
 
     path: Path | None
     reason: str = ""
-    """Why none is; for the operator, as it may name directories of the host."""
+    """Why none is served; for the operator, as it may name directories of the host."""
     closed: str = ""
-    """What of it sandboxes cannot read, and what to do; for the operator. Empty where nothing is seen to be closed."""
+    """What sandboxes cannot read of it, and the fix; for the operator. Empty if nothing was found."""
 
     def __str__(self) -> str:
-        """Say it in one sentence, with what to do where none is served, or it cannot be read."""
+        """Say it in one sentence, with the fix where none is served or sandboxes cannot read it."""
         if self.path is not None:
             return self.closed or str(self.path)
         return f"No workspace is served: {self.reason}. Name one with --workspace or GLOVEBOX_WORKSPACE."
 
 
 def objection(directory: Location, own: Mapping[str, Location], homes: Sequence[Location] = ()) -> str:
-    """Why programs must not read all of a directory; empty if nothing speaks against it. Pure.
+    """Return why programs must not read all of a directory; empty if they may. Pure.
 
     Args:
         directory: what would be served.
         own: the server's directories by their names.
-        homes: of persons, where nobody named the directory; else none.
+        homes: of persons, if the directory is the default; else empty.
     """
     for name, place in own.items():
         if relation := _relation(directory, place):
@@ -106,14 +106,12 @@ def _relation(directory: Location, other: Location) -> Literal["is", "contains",
 
 
 def find(settings: Settings, transport: str) -> Workspace:
-    """The workspace of a server with these settings.
+    """Return the workspace of a server with these settings.
 
-    Args:
-        settings: where things are, and what was named.
-        transport: ``stdio``, ``http`` or ``cli``; over HTTP the callers are not where the server was started.
+    No default over HTTP: the callers are not where the server was started.
 
     Raises:
-        WorkspaceError: the one that was named must not be served.
+        WorkspaceError: the named one must not be served.
     """
     if settings.workspace is not None:
         return _served(named(settings.workspace, settings, OPTION))
@@ -132,7 +130,7 @@ def find(settings: Settings, transport: str) -> Workspace:
 
 
 def named(directory: Path, settings: Settings, where: str) -> Path:
-    """The whole path of a directory that somebody named to be served.
+    """Return the absolute path of a directory that was named to be served.
 
     Raises:
         WorkspaceError: it must not be; says where it was named.
@@ -149,9 +147,9 @@ def _served(path: Path) -> Workspace:
 
 
 def closed(directory: Path) -> str:
-    """Say what other users cannot read of a directory and of what lies in it, and what opens it; empty for nothing.
+    """Return what other users cannot read in a directory, and the fix; empty if they can read it.
 
-    Sandboxes of a server that runs as root are users that own nothing: what is not for everybody is not for them.
+    Sandboxes of a server that runs as root are users that own nothing: they read only what everybody may.
     """
     place = str(directory)
     try:
@@ -160,7 +158,7 @@ def closed(directory: Path) -> str:
         with os.scandir(directory) as entries:
             looked = [(each.name, each.stat(follow_symlinks=False)) for each in islice(entries, _LOOKED_AT)]
     except OSError:
-        return ""  # gone, or changing: calls say so
+        return ""  # gone, or changing: calls report it
     names = sorted(name for name, status in looked if not stat.S_ISLNK(status.st_mode) and not _open(status))
     if not shut and not names:
         return ""
@@ -168,7 +166,7 @@ def closed(directory: Path) -> str:
     why = "as root, Glovebox runs each as a user of its own, who reads what everybody may"
     if shut:
         return f"Sandboxes cannot read {place}: {why}. Run `{OPENS} {shlex.quote(place)}`{owner}."
-    # Somebody may have closed them on purpose.
+    # They may be closed on purpose.
     some = shlex.join(f"{place}/{name}" for name in names[:_NAMED])
     rest = f" (and {len(names) - _NAMED} more)" if len(names) > _NAMED else ""
     count = f"{len(names)} of {len(looked)} entries of {place}"
@@ -181,13 +179,13 @@ def _open(found: os.stat_result) -> bool:
 
 
 def place(directory: Path) -> Location:
-    """A directory of this host as it is now."""
-    path = Path(os.path.realpath(directory))  # Path.resolve does not end well in a circle of links
+    """Return a directory of this host as it is now."""
+    path = Path(os.path.realpath(directory))  # Path.resolve fails on a loop of links
     return Location(path=path, origin=mounts.origin(path))
 
 
 def own(settings: Settings) -> Mapping[str, Location]:
-    """The directories whose files are the server's own."""
+    """Return the directories whose files are the server's own."""
     return {
         "state": place(settings.state_dir),
         "profiles": place(settings.profiles_dir),
@@ -197,7 +195,7 @@ def own(settings: Settings) -> Mapping[str, Location]:
 
 
 def _homes(directory: Path) -> Sequence[Location]:
-    """The homes of whoever runs this, and of the directory's owner: ``sudo`` leaves one where it was."""
+    """Return the homes of this user and of the directory's owner: ``sudo`` keeps HOME."""
     found = [os.environ.get("HOME", "")]
     for user in {os.geteuid(), directory.stat().st_uid}:
         with suppress(KeyError):

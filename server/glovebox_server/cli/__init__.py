@@ -1,4 +1,4 @@
-"""The command line: words, exit codes and what each command does."""
+"""The command line: words, exit codes and the commands."""
 
-#: Set by the script of ``glovebox completion``: asks what may follow on a command line, in click's own words.
+#: Set by the script of ``glovebox completion`` to ask for completions, in click's own words.
 COMPLETE = "_GLOVEBOX_COMPLETE"

@@ -1,4 +1,4 @@
-"""``glovebox artifact``: list what programs made; what else there is to do with it is elsewhere."""
+"""``glovebox artifact``: lists artifacts; its other subcommands are elsewhere."""
 
 from datetime import UTC, datetime
 
@@ -22,7 +22,7 @@ from glovebox_server.settings import Settings
 
 _COLUMNS = ("address", "file", "bytes", "type", "risks", "principal", "age", "of call")
 _ON_TERMINAL = ("address", "file", "bytes", "risks", "age")
-"""What fits into a line, as an address must not be broken."""
+"""Columns that fit a line, as an address must not be broken."""
 _HOUR = 60
 """Minutes."""
 
@@ -31,20 +31,20 @@ class _ArtifactGroup(LazyGroup):
     """``glovebox artifact URI`` is short for ``glovebox artifact save URI``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put ``save`` before what is no command."""
+        """Put ``save`` before a word that is no command."""
         known = args and (args[0] in self.list_commands(ctx) or args[0] in ctx.help_option_names)
         return super().parse_args(ctx, args if known or not args else ["save", *args])
 
 
 def check_principal(_ctx: click.Context, _option: click.Parameter, value: str | None) -> str | None:
-    """Refuse what is no principal."""
+    """Refuse an invalid principal."""
     if value is not None and not is_principal(value):
         raise click.BadParameter("name a principal as the audit log does: local:UID or token:NAME, or oauth:….")
     return value
 
 
 def check_address(_ctx: click.Context, _argument: click.Parameter, value: str) -> str:
-    """Refuse what is no address of an artifact."""
+    """Refuse an invalid address."""
     if id_of(value) is None:
         shown = repr(printable(value)[:200])
         raise click.BadParameter(f"{shown} is no address (artifact://…): `glovebox artifact list` shows them.")

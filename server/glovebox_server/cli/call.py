@@ -40,10 +40,10 @@ from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
 from glovebox_server.transport import logs
 
-#: Bytes of a call's arguments on standard input, as many as of a line from an MCP client; code of a call is far below.
+#: Bytes of arguments on standard input, as of a line from an MCP client; code of a call is far shorter.
 _MAX_ARGUMENTS = 1 << 20
 
-#: Longest line that is read for an answer: the longest that a terminal hands over (termios(3), canonical mode).
+#: Longest answer that is read: the longest line of a terminal (termios(3), canonical mode).
 MAX_ANSWER_BYTES = 4096
 
 
@@ -99,7 +99,7 @@ def call(
 async def _make_call(
     settings: Settings, tool: str, arguments: str, program: str | None, *, run: str | None, workflow: str | None
 ) -> int:
-    # Sandboxes that stand ready after one call are of no use, and their end would be waited for.
+    # Prewarmed sandboxes are useless after one call, and their end would be waited for.
     async with apps.opened(settings, "cli", prewarm=False) as app:
         principal = Principal(id=f"local:{os.getuid()}", transport="cli", workflow=workflow)
         listener = _TerminalListener(err, principal, asks=not wants_json())
@@ -132,7 +132,7 @@ def _read_program(code: str | None, file: Path | None) -> str | None:
 
 
 def _parse_arguments(tool: str, arguments: str, program: str | None) -> dict[str, Any]:
-    """Read the arguments of a call, and put its program among them."""
+    """Parse the arguments of a call, and add its program to them."""
     try:
         raw = strict_json.check_shape(arguments)
     except ValueError as problem:
@@ -149,7 +149,7 @@ def _parse_arguments(tool: str, arguments: str, program: str | None) -> dict[str
 
 
 class _TerminalListener:
-    """Shows on a terminal what happens now, on one line of standard error, and asks the person there."""
+    """Shows progress on one line of standard error, and asks the person there."""
 
     def __init__(self, console: Console, principal: Principal, *, asks: bool) -> None:
         self._console = console
@@ -161,21 +161,21 @@ class _TerminalListener:
             self._console.print(message, style="dim", markup=False, highlight=False)
 
     def printed(self, text: str) -> None:
-        """The result shows it in full a moment later."""
+        """Ignore it: the result shows it in full a moment later."""
 
     def ended_by(self) -> str:
         return "client"
 
     def waits(self) -> float:
-        """A person sees what is waited for, and can answer here or on another terminal; the question ends the wait."""
+        """Return infinity at a terminal: a person can answer there or on another, and the question ends the wait."""
         return math.inf if self._console.is_terminal else 0
 
     async def ask(self, question: Question) -> ApprovalAnswer | None:
-        """Ask whoever made the call; None without a terminal on both sides."""
+        """Ask the person at the terminal; None without a terminal on both sides."""
         if not self._asks:
             return None
         print_question(self._console, shown(question))
-        termios.tcflush(sys.stdin, termios.TCIFLUSH)  # what was typed before the question was there answers nothing
+        termios.tcflush(sys.stdin, termios.TCIFLUSH)  # input typed before the question answers nothing
         self._console.print(Plain("May it run? [y/N] "), end="")
         await anyio.wait_readable(sys.stdin)
         said = os.read(sys.stdin.fileno(), MAX_ANSWER_BYTES).decode("utf-8", "replace").strip().lower()
@@ -185,7 +185,7 @@ class _TerminalListener:
 
 
 def _was_unreadable(result: CallResult) -> bool:
-    """Whether it failed because the host denied reading; of every other failure, what is closed is no cause."""
+    """Return whether it failed because the host denied reading; closed files cause no other failure."""
     error = result.structured.get("error")
     return result.failed and isinstance(error, dict) and workspace.OPENS in str(error.get("message"))
 
@@ -209,12 +209,12 @@ def _require_text(option: str, text: str) -> None:
 
 
 def _read(option: str, source: BinaryIO) -> str:
-    """What an option is to be read from."""
+    """Return the content of an option's source."""
     place = "standard input" if source is sys.stdin.buffer else "the file"
     content = source.read(_MAX_ARGUMENTS + 1)
     if len(content) > _MAX_ARGUMENTS:
         raise click.UsageError(f"{option}: {place} has more than {_MAX_ARGUMENTS} bytes.")
     try:
-        return content.decode("utf-8-sig")  # editors write the mark, and Python itself takes no offence
+        return content.decode("utf-8-sig")  # editors write the mark, and Python itself accepts it
     except UnicodeDecodeError as problem:
         raise click.UsageError(f"{option}: {place} is not UTF-8 at byte {problem.start}.") from None

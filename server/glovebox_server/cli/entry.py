@@ -1,6 +1,6 @@
-"""The outermost entry of ``glovebox``: what holds for every command, whatever it does. No traceback gets past it.
+"""The outermost entry of ``glovebox``: what holds for every command. No traceback gets past it.
 
-Imports little before ``run`` has begun: what is wrong with the installation is told here too.
+Imports little before ``run`` has begun, so that errors of the installation are reported here too.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from glovebox_server.exits import ENDING, INTERRUPTED, NOBODY_READS, OK, UNAVAIL
 
 
 class _Standard(io.FileIO):
-    """Standard output or error, which may be a closed pipe, a full disk, or not there at all."""
+    """Standard output or error, which may be a closed pipe, a full disk, or missing."""
 
     def __init__(self, descriptor: int, *, needed: bool) -> None:
         super().__init__(descriptor, "w", closefd=False)
@@ -33,10 +33,10 @@ class _Standard(io.FileIO):
         self._needed = needed
 
     def write(self, data: Any, /) -> int:
-        """Write to it; once that has failed, what is left in buffers goes nowhere."""
+        """Write; after a failure, drop what is left in buffers."""
         if self.failure is None:
             try:
-                while (written := super().write(data)) is None:  # made non-blocking by whoever shares it
+                while (written := super().write(data)) is None:  # made non-blocking by a process that shares it
                     select.select([], [self], [])
             except OSError as error:
                 self.failure = error
@@ -48,10 +48,10 @@ class _Standard(io.FileIO):
 
 
 class _OneEntry(logging.Formatter):
-    """Writes what libraries log, who quote what peers sent, where no log is set up; as ``transport.logs`` does."""
+    """Formats libraries' log entries, which quote peers, where no log is set up; as ``transport.logs`` does."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return one entry; one that does not fit its arguments without them."""
+        """Return one entry, without its arguments if they do not fit."""
         try:
             text = super().format(record)
         except Exception:  # noqa: BLE001 - the standard library would print it all as it is
@@ -73,38 +73,38 @@ def run() -> NoReturn:
         code = _guarded(lambda: _printed(output)) or code
     except KeyboardInterrupt:
         code = INTERRUPTED
-    # From here on there is nothing to take down: a further signal just ends the process.
+    # Nothing is left to take down: a further signal just ends the process.
     for number in ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
     if code == INTERRUPTED:
         code = 128 + received[0] if received else INTERRUPTED
         name = signal_name(code - 128)
-        with contextlib.suppress(AttributeError):  # closed, and so early that there is no other yet
+        with contextlib.suppress(AttributeError):  # closed so early that no other exists yet
             _say(f"glovebox was ended by {name}; the same command begins anew.\n")
     sys.exit(code)
 
 
 def _end_as_if_interrupted(received: list[int]) -> None:
-    """Have every ending signal take everything down in good order, as SIGINT does, and noted in ``received``."""
+    """Make every ending signal take everything down like SIGINT, and note it in ``received``."""
 
     def interrupt(number: int, _: FrameType | None) -> None:
         received.append(number)
         signal.raise_signal(signal.SIGINT)
 
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else a shell wants it to be ignored
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell may want it to be ignored
         for number in ENDING:
-            if signal.getsignal(number) is signal.SIG_DFL:  # else `nohup` does
+            if signal.getsignal(number) is signal.SIG_DFL:  # `nohup` ignores SIGHUP
                 signal.signal(number, interrupt)
 
 
 def _standard_streams() -> _Standard:
-    """Have all three, whatever was closed and whatever the locale can write; standard output is returned."""
+    """Open all three standard streams, even if closed or of a limited locale; return standard output."""
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            # Else the first file we open would be taken for it. What is written to a closed output has to fail.
+            # Else the first file we open would take its place. Writing to a closed output must fail.
             os.open(os.devnull, os.O_WRONLY if number == 2 else os.O_RDONLY)  # noqa: PLR2004 - standard error
     sys.stdin = sys.stdin or open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - a descriptor
     output = _Standard(1, needed=True)
@@ -115,7 +115,7 @@ def _standard_streams() -> _Standard:
 
 def _text(raw: _Standard, replaced: TextIO | None) -> io.TextIOWrapper:
     encoding = getattr(replaced, "encoding", None) or "utf-8"
-    # A name on the disk may hold any bytes, and an old locale has no arrows: both are shown, as escapes.
+    # File names may hold any bytes, and an old locale has no arrows: both are printed as escapes.
     return io.TextIOWrapper(io.BufferedWriter(raw), encoding, "backslashreplace", line_buffering=True)
 
 
@@ -150,7 +150,7 @@ def _say(words: str) -> None:
 
 
 def _printed(output: _Standard) -> int:
-    """Give out what is left in buffers; ``OK`` where all of it went out."""
+    """Flush buffers; return ``OK`` if all of it was written."""
     with contextlib.suppress(OutputError):
         sys.stdout.flush()
     if output.failure is None:
@@ -179,7 +179,7 @@ def _holds(raised: BaseException, kind: type[BaseException]) -> bool:
 
 
 def _interrupted(raised: BaseException) -> bool:
-    """Whether it is an interrupt, or what taking things down after one came to."""
+    """Return whether it is an interrupt, or an error of taking things down after one."""
     found: BaseException | None = raised
     while found is not None:
         if _holds(found, KeyboardInterrupt) or type(found).__name__ == "CancelledError":
@@ -189,12 +189,12 @@ def _interrupted(raised: BaseException) -> bool:
 
 
 def _last_resort(raised: BaseException) -> int:
-    """Keep an internal error in the state directory, else below ``/tmp``, and print where it is."""
+    """Keep an internal error in the state directory, else below ``/tmp``, and print the path."""
     doing, state_dir, cause = "starting", None, raised
     if isinstance(raised, InternalError) and raised.__cause__ is not None:
         doing, state_dir, cause = raised.doing, raised.state_dir, raised.__cause__
     story = "".join([f"{doing}\n", *traceback.format_exception(cause)])
-    # Named by where it happened: what happens a thousand times is one file.
+    # Named by where it happened: repeated errors share one file.
     places = "".join([type(cause).__name__, *traceback.format_tb(cause.__traceback__)]).encode(errors="replace")
     name = f"unforeseen-{hashlib.sha256(places).hexdigest()[:8]}.txt"
     kept = "There is no place for its details."

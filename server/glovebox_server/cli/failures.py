@@ -1,6 +1,6 @@
-"""From what went wrong to what a person reads and a script is told, in one table.
+"""Translates failures into sentences for a person and exit codes for scripts, in one table.
 
-Imported only once something has failed, because it knows the failures of every part.
+Imported only after a failure, because it imports the failures of every part.
 """
 
 import errno
@@ -27,7 +27,7 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (WorkspaceError, USAGE),
     (DiagnosedError, UNAVAILABLE),
 )
-"""The exit codes of what no call ends in; of the rest ``glovebox_server.failures`` has the table."""
+"""Exit codes of failures that no call ends in; ``glovebox_server.failures`` has the others."""
 
 _FULL = "Free space there, or name a directory on another disk."
 _ACCESS = "Run as a user who may, change its permissions, or name another."
@@ -43,15 +43,13 @@ _FIXES = {
     errno.EIO: "Check the disk and the kernel's log (`dmesg`).",
     errno.ESTALE: "Check the disk and the kernel's log (`dmesg`).",
 }  # fmt: skip
-"""What the system refuses for reasons that lie with the host, and what to do about each."""
+"""Errors of the system whose cause lies with the host, each with its fix."""
 
 
 def foreseen(raised: BaseException, doing: str) -> tuple[BaseException, int] | None:
-    """Return the failure behind what was raised, with its exit code; None for an internal error.
+    """Return the failure behind an exception, with its exit code; None for an internal error.
 
-    Args:
-        raised: what ended a command; of a group, its first failure counts.
-        doing: the command, for a failure of the system that no part has put into words.
+    Of a group, its first failure counts. ``doing`` names the command, for a failure of the system.
     """
     problem = raised
     while isinstance(problem, BaseExceptionGroup):
@@ -67,13 +65,13 @@ def foreseen(raised: BaseException, doing: str) -> tuple[BaseException, int] | N
 
 
 def tell(problem: BaseException, err: Console, *, as_json: bool) -> None:
-    """Say what failed on standard error and, for programs, as one JSON object on standard output."""
+    """Print a failure on standard error and, for programs, as one JSON object on standard output."""
     if as_json:
         body: dict[str, Any] = {"error": {"kind": type(problem).__name__, "message": with_own_command(str(problem))}}
         if isinstance(problem, RefusedError):
             refusal = {"rule": problem.rule, "reason": problem.reason, "hint": problem.hint}
             body = {"error": None, "refused": refusal}
         print_json(sys.stdout, body)
-    # It may quote a name or a file that is hostile, and a terminal obeys what it prints.
+    # It may quote a hostile name or file, and a terminal obeys what it prints.
     told = f"Refused ({problem.rule}): {problem}" if isinstance(problem, RefusedError) else str(problem)
     err.print(printable(with_own_command(told), "\n"), style="red", markup=False, highlight=False)

@@ -1,4 +1,4 @@
-"""The table of commands: where each is. A module is imported once its command is used, so that others stay quick."""
+"""The table of commands. A module is imported when its command is used, so that others stay quick."""
 
 from importlib.metadata import version
 

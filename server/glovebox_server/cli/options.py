@@ -1,4 +1,4 @@
-"""Shared by all commands: lazy groups, output, the options for places, and what becomes of failures."""
+"""Shared by all commands: lazy groups, output, the options for directories, the handling of failures."""
 
 import functools
 import gc
@@ -25,20 +25,19 @@ from glovebox_server.settings import NoDefaultError, Settings, unknown_variables
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
-#: Where a command notes its state directory, for what becomes of it.
+#: Where a command notes its state directory, for the handling of its failures.
 _STATE_DIR = "glovebox.state_dir"
 
-#: Whether ``--json`` was given.
 _JSON = "glovebox.json"
 
-#: Results and data go to standard output, words for the person to standard error.
+#: Results and data go to standard output, messages for the person to standard error.
 out = Terminal()
 err = Terminal(stderr=True)
 
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Import many modules without looking for garbage meanwhile: there is none, and it takes a third of the time."""
+    """Import many modules without garbage collection: there is none, and it takes a third of the time."""
     gc.disable()
     try:
         yield
@@ -47,20 +46,20 @@ def importing() -> Iterator[None]:
         gc.enable()
 
 
-#: Seconds in what may stand behind a number.
+#: Seconds of each unit.
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
-#: Days that have a word, and how many of them ago they began.
+#: Words for days, and how many days ago each began.
 _DAYS = {"today": 0, "yesterday": 1}
 
 
 class TimeOrAge(click.ParamType[datetime]):
-    """A time, or how long ago. A day is a local one: ``yesterday`` from its midnight, as ``today`` and dates do."""
+    """A time, or an age. A day is a local one: ``yesterday`` from its midnight, as ``today`` and dates do."""
 
     name = "time"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        """Read ``2h``, ``yesterday``, ``2026-11-22`` or ``2026-11-22T10:00:00+01:00``."""
+        """Parse ``2h``, ``yesterday``, ``2026-11-22`` or ``2026-11-22T10:00:00+01:00``."""
         ago = re.fullmatch(r"(\d{1,6})([smhdw])", value)
         try:
             if ago is not None:
@@ -70,7 +69,7 @@ class TimeOrAge(click.ParamType[datetime]):
             found = datetime.fromisoformat(value)
             local = (
                 re.fullmatch(r"[\dW-]+", value, re.ASCII) is not None
-            )  # a day, which astimezone takes for a local one
+            )  # a day, which astimezone reads as a local one
             return (found if found.tzinfo or local else found.replace(tzinfo=UTC)).astimezone(UTC)
         except (ValueError, OverflowError):
             self.fail(
@@ -81,14 +80,13 @@ class TimeOrAge(click.ParamType[datetime]):
 
 
 class ReadFile(click.Path[Path]):
-    """A regular file that is read; whether it is there is for who reads it."""
+    """A regular file to read; its reader reports whether it exists."""
 
     def __init__(self) -> None:
-        """Give it as a path."""
         super().__init__(path_type=Path, dir_okay=False)
 
     def convert(self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Refuse what is no regular file: a pipe that nobody writes to would be waited for."""
+        """Refuse a file that is not regular: a pipe without a writer would block."""
         found = super().convert(value, param, ctx)
         if found.exists() and not found.is_file():
             self.fail(f"ReadFile {str(found)!r} is no regular file: name the file itself.", param, ctx)
@@ -96,12 +94,12 @@ class ReadFile(click.Path[Path]):
 
 
 def directories(command: _Command) -> _Command:
-    """Options every command with a place to look has; each overrides its environment variable."""
+    """Add the options for directories; each overrides its environment variable."""
     return _directories(command, opens_state=False)
 
 
 def state_directory(command: _Command) -> _Command:
-    """``directories`` of a command that opens the state directory: it finds the machine's, and becomes its owner."""
+    """Add ``directories`` to a command that opens the state directory: it locates it, and becomes its owner."""
     return _directories(command, opens_state=True)
 
 
@@ -137,7 +135,7 @@ def _directories(command: _Command, *, opens_state: bool) -> _Command:
             raise click.UsageError(printable(" ".join(unknown)))
         named = {key: value for key, value in given.items() if value is not None}
         settings = _settings(named)
-        # What a client starts is the user's own, whatever the machine serves.
+        # A server that a client starts is the user's own, whatever the machine serves.
         if opens_state and kwargs.get("transport") != "stdio":
             is_named = "state_dir" in settings.model_fields_set
             settings = state.locate(settings)
@@ -168,13 +166,13 @@ def _settings(named: Mapping[str, Any]) -> Settings:
 
 
 def _wrong(settings: Settings, name: str) -> str | None:
-    """Why a directory cannot be used; None where it can, or where whoever needs it makes it or says so."""
+    """Return why a directory cannot be used; None if it can, or if its user makes it or reports that."""
     path: Path | None = getattr(settings, name)
     if path is None:
         return None
     try:
         str(path).encode()  # records and digests are UTF-8
-        if name == "policy":  # what it must be, whoever reads it says
+        if name == "policy":  # its reader checks it
             return None
         return None if stat.S_ISDIR(path.stat().st_mode) else "is not a directory"
     except UnicodeEncodeError:
@@ -185,7 +183,7 @@ def _wrong(settings: Settings, name: str) -> str | None:
 
 
 def lock_options(command: _Command) -> _Command:
-    """Options of what makes calls: the lock that all in force must agree with, and who must have signed it."""
+    """Add the options of commands that make calls: the required lock, and its required signer."""
     file = click.Path(path_type=Path)
     signed = "Refuse a lock that the holder of this public key did not sign (GLOVEBOX_REQUIRE_SIGNED)."
     command = click.option("--require-signed", metavar="KEY", type=file, help=signed)(command)
@@ -202,17 +200,17 @@ def lock_options(command: _Command) -> _Command:
 
 
 class WordForm(click.ParamType[str]):
-    """A word of one form."""
+    """A word that matches a pattern."""
 
     name = "name"
 
     def __init__(self, pattern: str, words: str) -> None:
-        """Take the form, and how it is told to a person."""
+        """Take the pattern, and its description for a person."""
         self._pattern = re.compile(pattern, re.ASCII)
         self._words = words
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Take a word, or say what it must look like."""
+        """Return the word, or fail with its description."""
         if not self._pattern.fullmatch(value):
             self.fail(f"{value!r} is none: {self._words}.", param, ctx)
         return value
@@ -239,21 +237,18 @@ json_option = json_flag("Print one JSON object.")
 
 
 def wants_json() -> bool:
-    """Return whether the command that runs was given ``--json``."""
+    """Return whether the current command was given ``--json``."""
     context = click.get_current_context(silent=True)
     return context is not None and bool(context.meta.get(_JSON))
 
 
 def emit(value: object, shown: Shown | None = None, *, indent: int | None = 2) -> bool:
-    """Print a value: with ``--json`` itself, else what a person reads of it.
+    """Print a value: as JSON with ``--json``, else as ``shown``; return whether it was JSON.
 
     Args:
         value: JSON.
-        shown: a table, which fits 80 columns, or a line; None where the command prints it itself.
+        shown: a table, which fits 80 columns, or a line; None if the command prints it itself.
         indent: of the JSON; None for one line.
-
-    Returns:
-        Whether it was JSON.
     """
     if wants_json():
         print_json(out.file, value, indent=indent)
@@ -267,13 +262,13 @@ class CliCommand(click.Command):
     """A command that returns its exit code, and whose failures end in a sentence and an exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run it; see ``failures`` and ``entry`` for what becomes of an exception."""
+        """Run it; ``failures`` and ``entry`` handle its exceptions."""
         try:
             code = super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, OutputError):
             raise
         except Exception as raised:
-            failures = importlib.import_module("glovebox_server.cli.failures")  # knows every part
+            failures = importlib.import_module("glovebox_server.cli.failures")  # imports every part
             doing = f"running `{ctx.command_path}`"
             found = failures.foreseen(raised, doing.capitalize())
             if found is None:
@@ -285,22 +280,22 @@ class CliCommand(click.Command):
 
 
 class LazyGroup(click.Group):
-    """A group of such commands. Those it has from other modules are imported once they are used."""
+    """A group of such commands. Those of other modules are imported when they are used."""
 
     command_class = CliCommand
     group_class = type  # click: of the same class
 
     def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str]] = MappingProxyType({}), **kwargs: Any) -> None:
-        """Take, by name, where in ``glovebox_server.cli`` a command is (``rules.stop:stops``), and its short help."""
+        """Take each command's place in ``glovebox_server.cli`` (``rules.stop:stops``), and its short help, by name."""
         super().__init__(*args, **kwargs)
         self._lazy = lazy
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of all."""
+        """Return all names."""
         return sorted([*super().list_commands(ctx), *self._lazy])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command; None where there is none of this name."""
+        """Return a command; None if there is none of this name."""
         if cmd_name not in self._lazy:
             return super().get_command(ctx, cmd_name)
         module, _, attribute = self._lazy[cmd_name][0].partition(":")
@@ -320,7 +315,7 @@ class LazyGroup(click.Group):
 
 
 def require_http(transport: str, *names: str) -> None:
-    """Refuse options that would be ignored: they say that the server listens."""
+    """Refuse options of a listening server, which would be ignored."""
     given = click.get_current_context()
     for name in names:
         if transport != "http" and given.get_parameter_source(name) is ParameterSource.COMMANDLINE:
@@ -329,7 +324,7 @@ def require_http(transport: str, *names: str) -> None:
 
 
 def given(settings: Settings, *names: str) -> list[str]:
-    """Return those of these directories that are not the default, as options with absolute paths."""
+    """Return the directories that are not the default, as options with absolute paths."""
     chosen = [name for name in names if name in settings.model_fields_set]
     return [
         word for name in chosen for word in (f"--{name.replace('_', '-')}", str(getattr(settings, name).absolute()))
@@ -337,13 +332,13 @@ def given(settings: Settings, *names: str) -> list[str]:
 
 
 def complete_tool(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[str]:
-    """Names of tools that begin so, for a shell's tab key."""
+    """Complete names of tools, for a shell's tab key."""
     tools = importlib.import_module("glovebox_server.tools").TOOLS
     return [name for name in tools if name.startswith(begun)]
 
 
 def complete_environment(ctx: click.Context, _param: click.Parameter, begun: str) -> list[str]:
-    """Names of environments that begin so, shipped and the operator's."""
+    """Complete names of environments, shipped and the operator's."""
     environments = importlib.import_module("glovebox_sandboxes.runtime.environments")
     profiles_dir = ctx.params.get("profiles_dir")
     try:

@@ -39,7 +39,7 @@ from glovebox_server.tools import TOOLS
 from glovebox_server.upkeep.log import recording
 
 MAX_SHOWN_LINES = 400
-"""Of one file's difference: what is longer is for an editor, on a copy."""
+"""Of one file's diff: a longer one is for an editor, on a copy."""
 
 
 _ID = WordForm("p_[0-9a-f]{20}", "p_ and 20 characters, as `glovebox artifact promotions` has it")
@@ -165,7 +165,7 @@ def _target(settings: Settings, name: str) -> Target:
 
 @contextmanager
 def _changing(settings: Settings) -> Iterator[tuple[Journal, Record]]:
-    """The journal and the audit log, with nothing in them that was interrupted."""
+    """Open the journal and the audit log, after finishing interrupted promotions."""
     with journals.locked(settings.state_dir) as journal, recording(settings) as record:
         recovered = transaction.recover(journal, record)
         for promotion in recovered:
@@ -216,10 +216,10 @@ def _show(planned: Planned, into: Target, folder: TargetFolder) -> None:
 
 
 def _agreed() -> bool:
-    """Whether somebody who saw what would change said yes."""
+    """Return whether the person who saw the changes approved them."""
     if not (sys.stdin.isatty() and out.file.isatty() and err.file.isatty()):
         return False
-    termios.tcflush(sys.stdin, termios.TCIFLUSH)  # what was typed before the question was there answers nothing
+    termios.tcflush(sys.stdin, termios.TCIFLUSH)  # input typed before the question answers nothing
     err.print(Plain("Put them there? [y/N] "), end="")
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 

@@ -1,4 +1,4 @@
-"""Putting an artifact where its owner wants it: a new file, or standard output. A disk's failure is one sentence.
+"""Saves an artifact to a new file, or to standard output. A failing disk is reported in one sentence.
 
 Only the command line uses it; must not be imported by anything that serves clients.
 """
@@ -27,11 +27,11 @@ from glovebox_server.settings import Settings
 from glovebox_server.workspace import WorkspaceError
 
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
-"""What another name on the same disk would not change."""
+"""Errors that another name on the same disk would not avoid."""
 
 
 def _failure(place: Path, error: OSError, fix: str) -> DiagnosedError:
-    """Return the failure of a write. A name that is taken is a wrong argument; the rest is the disk's."""
+    """Return the failure of a write. A name that is taken is a wrong argument; other failures are the disk's."""
     kind = MisnamedError if isinstance(error, FileExistsError) else DiagnosedError
     return kind(f"{place} cannot be written", error.strerror or str(error), fix)
 
@@ -57,7 +57,7 @@ def artifact_save(settings: Settings, uri: str, output: Path | None, principal: 
         owner = Principal(id=whose, transport="cli")
         async with apps.opened(settings, "cli", prewarm=False) as app, app.artifacts.open(uri, owner) as reader:
             if output is None:
-                await reader.check()  # what was printed cannot be taken back
+                await reader.check()  # printed output cannot be taken back
             for risk in reader.artifact.risks:
                 err.print(f"Look before you open, run, copy or apply it: {risk}.", style="yellow", markup=False)
             await save(reader.chunks(), output)
@@ -70,13 +70,9 @@ def artifact_save(settings: Settings, uri: str, output: Path | None, principal: 
 async def save(chunks: AsyncIterator[bytes], output: Path | None) -> None:
     """Write all chunks to a file that does not exist yet, or to standard output.
 
-    Args:
-        chunks: the artifact's content.
-        output: the file; None for standard output.
-
     Raises:
         MisnamedError: the file exists.
-        DiagnosedError: it cannot be made, or the disk failed; a file that was begun is removed.
+        DiagnosedError: it cannot be made, or the disk failed; an incomplete file is removed.
     """
     if output is None:
         await _print(chunks)
@@ -108,7 +104,7 @@ def write_new_file(file: Path, content: bytes) -> None:
 
 
 def replace_file(file: Path, content: bytes, *, force: bool) -> None:
-    """Write a whole file, or leave what is there as it was."""
+    """Replace a file as a whole, or leave it unchanged."""
     draft = file.with_name(f".{file.name}.new")
     if file.exists() and not file.is_file():  # as root, a device of the machine
         raise MisnamedError(f"{file} cannot be written", "it is no regular file", "Name another file.")
@@ -129,7 +125,7 @@ def replace_file(file: Path, content: bytes, *, force: bool) -> None:
 
 
 async def _print(chunks: AsyncIterator[bytes]) -> None:
-    """The bytes as they are; a person at a terminal sees them as text, which cannot take it over."""
+    """Print the bytes unchanged; to a terminal, as text that cannot control it."""
     shown = codecs.getincrementaldecoder("utf-8")("backslashreplace") if sys.stdout.isatty() else None
     async for chunk in chunks:
         if shown is None:

@@ -1,4 +1,4 @@
-"""``glovebox artifact scan`` and ``reencode``: calls of ``run_python`` as any, whose program is ours."""
+"""``glovebox artifact scan`` and ``reencode``: ordinary calls of ``run_python`` with our own program."""
 
 import os
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ from glovebox_server.settings import Settings
 
 
 class SilentListener:
-    """A listener of a call that nobody follows."""
+    """A listener of a call without a follower."""
 
     def progress(self, message: str) -> None:
         """Ignore it."""
@@ -35,11 +35,11 @@ class SilentListener:
         """Ignore it."""
 
     def ended_by(self) -> str:
-        """Return who ends it."""
+        """Return ``client``."""
         return "client"
 
     def waits(self) -> float:
-        """Return that it waits for no answer."""
+        """Return 0: it waits for no answer."""
         return 0
 
     async def ask(self, question: object) -> None:
@@ -89,14 +89,9 @@ def reencode(settings: Settings, uris: tuple[str, ...], principal: str | None) -
 
 
 def find_in_artifacts(settings: Settings, owners: Mapping[str, str]) -> dict[str, ScanFindings]:
-    """Scan each artifact, in a sandbox of its own: no file can influence what is found in another.
+    """Scan each artifact in a sandbox of its own: no file can influence the findings of another.
 
-    Args:
-        settings: what is the server's own.
-        owners: by address, whose it is; the calls are theirs.
-
-    Raises:
-        DiagnosedError: nothing is known of what one of them holds.
+    ``owners`` has the owner of each address; the calls are theirs. Raises DiagnosedError if a scan fails.
     """
     return {uri: _findings(result) for uri, result in _called(settings, owners, scanner.program()).items()}
 
@@ -114,7 +109,7 @@ def _why(result: CallResult) -> str:
 
 
 def _called(settings: Settings, owners: Mapping[str, str], code: str) -> dict[str, CallResult]:
-    """What a call with this program gave for each artifact, each made for its owner."""
+    """Return the result of a call with this program for each artifact, made for its owner."""
 
     async def call() -> dict[str, CallResult]:
         found = {}

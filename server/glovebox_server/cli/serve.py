@@ -105,7 +105,7 @@ def serve(
 async def _serve(
     settings: Settings, transport: str, workflow: str | None, until_its_end: Callable[[App], Awaitable[str]]
 ) -> None:
-    """Start the server's parts, warn of what is odd in them, and serve with them."""
+    """Start the server's parts, warn of oddities in them, and serve with them."""
     async with apps.opened(settings, transport, _tools_digest) as app:
         app.in_force.require(workflow)
         policy = app.in_force.policy

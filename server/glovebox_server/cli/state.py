@@ -1,7 +1,8 @@
-"""Finds the state directory of a command; as root, becomes its owner before anything in it is opened.
+"""Locates the state directory of a command; as root, becomes its owner before opening anything in it.
 
-Root opens nothing of a directory that belongs to another user: it asks for the owner (stat(2)) and takes that user's
-rights. What then opens the directory checks it as for every user, so one that was exchanged meanwhile is refused.
+Root opens nothing of a directory that belongs to another user: it reads the owner (stat(2)) and takes that user's
+rights. The code that then opens the directory checks it as for every user, so one that was exchanged meanwhile is
+refused.
 """
 
 import json
@@ -28,16 +29,16 @@ from glovebox_server.secret_files import StateDirectoryError
 from glovebox_server.settings import NoDefaultError, Settings
 
 MACHINE_FILE = Path("/etc/glovebox/glovebox.toml")
-"""Names the state directory of the machine's service. No variable or option moves it: root obeys what it says."""
+"""Names the state directory of the machine's service. No variable or option moves it: root obeys its content."""
 _MAX_BYTES: Final = 4096
 _ROOT = 0
 T = TypeVar("T")
 OPERATOR: Final = os.getuid()
-"""Who runs the command, for the record: still root where the rights are those of a directory's owner."""
+"""The user of the command, for the record: still root after taking the rights of a directory's owner."""
 
 
 def _refuse_file(reason: str, fix: str) -> DiagnosedError:
-    """Return the failure to read the machine's file: no command knows which directory it is about."""
+    """Return the failure to read the machine's file: no command knows its directory then."""
     return DiagnosedError(f"Reading {MACHINE_FILE}", reason, fix)
 
 
@@ -48,12 +49,12 @@ class Owner:
     uid: int
     gid: int
     name: str | None
-    """None for a user that no registry has, as one of systemd's ``DynamicUser=`` whose service is down."""
+    """None for a user in no registry, as one of systemd's ``DynamicUser=`` whose service is down."""
     home: str
 
 
 def read_machine_file() -> Path | None:
-    """Return the state directory that the machine's settings file names; None if there is no such file.
+    """Return the state directory that the machine's settings file names; None without such a file.
 
     Raises:
         DiagnosedError: others than root could write the file or its directory, or it does not name a directory.
@@ -76,13 +77,13 @@ def read_machine_file() -> Path | None:
 def _read_roots_file() -> bytes:
     folder = os.open(MACHINE_FILE.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        # Non-blocking, so that a FIFO in its place holds no command up.
+        # Non-blocking: a FIFO in its place blocks no command.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         file = os.open(MACHINE_FILE.name, flags, dir_fd=folder)
         try:
             for path, descriptor in ((MACHINE_FILE.parent, folder), (MACHINE_FILE, file)):
                 found = os.fstat(descriptor)
-                # The group's bits are the most that an access list lets anybody do: acl(5).
+                # The group's bits are the upper bound of an access list: acl(5).
                 if found.st_uid != _ROOT or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                     fix = f"As root, look at what it says, then run `chown root: {path} && chmod go-w {path}`."
                     raise _refuse_file(f"others than root can write {path}", fix)
@@ -96,11 +97,9 @@ def _read_roots_file() -> bytes:
 
 
 def find_directories(settings: Settings, *, named: bool) -> list[Path]:
-    """Return the state directories this command can be about, the one that is meant first.
+    """Return the state directories this command can be about, the intended one first.
 
-    Args:
-        settings: with the first of them.
-        named: whether that one was given on the command line, so that there is no other.
+    ``named``: that one was given on the command line, so there is no other.
     """
     places = [settings.state_dir]
     if not named:
@@ -114,7 +113,7 @@ def find_directories(settings: Settings, *, named: bool) -> list[Path]:
         except PermissionError:
             unique.setdefault(place, place)
         except OSError:
-            if place == settings.state_dir:  # made by the command, if it makes anything
+            if place == settings.state_dir:  # the command may still make it
                 unique.setdefault(place, place)
         else:
             unique.setdefault((status.st_dev, status.st_ino), place)
@@ -129,11 +128,7 @@ def locate(settings: Settings) -> Settings:
 
 
 def require_one(settings: Settings) -> None:
-    """Refuse to guess between directories that have live servers.
-
-    Raises:
-        MisnamedError: several have some.
-    """
+    """Refuse to guess between directories. Raises MisnamedError if several have live servers."""
     busy, places = [], find_directories(settings, named=False)
     for place in places if len(places) > 1 else ():
         with suppress(DiagnosedError):
@@ -150,7 +145,7 @@ def live_servers(directory: Path) -> list[str]:
 
 
 def describe(directory: Path | str, servers: list[str]) -> str:
-    """Name a directory and its live servers, for a person."""
+    """Return a directory and its live servers, for a person."""
     if not servers:
         return f"{directory} (no live server)"
     numbers = ", ".join(server.removeprefix("g").partition("-")[0] for server in servers)
@@ -158,15 +153,15 @@ def describe(directory: Path | str, servers: list[str]) -> str:
 
 
 def run_as_owner(directory: Path, act: Callable[[], T]) -> T:
-    """Do something with the rights of a directory's owner: where root asks, in a process that gives up its own.
+    """Do something with the rights of a directory's owner; as root, in a process that gives up its own.
 
     Args:
         directory: a state directory.
-        act: what to do; what it returns is kept as JSON has it.
+        act: the task; its result is passed as JSON.
 
     Raises:
-        StateDirectoryError: this user may not look into it.
-        DiagnosedError: as ``act`` did, there.
+        StateDirectoryError: this user may not read it.
+        DiagnosedError: ``act`` raised it, there.
     """
     owner = _other_owner(directory)
     if owner is None:
@@ -196,13 +191,9 @@ def run_as_owner(directory: Path, act: Callable[[], T]) -> T:
 
 
 def become_owner(directory: Path) -> bool:
-    """Take the rights of a directory's owner for good, where root runs the command, with that user's home.
+    """Take the rights of a directory's owner for good, if root, with that user's home.
 
-    Returns:
-        Whether this changed anything.
-
-    Raises:
-        StateDirectoryError: this user may not look into it.
+    Returns whether this changed anything. Raises StateDirectoryError if this user may not read it.
     """
     owner = _other_owner(directory)
     if owner is not None:
@@ -222,7 +213,7 @@ def _become(owner: Owner, directory: Path) -> None:
 
 
 def _other_owner(directory: Path) -> Owner | None:
-    """Return the user to become; None where this process has the rights it needs, or can have no others."""
+    """Return the user to become; None if this process has the rights it needs, or can have no others."""
     try:
         status = _nearest(directory).stat()
     except PermissionError:
@@ -241,7 +232,7 @@ def _other_owner(directory: Path) -> Owner | None:
 
 
 def _nearest(directory: Path) -> Path:
-    """Return the directory, or the nearest one above that is there: whose it is, what is made below is."""
+    """Return the directory, or its nearest existing parent, whose owner will own what is made below."""
     for place in (directory, *directory.absolute().parents):
         with suppress(FileNotFoundError):
             place.stat()

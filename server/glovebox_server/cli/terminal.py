@@ -1,7 +1,7 @@
-"""The one place where commands print: nothing that a stranger said is obeyed, hidden or reordered by a terminal.
+"""The one place where commands print: a terminal obeys, hides or reorders nothing of untrusted text.
 
-Always, not only where there is one: what goes to a pipe is looked at in a pager, a build's log or an editor sooner or
-later. What has to stay exact does not come here, an artifact's bytes, or has nothing to escape: JSON is ASCII.
+This holds without a terminal too: output of a pipe ends in a pager, a build's log or an editor. An artifact's bytes,
+which must stay exact, do not come here; JSON is ASCII and has nothing to escape.
 """
 
 import json
@@ -21,15 +21,14 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Shown = Union["Table", Text, str]
-"""What ``emit`` prints for a person."""
 
 #: Columns; wider than any line of a table.
 _WIDE = 10_000
 
-#: Columns of a terminal that a table fits into, however narrow the terminal is.
+#: Columns that every table fits into, however narrow the terminal is.
 COLUMNS = 80
 
-#: Titles of columns whose cells are copied: they are not broken where another can be.
+#: Titles of columns whose cells are copied: they are not broken if another column can be.
 _COPIED = frozenset({"id", "call", "name", "address"})
 
 #: Titles of columns of times: dates and hours are not broken either.
@@ -37,14 +36,14 @@ _TIMES = frozenset({"time", "made"})
 
 
 class Terminal(Console):
-    """A console all of whose text has passed ``printable``, whoever forgot to ask for it."""
+    """A console that passes all text through ``printable``, even if a caller forgets to."""
 
     def __init__(self, **options: Any) -> None:
-        """Take rich's options; lines are not broken, and nothing is coloured or drawn for what it looks like."""
+        """Take rich's options; lines are not broken, and text is not coloured or drawn by its content."""
         super().__init__(**{"soft_wrap": True, "highlight": False, "emoji": False} | options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render, and let nothing but rich's own controls through."""
+        """Render, and pass no controls except rich's own."""
         for segment in super().render(renderable, options):
             text, style, control = segment
             yield segment if control else Segment(printable(text, LAYOUT), style)
@@ -55,8 +54,8 @@ def new_table(*titles: str, right: Collection[str] = (), whole: bool = False) ->
 
     Args:
         titles: of its columns.
-        right: those of them that hold numbers.
-        whole: whether its cells are not folded on a terminal.
+        right: titles of the columns of numbers.
+        whole: do not fold its cells on a terminal.
     """
     from rich.table import Table  # noqa: PLC0415 - only where one is printed
 
@@ -68,16 +67,16 @@ def new_table(*titles: str, right: Collection[str] = (), whole: bool = False) ->
 
 
 def print_table(console: Console, table: "Table", *, folded: bool = True, wide: int = _WIDE) -> None:
-    """Print a table, its cells folded to the width of a terminal; into a pipe one line for each row, as grep reads it.
+    """Print a table, its cells folded to the width of a terminal; into a pipe one line for each row, for grep.
 
-    One that is not to be folded shows a terminal no column in which nothing stands, or 0 alone; where it still does not
-    fit, cells that are not to be copied are folded.
+    A table that is not folded shows a terminal no column that is empty or all 0; if it still does not fit, cells that
+    are not for copying are folded.
 
     Args:
         console: where to.
         table: no cell of it is read as markup.
-        folded: False where a cell is to be copied, so that it must not be broken on a terminal either.
-        wide: columns into a pipe, where a row is one that people read and may take several lines.
+        folded: False if cells are for copying, so that a terminal must not break them either.
+        wide: columns into a pipe, for rows that people read and that may take several lines.
     """
     if console.is_terminal and folded:
         _narrow(table, console.width)
@@ -93,7 +92,7 @@ def print_table(console: Console, table: "Table", *, folded: bool = True, wide: 
         _narrow(table, fitting)
     for line in console.render_lines(table, options):
         text = Text.assemble(*((segment.text, segment.style or "") for segment in line))
-        text.rstrip()  # on a terminal blanks at the end would be lines of their own
+        text.rstrip()  # on a terminal trailing blanks would become lines of their own
         console.print(text, soft_wrap=True)
 
 
@@ -106,11 +105,9 @@ def print_shown(console: Console, shown: Shown) -> None:
 
 
 def _narrow(table: "Table", room: int) -> None:
-    """Give each column a width at which they fit and break few words: rich's own makes the widest alike.
+    """Give the columns of a table widths that fit ``room`` and break few words: rich's own makes the widest alike.
 
-    Args:
-        table: its columns are changed.
-        room: columns there are; a table that fits is left as it is.
+    A table that fits is left as it is.
     """
     texts = [[str(text) for text in (column.header, *column.cells)] for column in table.columns]
     whole = [max(cell_len(line) for text in found for line in text.split("\n")) for found in texts]
@@ -136,13 +133,8 @@ def _narrow(table: "Table", room: int) -> None:
 
 
 def print_question(console: Console, text: str) -> None:
-    """Print what a person is asked, its lines folded once more for a terminal that is narrow.
-
-    Args:
-        console: where to.
-        text: of ``governance.approvals.shown``.
-    """
-    from glovebox_server.guards.approvals.shown import fold  # noqa: PLC0415 - brings profiles
+    """Print a question (of ``governance.approvals.shown``), its lines folded again for a narrow terminal."""
+    from glovebox_server.guards.approvals.shown import fold  # noqa: PLC0415 - imports profiles
 
     for line in text.split("\n"):
         for piece in fold(line, console.width) if console.is_terminal else (line,):
@@ -150,6 +142,6 @@ def print_question(console: Console, text: str) -> None:
 
 
 def print_json(file: IO[str], value: object, *, indent: int | None = 2) -> None:
-    """Print a JSON value, on one line with sorted keys where ``indent`` is None. All of it is printable ASCII."""
+    """Print a JSON value in printable ASCII, on one line with sorted keys if ``indent`` is None."""
     text = json.dumps(value, indent=indent, sort_keys=indent is None)
-    file.write(text.replace("\x7f", "\\u007f") + "\n")  # the one control that JSON's escapes leave as it is
+    file.write(text.replace("\x7f", "\\u007f") + "\n")  # the one control that JSON does not escape

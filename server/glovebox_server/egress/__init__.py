@@ -1,8 +1,8 @@
-"""The host's side of a sandbox's network: decides, resolves, dials, and hands bytes back.
+"""The host's side of a sandbox's network: decides, resolves, dials, and passes bytes back.
 
-A sandbox has no network of its own; it asks over the wire. ``EgressGate`` is the one way out, one per call, and its
-rules are pure and live in ``glovebox_profiles.egress``. Others import from here and not from the modules below, apart
-from ``issuer``, which is slow to import. Never import a guard, a driver or the MCP SDK here.
+A sandbox has no network of its own; it asks over the wire. ``EgressGate`` is the one way out, one per call; its pure
+rules are in ``glovebox_profiles.egress``. Other packages import from here, except ``issuer``, which is slow to import.
+Never import a guard, a driver or the MCP SDK here.
 """
 
 from glovebox_server.egress.authority import Authority

@@ -1,7 +1,7 @@
-"""The certificate authority of one sandbox: certifies the names under which the guest ends its programs' TLS.
+"""The certificate authority of one sandbox: certifies the names for which the guest terminates TLS.
 
-Nobody else trusts it, and it lives as long as the call. Its key stays in the broker; the keys it certifies go to the
-guest, where all they open is what the sandbox's own programs say.
+Only its sandbox trusts it, and it lives as long as the call. Its key stays in the broker. The keys it certifies go to
+the guest, where they can only decrypt what the sandbox's own programs send.
 """
 
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from glovebox_server.egress.issuer import Issuer
 
 MAX_LEAVES = 128
-"""Hosts of one call: as many as a profile has rules. Only with a rule such as ``*.example.org`` could there be more."""
+"""Hosts of one call: as many as a profile has rules. Only wildcard rules such as ``*.example.org`` could need more."""
 
 
 class Authority:
-    """Made when it is first asked, in a worker thread: until then it costs nothing."""
+    """A certificate authority, made on first use in a worker thread: until then it costs nothing."""
 
     def __init__(self, rules: Sequence[EgressRule]) -> None:
-        """Certify hosts of these rules only, and say so in the certificate (RFC 5280 section 4.2.1.10)."""
+        """Certify hosts of these rules only, as the certificate's name constraints say (RFC 5280 section 4.2.1.10)."""
         self._hosts = sorted({rule.host.removeprefix("*.") for rule in rules if parse_address(rule.host) is None})
         self._issuer: Issuer | None = None
         self._leaves: dict[str, str] = {}
@@ -34,11 +34,11 @@ class Authority:
             return self._issuing().pem
 
     def has_room(self, host: str) -> bool:
-        """Return whether a host can have a certificate: its own, or one of those that are left."""
+        """Return whether a host has a certificate or can still get one."""
         return host in self._leaves or len(self._leaves) < MAX_LEAVES
 
     def leaf(self, host: str) -> str:
-        """Return a new key and its certificate for a host, as PEM; the same ones when asked again."""
+        """Return a new key and its certificate for a host, as PEM; the same ones when called again."""
         with self._making:
             found = self._leaves.get(host)
             if found is None:

@@ -1,7 +1,7 @@
-"""Reads the server name out of a TLS ClientHello, byte by byte as it comes. Sans-I/O: no sockets, no anyio.
+"""Reads the server name from a TLS ClientHello incrementally. Sans-I/O: no sockets, no anyio.
 
-Rule 1  Every byte is hostile; nothing is buffered beyond ``MAX_HELLO``, and each byte is looked at once.
-Rule 2  The first byte already has to be that of a TLS handshake record: plain HTTP or SSH is refused at once.
+Rule 1  Every byte is hostile; nothing is buffered beyond ``MAX_HELLO``, and each byte is read once.
+Rule 2  The first byte must be that of a TLS handshake record: plain HTTP or SSH is refused at once.
 Rule 3  Exactly one host name in exactly one ``server_name`` extension; none, two or an encrypted one is refused.
 Sources: RFC 8446 sections 4.1.2 and 5.1, RFC 6066 section 3, RFC 9849 (encrypted ClientHello).
 """
@@ -23,11 +23,11 @@ _ENCRYPTED = frozenset({0xFE0D, 0xFFCE})
 
 
 class ClientHello:
-    """Feed it what the client sends until it says the name."""
+    """A parser that is fed the client's bytes until it returns the name."""
 
     def __init__(self) -> None:
         self.raw = bytearray()
-        """Everything fed so far: what is to be passed on once the name has been checked."""
+        """Everything fed so far, to be passed on once the name has been checked."""
         self._at = 0
         self._message = bytearray()
 
@@ -37,7 +37,7 @@ class ClientHello:
         return MAX_HELLO - len(self.raw)
 
     def feed(self, data: bytes) -> str | None:
-        """Take more bytes; return the canonical server name once the hello is complete, None while it is not.
+        """Take more bytes; return the canonical server name, or None while the hello is incomplete.
 
         Raises:
             TargetError: Rule ``egress.sni``: not a ClientHello, or no single readable server name in it.
@@ -63,7 +63,7 @@ class ClientHello:
         return _server_name(_Fields(bytes(self._message[_MESSAGE_HEADER:])))
 
     def _take_record(self) -> bool:
-        """Move one complete record's content to the message; False when there is none."""
+        """Move one complete record's content to the message; return False if there is none."""
         header = self.raw[self._at : self._at + _RECORD_HEADER]
         if (header and header[0] != _HANDSHAKE_RECORD) or (len(header) > 1 and header[1] != _TLS_MAJOR):
             raise _refused("the bytes are not TLS")

@@ -1,7 +1,7 @@
-"""From an allowed name to a connection: resolve once, check every answer, dial only what was checked.
+"""Connects to an allowed name: resolves it once, checks every answer, dials only checked addresses.
 
-The only module of egress that knows sockets. A name reaches it after the rules allowed it, so a denied name is never
-looked up: a look-up is itself a message to the zone's name servers.
+The only module of egress with sockets. Only names that the rules allow reach it, so a denied name is never resolved: a
+look-up is itself a message to the zone's name servers.
 """
 
 import errno
@@ -26,32 +26,32 @@ from glovebox_server.egress.events import PeerError
 from glovebox_server.egress.limits import EgressLimits
 
 Resolver = Callable[[str], Awaitable[tuple[Address, ...]]]
-"""Takes a canonical name, returns every address it has; raises OSError when it has none."""
+"""Takes a canonical name, returns all its addresses; raises OSError if it has none."""
 
 Dial = Callable[[str, tuple[Address, ...], int, EgressLimits, float], Awaitable[SocketStream]]
 """Connects to one of the checked addresses of a host; see ``dial``."""
 
 LOOK_UPS = 64
-"""Look-ups of all principals under way, abandoned ones included; each is a thread."""
+"""Concurrent look-ups of all principals, abandoned ones included; each is a thread."""
 LOOK_UPS_OF_ONE = 16
-"""Of one principal: each of the calls that may run at one time can have one under way, and others have room."""
+"""Of one principal: one for each of its concurrent calls, so that others have room."""
 
 _PLACE_SECONDS = 5.0
-"""How long a look-up waits for others to end: a burst has passed by then, silent name servers have not."""
+"""How long a look-up waits for others: a burst has passed by then, unresponsive name servers have not."""
 _PAUSE_SECONDS = 0.02
 _DISCARD_PORT = 9
 
 
 def within(seconds: float, deadline: float) -> float:
-    """Return what may be waited: ``seconds``, or less if ``deadline`` (on the event loop's clock) comes first."""
+    """Return the time to wait: ``seconds``, or less if ``deadline`` (event-loop clock) comes first."""
     return max(0.0, min(seconds, deadline - anyio.current_time()))
 
 
 class LookUps:
-    """Asks the operating system for addresses, in threads that are counted until they end.
+    """Resolver of the operating system, in threads that are counted until they end.
 
-    The C library cannot be interrupted: an abandoned look-up goes on until its own timeout, half a
-    minute with three silent name servers. Without a bound, cancelled calls would pile them up.
+    The C library cannot be interrupted: an abandoned look-up continues until its own timeout, half a minute with three
+    unresponsive name servers. Without a bound, cancelled calls would pile them up.
     """
 
     def __init__(self, *, most: int = LOOK_UPS, of_one: int = LOOK_UPS_OF_ONE) -> None:
@@ -69,10 +69,10 @@ class LookUps:
 
         Raises:
             OSError: The name has no address, or no server answered.
-            PeerError: Too many look-ups are still under way; nothing was asked.
+            PeerError: Too many look-ups are still in progress; none was started.
         """
         with anyio.move_on_after(_PLACE_SECONDS) as waited:
-            while not self._enter(principal):  # noqa: ASYNC110 - threads give the places back, and know no event loop
+            while not self._enter(principal):  # noqa: ASYNC110 - threads return the slots, and have no event loop
                 await anyio.sleep(_PAUSE_SECONDS)
         if waited.cancelled_caught:
             raise PeerError(
@@ -93,7 +93,8 @@ class LookUps:
                 anyio.from_thread.run_sync(done.set, token=token)
 
         try:
-            # A daemon: the server does not wait for it when it ends. Not anyio's, which are not counted once abandoned.
+            # A daemon: the server does not wait for it at its end. Not anyio's threads, which are not counted once
+            # abandoned.
             threading.Thread(target=look_up, name="glovebox-look-up", daemon=True).start()
         except RuntimeError as problem:
             self._leave(principal)
@@ -116,14 +117,13 @@ class LookUps:
 
 
 system_resolver = LookUps().addresses
-"""Of this process: the bounds hold for all its servers and calls together."""
+"""One per process: its bounds hold for all servers and calls together."""
 
 
 async def resolve(host: str, resolver: Resolver, seconds: float) -> tuple[Address, ...]:
-    """Return the addresses of an allowed host; an address literal is returned without asking anybody.
+    """Return the addresses of an allowed host, without a look-up for an address literal.
 
-    Raises:
-        PeerError: No answer, or none in time.
+    Raises PeerError if there is no answer, or none in time.
     """
     literal = parse_address(host)
     if literal is not None:
@@ -141,12 +141,10 @@ async def resolve(host: str, resolver: Resolver, seconds: float) -> tuple[Addres
 
 
 def check(host: str, addresses: tuple[Address, ...]) -> None:
-    """Refuse a whole DNS answer when one address in it is not public, or is this machine's own.
+    """Refuse a whole DNS answer if one address in it is not public, or is this machine's own.
 
-    The message names the kind of address and not the address: a sandbox learns no internal address.
-
-    Raises:
-        TargetError: Rule ``egress.address``.
+    The message names the kind of address, not the address: a sandbox learns no internal address. Raises TargetError
+    with rule ``egress.address``.
     """
     refused = first_refused(addresses)
     what = f"is {refused[1]}" if refused else "belongs to this machine" if any(map(is_own, addresses)) else None
@@ -157,7 +155,7 @@ def check(host: str, addresses: tuple[Address, ...]) -> None:
 
 
 def is_own(address: Address) -> bool:
-    """Return whether an address is this machine's: the kernel would then send from the very address it sends to.
+    """Return whether an address is this machine's: the kernel would then send from the destination address.
 
     Connecting a datagram socket chooses a route and sends nothing (``man 7 udp``).
     """
@@ -167,18 +165,16 @@ def is_own(address: Address) -> bool:
             probe.connect((str(address), _DISCARD_PORT))
             return bool(ip_address(probe.getsockname()[0]) == address)
     except OSError:
-        return False  # no route to it at all, so it is not here
+        return False  # no route, so it is not this machine's
 
 
 async def dial(
     host: str, addresses: tuple[Address, ...], port: int, limits: EgressLimits, deadline: float = math.inf
 ) -> SocketStream:
-    """Connect to the first of the checked addresses that answers. Takes addresses only, so nothing is resolved again.
+    """Connect to the first checked address that answers. Takes addresses only, so nothing is resolved again.
 
-    ``deadline`` is on the event loop's clock; each address has ``connect_seconds`` of its own.
-
-    Raises:
-        PeerError: None of them answered.
+    ``deadline`` is on the event loop's clock; each address has ``connect_seconds`` of its own. Raises PeerError if none
+    answers.
     """
     reason = "no address was left to try"
     for address in addresses[: limits.dialled_addresses]:
@@ -194,12 +190,9 @@ async def dial(
 
 
 async def secure(stream: ByteStream, host: str, tls: ssl.SSLContext, seconds: float) -> TLSStream:
-    """Speak TLS to ``host`` over its connection; the certificate has to be valid and in its name.
+    """Start TLS to ``host``; its certificate must be valid and in its name. Raises PeerError if the handshake fails.
 
-    The close handshake is required of the peer, so that a cut connection is not taken for a finished body.
-
-    Raises:
-        PeerError: The handshake failed.
+    The peer must send the close alert, so that a truncated body is not accepted as complete.
     """
     try:
         with anyio.fail_after(seconds):

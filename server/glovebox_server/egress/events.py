@@ -1,4 +1,4 @@
-"""One attempt to connect, and what the sandbox and the records learn of it. Data only, no I/O."""
+"""One connection attempt, and what the sandbox and the records learn of it. Data only, no I/O."""
 
 import math
 from collections.abc import Awaitable, Callable, Sequence
@@ -17,38 +17,38 @@ _UNDECIDED = EgressDecision(effect="deny", rule="egress.undecided", reason="Noth
 
 
 class PeerError(Exception):
-    """An allowed host was not reached, or sent nonsense or too much; the text is one sentence for the caller."""
+    """An allowed host was not reached, or sent invalid or too much data; one sentence for the caller."""
 
 
 @dataclass(slots=True, kw_only=True)
 class EgressAttempt:
-    """One connection on its way through its chain. Everything that a link may touch is a field here.
+    """One connection on its way through its chain. Every value that a link may change is a field.
 
-    The fields up to ``strayed`` go on record. Headers, which may hold a key, are in no representation.
+    The fields up to ``strayed`` are recorded. Headers, which may hold a key, are in no representation.
     """
 
     kind: Literal["request", "connect"]
     asked: str
-    """The URL or authority as the sandbox wrote it: hostile, and perhaps with a secret in it. For a digest alone."""
+    """The URL or authority as the sandbox wrote it: hostile, perhaps with a secret. Only its digest is recorded."""
     decision: EgressDecision = _UNDECIDED
     target: EgressTarget | None = None
-    """None when what was asked could not be read."""
+    """None if ``asked`` could not be parsed."""
     addresses: tuple[Address, ...] = ()
-    """Every address the name resolved to, in the order of dialling; empty when nothing was resolved."""
+    """Every address of the name, in the order of dialling; empty if none was resolved."""
     hop: int = 0
-    """How many redirects led here."""
+    """Redirects that led here."""
     credential: str | None = None
-    """Name of the credential that is injected."""
+    """Name of the injected credential."""
     strayed: str | None = None
-    """Name of a credential whose placeholder stands in the request where the key is not to stand."""
+    """Name of a credential whose placeholder stands where its key must not be sent."""
 
     headers: Headers = field(default=(), repr=False)
     """As the sandbox wrote them."""
     body: bytes = field(default=b"", repr=False)
     takes_key: bool = True
-    """False once a redirect has led to another server."""
+    """False after a redirect to another server."""
     sent_target: EgressTarget | None = field(default=None, repr=False)
-    """What is sent: the target, with a key where one stands in the query."""
+    """The target that is sent, with the key if it belongs in the query."""
     sent_headers: Headers = field(default=(), repr=False)
     dropped: tuple[str, ...] = ()
     """Names of headers that are not sent."""
@@ -58,9 +58,8 @@ class EgressAttempt:
     read: "Callable[[EgressAttempt], None] | None" = field(default=None, repr=False)
     """Sets ``target``, or raises ``TargetError``."""
     decide: Decide = decide
-    """How the rules are read."""
     on_allowed: "Callable[[EgressAttempt], Awaitable[None]] | None" = field(default=None, repr=False)
-    """Awaited once the rules allow it: a tunnel says then where it leads."""
+    """Awaited once the rules allow it: a tunnel then says where it leads."""
     use: "Callable[[EgressAttempt, ByteStream], Awaitable[None]] | None" = field(default=None, repr=False)
     """Awaited with the connection, which is closed afterwards."""
 
@@ -71,25 +70,25 @@ ConnectNext = Callable[[EgressAttempt], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EgressAnswer:
-    """The end of one attempt that was allowed; it has an audit record of its own."""
+    """The end of an allowed attempt, with an audit record of its own."""
 
     attempt: EgressAttempt
     status: int | None
-    """None of a tunnel, which cannot be read."""
+    """None for a tunnel, which cannot be read."""
     type: str | None
-    """The media type that the server says, without parameters; None where it says none that is one."""
+    """The response's media type without parameters; None if missing or invalid."""
     bytes: int = 0
-    """Of the decoded body, as the sandbox got it; of a redirect that is followed it gets none."""
+    """Of the decoded body, as the sandbox got it; 0 for a redirect that is followed."""
     complete: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hop:
-    """One redirect that was followed, or that led to a refusal."""
+    """A redirect that was followed, or that led to a refusal."""
 
     status: int
     url: str
-    """Where the redirect came from."""
+    """The URL that redirected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,10 +114,10 @@ class Body:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """The body is over."""
+    """The end of the body."""
 
     truncated: str | None
-    """None when it is complete, else one sentence that names what stopped it."""
+    """None if complete, else one sentence that names what stopped it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +130,7 @@ class Denied:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """Policy allowed it, the network or the peer did not deliver. Nothing of a response was passed on."""
+    """Policy allowed it, but the network or the peer failed. No part of a response was passed on."""
 
     reason: str
     hops: tuple[Hop, ...] = ()
@@ -139,22 +138,22 @@ class Failed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """A tunnel may carry its ClientHello now; it is dialled once that has been checked."""
+    """A tunnel may now send its ClientHello; it is dialled once that has been checked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closed:
-    """An opened tunnel is over."""
+    """The end of an opened tunnel."""
 
     reason: str | None
-    """None when both sides finished, else one sentence."""
+    """None if both sides finished, else one sentence."""
     sent: int = 0
     """Bytes from the sandbox to the network."""
     received: int = 0
 
 
 RequestEvent = ResponseHead | Body | End | Denied | Failed
-"""A request ends in ``End``, ``Denied`` or ``Failed``; ``End`` follows one ``ResponseHead`` and some ``Body``."""
+"""A request ends in ``End``, ``Denied`` or ``Failed``; ``End`` follows one ``ResponseHead`` and any ``Body``."""
 TunnelEvent = Opened | Closed | Denied
 """A tunnel ends in ``Denied`` or ``Closed``; an allowed one is ``Opened`` first."""
 SendRequestEvent = Callable[[RequestEvent], Awaitable[None]]

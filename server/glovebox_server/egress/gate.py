@@ -1,7 +1,7 @@
-"""The gate of one call's network, and the links of its own that each connection passes.
+"""The gate of one call's network, and the links that each connection passes.
 
-A link is a coroutine ``async (attempt, connect_next)``, as a guard of a call is: it may refuse the attempt, fill in a
-field of it, or hold something around the rest. ``guards/connections.py`` has their order, with guards' links between.
+A link is a coroutine ``async (attempt, connect_next)``, like a guard of a call: it may refuse the attempt, set a field
+of it, or wrap the rest. ``guards/connections.py`` has their order, with guards' links in between.
 """
 
 import ssl
@@ -31,7 +31,7 @@ class StreamMask(Protocol):
     """Replaces keys in what a server sends: in a stream, or in a complete text."""
 
     def feed(self, data: bytes) -> bytes:
-        """Take the next bytes; return those that are released by them."""
+        """Take the next bytes; return those that they release."""
 
     def finish(self) -> bytes:
         """Return the rest, at a normal end."""
@@ -41,7 +41,7 @@ class StreamMask(Protocol):
 
 
 async def enter(links: Sequence[ConnectionLink], attempt: EgressAttempt) -> None:
-    """Pass an attempt through links; the last one enters no other."""
+    """Pass an attempt through links, of which the last enters no other."""
     await links[0](attempt, partial(enter, links[1:]))
 
 
@@ -67,14 +67,14 @@ class EgressGate:
         Args:
             rules: The profile's, narrowed; empty denies everything.
             on_decision: Awaited before each connection is made or refused; if it raises, nothing is dialled.
-            on_answer: Called with each answer when it is over.
-            new_mask: Makes what masks one answer; None where no key is in scope.
-            principal: Whose call it is; look-ups are bounded for each.
-            resolver: Looks names up; the operating system when left out.
-            tls: How servers are verified; the system's trust store when left out.
-            dial: Connects to checked addresses; a proof's leads to a server of its own.
+            on_answer: Called with each answer at its end.
+            new_mask: Makes the mask of one answer; None if no key is in scope.
+            principal: Look-ups are bounded for each.
+            resolver: The operating system by default.
+            tls: Verifies servers; the system's trust store by default.
+            dial: Connects to checked addresses; a proof dials a server of its own.
             limits: Bounds of the call.
-            authority: Certifies names for TLS that ends inside the sandbox; None where none does.
+            authority: Certifies names for TLS that ends inside the sandbox; None if none does.
         """
         self.links: Sequence[ConnectionLink] = ()
         self.rules = tuple(rules)
@@ -82,9 +82,8 @@ class EgressGate:
         self.tls = tls or _system_tls()
         self.authority = authority
         self.traffic = Traffic()
-        """What went over all connections so far."""
         self.unrecorded = 0
-        """Attempts refused without a record of their own because there were too many; for the call's last record."""
+        """Refused attempts beyond the bound of records; for the call's last record."""
         self.unnamed: set[EgressTarget] = set()
         """Requests to hosts that no rule names, up to ``MAX_UNNAMED``: an operator may be asked about them."""
         self.on_answer = on_answer
@@ -106,15 +105,14 @@ class EgressGate:
         await enter(self.links, attempt)
 
     async def check(self, attempt: EgressAttempt, then: ConnectionLink) -> None:
-        """Hold an attempt against the rules alone, then enter ``then``; nothing is resolved or dialled.
+        """Check an attempt against the rules alone, then enter ``then``; nothing is resolved or dialled.
 
-        Raises:
-            TargetError: It is refused, and that is recorded.
+        Raises TargetError if it is refused, which is recorded.
         """
         await enter((self.record_refusals, self.read_target, self.apply_rules, then), attempt)
 
     async def record_refusals(self, attempt: EgressAttempt, connect_next: ConnectNext) -> None:
-        """Record what a link refuses, unless the attempt is on record."""
+        """Record a link's refusal, unless the attempt is on record."""
         try:
             await connect_next(attempt)
         except TargetError as error:
@@ -124,31 +122,31 @@ class EgressGate:
             raise
 
     async def read_target(self, attempt: EgressAttempt, connect_next: ConnectNext) -> None:
-        """Read what was asked by its strict grammar."""
+        """Parse the request by its strict grammar."""
         if attempt.read is not None:
             attempt.read(attempt)
         await connect_next(attempt)
 
     async def apply_rules(self, attempt: EgressAttempt, connect_next: ConnectNext) -> None:
-        """Refuse what no rule allows; remember hosts that no rule names."""
+        """Refuse what no rule allows; collect hosts that no rule names."""
         target = _target(attempt)
         attempt.decision = decision = attempt.decide(target, self.rules)
         if decision.effect == "deny":
             if decision.rule == "egress.host" and len(self.unnamed) < MAX_UNNAMED:
-                # Requests come out of TLS that ends inside, so a request is what a person is asked about.
+                # Requests come out of TLS that ends inside the sandbox, so a person is asked about a request.
                 inspected = attempt.decide is decide_inspected
                 self.unnamed.add(replace(target, method="GET", path="/") if inspected else target)
             raise TargetError(decision.rule, decision.reason, decision.hint)
         await connect_next(attempt)
 
     async def open_tunnel(self, attempt: EgressAttempt, connect_next: ConnectNext) -> None:
-        """Have a tunnel say where it leads."""
+        """Report where a tunnel leads."""
         if attempt.on_allowed is not None:
             await attempt.on_allowed(attempt)
         await connect_next(attempt)
 
     async def limit(self, attempt: EgressAttempt, connect_next: ConnectNext) -> None:
-        """Refuse more connections than the call may make, or have open at one time."""
+        """Refuse connections beyond the call's bounds, in total or at one time."""
         limits = self.limits
         if self._connections >= limits.connections:
             raise _exhausted("connections", f"made its {limits.connections} connections")
@@ -162,7 +160,7 @@ class EgressGate:
             self._open -= 1
 
     async def resolve(self, attempt: EgressAttempt, connect_next: ConnectNext) -> None:
-        """Look the host up, once; a failure is recorded, for the look-up was a message."""
+        """Resolve the host, once; a failure is recorded, for the look-up was a message."""
         target = _target(attempt)
         try:
             addresses = await resolve(
@@ -180,7 +178,7 @@ class EgressGate:
         await connect_next(attempt)
 
     async def record(self, attempt: EgressAttempt, connect_next: ConnectNext) -> None:
-        """Put an allowed attempt on record."""
+        """Record an allowed attempt."""
         await self._record(attempt)
         await connect_next(attempt)
 
@@ -197,7 +195,7 @@ class EgressGate:
             await aclose_forcefully(stream)
 
     async def _record(self, attempt: EgressAttempt) -> None:
-        """Count and record one attempt, up to a number that a loop in the sandbox cannot turn into a full disk."""
+        """Count and record one attempt, up to a bound: a loop in the sandbox must not fill the disk."""
         attempt.is_recorded = True
         self._attempts += 1
         if self._attempts <= self.limits.attempts:
@@ -217,15 +215,14 @@ class Traffic:
     """Sums over one call's connections; they grow while it runs."""
 
     connections: int = 0
-    """Connections that were made, not those that were refused or failed."""
+    """Successful connections only."""
     sent_bytes: int = 0
-    """Out of the sandbox, to the network; below TLS, so headers and handshakes are in it."""
+    """Out of the sandbox, below TLS: headers and handshakes included."""
     received_bytes: int = 0
-    """From the network."""
 
 
 class CountedStream(ByteStream):
-    """A connection whose bytes are added to ``traffic``. It stays its maker's to close."""
+    """A connection that counts its bytes in ``traffic``. Its maker closes it."""
 
     def __init__(self, stream: SocketStream, traffic: Traffic) -> None:
         self._stream = stream
@@ -252,7 +249,7 @@ class CountedStream(ByteStream):
 
     @property
     def extra_attributes(self) -> Mapping[Any, Callable[[], Any]]:
-        """Those of the connection."""
+        """See ``TypedAttributeProvider.extra_attributes``."""
         return self._stream.extra_attributes
 
 
@@ -268,7 +265,6 @@ def _exhausted(name: str, what: str) -> TargetError:
 
 @cache
 def _system_tls() -> ssl.SSLContext:
-    """Return the system's trust store, certificate and host name required (the standard library's client default)."""
     context = ssl.create_default_context()
     context.set_alpn_protocols(["http/1.1"])
     return context

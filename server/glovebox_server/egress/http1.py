@@ -1,7 +1,7 @@
 """One HTTP/1.1 request and its response over one connection that is used for nothing else.
 
-h11 (sans-I/O) reads and writes the protocol; this module gives it bytes, deadlines and bounds. The host builds the
-request from parsed parts, and no second response is ever read from the connection, so smuggling has no one to hit.
+h11 (sans-I/O) reads and writes the protocol; this module adds I/O, deadlines and bounds. The host builds the request
+from parsed parts and reads only one response per connection, so request smuggling has no victim.
 """
 
 import ssl
@@ -19,36 +19,35 @@ from glovebox_server.egress.limits import READ_BYTES, EgressLimits
 #: Statuses whose ``Location`` a GET or HEAD may follow (RFC 9110 section 15.4); 300 and 304 are answers.
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
-#: What is offered to servers: what the standard library decodes in bounded steps.
+#: Encodings that the standard library decodes in bounded steps.
 ACCEPTED = "gzip, deflate"
-#: Decoded bytes handed out at a time; a bomb is noticed after one piece.
+#: Decoded bytes returned at a time; a bomb is noticed after one piece.
 PIECE_BYTES = 64 * 1024
-#: zlib's window for "gzip or zlib header, find out" (https://www.zlib.net/manual.html#Advanced).
+#: zlib's window for automatic detection of gzip and zlib headers (https://www.zlib.net/manual.html#Advanced).
 _AUTOMATIC = 32 + zlib.MAX_WBITS
 
 
 class RequestClock:
-    """The time one request has left, handed out wait by wait."""
+    """The time one request has left, spent by one wait after another."""
 
     def __init__(self, limits: EgressLimits) -> None:
-        """Start counting."""
         self._limits = limits
         self.deadline = anyio.current_time() + limits.request_seconds
         """On the event loop's clock; connecting keeps to it too."""
 
     def wait(self) -> anyio.CancelScope:
-        """Return a scope for one wait: the idle limit, or what is left in all."""
+        """Return a scope for one wait: the idle limit, or the rest of the total."""
         return anyio.move_on_after(max(0.0, min(self._limits.idle_seconds, self.deadline - anyio.current_time())))
 
     def expired(self) -> PeerError:
-        """Say which of the two limits ended a wait."""
+        """Return the error of the limit that ended a wait."""
         if anyio.current_time() >= self.deadline:
             return PeerError(f"The request took longer than {self._limits.request_seconds:g} seconds.")
         return PeerError(f"The server was silent for {self._limits.idle_seconds:g} seconds.")
 
 
 class Exchange:
-    """Send one request; then ``head``, then ``body``."""
+    """One exchange: call ``send``, then ``head``, then ``body``."""
 
     def __init__(self, stream: ByteStream, clock: RequestClock, limits: EgressLimits) -> None:
         """Use a connected stream, which the caller closes."""
@@ -59,10 +58,9 @@ class Exchange:
         self._over = self._closed = False
 
     async def send(self, target: EgressTarget, headers: Sequence[tuple[str, str]], body: bytes) -> None:
-        """Send the request; ``headers`` are those besides ``Host``, ``Connection`` and the body's length.
+        """Send the request; ``headers`` excludes ``Host``, ``Connection`` and the body's length.
 
-        Raises:
-            PeerError: The peer does not take it.
+        Raises PeerError if the peer does not take it.
         """
         own = [("Host", target.authority), ("Connection", "close")]
         if body or target.method in {"POST", "PUT", "PATCH"}:
@@ -103,12 +101,10 @@ class Exchange:
         return event.status_code, headers
 
     async def body(self) -> AsyncGenerator[bytes, None]:
-        """Yield the decoded body in pieces.
-
-        No cancel scope is held across a ``yield``: each wait has its own.
+        """Yield the decoded body in pieces. No cancel scope is held across a ``yield``: each wait has its own.
 
         Raises:
-            PeerError: The body breaks off, is too slow or too large; what was yielded before is good.
+            PeerError: The body breaks off, is too slow or too large; the pieces before are valid.
         """
         limits, passed = self._limits, 0
         decoder = BodyDecoder(self._encoding, ratio=limits.ratio, grace=limits.ratio_grace_bytes)
@@ -123,7 +119,7 @@ class Exchange:
         decoder.finish()
 
     async def _data(self) -> bytes:
-        """Return the body bytes that one read brought, none at the end: many tiny chunks become one piece."""
+        """Return the body bytes of one read, none at the end: many tiny chunks become one piece."""
         pieces: list[bytes] = []
         while not self._over:
             event = self._event()
@@ -138,7 +134,7 @@ class Exchange:
         return b"".join(pieces)
 
     def _event(self) -> h11.Event | None:
-        """Return the next protocol event, None when more bytes are needed for one."""
+        """Return the next protocol event; None if it needs more bytes."""
         try:
             event = self._http.next_event()
         except h11.RemoteProtocolError as error:
@@ -165,13 +161,12 @@ class Exchange:
 
 
 class BodyDecoder:
-    """One response's body on its way from wire bytes to plain bytes."""
+    """A decoder of one response's body."""
 
     def __init__(self, encoding: str, *, ratio: int, grace: int) -> None:
-        """Take the ``Content-Encoding`` value, decoded bytes allowed per received byte, and bytes free of that.
+        """Take the ``Content-Encoding``, decoded bytes allowed per received byte, and bytes free of that ratio.
 
-        Raises:
-            PeerError: An encoding that was not asked for, or several at once.
+        Raises PeerError for an encoding that was not offered, or several at once.
         """
         name = encoding.strip().lower()
         if name not in {"", "identity", "gzip", "x-gzip", "deflate"}:
@@ -183,8 +178,7 @@ class BodyDecoder:
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Yield decoded pieces of at most ``PIECE_BYTES``.
 
-        Raises:
-            PeerError: Corrupt data, data after the end, or more than the ratio allows.
+        Raises PeerError for corrupt data, data after the end, or more than the ratio allows.
         """
         self._received += len(data)
         inflate = self._inflate
@@ -210,10 +204,6 @@ class BodyDecoder:
                 return
 
     def finish(self) -> None:
-        """Say that the body is over.
-
-        Raises:
-            PeerError: The compressed stream is not.
-        """
+        """End the body. Raises PeerError if the compressed stream is incomplete."""
         if self._inflate is not None and self._received and not self._inflate.eof:
             raise PeerError("The compressed body is cut short.")

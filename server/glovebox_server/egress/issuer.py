@@ -1,4 +1,4 @@
-"""Makes keys and certificates, for ``authority``, which imports this late."""
+"""Makes keys and certificates for ``authority``, which imports this late."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -10,18 +10,18 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 
 _LIVES = timedelta(hours=1)
-"""Longer than any call; a clock that is set back meanwhile has as much."""
+"""Longer than any call, even if the clock is set back as much meanwhile."""
 
 
 class Issuer:
     """The key and certificate of an authority."""
 
     def __init__(self, hosts: Sequence[str]) -> None:
-        """Make a key that certifies these hosts, and what is below them, alone."""
+        """Make a key that certifies only these hosts and their subdomains."""
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._public = self._key.public_key()
         self._name = _name("Glovebox: this sandbox alone")
-        # A kind of name that no constraint mentions is free: addresses are excluded, and no list of hosts is empty.
+        # A name type without a constraint is unrestricted: addresses are excluded, and no list of hosts is empty.
         permitted = [x509.DNSName(host) for host in hosts or ["invalid"]]
         excluded = [x509.IPAddress(ip_network(every)) for every in ("0.0.0.0/0", "::/0")]
         self._certificate = (
@@ -57,7 +57,7 @@ def _name(text: str) -> x509.Name:
 def _blank(
     subject: x509.Name, key: ec.EllipticCurvePublicKey, issuer: x509.Name, signer: ec.EllipticCurvePublicKey
 ) -> x509.CertificateBuilder:
-    """Begin a certificate; strict clients want the identifiers of both keys (RFC 5280 section 4.2.1.1)."""
+    """Begin a certificate; strict clients require the identifiers of both keys (RFC 5280 section 4.2.1.1)."""
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()

@@ -25,7 +25,7 @@ class EgressLimits:
     dialled_addresses: int = 4
     """Checked addresses tried in turn: two families, one spare each."""
     hello_seconds: float = 10.0
-    """How long a tunnel may stay open before its TLS ClientHello is complete."""
+    """Time from a tunnel's opening to a complete TLS ClientHello."""
     idle_seconds: float = 20.0
     """Silence after which a peer is given up."""
     request_seconds: float = 60.0
@@ -33,21 +33,21 @@ class EgressLimits:
     tunnel_seconds: float = 300.0
     """One tunnel; calls themselves rarely live longer."""
     tunnel_idle_seconds: float = 60.0
-    """Silence in both directions: servers that think before they answer do so for half a minute."""
+    """Silence in both directions: servers that compute an answer may need half a minute."""
     request_header_bytes: int = 8 * 1024
     """All headers the sandbox adds to one request."""
     request_body_bytes: int = 1024 * 1024
     """A form or a query document, not an upload."""
     header_bytes: int = 32 * 1024
-    """Status line and headers of one response: twice what common servers are able to send."""
+    """Status line and headers of one response: twice what common servers can send."""
     interim_responses: int = 8
-    """1xx responses before the real one; each may be as large as a head."""
+    """1xx responses before the final one; each may be as large as a head."""
     body_bytes: int = 32 * 1024 * 1024
-    """Decoded body of one response; also bounds what is read from the socket for it."""
+    """Decoded body of one response; also bounds the bytes read from the socket for it."""
     ratio: int = 100
     """Decoded bytes per received byte. Text compresses 3 to 20 times, a bomb about 1,000 times."""
     ratio_grace_bytes: int = 1024 * 1024
-    """Decoded bytes that are free of the ratio: small repetitive pages are honest."""
+    """Decoded bytes that are free of the ratio: small repetitive pages are legitimate."""
     tunnel_sent_bytes: int = 16 * 1024 * 1024
     """From the sandbox out. Less than the way in: what leaves is what can be stolen."""
     tunnel_received_bytes: int = 256 * 1024 * 1024

@@ -1,7 +1,7 @@
-"""The ``request`` exchange: the sandbox names a method and a URL, the host does all the rest.
+"""The ``request`` exchange: the sandbox names a method and a URL, the host does the rest.
 
-The sandbox never speaks HTTP to anybody: what is sent is built here from parsed parts, so method and path rules always
-hold. Redirects are followed here too, and each one passes the chain as if it had been asked for.
+The sandbox never speaks HTTP to a server: the request is built here from parsed parts, so method and path rules always
+hold. Redirects are followed here too, and each one passes the chain like a new request.
 """
 
 import re
@@ -37,15 +37,15 @@ from glovebox_server.egress.http1 import ACCEPTED, REDIRECTS, Exchange, RequestC
 from glovebox_server.egress.limits import EgressLimits
 
 PIECE_SEARCHED: Final = 16 * 1024
-"""Bytes that are searched for keys at once: 0.2 ms of the event loop, and 2 ms where a hostile server repeats how a
-key begins (``python -m tests.perf.lent``)."""
+"""Bytes that are searched for keys at once: 0.2 ms of the event loop, and 2 ms if a hostile server repeats the prefix
+of a key (``python -m tests.perf.lent``)."""
 MAX_REASON: Final = 256
 """Characters of a failure's reason; it may quote the server."""
 
-#: What a sandbox may say about what it wants, and nothing besides: nothing that authenticates (an allowed host is a way
-#: out to whoever has a key there), nothing about framing, routing or connection, nothing that makes another request of
-#: it than the one that was decided (method overrides, rewritten URLs) or another body than the whole (ranges). A
-#: profile may name further ones, for the one host that gets the operator's key.
+#: Request headers that a sandbox may set. None that authenticates (an allowed host is a way out to anybody with a key
+#: there), none about framing, routing or connection, none that makes another request of it than the decided one (method
+#: overrides, rewritten URLs) or another body than the whole (ranges). A profile may name further ones, for the one host
+#: that gets the operator's key.
 _PASSED = frozenset(
     {
         "accept",
@@ -58,7 +58,7 @@ _PASSED = frozenset(
     }
 )
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
-#: Not handed back: framing and encoding are undone, the connection is ours, and a sandbox keeps no cookies.
+#: Not returned: framing and encoding are undone, the connection is ours, and a sandbox keeps no cookies.
 _NOT_RETURNED = frozenset(
     {
         "alt-svc",
@@ -84,10 +84,10 @@ _USER_AGENT = "Glovebox"
 async def request(
     gate: EgressGate, method: str, url: str, headers: Headers = (), body: bytes = b"", *, send: SendRequestEvent
 ) -> None:
-    """Make one HTTP request and hand its events to ``send`` as they come.
+    """Make one HTTP request and pass its events to ``send`` as they come.
 
-    The last event is ``End``, ``Denied`` or ``Failed``. Awaiting ``send`` is the back-pressure; what it takes counts
-    towards ``request_seconds``. Raises only what ``gate``'s ``on_decision`` or ``send`` raise.
+    The last event is ``End``, ``Denied`` or ``Failed``. Awaiting ``send`` is the back-pressure; its time counts towards
+    ``request_seconds``. Raises only what ``gate``'s ``on_decision`` or ``send`` raise.
     """
     asked = _Request(gate=gate, method=method, url=url, headers=headers, body=body, send=send)
     try:
@@ -96,9 +96,9 @@ async def request(
     except TargetError as refused:
         await send(Denied(decision=denial(refused), hops=tuple(asked.hops)))
     except PeerError as failed:
-        # It may quote the server, which knows the key that it was sent.
+        # It may quote the server, which got the key.
         reason = gate.new_mask().whole(str(failed)) if gate.new_mask else str(failed)
-        reason = reason[:MAX_REASON]  # cut only now: a key that is cut is none any more
+        reason = reason[:MAX_REASON]  # truncated only now: part of a key would not be masked
         if asked.answered:
             await send(End(truncated=reason))
         else:
@@ -107,7 +107,7 @@ async def request(
 
 @dataclass(slots=True, kw_only=True)
 class _Request:
-    """One request and how far its redirects have come."""
+    """One request and the state of its redirects."""
 
     gate: EgressGate
     method: str
@@ -119,7 +119,7 @@ class _Request:
     hops: list[Hop] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
     home: str | None = None
-    """Host and port of the first server; None once a redirect has led to another."""
+    """Host and port of the first server; None after a redirect to another."""
     answered: bool = False
     passed: int = 0
     """Bytes of the body that were passed on."""
@@ -128,7 +128,7 @@ class _Request:
         self.clock = RequestClock(self.gate.limits)
 
     async def hop(self) -> bool:
-        """Ask one server; return whether it redirected to a place that is to be asked next."""
+        """Request from one server; return whether it redirected to a place to request next."""
         hops = len(self.hops)
         attempt = EgressAttempt(
             kind="request",
@@ -155,7 +155,7 @@ class _Request:
         attempt.takes_key = self.home is not None
 
     def _check_redirect(self, target: EgressTarget) -> None:
-        """Refuse what no rule can make right about a redirect."""
+        """Refuse a redirect that no rule can allow."""
         if not self.hops:
             return
         most = self.gate.limits.hops
@@ -180,7 +180,7 @@ class _Request:
         mask = gate.new_mask() if gate.new_mask else None
         status, received = await exchange.head()
         if mask is not None:
-            # What stands for a key is no header's name: a client would take the rest of the head for the body.
+            # A header name that contains a key is dropped: a client would read the rest of the head as the body.
             received = [(name, mask.whole(value)) for name, value in received if mask.whole(name) == name]
         answer = EgressAnswer(attempt=attempt, status=status, type=media_type(received))
         location = [value for name, value in received if name == "location"]
@@ -226,7 +226,7 @@ class _Request:
 
 
 async def _mask_piece(mask: StreamMask, piece: bytes) -> bytes:
-    """Mask keys in a piece, with turns for other tasks between."""
+    """Mask keys in a piece, and let other tasks run in between."""
     passed = list[bytes]()
     for at in range(0, len(piece), PIECE_SEARCHED):
         passed.append(mask.feed(piece[at : at + PIECE_SEARCHED]))
@@ -235,7 +235,7 @@ async def _mask_piece(mask: StreamMask, piece: bytes) -> bytes:
 
 
 def _join(base: str, location: str) -> str:
-    """Resolve a ``Location``. ``urljoin`` drops control characters, so a location that has any is left as it is."""
+    """Resolve a ``Location``. ``urljoin`` drops control characters, so a location with any stays as it is."""
     if any(not "\x21" <= character <= "\x7e" for character in location):
         return location
     try:
@@ -251,12 +251,12 @@ def request_headers(
     limits: EgressLimits,
     credential: Credential | None = None,
 ) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
-    """Return the headers to send and the names of those that were left out.
+    """Return the headers to send and the names of those left out.
 
     A credential whose key the request gets may name further headers.
 
     Raises:
-        TargetError: Rule ``egress.header`` or ``egress.body``: too much, said twice, or not plain text.
+        TargetError: Rule ``egress.header`` or ``egress.body``: too much, repeated, or not plain text.
     """
     if body and method not in _WITH_BODY:
         raise TargetError("egress.body", f"A {method} request carries no body.", "Put it into the URL's query.")
@@ -291,7 +291,7 @@ def request_headers(
 
 
 def media_type(headers: Iterable[tuple[str, str]]) -> str | None:
-    """Return the media type that a response says, without its parameters; None where it says none, or no such thing."""
+    """Return a response's media type without parameters; None if missing or invalid."""
     said = next((value for name, value in headers if name == "content-type"), "").partition(";")[0].strip().lower()
     return said if _MEDIA_TYPE.fullmatch(said) else None
 

@@ -67,8 +67,7 @@ class ConnectMeta(BaseModel):
 async def serve_stream(gate: EgressGate, stream: Duplex) -> None:
     """Serve one egress stream to its end.
 
-    Raises:
-        Exception: what the gate's ``on_decision`` raises, so that nothing is dialled without its record.
+    Raises what the gate's ``on_decision`` raises, so that nothing is dialled without its record.
     """
     try:
         if stream.kind == "request":
@@ -156,7 +155,7 @@ def _head(event: ResponseHead) -> Mapping[str, Any]:
 
 
 def _last(event: End | Denied | Failed) -> Mapping[str, Any]:
-    """Return the body of the RESET that ends a request before its time."""
+    """Return the body of the RESET that ends a request early."""
     if isinstance(event, End):
         return {"truncated": event.truncated}
     if isinstance(event, Denied):
@@ -181,17 +180,17 @@ def _hops(hops: Sequence[Hop]) -> list[dict[str, Any]]:
 
 @cache
 def authorities() -> bytes:
-    """Return every certificate in the system's trust store as PEM; empty where there is none.
+    """Return every certificate in the system's trust store as PEM; empty if there is none.
 
     ``SSL_CERT_FILE`` and ``SSL_CERT_DIR`` choose another store, here as for the gate, which uses the same one.
     """
     context = ssl.create_default_context()
     directory = ssl.get_default_verify_paths().capath
     if directory is not None:
-        # OpenSSL reads such a directory only when it looks for one name; its files are named <hash>.<number>.
+        # OpenSSL reads such a directory only when it searches one name; its files are named <hash>.<number>.
         for path in sorted(Path(directory).glob("*.[0-9]")):
             try:
                 context.load_verify_locations(path)
             except (ssl.SSLError, OSError):
-                continue  # not a certificate, or one that cannot be read: not trusted here either
+                continue  # not a certificate, or unreadable: not trusted here either
     return "".join(ssl.DER_cert_to_PEM_cert(der) for der in context.get_ca_certs(binary_form=True)).encode("ascii")

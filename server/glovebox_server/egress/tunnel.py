@@ -1,7 +1,7 @@
 """The ``connect`` exchange: an opaque TLS tunnel to one allowed host and port.
 
-What goes through cannot be read, so the name in the TLS ClientHello is held to the allowed one before anything is
-dialled, and the bytes and the time are counted.
+Its content cannot be read. So the name in the TLS ClientHello must be the allowed one before anything is dialled, and
+bytes and time are counted.
 """
 
 import anyio
@@ -71,10 +71,9 @@ async def connect(gate: EgressGate, authority: str, guest: ByteStream, *, send: 
 
 
 async def find_inspected_host(gate: EgressGate, authority: str) -> str | None:
-    """Return the host whose TLS is to be ended inside the sandbox; None where a rule has it tunnelled.
+    """Return the host whose TLS ends inside the sandbox; None if a rule tunnels it.
 
-    Raises:
-        TargetError: No request to it could be allowed; recorded. So is one host more than there are certificates for.
+    Raises TargetError, recorded, if no request to it could be allowed, or no certificate is left for it.
     """
     host: str | None = None
 
@@ -129,7 +128,7 @@ class _Pump:
         self._end = anyio.current_time() + limits.tunnel_seconds
 
     async def run(self, hello: bytes, remote: ByteStream) -> str | None:
-        """Return why it ended early, None if both sides finished."""
+        """Return why it ended early; None if both sides finished."""
         with self._scope:
             self._alive()
             async with anyio.create_task_group() as tasks:
@@ -166,7 +165,6 @@ class _Pump:
 
 
 async def _receive(stream: ByteReceiveStream) -> bytes:
-    """Return the next bytes, none at the end."""
     try:
         return await stream.receive(READ_BYTES)
     except anyio.EndOfStream:

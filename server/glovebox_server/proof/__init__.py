@@ -1,1 +1,1 @@
-"""Proof of policy: the lock of what is in force, and its signature."""
+"""Proof of policy: the lock of what is in effect, and its signature."""

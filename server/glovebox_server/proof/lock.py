@@ -1,7 +1,7 @@
-"""The lock: what profiles, policy and tools are in force, as one file to review, keep and sign. Bytes in, bytes out.
+"""The lock: profiles, policy and tools in effect, as one file to review, keep and sign. Bytes in, bytes out.
 
-It has the digest of each part, and each key's value in force, so that what differs is named and not only that something
-does. A lock has one form only, so that each place in it has one line.
+It has the digest of each part and each key's value, so that a difference can be named. A lock has one form only, so
+that each place in it has one line.
 """
 
 import hashlib
@@ -39,10 +39,10 @@ class Effective:
     policy: Policy | None
     policy_path: Path | None
     tools: Mapping[str, Mapping[str, str]]
-    """By name: ``listed``, digest of what clients are shown; ``packages``, of what its programs import from."""
+    """By name: ``listed``, digest of what clients see; ``packages``, digest of what its programs import from."""
 
     def content(self) -> dict[str, Any]:
-        """What a lock of it says."""
+        """Return the content of its lock."""
         profiles = {
             tool: {"digest": self.profiles.digest_for(tool), "keys": profiles_model.effective(profile)}
             for tool, profile in self.profiles.items()
@@ -51,7 +51,7 @@ class Effective:
         return said if self.policy is None else said | {"policy": _policy(self.policy)}
 
     def files(self) -> Iterator[tuple[KeyPath, Path]]:
-        """Each part of a lock that a file says, and the file."""
+        """Yield each part of a lock that a file says, and the file."""
         for tool in self.profiles:
             yield ("profiles", tool), self.profiles.source(tool)
         if self.policy_path is not None:
@@ -63,17 +63,17 @@ def _policy(policy: Policy) -> dict[str, Any]:
 
 
 def policy_keys(policy: Policy) -> dict[str, Any]:
-    """All that a policy's digest is of: every key in force, and the order of its roles."""
+    """Return all that a policy's digest covers: every key in effect, and the order of its roles."""
     return {**policy_model.effective(policy), "precedence": list(policy.roles)}
 
 
 def written(content: Mapping[str, Any]) -> bytes:
-    """The one form of a lock: sorted, a value a line."""
+    """Return the one form of a lock: sorted, a value a line."""
     return ("\n".join(row for _, row in _rows(content)) + "\n").encode()
 
 
 def _rows(value: Any, path: KeyPath = (), name: str = "", comma: str = "") -> Iterator[tuple[KeyPath, str]]:
-    """Each line of a lock, and what stands there."""
+    """Yield each line of a lock, and its key path."""
     pad = " " * len(path)
     if not isinstance(value, dict | list) or not value:
         yield path, f"{pad}{name}{json.dumps(value)}{comma}"
@@ -97,11 +97,7 @@ class Lock:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a lock that nobody else can have written.
-
-        Raises:
-            ProfileError: somebody else can, it cannot be read, or is none.
-        """
+        """Read a lock. Raises ProfileError if it is unreadable or invalid, or another user can write it."""
         data = read_bytes(path, MAX_BYTES)
         fix = "Write it with `glovebox profiles lock`."
         try:
@@ -124,25 +120,21 @@ class Lock:
 
     @property
     def digest(self) -> str:
-        """Of the file's bytes: ``sha256:…``."""
+        """Return ``sha256:…`` of the file's bytes."""
         return "sha256:" + hashlib.sha256(self.data).hexdigest()
 
     def require(self, found: Effective) -> None:
-        """Refuse what is not as it was locked.
-
-        Raises:
-            ProfileError: the first difference, and how many there are.
-        """
+        """Refuse what differs from the lock. Raises ProfileError: the first difference, and their number."""
         self._refuse(self.differences(found))
 
     def require_policy(self, policy: Policy | None, path: Path | None) -> None:
-        """The same of the policy alone, which may change while a server runs; raises likewise."""
+        """Compare the policy alone, which may change while a server runs; raises likewise."""
         now = {} if policy is None else {"policy": _policy(policy)}
         was = {key: value for key, value in self.content.items() if key == "policy"}
         self._refuse(self._named(was, now, [] if path is None else [(("policy",), path)]))
 
     def differences(self, found: Effective) -> list[ProfileError]:
-        """Each key that is not as it was locked: its file and line, what it is, and where it was locked."""
+        """Return each key that differs: its file and line, its value, and its locked value."""
         return self._named(self.content, found.content(), list(found.files()))
 
     def _refuse(self, found: list[ProfileError]) -> None:
@@ -155,7 +147,7 @@ class Lock:
 
     def _named(self, was: Any, now: Any, files: list[tuple[KeyPath, Path]]) -> list[ProfileError]:
         apart = list(_apart(was, now))
-        # Of a part whose keys say what differs, the digest says it once more.
+        # The digest of a part only repeats the differences of its keys.
         parts = {path[: path.index("keys")] for path, _, _ in apart if "keys" in path[:3]}
         kept = [each for each in apart if not (each[0][-1] == "digest" and each[0][:-1] in parts)]
         lines: dict[Path, Mapping[KeyPath, int]] = {}
@@ -187,13 +179,13 @@ class Lock:
 
 
 def _said(value: Any) -> str:
-    """A value as the lock has it, short enough for a sentence."""
+    """Return a value as the lock has it, short enough for a sentence."""
     text = json.dumps(value["digest"] if isinstance(value, dict) and "digest" in value else value)
     return text if len(text) <= 100 else f"{text[:100]}…"  # noqa: PLR2004 - of a line
 
 
 def _apart(was: Any, now: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any, Any]]:
-    """Where two values differ, as deep as both have the same form."""
+    """Yield where two values differ, as deep as both have the same form."""
     if isinstance(was, dict) and isinstance(now, dict):
         for key in sorted(was.keys() | now.keys()):
             yield from _apart(was.get(key, _ABSENT), now.get(key, _ABSENT), (*path, key))

@@ -1,6 +1,6 @@
-"""Arguments that the log keeps sealed: for the holder of a private key that is kept elsewhere, and for nobody here.
+"""Arguments that the log keeps sealed: only the holder of a private key that is kept elsewhere can read them.
 
-HPKE (RFC 9180) in its base mode, each for its own call: what was sealed for one does not open as another's.
+HPKE (RFC 9180) in its base mode, bound to the call: what was sealed for one does not open as another's.
 """
 
 import json
@@ -27,7 +27,7 @@ MAX_BYTES: Final = 256 * 1024
 """Longest arguments that are sealed, as JSON: they fit a record beside the same with secrets replaced."""
 
 Opened = Callable[[Record], Mapping[str, Any] | None]
-"""Opens the arguments of one ``call.decided``; None where there are none, or they are another key's."""
+"""Opens the arguments of one ``call.decided``; None without arguments, or if they are sealed to another key."""
 
 _SUITE: Final = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
 _KIND: Final = "private key"
@@ -38,7 +38,6 @@ class Sealer:
     """Seals arguments to a public key. Make it with ``load``."""
 
     def __init__(self, key: X25519PublicKey) -> None:
-        """Take the key."""
         self._key = key
 
     @classmethod
@@ -46,7 +45,7 @@ class Sealer:
         """Read the public key.
 
         Raises:
-            ProfileError: somebody else can have written it, it cannot be read, or is no X25519 public key.
+            ProfileError: another user can write it, or it is unreadable or no X25519 public key.
         """
         try:
             key = serialization.load_pem_public_key(read_bytes(path, MAX_KEY_BYTES))
@@ -58,7 +57,7 @@ class Sealer:
         raise ProfileError(path, None, "", "is no X25519 public key in PEM", fix)
 
     def seal(self, call: ToolCall) -> str | None:
-        """The arguments of a call, sealed, in base64; None where they are too long."""
+        """Return the sealed arguments of a call, in base64; None if they are too long."""
         content = chain.canonical(dict(call.arguments))
         if len(content) > MAX_BYTES:
             return None
@@ -66,10 +65,10 @@ class Sealer:
 
 
 def opener(path: Path) -> Opened:
-    """Read the private key, and return what opens arguments with it.
+    """Read the private key, and return a function that opens arguments with it.
 
     Raises:
-        SecretFileError: it is not there, a link, another user's, open to others, or no X25519 key.
+        SecretFileError: it is missing, a link, another user's, open to others, or no X25519 key.
     """
     make = f"Make one: `openssl genpkey -algorithm x25519 -out {path}`."
     content = secret_files.read_own(path, MAX_KEY_BYTES, _KIND, make)
@@ -78,7 +77,7 @@ def opener(path: Path) -> Opened:
     except (ValueError, TypeError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, X25519PrivateKey):
-        # What is there may be the only copy of another key: no command that would write over it.
+        # The file may be the only copy of another key: suggest no command that would overwrite it.
         raise SecretFileError(_KIND, path, "it does not hold an X25519 private key in PEM", "Name the file of one.")
 
     def opened(record: Record) -> Mapping[str, Any] | None:
@@ -87,7 +86,7 @@ def opener(path: Path) -> Opened:
             found = json.loads(_SUITE.decrypt(b64decode(record.data["sealed_arguments"]), key, info=info))
         except (LookupError, ValueError, TypeError, InvalidTag, RecursionError):
             return None
-        # Anybody can seal: what counts is what the call's own digest is of.
+        # Anybody can seal: only arguments that match the call's own digest count.
         same = isinstance(found, dict) and chain.digest(found) == record.data.get("arguments_digest")
         return found if same else None
 
@@ -95,11 +94,9 @@ def opener(path: Path) -> Opened:
 
 
 def arguments_of(record: Record, opened: Opened | None) -> Mapping[str, Any] | None:
-    """Arguments of a ``call.decided`` as they were asked; None where nobody can know them.
+    """Return the original arguments of a ``call.decided``; None if they cannot be known.
 
-    Args:
-        record: the record.
-        opened: opens sealed ones; None where nobody has the key.
+    ``opened`` opens sealed ones; None without the key.
     """
     told = record.data.get("arguments")
     if isinstance(told, dict) and not record.data.get("redacted"):

@@ -14,16 +14,16 @@ from glovebox_profiles.load.reading import read_bytes
 from glovebox_server.proof.lock import Lock
 
 PREDICATE_TYPE = "https://glovebox.dev/attestation/lock/v1"
-"""A name, as in-toto demands: nothing is fetched from there. It changes when a field changes its meaning."""
+"""A name, as in-toto requires: nothing is fetched from there. It changes when a field changes its meaning."""
 
 
 def place(lock: Path) -> Path:
-    """Where the signature of a lock lies."""
+    """Return the path of a lock's signature."""
     return lock.with_name(f"{lock.name}.sig")
 
 
 def payload(lock: bytes) -> bytes:
-    """What is signed: that the lock has exactly these bytes. One form, so whoever has the lock knows it."""
+    """Return the signed statement: the lock has exactly these bytes. One form, so that the lock determines it."""
     return chain.canonical(
         {
             "_type": STATEMENT_TYPE,
@@ -35,15 +35,15 @@ def payload(lock: bytes) -> bytes:
 
 
 def sign(lock: bytes, key: Ed25519PrivateKey) -> bytes:
-    """The content of ``FILE.sig``."""
+    """Return the content of ``FILE.sig``."""
     return chain.canonical(dsse.sign(payload(lock), key, dsse.key_id(key.public_key()))) + b"\n"
 
 
 def require(lock: Lock, key_file: Path) -> str:
-    """Refuse a lock that the holder of a key did not sign; returns the key's id.
+    """Refuse a lock that the holder of a key did not sign; return the key's id.
 
     Raises:
-        ProfileError: there is no signature, or not this key's, or the key cannot be used.
+        ProfileError: the signature is missing or of another key, or the key cannot be used.
     """
     try:
         key = keys.parse_public(read_bytes(key_file, keys.MAX_KEY_BYTES))

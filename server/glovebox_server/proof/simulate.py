@@ -1,4 +1,4 @@
-"""Decides recorded calls again, under other profiles: which would be decided otherwise, and which nobody can know.
+"""Decides recorded calls again under other profiles, and reports which differ and which cannot be decided.
 
 Only what profiles say is decided: what a role, a budget or a stop refused stays refused.
 """
@@ -16,7 +16,7 @@ from glovebox_server.core.accept import decide
 from glovebox_server.proof.sealed import Opened, arguments_of
 from glovebox_server.tools.base import Tool
 
-#: Rules of profiles (``broker.policy``): what another refused, no profile would have let through.
+#: Rules of profiles (``broker.policy``): what another rule refused, no profile would have allowed.
 _OF_PROFILES = frozenset(
     {"allow", "approval.ask", "profile.missing", "limits.wall_seconds", "network.allow", "network.mode"}
     | {"files.inputs", "files.workspace"}
@@ -25,7 +25,7 @@ _OF_PROFILES = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Otherwise:
-    """One call that would be decided otherwise."""
+    """A call that would be decided otherwise."""
 
     call_id: str
     time: str
@@ -34,20 +34,20 @@ class Otherwise:
     """``allow``, ``deny`` or ``ask``."""
     now: str
     rule: str
-    """Which rule decides now; of a call that is allowed now, which one did not."""
+    """The rule that decides now; of a call that is allowed now, the one that did not."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Simulated:
-    """What became of the calls."""
+    """The outcome of all calls."""
 
     same: int = 0
     otherwise: list[Otherwise] = field(default_factory=list)
     """Newest last."""
     unknown: dict[str, int] = field(default_factory=dict)
-    """Calls whose arguments were not kept, or not as they were, by tool."""
+    """Calls whose arguments were not kept, or not unchanged, by tool."""
     elsewhere: int = 0
-    """Calls that something else than a profile refused or lifted."""
+    """Calls that a rule outside profiles refused, or whose denial was lifted."""
 
 
 def simulate(
@@ -59,10 +59,10 @@ def simulate(
     """Decide calls again.
 
     Args:
-        records: each that decided about a call; those of tools without a profile here are left out.
+        records: decisions about calls; those of tools without a profile here are skipped.
         profiles: the candidates.
         tools: on offer.
-        open_sealed: opens arguments that were kept sealed; None where nobody has the key.
+        open_sealed: opens sealed arguments; None without the key.
     """
     found = Simulated()
     digests = {tool: digest(profile) for tool, profile in profiles.items()}
@@ -94,11 +94,7 @@ def simulate(
 
 
 def records(directory: Path, since: datetime, kinds: Collection[str]) -> Iterator[Record]:
-    """The records of some kinds, not before a time.
-
-    Raises:
-        AuditError: there is no log, or it cannot be read.
-    """
+    """Yield the records of these kinds since a time. Raises AuditError if there is no readable log."""
     needles = [f'"kind":"{kind}"'.encode() for kind in kinds]
     with read.opened(directory) as snapshot:
         for log, size in snapshot.newest_first():

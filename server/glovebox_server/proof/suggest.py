@@ -1,7 +1,7 @@
-"""The narrowest profile of a tool that would have allowed what its recorded calls used. Records in, a profile out.
+"""The narrowest profile of a tool that would have allowed its recorded calls. Records in, a profile out.
 
-Only what a record shows is narrowed, and never below it: what nobody counted, or nobody can know since arguments were
-not kept, stays as it is and is said. What is suggested is within what is in force.
+Only what records show is narrowed, and never below it. What was not counted, or cannot be known since arguments were
+not kept, stays as it is and is reported. A suggestion is within what is in effect.
 """
 
 import hashlib
@@ -33,24 +33,24 @@ from glovebox_server.proof.sealed import Opened, arguments_of
 from glovebox_server.tools.base import Tool
 
 MARGIN: Final = 1.5
-"""How much more than the most that was used is suggested: a call is rarely like the last."""
+"""Factor over the most that was used: a call is rarely like the last."""
 ROOM: Final = {
     "wall_seconds": 5, "cpu_seconds": 5, "memory": 64 * MIB, "output.bytes": MIB, "output.files": 4,
     "max_connections": 2,
 }  # fmt: skip
-"""And by how much it is more at least: of little, half as much again is little. An import takes a second or two."""
+"""The least head room: of little, half as much again is little. An import takes a second or two."""
 MAX_ALLOW: Final = 32 * 1024
 """Characters of the suggested rules as JSON: a profile of 64 KiB has room for them."""
 MAX_PATHS: Final = 32
-"""Paths of one host that are named one by one; a reviewer reads no longer list, and then the rule's own stay."""
+"""Paths of one host that are listed: a reviewer reads no longer list. Beyond it the rule's own stay."""
 
 _BROKEN_OFF: Final = frozenset({CallCancelled.kind, CallFailed.kind})
-"""A call that ended so has on record what it did; of one that is lost, or goes on, nobody knows."""
+"""A call that ended so has all it did on record; one that is lost, or still runs, has not."""
 
 KINDS: Final = _BROKEN_OFF | {
     each.kind for each in (CallDecided, EgressDecided, ArtifactCollected, ArtifactRefused, CallFinished)
 }
-"""The records that it is made from."""
+"""The records that a suggestion is made from."""
 
 _Asked = tuple[str, str, int, str]
 """Scheme, host, port and method."""
@@ -58,52 +58,49 @@ _Asked = tuple[str, str, int, str]
 
 @dataclass(slots=True)
 class _ObservedCall:
-    """One call."""
-
     allowed: bool = False
-    """Whether that is among the records: of one that began before them only its end is."""
+    """False if its decision is not among the records: it began before them."""
     url: tuple[str, str] | None = None
     """Digest and path of the URL in its arguments."""
     reached: list[tuple[_Asked, str]] = field(default_factory=list)
-    """What it was connected to, with the digest of what was asked for."""
+    """Its connections, each with the digest of what was asked for."""
     attempts: int = 0
-    """Connections, and those that were refused: some of these count against ``network.max_connections`` too."""
+    """Connections, and refused ones: some of these count against ``network.max_connections`` too."""
     refused: bool = False
-    """Whether a file of it was dropped."""
+    """A file of it was dropped."""
     files: int = 0
     bytes: int = 0
     usage: Mapping[str, Any] | None = None
-    """None where it has not finished, or its end is not known."""
+    """None if it has not finished, or its end is unknown."""
     ended: str = ""
-    """How it ended; empty where no record says."""
+    """Kind of its end; empty without a record of it."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Suggested:
-    """What is suggested for one tool, and from what."""
+    """A suggestion for one tool, and its evidence."""
 
     profile: Profile
-    """The whole profile."""
     changes: tuple[KeyChange, ...] = ()
-    """From the one in force."""
+    """From the profile in effect."""
     based_on: dict[str, str] = field(default_factory=dict)
-    """Why, by key."""
+    """Reasons, by key."""
     unknown: dict[str, int] = field(default_factory=dict)
-    """Calls of which nobody can know what they used, by the key that therefore stays."""
+    """Calls with unknown use, by the key that therefore stays."""
     calls: int = 0
-    """Calls that were allowed."""
+    """Allowed calls."""
     first: str = ""
     """Time of the first."""
     last: str = ""
     """Time of the last."""
     refused: int = 0
-    """Calls that were refused, or asked about: nothing is based on them."""
+    """Calls that were refused, or asked about: no suggestion is based on them."""
     lifted: int = 0
-    """Calls for which somebody lifted a denial: what it lifted is not suggested."""
+    """Calls with a lifted denial: what it lifted is not suggested."""
 
 
 class _ObservedUse:
-    """What all of them used."""
+    """The use of all calls together."""
 
     def __init__(self, tool: Tool, profile: Profile, open_sealed: Opened | None) -> None:
         self.tool, self.profile, self.open = tool, profile, open_sealed
@@ -139,7 +136,7 @@ class _ObservedUse:
 
     @property
     def open_ended(self) -> int:
-        """Allowed calls whose end is on no record: they go on, or are lost."""
+        """Return the number of allowed calls without a recorded end: they run, or are lost."""
         return sum(call.allowed and not call.ended for call in self.calls.values())
 
     def of(self, record: Record) -> _ObservedCall:
@@ -173,10 +170,10 @@ def suggest(records: Iterable[Record], tool: Tool, profile: Profile, open_sealed
     """Suggest a profile.
 
     Args:
-        records: of the kinds above, of any tools.
+        records: of ``KINDS``, of any tools.
         tool: whose calls count.
-        profile: in force for it.
-        open_sealed: opens arguments that were kept sealed; None where nobody has the key.
+        profile: in effect for it.
+        open_sealed: opens sealed arguments; None without the key.
     """
     used = _ObservedUse(tool, profile, open_sealed)
     for record in records:
@@ -186,11 +183,11 @@ def suggest(records: Iterable[Record], tool: Tool, profile: Profile, open_sealed
     if not found.calls:
         return found
     values = model.effective(profile)
-    # What was written for a wider profile need not hold of this one.
+    # An example of a wider profile need not hold for this one.
     values["example"] = []
     _limits(used, values["limits"])
     _files(used, values)
-    if profile.network.mode == "egress" and used.open_ended:  # it may reach more
+    if profile.network.mode == "egress" and used.open_ended:  # it may connect to more
         found.unknown["network"] = used.open_ended
     elif profile.network.mode == "egress":
         _network(used, values)
@@ -205,7 +202,7 @@ def suggest(records: Iterable[Record], tool: Tool, profile: Profile, open_sealed
 
 
 def _limits(used: _ObservedUse, limits: dict[str, Any]) -> None:
-    """Time, processor time, memory and output; each stays where one call came to its end, or was not counted."""
+    """Narrow time, processor time, memory and output; each stays if a call reached it, or was not counted."""
     found, bounds = used.found, used.profile.limits
     ran = [call for call in used.calls.values() if call.allowed and call.usage is not None]
     uncounted = found.calls - len(ran)
@@ -214,7 +211,7 @@ def _limits(used: _ObservedUse, limits: dict[str, Any]) -> None:
         ("cpu_seconds", "cpu_ms", 1000, model.CPU_SECONDS[0]),
         ("memory", "memory_peak_bytes", 1, model.MEMORY[0]),
     ):
-        # What the guest counted is at least so much, of the program's processes: not what the limit is of.
+        # The guest's count is a lower bound, of the program's processes: not what the limit covers.
         counter = {"cpu_ms": "cpu_from", "memory_peak_bytes": "memory_from"}.get(name)
         amounts = [
             float(call.usage[name]) / unit
@@ -247,7 +244,7 @@ def _with_room(key: str, most: float, step: int = 1) -> int:
 def _files(used: _ObservedUse, values: dict[str, Any]) -> None:
     found, files, output = used.found, values["files"], values["limits"]["output"]
     giving = [call for call in used.calls.values() if call.files or call.refused]
-    # A program may have written more there than it left; of one that goes on, nothing is known yet.
+    # A program may have written more there than it left; a running one may still write.
     unseen = found.calls if used.tool.imports else used.open_ended
     if used.profile.files.output and unseen:
         for key in ("files.output", "limits.output.bytes", "limits.output.files"):
@@ -269,7 +266,7 @@ def _files(used: _ObservedUse, values: dict[str, Any]) -> None:
         files["inputs"] = False
         found.based_on["files.inputs"] = f"none of {counted(found.calls, 'call')} took an artifact"
     if used.profile.files.workspace != "none" and "workspace" not in used.tool.needs:
-        # Whether a program read it, or wrote in the copy for a while, no record says.
+        # No record says whether a program read it, or wrote in the copy for a while.
         found.unknown["files.workspace"] = found.calls
 
 
@@ -289,7 +286,7 @@ def _network(used: _ObservedUse, values: dict[str, Any]) -> None:
         blind = False
         for asked, digest in call.reached:
             times[asked[1]] += 1
-            # A redirect, or a program's request: what it asked for is there as a digest only.
+            # Of a redirect, or a program's request, only the digest is recorded.
             path = call.url[1] if call.url is not None and call.url[0] == digest else None
             known = paths.setdefault(asked, set())
             if path is None or known is None or len(known | {path}) > MAX_PATHS:
@@ -302,7 +299,7 @@ def _network(used: _ObservedUse, values: dict[str, Any]) -> None:
         found.unknown["network.allow (paths)"] = unknown
     narrowed = [each for asked, known in paths.items() for each in _rules(asked, known, rules)]
     kept = list(_joined(narrowed))
-    if not egress.covers_all(rules, kept):  # two rules let through what is one here
+    if not egress.covers_all(rules, kept):  # two rules allow what is one here
         kept = narrowed
     tables = [rule.to_table() for rule in kept]
     fits = len(kept) <= model.MAX_RULES and len(json.dumps(tables)) <= MAX_ALLOW
@@ -320,7 +317,7 @@ def _network(used: _ObservedUse, values: dict[str, Any]) -> None:
 
 
 def _rules(asked: _Asked, known: set[str] | None, rules: Sequence[EgressRule]) -> Iterable[EgressRule]:
-    """What of the rules in force lets this through, and no more; of a path that is not known, what they say."""
+    """Yield the part of the rules in effect that allows this, and no more; their own paths if the path is unknown."""
     scheme, host, port, method = asked
     table: dict[str, Any] = {"host": host, "schemes": [scheme], "ports": [port], "methods": [method]}
     try:
@@ -331,7 +328,7 @@ def _rules(asked: _Asked, known: set[str] | None, rules: Sequence[EgressRule]) -
 
 
 def _joined(rules: Iterable[EgressRule]) -> Iterable[EgressRule]:
-    """Rules that differ in their methods alone, as one."""
+    """Yield rules that differ only in their methods as one."""
     methods: dict[EgressRule, frozenset[str]] = {}
     for each in rules:
         bare = replace(each, methods=frozenset({"GET"})) if "CONNECT" not in each.methods else each

@@ -1,1 +1,1 @@
-"""The key that signs receipts, and the recorder that has them signed. ``glovebox_audit.receipts`` reads them."""
+"""The signing key of receipts, and the recorder that issues them. ``glovebox_audit.receipts`` reads them."""

@@ -1,4 +1,4 @@
-"""The key that signs receipts: one file in the state directory, made when it is first needed.
+"""The signing key of receipts: one file in the state directory, made on first use.
 
 The private key never leaves its file and this process; nothing here prints or logs it.
 """
@@ -18,7 +18,6 @@ from glovebox_audit.receipts.keys import MAX_KEY_BYTES, parse_public, public_pem
 from glovebox_server import secret_files
 from glovebox_server.secret_files import SecretFileError
 
-#: Where it lies, below the state directory.
 DIRECTORY = "keys"
 NAME = "receipts.pem"
 _RECEIPT_KEY, _OPERATOR_KEY = "receipt key", "signing key"
@@ -28,7 +27,6 @@ class Signer:
     """Holds the private key. Make it with ``load``."""
 
     def __init__(self, key: Ed25519PrivateKey) -> None:
-        """Take the key."""
         self._key = key
         self.key_id = dsse.key_id(key.public_key())
         self.sign: Callable[[bytes], dict[str, Any]] = partial(dsse.sign, key=key, identity=self.key_id)
@@ -36,7 +34,7 @@ class Signer:
 
     @classmethod
     def load(cls, state_dir: Path) -> Self:
-        """Read the key of a state directory, made (0600) where there is none.
+        """Read the key of a state directory; make it (0600) if missing.
 
         Raises:
             SecretFileError: it is a link, another user's, open to others, or no Ed25519 key.
@@ -49,24 +47,24 @@ class Signer:
         return cls(_private(content, path, f"Move {path} away; a new one is made, and older receipts keep their key."))
 
     def public_pem(self) -> str:
-        """The public key, to be given to whoever verifies: SubjectPublicKeyInfo in PEM."""
+        """Return the public key for verifiers: SubjectPublicKeyInfo in PEM."""
         return public_pem(self._key.public_key())
 
 
 def operators(path: Path) -> Ed25519PrivateKey:
-    """A private key that its operator made, in a file of its own.
+    """Return a private key from an operator's own file.
 
     Raises:
-        SecretFileError: it is not there, a link, another user's, open to others, or no Ed25519 key.
+        SecretFileError: it is missing, a link, another user's, open to others, or no Ed25519 key.
     """
     make = f"Make one: `openssl genpkey -algorithm ed25519 -out {path}`."
     content = secret_files.read_own(path, MAX_KEY_BYTES, _OPERATOR_KEY, make)
-    # What is there may be the only copy of another key: no command that would write over it.
+    # The file may be the only copy of another key: suggest no command that would overwrite it.
     return _private(content, path, "Name the file of one.", _OPERATOR_KEY)
 
 
 def own_public(state_dir: Path) -> Ed25519PublicKey | None:
-    """The public key of a state directory; None where no key was made yet. Raises SecretFileError."""
+    """Return the public key of a state directory; None if no key was made yet. Raises SecretFileError."""
     if not os.path.lexists(state_dir / DIRECTORY / NAME):
         return None
     return parse_public(Signer.load(state_dir).public_pem().encode())

@@ -1,6 +1,6 @@
-"""Records one call in the audit log and issues its receipt, which is made of the same records.
+"""Records one call in the audit log and issues its receipt from the same records.
 
-So a receipt cannot say anything else than the log. Both are written by one disk write: see ``AuditLog.append_all``.
+So a receipt cannot differ from the log. One disk write holds both: see ``AuditLog.append_all``.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ from glovebox_server.redaction import without_paths
 TerminalEvent = CallFinished | CallCancelled | CallFailed
 
 _POSITION_BYTES = 512
-"""More than the position of the last record takes: it is known only when that is written."""
+"""More than the position of the last record takes: it is known only at the write."""
 _ENVELOPE_BYTES = 2048
 """More than an envelope has beside its payload, and a record beside its envelope."""
 
@@ -67,12 +67,12 @@ class RecorderLog(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """Where a call's receipt is, for its result."""
+    """The address and digest of a call's receipt, for its result."""
 
     uri: str
     """``receipt://`` and the call's id."""
     digest: str
-    """Digest of the canonical JSON of the envelope."""
+    """Of the canonical JSON of the envelope."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +82,11 @@ class ReceiptIssuer:
     log: RecorderLog
     signer: Signs
     version: str
-    """Version of Glovebox."""
     server_id: str
     """Id of the server process, as in its records."""
 
     def recorder(self, call: ToolCall, profile: Profile | None) -> "CallRecorder":
-        """A recorder for one call."""
+        """Return a recorder for one call."""
         return CallRecorder(self, call, profile)
 
 
@@ -98,7 +97,6 @@ class CallRecorder:
     """
 
     def __init__(self, issuer: ReceiptIssuer, call: ToolCall, profile: Profile | None) -> None:
-        """Begin with no record."""
         self._issuer = issuer
         self._call = call
         self._profile = profile
@@ -106,20 +104,20 @@ class CallRecorder:
         self._written: list[Record] = []
         self._held: list[Event | Draft] = []
         self._fields: bytes | None = None
-        """Of its sandbox, encoded already: by far the longest part of the receipt."""
+        """The sandbox's fields, encoded in advance: by far the longest part of the receipt."""
         self._published: tuple[str, ...] = ()
         self._take_back: Callable[[], Awaitable[None]] | None = None
 
     @property
     def head(self) -> Head:
-        """The end of the log's chain."""
+        """Return the head of the log's chain."""
         return self._issuer.log.head
 
     async def record(self, event: CallEvent | Draft) -> None:
-        """Write one record; it is on the disk when this returns, but for a decision to allow.
+        """Write one record; it is on the disk on return, except for a decision to allow.
 
-        That one shares the disk write of the record after it, which comes before anything else happens where a sandbox
-        stands ready. Whoever is about to do something that it announces before there is another record calls ``flush``.
+        That one shares the disk write of the next record, which comes before anything else happens if a sandbox stands
+        ready. A caller that is about to do what it announces before another record calls ``flush``.
 
         Raises:
             AuditError: the record is not in the log, so what it announces must not happen.
@@ -130,29 +128,23 @@ class CallRecorder:
             await self._write([self._named(event)])
 
     def hold(self, event: CallEvent) -> None:
-        """Have one record written with the one after it: it announces nothing, and is not worth a disk write."""
+        """Write one record with the next one: it announces nothing, and is not worth a disk write."""
         self._held.append(self._named(event))
 
     def published(self, uris: Iterable[str], take_back: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Note which files its caller can read from now on: the call's last record says it, and its receipt.
+        """Set the addresses of files that the caller can read from now on, for the call's last record and receipt.
 
-        Args:
-            uris: their addresses.
-            take_back: removes them, for when no last record can be written.
+        ``take_back`` removes them, for when no last record can be written.
         """
         self._published, self._take_back = tuple(uris), take_back
 
     async def flush(self) -> None:
-        """Write what has been held back, if anything.
-
-        Raises:
-            AuditError: it is not in the log.
-        """
+        """Write held records. Raises AuditError if they are not in the log."""
         if self._held:
             await self._write([])
 
     def _named(self, event: CallEvent | Draft) -> Event | Draft:
-        """The same event, and whose call it is of: each record says it by itself."""
+        """Return the event with its attribution: each record has its own."""
         if isinstance(event, Draft):
             if event.kind == SandboxStarted.kind and not self._has_started():
                 self._fields = (event.parts or {}).get("fields")
@@ -163,17 +155,16 @@ class CallRecorder:
         return any(record.kind == SandboxStarted.kind for record in self._written)
 
     async def _write(self, events: Sequence[Event | Draft]) -> None:
-        # Not kept where this fails: whether they are in the log is not known then, and a decision is there once.
+        # Dropped even on failure: they may be in the log already, and a decision must be there only once.
         held, self._held = self._held, []
         self._written += await self._issuer.log.append_all([*held, *events])
 
     @asynccontextmanager
     async def until_ended(self, ended_by: Callable[[], tuple[str, str | None]]) -> AsyncIterator[None]:
-        """Record how the call ended if the block does not end by itself: it was cancelled, or it failed.
+        """Record how the call ended if the block is cancelled or fails.
 
-        Args:
-            ended_by: Asked who cancelled it (``client``, ``stream closed``, ``token removed``, ``server stopping`` or
-                ``stop``), and for the id of the stop.
+        ``ended_by`` returns who cancelled it (``client``, ``stream closed``, ``token removed``, ``server stopping`` or
+        ``stop``), and the id of the stop.
         """
         try:
             yield
@@ -184,7 +175,7 @@ class CallRecorder:
             )
             raise
         except Exception as problem:
-            # Also for what nobody foresaw: a call without its last record would look as if it still ran.
+            # Also for internal errors: a call without its last record would look as if it still ran.
             reason = str(problem) if foreseen(problem) else "Nobody foresaw this; see the server's log."
             await self._finish_anyway(
                 CallFailed(
@@ -202,7 +193,7 @@ class CallRecorder:
             try:
                 await self.finish(event)
             except AuditError as problem:
-                # The caller hears of it already, or is gone. The log says it is lost when it can, with no receipt.
+                # The caller knows already, or is gone. The log reports the loss when it can, without a receipt.
                 reason = f"Its last record could not be written: {without_paths(problem.reason)[:200]}."
                 self._issuer.log.lose(self._call.id, reason)
                 if self._take_back is not None:
@@ -210,11 +201,7 @@ class CallRecorder:
                         await self._take_back()
 
     async def finish(self, last: TerminalEvent) -> Receipt:
-        """Write the call's last record and its receipt, both or none.
-
-        Raises:
-            AuditError: neither is on the disk.
-        """
+        """Write the call's last record and its receipt. Raises AuditError if neither is on the disk."""
         issuer = self._issuer
         if not any(each.kind == CallDecided.kind for each in (*self._held, *self._written)):
             reason = "that it was allowed could not be recorded"
@@ -229,7 +216,7 @@ class CallRecorder:
             def signed(record: Record) -> Draft:
                 nonlocal digest
                 envelope = issuer.signer.sign(_placed(statement, record))
-                # Nothing but ASCII text: this is its canonical JSON.
+                # Only ASCII text: this is its canonical JSON.
                 encoded = json.dumps(envelope, sort_keys=True, separators=(",", ":")).encode()
                 digest = _digest(encoded)
                 event = ReceiptSigned(
@@ -253,7 +240,7 @@ class CallRecorder:
         return _encode(statement)[:-3] + b',"fields":' + self._fields + b"}}}"
 
     def _statement(self, drafts: Sequence[Draft]) -> dict[str, Any]:
-        """The statement of ``statement.Statement``, all but the place of the last record, which is the last draft."""
+        """Return the ``statement.Statement`` without the position of the last record, which is the last draft."""
         profile, kind, ended = self._profile, drafts[-1].kind, drafts[-1].data
         records: dict[str, list[Mapping[str, Any]]] = {}
         before: list[Record | Draft] = [*self._written, *drafts[:-1]]
@@ -327,7 +314,7 @@ def _asked(call: ToolCall, decided: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _governed(decided: Mapping[str, Any]) -> dict[str, Any]:
-    """The caller's role and its policy, and who said yes; nothing of what there is not."""
+    """Return the caller's role, its policy and the approvers, without keys that have no value."""
     names = {"role": "role", "policy": "policy_digest", "approval": "approval", "grants": "grants"}
     return {name: decided[key] for name, key in names.items() if key in decided}
 

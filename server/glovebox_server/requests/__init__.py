@@ -1,1 +1,1 @@
-"""Names and counts requests before they become calls: runs, traces, refusals. Knows no MCP."""
+"""Names and counts requests before they become calls: runs, traces, refusals. Independent of MCP."""

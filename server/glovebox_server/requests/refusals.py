@@ -1,9 +1,9 @@
-"""Counts requests that never become a call, and has the log say how many there were: often enough, never too often.
+"""Counts requests that never become a call, and records their number at bounded intervals.
 
-Whoever sends them pays for none of it: a note is an addition in memory, and what is written is bounded by the clock and
-by the number of callers, not by the requests. The first after a pause is written at once, what comes in the pause after
-it together: that is all that a server which is killed had not written. Nothing that a request holds is kept: a record
-names rules of ours, and callers that proved who they are.
+Senders pay for none of it: a note is an addition in memory, and records are bounded by the clock and the number of
+callers, not by the requests. The first after a pause is written at once, the others of the next pause together: a
+killed server loses only those. No content of a request is kept: a record names rules of ours, and authenticated
+callers.
 """
 
 import hashlib
@@ -18,22 +18,22 @@ import anyio
 from glovebox_audit.events import Event, RequestsRefused
 from glovebox_server.errors import AuditError
 
-#: From one record to the next, in seconds, at least: what a kill may lose, against 10 MB of log in a day of them.
+#: Least time between records, in seconds: what a kill may lose, against 10 MB of log in a day of them.
 PAUSE_SECONDS: Final = 5.0
 
-#: And for each row that a record had: one with all the rows there can be is followed by a minute.
+#: Further seconds for each row of a record: the largest possible one is followed by a minute.
 ROW_SECONDS: Final = 0.2
 
-#: Callers that one record names, beside strangers; those that came later are counted as ``OTHERS``. No id is a word
-#: without a colon, as this is.
+#: Callers that one record names, beside strangers; later ones are counted as ``OTHERS``. No id is a word without a
+#: colon, as this is.
 MAX_PRINCIPALS: Final = 32
 OTHERS: Final = "others"
 
-#: Rules that one record names of each caller; those that were broken later are counted as ``OTHER``.
+#: Rules that one record names of each caller; later ones are counted as ``OTHER``.
 MAX_RULES: Final = 8
 OTHER: Final = "other"
 
-#: Characters that are shown of a caller's id: an authorization server chose the subject in it.
+#: Characters of a caller's id that are shown: an authorization server chose the subject in it.
 _MAX_ID: Final = 128
 
 _STRANGER: Final = ""
@@ -45,10 +45,9 @@ class _RefusalLog(Protocol):
 
 
 class Refusals:
-    """How many requests were refused before they became calls, by caller and rule."""
+    """Counts of requests that were refused before they became calls, by caller and rule."""
 
     def __init__(self) -> None:
-        """Begin with none."""
         self.totals: Counter[str] = Counter()
         """By rule, since the server began."""
         self._since: str | None = None
@@ -56,11 +55,9 @@ class Refusals:
         self._came = anyio.Event()
 
     def note(self, rule: str, principal: str | None = None) -> None:
-        """Count one.
+        """Count one refusal by a rule of ours; ``principal`` is None for a stranger.
 
-        Args:
-            rule: of ours, that it broke; never a word of the request's.
-            principal: id of the caller; None for a stranger.
+        A rule is never a word of the request's.
         """
         self.totals[rule] += 1
         if self._since is None:
@@ -69,11 +66,7 @@ class Refusals:
         self._came.set()
 
     async def record(self, log: _RefusalLog) -> int:
-        """Write what was noted since the last record, if anything; where that fails it stays noted.
-
-        Returns:
-            How many rows it had.
-        """
+        """Write what was noted since the last record, if anything; keep it on failure. Returns the number of rows."""
         since, found = self._since, self._new
         if since is None:
             return 0
@@ -107,7 +100,7 @@ class Refusals:
         """Write records until cancelled."""
         while True:
             await self._came.wait()
-            with anyio.CancelScope(shield=True):  # else nobody would know whether it was written
+            with anyio.CancelScope(shield=True):  # else it would be unknown whether it was written
                 rows = await self.record(log)
             await anyio.sleep(max(PAUSE_SECONDS, rows * ROW_SECONDS))
 
@@ -120,7 +113,7 @@ def _add(counted: dict[str, Counter[str]], rule: str, principal: str, count: int
 
 
 def _shown(principal: str) -> str:
-    """A caller's id; of a long one its beginning and its digest, which no other has."""
+    """Return a caller's id; of a long one its beginning and its digest, which is unique."""
     if len(principal) <= _MAX_ID:
         return principal
     whole = hashlib.sha256(principal.encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,7 +1,7 @@
 """Runs: one piece of work of one principal. Ids, and the handles by which a client without a session names its run.
 
-A run is a connection over stdio, a session over HTTP, else what a handle of ours names, else the principal's client.
-Nothing is kept: ids of sessions and clients are derived, and a handle carries its own proof. Pure but for randomness.
+A run is a connection over stdio, a session over HTTP, else what a handle of ours names, else the principal's client. It
+is stateless: ids of sessions and clients are derived, and a handle carries its own proof. Pure except for randomness.
 """
 
 import base64
@@ -27,28 +27,24 @@ class Runs:
         self._key = key
 
     def new(self) -> str:
-        """Return the id of a run that nobody has named before: ``r_`` and 26 characters (130 bits)."""
+        """Return a new id of a run: ``r_`` and 26 characters (130 bits)."""
         return _id(secrets.token_bytes(_ID_DIGITS))
 
     def of_session(self, principal: str, session: str) -> str:
-        """Return the id of the run that one session of a principal is."""
+        """Return the id of the run of one session of a principal."""
         return _id(self._mac("session", principal, session))
 
     def of_client(self, principal: str, client: str | None) -> str:
-        """Return the id of the run of whoever says nothing of a run: one for each client a principal names."""
+        """Return the id of the default run of a principal's client."""
         return _id(self._mac("client", principal, client or ""))
 
     def handle(self, principal: str, run: str) -> str:
-        """Return what a client of this principal sends to go on in a run; another principal's is worth nothing."""
+        """Return what a client of this principal sends to continue a run; invalid for any other principal."""
         proof = base64.urlsafe_b64encode(self._mac("handle", principal, run)[:_MAC_BYTES]).decode().rstrip("=")
         return f"{run}.{proof}"
 
     def named(self, principal: str, handle: object) -> str:
-        """Return the id of the run that a handle names.
-
-        Raises:
-            RefusedError: it is not one that was made here for this principal.
-        """
+        """Return the run of a handle. Raises RefusedError if it was not made here for this principal."""
         if isinstance(handle, str) and len(handle) == _HANDLE_CHARACTERS:
             run = handle.partition(".")[0]
             if hmac.compare_digest(_bytes(self.handle(principal, run)), _bytes(handle)):
@@ -67,7 +63,7 @@ class Runs:
 
 
 def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")  # JSON can hold halves of surrogate pairs
+    return text.encode("utf-8", "surrogatepass")  # JSON can hold unpaired surrogates
 
 
 def _id(entropy: bytes) -> str:

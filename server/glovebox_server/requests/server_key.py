@@ -1,7 +1,7 @@
-"""The key of a state directory with which its servers bind what they hand to clients: run handles, request states.
+"""The key of a state directory with which its servers authenticate what clients keep: run handles, request states.
 
-One file, made when it is first needed, the same for every server process of the directory. Another key is derived of
-it for each use, so that what was made for one means nothing for another (HKDF, RFC 5869).
+One file, made on first use, the same for every server process of the directory. Each use has a derived key, so that a
+value made for one is invalid for another (HKDF, RFC 5869).
 """
 
 import os
@@ -14,7 +14,6 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from glovebox_server import secret_files
 from glovebox_server.secret_files import SecretFileError
 
-#: Where it lies, below the state directory.
 DIRECTORY = "keys"
 NAME = "server.key"
 _KIND = "server key"
@@ -23,7 +22,7 @@ BYTES = 32
 
 
 def load(state_dir: Path) -> bytes:
-    """Return the key of a state directory, made (0600) where there is none.
+    """Return the key of a state directory; make it (0600) if missing.
 
     Raises:
         SecretFileError: it is a link, another user's, open to others, or not ``BYTES`` long.
@@ -39,7 +38,7 @@ def load(state_dir: Path) -> bytes:
 
 
 def exists(state_dir: Path) -> bool:
-    """Whether a server, or a command that makes calls, has ever used the state directory."""
+    """Return whether a server, or a command that makes calls, has ever used the state directory."""
     return os.path.lexists(state_dir / DIRECTORY / NAME)
 
 

@@ -1,4 +1,4 @@
-"""Reads the trace context that a client may send, so that its own records and ours can be laid side by side.
+"""Parses the trace context that a client may send, to correlate its own records with ours.
 
 It is the caller's word: it is recorded, and decides nothing. Source: https://www.w3.org/TR/trace-context-2/. Pure.
 """
@@ -8,10 +8,10 @@ from typing import Final
 
 from glovebox_server.calls import Trace
 
-#: Version, trace, parent, flags. A later version may say more behind another hyphen, which is not ours to understand.
+#: Version, trace, parent, flags. A later version may add more behind another hyphen, which is ignored.
 _PARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
 
-#: The least that a participant has to pass on, and all that we keep, in characters and members.
+#: The least that a participant must pass on, and all that is kept, in characters and members.
 _MAX_STATE: Final = 512
 _MAX_MEMBERS: Final = 32
 
@@ -23,11 +23,9 @@ _MEMBER: Final = re.compile(
 
 
 def trace_of(parent: object, state: object = None) -> Trace | None:
-    """Return the trace context that a request names; None where its parent is not exactly one.
+    """Return the trace context of a request; None unless its ``traceparent`` is valid.
 
-    Args:
-        parent: what stands in ``traceparent``: anything.
-        state: what stands in ``tracestate``. Where it is none, the parent alone counts, as the standard has it.
+    An invalid ``tracestate`` is dropped, and the parent alone counts, as the standard says.
     """
     if not isinstance(parent, str) or not _PARENT.fullmatch(parent):
         return None

@@ -1,4 +1,4 @@
-"""The policy of a server: read from its file, its examples decided as calls are, its workspaces found on this host."""
+"""Reads a server's policy from its file, decides its examples as calls, and finds its workspaces on this host."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +33,7 @@ _NEVER = datetime.fromtimestamp(0, UTC)
 
 
 def policy_file(settings: Settings) -> Path | None:
-    """The operator's policy; None where there is none, and nobody named one."""
+    """Return the operator's policy file; None if there is none and none was named."""
     if settings.policy is not None:
         return settings.policy
     beside = settings.profiles_dir.absolute().parent / "policy.toml"
@@ -41,16 +41,10 @@ def policy_file(settings: Settings) -> Path | None:
 
 
 def governed(settings: Settings, profiles: ProfileSet, served: Workspace, tools: Mapping[str, Tool]) -> Governed:
-    """Read the policy and work out what everybody may do.
-
-    Args:
-        settings: where it is, and what is the server's own.
-        profiles: in force.
-        served: the server's workspace.
-        tools: on offer.
+    """Read the policy and derive each caller's rights.
 
     Raises:
-        ProfileError: the policy is wrong, or not safe, or a key lies in a workspace; nothing was started.
+        ProfileError: the policy is invalid, or not safe, or a key lies in a workspace; nothing was started.
         WorkspaceError: a role's workspace must not be served.
     """
     plain = Rights(profiles=profiles, workspace=served.path)
@@ -73,23 +67,19 @@ def _require_apart(sources: Sequence[tuple[Path, Profile]], rights: Sequence[Rig
 
 
 def load(path: Path, profiles: ProfileSet, tools: Mapping[str, Tool]) -> Policy:
-    """Read a policy, and decide its examples as calls are.
-
-    Raises:
-        ProfileError: it is wrong, or not safe.
-    """
+    """Read a policy, and decide its examples as calls. Raises ProfileError if it is invalid, or not safe."""
     known = KnownNames(profiles=profiles, watch=tuple(RULES))
     return loading.load(path, known, check_example=checker(profiles, tools))
 
 
 def checker(profiles: ProfileSet, tools: Mapping[str, Tool]) -> Callable[[Policy, PolicyExample], tuple[Effect, str]]:
-    """What decides an example: as a call of its principal would be, where nothing was called before."""
+    """Return a function that decides an example like its principal's first call."""
     last: tuple[Policy, Roles] | None = None
 
     def roles_of(policy: Policy) -> Roles:
         nonlocal last
         if last is None or last[0] is not policy:  # once for all examples: its digest alone takes milliseconds
-            # A folder that a role names is looked for when a server starts; to decide, it is enough that it has one.
+            # A role's folder is searched when a server starts; a decision only needs to know that it has one.
             named = {each.workspace: Path(each.workspace) for each in policy.roles.values() if each.workspace}
             last = policy, Roles(policy, profiles, Path("/"), named)
         return last[1]
@@ -124,15 +114,12 @@ def checker(profiles: ProfileSet, tools: Mapping[str, Tool]) -> Callable[[Policy
 
 
 def workspaces(policy: Policy, settings: Settings, path: Path) -> dict[str, Path]:
-    """Where each role's folder is, which may not be one of the server's own: as the one that is named on start.
+    """Return each role's folder, which may not be one of the server's own, as the one named on start.
 
-    Args:
-        policy: whose roles.
-        settings: what is the server's own.
-        path: of the policy, for the messages.
+    ``path`` is the policy's, for messages.
 
     Raises:
-        ProfileError: one is not there, or cannot be used.
+        ProfileError: one is missing, or cannot be used.
         WorkspaceError: one must not be served.
     """
     found: dict[str, Path] = {}

@@ -22,17 +22,17 @@ IMPORTS_AFTER_SECONDS = 1.0
 
 
 MAX_PREPARED = 8
-"""Kinds of sandboxes that are prepared before anybody called: each takes memory, and a processor for half a second."""
+"""Kinds of sandboxes that are prepared before any call: each takes memory, and a processor for half a second."""
 
 
 async def check_preloads(profiles: ProfileSet, sandboxes: SandboxProvider, state: Path) -> None:
     """Import each profile's modules in a sandbox of its own, unless that is known to work.
 
-    What was found good is remembered in the state directory by the plan's digest, which covers runtime and list. None
-    of these sandboxes has a workspace: what is imported ahead does not come from there.
+    Success is stored in the state directory by the plan's digest, which covers runtime and list. None of these
+    sandboxes has a workspace: preloaded modules do not come from there.
 
     Raises:
-        ProfileError: a module cannot be imported; says what the import said.
+        ProfileError: a module cannot be imported; quotes the import's error.
         SandboxError: no sandbox starts, whether it imports them or not.
     """
     known = state / "preloads"
@@ -43,7 +43,7 @@ async def check_preloads(profiles: ProfileSet, sandboxes: SandboxProvider, state
         try:
             driver, plan = await sandboxes.choose(profile.isolation, spec)
         except UnsupportedSpecError:
-            continue  # nothing can run under it here, and its calls will hear why
+            continue  # nothing can run under it here, and its calls report why
         mark = known / plan.digest.partition(":")[2]
         if mark.exists():
             continue
@@ -70,12 +70,9 @@ async def _attest(driver: Driver, plan: Plan) -> None:
 
 
 async def prepare_sandboxes(every: Sequence[Rights], guards: GuardSet) -> None:
-    """Have sandboxes of profiles that preload ready: at once without the modules, which is quick, then with them.
+    """Prepare sandboxes of profiles that preload: at once without the modules, which is quick, then with them.
 
-    Args:
-        every: what each role leaves of the profiles. Of many roles, the first are prepared for; sandboxes of the others
-            are once a call has come.
-        guards: of the calls that will have them.
+    ``every`` has each role's profiles. Of many roles, the first are prepared for; the others once a call has come.
     """
     wanted: list[tuple[tuple[str, ...], SandboxSpec]] = []
     for rights in every:
@@ -93,7 +90,7 @@ async def prepare_sandboxes(every: Sequence[Rights], guards: GuardSet) -> None:
 
     async def prepare(change: Callable[[SandboxSpec], SandboxSpec]) -> None:
         for isolation, spec in wanted:
-            with suppress(UnsupportedSpecError):  # its calls will hear of it
+            with suppress(UnsupportedSpecError):  # its calls report it
                 await guards.sandboxes.prepare(isolation, change(spec))
 
     await prepare(SandboxSpec.without_preload)

@@ -1,10 +1,10 @@
-"""A SQLite file that all server processes of a state directory share: each transaction whole, or not at all.
+"""A SQLite file that all server processes of a state directory share, with atomic transactions.
 
-Rule 1  A transaction that returned survives SIGKILL of any process: it is in the kernel's page cache. Losing power can
+Rule 1  A transaction that returned survives SIGKILL of any process: it is in the kernel's page cache. A power loss can
         cost the last ones, never half of one.
-Rule 2  What cannot be read or written raises ``StoreError`` and stays as it is: a damaged file is never made anew,
-        an emptied one is damaged.
-Rule 3  Waiting for another process's lock, or for the disk, happens in a worker thread: one for each open file.
+Rule 2  A file that cannot be read or written raises ``StoreError`` and stays as it is: a damaged file is never
+        replaced, an empty one is damaged.
+Rule 3  Waits for another process's lock, or for the disk, happen in a worker thread: one for each open file.
 """
 
 import contextlib
@@ -26,11 +26,11 @@ DIRECTORY: Final = "governance"
 """Below the state directory; one file for each store."""
 
 LOCK_WAIT_SECONDS: Final = 5.0
-"""A holder needs the lock for less than a millisecond; five seconds cover a stalling disk. One that was stopped
-(SIGSTOP) must not stop every other server with it."""
+"""A holder needs the lock for less than a millisecond; five seconds cover a stalling disk. A stopped one (SIGSTOP) must
+not stop every other server with it."""
 
 MAX_MIB: Final = 256
-"""Size of one file: what a store keeps is bounded by its owner, and this is the bound on a mistake in that."""
+"""Size of one file: each owner bounds its content, and this bounds a bug in that."""
 
 _SETTINGS = ("trusted_schema = OFF", "cell_size_check = ON", "foreign_keys = ON", "temp_store = MEMORY")
 
@@ -40,7 +40,7 @@ _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQL
 _ACCESS = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH})
 _OTHER = frozenset({sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_NOLFS})
 _PRIMARY = 0xFF
-"""Of a result code: the rest says more closely what it was (https://www.sqlite.org/rescode.html)."""
+"""Mask of a result code; the other bits are details (https://www.sqlite.org/rescode.html)."""
 
 _FIX_DISK = "Free space on its file system, or point the state directory at another one."
 _FIX_ACCESS = "Make the directory and its files writable for the user that runs Glovebox."
@@ -49,48 +49,39 @@ _FIX_NEWER = "Upgrade Glovebox, or name another state directory."
 _T = TypeVar("_T")
 
 Work = Callable[[sqlite3.Connection], _T]
-"""What is done in one transaction: statements and nothing that waits for anybody else."""
+"""The statements of one transaction, without any waits."""
 
 
 class Database:
     """One open file. Make it with ``opened``; safe for threads, which take turns."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
-        """Take what ``opened`` checked."""
         self.path = path
         self._connection = connection
         self._identity = _identity(path)
         self._lock = threading.Lock()
         self._worker = Worker(f"glovebox-{path.stem}")
         self._in_vain = -math.inf
-        """When somebody last gave up waiting for another process's lock."""
+        """Time of the last timeout on another process's lock."""
 
     async def transact(self, work: Work[_T]) -> _T:
-        """Do ``work`` in one transaction that writes, in a worker thread.
+        """Do ``work`` in one transaction that writes, in a worker thread. Raises StoreError if nothing was done.
 
-        Cancelling the caller while it waits for its turn does nothing; later, what is begun is done, and its result
-        returned.
-
-        Raises:
-            StoreError: nothing of it was done.
+        Cancelled while it waits for its turn, it does nothing; later, it completes and returns its result.
         """
         asked = time.monotonic()
         return await self._worker.run(lambda: self._write(work, asked))
 
     async def query(self, work: Work[_T]) -> _T:
-        """Do ``work``, which only reads, on one state of the file, in a worker thread.
-
-        Raises:
-            StoreError: it cannot be read.
-        """
+        """Do ``work``, which only reads, on one state of the file, in a worker thread. Raises StoreError."""
         return await self._worker.run(lambda: self.query_now(work))
 
     def transact_now(self, work: Work[_T]) -> _T:
-        """As ``transact``, in this thread: for commands; never on an event loop."""
+        """Do ``transact`` in this thread: for commands; never on an event loop."""
         return self._write(work, time.monotonic())
 
     def query_now(self, work: Work[_T]) -> _T:
-        """As ``query``, in this thread."""
+        """Do ``query`` in this thread."""
         return self._transaction("BEGIN", "read", work)
 
     def close(self) -> None:
@@ -98,12 +89,12 @@ class Database:
         self._worker.close()
 
     def _write(self, work: Work[_T], asked: float) -> _T:
-        # IMMEDIATE takes the lock before anything is read, so that no decision rests on what another process changes.
+        # IMMEDIATE takes the lock before any read, so no decision rests on what another process changes.
         return self._transaction("BEGIN IMMEDIATE", "write to", work, asked)
 
     def _transaction(self, begin: str, attempted: str, work: Work[_T], asked: float = math.inf) -> _T:
         with self._lock, translated(self.path, attempted):
-            # Who has waited behind one that waited in vain does not wait as long once more, each after the other.
+            # A transaction that waited behind a timeout does not wait as long again, one after the other.
             if asked < self._in_vain:
                 raise _held(self.path, attempted)
             if _identity(self.path) != self._identity:
@@ -121,16 +112,16 @@ class Database:
 
 @contextlib.contextmanager
 def opened(path: Path, schema: Sequence[str], *, lock_wait: float = LOCK_WAIT_SECONDS) -> Iterator[Database]:
-    """Open a store, made (0600, its directory 0700) where there is none.
+    """Open a store; make it (0600, its directory 0700) if missing.
 
     Args:
-        path: of the file, in a directory that holds stores alone.
-        schema: SQL, one text for each version that there ever was, each leading from the one before to the next. The
-            steps that a file lacks are taken when it is opened. A released one never changes.
+        path: of the file, in a directory of stores only.
+        schema: SQL, one text for each version, each upgrading the one before. Missing steps are taken at
+            opening. A released one never changes.
         lock_wait: seconds to wait for other processes.
 
     Raises:
-        StoreError: it is not ours alone, of a newer version, damaged, held by another process, or the disk refuses.
+        StoreError: it is not ours alone, of a newer version, damaged, locked by another process, or the disk fails.
     """
     with translated(path, "open"):
         path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -138,7 +129,7 @@ def opened(path: Path, schema: Sequence[str], *, lock_wait: float = LOCK_WAIT_SE
         if not os.path.lexists(path):
             _make(path, schema)
         _check(path, stat.S_IFREG)
-        # SQLite takes an empty file for a new one. Ours never are: what is empty was cut.
+        # SQLite accepts an empty file as a new one. Ours never are: an empty one was truncated.
         if not path.stat().st_size:
             raise _damaged(path, "it is empty")
         connection = _connected(path, lock_wait)
@@ -159,7 +150,7 @@ def opened(path: Path, schema: Sequence[str], *, lock_wait: float = LOCK_WAIT_SE
 
 @contextlib.contextmanager
 def translated(path: Path, attempted: str) -> Iterator[None]:
-    """Turn a failure of the disk or of SQLite into ``StoreError``, with what to do about it."""
+    """Turn a failure of the disk or of SQLite into ``StoreError``, with its fix."""
     try:
         yield
     except OSError as error:
@@ -179,11 +170,11 @@ def translated(path: Path, attempted: str) -> Iterator[None]:
         if code in _OTHER:
             fix = f"{_FIX_DISK} Else check the disk and the kernel's log (`dmesg`)."
             raise _unusable(path, attempted, str(error), fix) from error
-        raise  # a mistake in a statement of ours
+        raise  # a bug in a statement of ours
 
 
 def _connected(path: Path, lock_wait: float, synchronous: str = "NORMAL") -> sqlite3.Connection:
-    # Ours alone, and never made by SQLite itself: mode=rw. `as_uri` escapes what a path may hold.
+    # Never made by SQLite itself: mode=rw. `as_uri` escapes what a path may hold.
     connection = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode=rw",
         uri=True,
@@ -208,7 +199,7 @@ def _make(path: Path, schema: Sequence[str]) -> None:
     os.close(os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
     try:
         with contextlib.closing(_connected(half, LOCK_WAIT_SECONDS, "FULL")) as connection:
-            connection.execute("PRAGMA journal_mode = WAL")  # kept in the file
+            connection.execute("PRAGMA journal_mode = WAL")  # stored in the file
             _upgrade(half, connection, schema)
         with contextlib.suppress(FileExistsError):
             os.link(half, path)
@@ -235,7 +226,7 @@ def _upgrade(path: Path, connection: sqlite3.Connection, schema: Sequence[str]) 
 
 @contextlib.contextmanager
 def _begun(connection: sqlite3.Connection, begin: str) -> Iterator[None]:
-    """A transaction: committed at the end of the block, or undone."""
+    """Run the block in a transaction: committed at the end, or rolled back."""
     connection.execute(begin)
     try:
         yield
@@ -257,7 +248,7 @@ def _tables_of(schema: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def _check(path: Path, kind: int) -> None:
-    """Raise StoreError where it is not ours alone."""
+    """Raise StoreError if it is not ours alone."""
     found = path.lstat()
     if stat.S_IFMT(found.st_mode) != kind:
         raise _unusable(path, "open", "it is a link, or of another kind", "Move it away.")

@@ -1,10 +1,9 @@
-"""A directory of small files that every process looks at before each call: one ``stat`` where nothing changed.
+"""A directory of small files that every process checks before each call: one ``stat`` if nothing changed.
 
-Rule 1  A file is there whole or not at all, and nothing changes it: making and removing one are single operations of
-        the file system, so nobody who reads needs a lock, and a killed command leaves nothing half done.
-        Who makes one counts them under a lock, but waits for it no longer than ``LOCK_SECONDS``: nobody who hangs is
-        in the way.
-Rule 2  A file that is not what was written is damaged; what that means is for whoever looks.
+Rule 1  A file is there whole or not at all, and never changes: making and removing one are single operations of the
+        file system. So readers need no lock, and a killed command leaves nothing half done. A writer counts the files
+        under a lock, but waits for it no longer than ``LOCK_SECONDS``: a process that hangs blocks no other.
+Rule 2  A file with other content than was written is damaged; the reader decides what that means.
 """
 
 import os
@@ -32,28 +31,28 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredItems(Generic[T]):
-    """What is in a directory."""
+    """The items of a directory."""
 
     items: tuple[T, ...] = ()
     """By the names of their files, which begin with the time."""
     damaged: tuple[SecretFileError, ...] = ()
-    """What is not known whole, each with its fix."""
+    """Unreadable files, each with its fix."""
 
 
 class Files(Generic[T]):
-    """One directory. It costs nothing but its name until it is used."""
+    """One directory. It costs only its name until it is used."""
 
     def __init__(
         self, path: Path, *, decode: Callable[[str, bytes], T | None], fix: Callable[[Path], str],
         kind: str, most: int,
     ) -> None:  # fmt: skip
-        """Take the place; nothing is looked at.
+        """Take the place; nothing is read.
 
         Args:
             path: the directory, in ``FOLDER`` of a state directory.
-            decode: from a file's name and its first ``MAX_BYTES`` and one to what it holds; None where it is damaged.
-            fix: what to do about a damaged one.
-            kind: what its files hold, for the sentence of an error.
+            decode: from a file's name and its first ``MAX_BYTES`` + 1 bytes to its item; None if it is damaged.
+            fix: for a damaged one.
+            kind: what its files hold, for error messages.
             most: files at one time.
         """
         self.path = path
@@ -65,18 +64,14 @@ class Files(Generic[T]):
         self._found: StoredItems[T] = StoredItems()
 
     def prepare(self) -> None:
-        """Make the directory where it is missing.
-
-        Raises:
-            SecretFileError: it cannot be used safely.
-        """
+        """Make the directory if missing. Raises SecretFileError if it cannot be used safely."""
         with self._opened():
             pass
 
     def look(self) -> StoredItems[T]:
-        """What is there now, of a directory that was prepared; one that is gone is damaged."""
+        """Return the current items of a directory that was prepared; one that is gone is damaged."""
         try:
-            found = os.stat(self.path)  # noqa: PTH116 - a Path's own costs as much again, and every call asks
+            found = os.stat(self.path)  # noqa: PTH116 - a Path's own costs as much again, for every call
         except OSError as problem:
             self._seen = None
             return StoredItems(damaged=(self._unusable(self.path, problem),))
@@ -87,7 +82,7 @@ class Files(Generic[T]):
         return self._found
 
     def read(self) -> StoredItems[T]:
-        """What is there, read anew; nothing where there is no directory."""
+        """Read the items anew; empty without a directory."""
         if not os.path.lexists(self.path):
             return StoredItems()
         try:
@@ -107,25 +102,18 @@ class Files(Generic[T]):
         return StoredItems(items=tuple(items), damaged=tuple(damaged))
 
     def names(self) -> list[str]:
-        """Names of the files, whole or damaged.
-
-        Raises:
-            SecretFileError: the directory cannot be used safely.
-        """
+        """Return the names of the files, whole or damaged. Raises SecretFileError if the directory is unsafe."""
         with self._opened() as directory:
             return directory.names()
 
     def add(self, name: str, content: bytes, *, instead: bytes | None = None, spare: int = 0) -> bool:
-        """Put a file there.
+        """Add a file; return whether it has its own content.
 
         Args:
             name: of the file.
             content: of the file.
-            instead: what it holds where the disk has no room for that.
+            instead: its content if the disk has no room for ``content``.
             spare: places that are left to others.
-
-        Returns:
-            Whether it has its own content.
 
         Raises:
             SecretFileError: it could not be made, or there are too many.
@@ -145,11 +133,7 @@ class Files(Generic[T]):
         return True
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there.
-
-        Raises:
-            SecretFileError: it could not be removed.
-        """
+        """Remove a file, if it exists. Raises SecretFileError if it could not be removed."""
         with self._opened() as directory:
             try:
                 directory.remove(name)

@@ -1,1 +1,1 @@
-"""What ``glovebox clean`` removes from the state and data directories."""
+"""Removes what ``glovebox clean`` finds in the state and data directories."""

@@ -1,7 +1,7 @@
-"""What lies in the state and data directories and is of no use any more, and its removal; what is in use is left alone.
+"""Finds and removes expired and unused files of the state and data directories; never what is in use.
 
-Each kind is found by looking, with the locks that its owner takes: nothing is changed by a look. Leftovers of sandboxes
-are not here: a killed server's janitor has removed them.
+Each kind is found with the locks that its owner takes: a search changes nothing. Leftovers of sandboxes are not here: a
+killed server's janitor has removed them.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from glovebox_server.settings import Settings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One thing that can go."""
+    """A file or directory that can go."""
 
     kind: str
     """``artifact``, ``upload``, ``server``, ``segment``, ``guest`` or ``runtime``."""
@@ -34,11 +34,11 @@ class Item:
     """Its path, below the state directory or the data directory."""
     bytes: int
     why: str
-    """In a few words."""
+    """A short reason."""
 
 
 def look(settings: Settings, retention: Retention) -> list[Item]:
-    """Everything that can go now, by what it is and its name; changes nothing. Raises OSError."""
+    """Return everything that can go now, by kind and name; changes nothing. Raises OSError."""
     state, data = settings.state_dir, settings.data_dir
     items = [*_artifacts(state / "artifacts"), *_servers(state / "audit"), *_segments(state / "audit", retention)]
     found = runtime.every(data)
@@ -57,10 +57,7 @@ def _current(found: Mapping[str, Runtime]) -> list[Path]:
 def clean(settings: Settings, retention: Retention, open_log: Callable[[], LogFile]) -> list[Item]:
     """Remove what ``look`` finds, and return what is gone of it.
 
-    Args:
-        settings: where things are.
-        retention: what may go of the log.
-        open_log: opens the log, with that retention; only called where something in it is to be done.
+    ``open_log`` opens the log with ``retention``; it is called only if something in it can go.
 
     Raises:
         ArtifactStoreError, AuditError: a directory cannot be changed; what was removed before that is gone.
@@ -70,7 +67,7 @@ def clean(settings: Settings, retention: Retention, open_log: Callable[[], LogFi
     if kinds & {"artifact", "upload"}:
         disk = Disk(settings.state_dir / "artifacts", max_bytes_total=0, parts=1)
         try:
-            disk.start(datetime.now(UTC))  # a store that opens clears away what can go
+            disk.start(datetime.now(UTC))  # a store that opens removes what can go
         finally:
             disk.stop()
     if kinds & {"server", "segment"}:
@@ -104,7 +101,8 @@ def _artifacts(root: Path) -> Iterator[Item]:
 
 _GONE = "its server is gone"
 _NAMES = 2
-"""An artifact's content has a second name among the blobs, which goes with it; with more it is another's too."""
+"""An artifact's content has a second name among the blobs, which goes with it; with more, another artifact has
+it too."""
 
 
 def _servers(audit: Path) -> Iterator[Item]:
@@ -134,7 +132,7 @@ def _folders(place: Path) -> list[Path]:
 
 
 def _size(place: Path) -> int:
-    """Bytes that go with it: of a file with another name elsewhere, none."""
+    """Return the bytes that go with it: of a file with another name elsewhere, none."""
     total = 0
     for folder, _, names in os.walk(place):
         for name in names:
@@ -145,7 +143,7 @@ def _size(place: Path) -> int:
 
 
 def _in_use(place: Path) -> bool:
-    """Whether a living process holds its lock; a shared one, so that two who look do not see each other."""
+    """Return whether a living process holds its lock; tries a shared one, so that searches do not see each other."""
     try:
         descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

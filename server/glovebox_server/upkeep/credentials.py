@@ -1,4 +1,4 @@
-"""Whether the files that keys come from lie apart from the workspaces, which tools read and programs change."""
+"""Requires that credential files lie outside the workspaces, which tools read and programs change."""
 
 import shlex
 from collections.abc import Iterable
@@ -12,20 +12,15 @@ _WHY = "a file there is for tools to read, and a program there would have the se
 
 
 def require_apart(profiles: Iterable[tuple[Path, Profile]], workspaces: Iterable[Path]) -> None:
-    """Refuse a key whose file, or the program that gives it, lies in a workspace.
+    """Refuse a key whose file, or the program that prints it, lies in a workspace.
 
-    Args:
-        profiles: each with the file that it is from.
-        workspaces: directories that are served.
-
-    Raises:
-        ProfileError: one does; for the operator, as it names directories of the host.
+    Raises ProfileError; for the operator, as it names directories of the host.
     """
     served = [place(each) for each in dict.fromkeys(workspaces)]
     for path, profile in profiles:
         for each in profile.network.credential:
             for file in _files(each.source):
-                # Where it leads, and where it stands: a link in a workspace can be changed to lead elsewhere.
+                # Both its target and its own place: a link in a workspace can be changed to lead elsewhere.
                 lies = place(file), place(file.parent)
                 where = next((one.path for one in served if any(one.way_to(there) is not None for there in lies)), None)
                 if where is not None:
@@ -35,7 +30,7 @@ def require_apart(profiles: Iterable[tuple[Path, Profile]], workspaces: Iterable
 
 
 def _files(source: str) -> list[Path]:
-    """The files that a source names; of a command line each full path."""
+    """Return the files that a source names; of a command line each absolute path."""
     kind, _, where = source.partition(":")
     if kind == "exec":
         return [Path(part) for part in shlex.split(where) if part.startswith("/")]

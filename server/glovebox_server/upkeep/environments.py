@@ -1,4 +1,4 @@
-"""Environments of one server: the one each tool's profile names, which there are, how large, and their removal."""
+"""The environments of one server: each tool's, all that exist, their sizes, and their removal."""
 
 import secrets
 import shutil
@@ -22,7 +22,7 @@ from glovebox_server.workspace import WorkspaceError, find
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """One environment, as ``glovebox environment list`` has it."""
+    """An environment, as ``glovebox environment list`` has it."""
 
     name: str
     source: str
@@ -31,23 +31,22 @@ class Listed:
     """What its file asks for."""
     modules: tuple[str, ...]
     state: str
-    """``built``; ``not built``; or what is wrong, and the command that puts it right."""
+    """``built``; ``not built``; or what is wrong, and its fix."""
     digest: str
-    """Of what is built; empty where nothing is."""
+    """Of what is built; empty if nothing is."""
     bytes: int
     tools: tuple[str, ...]
-    """Whose profiles name it."""
+    """Tools whose profiles name it."""
 
 
 def of_profile(settings: Settings, profile: Profile) -> Environment:
-    """The environment that a profile names, locked and built as its file and lock say.
+    """Return the environment that a profile names, locked and built as its file and lock say.
 
-    Raises:
-        EnvironmentFileError: there is none, or it is not built so; says the command.
+    Raises EnvironmentFileError, with the command, if it does not exist or is not built so.
     """
     found = environments.load(profile.python.environment, settings.environments_dir)
     if found.name == DEFAULT:
-        return found  # calls say where it is not built; other drivers may do without
+        return found  # calls report that it is not built; other drivers may do without
     record = environments.recorded(settings.data_dir).get(found.name)
     setup = f"Run `glovebox setup --environment {found.name}`."
     if record is None:
@@ -60,10 +59,9 @@ def of_profile(settings: Settings, profile: Profile) -> Environment:
 
 
 def required(settings: Settings, profiles: ProfileSet) -> Mapping[str, Environment]:
-    """The environment of each tool, by the tool's name.
+    """Return the environment of each tool, by the tool's name.
 
-    Raises:
-        ProfileError: a profile names one that is not there, or not built.
+    Raises ProfileError if a profile names one that does not exist or is not built.
     """
     found: dict[str, Environment] = {}
     for tool, profile in profiles.items():
@@ -73,12 +71,12 @@ def required(settings: Settings, profiles: ProfileSet) -> Mapping[str, Environme
 
 
 def objections(settings: Settings, profiles: Iterable[tuple[Path, Profile]]) -> list[ProfileError]:
-    """What is wrong with what these profiles name."""
+    """Return what is wrong with the environments that these profiles name."""
     found = []
     try:
         served = find(settings, "cli").path
     except WorkspaceError:
-        served = None  # nothing starts with it; `glovebox doctor` says so
+        served = None  # nothing starts with it; `glovebox doctor` reports it
     for path, profile in profiles:
         try:
             _required(settings, profile, path)
@@ -90,7 +88,7 @@ def objections(settings: Settings, profiles: Iterable[tuple[Path, Profile]]) -> 
 
 
 def _require_preload(settings: Settings, profile: Profile, path: Path) -> None:
-    """Told from files, where the environment is built: the server's start tries whether they can be imported."""
+    """Check from files, if the environment is built: the server's start tries whether they can be imported."""
     built = runtime.find(settings.data_dir, profile.python.environment)
     if built is None:
         return
@@ -113,7 +111,7 @@ def _required(settings: Settings, profile: Profile, path: Path) -> Environment:
 
 
 def listed(settings: Settings, profiles: Mapping[str, Profile]) -> list[Listed]:
-    """All there are, also those that are built and whose file is gone."""
+    """Return all environments, including those that are built but whose file is gone."""
     own, data = settings.environments_dir, settings.data_dir.resolve()
     names = {*environments.named(own), *environments.recorded(data)}
     return [_listed(name, own, data, profiles) for name in sorted(names)]
@@ -157,7 +155,7 @@ def _tools(name: str, profiles: Mapping[str, Profile]) -> tuple[str, ...]:
 
 
 def size(path: Path) -> int:
-    """Bytes of all files below a directory."""
+    """Return the bytes of all files below a directory."""
     total = 0
     for each in path.rglob("*"):
         with suppress(OSError):
@@ -166,10 +164,10 @@ def size(path: Path) -> int:
 
 
 def removable(settings: Settings, profiles: Mapping[str, Profile], name: str, *, force: bool) -> RuntimeRecord:
-    """What is built of an environment, which may be removed.
+    """Return the record of a built environment that may be removed.
 
     Raises:
-        EnvironmentFileError: it is not built, it is the default, or a profile names it and ``force`` does not say so.
+        EnvironmentFileError: it is not built, it is the default, or a profile names it without ``force``.
     """
     what = f"Removing the environment {name}"
     if name == DEFAULT:
@@ -184,14 +182,10 @@ def removable(settings: Settings, profiles: Mapping[str, Profile], name: str, *,
 
 
 def remove(settings: Settings, name: str, record: RuntimeRecord) -> int:
-    """Remove what is built of an environment; how many bytes that freed. Its file and lock stay.
+    """Remove what is built of an environment; return the freed bytes. Its file and lock stay.
 
-    A server that runs goes on using it; then `glovebox clean` removes it once that has ended.
-
-    Args:
-        settings: where things are.
-        name: the environment's.
-        record: as ``removable`` gave it.
+    A running server continues to use it; `glovebox clean` removes it once that has ended. ``record`` is of
+    ``removable``.
     """
     data = settings.data_dir.resolve()
     environments.forget(data, name)

@@ -1,4 +1,4 @@
-"""The audit log of a state directory as its settings want it: how long it is kept, and opened for a command."""
+"""The audit log of a state directory by its settings: its retention, and its opening for a command."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,18 +13,18 @@ from glovebox_server.settings import Settings
 
 
 def retention(settings: Settings) -> Retention:
-    """What of the audit log may be removed: nothing unless a setting says so."""
+    """Return what of the audit log may be removed: nothing unless a setting says so."""
     days, mib = settings.audit_keep_days, settings.audit_keep_mib
     return Retention(seconds=None if days is None else days * 86400, bytes=None if mib is None else mib * 2**20)
 
 
 def rotation(settings: Settings, signer: Signs) -> Rotation:
-    """How the audit log rotates."""
+    """Return how the audit log rotates."""
     return Rotation(signer=signer, retention=retention(settings))
 
 
 def audit_log(settings: Settings) -> LogFile:
-    """The audit log, opened to write to it without serving anybody."""
+    """Return the audit log, opened for writing without serving clients."""
     owner = new_owner()
     rotates = rotation(settings, Signer.load(settings.state_dir))
     return LogFile(settings.state_dir / "audit", f"g{owner.pid}-{owner.started}", rotates)
@@ -32,7 +32,7 @@ def audit_log(settings: Settings) -> LogFile:
 
 @contextmanager
 def recording(settings: Settings) -> Iterator[Callable[[Event], None]]:
-    """Open the audit log for the length of the block, and yield what writes one event of no call to it."""
+    """Open the audit log for the block, and yield a function that writes one event of no call to it."""
     log = audit_log(settings)
 
     def record(event: Event) -> None:

@@ -1,4 +1,4 @@
-"""Brings promotions that were interrupted to an end when a server starts. What it cannot put back, it says."""
+"""Finishes interrupted promotions when a server starts. It reports what it cannot put back."""
 
 import logging
 
@@ -13,10 +13,9 @@ _log = logging.getLogger(__name__)
 
 
 def recover(settings: Settings) -> None:
-    """Put back, or finish, what was interrupted, unless somebody is at it right now.
+    """Put back, or finish, what was interrupted, unless another process is at it right now.
 
-    Raises:
-        AuditError: what is put back cannot be recorded first.
+    Raises AuditError if what is put back cannot be recorded first.
     """
     try:
         if not journals.interrupted(journals.listed(settings.state_dir)):

@@ -1,4 +1,4 @@
-"""Looks whether calls can be served: for ``/ready``, the image's health check, and ``glovebox doctor``."""
+"""Checks whether calls can be served: for ``/ready``, the image's health check, and ``glovebox doctor``."""
 
 import os
 import tempfile
@@ -15,10 +15,10 @@ from glovebox_audit.log import AuditLog
 from glovebox_sandboxes.runtime import runtime
 from glovebox_server.core.rights import ActivePolicy
 
-#: Seconds for which an answer of the disk holds: anybody may ask, and one look takes a flush of the disk.
+#: Seconds for which an answer of the disk is cached: anybody may ask, and one check flushes the disk.
 KEPT_SECONDS: Final = 5.0
 
-#: Seconds in which the disk has to answer.
+#: Seconds in which the disk must answer.
 WAIT_SECONDS: Final = 2.0
 
 _PAGE: Final = bytes(4096)
@@ -26,14 +26,14 @@ _PAGE: Final = bytes(4096)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readiness:
-    """Tells what calls need besides a driver."""
+    """What calls need besides a driver."""
 
     runtime: bool = False
     """``glovebox setup`` of this version was run."""
     log: bool = False
     """Records can be written."""
     policy: bool = False
-    """The policy's file, where there is one, is valid."""
+    """The policy's file, if any, is valid."""
 
     @property
     def ready(self) -> bool:
@@ -42,7 +42,7 @@ class Readiness:
 
 
 class ReadinessProbe:
-    """Looks whether a server is ready, however often it is asked. One per server."""
+    """Checks whether a server is ready, however often it is asked. One per server."""
 
     def __init__(
         self,
@@ -52,7 +52,6 @@ class ReadinessProbe:
         policy: ActivePolicy,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """Take what is looked at, and the clock, in seconds."""
         self._data_dir, self._audit_dir = data_dir, audit_dir
         self._audit, self._policy, self._clock = audit, policy, clock
         self._turn = anyio.Lock()
@@ -60,11 +59,11 @@ class ReadinessProbe:
         self._found, self._until = Readiness(), clock()
 
     async def look(self) -> Readiness:
-        """Return what is so now; of the disk, what was so at most ``KEPT_SECONDS`` ago."""
+        """Return the current state; of the disk, that of at most ``KEPT_SECONDS`` ago."""
         async with self._turn:
             if self._clock() >= self._until:
                 self._found = Readiness()
-                # A disk that does not answer keeps one thread, not one each time.
+                # A disk that does not answer blocks one thread, not one each time.
                 with anyio.move_on_after(0 if self._looking else WAIT_SECONDS):
                     self._found = await anyio.to_thread.run_sync(self._look_at_disk, abandon_on_cancel=True)
                 self._until = self._clock() + KEPT_SECONDS
@@ -79,7 +78,7 @@ class ReadinessProbe:
 
 
 def is_built(data_dir: Path) -> bool:
-    """Return whether the runtime of this version is there."""
+    """Return whether the runtime of this version is built."""
     try:
         return runtime.find(data_dir.resolve()) is not None
     except OSError:
