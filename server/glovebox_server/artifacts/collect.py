@@ -47,7 +47,7 @@ class DiskWorker:
         self._limiter = CapacityLimiter(threads)
 
     async def run(self, attempted: str, work: Callable[[], T]) -> T:
-        """Run ``work`` to its end, even if the caller is cancelled: two threads never write one file."""
+        """Run ``work`` to its end, even if cancelled: two never write one file; raise ``ArtifactStoreError``."""
         with translated(attempted):
             return await to_thread.run_sync(work, limiter=self._limiter)
 
@@ -200,11 +200,8 @@ class Collection:
     async def receive(self, name: str, *, cut: bool = False) -> AsyncIterator[FileSink]:
         """Receive one file: ``async with collection.receive(name) as sink``; leaving normally is its end.
 
-        Leaving by an exception or cancellation removes what was written. Several may be open at once.
-
-        Args:
-            name: path relative to ``/output``, unchecked.
-            cut: True if the end of the file may be missing.
+        Leaving by an exception or cancellation removes what was written. Several may be open at once. ``name`` is
+        unchecked; ``cut`` is True if the end of the file may be missing.
 
         Raises:
             RefusedError: rule ``artifacts.count`` (too many files, refused ones included), ``artifacts.name``, or

@@ -81,9 +81,7 @@ class Collector:
     async def deliver(self, outcome: Outcome, *, keep_pictures: bool) -> Delivered:
         """Record what was collected, then make it visible to the caller.
 
-        Args:
-            outcome: of the job, without secrets.
-            keep_pictures: whether returned pictures, and output too long for a result, become artifacts too.
+        With ``keep_pictures``, returned pictures, and output too long for a result, become artifacts too.
 
         Raises:
             ArtifactStoreError: the store failed.
@@ -136,7 +134,7 @@ class Collector:
 
     async def _keep_texts(self, outcome: Outcome) -> dict[str, str]:
         _, cut = cut_output(outcome)
-        # No program knows its call's id, so none of its files has this name.
+        # A program cannot learn its call's id, so none of its files has this name.
         names = {name: f"{name}-{self._call.id[-6:]}.txt" for name in cut}
         return {name: uri for name, file in names.items() if (uri := await self._put(file, cut[name].whole))}
 
@@ -169,7 +167,7 @@ class Collector:
             for artifact in found:
                 await self.refuse(artifact.name, refusal)
             return ()
-        # No await in between: a call cancelled there would not know what it has published.
+        # No await in between: a call cancelled there would lose track of what it has published.
         self._recorder.published((artifact.uri for artifact in published), self._collection.withdraw)
         return published
 
@@ -206,15 +204,7 @@ class _Looks:
     def add(
         self, link: Link | None, data: bytes, media_type: str, copy: Shown | None, *, not_kept: str = "not kept"
     ) -> None:
-        """Show a picture.
-
-        Args:
-            link: its artifact, if it was kept.
-            data: empty if it is too large.
-            media_type: of the picture.
-            copy: a smaller one, or why there is none.
-            not_kept: text if it was not kept.
-        """
+        """Show a picture, or its smaller copy, and note the artifact; ``data`` is empty if it is too large."""
         name, kept = (link.name, link.uri) if link else ("A picture", not_kept)
         if copy is not None and copy.data:
             self.shown.append(Image(data=copy.data, media_type=copy.media_type))

@@ -121,9 +121,7 @@ class Disk:
             _drop_unused(self._blobs / sha256)
 
     def publish(self, artifacts: tuple[Artifact, ...], now: datetime, room: int | None = None) -> None:
-        """Make sealed files of one owner visible, all or none.
-
-        The owner may have ``room`` bytes, if that is less than one part.
+        """Make sealed files of one owner visible, all or none; ``room`` bounds its bytes, if less than one part.
 
         Raises:
             RefusedError: rule ``artifacts.full``; they do not fit beside what has not expired.

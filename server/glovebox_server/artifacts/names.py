@@ -123,8 +123,8 @@ _LOADED_BY_NAME: Final = {
     **_who("it lets others in, or runs at set times", "authorized_keys", "crontab"),
     **_who("the desktop acts on it when a folder is opened", "autorun.inf", "desktop.ini"),
 }
-# Case-folded endings of ordinary output that nothing runs. Only these names have no mark: the kinds that programs obey
-# are too many to be listed.
+# Case-folded endings of ordinary output that nothing runs. A name needs one of them to have no mark: the
+# kinds that programs obey are too many to be listed.
 _INERT: Final = frozenset(
     (
         *(".csv", ".tsv", ".txt", ".log", ".json", ".jsonl", ".ndjson", ".geojson", ".md", ".pdf", ".xlsx", ".docx"),
@@ -181,10 +181,7 @@ def _refused(name: str, reason: str, hint: str = _HINT) -> RefusedError:
 
 
 def check_name(name: str) -> None:
-    """Raise if a name is not a safe relative name.
-
-    Args:
-        name: path relative to ``/output`` with ``/`` between segments, as the sandbox sent it.
+    """Raise if a name from a sandbox is not a safe path relative to ``/output``.
 
     Raises:
         RefusedError: rule ``artifacts.name``, with the reason and how to name the file.

@@ -213,9 +213,10 @@ class ArtifactStore:
         return sorted(mine, key=lambda artifact: artifact.created, reverse=True)
 
     async def sweep(self) -> int:
-        """Remove expired artifacts and what crashed processes left, and return the number of artifacts removed.
+        """Remove expired artifacts and what crashes left, and return the number removed; call it every few minutes.
 
-        To be called every few minutes. Raises ``ArtifactStoreError`` if the disk failed.
+        Raises:
+            ArtifactStoreError: the disk failed.
         """
         return await self._worker.run("removing expired artifacts", partial(self._disk.clean, self._clock()))
 

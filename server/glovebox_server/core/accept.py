@@ -158,16 +158,7 @@ def decide(
     workspace: bool = True,
     objection: Refusal | None = None,
 ) -> Decision:
-    """Decide one call by its objection, or else its profile; without a profile it is denied.
-
-    Args:
-        tool: the tool.
-        arguments: as its argument model read them.
-        profile: the one in effect for the tool.
-        profile_digest: if it is known already.
-        workspace: whether one is served.
-        objection: refuses the call before the profile is checked.
-    """
+    """Decide one call by its objection, or else its profile in effect; without a profile it is denied."""
     if objection is not None:
         return Decision(
             effect="deny",

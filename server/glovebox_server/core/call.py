@@ -77,7 +77,6 @@ class Attempt:
     inputs: Inputs | None = None
     """Its input artifacts, open; None if it names none."""
     is_recorded: bool = False
-    """True once its decision is on record."""
     records: CallRecorder = field(init=False)
     """Writes its other records, once the decision is on record."""
     changes: str = ""

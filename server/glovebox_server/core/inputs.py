@@ -40,10 +40,7 @@ class Inputs:
 async def open_inputs(
     store: ArtifactStore, call: ToolCall, decision: Decision
 ) -> AsyncIterator[tuple[Decision, Inputs]]:
-    """Open every input artifact of a call that is not denied.
-
-    One that is unknown to this principal, two of the same name, or too many bytes in all deny the call.
-    """
+    """Open a call's inputs; deny it if one is unknown to its principal, two share a name, or all are too large."""
     inputs = Inputs()
     async with AsyncExitStack() as opened:
         if decision.effect != "deny":

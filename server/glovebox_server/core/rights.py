@@ -116,14 +116,7 @@ class Roles:
     def __init__(
         self, policy: Policy, profiles: ProfileSet, workspace: Path | None, workspaces: Mapping[str, Path]
     ) -> None:
-        """Take the configuration in effect.
-
-        Args:
-            policy: as loaded with these profiles.
-            profiles: of all tools.
-            workspace: the server's; None if it serves none.
-            workspaces: those that roles name, as served.
-        """
+        """Take the policy, as loaded with these profiles, and the workspaces of server and roles, as served."""
         self._policy = policy
         self._profiles = profiles
         self._digest = digest(policy)
@@ -198,11 +191,7 @@ class ActivePolicy:
     """The policy in effect; reloads when its file changes. One per server."""
 
     def __init__(self, path: Path | None, read: Callable[[], Governed]) -> None:
-        """Read the policy.
-
-        Args:
-            path: the policy's file; None for no policy, which stays so.
-            read: reads it, and checks its examples.
+        """Read the policy in ``path``, None for no policy, by ``read``, which also checks its examples.
 
         Raises:
             ProfileError: it is invalid.

@@ -14,10 +14,7 @@ PLAIN = ("1", "L", "I", "I;16", "RGB", "RGBA")
 
 
 def main(inputs: str, output: str) -> None:
-    """Write the one picture in ``inputs``, a JPEG as JPEG, others as PNG; of an animation the first frame.
-
-    Raises ``SystemExit`` with the reason if there is none.
-    """
+    """Write the one picture in ``inputs``, JPEG as JPEG, others as PNG, first frame only; or raise ``SystemExit``."""
     from PIL import Image, ImageOps  # type: ignore[import-not-found]  # noqa: PLC0415 - in the sandbox's Python only
 
     (file,) = Path(inputs).iterdir()

@@ -125,10 +125,8 @@ class Tool:
     def job(self, arguments: Mapping[str, Any], reveal: Sequence[str] = (), *, root: Path | None = None) -> Job:
         """Return the guest's job for validated arguments, except those that the host handles.
 
-        Args:
-            arguments: of the call.
-            reveal: workspace paths that the job shows to its caller despite their names.
-            root: the workspace on the host, if the caller knows it: absolute paths in it become relative.
+        It shows the workspace paths in ``reveal`` despite their names. ``root`` is the workspace on the host, if the
+        caller knows it: absolute paths in it become relative.
         """
         payload = {name: value for name, value in arguments.items() if name not in _HOSTS}
         for name in self.paths:
@@ -157,10 +155,7 @@ class Excerpt:
 
 
 def cut_output(outcome: Outcome) -> tuple[Outcome, Mapping[str, Excerpt]]:
-    """Return the outcome with at most ``MAX_OUTPUT`` bytes of output, and the excerpts by name.
-
-    Short texts leave their unused room to the others.
-    """
+    """Return the outcome with at most ``MAX_OUTPUT`` bytes of output, shared by need, and the excerpts by name."""
     value = outcome.value if isinstance(outcome.value, dict) else {}
     texts = {"stdout": outcome.stdout.text, "stderr": outcome.stderr.text, "value": value.get("value")}
     whole = {name: text.encode("utf-8", "replace") for name, text in texts.items() if isinstance(text, str)}
