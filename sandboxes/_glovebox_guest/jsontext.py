@@ -86,8 +86,6 @@ def _unknown(value: object) -> object:
 
 
 class _Context:
-    """The context that ``json.JSONDecoder`` would pass to the scanner."""
-
     strict = True
     object_hook = None
     object_pairs_hook = None

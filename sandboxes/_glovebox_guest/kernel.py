@@ -1,7 +1,4 @@
-"""System calls the guest needs and Python lacks.
-
-Uses the C module of ``ctypes`` alone, as ``ctypes.CDLL(None, use_errno=True)`` does.
-"""
+"""System calls the guest needs and Python lacks, by the C module of ``ctypes`` alone, as ``ctypes.CDLL`` uses it."""
 
 from __future__ import annotations
 
@@ -79,10 +76,7 @@ _capset = _Function(ctypes.dlsym(_self, "capset"))
 
 
 def syscall(what: str, number: int, *arguments: int | bytes | None) -> int:
-    """Make a system call whose integer arguments fit into 32 bits; bytes are passed as a pointer.
-
-    Raises OSError with ``what`` in its message.
-    """
+    """Make a system call with 32-bit integers, or bytes as pointers. Raises OSError with ``what`` in its message."""
     return _checked(what, _syscall(number, *arguments))
 
 

@@ -164,8 +164,6 @@ _MESSAGES: dict[tuple[str, Role, str], str] = {
 
 
 class _Stream:
-    """The state of one open stream, seen from our side."""
-
     __slots__ = ("allowed", "credit", "noted", "ours", "owed", "they_send", "we_send")
 
     def __init__(self, *, we_send: bool, they_send: bool, ours: bool) -> None:
@@ -298,10 +296,7 @@ class Wire:
         self._buffer += data
 
     def event(self) -> Event | None:
-        """Return the event of the next whole frame, or None; a reader can pause between any two.
-
-        Raises ProtocolError where a rule is broken.
-        """
+        """Return the next whole frame's event, or None; a reader can pause in between. Raises ProtocolError."""
         buffer = self._buffer
         if buffer:  # also of less than a frame, so that the verdict does not depend on how bytes are split
             self._end_with_the_outcome()

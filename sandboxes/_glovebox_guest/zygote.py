@@ -25,12 +25,10 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 _ORDER_BYTES = 4096
-"""Bytes of one order of the host: a line of JSON."""
 _ORDER_DESCRIPTORS = 8
 """Wire, standard error, and a file for each of at most four control groups."""
 _INT_BYTES = 4
 _HUGE = 2 * 1024 * 1024
-"""Bytes of a huge page."""
 _ARENA_OBJECTS = 1900
 """Objects of 512 bytes, the largest small ones, that fit into an arena of 1 MiB, rounded down."""
 _BYTES_HEAD = sys.getsizeof(b"")
@@ -153,7 +151,7 @@ def _writable() -> list[tuple[int, int]]:
 def _collapse() -> None:
     """Put memory into huge pages: a fork then copies one entry instead of 512.
 
-    See madvise(2), MADV_COLLAPSE; a kernel without it leaves everything unchanged.
+    See madvise(2), MADV_COLLAPSE; a kernel without it changes nothing.
     """
     for begin, end in _writable():
         first, last = -(-begin // _HUGE) * _HUGE, end // _HUGE * _HUGE

@@ -24,7 +24,6 @@ MAX_NAMES = 50
 MAX_SKIPPED = 25
 """Changes outside the patch that are named with the reason; the rest are counted."""
 MAX_NAME = 255
-"""Bytes of a carried name."""
 _TOO_LARGE = "larger than what is left of the output limit"
 _CUT = "its end may be missing, the workspace was full when it was written"
 _CONTEXT = 3
@@ -151,7 +150,6 @@ class Comparison:
         return status.st_size == before[3] and digest_of(path) == before[2]
 
     def _check(self, name: str, before: Copied | None, status: os.stat_result | None) -> None:
-        """Reject what no patch of ours carries."""
         if (before is not None and before[0] == "link") or (status is not None and stat.S_ISLNK(status.st_mode)):
             raise UnfitError("a symbolic link")
         # git aborts half-way when something it cannot remove lies in the way.

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 MAX_ENTRIES = 20_000
 """Directory entries examined: a million files must not keep the call from ending."""
 MAX_DEPTH = 16
-"""Directories within directories."""
 MAX_SKIPPED = 50
 """Refused entries that are named; the rest are counted."""
 MAX_PICTURES = 4
@@ -37,8 +36,6 @@ class Picture:
 
 
 class _Sender(StreamHandler):
-    """Sends one file; waits for credit in between."""
-
     def __init__(
         self, loop: Loop, descriptor: int, name: str, size: int, *, kind: str = "file", cut: bool = False
     ) -> None:
@@ -77,10 +74,7 @@ def send_bytes(loop: Loop, kind: str, content: bytes) -> None:
 
 
 def collect(loop: Loop, root: str, *, max_files: int, max_bytes: int) -> tuple[list[dict[str, object]], list[Picture]]:
-    """Send the regular files below ``root``, in the order of their names.
-
-    Returns skipped names with their reasons, and the first pictures among the sent files.
-    """
+    """Send the regular files below ``root``, by name; return what was skipped and why, and the first pictures."""
     skipped: list[dict[str, object]] = []
     pictures: list[Picture] = []
     uncounted = 0

@@ -115,10 +115,7 @@ def _counted(source: str, max_files: int, max_bytes: int) -> Iterator[tuple[str,
 def walk(
     root: str, into: Callable[[str, os.stat_result], bool] = lambda *_: True
 ) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield name and status of every entry below ``root``, by name.
-
-    Links are not followed, unreadable folders are empty. ``into`` decides whether a folder is entered.
-    """
+    """Yield name and status of all entries, by name. Links are not followed, unreadable folders are empty."""
     waiting = [""]
     while waiting:
         folder = waiting.pop()

@@ -81,7 +81,6 @@ class _ListedFolder:
     def __init__(self) -> None:
         self.entries: list[Found] = []
         self.count = 0
-        """Direct entries."""
         self.files = 0
         """Files at any depth."""
         self.bytes = 0
@@ -114,7 +113,6 @@ class _ListedTree:
         return opened
 
     def shown(self, limit: int, opened: set[str]) -> Iterable[Found]:
-        """Yield the entries of these folders in the order of the tree."""
         first = self.folders[self.top].entries
         if self.folders[self.top].count > limit:
             # Folders are more informative than files.

@@ -61,10 +61,7 @@ def run(payload: dict[str, Any], emit: Emit) -> None:
 
 
 def _near(path: str, reveal: Iterable[str]) -> str:
-    """Return a sentence with files of similar paths; empty if there are none.
-
-    All come from a walk, which omits what is hidden, so that no suggestion discloses a hidden file.
-    """
+    """Return a sentence with similar paths, empty for none. All are from a walk, which omits hidden files."""
     from difflib import get_close_matches
     from itertools import islice
 

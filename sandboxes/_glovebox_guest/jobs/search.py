@@ -31,9 +31,7 @@ MAX_SECONDS = 7.0
 MAX_SHOWN = 400
 """Characters of one line that are shown, the match among them."""
 _LEAD = 80
-"""Characters shown before a match that stands far to the right."""
 _OVERHEAD = 60
-"""Bytes of JSON of a match, its texts excepted."""
 _PER_TEXT = 12
 """Bytes of a line, its text excepted: its number and its end, or quotes and a comma."""
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -87,14 +85,11 @@ def run(payload: dict[str, Any], emit: Emit) -> None:
 
 
 class _SearchAnswer:
-    """The results of files in their order, up to the bound of one answer."""
-
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._room = wording.MAX_ANSWER
         self.matches: list[dict[str, Any]] = []
         self.count = dict.fromkeys((_SEARCHED, _BINARY, _LARGE, _UNREADABLE), 0)
-        """Files by result."""
         self.full = ""
         """The bound of the answer that is reached; empty for none."""
 

@@ -65,10 +65,7 @@ def show_all(payload: Mapping[str, Any], emit: Emit) -> None:
 
 
 def show(emit: Emit, name: str, data: bytes, most: int) -> None:
-    """Send a smaller copy of a picture, or why there is none.
-
-    ``name`` is the file's below ``/output``; empty for the picture that was sent before.
-    """
+    """Send a smaller copy of a picture, or why there is none; ``name`` is empty for the picture sent before."""
     from io import BytesIO
 
     try:

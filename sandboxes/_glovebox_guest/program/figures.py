@@ -16,7 +16,6 @@ _MESSAGES = 100
 """Different messages that are logged once each; those after them are logged each time."""
 _told: set[str] = set()
 _PICTURES = ("png", "jpg", "jpeg", "webp")
-"""Endings of files in ``/output`` that are shown as figures are."""
 
 
 class FigureCanvas(FigureCanvasAgg):  # type: ignore[misc]  # as above
@@ -25,7 +24,6 @@ class FigureCanvas(FigureCanvasAgg):  # type: ignore[misc]  # as above
     _saved = ""
 
     def print_figure(self, filename: Any, *args: Any, **kwargs: Any) -> Any:
-        """See ``matplotlib.backend_bases.FigureCanvasBase``."""
         self._saved = ""
         done = super().print_figure(filename, *args, **kwargs)
         if isinstance(filename, (str, os.PathLike)):
@@ -37,7 +35,6 @@ class FigureCanvas(FigureCanvasAgg):  # type: ignore[misc]  # as above
         return done
 
     def draw(self) -> None:
-        """See ``matplotlib.backend_bases.FigureCanvasBase``."""
         if self.figure.stale:
             self._saved = ""
         super().draw()

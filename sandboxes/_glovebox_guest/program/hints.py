@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 _WORKSPACE = "/workspace"
 _BENEATH = 20
-"""Errors searched beneath one: causes, contexts and members of groups."""
 _ENTRIES = 20_000
 """Names of the workspace that are searched for a similar one: some 50 ms."""
 _COMPARED = 2000
@@ -58,7 +57,6 @@ _SOCKETS = "TCP and UDP on 127.0.0.1 and socket.socketpair() work here; of multi
 
 _FEW = "A call may have few processes and threads: use a pool of four."
 elsewhere: Mapping[str, str] = {}
-"""Environment by module that it has; set by the job."""
 _INSTEAD: Mapping[str, tuple[str, ...]] = {
     "requests": ("urllib.request",), "httpx": ("requests", "urllib.request"),
     "PyPDF2": ("pypdf",), "pdfplumber": ("pypdf",), "fitz": ("pypdf",),
@@ -77,7 +75,6 @@ _PLACES = {
     "/tmp": "remove what is no longer needed, or go through the data in parts",  # noqa: S108 - inside the sandbox
     _WORKSPACE: "write results to /output",
 }
-"""Writable places, and what to do when they are full."""
 
 
 def hint(problem: BaseException) -> str:
@@ -90,10 +87,7 @@ def hint(problem: BaseException) -> str:
 
 
 def noted(what: str) -> str:
-    """Return the hint for something that the program may not have reported itself.
-
-    ``what`` is "input", "shell", "network", "browser", "thread", "full", or "pip" and the rest of its command.
-    """
+    """Return the hint for "input", "shell", "network", "browser", "thread", "full", or "pip" with its command."""
     what, _, words = what.partition(" ")
     tell: dict[str, Callable[[], str]] = {
         "input": lambda: _NOBODY,
@@ -285,7 +279,6 @@ def _reading(path: str) -> int:
 
 
 def _full(_: object = None) -> str:
-    """Return which place is full, and its size."""
     rooms = {place: os.statvfs(place) for place in _PLACES if os.access(place, os.W_OK | os.X_OK)}
     sizes = {place: _size(room.f_blocks * room.f_frsize) for place, room in rooms.items() if room.f_blocks}
     for place, size in sizes.items():
@@ -444,7 +437,6 @@ def _running(text: str) -> str:
 
 
 def _raised_in(problem: BaseException, module: str, function: str) -> bool:
-    """Return whether the error was raised in this function of a standard module."""
     place = problem.__traceback__
     while place is not None and place.tb_next is not None:
         place = place.tb_next

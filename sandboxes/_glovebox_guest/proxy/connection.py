@@ -304,6 +304,5 @@ class ProxyConnection(StreamHandler):
         self._over()
 
     def _over(self) -> None:
-        """Report that nothing is left of it, its TLS included."""
         if self._client.fileno() < 0 and (self._plain is None or self._plain.closed):
             self._gone(self)

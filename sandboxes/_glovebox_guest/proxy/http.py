@@ -26,7 +26,6 @@ _BODILESS = (204, 304)
 _MAX_LINE = 1024
 """Bytes of a line between chunks: a number and, rarely, an extension that is ignored."""
 _MAX_TRAILERS = 64
-"""Lines after the last chunk; none of them is forwarded."""
 
 
 class BadRequestError(Exception):
@@ -55,7 +54,7 @@ class Tunnel:
         return data
 
     def last(self) -> bytes:
-        """Return the bytes after the last data."""
+        """Return the final bytes."""
         return b""
 
 
@@ -157,7 +156,7 @@ class ProxyRequest:
         return b"%x\r\n%b\r\n" % (len(data), data) if self._chunked and data else b""
 
     def last(self) -> bytes:
-        """Return the bytes after the last data."""
+        """Return the final bytes."""
         return b"0\r\n\r\n" if self._chunked else b""
 
 

@@ -133,8 +133,6 @@ class Proxy:
 
 
 class _Trust(StreamHandler):
-    """The host's trust store on its way into a file."""
-
     def __init__(self, path: str) -> None:
         self.over = False
         self.inspect = False

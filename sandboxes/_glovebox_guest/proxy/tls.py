@@ -61,8 +61,6 @@ class Inspection:
 
 
 class _CertificateStream(StreamHandler):
-    """The host's certificate in transit."""
-
     def __init__(self, keep: Callable[[str], None], refused: Callable[[Mapping[str, Any]], None]) -> None:
         self._keep = keep
         self._refused = refused

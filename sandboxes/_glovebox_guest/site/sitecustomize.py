@@ -23,8 +23,6 @@ _kept: list[Any] = []
 
 
 class _Finder:
-    """Finds a module of ``_after`` the usual way, and wraps its loader."""
-
     def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
         if name not in _after:
             return None
@@ -90,10 +88,7 @@ def lock_by_directories(module: ModuleType) -> None:
 
 
 def connect_over_loopback(module: Any) -> None:
-    """Have ``multiprocessing.Manager`` listen on loopback: a sandbox has no named Unix sockets.
-
-    ``module`` is ``multiprocessing.connection``.
-    """
+    """Have ``Manager`` of ``multiprocessing.connection`` listen on loopback: a sandbox has no named Unix sockets."""
     own = module.arbitrary_address
     module.default_family = "AF_INET"
     # Not localhost, which a container of the Docker Engine does not resolve.
@@ -101,10 +96,7 @@ def connect_over_loopback(module: Any) -> None:
 
 
 def fork_by_default(module: Any) -> None:
-    """Have pools fork, as Python before 3.14 does: the later default needs named Unix sockets.
-
-    ``module`` is ``multiprocessing.context``.
-    """
+    """Have pools of ``multiprocessing.context`` fork, as before Python 3.14: its default needs named Unix sockets."""
     module._default_context._default_context = module._concrete_contexts["fork"]  # noqa: SLF001 - no name sets the default
 
 
@@ -133,7 +125,6 @@ def refuse_to_spawn(module: Any) -> None:
 
 
 def _spawns(module: Any) -> bool:
-    """Return whether this process has spawned another, or is about to."""
     if sys.modules["multiprocessing.context"].get_spawning_popen() is not None:
         return True
     started = [getattr(child, "_popen", None) for child in tuple(module._children)]  # noqa: SLF001 - others wait for them

@@ -26,7 +26,6 @@ ALONE = 512
 _OWN = 32
 """Items this process takes at a time, before it checks whether the helper is idle."""
 _MOST = 1024
-"""Maximum of items per batch of the helper."""
 _AHEAD = 256
 """Batches this process may finish before one of the helper's, which may wait for its turn on a busy machine.
 Each holds as much as one answer at most."""
@@ -84,7 +83,6 @@ class _Helper:
     def __init__(self, work: Work) -> None:
         self._work = work
         self.size = ALONE // 4
-        """Items of its next batch."""
         self._batch: _Batch | None = None
         self._began = 0.0
         self._pid = 0
@@ -154,7 +152,6 @@ class _Helper:
             self._batch = None
 
     def end(self) -> None:
-        """Kill it, if it lives, and wait until it is gone."""
         os.close(self._orders)
         os.close(self._results)
         if self._pid:

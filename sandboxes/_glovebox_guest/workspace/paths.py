@@ -23,7 +23,6 @@ ROOT = "/workspace"
 MAX_LINKS = 40
 """Symlinks followed for one path: the kernel's own limit, see path_resolution(7)."""
 _SHOWN = 200
-"""Characters of a caller's path repeated in a message."""
 
 ALLOW = (
     "The operator has to allow it on the host: sandboxes of a server that runs as root are another user than root, "
@@ -100,10 +99,7 @@ def _escaped(character: str) -> str:
 
 
 def parts(path: str) -> list[str]:
-    """Split a path relative to the workspace, or one that begins with its mount point.
-
-    Raises JobRefusedError for an absolute path outside the workspace.
-    """
+    """Split a path relative to the workspace or below its mount point; raises JobRefusedError for others."""
     if path.startswith("/"):
         if path != ROOT and not path.startswith(ROOT + "/"):
             raise outside(path)
@@ -118,8 +114,7 @@ EVERYTHING = HiddenPaths()
 def find(path: str, hidden: HiddenPaths = EVERYTHING) -> OpenedPath:
     """Return the place a path leads to; symlinks are followed while they stay inside.
 
-    Raises:
-        JobRefusedError: ``path.outside``, ``path.missing``, also for what is hidden, or ``path.unreadable``.
+    Raises JobRefusedError: ``path.outside``, ``path.missing``, also for what is hidden, or ``path.unreadable``.
     """
     # With ``..`` it may lie beside what is revealed; revealed paths have none.
     named = parts(path)
@@ -222,8 +217,7 @@ def _climb(held: list[int], names: list[str]) -> None:
 def open_file(path: str, hidden: HiddenPaths = EVERYTHING) -> tuple[int, os.stat_result]:
     """Return a regular file's descriptor, which the caller closes, and status; never blocks.
 
-    Raises:
-        JobRefusedError: see ``find``; also ``path.directory`` and ``path.special`` (FIFO, socket, device).
+    Raises JobRefusedError: see ``find``; also ``path.directory`` and ``path.special`` (FIFO, socket, device).
     """
     with find(path, hidden) as place:
         names = [place.names, *place.links]

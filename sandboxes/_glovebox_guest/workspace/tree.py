@@ -61,7 +61,7 @@ class Walk:
             literal += 1
         self._prefix, rest = parts[:literal], parts[literal:]
         self.folder = "/".join(self._prefix)
-        """The pattern's first folder, relative to the workspace."""
+        """The folder the pattern begins in, relative to the workspace."""
         self.whole = not rest
         """True for a folder, with all that is in it."""
         self._single = False
@@ -95,7 +95,6 @@ class Walk:
         """The bound that ended the walk, None for none."""
 
     def __iter__(self) -> Iterator[tuple[str, os.DirEntry[str]]]:
-        """Yield path relative to the workspace, and entry."""
         if self._single:
             yield from self._alone()
             return
