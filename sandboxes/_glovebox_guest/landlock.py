@@ -82,7 +82,7 @@ def abi_version() -> int:
 
 
 def restrict_output_write_only(output: str = "/output", *, also_writable: tuple[str, ...] = ()) -> int:
-    """Deny reading beneath ``output``, and writing outside of it and scratch, in this thread and its children.
+    """Deny reading beneath ``output``, and writing outside of it and scratch, in this thread and future children.
 
     For good. Beneath ``output``, files can be created, written, truncated, renamed and removed, and directories made.
     Files there cannot be read or executed, directories not listed, and symbolic links, FIFOs, sockets and devices not

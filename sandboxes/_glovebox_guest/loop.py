@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _READ = 256 * 1024
+"""Bytes read at once from any descriptor."""
 _HELD = 64 * 1024
 """Bytes of frames that wait for others: fewer writes wake the host less often."""
 

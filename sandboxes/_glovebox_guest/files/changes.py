@@ -24,6 +24,7 @@ MAX_NAMES = 50
 MAX_SKIPPED = 25
 """Changes outside the patch that are named with the reason; the rest are counted."""
 MAX_NAME = 255
+"""Bytes of a carried name."""
 _TOO_LARGE = "larger than what is left of the output limit"
 _CUT = "its end may be missing, the workspace was full when it was written"
 _CONTEXT = 3
@@ -345,7 +346,7 @@ def _read(path: str, size: int) -> bytes:
 
 
 def _lines(content: bytes) -> list[bytes]:
-    # By line feeds alone, as git does: str.splitlines knows eight more ends of a line.
+    # By line feeds alone, as git does: str.splitlines has eight more ends of a line.
     lines = content.split(b"\n")
     last = lines.pop()
     return [line + b"\n" for line in lines] + ([last] if last else [])

@@ -37,6 +37,7 @@ _CHARTS = ("plotly", "bokeh", "altair")
 """Libraries whose charts are pages for a browser: as a last value they show nothing."""
 _WORKSPACE = "/workspace"
 _NO_SHELL = 127 << 8
+"""The status of system(3) where there is no shell."""
 _noted: set[str] = set()
 """Failures, and windows that nobody sees, that this process's one program may not report."""
 _system = os.system

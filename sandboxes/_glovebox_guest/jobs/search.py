@@ -31,7 +31,9 @@ MAX_SECONDS = 7.0
 MAX_SHOWN = 400
 """Characters of one line that are shown, the match among them."""
 _LEAD = 80
+"""Characters shown before a match that stands far to the right."""
 _OVERHEAD = 60
+"""Bytes of JSON of a match, its texts excepted."""
 _PER_TEXT = 12
 """Bytes of a line, its text excepted: its number and its end, or quotes and a comma."""
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC

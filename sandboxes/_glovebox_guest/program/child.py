@@ -33,6 +33,7 @@ _wait_for_signal = signal.sigtimedwait
 _every_signal = signal.valid_signals
 
 RESULT = 3
+"""Descriptor of the result pipe in the child."""
 _DONE = 4
 """Descriptor that reports the end of the task; a program that writes to it ends as by ``os._exit``."""
 _ORDER = 5

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _WORKSPACE = "/workspace"
 _BENEATH = 20
+"""Errors searched beneath one: causes, contexts and members of groups."""
 _ENTRIES = 20_000
 """Names of the workspace that are searched for a similar one: some 50 ms."""
 _COMPARED = 2000
@@ -57,6 +58,7 @@ _SOCKETS = "TCP and UDP on 127.0.0.1 and socket.socketpair() work here; of multi
 
 _FEW = "A call may have few processes and threads: use a pool of four."
 elsewhere: Mapping[str, str] = {}
+"""Environment by module that it has; set by the job."""
 _INSTEAD: Mapping[str, tuple[str, ...]] = {
     "requests": ("urllib.request",), "httpx": ("requests", "urllib.request"),
     "PyPDF2": ("pypdf",), "pdfplumber": ("pypdf",), "fitz": ("pypdf",),

@@ -69,7 +69,7 @@ class ProxyConnection(StreamHandler):
         self._answered = False
         self._ending = False  # nothing will be added to _out
         self._another = False  # and then there may be another request
-        self._shut = False  # _out has gone, and the program's reading end is shut down
+        self._shut = False  # _out has gone, and our sending direction is shut down
         self._loop.watch(self._descriptor, self._readable)
 
     # ------------------------------------------------------------------ upwards

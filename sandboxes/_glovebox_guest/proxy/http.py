@@ -26,6 +26,7 @@ _BODILESS = (204, 304)
 _MAX_LINE = 1024
 """Bytes of a line between chunks: a number and, rarely, an extension that is ignored."""
 _MAX_TRAILERS = 64
+"""Lines after the last chunk; none of them is forwarded."""
 
 
 class BadRequestError(Exception):

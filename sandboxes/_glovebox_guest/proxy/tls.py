@@ -159,7 +159,7 @@ class Plain:
                 self._loop.unwatch(self._inside.fileno())
                 self._tls.shutdown()
         except ssl.SSLError:
-            # The proxy's end waits for the program's close_notify, or there is no session to send it in.
+            # The shutdown waits for the program's close_notify, or there is no session to send it in.
             if data:
                 self.close()
                 return

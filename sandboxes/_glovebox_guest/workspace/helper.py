@@ -26,6 +26,7 @@ ALONE = 512
 _OWN = 32
 """Items this process takes at a time, before it checks whether the helper is idle."""
 _MOST = 1024
+"""Items of one batch of the helper at most."""
 _AHEAD = 256
 """Batches this process may finish before one of the helper's, which may wait for its turn on a busy machine.
 Each holds as much as one answer at most."""

@@ -68,7 +68,7 @@ KINDS: tuple[tuple[str, str, bytes], ...] = (
         b"",
     ),
 )
-"""What such files hold; their names; and content they must have to count, empty where the name is enough.
+"""The secret, names of its files, and content they must have to count; empty where the name is enough.
 In names ``*`` is any letters, ``/`` follows the folder they lie in, ``/**/`` one they lie anywhere below."""
 
 EXAMPLES = (".example", ".sample", ".template", ".dist")

@@ -316,5 +316,5 @@ def _class(name: str) -> set[int]:
     holds = _POSIX.get(name)
     if holds is None:
         raise _NeverError
-    # git knows the letters of ASCII alone.
+    # git has the letters of ASCII alone.
     return {number for number in range(128) if holds(chr(number))}
