@@ -124,7 +124,7 @@ class ProxyRequest:
         self.chunks = _chunks(headers)
         self.body = _UNBOUNDED if self.chunks else _length(headers)
         self.keeps = keeps and not any(name == "connection" and "close" in value.lower() for name, value in headers)
-        """Whether the connection stays open for another request."""
+        """True to keep the connection open for another request."""
         self.expects = any(name == "expect" for name, _ in headers)
         self.asked = f"The response to {plain(method)} {plain(url)[:100]}"
         kept = [[name, value] for name, value in headers if name not in _OURS]
