@@ -226,7 +226,7 @@ class Cgroup:
         return ("",) if len(self._directories) == 1 else (*_CONTROLLERS, _ACCOUNT)[: len(self._directories)]
 
     def read_back(self, pid: int | None) -> dict[str, tuple[object, object]]:
-        """Return planned and kernel's values by name, and whether a process is in the group, for ``host_view.look``."""
+        """Return plan and kernel values (None: unknown), and whether a process is inside, for ``host_view.look``."""
         found: dict[str, tuple[object, object]] = {
             f"limit {file}": (content, self._held.get(file)) for file, content in self._wanted.items()
         }

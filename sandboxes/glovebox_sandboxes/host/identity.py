@@ -45,7 +45,10 @@ def has_users() -> bool:
 
 
 def user_map(own: int, inside: int) -> str:
-    """Return a uid map for a namespace whose process ``own``, ``inside`` by its numbers, starts other users."""
+    """Return the uid map of a namespace whose first process starts sandboxes as other users.
+
+    ``own`` is that process's user, one of HOST_UIDS, and ``inside`` its number in there.
+    """
     at = own - HOST_UIDS.start
     # The kernel requires a 0 for a file system of terminals; no process is that user.
     lines = [(0, HOST_UIDS.stop, 1), (inside, own, 1), (INNER_UIDS[0], HOST_UIDS.start, at)]

@@ -92,7 +92,8 @@ class Spawner:
                 anyio.from_thread.run_sync(done.set, token=token)
 
         self._work.put(work)
-        # Shielded, else the child would be lost. It takes milliseconds, unless a file server does not respond.
+        # Shielded, else the child would be lost. It takes milliseconds; a directory of a file server that hangs blocks
+        # the thread for good.
         with anyio.move_on_after(START_SECONDS, shield=True):
             await done.wait()
             return future.result()

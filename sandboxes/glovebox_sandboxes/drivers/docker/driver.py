@@ -107,7 +107,8 @@ class DockerSandbox:
     async def kill(self) -> None:
         """End every process of the sandbox; return when they are gone. Raises SandboxError."""
         await self._located.wait()
-        # The last chance: counters vanish with the processes. Processes that end from here on are ended by this.
+        # The last chance: counters vanish with the processes, and soon after the Engine's record of them. Processes
+        # that end from here on are ended by this.
         if not self._looked:
             with suppress(SandboxError):
                 await self._look()

@@ -35,7 +35,10 @@ _GROUP_FIX = "Enable it on the kernel's command line (cgroup_enable={0}) and res
 
 
 def probe(engine: Engine, runtime: Runtime, data: Path | None = None) -> tuple[Capabilities, Host]:
-    """Return what the Engine can do with a runtime; ``data`` names the built environments. Raises SandboxError."""
+    """Return what the Engine can do with a runtime. Raises SandboxError if it does not answer.
+
+    ``data`` is the data directory, which names the built environments; without one there is the default alone.
+    """
     with translated(f"Asking the Docker Engine at {engine.host} what it can do"):
         info: Mapping[str, Any] = engine.api.info()
         own = engine.podman_info() if engine.podman else None
