@@ -52,7 +52,7 @@ _PROGRAMS: Final = (
 )
 _PICKLE: Final = re.compile(rb"\x80[\x02-\x05]")
 
-# Types that the extension chooses among, and that it claims.
+# Types that an extension chooses among if the bytes fit, and that it claims.
 _TEXT_KINDS: Final = {"csv": "text/csv", "tsv": "text/tab-separated-values", "json": "application/json"}
 _ZIP_KINDS: Final = {
     "xlsx": _OFFICE + "spreadsheetml.sheet",

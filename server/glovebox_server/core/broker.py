@@ -105,7 +105,6 @@ class Broker:
         raise AssertionError(call.request.id)  # no guard's resource swallows an exception
 
     def _begin(self, call: Call) -> None:
-        """Begin a turn: decide the call by the policy in effect now."""
         call.request = replace(call.request, received=datetime.now(UTC))
         rights = self.guards.rights_of(call.request.principal)
         decide = partial(decide_call, call)

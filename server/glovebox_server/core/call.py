@@ -176,7 +176,6 @@ class Guards:
     rights_of: RightsOf
     objections: Sequence[Objection] = field(init=False, default=())
     around_call: Sequence[GuardLink] = field(init=False, default=())
-    """Around an accepted call."""
     before_turn: Sequence[GuardLink] = field(init=False, default=())
     deciders: Sequence[Callable[[Call, Decide], None]] = field(init=False, default=())
     """May change the decision of a turn: ask where it allows, or lift what it denies."""
@@ -185,7 +184,6 @@ class Guards:
     on_decided: Sequence[GuardLink] = field(init=False, default=())
     """Read a decision once it is on record."""
     around_run: Sequence[GuardLink] = field(init=False, default=())
-    """Around a call that runs in a sandbox."""
     on_ended: Sequence[Callable[[Call, bool], None]] = field(init=False, default=())
     """Called when a call that ran ended, with whether it failed."""
 

@@ -195,7 +195,6 @@ def _findings(scan: "Scan", room: int) -> dict[str, Any]:
 
 
 def _scanned(found: Sequence[Mapping[str, Any]]) -> Text:
-    """Return one block for all scanned files: the findings, or why a file was not scanned."""
     lines = ["[each file was looked into for what acts when it is opened; that nothing was found proves nothing]"]
     for each in found:
         told = [*each["findings"], *([f"{each['more']} more"] if each["more"] else [])]

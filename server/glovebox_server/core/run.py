@@ -86,7 +86,6 @@ async def _run_program(call: Call, sandbox: AttestedSandbox, inputs: Sequence[In
 
 
 def _gives_files(outcome: Outcome) -> bool:
-    """Return whether there is more to deliver than text that fits into a result."""
     return bool(outcome.blobs or outcome.shown or outcome.skipped or cut_output(outcome)[1])
 
 

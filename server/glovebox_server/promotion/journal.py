@@ -49,7 +49,6 @@ class Change:
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
     name: str
-    """Relative to the folder."""
     before: FileState | None
     """The old file; None if there was none."""
     after: FileState | None
@@ -73,7 +72,6 @@ class Promotion:
     by: str
     asked_by: str | None = None
     folder: str
-    """Name in the policy."""
     path: str
     inode: tuple[int, int]
     digest: str

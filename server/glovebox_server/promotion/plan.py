@@ -105,11 +105,7 @@ class Planned:
 
 
 def target(settings: Settings, into: dict[str, str], name: str) -> Target:
-    """Return the folder of that name in the policy.
-
-    Raises:
-        RefusedError: rule ``promotion.folder``: it is unknown, or files must not be put there.
-    """
+    """Return the policy's folder of that name; refuse one that is unknown or unsuitable (``promotion.folder``)."""
     if name not in into:
         example = '`into = { reports = "/srv/reports" }` in `[promote]` of policy.toml would name one.'
         named = f"It names {', '.join(into)}." if into else example

@@ -41,7 +41,6 @@ from glovebox_server.settings import Settings
 MAX_SHOWN_BYTES: Final = 48 * 1024
 """Bytes shown to a person: with the rest of the question they fit into a client's form."""
 MAX_SHOWN_FINDINGS: Final = 12
-"""Findings shown of one artifact."""
 MAX_COMPARED_BYTES: Final = 128 * 1024
 """Bytes of all files, before and after."""
 MAX_COMPARED_LINES: Final = 4000

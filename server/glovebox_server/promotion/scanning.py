@@ -40,9 +40,7 @@ MAX_FINDINGS: Final = 64
 MAX_COUNTED: Final = 1_000_000
 """The scanner returns no higher count."""
 MAX_CHARACTERS: Final = 300
-"""Characters of one finding."""
 _MAX_KNOWN: Final = 256
-"""Files whose findings are cached."""
 
 LIMITS: Final = Limits(
     wall_seconds=10,

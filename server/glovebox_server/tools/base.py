@@ -146,7 +146,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Excerpt:
-    """An excerpt of a text: its start, and its end in a quarter of the room."""
+    """An excerpt of one text: three quarters of its bytes are from the start, one quarter from the end."""
 
     text: str
     shown: int

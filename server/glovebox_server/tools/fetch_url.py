@@ -80,7 +80,6 @@ class FetchResult(ToolResult):
     title: str = ""
     text: str = ""
     truncated: str | None = None
-    """The missing parts; None if complete."""
 
 
 def _answer(outcome: Outcome) -> ToolAnswer:

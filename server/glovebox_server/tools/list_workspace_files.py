@@ -11,7 +11,6 @@ from glovebox_server.tools.base import Arguments, Tool, ToolAnswer, ToolResult
 from glovebox_server.tools.values import JobValue, failed, heading, read
 
 MAX_PATTERN = 1000
-"""Characters of a file pattern."""
 MAX_ENTRIES = 1000
 """Entries in one answer: with paths of usual length about what a message holds."""
 

@@ -13,7 +13,6 @@ from glovebox_server.promotion.scanner.budget import Findings, ScanBudget, Scann
 from glovebox_server.promotion.scanner.documents import is_no_page, is_office, office, office_names
 
 MOST_ENTRIES = 2000
-"""Entries of one archive that are scanned."""
 _MOST_LISTED = 50_000
 """Entries of a zip that are read: the library keeps some 600 bytes of each."""
 _RATIO = 200

@@ -12,7 +12,6 @@ MOST_DEPTH = 6
 MOST_PARTS = 2000
 """Files inside one file, at all depths."""
 MOST_UNPACKED = 32 << 20
-"""Bytes unpacked of one file."""
 MOST_SECONDS = 4
 """Processor time, checked between parts; one part may take as long again. The call has its own limit."""
 _PIECE = 1 << 16

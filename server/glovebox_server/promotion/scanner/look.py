@@ -23,7 +23,6 @@ from glovebox_server.promotion.scanner.markup import markup
 MOST_BYTES = 32 << 20
 """Bytes of a file; the rest is reported as not scanned."""
 MOST_FINDINGS = 60
-"""Findings listed; the others are counted."""
 _MOST_COUNTED = 10_000
 _MOST_CHARACTERS = 300
 _MOST_SECRETS = 1000

@@ -9,7 +9,6 @@ from glovebox_server.promotion.scanner.budget import Findings, ScanBudget, Scann
 
 MOST_STREAMS = 2000
 _MOST_FILTERS = 3
-"""Filter lists tried for one stream."""
 _MOST_SLOW = 4 << 20
 """Bytes of a stream decoded in Python: two seconds at most."""
 _ZLIB_HEAD = 2
