@@ -1,4 +1,4 @@
-"""``glovebox audit``: read the log, check it, and prove what is in it."""
+"""``glovebox audit``: reads the log, checks it, and proves its content."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -181,13 +181,13 @@ def _any(_: LogLine) -> bool:
 
 
 def _of_a_call(line: LogLine) -> bool:
-    """Each start of a server is a handful of records, and between two calls made from a shell there is one."""
+    """Return whether a record is a call's: servers' starts add several each, one start per call from a shell."""
     kind = line.record.kind if line.record else ""
     return not kind.startswith(("server.", "profile.", "pool.", "segment."))
 
 
 def _reach(directory: Path, count: int, wanted: _Wanted) -> int:
-    """How many of the last lines hold ``count`` that are wanted; all that ``read.tail`` gives where there are fewer."""
+    """Return how many of the last lines hold ``count`` wanted ones; all of ``read.tail`` if there are fewer."""
     wide = count
     while True:
         lines = read.tail(directory, wide)
@@ -200,14 +200,14 @@ def _reach(directory: Path, count: int, wanted: _Wanted) -> int:
 
 
 def not_proved(what: str, problem: Exception) -> int:
-    """Print exactly why something that was given as a proof does not hold."""
+    """Print exactly why a proof does not hold."""
     shown = Text(printable(f"The {what} does not hold: {problem}."), style="red")
     emit({"ok": False, "reason": str(problem)}, shown, indent=None)
     return FAILED
 
 
 def _verify_proof(file: Path, key: Ed25519PublicKey) -> int:
-    """Check an inclusion proof with a public key, and nothing else; 1 and the exact reason when it does not hold."""
+    """Check an inclusion proof with a public key only; return 1 and print the exact reason if it does not hold."""
     with file.open("rb") as opened:
         content = opened.read(proofs.MAX_BYTES + 1)
     try:
@@ -229,7 +229,7 @@ def _verify_proof(file: Path, key: Ed25519PublicKey) -> int:
 
 
 def _anchors(path: Path) -> list[chain.Head]:
-    """Read anchors that a server kept; raises ValueError, with a sentence."""
+    """Read anchors that a server kept. Raises ValueError with a sentence."""
     try:
         with path.open("rb") as file:
             return anchors.read(file.read(anchors.MAX_BYTES + 1))
@@ -239,7 +239,7 @@ def _anchors(path: Path) -> list[chain.Head]:
 
 
 def public_key(path: Path) -> Ed25519PublicKey:
-    """Read a public key; raises ValueError, with a sentence."""
+    """Read a public key. Raises ValueError with a sentence."""
     try:
         with path.open("rb") as file:
             return keys.parse_public(file.read(keys.MAX_KEY_BYTES))

@@ -1,4 +1,4 @@
-"""``glovebox bundle``: check a bundle anywhere. Takes nothing of a server."""
+"""``glovebox bundle``: checks a bundle anywhere, without a server."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -47,7 +47,7 @@ def bundle_verify(file: Path, keys: tuple[Path, ...]) -> int:
     except ValueError as problem:
         out.print(Text(str(problem)))
         return USAGE
-    if not file.is_file():  # a pipe nobody writes to would be waited for
+    if not file.is_file():  # a pipe without a writer would block
         out.print(Text(f"{file} is no file: name the bundle itself."))
         return USAGE
     with file.open("rb") as opened:

@@ -88,7 +88,7 @@ def _made(settings: Settings, directory: Path, of: str, identity: str) -> bytes 
 
 
 def _texts(settings: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Profiles in force, of each role too, and the policy, by digest; nothing where they do not load."""
+    """Return profiles in effect, of each role too, and the policy, by digest; empty if they do not load."""
     try:
         profiles = app.load_profiles(settings)
         found = governed(settings, profiles, workspace.find(settings, "http"), TOOLS)

@@ -41,14 +41,14 @@ from glovebox_server.cli.terminal import print_json
 from glovebox_server.exits import FAILED, OK
 from glovebox_server.settings import Settings
 
-#: A line of the page: what it is about, what is so, and how it is shown.
+#: A line of the page: its label, its text, and its style.
 _Row = tuple[str, str, str]
 _WIDTH = 10
 KEEPING = (
     '`audit.keep = ["arguments"]` in a profile keeps them, GLOVEBOX_AUDIT_ARGUMENTS_KEY seals them to a key of yours'
 )
-"""What to set where arguments were not kept."""
-#: Of a program the last expression's value or null, and the error; of the other tools all that they found.
+"""The settings that keep arguments."""
+#: Of a program the last expression's value or null, and the error; of the other tools all results.
 _VALUE = "the result as JSON"
 
 
@@ -77,14 +77,14 @@ def audit_show(settings: Settings, call_id: str) -> int:
 
 
 def _files(directory: Path) -> str:
-    """Name the files of the log that are there; retention may have removed others."""
+    """Name the files of the log that exist; retention may have removed others."""
     with read.opened(directory) as snapshot:
         numbers = snapshot.sealed
     return f"the segments {numbers[0]} to {numbers[-1]} and {LOG_NAME}" if numbers else LOG_NAME
 
 
 def _around(directory: Path, records: Sequence[Record]) -> list[Record]:
-    """Return records of no call: who approved it, what stopped it, and what became of its files."""
+    """Return records of no call: its approvals, its stop, and later uses of its files."""
     named = (
         *(each.data.get(name) for each in records for name in ("approval", "stop")),
         *(each.data.get("uri") for each in records if each.kind == ArtifactCollected.kind),
@@ -102,7 +102,7 @@ def _print(console: Console, records: Sequence[Record], around: Sequence[Record]
 
 
 def _rows(records: Sequence[Record], around: Sequence[Record]) -> Iterator[_Row]:
-    """Every line of the page."""
+    """Yield every line of the page."""
     by_kind: dict[str, list[Mapping[str, Any]]] = {}
     for record in records:
         by_kind.setdefault(record.kind, []).append(record.data)
@@ -131,7 +131,7 @@ def _rows(records: Sequence[Record], around: Sequence[Record]) -> Iterator[_Row]
 
 
 def _changed(record: Record, call_id: str, uris: Collection[object]) -> Iterator[_Row]:
-    """Yield what was changed in a folder of the operator's, by the call or with a file of it."""
+    """Yield changes in an operator's folder, by the call or with a file of it."""
     data = record.data
     if record.kind not in {PromotionApplied.kind, PromotionRolledBack.kind}:
         return
@@ -143,7 +143,7 @@ def _changed(record: Record, call_id: str, uris: Collection[object]) -> Iterator
 
 
 def _stopped(around: Iterable[Record], call_id: str, last: Mapping[str, Any]) -> Iterator[_Row]:
-    """Yield what stopped it; results do not say so where it was a rule."""
+    """Yield the stop that ended it; results do not say so if it was a rule."""
     for record in around:
         data = record.data
         if record.kind == WatchAlarm.kind and data.get("call") == call_id:
@@ -157,7 +157,7 @@ def _stopped(around: Iterable[Record], call_id: str, last: Mapping[str, Any]) ->
 
 
 def _asked(first: Record, answers: Iterable[Mapping[str, Any]]) -> Iterator[_Row]:
-    """What was asked, and decided."""
+    """Yield the request and the decision."""
     data = first.data
     yield ("call", str(first.call_id), "bold")
     if first.kind != CallDecided.kind:
@@ -176,7 +176,7 @@ def _asked(first: Record, answers: Iterable[Mapping[str, Any]]) -> Iterator[_Row
 
 
 def _arguments(data: Mapping[str, Any]) -> Iterator[_Row]:
-    """Yield the arguments, or what keeps them the next time."""
+    """Yield the arguments, or the settings that keep them the next time."""
     if isinstance(data.get("arguments"), dict):
         for name, value in data["arguments"].items():
             first_line, *others = _cell(value).split("\n")
@@ -189,7 +189,7 @@ def _arguments(data: Mapping[str, Any]) -> Iterator[_Row]:
 
 
 def _decided(data: Mapping[str, Any], answers: Iterable[Mapping[str, Any]]) -> Iterator[_Row]:
-    """Yield what was decided, and who approved it."""
+    """Yield the decision and its approvers."""
     style = "green" if data.get("effect") == "allow" else "red"
     yield ("decided", f"{data.get('effect')}, by the rule {data.get('rule')}: {data.get('reason')}", style)
     yes = data.get("approved_by") or [each.get("answered_by") for each in answers if each.get("effect") == "allow"]
@@ -202,7 +202,7 @@ def _decided(data: Mapping[str, Any], answers: Iterable[Mapping[str, Any]]) -> I
 
 
 def _measured(data: Mapping[str, Any]) -> Iterator[_Row]:
-    """In what isolation it ran."""
+    """Yield its isolation."""
     verified = data.get("verified") is True
     fields = _list(data, "fields")
     held = sum(each.get("verdict") == "ok" for each in fields)
@@ -221,7 +221,7 @@ def _measured(data: Mapping[str, Any]) -> Iterator[_Row]:
 def _came_out(
     collected: Iterable[Mapping[str, Any]], refused: Iterable[Mapping[str, Any]], last: Mapping[str, Any]
 ) -> Iterator[_Row]:
-    """What it gave back."""
+    """Yield what it gave back."""
     for each in _list(last, "outputs"):
         if each.get("bytes"):
             name = _VALUE if each.get("name") == "value" else each.get("name")
@@ -237,7 +237,7 @@ def _came_out(
 
 
 def _looked_into(data: Mapping[str, Any]) -> Iterator[_Row]:
-    """What was found in what it gave back."""
+    """Yield the findings in what it gave back."""
     why, found = data.get("not_scanned"), data.get("findings") or ()
     what = f"NOT looked into: {why}" if why else "" if found or data.get("more") else "nothing was found"
     yield ("found", f"{data.get('name')}: {what}".rstrip(), "yellow" if why or found else "")
@@ -247,7 +247,7 @@ def _looked_into(data: Mapping[str, Any]) -> Iterator[_Row]:
 
 
 def _ended(last: Record) -> Iterator[_Row]:
-    """What it spent, and how it ended."""
+    """Yield what it spent, and how it ended."""
     data = last.data
     usage = data.get("usage")
     spent = {"elapsed_ms": data.get("elapsed_ms"), **(usage if isinstance(usage, dict) else {})}
@@ -266,7 +266,7 @@ def _ended(last: Record) -> Iterator[_Row]:
 
 
 def _spent(name: str, value: object) -> str:
-    """A measure in units for a person."""
+    """Return a measure in units for a person."""
     if isinstance(value, int | float) and name.endswith("_ms"):
         return f"{name.removesuffix('_ms')} {value / 1000:.3g} s"
     if isinstance(value, int | float) and name.endswith("_bytes"):

@@ -1,4 +1,4 @@
-"""``glovebox audit query``: find calls; and the calls and runs that a person names."""
+"""``glovebox audit query``: finds calls; and resolves the calls and runs that a person names."""
 
 import time
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ from glovebox_server.errors import MisnamedError
 from glovebox_server.exits import FAILED, OK
 from glovebox_server.settings import Settings
 
-#: How long something takes before a person wants to know what.
+#: Delay before a person wants to see progress.
 _PATIENCE_SECONDS = 1.0
 lines_option = json_flag("Print the records, one JSON object per line.")
 _STYLES = {"succeeded": "green", "running": "cyan", "denied": "yellow", "ask": "yellow"}
@@ -80,7 +80,7 @@ def audit_query(settings: Settings, *, text: str | None, limit: int, **given: An
 
 @contextmanager
 def show_indexing() -> Iterator[Told]:
-    """Show a person how far indexing is, once it takes long."""
+    """Show the progress of indexing, once it takes long."""
     began = time.monotonic()
     bar = Progress(console=err, transient=True)
     task = bar.add_task("Indexing the log", total=None)
@@ -112,7 +112,7 @@ def _text(cell: str | Text) -> Text:
 
 
 def _outcome(call: CallSummary) -> str:
-    """How it came out, with what there is to say of it."""
+    """Return the outcome with its details."""
     more = {
         "denied": call.rule,
         "ask": call.rule,
@@ -123,10 +123,10 @@ def _outcome(call: CallSummary) -> str:
 
 
 def find_call(directory: Path, name: str) -> str:
-    """Return the id of the call that a person means: by it, by its beginning, or by ``last``.
+    """Return the id of the call that a person means: by id, by prefix, or by ``last``.
 
     Raises:
-        MisnamedError: it means none, or several.
+        MisnamedError: there is none, or several.
         AuditError: the log cannot be read.
     """
     if not chain.is_name(name):
@@ -142,10 +142,10 @@ def find_call(directory: Path, name: str) -> str:
 
 
 def find_run(directory: Path, name: str) -> str:
-    """Return the id of the run that a person means: by it, or by ``last``, that of the newest call.
+    """Return the id of the run that a person means: by id, or by ``last``, that of the newest call.
 
     Raises:
-        MisnamedError: there is no newest call, or it is of no run.
+        MisnamedError: there is no newest call, or it has no run.
         AuditError: the log cannot be read.
     """
     if name != ask.LAST:

@@ -34,7 +34,7 @@ from glovebox_server.receipts import keys
 from glovebox_server.settings import Settings
 
 _COLUMNS = 100
-"""Of what is shown of a receipt, into a pipe as well: some cells hold a whole list."""
+"""Width of a printed receipt, into a pipe as well: some cells hold a whole list."""
 
 
 @click.group(cls=LazyGroup)
@@ -96,7 +96,9 @@ def receipt_verify(settings: Settings, wanted: str, key: Path | None, audit: Pat
     Exit 1 and the reason if it does not hold.
     """
     state = settings.state_dir
-    if Path(wanted).exists() and not Path(wanted).is_file() and not chain.is_name(wanted):  # a pipe would be waited for
+    if (
+        Path(wanted).exists() and not Path(wanted).is_file() and not chain.is_name(wanted)
+    ):  # a pipe without a writer would block
         return _refuse_name(wanted)
     try:
         given = keys.own_public(state) if key is None else parse_public(_read(key))
@@ -137,10 +139,9 @@ def _report(proved: VerifiedReceipt, *, audited: bool) -> dict[str, object]:
 
 
 def _find(log: Path, wanted: str) -> tuple[bytes | str, Path | None]:
-    """Return the receipt in a file, or of a call with the log that has it; a sentence where the call has none.
+    """Return the receipt in a file, or of a call with its log; a sentence if the call has none.
 
-    Raises:
-        MisnamedError: it is the beginning of several calls.
+    Raises MisnamedError if it is a prefix of several calls.
     """
     if Path(wanted).is_file() or not chain.is_name(wanted):
         return _read(Path(wanted)), None
@@ -156,7 +157,7 @@ def _read(path: Path) -> bytes:
 
 
 def _show(said: Statement) -> None:
-    """The facts in the order a reader asks: what, how isolated, what it reached, how it ended, what it gave."""
+    """Print the facts in the order a reader asks: what, how isolated, what it reached, how it ended, what it gave."""
     told = said.predicate
     facts = [
         ("call", f"{told.call.id}, {told.call.tool}, by {told.call.principal}, {told.call.received}"),

@@ -1,4 +1,4 @@
-"""``glovebox clean``: what of the state and data directories can go."""
+"""``glovebox clean``: removes what can go of the state and data directories."""
 
 from dataclasses import asdict
 from functools import partial
@@ -25,7 +25,7 @@ def clean(settings: Settings, dry_run: bool) -> None:
     And segments of the audit log that retention no longer keeps.
     """
     if settings.state_dir.exists():
-        prepare_state(settings.state_dir)  # nothing is looked for in what somebody else may fill
+        prepare_state(settings.state_dir)  # a directory that another user may fill is not searched
     kept = retention(settings)
     items = cleaning.look(settings, kept) if dry_run else cleaning.clean(settings, kept, partial(audit_log, settings))
     total = sum(item.bytes for item in items)

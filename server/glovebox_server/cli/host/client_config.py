@@ -1,4 +1,4 @@
-"""Ready-to-paste configuration for the clients people use. Nothing is written, but a token where one is asked for.
+"""Ready-to-paste configuration for common clients. Nothing is written, except a token on request.
 
 Formats: https://code.claude.com/docs/en/mcp, https://modelcontextprotocol.io/docs/develop/connect-local-servers,
 https://code.visualstudio.com/docs/copilot/reference/mcp-configuration, https://cursor.com/docs/context/mcp.
@@ -24,8 +24,8 @@ from glovebox_server.workspace import WorkspaceError
 HTTPS_PORT = 443
 
 BRIDGE = "mcp-remote@0.15.1"
-"""Pinned, because npx starts an older one that it finds: before 0.1.16 a server could run commands on the client's
-machine (CVE-2025-6514)."""
+"""Pinned, because npx starts an older installed one: before 0.1.16 a server could run commands on the client's machine
+(CVE-2025-6514)."""
 
 _FLEETING = (
     "These lines work until uv cleans its cache",
@@ -99,8 +99,7 @@ def client_config(
 def for_stdio(command: Sequence[str]) -> str:
     """Return set-up text for clients that start the server themselves.
 
-    Args:
-        command: program (absolute, because desktop applications have another PATH) and its arguments.
+    The program in ``command`` is absolute, because desktop applications have another PATH.
     """
     program, *arguments = command
     server = {"command": program, "args": list(arguments)}
@@ -118,9 +117,7 @@ def for_stdio(command: Sequence[str]) -> str:
 def for_http(url: str, token: str) -> str:
     """Return set-up text for clients that connect to a running server. It holds the token: for the terminal only.
 
-    Args:
-        url: base URL, without a trailing slash.
-        token: bearer token of this client.
+    ``url`` is the base URL, without a trailing slash.
     """
     bearer = f"Bearer {token}"
     headers = {"Authorization": bearer}

@@ -1,6 +1,6 @@
-"""``glovebox doctor``: what this host can enforce, what is missing, whether the profiles load. Looks, changes nothing.
+"""``glovebox doctor``: what this host can enforce, what is missing, whether the profiles load. Changes nothing.
 
-What is looked for lives with each driver; here are words and an exit code.
+The checks are each driver's; here are words and an exit code.
 """
 
 import importlib
@@ -39,10 +39,10 @@ from glovebox_server.workspace import Workspace, WorkspaceError
 _WIDEST = 100
 """Columns; longer lines are hard to read, however wide the terminal."""
 _LABEL = 12
-"""Columns for what a line is about, its indent included."""
+"""Columns of a line's label, its indent included."""
 _COMMAND = re.compile(r"`[^`]+`")
 _JOINT = "\N{NO-BREAK SPACE}"
-"""Stands for the spaces of a command while its sentence is laid out."""
+"""Replaces the spaces of a command while its sentence is laid out."""
 
 
 @click.command(cls=CliCommand)
@@ -56,7 +56,7 @@ def doctor(settings: Settings, prove: bool, names: tuple[str, ...]) -> int:
         if names:
             raise click.UsageError("--driver says what to prove; add --prove.")
         return anyio.run(_diagnose, state.locate(settings))
-    scorecard = importlib.import_module("glovebox_server.cli.host.scorecard")  # brings the cases
+    scorecard = importlib.import_module("glovebox_server.cli.host.scorecard")  # imports the cases
     for name in scorecard.unknown(names):
         raise click.UsageError(f"There is no driver {name!r}; there are {scorecard.KNOWN}.")
     code: int = anyio.run(lambda: scorecard.run(settings, names=names))
@@ -64,11 +64,10 @@ def doctor(settings: Settings, prove: bool, names: tuple[str, ...]) -> int:
 
 
 async def _diagnose(settings: Settings) -> int:
-    """Look and print.
+    """Check and print.
 
-    Returns:
-        ``USAGE`` where a profile or the workspace is wrong, because then nothing starts at all; else ``UNAVAILABLE``
-        where no driver is usable or the audit log cannot be written, else ``OK``.
+    Returns ``USAGE`` if a profile or the workspace is invalid, because then nothing starts; else ``UNAVAILABLE`` if no
+    driver is usable or the audit log cannot be written; else ``OK``.
     """
     unusable = _unusable_log(settings.state_dir)  # first, for it may fork, which no thread survives
     async with registry.opened(settings.data_dir, f"doctor{os.getpid()}") as available:
@@ -135,7 +134,7 @@ def _verdict(out: Console, what: str, word: str) -> None:
 
 
 def _workspace(settings: Settings) -> tuple[str | None, Workspace]:
-    """Why the workspace that was named is refused, None where it is not; and which one there is."""
+    """Return why the named workspace is refused, None if it is not; and the workspace in use."""
     try:
         return None, workspace.find(settings, "cli")
     except WorkspaceError as problem:
@@ -143,7 +142,7 @@ def _workspace(settings: Settings) -> tuple[str | None, Workspace]:
 
 
 def _profiles(settings: Settings, served: Workspace) -> tuple[str | None, str]:
-    """What is wrong with a profile, None for nothing; and which ones there are."""
+    """Return what is wrong with a profile, None for nothing; and the profiles."""
     try:
         found = apps.load_profiles(settings)
         required(settings, found)
@@ -158,7 +157,7 @@ def _profiles(settings: Settings, served: Workspace) -> tuple[str | None, str]:
 
 
 def _policy(settings: Settings) -> str | None:
-    """What is wrong with the policy; None for nothing."""
+    """Return what is wrong with the policy; None for nothing."""
     try:
         governed(settings, apps.load_profiles(settings), Workspace(path=None), TOOLS)
     except (ProfileError, WorkspaceError) as problem:
@@ -184,15 +183,15 @@ def _can_make(place: Path) -> bool:
 
 
 def _advice(found: Sequence[Capabilities]) -> str | None:
-    """The one thing a person has to do before the first call, or may not know they could do."""
+    """Return the one thing to do before the first call, or an option a person may not know."""
     used = [each.driver for each in found if each.usable]
     if not used:
-        return None  # each driver says what it lacks
+        return None  # each driver reports what it lacks
     return f"`glovebox setup` was not run here, so calls can only use {', '.join(used)}. Run it for the others."
 
 
 def _host(out: Console, width: int | None) -> None:
-    """Where this is: what the drivers find follows from it."""
+    """Print this host's facts: the drivers' findings follow from them."""
     facts = surroundings.facts()
     out.print(Text.assemble(("here", "bold"), f": {facts['system'] or 'Linux'}, kernel {facts['kernel']}"))
     _line(out, "as", "root" if facts["root"] else "a normal user", width)
@@ -202,7 +201,7 @@ def _host(out: Console, width: int | None) -> None:
 
 
 def _block(out: Console, found: Capabilities, width: int | None) -> None:
-    """Everything of one driver."""
+    """Print everything of one driver."""
     usable = ("usable", "green") if found.usable else ("not usable", "red")
     out.print(Text.assemble((found.driver, "bold"), ": ", usable))
     _line(out, "level", found.level, width)
@@ -224,12 +223,9 @@ def _line(out: Console, label: str, words: str, width: int | None) -> None:
 
 
 def _laid_out(words: str, width: int | None, indent: str) -> Iterator[str]:
-    """Lines of so many columns; an address or a command in backticks is never broken, so that it can be copied.
+    """Yield lines of ``width`` columns after ``indent``, which the first lacks; one line if ``width`` is None.
 
-    Args:
-        words: one paragraph; nothing of it is left out.
-        width: columns after the indent; None for one line.
-        indent: before every line but the first.
+    An address or a command in backticks is never broken, so that it can be copied.
     """
     joined = _COMMAND.sub(lambda command: command[0].replace(" ", _JOINT), words)
     lines = [joined] if width is None else textwrap.wrap(joined, width, break_long_words=False, break_on_hyphens=False)

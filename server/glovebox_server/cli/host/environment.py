@@ -103,7 +103,7 @@ def environment_remove(settings: Settings, name: str, force: bool, docker: bool)
 
 
 async def _check_all(driver: Driver, chosen: Sequence[Environment], built: Sequence[Runtime]) -> None:
-    """Try each environment; every failure but the last is printed, which is raised."""
+    """Try each environment; print every failure except the last, which is raised."""
     failed: list[RuntimeBuildError] = []
     for environment, found in zip(chosen, built, strict=True):
         try:
@@ -117,10 +117,9 @@ async def _check_all(driver: Driver, chosen: Sequence[Environment], built: Seque
 
 
 async def _chosen(settings: Settings, names: tuple[str, ...], tell: Tell) -> list[Environment]:
-    """The default, and those that are named; where none is, those that were set up before: an upgrade may change them.
+    """Return the default and the named ones; without names, those set up before, as an upgrade may change them.
 
-    Raises:
-        EnvironmentFileError: one that is named cannot be followed.
+    Raises EnvironmentFileError if a named one cannot be followed.
     """
     own = settings.environments_dir
     chosen = [environments.load(DEFAULT, own)]
@@ -143,7 +142,7 @@ async def _chosen(settings: Settings, names: tuple[str, ...], tell: Tell) -> lis
 
 @contextmanager
 def _show_steps() -> Iterator[Tell]:
-    """Say what happens now: on one line of a terminal, else line by line."""
+    """Print the current step: on one line of a terminal, else line by line."""
     with err.status("Preparing") as status:
 
         def tell(step: str) -> None:

@@ -1,6 +1,6 @@
 """``glovebox doctor --prove``: the claims against the drivers of this host, as a scorecard or as JSON, and a verdict.
 
-What is asked lives in ``glovebox_sandboxes.conformance``; here are words, colours and exit codes.
+The claims are in ``glovebox_sandboxes.conformance``; here are words, colours and exit codes.
 """
 
 import os
@@ -34,23 +34,21 @@ from glovebox_server.settings import Settings
 KNOWN = ", ".join(registry.NAMES)
 
 _SENTENCE = 400
-"""Characters of one line of what was seen, on the scorecard; the JSON has all."""
+"""Characters of one line of evidence on the scorecard; the JSON has all."""
 
 FORMAT = 1
-"""Of the JSON; a change that could break a reader raises it."""
+"""Version of the JSON; a change that could break a reader raises it."""
 
 
 def unknown(names: Iterable[str]) -> tuple[str, ...]:
-    """Those that are no driver's name."""
+    """Return the names that are no driver's."""
     return tuple(name for name in names if name not in registry.NAMES)
 
 
 async def run(settings: Settings, *, names: tuple[str, ...]) -> int:
-    """Prove and print; see ``glovebox doctor --prove``. One exit code for a gate: 0, 1, or 4 where nothing can run.
+    """Prove and print; see ``glovebox doctor --prove``. One exit code for a gate: 0, 1, or 4 if nothing can run.
 
-    Args:
-        settings: where the runtime is.
-        names: drivers that must be proved; every usable one where it is empty.
+    ``names`` must be proved; every usable driver if empty.
     """
     suite = cases.load()
     began = datetime.now(UTC)
@@ -87,7 +85,7 @@ async def run(settings: Settings, *, names: tuple[str, ...]) -> int:
 async def _both_ways(
     driver: Driver, suite: tuple[cases.Case, ...], host: Planted, heard: Callable[[CaseFinding], None]
 ) -> list[Proof]:
-    """Every claim about sandboxes that are started for a call, and about prepared ones where those are others."""
+    """Prove every claim about sandboxes that are started for a call, and about prepared ones if those differ."""
     found = [await prove(driver, suite, host, heard)]
     if await has_another_way(driver):
         async with prepared(driver) as forked:
@@ -200,7 +198,7 @@ def _print_proof(out: Console, proof: Proof) -> None:
 
 
 def _harmless(words: str) -> str:
-    """What a program printed, cut to what a person reads, with nothing in it that could redraw the terminal."""
+    """Return a program's output, shortened for a person, without anything that could redraw the terminal."""
     cut = "\n".join(line if len(line) <= _SENTENCE else f"{line[:_SENTENCE]}…" for line in words.split("\n"))
     return printable(cut, "\n")
 

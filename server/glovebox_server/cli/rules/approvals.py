@@ -42,7 +42,7 @@ from glovebox_server.upkeep.log import recording
 
 _OPEN: Final[tuple[State, ...]] = ("pending", "allowed")
 _LEAST: Final = 6
-"""Characters of an id that may stand for it, ``a_`` included."""
+"""Shortest prefix of an id, ``a_`` included."""
 _WATCH_SECONDS: Final = 0.25
 _KINDS: Final = (b'"approval.', b'"call.decided"')
 
@@ -184,7 +184,6 @@ def approvals_stats(settings: Settings, since: datetime) -> None:
 
 
 def _show_rule(settings: Settings, wanted: str) -> None:
-    """Print the change that would make a yes permanent."""
     with _store(settings) as database:
         about = _named(database, wanted).question.subject
     if about.lifted is None:
@@ -219,7 +218,7 @@ def _answer(settings: Settings, wanted: str, *, allow: bool, reach: Reach, reaso
 
 
 def _more(before: Standing, now: Standing) -> str:
-    """What an answer did beside what the state says."""
+    """Return the effects of an answer that the state does not show."""
     if now.state == "pending":
         yes = sum(each.allow for each in now.answers)
         return f": {yes} of {now.question.asked.quorum} have said yes"
@@ -251,11 +250,7 @@ def _standings(settings: Settings, states: Sequence[State]) -> list[Standing]:
 
 
 def _named(database: Database, wanted: str) -> Standing:
-    """The question of an id, or of the beginning of one.
-
-    Raises:
-        RefusedError: it means none, or several.
-    """
+    """Return the request of an id, or of a prefix. Raises RefusedError if there is none, or several."""
     at = store.now()
     found = database.query_now(lambda db: store.standings(db, at))
     exact = [each for each in found if each.question.id == wanted]
@@ -325,7 +320,7 @@ def _described(each: Standing, *, whole: bool = False) -> dict[str, Any]:
 
 
 def _records(settings: Settings) -> Iterator[Record]:
-    """Records of decisions and of questions, in the order of the log."""
+    """Yield records of decisions and of approval requests, in the order of the log."""
     with read.opened(settings.state_dir / "audit") as snapshot:
         for number in snapshot.sealed:
             with snapshot.segment(number) as (file, size):

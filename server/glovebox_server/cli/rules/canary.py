@@ -1,4 +1,4 @@
-"""``glovebox canary``: plant, list and remove canary tokens. A marker is printed nowhere."""
+"""``glovebox canary``: plants, lists and removes canary tokens. A marker is never printed."""
 
 import posixpath
 from datetime import UTC

@@ -1,4 +1,4 @@
-"""``glovebox profiles lock | sign``: write down what is in force, and sign it."""
+"""``glovebox profiles lock | sign``: writes down what is in effect, and signs it."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""``glovebox policy``: check it, explain it for one caller, compare two."""
+"""``glovebox policy``: checks it, explains it for one caller, compares two."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -141,7 +141,7 @@ def _file(settings: Settings) -> Path:
 def _bound(
     settings: Settings, principal: str, roles: tuple[str, ...], workflow: str | None
 ) -> tuple[tuple[str, ...], str | None]:
-    """The role and the workflow of a token, where it is there and nothing else was named."""
+    """Return the role and the workflow of a token, if it exists and no others were named."""
     kind, _, name = principal.partition(":")
     place = settings.state_dir / tokens.DIRECTORY
     if kind != "token" or not place.exists():

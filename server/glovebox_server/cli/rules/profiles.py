@@ -1,4 +1,4 @@
-"""``glovebox profiles``: look at profiles, check and change them."""
+"""``glovebox profiles``: shows, checks and changes profiles."""
 
 import json
 import os
@@ -145,10 +145,10 @@ def profiles_check(settings: Settings, paths: tuple[Path, ...], locked: Path | N
 
 
 def _check(settings: Settings, paths: Sequence[Path]) -> int:
-    """Load each file, and each file of each directory; print ``path:line`` and the problem of every one that fails.
+    """Load each file, and each file of each directory; print ``path:line`` and the problem of each failure.
 
-    What lies in a directory and is no profile is named: what may be meant as one, as an error. Named too is what is to
-    be shown (``files.reveal``) and is not in the workspace, or looks like a pattern where none is given.
+    A file in a directory that is no profile is reported, as an error if it may be meant as one. So is a path of
+    ``files.reveal`` that is not in the workspace, or looks like a pattern where none is given.
     """
     checked: list[Path] = []
     errors: list[ProfileError] = []
@@ -268,7 +268,7 @@ def profiles_diff(a: Path, b: Path) -> int:
 
 
 def _showing_nothing(found: Sequence[tuple[Path, Profile]], workspace: Path | None) -> Iterator[dict[str, str]]:
-    """Each path that is to be shown and is not there, with its file and why."""
+    """Yield each path of ``files.reveal`` that does not exist, with its file and the reason."""
     for file, profile in found:
         for each in profile.files.reveal:
             if reason := _absent(each.path, workspace):
@@ -282,7 +282,7 @@ def _say_nothing(absent: Sequence[dict[str, str]]) -> None:
 
 
 def _absent(path: str, workspace: Path | None) -> str:
-    """Why a file that is to be shown is not there; empty where it is, or where nobody can know."""
+    """Return why a revealed file does not exist; empty if it does, or cannot be checked."""
     if workspace is None or os.path.lexists(workspace / path):
         return _NO_PATTERN if workspace is None and set(path) & set("*?[") else ""
     if set(path) & set("*?["):
@@ -300,10 +300,10 @@ def _absent(path: str, workspace: Path | None) -> str:
 
 
 def _with_shipped_examples(data: bytes, file: Path) -> bytes:
-    """Return a profile in which examples that came with the shipped one expect what it now answers.
+    """Return a profile in which examples of the shipped one expect what it now answers.
 
     They describe the shipped profile, not what the operator wants; examples of the operator's own stay as they are. An
-    example is known by its call, since an earlier change may have had it expect something else.
+    example is identified by its call, since an earlier change may have changed its expectation.
     """
     profile, shipped = parse(data, file), SHIPPED / file.name
     calls = [example.call for example in parse(shipped.read_bytes(), shipped).example] if shipped.exists() else []
@@ -333,7 +333,7 @@ def _changes(a: Path, b: Path) -> dict[str, tuple[KeyChange, ...]]:
 
 
 def _existing(path: Path) -> tuple[Path, ...]:
-    """Return the profile files a path stands for; a mistyped path is an error here, not an empty directory."""
+    """Return the profile files of a path; a mistyped path is an error here, not an empty directory."""
     if path.is_dir():
         return profile_files(path)
     if not path.exists():

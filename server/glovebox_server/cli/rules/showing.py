@@ -17,7 +17,7 @@ _STYLES = {"widening": "bold red", "narrowing": "green", "neutral": "dim"}
 
 
 def found_for(profiles: ProfileSet, tool: str) -> Profile:
-    """Return the profile in force for a tool; raises ProfileError where there is none."""
+    """Return the profile in effect for a tool. Raises ProfileError if there is none."""
     if tool in profiles:
         return profiles[tool]
     reason = "there is no profile for this tool, so every call of it is refused"
@@ -37,12 +37,12 @@ def say_change(change: KeyChange) -> None:
 
 
 def say(text: str, style: str = "") -> None:
-    """Print text as it is, never as the terminal's markup."""
+    """Print text without markup."""
     out.print(Text(text, style=style), soft_wrap=True)
 
 
 def to_toml(profile: Profile, comments: Mapping[str, str] | None = None) -> str:
-    """Write the effective profile as TOML, one dotted key a line, with comments by key."""
+    """Return the effective profile as TOML, one dotted key a line, with comments by key."""
     lines: list[str] = []
 
     def write(prefix: str, values: dict[str, Any]) -> None:
@@ -67,6 +67,6 @@ def _toml(value: Any) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Write a TOML string; what a terminal would act on or not show is escaped."""
+    """Return a TOML string; what a terminal would act on or not show is escaped."""
     plain = json.dumps(text, ensure_ascii=False)
     return "".join(each if each.isprintable() else f"\\U{ord(each):08X}" for each in plain)

@@ -109,7 +109,7 @@ def profiles_suggest(settings: Settings, tool: str, *, since: datetime, output: 
     if output is not None and found.calls:
         output = output / f"{tool}.toml" if output.is_dir() else output
         data = f"# Suggested, based on {said}.\n{to_toml(found.profile, found.based_on)}\n".encode()
-        # What `profiles check` would refuse, as a file of another name, is not written.
+        # A file that `profiles check` would refuse is not written.
         checked(data, output, check_example=check_example, tools=TOOLS)
         replace_file(output, data, force=False)
     if emit({**asdict(found), "profile": effective(found.profile)}):

@@ -50,7 +50,7 @@ from glovebox_server.upkeep.log import audit_log, recording
 
 
 class _Recording:
-    """One record on its way into the log, in a thread: the log may be held, or its disk may hang."""
+    """Writes one record in a thread: the log may be locked, or its disk may hang."""
 
     def __init__(self, settings: Settings, event: Event) -> None:
         self._settings = settings
@@ -70,7 +70,7 @@ class _Recording:
         self._done.set()
 
     def wait(self, seconds: float) -> bool:
-        """Wait for its end; whether it is in the log."""
+        """Wait for its end; return whether it is in the log."""
         self._done.wait(seconds)
         return not self.problem
 
@@ -84,7 +84,7 @@ _FORMS = {
     "principal": (r".{1,640}", "a caller as the audit log names it, as token:ci or local:1000"),
     "workflow": (r"[a-z][a-z0-9-]{0,63}", "a workflow, as [workflows] of policy.toml does"),
 }
-"""The form of each name: a slip would stop no call."""
+"""The form of each name: a mistyped one would stop no call."""
 
 
 @click.command(cls=CliCommand)
@@ -136,7 +136,7 @@ def stop(settings: Settings, *, everything: bool, because: str, **given: str | N
 
 
 def _target(given: Mapping[str, str | None], *, everything: bool) -> tuple[Scope, str]:
-    """Return what is to be stopped, by the one option that names it."""
+    """Return the target of the one option that names it."""
     named: list[tuple[Scope, str]] = [(scope, name) for scope in SCOPES if (name := given.get(scope)) is not None]
     if everything:
         named.append(("all", ""))
@@ -152,7 +152,7 @@ def _target(given: Mapping[str, str | None], *, everything: bool) -> tuple[Scope
 
 
 def _places(settings: Settings, *, everything: bool) -> tuple[Settings, list[Path]]:
-    """Return the settings with the directory that is meant, and all directories that are."""
+    """Return the settings with the intended directory, and all directories."""
     is_named = "state_dir" in settings.model_fields_set
     settings = state.locate(settings)
     if everything:
@@ -260,7 +260,7 @@ def _attempt(settings: Settings, place: Path, stop: Stop) -> dict[str, Any] | Di
 
 
 def _stop_in(settings: Settings, place: Path, stop: Stop) -> dict[str, Any]:
-    """Make a stop in one state directory, and return what became of it."""
+    """Make a stop in one state directory, and return its result."""
     servers = []
     with suppress(OSError):  # which are live is worth knowing; the stop comes first
         servers = state.live_servers(place)
@@ -273,7 +273,7 @@ def _stop_in(settings: Settings, place: Path, stop: Stop) -> dict[str, Any]:
 
 
 def _require_token(settings: Settings, name: str) -> None:
-    """Refuse a token that is not there: its caller, whose name was misspelt, would go on."""
+    """Refuse an unknown token: if its name is misspelt, its caller would continue."""
     place = settings.state_dir / tokens.DIRECTORY
 
     def load() -> list[str]:
@@ -289,7 +289,7 @@ def _require_token(settings: Settings, name: str) -> None:
 
 
 def _warn_if_unseen(settings: Settings, scope: Scope, name: str) -> None:
-    """Warn of a name that no call on record has; it may be stopped before its first call, or be misspelt."""
+    """Warn of a name without calls on record; it may be stopped before its first call, or be misspelt."""
 
     def is_seen() -> bool:
         with show_indexing() as told:

@@ -1,4 +1,4 @@
-"""``glovebox token``: make, list and revoke bearer tokens; and the one that ``client-config`` shows."""
+"""``glovebox token``: makes, lists and revokes bearer tokens; and the one that ``client-config`` shows."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -28,9 +28,9 @@ from glovebox_server.transport import tokens
 from glovebox_server.transport.tokens import Token
 from glovebox_server.upkeep.log import recording
 
-#: The token that ``client-config`` shows before others.
+#: The token that ``client-config`` prefers.
 FIRST = "default"
-#: Stands in a client's configuration for a token that is not shown.
+#: Replaces a token that is not shown in a client's configuration.
 PLACEHOLDER = "TOKEN"
 
 
@@ -38,12 +38,12 @@ _UNITS = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 class Lifetime(click.ParamType[timedelta]):
-    """How long something lasts."""
+    """A duration."""
 
     name = "time"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
-        """Read ``12h`` or ``30d``."""
+        """Parse ``12h`` or ``30d``."""
         found = re.fullmatch(r"([1-9]\d{0,5})([mhdw])", value)
         if found is None:
             self.fail(f"{value!r} is not how long, as 90m, 12h, 30d or 8w.", param, ctx)
@@ -138,7 +138,7 @@ def to_show(
     role: str | None,
     lifetime: timedelta | None,
 ) -> str:
-    """Return the token for a client's configuration. One is made only where it was asked for by a new name.
+    """Return the token for a client's configuration; make one only if a new name was given.
 
     Raises:
         MisnamedError: only the hash of the named one is kept, or the file holds none of this server's tokens.
@@ -190,7 +190,7 @@ def _made(
 
 
 def _require_known(settings: Settings, doing: str, *, role: str | None, workflow: str | None) -> None:
-    """Refuse a role that the policy does not have, and a workflow that it, where there is one, does not know."""
+    """Refuse an unknown role, and a workflow that the policy, if any, does not know."""
     if role is None and workflow is None:
         return
     path = policies.policy_file(settings)

@@ -31,12 +31,10 @@ _FORMULA = ("=", "+", "-", "@")
 
 
 class _By(click.ParamType[tuple[str, ...]]):
-    """Names with commas between."""
-
     name = "names"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        """Read ``principal,tool``."""
+        """Parse ``principal,tool``."""
         names = tuple(dict.fromkeys(filter(None, value.split(","))))
         if not set(names) <= set(BY):
             self.fail(f"{value!r} is not some of {','.join(BY)}.", param, ctx)
@@ -83,6 +81,6 @@ def _table(found: Sequence[UsageRow], by: Sequence[str]) -> Table:
 
 
 def _cell(text: str) -> str:
-    """A name as no spreadsheet takes it for a formula, and no terminal for a command."""
+    """Return a cell that no spreadsheet reads as a formula, and no terminal as a command."""
     plain = printable(text)
     return f"'{plain}" if plain.startswith(_FORMULA) else plain
