@@ -85,7 +85,6 @@ class App:
     tools: Mapping[str, Tool]
     profiles: ProfileSet
     environments: Mapping[str, Environment]
-    """Keyed by tool."""
     broker: Broker
     guards: GuardSet
     audit: AuditLog
@@ -115,11 +114,7 @@ class App:
         return profile.result.redact if profile else "mask", self.guards.credentials.forms(credentials)
 
     async def left(self, principal: Principal, run: str | None) -> Sequence[BudgetRemainder]:
-        """Return what is left of a caller's budgets; empty without budgets.
-
-        Raises:
-            StoreError: the budgets cannot be read.
-        """
+        """Return what is left of a caller's budgets; empty without budgets. Raises StoreError."""
         if self.guards.budgets is None:
             return ()
         return await self.guards.budgets.left(principal, run, self.rights_of(principal))
@@ -152,8 +147,7 @@ def check_example(profile: Profile, call: Mapping[str, Any]) -> tuple[Effect, st
 def load_profiles(settings: Settings) -> ProfileSet:
     """Return the shipped profiles; the operator's replace those of the same tool.
 
-    Raises:
-        ProfileError: a profile is invalid, or the configured directory does not exist.
+    Raises ProfileError if a profile is invalid, or the configured directory does not exist.
     """
     return load(profile_directories(settings), check_example=check_example, tools=TOOLS)
 
@@ -161,8 +155,7 @@ def load_profiles(settings: Settings) -> ProfileSet:
 def profile_directories(settings: Settings) -> list[Path]:
     """Return the profile directories; the operator's default one may be missing.
 
-    Raises:
-        ProfileError: a profile lies beside that directory.
+    Raises ProfileError if a profile lies beside that directory.
     """
     own = settings.profiles_dir
     for beside in (own.parent / f"{tool}.toml" for tool in TOOLS if own.name == "profiles"):
@@ -344,8 +337,7 @@ def _proposals(settings: Settings, audit: AuditLog, policy: ActivePolicy) -> Pro
 def _lock(settings: Settings) -> Lock | None:
     """Return the requested lock, its signature verified where that was requested too.
 
-    Raises:
-        ProfileError: the lock is missing, invalid, or not signed as required.
+    Raises ProfileError if the lock is missing, invalid, or not signed as required.
     """
     if settings.locked is None:
         if settings.require_signed is None:
@@ -361,8 +353,7 @@ def _lock(settings: Settings) -> Lock | None:
 def require_locked(settings: Settings, policy: Policy | None, path: Path | None) -> None:
     """Refuse a policy that differs from the requested lock; for commands that read it without a server.
 
-    Raises:
-        ProfileError: the first difference; or the lock is invalid, or not signed as required.
+    Raises ProfileError with the first difference; or if the lock is invalid, or not signed as required.
     """
     lock = _lock(settings)
     if lock is not None:

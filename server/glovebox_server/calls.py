@@ -80,7 +80,6 @@ class Grant:
     approval: str
     """Id of the approved request."""
     what: Literal["host", "tool", "budget"]
-    """Kind of the denial."""
     target: str
     """``https://host:443``, the tool, or the budget."""
 
@@ -108,7 +107,6 @@ class Decision:
     grants: tuple["Grant", ...] = ()
     """Exceptions from the policy."""
     approved_by: tuple[str, ...] = ()
-    """Approvers of the call or of its exceptions."""
     approval: str | None = None
     """Id of the approved request."""
 

@@ -15,10 +15,6 @@ _PATH = re.compile(r"""(?<![\w/:.<>])/(?:[^\s'"`,;:()\[\]{}]+)""")
 
 
 def without_paths(text: str) -> str:
-    """Return the text with each absolute path replaced, and always encodable.
-
-    Args:
-        text: a sentence of ours, possibly quoting the operating system or a daemon.
-    """
+    """Return a sentence of ours with each absolute path replaced, encodable whatever it quotes."""
     encodable = text.encode("utf-8", "replace").decode()
     return _PATH.sub(PLACE, _QUOTED.sub(PLACE, encodable))

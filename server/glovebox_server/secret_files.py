@@ -81,10 +81,9 @@ class SecretDirectory:
 
     @contextlib.contextmanager
     def locked(self, seconds: float | None = None) -> Iterator[None]:
-        """Hold the directory's writer lock for the length of the block; waits for other writers.
+        """Hold the directory's writer lock for the length of the block.
 
-        Args:
-            seconds: longest wait; then the block runs without the lock, since its holder may be suspended.
+        After ``seconds`` the block runs without the lock, since its holder may be suspended.
         """
         if seconds is None:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
@@ -103,11 +102,7 @@ class SecretDirectory:
             time.sleep(_LOCK_POLL_SECONDS)
 
     def remove(self, name: str) -> None:
-        """Remove a file, and return once the removal survives a crash.
-
-        Raises:
-            SecretFileError: it cannot be removed.
-        """
+        """Remove a file, and return once the removal survives a crash. Raises SecretFileError."""
         try:
             os.unlink(name, dir_fd=self._descriptor)
             os.fsync(self._descriptor)
@@ -120,8 +115,7 @@ class SecretDirectory:
 
         Returns True if the file now has this content.
 
-        Raises:
-            SecretFileError: it cannot be written.
+        Raises SecretFileError if it cannot be written.
         """
         draft = f".new-{secrets.token_hex(8)}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -150,8 +144,7 @@ class SecretDirectory:
     def read(self, name: str, most: int) -> bytes:
         """Return the content of a file, at most one byte more than ``most``.
 
-        Raises:
-            SecretFileError: it is a link, not a regular file, another user's, or open to others.
+        Raises SecretFileError if it is a link, not a regular file, another user's, or open to others.
         """
         path = self.path / name
         try:
@@ -170,15 +163,10 @@ class SecretDirectory:
 
 @contextlib.contextmanager
 def opened(directory: Path, kind: str) -> Iterator[SecretDirectory]:
-    """Open a directory of secrets, made (0700) if missing.
+    """Open a directory of secrets, made (0700) if missing; its state directory is made and checked too.
 
-    Args:
-        directory: inside the state directory, which is made and checked too.
-        kind: what its files hold, for error messages.
-
-    Raises:
-        SecretFileError: it is a link, belongs to another user, or is open to others.
-        StateDirectoryError: the same of the state directory.
+    ``kind`` names the content in errors. Raises SecretFileError if it is a link, another user's, or open to others;
+    StateDirectoryError if the state directory is.
     """
     prepare_state(directory.parent)
     try:

@@ -80,11 +80,7 @@ class Settings(BaseSettings):
 
     @staticmethod
     def own_state_dir() -> Path:
-        """Return the user's own state directory.
-
-        Raises:
-            NoDefaultError: there is no home directory.
-        """
+        """Return the user's own state directory. Raises NoDefaultError if there is no home directory."""
         return _own_state()
 
     @property
@@ -124,11 +120,7 @@ class Settings(BaseSettings):
 
 
 def unknown_variables(environment: Iterable[str]) -> list[str]:
-    """Return what is wrong with each variable that looks like a setting and is none.
-
-    Args:
-        environment: names of variables.
-    """
+    """Return what is wrong with each name of a variable that looks like a setting and is none."""
     known = {f"GLOVEBOX_{name.upper()}" for name in Settings.model_fields}
     found = sorted(name for name in environment if name.upper().startswith("GLOVEBOX_"))
     # A name in another case means the same to pydantic, and one of two would silently win.

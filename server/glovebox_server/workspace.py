@@ -81,10 +81,7 @@ class Workspace:
 def objection(directory: Location, own: Mapping[str, Location], homes: Sequence[Location] = ()) -> str:
     """Return why programs must not read all of a directory; empty if they may. Pure.
 
-    Args:
-        directory: what would be served.
-        own: the server's directories by their names.
-        homes: of persons, if the directory is the default; else empty.
+    ``own`` are the server's directories by name; ``homes`` are persons', only if the directory is the default.
     """
     for name, place in own.items():
         if relation := _relation(directory, place):
@@ -110,8 +107,7 @@ def find(settings: Settings, transport: str) -> Workspace:
 
     No default over HTTP: the callers are not where the server was started.
 
-    Raises:
-        WorkspaceError: the named one must not be served.
+    Raises WorkspaceError if the named one must not be served.
     """
     if settings.workspace is not None:
         return _served(named(settings.workspace, settings, OPTION))
@@ -132,8 +128,7 @@ def find(settings: Settings, transport: str) -> Workspace:
 def named(directory: Path, settings: Settings, where: str) -> Path:
     """Return the absolute path of a directory that was named to be served.
 
-    Raises:
-        WorkspaceError: it must not be; says where it was named.
+    Raises WorkspaceError if it must not be, with the place where it was named.
     """
     found = place(directory)
     if reason := objection(found, own(settings)):

@@ -117,7 +117,6 @@ async def _make_call(
 
 
 def _read_program(code: str | None, file: Path | None) -> str | None:
-    """Return the program that ``--code`` or ``--file`` gives; None without either."""
     if code == "-" or (file is not None and str(file) == "-"):
         return _read("--code" if file is None else "--file", sys.stdin.buffer)
     if file is not None:
@@ -132,7 +131,6 @@ def _read_program(code: str | None, file: Path | None) -> str | None:
 
 
 def _parse_arguments(tool: str, arguments: str, program: str | None) -> dict[str, Any]:
-    """Parse the arguments of a call, and add its program to them."""
     try:
         raw = strict_json.check_shape(arguments)
     except ValueError as problem:
@@ -209,7 +207,6 @@ def _require_text(option: str, text: str) -> None:
 
 
 def _read(option: str, source: BinaryIO) -> str:
-    """Return the content of an option's source."""
     place = "standard input" if source is sys.stdin.buffer else "the file"
     content = source.read(_MAX_ARGUMENTS + 1)
     if len(content) > _MAX_ARGUMENTS:

@@ -216,7 +216,6 @@ def _show(planned: Planned, into: Target, folder: TargetFolder) -> None:
 
 
 def _agreed() -> bool:
-    """Return whether the person who saw the changes approved them."""
     if not (sys.stdin.isatty() and out.file.isatty() and err.file.isatty()):
         return False
     termios.tcflush(sys.stdin, termios.TCIFLUSH)  # input typed before the question answers nothing

@@ -70,9 +70,8 @@ def artifact_save(settings: Settings, uri: str, output: Path | None, principal: 
 async def save(chunks: AsyncIterator[bytes], output: Path | None) -> None:
     """Write all chunks to a file that does not exist yet, or to standard output.
 
-    Raises:
-        MisnamedError: the file exists.
-        DiagnosedError: it cannot be made, or the disk failed; an incomplete file is removed.
+    Raises MisnamedError if the file exists; DiagnosedError if it cannot be made, or the disk failed. An incomplete file
+    is removed.
     """
     if output is None:
         await _print(chunks)

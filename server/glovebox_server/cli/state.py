@@ -56,8 +56,7 @@ class Owner:
 def read_machine_file() -> Path | None:
     """Return the state directory that the machine's settings file names; None without such a file.
 
-    Raises:
-        DiagnosedError: others than root could write the file or its directory, or it does not name a directory.
+    Raises DiagnosedError if others than root could write the file or its directory, or it does not name a directory.
     """
     try:
         content = _read_roots_file()
@@ -155,13 +154,8 @@ def describe(directory: Path | str, servers: list[str]) -> str:
 def run_as_owner(directory: Path, act: Callable[[], T]) -> T:
     """Do something with the rights of a directory's owner; as root, in a process that gives up its own.
 
-    Args:
-        directory: a state directory.
-        act: the task; its result is passed as JSON.
-
-    Raises:
-        StateDirectoryError: this user may not read it.
-        DiagnosedError: ``act`` raised it, there.
+    The result of ``act`` is passed as JSON. Raises StateDirectoryError if this user may not read the directory;
+    DiagnosedError if ``act`` raised it, there.
     """
     owner = _other_owner(directory)
     if owner is None:

@@ -50,13 +50,7 @@ class Terminal(Console):
 
 
 def new_table(*titles: str, right: Collection[str] = (), whole: bool = False) -> "Table":
-    """Return a table without rows.
-
-    Args:
-        titles: of its columns.
-        right: titles of the columns of numbers.
-        whole: do not fold its cells on a terminal.
-    """
+    """Return a table without rows; ``right`` are titles of columns of numbers, ``whole`` cells are not folded."""
     from rich.table import Table  # noqa: PLC0415 - only where one is printed
 
     table = Table(box=None, pad_edge=False, header_style="bold")

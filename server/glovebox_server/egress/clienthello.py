@@ -39,8 +39,7 @@ class ClientHello:
     def feed(self, data: bytes) -> str | None:
         """Take more bytes; return the canonical server name, or None while the hello is incomplete.
 
-        Raises:
-            TargetError: Rule ``egress.sni``: not a ClientHello, or no single readable server name in it.
+        Raises TargetError (``egress.sni``) if it is no ClientHello, or has no single readable server name.
         """
         if len(data) > self.room:
             raise _refused(f"the first {MAX_HELLO} bytes hold no complete TLS ClientHello")
@@ -63,7 +62,6 @@ class ClientHello:
         return _server_name(_Fields(bytes(self._message[_MESSAGE_HEADER:])))
 
     def _take_record(self) -> bool:
-        """Move one complete record's content to the message; return False if there is none."""
         header = self.raw[self._at : self._at + _RECORD_HEADER]
         if (header and header[0] != _HANDSHAKE_RECORD) or (len(header) > 1 and header[1] != _TLS_MAJOR):
             raise _refused("the bytes are not TLS")

@@ -55,7 +55,6 @@ class LookUps:
     """
 
     def __init__(self, *, most: int = LOOK_UPS, of_one: int = LOOK_UPS_OF_ONE) -> None:
-        """Take the bounds: of all together, and of one principal."""
         self._most = most
         self._of_one = of_one
         self._guard = threading.Lock()
@@ -67,9 +66,8 @@ class LookUps:
         The final dot keeps the resolver from trying the host's own search domains, which would turn a public name into
         an internal one.
 
-        Raises:
-            OSError: The name has no address, or no server answered.
-            PeerError: Too many look-ups are still in progress; none was started.
+        Raises OSError if the name has no address, or no server answered; PeerError if too many look-ups are still in
+        progress, and none was started.
         """
         with anyio.move_on_after(_PLACE_SECONDS) as waited:
             while not self._enter(principal):  # noqa: ASYNC110 - threads return the slots, and have no event loop

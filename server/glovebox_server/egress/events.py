@@ -36,14 +36,11 @@ class EgressAttempt:
     addresses: tuple[Address, ...] = ()
     """Every address of the name, in the order of dialling; empty if none was resolved."""
     hop: int = 0
-    """Redirects that led here."""
     credential: str | None = None
-    """Name of the injected credential."""
     strayed: str | None = None
     """Name of a credential whose placeholder stands where its key must not be sent."""
 
     headers: Headers = field(default=(), repr=False)
-    """As the sandbox wrote them."""
     body: bytes = field(default=b"", repr=False)
     takes_key: bool = True
     """False after a redirect to another server."""
@@ -51,7 +48,6 @@ class EgressAttempt:
     """The target that is sent, with the key if it belongs in the query."""
     sent_headers: Headers = field(default=(), repr=False)
     dropped: tuple[str, ...] = ()
-    """Names of headers that are not sent."""
     deadline: float = math.inf
     """For resolving and connecting; on the event loop's clock."""
     is_recorded: bool = False
@@ -65,7 +61,6 @@ class EgressAttempt:
 
 
 ConnectNext = Callable[[EgressAttempt], Awaitable[None]]
-"""Enters the rest of the chain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +94,6 @@ class ResponseHead:
     headers: tuple[tuple[str, str], ...]
     """Lower-case names. Without framing, encoding, cookies and hop-by-hop headers: the body that follows is plain."""
     url: str
-    """Canonical URL that answered."""
     hops: tuple[Hop, ...]
     dropped: tuple[str, ...]
     """Names of request headers that were not sent because they are not on the list of harmless ones."""
@@ -148,7 +142,6 @@ class Closed:
     reason: str | None
     """None if both sides finished, else one sentence."""
     sent: int = 0
-    """Bytes from the sandbox to the network."""
     received: int = 0
 
 

@@ -98,9 +98,7 @@ class EgressGate:
     async def connect(self, attempt: EgressAttempt) -> None:
         """Pass an attempt through all links, the last of which dials and uses the connection.
 
-        Raises:
-            TargetError: It is refused, and that is recorded.
-            PeerError: It could not be resolved or connected.
+        Raises TargetError if it is refused, which is recorded; PeerError if it could not be resolved or connected.
         """
         await enter(self.links, attempt)
 
@@ -215,7 +213,6 @@ class Traffic:
     """Sums over one call's connections; they grow while it runs."""
 
     connections: int = 0
-    """Successful connections only."""
     sent_bytes: int = 0
     """Out of the sandbox, below TLS: headers and handshakes included."""
     received_bytes: int = 0

@@ -50,7 +50,6 @@ class Exchange:
     """One exchange: call ``send``, then ``head``, then ``body``."""
 
     def __init__(self, stream: ByteStream, clock: RequestClock, limits: EgressLimits) -> None:
-        """Use a connected stream, which the caller closes."""
         self._stream, self._clock, self._limits = stream, clock, limits
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=limits.header_bytes)
         self._received = 0
@@ -79,8 +78,7 @@ class Exchange:
     async def head(self) -> tuple[int, list[tuple[str, str]]]:
         """Return status and headers (lower-case names) of the final response.
 
-        Raises:
-            PeerError: Not HTTP/1.1, too large, too slow, an upgrade, or framed in two ways at once.
+        Raises PeerError if it is not HTTP/1.1, too large, too slow, an upgrade, or framed in two ways at once.
         """
         interim = 0
         while not isinstance(event := self._event(), h11.Response):
@@ -103,8 +101,7 @@ class Exchange:
     async def body(self) -> AsyncGenerator[bytes, None]:
         """Yield the decoded body in pieces. No cancel scope is held across a ``yield``: each wait has its own.
 
-        Raises:
-            PeerError: The body breaks off, is too slow or too large; the pieces before are valid.
+        Raises PeerError if the body breaks off, is too slow or too large; the pieces before are valid.
         """
         limits, passed = self._limits, 0
         decoder = BodyDecoder(self._encoding, ratio=limits.ratio, grace=limits.ratio_grace_bytes)
@@ -134,7 +131,6 @@ class Exchange:
         return b"".join(pieces)
 
     def _event(self) -> h11.Event | None:
-        """Return the next protocol event; None if it needs more bytes."""
         try:
             event = self._http.next_event()
         except h11.RemoteProtocolError as error:

@@ -155,7 +155,6 @@ class _Request:
         attempt.takes_key = self.home is not None
 
     def _check_redirect(self, target: EgressTarget) -> None:
-        """Refuse a redirect that no rule can allow."""
         if not self.hops:
             return
         most = self.gate.limits.hops
@@ -253,10 +252,8 @@ def request_headers(
 ) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
     """Return the headers to send and the names of those left out.
 
-    A credential whose key the request gets may name further headers.
-
-    Raises:
-        TargetError: Rule ``egress.header`` or ``egress.body``: too much, repeated, or not plain text.
+    A credential whose key the request gets may name further headers. Raises TargetError (``egress.header`` or
+    ``egress.body``) if they are too long, repeated, or not plain text.
     """
     if body and method not in _WITH_BODY:
         raise TargetError("egress.body", f"A {method} request carries no body.", "Put it into the URL's query.")

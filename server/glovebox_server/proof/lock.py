@@ -179,7 +179,6 @@ class Lock:
 
 
 def _said(value: Any) -> str:
-    """Return a value as the lock has it, short enough for a sentence."""
     text = json.dumps(value["digest"] if isinstance(value, dict) and "digest" in value else value)
     return text if len(text) <= 100 else f"{text[:100]}…"  # noqa: PLR2004 - of a line
 

@@ -44,8 +44,7 @@ class Sealer:
     def load(cls, path: Path) -> "Sealer":
         """Read the public key.
 
-        Raises:
-            ProfileError: another user can write it, or it is unreadable or no X25519 public key.
+        Raises ProfileError if another user can write it, or it is unreadable or no X25519 public key.
         """
         try:
             key = serialization.load_pem_public_key(read_bytes(path, MAX_KEY_BYTES))
@@ -67,8 +66,7 @@ class Sealer:
 def opener(path: Path) -> Opened:
     """Read the private key, and return a function that opens arguments with it.
 
-    Raises:
-        SecretFileError: it is missing, a link, another user's, open to others, or no X25519 key.
+    Raises SecretFileError if it is missing, a link, another user's, open to others, or no X25519 key.
     """
     make = f"Make one: `openssl genpkey -algorithm x25519 -out {path}`."
     content = secret_files.read_own(path, MAX_KEY_BYTES, _KIND, make)

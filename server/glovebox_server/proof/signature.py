@@ -42,8 +42,7 @@ def sign(lock: bytes, key: Ed25519PrivateKey) -> bytes:
 def require(lock: Lock, key_file: Path) -> str:
     """Refuse a lock that the holder of a key did not sign; return the key's id.
 
-    Raises:
-        ProfileError: the signature is missing or of another key, or the key cannot be used.
+    Raises ProfileError if the signature is missing or of another key, or the key cannot be used.
     """
     try:
         key = keys.parse_public(read_bytes(key_file, keys.MAX_KEY_BYTES))

@@ -56,13 +56,9 @@ def simulate(
     tools: Mapping[str, Tool],
     open_sealed: Opened | None = None,
 ) -> Simulated:
-    """Decide calls again.
+    """Decide recorded calls again, by candidate profiles; skip those of tools without a profile here.
 
-    Args:
-        records: decisions about calls; those of tools without a profile here are skipped.
-        profiles: the candidates.
-        tools: on offer.
-        open_sealed: opens sealed arguments; None without the key.
+    ``open_sealed`` opens sealed arguments; None without the key.
     """
     found = Simulated()
     digests = {tool: digest(profile) for tool, profile in profiles.items()}

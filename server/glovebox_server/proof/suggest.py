@@ -88,11 +88,8 @@ class Suggested:
     unknown: dict[str, int] = field(default_factory=dict)
     """Calls with unknown use, by the key that therefore stays."""
     calls: int = 0
-    """Allowed calls."""
     first: str = ""
-    """Time of the first."""
     last: str = ""
-    """Time of the last."""
     refused: int = 0
     """Calls that were refused, or asked about: no suggestion is based on them."""
     lifted: int = 0
@@ -167,13 +164,9 @@ class _ObservedUse:
 
 
 def suggest(records: Iterable[Record], tool: Tool, profile: Profile, open_sealed: Opened | None = None) -> Suggested:
-    """Suggest a profile.
+    """Suggest a profile of a tool from records of ``KINDS``, of any tools, and the profile in effect.
 
-    Args:
-        records: of ``KINDS``, of any tools.
-        tool: whose calls count.
-        profile: in effect for it.
-        open_sealed: opens sealed arguments; None without the key.
+    ``open_sealed`` opens sealed arguments; None without the key.
     """
     used = _ObservedUse(tool, profile, open_sealed)
     for record in records:
@@ -328,7 +321,6 @@ def _rules(asked: _Asked, known: set[str] | None, rules: Sequence[EgressRule]) -
 
 
 def _joined(rules: Iterable[EgressRule]) -> Iterable[EgressRule]:
-    """Yield rules that differ only in their methods as one."""
     methods: dict[EgressRule, frozenset[str]] = {}
     for each in rules:
         bare = replace(each, methods=frozenset({"GET"})) if "CONNECT" not in each.methods else each

@@ -36,8 +36,7 @@ class Signer:
     def load(cls, state_dir: Path) -> Self:
         """Read the key of a state directory; make it (0600) if missing.
 
-        Raises:
-            SecretFileError: it is a link, another user's, open to others, or no Ed25519 key.
+        Raises SecretFileError if it is a link, another user's, open to others, or no Ed25519 key.
         """
         with secret_files.opened(state_dir / DIRECTORY, _RECEIPT_KEY) as place:
             if NAME not in place.names():
@@ -54,8 +53,7 @@ class Signer:
 def operators(path: Path) -> Ed25519PrivateKey:
     """Return a private key from an operator's own file.
 
-    Raises:
-        SecretFileError: it is missing, a link, another user's, open to others, or no Ed25519 key.
+    Raises SecretFileError if it is missing, a link, another user's, open to others, or no Ed25519 key.
     """
     make = f"Make one: `openssl genpkey -algorithm ed25519 -out {path}`."
     content = secret_files.read_own(path, MAX_KEY_BYTES, _OPERATOR_KEY, make)

@@ -119,8 +119,7 @@ class CallRecorder:
         That one shares the disk write of the next record, which comes before anything else happens if a sandbox stands
         ready. A caller that is about to do what it announces before another record calls ``flush``.
 
-        Raises:
-            AuditError: the record is not in the log, so what it announces must not happen.
+        Raises AuditError if the record is not in the log: what it announces must not happen.
         """
         if isinstance(event, CallDecided) and event.effect == "allow":
             self._held.append(self._named(event))

@@ -24,8 +24,7 @@ BYTES = 32
 def load(state_dir: Path) -> bytes:
     """Return the key of a state directory; make it (0600) if missing.
 
-    Raises:
-        SecretFileError: it is a link, another user's, open to others, or not ``BYTES`` long.
+    Raises SecretFileError if it is a link, another user's, open to others, or not ``BYTES`` long.
     """
     with secret_files.opened(state_dir / DIRECTORY, _KIND) as place:
         if NAME not in place.names():

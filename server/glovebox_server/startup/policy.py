@@ -43,9 +43,8 @@ def policy_file(settings: Settings) -> Path | None:
 def governed(settings: Settings, profiles: ProfileSet, served: Workspace, tools: Mapping[str, Tool]) -> Governed:
     """Read the policy and derive each caller's rights.
 
-    Raises:
-        ProfileError: the policy is invalid, or not safe, or a key lies in a workspace; nothing was started.
-        WorkspaceError: a role's workspace must not be served.
+    Raises ProfileError if the policy is invalid, or not safe, or a key lies in a workspace; WorkspaceError if a role's
+    workspace must not be served. Nothing was started then.
     """
     plain = Rights(profiles=profiles, workspace=served.path)
     path = policy_file(settings)
@@ -116,11 +115,7 @@ def checker(profiles: ProfileSet, tools: Mapping[str, Tool]) -> Callable[[Policy
 def workspaces(policy: Policy, settings: Settings, path: Path) -> dict[str, Path]:
     """Return each role's folder, which may not be one of the server's own, as the one named on start.
 
-    ``path`` is the policy's, for messages.
-
-    Raises:
-        ProfileError: one is missing, or cannot be used.
-        WorkspaceError: one must not be served.
+    Raises ProfileError if one is missing, or cannot be used; WorkspaceError if one must not be served.
     """
     found: dict[str, Path] = {}
     for name, role in policy.roles.items():

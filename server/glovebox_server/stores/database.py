@@ -248,7 +248,6 @@ def _tables_of(schema: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def _check(path: Path, kind: int) -> None:
-    """Raise StoreError if it is not ours alone."""
     found = path.lstat()
     if stat.S_IFMT(found.st_mode) != kind:
         raise _unusable(path, "open", "it is a link, or of another kind", "Move it away.")

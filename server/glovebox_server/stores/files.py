@@ -46,14 +46,10 @@ class Files(Generic[T]):
         self, path: Path, *, decode: Callable[[str, bytes], T | None], fix: Callable[[Path], str],
         kind: str, most: int,
     ) -> None:  # fmt: skip
-        """Take the place; nothing is read.
+        """Take the directory, in ``FOLDER`` of a state directory; nothing is read.
 
-        Args:
-            path: the directory, in ``FOLDER`` of a state directory.
-            decode: from a file's name and its first ``MAX_BYTES`` + 1 bytes to its item; None if it is damaged.
-            fix: for a damaged one.
-            kind: what its files hold, for error messages.
-            most: files at one time.
+        ``decode`` takes a file's name and its first ``MAX_BYTES`` + 1 bytes, and returns None if it is damaged; ``fix``
+        says what to do then. ``kind`` names the content in errors.
         """
         self.path = path
         self._decode = decode
@@ -107,16 +103,9 @@ class Files(Generic[T]):
             return directory.names()
 
     def add(self, name: str, content: bytes, *, instead: bytes | None = None, spare: int = 0) -> bool:
-        """Add a file; return whether it has its own content.
+        """Add a file, with the content ``instead`` if the disk is full; return whether it has its own content.
 
-        Args:
-            name: of the file.
-            content: of the file.
-            instead: its content if the disk has no room for ``content``.
-            spare: places that are left to others.
-
-        Raises:
-            SecretFileError: it could not be made, or there are too many.
+        ``spare`` places are left to others. Raises SecretFileError if it could not be made, or there are too many.
         """
         with self._opened() as directory, directory.locked(LOCK_SECONDS):
             if len(directory.names()) >= self._most - spare:

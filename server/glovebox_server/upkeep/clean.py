@@ -34,7 +34,6 @@ class Item:
     """Its path, below the state directory or the data directory."""
     bytes: int
     why: str
-    """A short reason."""
 
 
 def look(settings: Settings, retention: Retention) -> list[Item]:

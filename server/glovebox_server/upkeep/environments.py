@@ -36,7 +36,6 @@ class Listed:
     """Of what is built; empty if nothing is."""
     bytes: int
     tools: tuple[str, ...]
-    """Tools whose profiles name it."""
 
 
 def of_profile(settings: Settings, profile: Profile) -> Environment:
@@ -166,8 +165,7 @@ def size(path: Path) -> int:
 def removable(settings: Settings, profiles: Mapping[str, Profile], name: str, *, force: bool) -> RuntimeRecord:
     """Return the record of a built environment that may be removed.
 
-    Raises:
-        EnvironmentFileError: it is not built, it is the default, or a profile names it without ``force``.
+    Raises EnvironmentFileError if it is not built, it is the default, or a profile names it without ``force``.
     """
     what = f"Removing the environment {name}"
     if name == DEFAULT:

@@ -102,7 +102,6 @@ def _print(console: Console, records: Sequence[Record], around: Sequence[Record]
 
 
 def _rows(records: Sequence[Record], around: Sequence[Record]) -> Iterator[_Row]:
-    """Yield every line of the page."""
     by_kind: dict[str, list[Mapping[str, Any]]] = {}
     for record in records:
         by_kind.setdefault(record.kind, []).append(record.data)
@@ -157,7 +156,6 @@ def _stopped(around: Iterable[Record], call_id: str, last: Mapping[str, Any]) ->
 
 
 def _asked(first: Record, answers: Iterable[Mapping[str, Any]]) -> Iterator[_Row]:
-    """Yield the request and the decision."""
     data = first.data
     yield ("call", str(first.call_id), "bold")
     if first.kind != CallDecided.kind:
@@ -189,7 +187,6 @@ def _arguments(data: Mapping[str, Any]) -> Iterator[_Row]:
 
 
 def _decided(data: Mapping[str, Any], answers: Iterable[Mapping[str, Any]]) -> Iterator[_Row]:
-    """Yield the decision and its approvers."""
     style = "green" if data.get("effect") == "allow" else "red"
     yield ("decided", f"{data.get('effect')}, by the rule {data.get('rule')}: {data.get('reason')}", style)
     yes = data.get("approved_by") or [each.get("answered_by") for each in answers if each.get("effect") == "allow"]
@@ -202,7 +199,6 @@ def _decided(data: Mapping[str, Any], answers: Iterable[Mapping[str, Any]]) -> I
 
 
 def _measured(data: Mapping[str, Any]) -> Iterator[_Row]:
-    """Yield its isolation."""
     verified = data.get("verified") is True
     fields = _list(data, "fields")
     held = sum(each.get("verdict") == "ok" for each in fields)
@@ -221,7 +217,6 @@ def _measured(data: Mapping[str, Any]) -> Iterator[_Row]:
 def _came_out(
     collected: Iterable[Mapping[str, Any]], refused: Iterable[Mapping[str, Any]], last: Mapping[str, Any]
 ) -> Iterator[_Row]:
-    """Yield what it gave back."""
     for each in _list(last, "outputs"):
         if each.get("bytes"):
             name = _VALUE if each.get("name") == "value" else each.get("name")
@@ -237,7 +232,6 @@ def _came_out(
 
 
 def _looked_into(data: Mapping[str, Any]) -> Iterator[_Row]:
-    """Yield the findings in what it gave back."""
     why, found = data.get("not_scanned"), data.get("findings") or ()
     what = f"NOT looked into: {why}" if why else "" if found or data.get("more") else "nothing was found"
     yield ("found", f"{data.get('name')}: {what}".rstrip(), "yellow" if why or found else "")
@@ -247,7 +241,6 @@ def _looked_into(data: Mapping[str, Any]) -> Iterator[_Row]:
 
 
 def _ended(last: Record) -> Iterator[_Row]:
-    """Yield what it spent, and how it ended."""
     data = last.data
     usage = data.get("usage")
     spent = {"elapsed_ms": data.get("elapsed_ms"), **(usage if isinstance(usage, dict) else {})}
@@ -266,7 +259,6 @@ def _ended(last: Record) -> Iterator[_Row]:
 
 
 def _spent(name: str, value: object) -> str:
-    """Return a measure in units for a person."""
     if isinstance(value, int | float) and name.endswith("_ms"):
         return f"{name.removesuffix('_ms')} {value / 1000:.3g} s"
     if isinstance(value, int | float) and name.endswith("_bytes"):

@@ -112,7 +112,6 @@ def _text(cell: str | Text) -> Text:
 
 
 def _outcome(call: CallSummary) -> str:
-    """Return the outcome with its details."""
     more = {
         "denied": call.rule,
         "ask": call.rule,
@@ -125,9 +124,7 @@ def _outcome(call: CallSummary) -> str:
 def find_call(directory: Path, name: str) -> str:
     """Return the id of the call that a person means: by id, by prefix, or by ``last``.
 
-    Raises:
-        MisnamedError: there is none, or several.
-        AuditError: the log cannot be read.
+    Raises MisnamedError if there is none, or several; AuditError if the log cannot be read.
     """
     if not chain.is_name(name):
         what = f"Finding the call {printable(name)[:200]!r}"
@@ -144,9 +141,7 @@ def find_call(directory: Path, name: str) -> str:
 def find_run(directory: Path, name: str) -> str:
     """Return the id of the run that a person means: by id, or by ``last``, that of the newest call.
 
-    Raises:
-        MisnamedError: there is no newest call, or it has no run.
-        AuditError: the log cannot be read.
+    Raises MisnamedError if there is no newest call, or it has no run; AuditError if the log cannot be read.
     """
     if name != ask.LAST:
         return name

@@ -157,7 +157,6 @@ def _profiles(settings: Settings, served: Workspace) -> tuple[str | None, str]:
 
 
 def _policy(settings: Settings) -> str | None:
-    """Return what is wrong with the policy; None for nothing."""
     try:
         governed(settings, apps.load_profiles(settings), Workspace(path=None), TOOLS)
     except (ProfileError, WorkspaceError) as problem:
@@ -201,7 +200,6 @@ def _host(out: Console, width: int | None) -> None:
 
 
 def _block(out: Console, found: Capabilities, width: int | None) -> None:
-    """Print everything of one driver."""
     usable = ("usable", "green") if found.usable else ("not usable", "red")
     out.print(Text.assemble((found.driver, "bold"), ": ", usable))
     _line(out, "level", found.level, width)

@@ -136,7 +136,6 @@ def stop(settings: Settings, *, everything: bool, because: str, **given: str | N
 
 
 def _target(given: Mapping[str, str | None], *, everything: bool) -> tuple[Scope, str]:
-    """Return the target of the one option that names it."""
     named: list[tuple[Scope, str]] = [(scope, name) for scope in SCOPES if (name := given.get(scope)) is not None]
     if everything:
         named.append(("all", ""))
@@ -260,7 +259,6 @@ def _attempt(settings: Settings, place: Path, stop: Stop) -> dict[str, Any] | Di
 
 
 def _stop_in(settings: Settings, place: Path, stop: Stop) -> dict[str, Any]:
-    """Make a stop in one state directory, and return its result."""
     servers = []
     with suppress(OSError):  # which are live is worth knowing; the stop comes first
         servers = state.live_servers(place)

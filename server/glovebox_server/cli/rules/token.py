@@ -140,8 +140,7 @@ def to_show(
 ) -> str:
     """Return the token for a client's configuration; make one only if a new name was given.
 
-    Raises:
-        MisnamedError: only the hash of the named one is kept, or the file holds none of this server's tokens.
+    Raises MisnamedError if only the named one's hash is kept, or the file holds none of this server's tokens.
     """
     place = settings.state_dir / tokens.DIRECTORY
     known = tokens.load(place, None)
