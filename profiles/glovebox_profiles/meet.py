@@ -13,12 +13,12 @@ from glovebox_profiles.order import DIMENSIONS, RISKS
 def meet(a: Profile, b: Profile) -> Profile:
     """Return the profile that permits what both sides permit, so it is never wider than either.
 
-    Commutative, associative and idempotent in effect. The text is ``a``'s; of two risks the higher is stated; modules
+    Commutative, associative and idempotent in effect. The text is ``a``'s; of two risks the higher is stated. Modules
     are preloaded if both preload them from the same environment. It has no examples: those of either side may expect
     more than is left.
 
     Raises:
-        ProfileError: The profiles are for different tools, or nothing can run under both (no driver in common).
+        ProfileError: The profiles are for different tools, or no driver is in both.
     """
     if a.tool != b.tool:
         raise ProfileError(
@@ -29,7 +29,7 @@ def meet(a: Profile, b: Profile) -> Profile:
         _put(values, dimension.key, dimension.meet(dimension.of(a), dimension.of(b)))
     allow = values["network"]["allow"]
     values["network"]["mode"] = "egress" if allow else "none"
-    # A key for what can no longer be asked is lent no more.
+    # Keys for requests that are no longer allowed are dropped.
     values["network"]["credential"] = [
         each for each in values["network"]["credential"] if egress.meet(allow, [each.rule()])
     ]

@@ -1,8 +1,8 @@
 """Orders profiles: decides key by key whether one permits no more than another. Pure; used by ``meet`` and ``diff``.
 
-Each key that grants or bounds something is one dimension with two operations that belong together: ``within(a, b)``,
-whether everything ``a`` permits is permitted by ``b``, and ``meet(a, b)``, the most that both permit. Keys that only
-describe are listed apart, so that a new key is forgotten by neither (a test compares with the model).
+Each key that grants or bounds something is one dimension with two matching operations. ``within(a, b)`` is true if
+``b`` permits everything that ``a`` permits; ``meet(a, b)`` is the most that both permit. Keys that only describe are
+listed apart, so that a new key is in one of the lists (a test compares with the model).
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ RISKS = ("low", "medium", "high")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dimension:
-    """One key of a profile that grants or bounds something."""
+    """A key of a profile that grants or bounds something."""
 
     key: str
     """Dotted, as in the file."""
@@ -41,8 +41,8 @@ def value_at(profile: Profile, key: str) -> Any:
 def isolation_within(a: tuple[str, ...], b: tuple[str, ...]) -> bool:
     """Return whether ``a`` accepts no driver that ``b`` does not, and prefers none weaker.
 
-    The list is an order of preference, so putting a weaker driver before a stronger one widens: on a host that has
-    both, calls would now run in the weaker. The reverse does not.
+    The list is an order of preference. A weaker driver before a stronger one widens: on a host with both, calls would
+    now run in the weaker. The reverse does not.
     """
     return set(a) <= set(b) and all(
         not (_stronger(first, second) and b.index(first) < b.index(second)) for second, first in combinations(a, 2)
@@ -82,7 +82,7 @@ def reveal_within(a: tuple[Revealed, ...], b: tuple[Revealed, ...]) -> bool:
 
 
 def reveal_meet(a: tuple[Revealed, ...], b: tuple[Revealed, ...]) -> tuple[Revealed, ...]:
-    """Return what both show, each path once: whichever side comes first, the reason is the same."""
+    """Return the paths that both show, each once; the reason does not depend on the order of the sides."""
     both = [each for each in a if _covers(b, each)] + [each for each in b if _covers(a, each)]
     found: dict[str, Revealed] = {}
     for each in sorted(both, key=lambda each: (each.path, each.reason)):
@@ -105,12 +105,12 @@ DIMENSIONS: tuple[Dimension, ...] = (
     Dimension(key="files.reveal", within=reveal_within, meet=reveal_meet),
     _ladder("network.mode", "none", "egress"),
     Dimension(key="network.allow", within=lambda a, b: egress.covers_all(b, a), meet=egress.meet),
-    # No request is allowed by the one and refused by the other; but with `inspect` ordinary programs can make them.
+    # Both allow and refuse the same requests; but with `inspect` ordinary programs can make them.
     _ladder("network.tls", "tunnel", "inspect"),
     _at_most("network.max_bytes"),
     _at_most("network.max_redirects"),
     _at_most("network.max_connections"),
-    # A key is lent as it stands or not at all: of two that differ in anything neither is the narrower.
+    # A credential is injected as it stands or not at all: of two different ones neither is narrower.
     Dimension(
         key="network.credential",
         within=lambda a, b: all(each in b for each in a),
@@ -128,7 +128,7 @@ DIMENSIONS: tuple[Dimension, ...] = (
     _at_most("limits.output.files"),
     _at_most("limits.stream"),
     _ladder("limits.enforce", "cgroup", "any"),
-    # Of two different sets of packages neither is the narrower; what every sandbox may have is below all.
+    # Of two different sets of packages neither is narrower; the default, which every sandbox may have, is below all.
     Dimension(
         key="python.environment",
         within=lambda a, b: a in (b, DEFAULT),

@@ -1,4 +1,4 @@
-"""The JSON Schema of a profile, for editors: generated from the model, kept in ``schema.json``, never read by us."""
+"""The JSON Schema of a profile, for editors: generated from the model into ``schema.json``, which we never read."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ SCHEMA_FILE = Path(__file__).parent / "data" / "schema.json"
 
 
 def schema_text() -> str:
-    """Return what ``schema.json`` must hold; ``python -m glovebox_profiles.schema`` writes it."""
+    """Return the content of ``schema.json``; ``python -m glovebox_profiles.schema`` writes it."""
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **Profile.model_json_schema(),

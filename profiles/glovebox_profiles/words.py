@@ -45,7 +45,7 @@ LABELS = {
     "result.redact": "Secrets in output",
     "example": "Examples",
 }
-"""What each key is called in front of a reviewer."""
+"""Names of the keys for a reviewer."""
 
 _SIZES = {"network.max_bytes", "limits.memory", "limits.scratch", "limits.workspace.bytes", "limits.output.bytes",
           "limits.stream"}  # fmt: skip
@@ -91,12 +91,12 @@ def rule(each: EgressRule) -> str:
 
 
 def credential(each: Credential) -> str:
-    """Write what a credential is for: ``github for https://api.github.com (GET; only /repos/*)``, with its headers."""
+    """Write a credential's requests: ``github for https://api.github.com (GET; only /repos/*)``, with its headers."""
     return f"{each.name} for {rule(each.rule())}{''.join(f'; {text}' for text in headers(each))}"
 
 
 def headers(each: Credential) -> tuple[str, ...]:
-    """Write which headers requests with a credential have besides."""
+    """Write the further headers of requests with a credential."""
     fixed = [f"{name}: {text}" for name, text in sorted(each.set_headers.items())]
     return (
         *((f"the program's {listed(each.headers)}",) if each.headers else ()),

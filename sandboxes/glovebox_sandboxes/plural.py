@@ -2,10 +2,10 @@
 
 
 def counted(number: float, one: str) -> str:
-    """``1 second``, ``0 seconds``, ``2.5 seconds``.
+    """Return a number with its noun: ``1 second``, ``0 seconds``, ``2.5 seconds``.
 
     Args:
-        number: how many; a fraction is shown with at most six digits.
+        number: a fraction is shown with at most six digits.
         one: the noun in its singular, of those whose plural ends in s.
     """
     digits = f"{number:g}" if isinstance(number, float) else str(number)

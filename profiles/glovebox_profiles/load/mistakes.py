@@ -1,4 +1,4 @@
-"""From what pydantic found to the sentences an operator needs: line, key, problem, nearest valid key. Pure."""
+"""From pydantic's errors to sentences for an operator: line, key, problem, nearest valid key. Pure."""
 
 import difflib
 from collections.abc import Mapping
@@ -15,13 +15,13 @@ from glovebox_profiles.model import RULE_KEYS, KeyedError, Profile
 ANY = "NAME"
 """In the path of a key, a name that the writer chooses."""
 RULES = ("network", "allow")
-"""Where egress rules stand. They are data of ``egress``, so the model knows each only as a whole."""
+"""Place of the egress rules. They are data of ``egress``, so the model knows each only as a whole."""
 
-#: A misspelt key comes before what is wrong, and that before what is missing: often one is the other's cause.
+#: A misspelt key comes before a wrong one, and that before a missing one: often one causes the other.
 _UNKNOWN, _WRONG, _MISSING = range(3)
 
 _NAMES = "[key]"
-"""What pydantic appends to the place of a name that is wrong itself."""
+"""Pydantic's suffix to the place of a name that is wrong itself."""
 
 
 def describe_mistakes(
@@ -31,7 +31,7 @@ def describe_mistakes(
     model: type[BaseModel] = Profile,
     page: str = "docs/use/profiles.md",
 ) -> ProfileError:
-    """Return all mistakes of a file as one error, the one to correct first before the others."""
+    """Return all errors of a file as one, the one to correct first before the others."""
     details = found.errors(include_url=False, include_input=False)
     details.sort(key=lambda detail: (_rank(detail), line_of(_key(detail), lines)))
 
@@ -80,7 +80,7 @@ def _sentences(detail: ErrorDetails, key: KeyPath, model: type[BaseModel], page:
 
 
 def _nearest(key: KeyPath, model: type[BaseModel]) -> str:
-    """Name the valid key the writer probably meant: in the same table first, then anywhere."""
+    """Return the valid key that was probably meant: in the same table first, then anywhere."""
     *table, name = (part for part in key if isinstance(part, str))
     keys = {dotted(each): each for each in valid_keys(model)}
     same = {each[-1]: dotted((*table, each[-1])) for each in keys.values() if _same(each[:-1], table)}
@@ -98,7 +98,7 @@ def _same(valid: tuple[str, ...], table: list[str]) -> bool:
 def valid_keys(model: type[BaseModel] = Profile, table: tuple[str, ...] = ()) -> tuple[tuple[str, ...], ...]:
     """Return the path of every key and table a file may have, in the order of the model; arrays count as tables.
 
-    Where a table's names are the writer's own, ``ANY`` stands for each.
+    In tables with freely chosen names, ``ANY`` stands for each.
     """
     keys: list[tuple[str, ...]] = []
     for name, field in model.model_fields.items():

@@ -1,8 +1,8 @@
-"""Where each key of a TOML text stands, so that an error can name a line. Pure.
+"""Positions of the keys of a TOML text, so that an error can name a line. Pure.
 
 ``tomllib`` gives values without positions, and a long dotted key costs it memory quadratic in the key's length. So this
-scanner runs first: it reads structure only (keys, brackets, strings as wholes), in linear time, under a depth bound.
-What the values mean stays with ``tomllib``.
+scanner runs first. It reads structure only (keys, brackets, whole strings), in linear time, under a depth bound, and
+leaves values to ``tomllib``.
 """
 
 import re
@@ -16,8 +16,8 @@ KeyPath = tuple[str | int, ...]
 """Keys and array indexes from the top of the document."""
 
 MAX_DEPTH = 24
-"""Keys and brackets around one value. A profile needs four; an example's arguments may bring some of their own. Far
-below Python's recursion limit, and the bound that keeps ``tomllib`` linear."""
+"""Keys and brackets around one value. A profile needs four; an example's arguments may add some. Far below Python's
+recursion limit, and the bound that keeps ``tomllib`` linear."""
 
 _BLANK = re.compile(r"(?:[ \t\n]|#[^\n]*)*")
 _SPACE = re.compile(r"[ \t]*")
@@ -35,14 +35,14 @@ def dotted(path: KeyPath) -> str:
 
 
 class Positions:
-    """Where things stand in one TOML text, whose line ends are line feeds."""
+    """Positions in one TOML text, whose line ends are line feeds."""
 
     def __init__(self, text: str, path: Path) -> None:
         """Scan a text; ``path`` is only named in errors.
 
         Raises:
-            ProfileError: a key is given twice, the nesting is deeper than MAX_DEPTH, or, without a fix, the text is not
-                TOML: ``tomllib`` knows the better sentence.
+            ProfileError: a key is given twice, the nesting is deeper than MAX_DEPTH, or the text is not TOML. The last
+                has no fix, because ``tomllib`` has the better message.
         """
         self._path = path
         self._text = text.replace("\r\n", "\n")

@@ -1,6 +1,6 @@
-"""From a file to TOML values with their lines: bytes that nobody else can have changed, read strictly.
+"""From a file to TOML values with their lines: bytes that no other user can have changed, read strictly.
 
-Profiles and the policy are read here alike; what the values may be is their models'.
+Reads profiles and the policy alike; their models check the values.
 """
 
 import os
@@ -18,19 +18,19 @@ from glovebox_sandboxes.host import permissions
 from glovebox_sandboxes.host.identity import changes_user
 
 MAX_FILE = 64 * 1024
-"""Bytes of one file: some hundred times a usual profile, and little enough to parse at once."""
+"""Bytes of one file: some hundred times a usual profile, and few enough to parse at once."""
 
 _TOML = "See https://toml.io/en/v1.0.0."
 
 
 def read_bytes(path: Path, most: int = MAX_FILE) -> bytes:
-    """Read a file only if nobody but this user, root or the owner of the package can have written it.
+    """Read a file that only this user, root or the owner of the package can have written.
 
     Everything is asked of the open file, so the answer is about the bytes that are read: at most one more than
     ``most``.
 
     Raises:
-        ProfileError: Somebody else can have written it, or it cannot be read.
+        ProfileError: Another user can have written it, or it cannot be read.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -51,11 +51,7 @@ def read_bytes(path: Path, most: int = MAX_FILE) -> bytes:
 
 @contextmanager
 def open_directory(directory: Path, *, owned: bool, above: bool) -> Iterator[int]:
-    """Open a directory to look at what lies in it.
-
-    Raises:
-        ProfileError: Somebody else can, or it cannot be read.
-    """
+    """Open a directory to list it; raise ProfileError if another user can write it, or it cannot be read."""
     try:
         handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
@@ -63,7 +59,7 @@ def open_directory(directory: Path, *, owned: bool, above: bool) -> Iterator[int
     try:
         if owned:
             _check_owner(directory, handle)
-            # As for the runtime: nor can root's server be led to a directory that somebody else can exchange.
+            # As for the runtime: root's server must not be led to a directory that another user can exchange.
             found = permissions.flaw_above(directory.absolute()) if above and changes_user() else None
             if found is not None:
                 raise _changeable(*found)
@@ -75,10 +71,10 @@ def open_directory(directory: Path, *, owned: bool, above: bool) -> Iterator[int
 
 
 def parse_toml(data: bytes, path: Path) -> tuple[dict[str, Any], Positions]:
-    """Turn the bytes of one file into values, and where each stands; ``path`` is only named in errors.
+    """Parse the bytes of one file into values and their positions.
 
     Raises:
-        ProfileError: They are too many, or not strict TOML.
+        ProfileError: They are too many, or not strict TOML; names ``path``.
     """
     if len(data) > MAX_FILE:
         raise ProfileError(

@@ -1,4 +1,4 @@
-"""The operator's policy, ``policy.toml``: who may call what, how much of it, and who is asked.
+"""The operator's policy, ``policy.toml``: callers, their tools, budgets and approvals.
 
-Pure but for ``load``, which reads the file. Never import ``server``.
+Pure except ``load``, which reads the file. Never import ``server``.
 """

@@ -1,7 +1,7 @@
-"""Compares two versions of a policy, and says of each change whether somebody may now do more. Pure.
+"""Compares two versions of a policy, and reports which changes allow more. Pure.
 
-In doubt a change is called widening: another workspace, another window of a budget, another condition of an approval.
-What a role takes away of a profile is compared as profiles are, by ``glovebox_profiles.diff``.
+In doubt a change is called widening: another workspace, another window of a budget, another condition of an approval. A
+role's narrowing of a profile is compared as profiles are, by ``glovebox_profiles.diff``.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from glovebox_profiles.policy.narrow import narrow_profile
 from glovebox_profiles.policy.rights import role_named
 
 _WATCH: Final = ("off", "record", "slow", "ask", "stop")
-"""What a watch rule does, weakest first."""
+"""Actions of a watch rule, weakest first."""
 _UNKNOWN: Final[Mapping[str, WatchAction]] = {}
 
 
@@ -31,8 +31,8 @@ def diff(
     Args:
         a: The old version.
         b: The new one.
-        profiles: In force, which the roles narrow.
-        watch: What each watch rule does unless a policy says otherwise.
+        profiles: In effect, which the roles narrow.
+        watch: The action of each watch rule unless a policy overrides it.
     """
     roles = {name: tuple(_role(a.roles.get(name), b.roles.get(name), profiles)) for name in {**a.roles, **b.roles}}
     changes = list(_assigned(a, b, profiles))
@@ -47,7 +47,7 @@ def diff(
 
 
 def _assigned(a: Policy, b: Policy, profiles: Mapping[str, Profile]) -> Iterator[KeyChange]:
-    """Yield changes of who has which role, each version's role as that version defines it."""
+    """Yield changes of role assignments, each version's role as that version defines it."""
 
     def change(
         key: str, before: str | None, after: str | None, direction: Direction | None = None
@@ -61,13 +61,13 @@ def _assigned(a: Policy, b: Policy, profiles: Mapping[str, Profile]) -> Iterator
     yield from change("default", a.default, b.default)
     for name in {**a.principals, **b.principals}:
         before, after = role_named(a, name), role_named(b, name)
-        # A role of its own narrows the one that its token gives, which without it counts alone.
+        # An own role narrows the one that the token gives, which otherwise counts alone.
         more = name.startswith("token:") or (name.startswith("oauth:") and bool(b.scopes))
         doubt: Direction | None = "widening" if before and not after and more else None
         yield from change(f'principals."{name}"', before or a.default, after or b.default, doubt)
     for name in {**a.scopes, **b.scopes}:
         before, after = a.scopes.get(name), b.scopes.get(name)
-        # Of the roles that a token's scopes give the first counts, and another one may be the first now.
+        # Of the roles that a token's scopes give the first counts, and the first may have changed.
         doubt = "widening" if before != after and None in {before, after} and b.scopes else None
         yield from change(f'scopes."{name}"', before, after or (None if b.scopes else b.default), doubt)
     for name in {**a.workflows, **b.workflows}:
@@ -97,7 +97,7 @@ def _role_words(name: str | None) -> str:
 
 
 def _role(a: Role | None, b: Role | None, profiles: Mapping[str, Profile]) -> Iterator[KeyChange]:
-    """Every change from one role to another; keys are below the role's own."""
+    """Yield every change from one role to another; keys are below the role's own."""
     if a is None or b is None:
         if a is not b:
             direction: Direction = "widening" if a is None else "narrowing"

@@ -1,7 +1,4 @@
-"""What a policy means for one principal, in plain words: sections of sentences, as ``explain`` has them for a tool.
-
-Pure.
-"""
+"""A policy for one principal, in plain words: sections of sentences, as ``explain`` has them for a tool. Pure."""
 
 from collections.abc import Mapping
 
@@ -45,7 +42,7 @@ _WHAT = {
 
 
 def explain(rights: RoleRights, profiles: Mapping[str, Profile], *, principal: str, served: str) -> tuple[Section, ...]:
-    """Say what a principal may call, read, reach and spend, who is asked about what, and what may be lifted."""
+    """Return what a principal may call, read, reach and spend, the approvals it needs, and what may be lifted."""
     return (
         Section(title="In which role", sentences=_roles(rights, principal)),
         Section(title="What it may call", sentences=_tools(rights, profiles)),
@@ -63,7 +60,7 @@ def render(sections: tuple[Section, ...]) -> str:
 
 
 def budget_words(budget: Budget) -> str:
-    """Write what one budget bounds: ``calls-an-hour: 100 calls of run_python in an hour, for this principal``."""
+    """Write the bound of a budget: ``calls-an-hour: 100 calls of run_python in an hour, for this principal``."""
     given = [(key, value) for key in SPENDING if (value := getattr(budget, key)) is not None]
     amounts = words.listed(_amount(key, value) for key, value in given)
     of = f" of {budget.tool}" if budget.tool else ""
@@ -78,7 +75,7 @@ _REACH = {
 
 
 def approval_words(approval: Approval) -> str:
-    """Write when somebody is asked, who, and how far the yes reaches."""
+    """Write the condition of an approval, its approvers, and its scope."""
     of = f" of {approval.tool}" if approval.tool else ""
     what = _WHEN[approval.when].format(of=of, seconds=counted(approval.seconds or 0, "second"))
     many = f"; {approval.quorum} different principals must agree" if approval.quorum > 1 else ""

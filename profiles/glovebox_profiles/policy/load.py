@@ -1,6 +1,6 @@
-"""From ``policy.toml`` to a ``Policy``: read as strictly as profiles are, and every name in it looked up.
+"""From ``policy.toml`` to a ``Policy``: read as strictly as profiles, and every name in it looked up.
 
-Never import ``server``: tools, watch rules and how a call is decided come in.
+Never import ``server``: tools, watch rules and the function that decides a call are arguments.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -20,30 +20,30 @@ from glovebox_profiles.policy.narrow import narrow_profile
 PAGE = "docs/operate/policy.md"
 
 CheckExample = Callable[[Policy, PolicyExample], tuple[Effect, str]]
-"""Decides one call under a policy, purely: the effect and the id of the rule that decided."""
+"""Decides one call under a policy, purely: the effect and the id of the deciding rule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownNames:
-    """What a policy may name."""
+    """The names that a policy may use."""
 
     profiles: Mapping[str, Profile]
-    """Those in force, by tool: what roles narrow."""
+    """In effect, by tool: roles narrow these."""
     watch: Collection[str]
     """Ids of the watch rules."""
 
 
 def load(path: Path, known: KnownNames, *, check_example: CheckExample | None) -> Policy:
-    """Read the policy, look up what it names, and decide its examples.
+    """Read the policy, look up the names in it, and decide its examples.
 
     Args:
         path: The file.
-        known: What it may name.
-        check_example: Decides the examples. None leaves them unchecked: only for reading, never for serving.
+        known: The names it may use.
+        check_example: Decides the examples. None skips them: only for reading, never for serving.
 
     Raises:
-        ProfileError: The file or its directory is unsafe, unreadable or wrong, names something that is not there, has
-            a role that would widen a profile, or an example that is decided otherwise.
+        ProfileError: The file or its directory is unsafe, unreadable or wrong, uses an unknown name, has a role that
+            would widen a profile, or an example that is decided otherwise.
     """
     with open_directory(path.parent, owned=True, above=True):
         data = read_bytes(path)
@@ -51,11 +51,7 @@ def load(path: Path, known: KnownNames, *, check_example: CheckExample | None) -
 
 
 def checked(data: bytes, path: Path, known: KnownNames, *, check_example: CheckExample | None) -> Policy:
-    """Do with the bytes of a policy what ``load`` does with a file; ``path`` is only named in errors.
-
-    Raises:
-        ProfileError: As for ``load``.
-    """
+    """Check the bytes of a policy as ``load`` does a file; errors name ``path``. Raises as ``load``."""
     policy, lines = _parse(data, path)
     mistakes = list(_mistakes(policy, known))
     if check_example and not mistakes:
@@ -70,7 +66,7 @@ def checked(data: bytes, path: Path, known: KnownNames, *, check_example: CheckE
 
 
 def parse(data: bytes, path: Path) -> Policy:
-    """Turn the bytes of a policy into a model, without looking up what it names; ``path`` is only named in errors.
+    """Parse the bytes of a policy without looking up its names; ``path`` is only named in errors.
 
     Raises:
         ProfileError: The bytes are not one valid policy.
@@ -79,11 +75,7 @@ def parse(data: bytes, path: Path) -> Policy:
 
 
 def read(path: Path) -> Policy:
-    """Read a policy to compare it, as ``parse`` does.
-
-    Raises:
-        ProfileError: It cannot be read, or is wrong.
-    """
+    """Read a policy to compare it, as ``parse`` does; raise ProfileError if it cannot be read, or is wrong."""
     return parse(read_bytes(path), path)
 
 
@@ -101,7 +93,7 @@ def _parse(data: bytes, path: Path) -> tuple[Policy, Mapping[KeyPath, int]]:
             "End it with an [[example]] of what is refused.",
         )
         raise ProfileError(path, None, "example", reason, fix)
-    # Cut off before its end, a role would lose what narrows it, or a principal the role that does.
+    # Truncated, a role would lose its narrowing, or a principal the role that narrows.
     if behind := [key for key, line in lines.items() if key[0] != "example" and line >= first]:
         reason, fix = "stands behind an example, and a file that was cut short would lose it", "Put the examples last."
         raise ProfileError(path, lines[behind[0]], dotted(behind[0]), reason, fix)

@@ -1,7 +1,7 @@
-"""Combines a profile with the keys of which a role wants less. Pure.
+"""Combines a profile with a role's narrower keys. Pure.
 
-What a role says is checked before it is combined: a key that would permit more is an error that names it, though
-``meet`` alone would only leave it without effect. Its writer believes it in force.
+A role is checked first: a key that would permit more is an error that names it. ``meet`` alone would leave it without
+effect, and its writer would rely on it.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from glovebox_profiles.words import value as in_words
 
 
 def narrow_profile(profile: Profile, keys: Narrow) -> Profile:
-    """Return what both the profile and a role's keys permit: the profile itself where no key says less.
+    """Return what both the profile and a role's keys permit: the profile itself if no key is narrower.
 
     Raises:
         KeyedError: A key would permit more than the profile, or cannot be combined with it.
@@ -37,7 +37,6 @@ def narrow_profile(profile: Profile, keys: Narrow) -> Profile:
 
 
 def _wanted(profile: Profile, given: Mapping[str, Any]) -> Profile:
-    """Return the profile with a role's keys in place of its own."""
     values = effective(profile) | {"example": []}
     _put(values, given)
     network, python = values["network"], values["python"]

@@ -1,8 +1,8 @@
-"""Who is in which role, and what the roles together leave of the profiles. Pure.
+"""The roles of a principal, and what they together leave of the profiles. Pure.
 
-A principal's own role, the role its token gives and the role of its workflow each have to allow: what they permit is
-intersected, what they demand is added up. So no order of them and no further role widens what the others permit; which
-folder a call reads is said by those that name one.
+A principal's own role, the role its token gives and the role of its workflow must all allow: permissions are
+intersected, and demands are added up. So neither their order nor a further role widens what the others permit. The
+workspace comes from the roles that name one.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,22 +17,22 @@ from glovebox_profiles.policy.model import Approval, Budget, Lift, Policy, Rate,
 from glovebox_profiles.policy.narrow import narrow_profile
 from glovebox_sandboxes.contract.errors import Refusal
 
-#: Joins the names of roles that are in force together.
+#: Joins the names of roles that are in effect together.
 AND = "+"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleRights:
-    """What one principal may do, in one workflow."""
+    """The rights of one principal, in one workflow."""
 
     role: str
-    """The name of the role in force; of several, all of them, joined by ``+``."""
+    """The name of the role in effect; of several, all of them, joined by ``+``."""
     profiles: Mapping[str, Profile]
     """By tool: only the tools of every role, each with its profile as narrowed by all of them."""
     workspace: str | None
     """The folder its calls may read; None for the server's."""
     conflict: bool
-    """Whether its roles name different workspaces, so that none is served."""
+    """True if its roles name different workspaces, so that none is served."""
     artifacts_mib: int | None
     turns: int | None
     budgets: tuple[Budget, ...]
@@ -42,7 +42,7 @@ class RoleRights:
 
 
 def role_named(policy: Policy, principal: str) -> str | None:
-    """Return the role that ``[principals]`` gives: by the whole name, else by the longest beginning with a star."""
+    """Return the role in ``[principals]``: by the whole name, else by the longest prefix with a star."""
     if principal in policy.principals:
         return policy.principals[principal]
     begun = [each for each in policy.principals if each.endswith("*") and principal.startswith(each[:-1])]
@@ -52,13 +52,13 @@ def role_named(policy: Policy, principal: str) -> str | None:
 def roles_in_force(
     policy: Policy, principal: str, granted: Iterable[str] = (), workflow: str | None = None
 ) -> tuple[str, ...] | Refusal:
-    """Return the names of the roles that all have to allow, or why nothing is allowed.
+    """Return the names of the roles that all have to allow, or the reason why nothing is allowed.
 
     Args:
         policy: The whole file.
-        principal: Who calls.
-        granted: Roles that its token gives. Of several, the one that stands first in the file counts.
-        workflow: For what it calls.
+        principal: The caller.
+        granted: Roles of its token; the first of them in the file counts.
+        workflow: Of its calls.
     """
     found: list[str] = []
     if (own := role_named(policy, principal)) is not None:
@@ -85,8 +85,8 @@ def roles_in_force(
 def order_conflicts(policy: Policy) -> tuple[str, ...]:
     """Return a warning for each two neighbours in ``[scopes]`` whose roles stand in the other order in ``[roles]``.
 
-    Which role a token with both scopes has is said by ``[roles]`` alone; whoever ordered ``[scopes]`` may believe
-    otherwise. Where no neighbours conflict, no two scopes do.
+    The order in ``[roles]`` alone decides the role of a token with both scopes; the order of ``[scopes]`` may suggest
+    otherwise. If no neighbours conflict, no two scopes do.
     """
     rank = {name: number for number, name in enumerate(policy.roles)}
     return tuple(
@@ -122,7 +122,7 @@ def combine_roles(policy: Policy, names: Sequence[str], profiles: Mapping[str, P
 
 
 def profiles_beyond(policy: Policy, names: Sequence[str], profiles: Mapping[str, Profile]) -> dict[str, Profile]:
-    """Return the profiles of tools that some of these roles do not have, as those narrow them that do."""
+    """Return the profiles of tools that only some of these roles have, as those roles narrow them."""
     roles = [policy.roles[name] for name in names]
     return _narrowed(
         {
@@ -139,7 +139,7 @@ def _profiles(roles: Sequence[Role], profiles: Mapping[str, Profile]) -> dict[st
 
 
 def _narrowed(profiles: Mapping[str, tuple[Profile, Sequence[Role]]]) -> dict[str, Profile]:
-    """Narrow each profile by its roles; leave out those that nothing can run under."""
+    """Narrow each profile by its roles; drop those without a common driver."""
     found = {}
     for tool, (profile, roles) in profiles.items():
         try:
@@ -159,7 +159,7 @@ def _least(values: Iterable[int | None]) -> int | None:
 
 
 def _strictest(rates: Iterable[Rate]) -> tuple[Rate, ...]:
-    """One for each host and window, since a connection counts against each rate once."""
+    """Return the lowest rate for each host and window, since a connection counts against each rate once."""
     found: dict[tuple[str, str], Rate] = {}
     for rate in rates:
         known = found.setdefault((rate.host, rate.every), rate)
@@ -169,7 +169,7 @@ def _strictest(rates: Iterable[Rate]) -> tuple[Rate, ...]:
 
 
 def _lifted_by_both(a: tuple[Lift, ...], b: tuple[Lift, ...]) -> tuple[Lift, ...]:
-    """Return the lifts of both sides, answered by whom both accept."""
+    """Return the lifts of both sides, with the answerers that both accept."""
     found = []
     for one in a:
         for other in b:

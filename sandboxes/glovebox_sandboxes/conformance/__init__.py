@@ -1,4 +1,4 @@
-"""What every driver must withstand: attacks as data, and a small runner. Shipped, so a host can be asked to prove it.
+"""The conformance suite of drivers: attacks as data, and a small runner. Shipped, so that any host can prove itself.
 
 ``cases/*.toml`` are the cases, ``case`` reads them, ``host`` plants what must not be reached, ``trial`` runs a case in
 a sandbox and judges it, ``control`` runs the same program without a sandbox. Nothing here may import a profile, the

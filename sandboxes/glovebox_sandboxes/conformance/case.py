@@ -1,10 +1,9 @@
-"""A case: one claim, the attack on it, what must come of the attack, and what comes of it without the guard.
+"""A case: one claim, the attack on it, the expected result, and the result without the guard.
 
-The format of ``cases/*.toml``. An *attempt* is a few lines that are tried in a process of their own beside others, in
-one sandbox for all of them; its answer is ``ok``, an errno's name, an exception's, a signal's, or what it puts into
-``answer``. A *program* has a sandbox to itself. Both find the names listed in ``layout.PRELUDE``. Patterns are regular
-expressions: of an answer the whole must match, of a stream some part. Nothing here may import a driver or do I/O
-beyond reading its own files.
+The format of ``cases/*.toml``. An *attempt* is a few lines in a process of their own, in one sandbox with the others.
+Its answer is ``ok``, an errno's name, an exception's, a signal's, or the value of ``answer``. A *program* has a sandbox
+to itself. Both can use the names in ``layout.PRELUDE``. Patterns are regular expressions: they match the whole of an
+answer, and a part of a stream. Nothing here may import a driver or do I/O beyond reading its own files.
 """
 
 import hashlib
@@ -20,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from glovebox_sandboxes.contract.outcome import Ended
 from glovebox_sandboxes.contract.spec import Limits
 
-#: Of every case, but for what the case says itself. Small, so that what runs into them does so at once.
+#: Of every case, unless it sets its own. Small, so that a limit is reached at once.
 LIMITS = Limits(
     wall_seconds=20.0,
     cpu_seconds=10,
@@ -38,7 +37,7 @@ _Pattern = Annotated[str, Field(max_length=1000)]
 
 
 class Strict(BaseModel):
-    """Base of what is read from the files: an unknown field would hold always."""
+    """Base of what is read from the files: an unknown field would always hold."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -47,25 +46,25 @@ class Control(Strict):
     """The same attack without the guard: it works, or is stopped for the reason named here and no other."""
 
     where: Literal["host", "namespaces"] = "host"
-    """On the host as a plain process in a scratch directory; or, where it would change the host if it worked, in new
-    namespaces and with every capability, and nothing else in its way."""
+    """On the host as a plain process in a scratch directory; or, for attacks that would change the host, in new
+    namespaces with every capability and no other guard."""
     program: str | None = None
     """Instead of the case's own."""
     answer: _Pattern = ""
     """Of an attempt."""
     ended: Literal["exited", "signalled", "running", "printing"] = "exited"
-    """``running``: it would have gone on past the time a sandbox gives it; ``printing``: past the bytes."""
+    """``running``: it would have continued past a sandbox's time; ``printing``: past the bytes."""
     stdout: _Pattern = ""
     outlived: bool = False
-    """Whether processes of it were left when it had ended."""
+    """True if processes of it were left after its end."""
 
 
 class ClaimCase(Strict):
-    """What every case has, whatever it is about."""
+    """The common part of all cases."""
 
     id: str = Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")
     area: str = ""
-    """What it is about: the name of its file, without the ending. Never written in the file."""
+    """Its subject: the name of its file, without the ending. Never written in the file."""
     claim: str
     """One sentence."""
     seeds: tuple[str, ...] = Field(min_length=1)
@@ -73,8 +72,8 @@ class ClaimCase(Strict):
     proves: tuple[str, ...] = Field(min_length=1)
     """Ids of the claims in docs/operate/claims.csv that it helps to prove."""
     gaps: dict[str, str] = {}
-    """Driver → why it is known not to hold there; ``rlimits`` besides, where there are no control groups, and
-    ``forked``, where sandboxes are. A gap that has closed must be deleted."""
+    """Driver → why it is known not to hold there; also ``rlimits``, without control groups, and ``forked``, for forked
+    sandboxes. A closed gap must be deleted."""
 
 
 class Case(ClaimCase):
@@ -87,22 +86,22 @@ class Case(ClaimCase):
     """A program that runs in an earlier sandbox."""
     program: str | None = None
     overlay: bool = False
-    """Whether its program has a copy of the workspace that it may change."""
+    """True if its program has a writable copy of the workspace."""
     limits: dict[str, float] = {}
     """Fields of ``Limits`` that differ from :data:`LIMITS`."""
     ended: Ended | tuple[Ended, ...] = "exited"
-    """One word, or those of which each is right: what a limit meets first differs between drivers."""
+    """One word, or all correct ones: drivers differ in what a limit meets first."""
     code: int | None = None
-    """Exit status or signal, where it matters."""
+    """Exit status or signal, if it matters."""
     reason: _Pattern = ""
     stdout: _Pattern = ""
     stderr: _Pattern = ""
     value: _Pattern = ""
     """The last expression's value, as shown."""
     error: str | tuple[str, ...] = ""
-    """Type of the exception that ended the program, empty for none; or those of which each is right."""
+    """Type of the exception that ended the program, empty for none; or all correct ones."""
     dropped: bool = False
-    """Whether something was left out in the middle of a stream."""
+    """True if something was left out in the middle of a stream."""
     files: dict[str, int] | None = None
     """Names and sizes of all files that must come out."""
     skipped: dict[str, _Pattern] = {}
@@ -134,10 +133,10 @@ def load(folder: Traversable | None = None) -> tuple[Case, ...]:
     """Return every case, in the order of the files' names.
 
     Args:
-        folder: holds the ``*.toml`` files; the shipped ones where it is left out.
+        folder: holds the ``*.toml`` files; by default the shipped ones.
 
     Raises:
-        ValueError: a file is wrong, or two cases have the same id; says which file, which case and what.
+        ValueError: a file is wrong, or two cases have the same id; names file, case and problem.
     """
     return read_all(folder or _SHIPPED, Case)
 
@@ -158,7 +157,7 @@ def read_all(folder: Traversable, kind: type[AnyCase]) -> tuple[AnyCase, ...]:
 
 
 def digest(cases: Iterable[BaseModel]) -> str:
-    """``sha256:…`` over all that these cases say: two proofs with the same one were asked the same."""
+    """Return ``sha256:…`` over these cases: two proofs with the same one were asked the same."""
     body = json.dumps([case.model_dump(mode="json") for case in cases], sort_keys=True, separators=(",", ":"))
     return "sha256:" + hashlib.sha256(body.encode("utf-8", "surrogatepass")).hexdigest()
 

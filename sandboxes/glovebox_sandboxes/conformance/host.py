@@ -1,4 +1,4 @@
-"""Plants things on the host while cases run that a sandbox must not change, read, reach or see.
+"""Plants things on the host, while cases run, that a sandbox must not change, read, reach or see.
 
 Nothing here may import a driver, a profile or the server.
 """
@@ -22,7 +22,7 @@ import anyio
 CANARY = "GLOVEBOX_CONFORMANCE_CANARY"
 """Environment variable of this process that no sandbox may see, and the mark of every planted thing."""
 EARLIER = ("earlier.txt", b"from an earlier call\n")
-"""The artifact every sandbox gets as its input."""
+"""The artifact that every sandbox gets as input."""
 
 _FILES: Mapping[str, bytes] = {
     "data.csv": b"name,value\na,1\n",
@@ -35,17 +35,17 @@ _FILES: Mapping[str, bytes] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planted:
-    """A host with something to lose."""
+    """A host with planted secrets."""
 
     root: Path
     workspace: Path
     names: Mapping[str, Any]
     """``HOST`` of the programs: where to find what is planted."""
     absent: Mapping[str, str] = field(default_factory=dict)
-    """Name → why this host would not let it be planted: a case that asks for it can show nothing here."""
+    """Name → why it could not be planted on this host, so a case about it can show nothing here."""
 
     def fingerprint(self) -> str:
-        """Digest over everything planted in files: names, kinds, modes, times and contents."""
+        """Return a digest over all planted files: names, kinds, modes, times and contents."""
         found = hashlib.sha256()
         for path in sorted(self.root.rglob("*")):
             status = path.lstat()
@@ -61,7 +61,7 @@ def fill(workspace: Path, secret: Path) -> None:
         path = workspace / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-        # Anybody may write: what keeps a sandbox from it is the mount and nothing else.
+        # Writable by all: only the mount keeps a sandbox from it.
         path.chmod(0o777)
         path.parent.chmod(0o777)
     (workspace / "outside").symlink_to(secret)
@@ -82,7 +82,7 @@ async def planted() -> AsyncIterator[Planted]:
 def _plant(stack: ExitStack, canary: str) -> tuple[Path, dict[str, Any], dict[str, str]]:
     root = Path(tempfile.mkdtemp(prefix="glovebox-conformance-"))
     stack.callback(shutil.rmtree, root)
-    # Sandboxes are another user outside: what keeps them out must not be the modes of these files, nor our umask.
+    # Sandboxes are another user outside: neither the modes of these files nor our umask must keep them out.
     root.chmod(0o755)
     secret = root / "secret.txt"
     secret.write_text(canary)
@@ -142,6 +142,6 @@ def _restore(before: str | None) -> None:
 def _listen(stack: ExitStack, family: int, address: Any) -> Any:
     listener = stack.enter_context(socket.socket(family))
     listener.bind(address)
-    # Nobody accepts: a connection that gets into the queue has got through.
+    # Without accept(2): a connection that gets into the queue has got through.
     listener.listen(8)
     return listener.getsockname()

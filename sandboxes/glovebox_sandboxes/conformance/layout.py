@@ -8,7 +8,7 @@ from glovebox_sandboxes.conformance.case import Case
 from glovebox_sandboxes.contract.spec import INPUT, OUTPUT, SCRATCH, WORKSPACE
 
 INSIDE: Mapping[str, str] = {"WORKSPACE": WORKSPACE, "OUTPUT": OUTPUT, "INPUT": INPUT, "SCRATCH": SCRATCH}
-"""The places as they are called inside every sandbox; a control has them elsewhere."""
+"""The places by their names inside every sandbox; a control has them elsewhere."""
 PRELUDE = "import ctypes, json, os, signal, socket, stat, subprocess, sys, time\n"
 ANSWER_SECONDS = 5
 """An attempt that takes longer hangs, and answers SIGALRM: none of them waits for anything."""
@@ -63,7 +63,7 @@ def attempts(cases: Iterable[Case]) -> str:
 
 
 def answers(stdout: str) -> dict[str, str]:
-    """Return what the program of :func:`attempts` printed: id → answer. Empty where it did not get so far."""
+    """Return the printed answers of :func:`attempts`, by id. Empty if it did not get so far."""
     try:
         found = json.loads(stdout.rstrip().rpartition("\n")[2])
     except ValueError:

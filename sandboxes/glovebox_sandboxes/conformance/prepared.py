@@ -1,4 +1,4 @@
-"""A driver that opens prepared sandboxes, so that what is proved of it holds for calls that find one ready.
+"""A driver of prepared sandboxes, so that its proof holds for calls that find one ready.
 
 Nothing here may import a profile, the server, or one driver in particular.
 """
@@ -16,10 +16,10 @@ from glovebox_sandboxes.contract.spec import SandboxSpec
 
 
 class Prepared:
-    """A ``Driver`` that opens every sandbox from a source of its plan, which is started when it is first needed."""
+    """A ``Driver`` that opens every sandbox from a source of its plan, which starts when first needed."""
 
     def __init__(self, driver: Driver, tasks: anyio.abc.TaskGroup) -> None:
-        """Take the driver, and the task group its sources live in."""
+        """Set the driver, and the task group of its sources."""
         self.name = driver.name
         self.capabilities = driver.capabilities
         self._driver = driver
@@ -28,12 +28,12 @@ class Prepared:
         self._turn = anyio.Lock()
 
     def plan(self, spec: SandboxSpec) -> Plan:
-        """See ``Driver.plan``."""
+        """Return the driver's plan."""
         return self._driver.plan(spec)
 
     @asynccontextmanager
     async def open(self, plan: Plan) -> AsyncIterator[Sandbox]:
-        """See ``Driver.open``."""
+        """Open a prepared sandbox; see ``Driver.open``."""
         async with self._turn:
             if plan.digest not in self._sources:
                 self._sources[plan.digest] = await self._tasks.start(self._hold, plan)
@@ -41,7 +41,7 @@ class Prepared:
             yield sandbox
 
     def source(self, plan: Plan) -> AbstractAsyncContextManager[Source]:
-        """See ``Driver.source``."""
+        """Return the driver's source."""
         return self._driver.source(plan)
 
     async def _hold(self, plan: Plan, *, task_status: anyio.abc.TaskStatus[Source]) -> None:
@@ -59,7 +59,7 @@ async def prepared(driver: Driver) -> AsyncIterator[Driver]:
 
 
 async def has_another_way(driver: Driver) -> bool:
-    """Return whether prepared sandboxes come to be in another way than those that are started for a call."""
+    """Return whether prepared sandboxes are made in another way than those started for a call."""
     try:
         async with driver.source(driver.plan(SandboxSpec(limits=LIMITS))) as source:
             return source.quick

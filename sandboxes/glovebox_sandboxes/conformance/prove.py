@@ -1,4 +1,4 @@
-"""Proving on this host: every claim against one driver, and what came of each.
+"""Proves every claim against one driver on this host, and reports the findings.
 
 The controls stay out: they attack the host for real, and belong to the tests of the cases. Nothing here may import a
 profile, the server, or one driver in particular.
@@ -23,13 +23,13 @@ from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecErro
 from glovebox_sandboxes.seccomp import cases as calls
 
 Status = Literal["held", "failed", "gap", "closed", "skipped"]
-"""``gap``: does not hold and is known not to; ``closed``: is said not to hold, and does; ``skipped``: not asked."""
+"""``gap``: a known failure; ``closed``: a known failure that now holds; ``skipped``: not asked."""
 
 Start = Literal["cold", "forked"]
-"""``cold``: started for a call; ``forked``: prepared ahead of it, where that is done in another way."""
+"""``cold``: started for a call; ``forked``: prepared ahead of it, if that is done in another way."""
 
 AT_ONCE = 2
-"""Sandboxes at a time: many cases only wait for a limit of time, and more would change what the others measure."""
+"""Sandboxes at a time: many cases only wait for a limit of time, and more would disturb the others' measurements."""
 
 SYSTEM_CALLS = "system-calls"
 """The area of the claims in ``sandboxes/glovebox_sandboxes/seccomp/cases.json``."""
@@ -39,7 +39,7 @@ _UNWATCHED = (
     "processes of the sandbox cannot be seen from outside by this user, so that they end with it is not shown here"
 )
 _CALLS_LIMITS = replace(LIMITS, wall_seconds=60.0, cpu_seconds=60)
-"""Some 400 attempts, each in a process of its own; a kernel in user space takes ten seconds for them."""
+"""About 400 attempts, each in a process of its own; a kernel in user space takes ten seconds for them."""
 _NOT_THE_FILTER: Mapping[str, Mapping[str, str]] = {
     "gvisor": {
         "near pidfd_getfd": "ENOSYS",
@@ -47,14 +47,14 @@ _NOT_THE_FILTER: Mapping[str, Mapping[str, str]] = {
         "near ioprio_set: another process": "EPERM",
     }
 }
-"""Neighbours that something else than the filter refuses, by driver: gVisor's kernel has no such calls."""
+"""Neighbours that something other than the filter refuses, by driver: gVisor's kernel has no such calls."""
 _LANDLOCKED = {"near open_tree": "EACCES", "near open_tree_attr": "EACCES"}
-"""Elsewhere Landlock does, which these attempts meet only in a whole sandbox: the root cannot be opened for listing."""
+"""Landlock refuses these elsewhere, in a whole sandbox only: the root cannot be opened for listing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseFinding:
-    """What came of one claim."""
+    """The result of one claim."""
 
     id: str
     """Stable: of the case, or ``syscall-…``."""
@@ -65,7 +65,7 @@ class CaseFinding:
     """Claims in docs/operate/claims.csv."""
     status: Status
     seen: tuple[str, ...] = ()
-    """What was not as it must be, and what was expected; one sentence each."""
+    """Deviations with the expected values; one sentence each."""
     reason: str = ""
     """Why a gap is known, or why it was skipped."""
     seconds: float = 0.0
@@ -80,24 +80,24 @@ class Proof:
 
     capabilities: Capabilities
     start: Start
-    """How the sandboxes came to be that were asked."""
+    """The kind of start of the tested sandboxes."""
     findings: tuple[CaseFinding, ...]
     notes: tuple[str, ...]
-    """What this proof cannot show on this host."""
+    """Limits of this proof on this host."""
     seconds: float
 
     @property
     def holds(self) -> bool:
-        """Whether every claim holds or is a known gap that is still one."""
+        """Return whether every claim holds or is a known gap that still fails."""
         return not any(each.status in ("failed", "closed") for each in self.findings)
 
     def count(self, *statuses: Status) -> int:
-        """Return how many findings have one of these."""
+        """Return the number of findings with one of these statuses."""
         return sum(each.status in statuses for each in self.findings)
 
 
 def judged(case: ClaimCase, problems: tuple[str, ...], names: tuple[str, ...], seconds: float) -> CaseFinding:
-    """Return the finding of a case: what was wrong, held against the gaps of a driver with these names."""
+    """Return the finding of a case: its problems, compared with the gaps of a driver with these names."""
     reason = next((case.gaps[name] for name in names if name in case.gaps), "")
     if reason:
         status: Status = "gap" if problems else "closed"
@@ -107,9 +107,9 @@ def judged(case: ClaimCase, problems: tuple[str, ...], names: tuple[str, ...], s
 
 
 def gap_names(capabilities: Capabilities) -> tuple[str, ...]:
-    """Return what the driver is called in the cases' gaps.
+    """Return the driver's names in the cases' gaps.
 
-    ``rlimits`` besides, where limits hold per process only; ``gvisor-docker``, where the Engine starts gVisor.
+    Also ``rlimits``, if limits hold per process only, and ``gvisor-docker``, if the Engine starts gVisor.
     """
     per_process = "rlimit" in capabilities.limits.get("memory_bytes", "")
     by_engine = capabilities.version.endswith("(runsc)")
@@ -123,7 +123,7 @@ async def prove(
     heard: Callable[[CaseFinding], None] = lambda _: None,
     start: Start = "cold",
 ) -> Proof:
-    """Ask one driver for every claim; ``heard`` is told each finding as it comes, ``start`` is for the report."""
+    """Test every claim against one driver; ``heard`` gets each finding as it comes, ``start`` is for the report."""
     started = anyio.current_time()
     watched = True
     names = (*gap_names(driver.capabilities), start)
@@ -170,7 +170,7 @@ async def prove(
 
 
 async def together(jobs: Sequence[Job], heard: Callable[[CaseFinding], None]) -> list[CaseFinding]:
-    """Do all these, ``AT_ONCE`` at a time; the findings are in the order of the jobs, and ``heard`` as they come."""
+    """Run the jobs, ``AT_ONCE`` at a time; return findings in the order of the jobs, and report each as it comes."""
     found: list[list[CaseFinding]] = [[] for _ in jobs]
     turns = anyio.CapacityLimiter(AT_ONCE)
 

@@ -1,4 +1,4 @@
-"""Running cases in sandboxes of one driver, and judging what is seen inside and outside.
+"""Runs cases in sandboxes of one driver, and judges the results from inside and outside.
 
 Nothing here may import a profile, the server, or one driver in particular.
 """
@@ -27,18 +27,18 @@ _GONE_SECONDS = 10.0
 _POLL_SECONDS = 0.01
 _TICKS = os.sysconf("SC_CLK_TCK")
 _BEGAN = 19
-"""Of what follows the name in ``/proc/PID/stat``, when it began: ``starttime`` in proc(5)."""
+"""Index of the start time behind the name in ``/proc/PID/stat``: ``starttime`` in proc(5)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What came of one case."""
+    """The result of one case."""
 
     case: Case
     problems: tuple[str, ...]
-    """One sentence for each thing that was not as it must be; empty when the claim holds."""
+    """One sentence for each deviation; empty when the claim holds."""
     watched: bool = True
-    """Whether its processes could be seen from outside, so that their absence afterwards means something."""
+    """True if its processes were visible from outside, so that their later absence means something."""
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class TrialResult:
     unavailable: str = ""
     files: dict[str, int] = field(default_factory=dict)
     torn: tuple[str, ...] = ()
-    """Files of which more or less came than was announced."""
+    """Files whose received size differs from the announced one."""
     left: tuple[str, ...] = ()
     watched: bool = True
 
@@ -99,13 +99,13 @@ async def judge_attempts(driver: Driver, cases: Sequence[Case], host: Planted) -
 
 
 def spec(limits: Limits, workspace: Path, *, overlay: bool = False) -> SandboxSpec:
-    """Return the spec of every case: all a profile can grant but network, so that nothing is safe by its absence."""
+    """Return the spec of every case: all a profile can grant except network, so that nothing is safe by its absence."""
     mounts = (Mount(source=str(workspace), target=ORIGINAL if overlay else WORKSPACE),)
     return SandboxSpec(limits=limits, mounts=mounts, overlay=overlay, output=True, inputs=True)
 
 
 async def see(driver: Driver, program: str, limits: Limits, host: Planted, *, overlay: bool = False) -> TrialResult:
-    """Run one program in a sandbox of its own and look at it from inside and outside; raises UnsupportedSpecError."""
+    """Run a program in its own sandbox, and examine it from inside and outside; raises UnsupportedSpecError."""
     seen = TrialResult()
     plan = driver.plan(spec(limits, host.workspace, overlay=overlay))
     text = layout.program(program, layout.INSIDE, host.names)
@@ -121,7 +121,7 @@ async def see(driver: Driver, program: str, limits: Limits, host: Planted, *, ov
             identity = sandbox.id
             proved = await connection.attest(sandbox, plan)
             namespaces, ran = proved.measured.namespaces, now()
-            # As a normal user one does not see processes of others; a kernel in user space has numbers of its own.
+            # A normal user does not see processes of others; a kernel in user space has numbers of its own.
             seen.watched = bool(processes(namespaces) or _groups(identity))
             if differences := proved.attestation.differences:
                 seen.unavailable = f"the isolation is not what was planned: {differences}"
@@ -136,7 +136,7 @@ async def see(driver: Driver, program: str, limits: Limits, host: Planted, *, ov
 
 
 class _Counted:
-    """A sink for files whose name and size are all that counts."""
+    """A sink that keeps only names and sizes of files."""
 
     def __init__(self, seen: TrialResult, name: str, size: int) -> None:
         self._seen = seen
@@ -212,12 +212,12 @@ def _stdout(seen: TrialResult) -> str:
 
 
 def now() -> float:
-    """Return seconds since this host was started, on the clock that says when processes began."""
+    """Return seconds since this host was started, on the clock of processes' start times."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 async def left(namespaces: Mapping[str, int], identity: str, ran: float) -> tuple[str, ...]:
-    """Return what is still there of a sandbox a moment after it was closed.
+    """Return what is left of a sandbox a moment after it was closed.
 
     Args:
         namespaces: the sandbox's, as it measured them.
@@ -226,18 +226,18 @@ async def left(namespaces: Mapping[str, int], identity: str, ran: float) -> tupl
     """
     found: tuple[str, ...] = ()
     with anyio.move_on_after(_GONE_SECONDS):
-        # Nothing of the kernel's tells that the last process of a namespace that is not ours is gone.
+        # The kernel does not announce the end of the last process of a namespace that is not ours.
         while found := (*processes(namespaces, ran), *_groups(identity)):  # noqa: ASYNC110 - only /proc tells
             await anyio.sleep(_POLL_SECONDS)
     return found
 
 
 def processes(namespaces: Mapping[str, int], ran: float | None = None) -> tuple[str, ...]:
-    """Return every process in the pid namespace of these, as pid and command line; zombies are none.
+    """Return every process in the pid namespace of these, as pid and command line, without zombies.
 
-    The kernel gives the number of a namespace that is gone to the next one, perhaps of another server's sandbox. With
-    ``ran``, a moment at which the one that is meant was there, one whose first process began later is not it: that
-    process is there from a namespace's beginning to its end.
+    The kernel reuses the number of an ended namespace, perhaps for another server's sandbox. ``ran`` is a moment at
+    which the intended one was there: a namespace whose first process began later is another, because that process lives
+    as long as its namespace.
     """
     wanted = f"pid:[{namespaces.get('pid')}]"
     found = []
@@ -248,7 +248,7 @@ def processes(namespaces: Mapping[str, int], ran: float | None = None) -> tuple[
             state = (process / "stat").read_text().rpartition(")")[2].split()
             if ran is not None and _is_first(process) and int(state[_BEGAN]) / _TICKS > ran:
                 return ()
-            # A zombie is a line in a table, and the host's own process 1 takes it away when it likes.
+            # A zombie is a line in a table, which the host's own process 1 removes at any time.
             if state[0] != "Z":
                 found.append(f"process {process.name}: {(process / 'cmdline').read_bytes()[:200]!r}")
         except OSError:
@@ -257,7 +257,6 @@ def processes(namespaces: Mapping[str, int], ran: float | None = None) -> tuple[
 
 
 def _is_first(process: Path) -> bool:
-    """Return whether it is process 1 of its own pid namespace."""
     numbers = re.search(r"^NSpid:.*\t(\d+)$", (process / "status").read_text(), re.MULTILINE)
     return numbers is not None and numbers[1] == "1"
 

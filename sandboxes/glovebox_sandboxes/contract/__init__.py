@@ -1,1 +1,1 @@
-"""What a sandbox is, in words every driver shares: spec, plan, measurement, outcome, errors."""
+"""The driver contract: spec, plan, measurement, outcome, errors."""

@@ -1,6 +1,6 @@
-"""Compares what was planned, measured inside and seen from outside, with a verdict for each field. Pure.
+"""Compares the plan with measurements from inside and outside, with a verdict for each field. Pure.
 
-A field differs if any measurement of it differs from the plan. What could not be measured says so in its place.
+A field differs if any measurement of it differs from the plan. A failed measurement says so in its place.
 """
 
 import os
@@ -28,7 +28,7 @@ Verdict = Literal["ok", "differs", "not measurable"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotMeasured:
-    """Stands where a value would be that could not be read here."""
+    """Stands for a value that could not be read here."""
 
     reason: str
 
@@ -49,14 +49,14 @@ class Field:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether every measurement there is equals the plan."""
+        """Return whether every measurement there is equals the plan."""
         found = self._found.values()
         if not found:
             return "not measurable"
         return "ok" if all(each == self.planned for each in found) else "differs"
 
     def difference(self) -> Difference:
-        """For a message: what was found where it differs."""
+        """Return the difference for a message."""
         wrong = {side: value for side, value in self._found.items() if value != self.planned}
         measured = ", ".join(
             f"{value}" if side == "inside" else f"{value} from outside" for side, value in wrong.items()
@@ -64,7 +64,7 @@ class Field:
         return Difference(field=self.name, planned=str(self.planned), measured=measured)
 
     def row(self) -> dict[str, Any]:
-        """For the record."""
+        """Return the field for the record."""
         row: dict[str, Any] = {"field": self.name, "planned": self.planned}
         for side, value in (("inside", self.inside), ("outside", self.outside)):
             if value is not None:
@@ -74,25 +74,25 @@ class Field:
 
 @dataclass(frozen=True, kw_only=True)
 class Attestation:
-    """The isolation of one sandbox, measured."""
+    """The measured isolation of one sandbox."""
 
     fields: tuple[Field, ...]
 
     @cached_property
     def differences(self) -> tuple[Difference, ...]:
-        """Every field that is not as planned; empty means the isolation is what was planned."""
+        """Return every field that is not as planned; empty means the isolation is as planned."""
         return tuple(each.difference() for each in self.fields if each.verdict == "differs")
 
     @property
     def rows(self) -> tuple[dict[str, Any], ...]:
-        """The table, as JSON."""
+        """Return the table as JSON."""
         return tuple(each.row() for each in self.fields)
 
 
 def compare(
     expected: Expected, measured: Measured, outside: HostView, host_namespaces: Mapping[str, int]
 ) -> Attestation:
-    """Hold both views against the plan, and against each other."""
+    """Compare both views with the plan, and with each other."""
     seen = _seen(expected, measured, outside, host_namespaces)
     fields = [
         Field(name=name, planned=planned, inside=found, outside=seen.get(name))
@@ -112,9 +112,9 @@ def kernel_version() -> str:
 
 
 def made_with(driver: Driver, plan: Plan) -> dict[str, str]:
-    """Versions and digests of what a sandbox is made with, by a name that says where the host has each from.
+    """Return versions and digests of a sandbox's parts, by names that include their source on the host.
 
-    The runtime's is what its manifest says since it was built: nobody hashes 300 MiB again for that.
+    The runtime's digest is from its manifest, written at build time: hashing 300 MiB again would be slow.
     """
     action = plan.action
     parts = {
@@ -127,7 +127,7 @@ def made_with(driver: Driver, plan: Plan) -> dict[str, str]:
     return {name: value for name, value in parts.items() if value}
 
 
-# Fields of the guest's that the host can look at too, where the guest runs on the host's kernel.
+# Fields of the guest's that the host can measure too, if the guest runs on the host's kernel.
 _BOTH = ("uid", "gid", "groups", "capabilities", "no_new_privs", "seccomp", "interfaces", "mounts of host files",
          "writable mounts beyond the plan", "kernel")  # fmt: skip
 
@@ -158,7 +158,7 @@ def _seen(
 
 
 def _forked(expected: Expected, measured: Measured, outside: HostView) -> list[Field]:
-    """What it could have been left with by the process it was forked from, which has rights that it must not have."""
+    """Return what the zygote could have left to it, which has rights that a sandbox must not have."""
     zygote = outside.zygote
     if zygote is None:
         return []
@@ -184,12 +184,12 @@ def _kernel(measured: Measured) -> str:
 
 
 def _only(numbers: tuple[int, ...] | None) -> Any:
-    """Return the one number, or all of them where they are not the same."""
+    """Return the one number, or all of them if they differ."""
     return None if numbers is None else numbers[0] if len(numbers) == 1 else list(numbers)
 
 
 def _host_only(expected: Expected, measured: Measured, outside: HostView) -> list[Field]:
-    """Return what the guest cannot know, or what shows that both looked at the same process."""
+    """Return what the guest cannot know, and what shows that both examined the same process."""
     own = {*(outside.uids or ()), *(outside.gids or ())}
     allowed = own if changes_user() else own | _own_groups()
     groups = None if outside.groups is None else sorted({*outside.groups} - allowed)
@@ -201,7 +201,7 @@ def _host_only(expected: Expected, measured: Measured, outside: HostView) -> lis
         Field(name="number in its pid namespace", planned=1, inside=measured.pid, outside=number),
     ]
     if expected.system == "linux":
-        # The same numbers on both sides: what the guest said of itself is true of the process the host sees.
+        # The same numbers on both sides: the guest's measurements are true of the process the host sees.
         there = None if outside.namespaces is None else {name: outside.namespaces[name] for name in measured.namespaces}
         same = _or_why(outside, "namespaces", there)
         fields.append(Field(name="namespaces", planned=dict(measured.namespaces), outside=same))

@@ -1,7 +1,7 @@
 """The contract between the broker and every driver: probe, plan, open. No driver and no I/O lives here.
 
-A driver only has to start an isolated process that runs the guest, and hand over one byte stream to it. All that is
-said over that stream is the same for every driver (see ``wire`` and ``link``).
+A driver only has to start an isolated process that runs the guest, and provide one byte stream to it. The protocol on
+that stream is the same for every driver (see ``wire`` and ``link``).
 """
 
 import hashlib
@@ -24,29 +24,29 @@ Level = Literal["namespaces", "container", "userspace-kernel", "microvm"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missing:
-    """Something this host lacks for a driver, and the command that adds it."""
+    """A missing requirement of a driver on this host, and the command that adds it."""
 
     what: str
     fix: str
     fatal: bool
-    """Whether the driver cannot be used at all without it."""
+    """True if the driver cannot be used at all without it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What one driver can enforce on this host, found out by trying, not by looking for files."""
+    """The features that one driver can enforce on this host, found by trying, not by looking for files."""
 
     driver: str
     level: Level
     version: str
-    """Version of the mechanism (bwrap, the Engine and its runtime); empty when it is not there."""
+    """Version of the mechanism (bwrap, the Engine and its runtime); empty if it is missing."""
     limits: Mapping[str, str]
-    """By which mechanism each limit is enforced, e.g. ``{"memory_bytes": "cgroup v1", "pids": "rlimit"}``."""
+    """The mechanism that enforces each limit, e.g. ``{"memory_bytes": "cgroup v1", "pids": "rlimit"}``."""
     missing: tuple[Missing, ...] = ()
 
     @property
     def usable(self) -> bool:
-        """Whether the driver can start sandboxes at all."""
+        """Return whether the driver can start sandboxes at all."""
         return not any(each.fatal for each in self.missing)
 
 
@@ -54,7 +54,7 @@ _MECHANISMS = {"broker": "the server", "tmpfs": "the size of tmpfs", "rlimit": "
 
 
 def mechanisms(limits: Mapping[str, str]) -> str:
-    """By what these limits are enforced, each mechanism once, in words for a person."""
+    """Return the mechanisms that enforce these limits, each once, in words for a person."""
     return ", ".join(_MECHANISMS.get(each, each) for each in dict.fromkeys(limits.values()))
 
 
@@ -75,21 +75,21 @@ class Plan:
 
     @cached_property
     def digest(self) -> str:
-        """``sha256:…`` over the plan as canonical JSON: the same for every sandbox made from it."""
+        """Return ``sha256:…`` over the plan as canonical JSON: the same for every sandbox made from it."""
         body = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return "sha256:" + hashlib.sha256(body.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxStats:
-    """What the host saw of one sandbox, beside what the guest says. Filled in as far as the driver can."""
+    """The host's observations of one sandbox, beside the guest's. Filled in as far as the driver can."""
 
     out_of_memory: bool = False
     """The kernel killed a process of this sandbox for its memory limit."""
     memory_peak_bytes: int | None = None
     cpu_seconds: float | None = None
     detail: str = ""
-    """The end of what the runtime printed as errors (at most 2,000 characters), for the operator."""
+    """The end of the runtime's error output (at most 2,000 characters), for the operator."""
 
 
 class Sandbox(Protocol):
@@ -97,41 +97,41 @@ class Sandbox(Protocol):
 
     @property
     def id(self) -> str:
-        """Unique among all sandboxes of this host, and part of the name of everything the driver makes."""
+        """Return the id, unique among all sandboxes of this host, and part of the name of all that the driver makes."""
 
     @property
     def channel(self) -> ByteStream:
-        """The guest's standard input and output."""
+        """Return the guest's standard input and output."""
 
     async def host_view(self) -> HostView:
-        """Return what the host sees of it, once the guest is ready; ``outside.unseen`` where it sees nothing."""
+        """Return the host's measurements once the guest is ready; ``outside.unseen`` if it sees nothing."""
 
     def cpu_seconds(self) -> float | None:
-        """Return processor time of all its processes so far, as the host's kernel counts it; None where it does not."""
+        """Return the processor time of all its processes so far, by the host's kernel; None if it is not counted."""
 
     async def kill(self) -> None:
         """End every process of the sandbox and return when they are gone. Safe to call more than once."""
 
     def weigh(self, parts: int) -> None:
-        """Have one part in so many of the processor time it has by default beside others, where that can be set."""
+        """Set its share of processor time to one part in ``parts`` of the default, if possible."""
 
     async def stats(self) -> SandboxStats:
-        """Return what the host saw so far; complete once the sandbox is dead."""
+        """Return the host's observations so far; complete once the sandbox is dead."""
 
 
 class Source(Protocol):
-    """Where sandboxes of one plan come from that are prepared before their calls."""
+    """A source of prepared sandboxes of one plan."""
 
     @property
     def quick(self) -> bool:
-        """Whether ``open`` is quicker here than the driver's own."""
+        """Return whether ``open`` is quicker here than the driver's own."""
 
     @property
     def bytes_each(self) -> int:
-        """About how much memory one of them takes while it waits."""
+        """Return the approximate memory of a waiting sandbox."""
 
     def open(self) -> AbstractAsyncContextManager[Sandbox]:
-        """As ``Driver.open``."""
+        """Open a prepared sandbox, as ``Driver.open``."""
 
 
 class Driver(Protocol):
@@ -139,28 +139,28 @@ class Driver(Protocol):
 
     @property
     def name(self) -> str:
-        """The word used for it in profiles."""
+        """Return its name in profiles."""
 
     @property
     def capabilities(self) -> Capabilities:
-        """Result of the probe made when the driver was created."""
+        """Return the result of the probe made when the driver was created."""
 
     def plan(self, spec: SandboxSpec) -> Plan:
-        """Say what would be done; starts nothing.
+        """Return the plan; starts nothing.
 
         Raises:
             UnsupportedSpecError: some field cannot be enforced here. Never enforced partly, never downgraded.
         """
 
     def open(self, plan: Plan) -> AbstractAsyncContextManager[Sandbox]:
-        """Do it. On leaving the context nothing of the sandbox is left, on whichever way it is left.
+        """Start a sandbox. However the context is left, nothing of the sandbox remains.
 
         Raises:
             SandboxError: it could not be started.
         """
 
     def source(self, plan: Plan) -> AbstractAsyncContextManager[Source]:
-        """Where prepared sandboxes come from, for the length of the block; all of them must be closed before it ends.
+        """Provide prepared sandboxes for the length of the block; all of them must be closed before it ends.
 
         Raises:
             SandboxError: it could not be started.

@@ -1,4 +1,4 @@
-"""The two shapes of a failure: a refusal, for whoever asked, and a diagnosis, for whoever runs the server.
+"""The two shapes of a failure: a refusal, for the caller, and a diagnosis, for the operator.
 
 A program that fails inside a sandbox is not an error: that is an ``Outcome``.
 """
@@ -8,24 +8,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Why something is not allowed, and what would be. No host paths, no secrets."""
+    """A reason why something is not allowed, and the alternative. No host paths, no secrets."""
 
     rule: str
     """Id of the rule that decided, e.g. ``limits.wall_seconds``."""
     reason: str
     """One sentence."""
     hint: str
-    """What would be allowed, or how to ask."""
+    """The allowed alternative, or how to ask."""
 
     def __str__(self) -> str:
         return f"{self.reason} {self.hint}".strip()
 
 
 class RefusedError(Exception):
-    """Policy said no. The model may choose differently; nothing was started, or what was started is gone."""
+    """The policy refused. The model may choose differently; nothing was started, or what was started is gone."""
 
     def __init__(self, rule: str, reason: str, hint: str) -> None:
-        """Name the rule, say why, and what would be allowed or how to ask: a ``Refusal``."""
+        """Set rule, reason, and hint: a ``Refusal``."""
         super().__init__(f"{reason} {hint}")
         self.rule = rule
         self.reason = reason
@@ -33,15 +33,15 @@ class RefusedError(Exception):
 
     @property
     def refusal(self) -> Refusal:
-        """The same as data."""
+        """Return the same as data."""
         return Refusal(rule=self.rule, reason=self.reason, hint=self.hint)
 
 
 class DiagnosedError(Exception):
-    """Base of what a person can put right; its message says all three parts."""
+    """Base of errors that a person can fix; the message has all three parts."""
 
     def __init__(self, what: str, reason: str, fix: str) -> None:
-        """Say what was attempted, or what is wrong, and on what; why; and the command or setting that puts it right."""
+        """Set the attempt or problem and its object, the reason, and the command or setting that fixes it."""
         super().__init__(f"{what}: {reason}. {fix}")
         self.what = what
         self.reason = reason

@@ -1,7 +1,7 @@
-"""The measurement of a sandbox from inside, what is expected of it, and the difference.
+"""The measurement of a sandbox from inside, its expected values, and the difference. Pure.
 
-Pure. The guest measures itself before any untrusted code runs and sends the result with ``ready``; ``attestation``
-compares it with the plan and with what the host sees.
+The guest measures itself before any untrusted code runs and sends the result with ``ready``. ``attestation`` compares
+it with the plan and with the host's view.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,12 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from glovebox_sandboxes.contract.errors import SandboxError
 
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
-"""Linux namespaces, see namespaces(7); ``time`` is left out: it hides nothing of the host but its uptime."""
+"""Linux namespaces, see namespaces(7); ``time`` is left out: of the host it hides only the uptime."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What the guest must find, or the isolation that was planned is not the isolation that is there."""
+    """The measurement that proves the planned isolation."""
 
     uid: int
     interfaces: tuple[str, ...]
@@ -35,19 +35,19 @@ class Expected:
     capabilities: int = 0
     """Every capability set, bounding included, as the bit mask of capabilities(7)."""
     landlock: bool = True
-    """Whether the kernel has Landlock, which keeps ``/output`` from being read."""
+    """True if the kernel has Landlock, which keeps ``/output`` from being read."""
     system: Literal["linux", "gvisor"] = "linux"
-    """Whose kernel must answer the program's system calls."""
+    """The kernel that must answer the program's system calls."""
     unmeasured: tuple[str, ...] = ()
-    """What this kernel does not tell: these, and nothing else, may be missing from the measurement."""
+    """Properties that this kernel does not show: only these may be missing from the measurement."""
     hidden: tuple[str, ...] = ()
     """Paths that must not exist inside, e.g. a daemon's socket."""
     kept_groups: tuple[int, ...] = ()
-    """Supplementary groups, as seen from inside, that a server without privileges cannot take from its sandboxes."""
+    """Supplementary groups, as seen from inside, that an unprivileged server cannot remove from its sandboxes."""
 
 
 class MeasuredMount(BaseModel):
-    """One line of /proc/self/mountinfo that matters."""
+    """A relevant line of /proc/self/mountinfo."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -57,7 +57,7 @@ class MeasuredMount(BaseModel):
 
 
 class Measured(BaseModel):
-    """What the guest found about itself. It comes over the wire before untrusted code has run, and is still checked."""
+    """The guest's measurement of itself. It comes over the wire before untrusted code has run, and is still checked."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -76,22 +76,22 @@ class Measured(BaseModel):
     descriptors: list[int] = Field(max_length=64)
     """Open file descriptors beside the wire."""
     landlock: int
-    """Version of the Landlock interface, 0 where the kernel has none."""
+    """Version of the Landlock interface, 0 if the kernel has none."""
     pid: int
     hostname: str = Field(max_length=256)
     kernel: str = Field(max_length=512)
     python: str = Field(max_length=64)
     present: list[str] = Field(default_factory=list, max_length=64)
-    """Those of the plan's ``hidden`` paths that exist."""
+    """The plan's ``hidden`` paths that exist."""
     system: Literal["linux", "gvisor"] = "linux"
-    """Whose kernel this is; ``linux`` unless every mark of another one is there."""
+    """The kernel; ``linux`` unless every mark of another one is there."""
     unmeasured: list[str] = Field(default_factory=list, max_length=16)
-    """Capability sets and namespaces the kernel says nothing about; they count as empty and as our own elsewhere."""
+    """Capability sets and namespaces that the kernel does not show; elsewhere they count as empty and as our own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """One part of the isolation that is not as planned."""
+    """A part of the isolation that is not as planned."""
 
     field: str
     planned: str
@@ -101,7 +101,7 @@ class Difference:
 _TOLD = 200
 """Characters of one side of a difference in a message; the record has all of it."""
 _DIFFERENCES = 4
-"""Differences in a message: the first few say what is wrong."""
+"""Differences in a message: the first few name the problem."""
 
 
 def describe(differences: tuple[Difference, ...]) -> str:
@@ -121,18 +121,14 @@ def _short(listed: str) -> str:
     return f"{listed[:end]}, … and {listed.count(', ', end)} more"
 
 
-# File systems that the kernel or the driver makes for this sandbox alone and that hold no host files; but only where
-# such a one belongs: the host's /run is a tmpfs too, and so may a workspace be.
+# File systems that the kernel or the driver makes for this sandbox alone and that hold no host files, but only in their
+# own places: the host's /run is a tmpfs too, and so may a workspace be.
 _OWN = frozenset({"proc", "sysfs", "tmpfs", "devpts", "mqueue", "cgroup", "cgroup2", "devtmpfs"})
 _OWN_PLACES = ("/dev", "/proc", "/sys")
 
 
 def parse(body: Mapping[str, Any]) -> Measured:
-    """Check a ``ready`` message's body.
-
-    Raises:
-        SandboxError: it is not a measurement.
-    """
+    """Return the checked body of a ``ready`` message; raise SandboxError if it is not a measurement."""
     try:
         return Measured.model_validate(body)
     except ValidationError as problem:
@@ -148,7 +144,7 @@ def parse(body: Mapping[str, Any]) -> Measured:
 def inside(
     expected: Expected, measured: Measured, host_namespaces: Mapping[str, int]
 ) -> tuple[tuple[str, Any, Any], ...]:
-    """Name, plan and measurement of everything the guest measures; equal where the isolation is what was planned."""
+    """Return name, plan and measurement of everything the guest measures; equal if the isolation is as planned."""
     return (
         ("uid", expected.uid, measured.uid),
         ("gid", expected.uid, measured.gid),
@@ -170,17 +166,17 @@ def inside(
 
 
 def more_groups(expected: Expected, groups: Iterable[int]) -> list[int]:
-    """Return supplementary groups beside the sandbox's own and those it could not be relieved of."""
+    """Return supplementary groups beside the sandbox's own and those that could not be removed."""
     return [group for group in groups if group not in (expected.uid, *expected.kept_groups)]
 
 
 def shared(expected: Expected, namespaces: Mapping[str, int], host_namespaces: Mapping[str, int]) -> list[str]:
-    """Return namespaces that had to be other than the host's and are not shown to be."""
+    """Return namespaces that must differ from the host's and are not shown to."""
     return [name for name in expected.namespaces if namespaces.get(name) in (None, host_namespaces[name])]
 
 
 def writable(expected: Expected, mounts: Iterable[MeasuredMount]) -> list[str]:
-    """Return mount points that are writable and were not to be."""
+    """Return mount points that are writable against the plan."""
     return sorted({mount.target for mount in mounts if mount.writable} - set(expected.writable))
 
 

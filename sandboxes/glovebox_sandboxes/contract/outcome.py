@@ -8,53 +8,53 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Ended = Literal["exited", "signalled", "timed_out", "out_of_memory", "limit"]
-"""How a program ended: by itself, by a signal, or stopped for a limit (``limit`` covers processor time and output)."""
+"""A program's end: by itself, by a signal, or at a limit (``limit`` covers processor time and output)."""
 
 
 CountedBy = Literal["group", "guest", "none"]
-"""Who counted what a job used: the host's kernel in the sandbox's control group, everything in it included; or the
-guest, by the program's processes: at least so much; or nobody."""
+"""The counter of a job's usage: the host's kernel, in the sandbox's control group, everything in it included; the
+guest, by the program's processes, as a lower bound; or none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One thing for the guest to do."""
+    """A task for the guest."""
 
     kind: str
     """Name of a module in ``_glovebox_guest.jobs``."""
     payload: Mapping[str, Any]
-    """JSON-compatible; what it holds depends on the kind."""
+    """JSON-compatible; the content depends on the kind."""
     wall_seconds: float | None = None
-    """Shorter than the profile's limit where the caller asked for less."""
+    """Shorter than the profile's limit if the caller asked for less."""
     inputs: tuple[str, ...] = ()
     """Artifact URIs the broker copies to ``/input`` before the job starts."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables of the program, where it has a way out."""
+    """Variables of the program, if it has network access."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Captured:
-    """One output stream, cut in the middle where it was too long."""
+    """One output stream, cut in the middle if too long."""
 
     text: str
-    """Head and tail, decoded as UTF-8 with replacement characters; a line between them tells the gap."""
+    """Head and tail, decoded as UTF-8 with replacement characters; a line between them names the gap."""
     total_bytes: int
     dropped_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """A smaller copy of a picture, made in the sandbox for clients that would not take the picture itself."""
+    """A smaller copy of a picture, made in the sandbox for clients that would reject the picture itself."""
 
     name: str
-    """Of the file in ``/output`` that it is a copy of; empty for a picture of the job's."""
+    """Of the original in ``/output``; empty for a picture of the job's."""
     media_type: str = ""
     data: bytes = b""
-    """Empty where none could be made."""
+    """Empty if none could be made."""
     size: tuple[int, int] = (0, 0)
     """Width and height in pixels, by its header."""
     of: tuple[int, int] = (0, 0)
-    """Those of the picture itself, as the sandbox says."""
+    """Those of the picture itself, by the sandbox."""
     reason: str = ""
     """Why there is none."""
 
@@ -66,26 +66,26 @@ class Blob:
     media_type: str
     data: bytes
     shown: Shown | None = None
-    """What of it clients are shown instead, where they would not take it."""
+    """A smaller copy for clients that would reject it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkippedFile:
-    """Something in ``/output`` that is not an artifact, and why."""
+    """A path in ``/output`` that is not an artifact, and why."""
 
     name: str
     reason: str
     count: int | None = None
-    """How many files, where this stands for those beyond the ones that are named."""
+    """Number of files, if this stands for those beyond the named ones."""
 
 
 PATCH = "changes.patch"
-"""Name of the file that says what a program changed in its copy of the workspace."""
+"""Name of the file with a program's changes in its copy of the workspace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlayChanges:
-    """What a program changed in its copy of the workspace, as far as the patch carries it."""
+    """A program's changes in its copy of the workspace, as far as the patch carries them."""
 
     created: tuple[str, ...]
     """Names, the first fifty; ``counts`` has all."""
@@ -94,28 +94,26 @@ class OverlayChanges:
     counts: Mapping[str, int]
     """``created``, ``changed`` and ``deleted``."""
     patch: bool
-    """Whether there is a patch: where nothing changed there is none."""
+    """False if nothing changed: then there is no patch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What the job spent."""
+    """The resources that a job used."""
 
     wall_ms: float
     cpu_ms: float | None
     """Processor time of the whole sandbox from the job on, or of the program's processes; ``cpu_from`` says which. None
-    where the guest could not tell and the host does not count it."""
+    if neither guest nor host counted it."""
     memory_peak_bytes: int
     """Peak of the whole sandbox, or of the program's largest process; ``memory_from`` says which."""
     cpu_from: CountedBy = "none"
-    """Who counted ``cpu_ms``."""
     memory_from: CountedBy = "none"
-    """Who counted ``memory_peak_bytes``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of one job. All text and bytes in it were produced by untrusted code."""
+    """The result of one job. All text and bytes in it were produced by untrusted code."""
 
     ended: Ended
     code: int | None
@@ -125,18 +123,18 @@ class Outcome:
     stdout: Captured
     stderr: Captured
     value: Any
-    """JSON value the job returned; None where there is none."""
+    """The job's JSON value, or None."""
     blobs: tuple[Blob, ...]
     skipped: tuple[SkippedFile, ...]
     usage: Usage
     changes: OverlayChanges | None = None
-    """None where the program had no workspace of its own to change."""
+    """None if the program had no workspace of its own to change."""
     shown: tuple[Shown, ...] = ()
-    """Copies of pictures in ``/output``, and of those of the job's that did not come themselves."""
+    """Copies of pictures in ``/output``, and of the job's pictures that were left out."""
     problems: tuple[str, ...] = ()
-    """What of the value and the pictures could not be taken, one sentence each."""
+    """Rejected parts of the value and the pictures, one sentence each."""
 
     @property
     def copies(self) -> tuple[Shown, ...]:
-        """Return all smaller copies of pictures, those of the job's own too."""
+        """Return all smaller copies of pictures, including those of the job's own."""
         return (*self.shown, *(blob.shown for blob in self.blobs if blob.shown is not None))

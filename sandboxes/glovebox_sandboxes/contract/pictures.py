@@ -1,4 +1,4 @@
-"""Which pictures clients take as they are: what guest and host have to judge alike, by headers alone. No I/O."""
+"""The pictures that clients accept as they are: guest and host must judge them alike, by headers alone. No I/O."""
 
 from typing import Annotated
 
@@ -22,7 +22,7 @@ IMAGE_TYPES = {
     "image/gif": b"GIF8",
     "image/webp": b"RIFF",
 }
-"""Media types a job may claim, and the bytes such a picture begins with."""
+"""Media types a job may claim, and the first bytes of such a picture."""
 _Pixels = Annotated[int, Field(ge=1, le=2**31)]
 
 
@@ -36,7 +36,7 @@ class _AboutCopy(BaseModel):
 
 
 def parse_copy(about: bytes, data: bytes) -> Shown | None:
-    """Return a smaller copy, whose own size its header has to say; None for what is none."""
+    """Return a smaller copy whose header confirms its size, or None."""
     try:
         said = _AboutCopy.model_validate_json(about[: MAX_ABOUT + 1])
     except ValidationError:

@@ -7,21 +7,21 @@ will do about it.
 from dataclasses import dataclass, replace
 from typing import Literal
 
-#: Fixed places inside every sandbox. The guest, the drivers and the documentation use the same ones.
+#: Fixed places inside every sandbox, shared by the guest, the drivers and the documentation.
 SCRATCH = "/tmp"  # noqa: S108 - a path inside the sandbox: a private tmpfs, not the host's directory
 OUTPUT = "/output"
 INPUT = "/input"
 WORKSPACE = "/workspace"
 GUEST = "/guest"
 PACKAGES = "/opt/packages"
-#: Where the workspace itself is, read-only, while a copy of it is at ``WORKSPACE``. In the guest's own tree: a place
-#: that every sandbox has, and that no program can write in.
+#: The read-only workspace, while a copy of it is at ``WORKSPACE``. In the guest's own tree, which every sandbox has and
+#: no program can write.
 ORIGINAL = f"{GUEST}/workspace"
 
 DEFAULT = "default"
-"""Name of the environment of Python packages that a sandbox has where nothing names another."""
+"""Name of the default environment of Python packages."""
 
-#: The user and group every sandbox's processes have, seen from inside (distroless images call it "nonroot").
+#: User and group of every sandbox's processes, seen from inside (distroless images call it "nonroot").
 GUEST_UID = 65532
 
 
@@ -44,18 +44,18 @@ class Limits:
     output_files: int
     """Number of artifacts of one call."""
     stream_bytes: int
-    """How much of stdout, and of stderr, is kept: head and tail, the gap is counted."""
+    """Bytes of stdout, and of stderr, that are kept: head and tail; the gap is counted."""
     processors: int = 1
-    """That it may keep busy at one time, where a control group can say so."""
+    """Processors it may keep busy at one time, if a control group can bound them."""
     workspace_bytes: int = 0
-    """Size of the tmpfs at ``/workspace`` where writes are kept apart."""
+    """Size of the tmpfs at ``/workspace`` if writes are kept apart."""
     workspace_files: int = 0
-    """Files, folders and links of the workspace that are copied there at most."""
+    """Most files, folders and links of the workspace that are copied there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mount:
-    """One host directory that is visible inside. Always read-only: a sandbox writes to its own tmpfs only."""
+    """A host directory that is visible inside. Always read-only: a sandbox writes to its own tmpfs only."""
 
     source: str
     """Absolute path on the host."""
@@ -74,25 +74,25 @@ class SandboxSpec:
     masks: tuple[str, ...] = ()
     """Paths in the mounted directory that programs cannot read; those of folders end with a slash."""
     overlay: bool = False
-    """Whether ``/workspace`` is a copy of ``ORIGINAL`` that may be changed, and the changes come out as a patch."""
+    """True if ``/workspace`` is a writable copy of ``ORIGINAL``, whose changes come out as a patch."""
     output: bool = False
-    """Whether the program has a writable ``/output``."""
+    """True if the program has a writable ``/output``."""
     inputs: bool = False
-    """Whether artifacts of earlier calls may be put into ``/input``."""
+    """True if artifacts of earlier calls may be put into ``/input``."""
     environment: str = DEFAULT
     """Name of the Python packages that programs can import."""
     preload: tuple[str, ...] = ()
-    """Modules the guest imports before it says ready."""
+    """Modules the guest imports before it reports ready."""
     require_cgroup: bool = False
-    """Refuse where limits could only be enforced per process (rlimits)."""
+    """Refuse if limits could only be enforced per process (rlimits)."""
     labels: tuple[tuple[str, str], ...] = ()
     """Marks on what the driver makes (container labels), for finding and reaping; never secret."""
 
     @property
     def masked(self) -> tuple[str, ...]:
-        """``masks`` as paths inside the sandbox."""
+        """Return ``masks`` as paths inside the sandbox."""
         return tuple(f"{self.mounts[0].target}/{name}" for name in self.masks)
 
     def without_preload(self) -> "SandboxSpec":
-        """Return the same sandbox with nothing imported ahead."""
+        """Return the same sandbox without preloaded modules."""
         return replace(self, preload=())
