@@ -23,8 +23,8 @@ import rfc8785
 #: ``prev`` of the first record.
 GENESIS = "0" * 64
 
-#: Longest line, its line feed included. Kept arguments are the only large part, and the transports cap a request well
-#: below this. It bounds every reader's memory.
+#: Longest line with its line feed, which bounds a reader's memory. Kept arguments are the only large part, and the
+#: transports cap a request well below this.
 MAX_LINE_BYTES = 1 << 20
 
 #: Version of the record format. It is not written: a record of a later one has ``format`` at its top.
@@ -335,7 +335,7 @@ def parse_head(content: bytes) -> Head:
 
 
 def parse_anchor(text: str) -> Head:
-    """Parse an anchor, the ``SEQ:HASH`` of ``glovebox audit head``; raises ValueError for other text."""
+    """Parse ``SEQ:HASH``, an anchor without its size; raises ValueError for other text."""
     seq, _, value = text.partition(":")
     if not re.fullmatch(r"[0-9]{1,16}", seq, re.ASCII) or not _matches(_HASH, value):
         raise ValueError(f"{text[:100]!r} is not an anchor: it is SEQ:HASH, as `glovebox audit head` prints it")

@@ -67,8 +67,7 @@ class LogFile:
     def __init__(self, directory: Path, server: str, rotates: Rotation | None = None) -> None:
         """Open or create the log for the server of that id.
 
-        Record a gap if the last writer crashed in mid-line, and the open calls of dead servers as lost. Without
-        ``rotates`` nothing is sealed.
+        Record a crash in mid-line as a gap, and open calls of dead servers as lost. No ``rotates``, no seals.
 
         Raises:
             AuditError: the directory or a file is a link, another user's or open to others; the disk refuses; or

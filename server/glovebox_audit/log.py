@@ -105,8 +105,7 @@ class AuditLog:
     async def open(cls, directory: Path, server_id: str, rotates: Rotation | None = None) -> AsyncIterator[Self]:
         """Open the log in ``directory``, made (0700) if it is missing.
 
-        Several processes may have it open. Before this returns, a torn last line is recorded as a gap and calls of dead
-        servers as lost.
+        Several processes may have it open. A torn last line is first recorded as a gap, calls of dead servers as lost.
 
         Args:
             directory: a directory of its own, below the state directory.
@@ -202,8 +201,7 @@ class AuditLog:
     async def subscribe(self, call_id: str | None = None, principal: str | None = None) -> AsyncIterator[Subscription]:
         """Yield this process's records as they are written, filtered by call and principal.
 
-        With a principal, only records of its calls are delivered. Other processes' records on the same directory are
-        not: use ``read.follow``.
+        With a principal, only records of its calls are delivered. For other processes' records use ``read.follow``.
 
         A slow reader never delays the log: it gets a ``Missed`` with the numbers to read from the disk.
         """

@@ -20,8 +20,7 @@ from glovebox_sandboxes.contract.errors import DiagnosedError
 #: disk; a stopped holder (SIGSTOP) must not stop every other server.
 LOCK_WAIT_SECONDS = 5.0
 
-#: First and longest pause in seconds between attempts at the lock: short against one fdatasync, few wake-ups in a long
-#: wait.
+#: First and longest pause in seconds between attempts: short against one fdatasync, few wake-ups in a long wait.
 _LOCK_PAUSE_SECONDS = (0.0001, 0.002)
 
 #: ``FS_IOC_GETFLAGS``, and the flags of ``chattr +a`` and ``+i``: such a file cannot be renamed (linux/fs.h).

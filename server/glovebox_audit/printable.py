@@ -22,8 +22,7 @@ _SUSPECT = re.compile("[^ -~]")
 
 MAX_COUNTED = 10_000
 """Most invisible characters counted in one text: a program may print nothing else."""
-#: Soft hyphen, joiners, directions, selectors and tags; not the selectors of emoji. With more, text that is not Latin
-#: takes five times as long.
+#: Soft hyphen, joiners, directions, selectors (not of emoji), tags. More would slow down non-Latin text five times.
 _INVISIBLE = re.compile(
     "[\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0d\ufeff\U000e0000-\U000e0fff]"
 )

@@ -1,7 +1,7 @@
 """Read the log: its lines, its end, one call, and what comes next. Never writes, never trusts the bytes.
 
-Works on a copy elsewhere and as another user, too. Reads of one line are bounded by ``chain.MAX_LINE_BYTES``. The log
-is its sealed segments and ``audit.jsonl``. Retention may remove one while it is read.
+Works on a copy elsewhere and as another user, too. Reads of one line are bounded by ``chain.MAX_LINE_BYTES``.
+The log is its sealed segments and ``audit.jsonl``. A segment that retention removes meanwhile is skipped.
 """
 
 import bisect
@@ -372,10 +372,7 @@ def records_with(log: BinaryIO, size: int, texts: Iterable[str], start: int = 0)
 
 
 def records_about(directory: Path, texts: Collection[str], since: Record) -> list[Record]:
-    """Return records of no call with one of the texts, from ``since``'s segment on.
-
-    Raises like ``opened``.
-    """
+    """Return records of no call with one of the texts, from ``since``'s segment on; raises like ``opened``."""
     found: list[Record] = []
     with opened(directory) as snapshot:
         for log, size in snapshot.newest_first():

@@ -16,8 +16,7 @@ class VerifiedBundle:
 
     evidence: Evidence
     report_checked: bool
-    """True if this version makes the same page of the evidence. If not, the page claims another version, which proves
-    nothing."""
+    """True if this version makes the same page. Else the page claims another version, which proves nothing."""
 
 
 def verify(content: bytes, keys: Mapping[str, Ed25519PublicKey]) -> VerifiedBundle:

@@ -27,8 +27,7 @@ class VerifiedReceipt:
 def verify(content: bytes, key: Ed25519PublicKey, audit: Path | None = None) -> VerifiedReceipt:
     """Check one receipt, as ``glovebox receipt show --json`` or ``receipt://…`` gives it.
 
-    Get the key by a way that the receipt's sender does not control. Without ``audit``, the directory of the log or of a
-    copy, its place stays unproved.
+    The receipt's sender must not control how you get the key. Only with ``audit``, a log or copy, is its place proved.
 
     Raises:
         EvidenceError: the receipt does not hold; the message is the exact reason.

@@ -1,7 +1,6 @@
 """Merkle trees of Certificate Transparency: roots, and audit paths from one leaf to the root. Pure.
 
-https://www.rfc-editor.org/rfc/rfc6962#section-2.1. Leaves and nodes are hashed with different prefixes, so that neither
-can pass as the other.
+https://www.rfc-editor.org/rfc/rfc6962#section-2.1. Different hash prefixes keep leaves and nodes apart.
 """
 
 import hashlib
