@@ -1,6 +1,6 @@
-"""What a server does about calls that somebody has to approve: find the yes, or ask and wait. Read ``consult`` first.
+"""Decide on calls that require approval: find the approval, or ask and wait. Read ``consult`` first.
 
-A yes is used up in the same transaction that finds it, before the call runs: of many that race for it, one gets it.
+An approval is used up in the transaction that finds it, before the call runs: of concurrent calls, one gets it.
 """
 
 import logging
@@ -40,9 +40,9 @@ from glovebox_server.stores.database import Database
 from glovebox_server.tools.base import Tool
 
 WAIT_SECONDS: Final = 45.0
-"""How long an MCP client waits for an answer: as long as for a turn, so that it still reads what came of it."""
+"""Of an MCP client for an answer: as for a turn, so that it still reads the result."""
 POLL_SECONDS: Final = 0.2
-"""Between two looks at the store, which other processes write to: all waiting calls of a server share them."""
+"""Between two reads of the store, which other processes write to; shared by all waiting calls."""
 MAX_REFUSED: Final = 64
 """Refused answers on record within ``REFUSED_SECONDS``: a client that forges them must not fill the disk."""
 REFUSED_SECONDS: Final = 3600.0
@@ -81,17 +81,14 @@ _T = TypeVar("_T")
 
 @dataclass(kw_only=True)
 class _ClientQuestion:
-    """A question that is put to whoever called: it may outlive the call, and never its question."""
+    """A question at the caller's client. It may outlive the call, but not its question."""
 
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     over: anyio.Event = field(default_factory=anyio.Event)
-    """Nobody has to be waited for any more."""
     problem: Exception | None = None
-    """What kept it from being asked or answered."""
     shown: bool = False
-    """Whether the client was asked, and has not answered."""
     left_open: bool = False
-    """Whether its call has ended meanwhile: who makes it again finds the answer, or waits for it here."""
+    """The call has ended: a repeated call finds the answer, or waits for it here."""
 
 
 class Approvals:
@@ -109,13 +106,9 @@ class Approvals:
     ) -> None:
         """Take the parts; ``opened`` is the public way.
 
-        Args:
-            database: opens the store, once a call needs it.
-            audit: where requests and answers are recorded.
-            tools: by name.
-            environment: digest of what a tool's programs import from; may read files.
-            start: runs a function beside everything, as a task group's ``start_soon``: a form may outlive its call.
-            clock: this moment; tests bring their own.
+        ``database`` opens the store, once a call needs it.
+        ``environment`` returns the digest of what a tool's programs import from, and may read files.
+        ``start`` is a task group's ``start_soon``, as a form may outlive its call.
         """
         self._open = database
         self._database: Database | None = None
@@ -141,7 +134,7 @@ class Approvals:
         environment: Callable[[str], str],
         clock: Callable[[], ClockReading] = store.now,
     ) -> AsyncIterator[Self]:
-        """The approvals of a state directory, for the block. Its store is opened by the first call that needs it."""
+        """Open the approvals of a state directory; the first call that needs the store opens it."""
         with ExitStack() as files:
             async with anyio.create_task_group() as tasks:
                 opening = partial(_entered, files, state_dir)
@@ -149,17 +142,17 @@ class Approvals:
                 tasks.cancel_scope.cancel()
 
     async def consult(self, proposal: Proposal, settled: State | None) -> Decision | Question:
-        """What becomes of a call that its profile allows, or asks about.
+        """Decide on a call that its profile allows, or asks about.
 
         Args:
             proposal: the call.
-            settled: where its question stood when the wait for it ended; None where none was put.
+            settled: state of its question when the wait for it ended; None without a question.
 
         Returns:
-            That it may run, or that it may not; or what somebody is to be asked first.
+            The decision, or the question to ask first.
 
         Raises:
-            StoreError: what was said cannot be read.
+            StoreError: the answers cannot be read.
         """
         lifts = proposal.escalation or self._reaches(proposal)
         if not (lifts or rules_of(proposal)):
@@ -168,16 +161,16 @@ class Approvals:
             canonical(proposal.call.arguments)
         except ValueError:
             return deny(proposal.decision, _UNSHOWABLE)
-        # What is not asked about if nothing came before it is not asked about at all: nothing has to be looked up.
+        # Not asked about without history means not asked about at all: no look-up is needed.
         if not lifts and asked_about(proposal, self._tools[proposal.call.tool]) is None:
             return proposal.decision
         return await self._write(lambda db: self._consulted(db, proposal, settled))
 
     async def request(self, proposal: Proposal, escalations: Sequence[Escalation]) -> tuple[Question, ...]:
-        """Put questions about what a call was refused while it ran; those that are open already are joined.
+        """Ask about what a call was refused while it ran; open questions are joined.
 
         Raises:
-            StoreError: they cannot be kept.
+            StoreError: the questions cannot be kept.
         """
 
         def put(db: sqlite3.Connection) -> tuple[Question, ...]:
@@ -191,15 +184,15 @@ class Approvals:
         return await self._write(put)
 
     async def settle(self, question: Question, listener: Listener) -> State:
-        """Ask the person at the client, if their answer counts, and wait for an answer from there or elsewhere.
+        """Ask the person at the client, if their answer counts, and wait for any answer.
 
-        Whoever cannot wait gets ``pending`` at once: its caller is told to try again.
+        A caller that cannot wait gets ``pending`` at once, and is to try again.
 
         Raises:
-            StoreError: what was said cannot be read.
+            StoreError: the answers cannot be read.
         """
         listener.progress(f"Waiting for somebody to approve it: {question.id}")
-        # Whoever still reads the form of an earlier call that asked the same gets no second one.
+        # A person who still reads the form of an earlier, equal question gets no second one.
         form = self._left_open.get(question.id)
         if form is None:
             form = _ClientQuestion()
@@ -223,11 +216,11 @@ class Approvals:
         return found.state if found else "expired"
 
     async def _asked(self, form: "_ClientQuestion", question: Question, listener: Listener) -> None:
-        """Ask until somebody has decided; what goes wrong is its caller's to hear, or the log's once that one left."""
+        """Ask until decided; report errors to the caller, or log them once it has left."""
         try:
             with form.scope:
                 await self._ask(form, question, listener)
-        except Exception as raised:  # noqa: BLE001 - a mistake of ours ends no server
+        except Exception as raised:  # noqa: BLE001 - an internal error ends no server
             form.problem = raised
         finally:
             form.over.set()
@@ -237,7 +230,6 @@ class Approvals:
                     _log.error("What was said to %s was not taken: %s", question.id, form.problem)
 
     async def _ask(self, form: "_ClientQuestion", question: Question, listener: Listener) -> None:
-        """Ask the person at the client, if their answer counts, until they or somebody else has decided."""
 
         async def ask() -> None:
             form.shown = True
@@ -247,7 +239,7 @@ class Approvals:
                     await self.answer(question.id, given)
                 elif form.left_open or not listener.waits():
                     form.scope.cancel()
-            except RefusedError:  # somebody else was quicker
+            except RefusedError:  # another answer came first
                 pass
             except Exception as raised:  # noqa: BLE001 - a value, because a task group would wrap it
                 form.problem = raised
@@ -265,10 +257,10 @@ class Approvals:
             tasks.cancel_scope.cancel()
 
     async def answer(self, identifier: str, given: ApprovalAnswer) -> Standing:
-        """Take an answer; returns where the question stands then.
+        """Take an answer; return the state of the question then.
 
         Raises:
-            RefusedError: it does not count; that is on record, and the question stays as it was.
+            RefusedError: it does not count; that is recorded, and the question is unchanged.
             StoreError: it cannot be kept.
         """
         try:
@@ -284,16 +276,16 @@ class Approvals:
             raise
 
     async def withdraw(self, identifier: str, by: str) -> Standing:
-        """Take a question, or a yes that is good, back; returns where it stood.
+        """Withdraw a question or a valid approval; return its state before.
 
         Raises:
-            RefusedError: there is none of that id, or it is over.
+            RefusedError: the id is unknown, or the question is over.
             StoreError: it cannot be kept.
         """
         return await self._write(lambda db: answering.withdraw(db, identifier, by, self._clock(), self._record))
 
     async def standing(self, identifier: str) -> Standing | None:
-        """Where a question stands; None where there is none of that id."""
+        """Return a question and its state; None for an unknown id."""
 
         def look(db: sqlite3.Connection) -> Standing | None:
             at = self._clock()
@@ -303,7 +295,7 @@ class Approvals:
         return await self._write(look)
 
     def _consulted(self, db: sqlite3.Connection, proposal: Proposal, settled: State | None) -> Decision | Question:
-        """``consult``, in one transaction."""
+        """Run ``consult`` in one transaction."""
         at, tool = self._clock(), self._tools[proposal.call.tool]
         store.expire(db, at)
         asks = asked_about(proposal, tool, lambda *wanted: store.unknown(db, *wanted))
@@ -313,12 +305,12 @@ class Approvals:
             proposal = replace(proposal, decision=replace(proposal.decision, reaches=reaches))
         whole = with_lift(asks, proposal.escalation, proposal.call.tool)
         found = None if whole is None else self._used(db, proposal, whole, at)
-        # What a yes to all of it lifts is lifted; a program may use the hosts that are granted to it besides.
+        # Lifts what the approval covers; a program may also use hosts granted to it.
         held = self._held(db, proposal if found is None else replace(proposal, escalation=None), at)
         if found is None and any(proposal.escalation and _lifts(each, proposal.escalation) for each in held):
             whole, found = asks, None if asks is None else self._used(db, proposal, asks, at)
         if whole is not None and found is None:
-            # What it could reach is shown with what was granted to it already.
+            # Show what it could reach with what was granted already.
             granted = replace(proposal.decision, reaches=None, grants=_grants(held))
             shown = replace(proposal, profile=reaching(proposal.profile, granted, proposal.escalation))
             return self._not_yet(db, shown, whole, settled, at)
@@ -326,22 +318,22 @@ class Approvals:
         return _allowed(proposal, whole, found, used)
 
     def _used(self, db: sqlite3.Connection, proposal: Proposal, asks: Asking, at: ClockReading) -> Standing | None:
-        """The yes to exactly this, used up by this call."""
+        """Return the approval of exactly this call, which uses it up."""
         found = store.same(db, self._subject(proposal, asks).digest, at)
         if found is None or not store.use(db, found, proposal.call.id, at):
             return None
-        if asks.asked.teaches:  # as whoever said it was told
+        if asks.asked.teaches:  # as the form said
             for each in remembered(proposal, self._tools[proposal.call.tool]):
                 store.learn(db, each.kind, each.owner, each.values, at)
         return found
 
     def _reaches(self, proposal: Proposal) -> bool:
-        """Whether a program could use the grant of a host."""
+        """Return whether a program could use the grant of a host."""
         programs = self._tools[proposal.call.tool].request is None and proposal.profile.network.mode != "none"
         return programs and any(each.what == "host" for each in proposal.rights.lifts)
 
     def _held(self, db: sqlite3.Connection, proposal: Proposal, at: ClockReading) -> list[Standing]:
-        """Grants that the call could use: for what it wants, and for a program every host, as nobody knows before."""
+        """Return grants that the call could use; for a program every host, as its hosts are unknown before."""
         escalation, reaches = proposal.escalation, self._reaches(proposal)
         if not (escalation or reaches):
             return []
@@ -363,7 +355,7 @@ class Approvals:
     def _not_yet(
         self, db: sqlite3.Connection, proposal: Proposal, asks: Asking, settled: State | None, at: ClockReading
     ) -> Decision | Question:
-        """What becomes of a call without a yes: a no holds, a question is put once, and waited for once."""
+        """Decide without an approval: a denial holds, a question is asked once and waited for once."""
         about = self._subject(proposal, asks)
         found = store.same(db, about.digest, at)
         if found is not None and found.state == "denied":
@@ -402,12 +394,12 @@ class Approvals:
         )
 
     async def _abandon(self, question: Question) -> None:
-        """Take a question back whose call was ended. That is what its caller hears, also where this fails."""
+        """Withdraw the question of a cancelled call. The caller sees the cancellation, also if this fails."""
         with suppress(StoreError, AuditError), anyio.CancelScope(shield=True):
             await self._write(lambda db: answering.abandon(db, question, self._clock(), self._record))
 
     async def _until_decided(self, identifier: str) -> StoreError | None:
-        """Return once nobody has to be waited for any more, or what keeps that from being known."""
+        """Return once nothing has to be waited for, or the error that keeps that from being known."""
         began = anyio.current_time()
         while True:
             async with self._looking:
@@ -435,7 +427,7 @@ class Approvals:
         # Shielded: a record that is in the log must not be undone in the store.
         with anyio.CancelScope(shield=True):
             return await database.transact(work)
-        raise AssertionError  # a shielded scope that nobody cancels: told to the type checker
+        raise AssertionError  # a shielded scope is not cancelled: for the type checker
 
     def _record(self, event: Event) -> None:
         anyio.from_thread.run(self._audit.append, event, token=self._token)
@@ -455,7 +447,7 @@ def _grants(found: Sequence[Standing]) -> tuple[Grant, ...]:
 
 
 def _allowed(proposal: Proposal, asks: Asking | None, found: Standing | None, lifted_by: list[Standing]) -> Decision:
-    """The decision that lets a call run, with who said so, also to what was lifted for it."""
+    """Return the decision that allows a call, with who approved it and what was lifted for it."""
     every = [*([found] if found else []), *lifted_by]
     yes = dict.fromkeys(answer.by for standing in every for answer in standing.answers if answer.allow)
     grants = _grants(every)
@@ -467,7 +459,7 @@ def _allowed(proposal: Proposal, asks: Asking | None, found: Standing | None, li
 
 
 def _refused(proposal: Proposal, rule: str, found: Standing | None, asks: Asking) -> Decision:
-    """Why the call does not run, and what to do; a question that is open is named."""
+    """Return why the call does not run, and what to do; an open question is named."""
     if rule == "approval.pending":
         identifier = found.question.id if found else ""
         by = asks.asked.by

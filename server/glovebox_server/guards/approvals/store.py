@@ -1,8 +1,8 @@
-"""Questions and what was said to them, in a SQLite file that all server processes share.
+"""Questions and their answers, in a SQLite file that all server processes share.
 
-Each function is one step of a transaction: it takes the connection, and never waits for anybody.
-Time is the boot clock (CLOCK_BOOTTIME), which nobody sets: a wall clock that jumps ends nothing early and keeps nothing
-alive. A reboot ends every question and every yes.
+Each function is one step of a transaction: it takes the connection, and never waits.
+Time is the boot clock (CLOCK_BOOTTIME), which cannot be set: a jump of the wall clock ends and prolongs nothing.
+A reboot ends every question and every approval.
 """
 
 import sqlite3
@@ -25,13 +25,13 @@ from glovebox_server.stores.database import Database
 NAME: Final = "approvals.sqlite"
 
 MAX_PENDING: Final = 8
-"""Questions of one principal that nobody has answered yet: more would not be read by whoever answers."""
+"""Pending questions of one principal: more would not be read."""
 KEPT_SECONDS: Final = 7 * 86400.0
-"""How long questions stay listed that are over; the audit log has them for ever."""
+"""Ended questions stay listed for this long; the audit log keeps them."""
 MAX_OVER: Final = 64
-"""Questions of one principal that are over and stay listed: each holds a whole program, and the file has a bound."""
+"""Ended questions of one principal that stay listed: each holds a whole program, and the file is bounded."""
 MAX_KNOWN: Final = 4096
-"""Approved programs, and hosts, that are remembered of one caller: its oldest are forgotten, and asked about again."""
+"""Approved programs and hosts remembered of one caller: the oldest are evicted, and asked about again."""
 
 SCHEMA: Final = (
     """
@@ -62,18 +62,18 @@ _SELECT: Final = "SELECT id, digest, state, boot, ends, reach, changed, asked_by
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockReading:
-    """One moment, on the clock that counts and on the one that people read."""
+    """One moment, on the boot clock and on the wall clock."""
 
     boot: str
-    """Which boot of the host."""
+    """Id of the boot."""
     at: float
-    """Seconds since it, sleep included."""
+    """Seconds since boot, including sleep."""
     wall: float
-    """Unix time: for people alone."""
+    """Unix time, only for people."""
 
 
 def opened(state_dir: Path) -> AbstractContextManager[Database]:
-    """Open the store of a state directory, made where there is none.
+    """Open the store of a state directory, creating it if missing.
 
     Raises:
         StoreError: it cannot be used, and what to do.
@@ -82,39 +82,39 @@ def opened(state_dir: Path) -> AbstractContextManager[Database]:
 
 
 def path(state_dir: Path) -> Path:
-    """Where the store of a state directory is."""
+    """Return the path of the store."""
     return state_dir / database.DIRECTORY / NAME
 
 
 def now() -> ClockReading:
-    """This moment."""
+    """Read both clocks."""
     return ClockReading(boot=_BOOT_ID.read_text().strip(), at=time.clock_gettime(time.CLOCK_BOOTTIME), wall=time.time())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """A question and where it stands."""
+    """A question and its state."""
 
     question: Question
     state: State
     reach: Reach
-    """How far the yes goes, where there is one; else how far it could."""
+    """Reach of the approval; without one, its possible reach."""
     left: float
-    """Seconds until its time is over; below zero where it is."""
+    """Seconds until it expires; negative afterwards."""
     changed: float
     """Unix time of its last step."""
     asked_by: str
-    """The call that asked first."""
+    """Id of the first call."""
     callers: int
-    """Calls that asked the same, that one included."""
+    """Calls that asked the same, including the first."""
     used_by: str
-    """The call that ran on the yes last; empty before."""
+    """The last call that ran on the approval; empty before."""
     answers: tuple[ApprovalAnswer, ...]
-    """What was said so far, in no order."""
+    """In no order."""
 
 
 def expire(db: sqlite3.Connection, at: ClockReading) -> None:
-    """End what is over, and forget what has been over for long."""
+    """End expired questions, and delete old ones."""
     over = db.execute(
         "SELECT id, state FROM questions WHERE state IN ('pending', 'allowed', 'denied') AND (ends <= ? OR boot != ?)",
         (at.at, at.boot),
@@ -128,24 +128,24 @@ def expire(db: sqlite3.Connection, at: ClockReading) -> None:
 
 
 def standing(db: sqlite3.Connection, identifier: str, at: ClockReading) -> Standing | None:
-    """One question; None where there is none of that id."""
+    """Return one question; None for an unknown id."""
     return next(iter(_found(db, "WHERE id = ?", (identifier,), at)), None)
 
 
 def standings(db: sqlite3.Connection, at: ClockReading, states: Sequence[State] = ()) -> list[Standing]:
-    """All questions in these states, or in any, the newest first."""
+    """Return all questions in these states, or in any, newest first."""
     found = _found(db, "ORDER BY made DESC, id DESC", (), at)
     return [each for each in found if not states or each.state in states]
 
 
 def same(db: sqlite3.Connection, digest: str, at: ClockReading) -> Standing | None:
-    """The newest question of this digest that is not over yet; ``expire`` comes first."""
+    """Return the newest open question of this digest; call ``expire`` first."""
     found = _found(db, "WHERE digest = ? ORDER BY made DESC, id DESC", (digest,), at)
     return next((each for each in found if each.state in ("pending", "allowed", "denied")), None)
 
 
 def grants(db: sqlite3.Connection, about: QuestionSubject, at: ClockReading) -> list[Standing]:
-    """Every yes that lifts something for a call like this: for its run, or for it alone; ``expire`` comes first."""
+    """Return every grant for a call like this, for its run or for it alone; call ``expire`` first."""
     found = _found(db, "WHERE principal = ? AND state = 'allowed' AND lifted != ''", (about.principal,), at)
     return [
         each
@@ -155,14 +155,14 @@ def grants(db: sqlite3.Connection, about: QuestionSubject, at: ClockReading) -> 
 
 
 def _bound(about: QuestionSubject, reach: Reach) -> tuple[object, ...]:
-    """What a grant is bound to beside what it lifts: for a run, all but the call itself."""
+    """Return what binds a grant: for a run, everything except the call itself."""
     where = (about.principal, about.run, about.tool, about.profile_digest, about.policy_digest)
     around = (about.workspace, about.environment)
     return (*where, *around) if reach == "run" else (*where, *around, about.arguments, about.inputs)
 
 
 def pending(db: sqlite3.Connection, principal: str) -> int:
-    """How many questions of a principal nobody has answered."""
+    """Count the unanswered questions of a principal."""
     row = db.execute(
         "SELECT count(*) FROM questions WHERE principal = ? AND state = 'pending'", (principal,)
     ).fetchone()
@@ -170,13 +170,13 @@ def pending(db: sqlite3.Connection, principal: str) -> int:
 
 
 def undecided(db: sqlite3.Connection, at: ClockReading) -> frozenset[str]:
-    """Ids of all questions that are pending, and whose time is not over."""
+    """Return the ids of all pending questions that have not expired."""
     found = db.execute("SELECT id FROM questions WHERE state = 'pending' AND ends > ? AND boot = ?", (at.at, at.boot))
     return frozenset(row[0] for row in found)
 
 
 def add(db: sqlite3.Connection, question: Question, at: ClockReading) -> None:
-    """Keep a new question, pending; its caller has fewer than ``MAX_PENDING``."""
+    """Store a new pending question; its caller has fewer than ``MAX_PENDING``."""
     about = question.subject
     db.execute(
         "INSERT INTO questions VALUES (?, ?, 'pending', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1, '', ?)",
@@ -194,12 +194,12 @@ def add(db: sqlite3.Connection, question: Question, at: ClockReading) -> None:
 
 
 def join(db: sqlite3.Connection, identifier: str) -> None:
-    """One more call asks the same."""
+    """Count one more call that asks the same."""
     db.execute("UPDATE questions SET callers = callers + 1 WHERE id = ?", (identifier,))
 
 
 def use(db: sqlite3.Connection, found: Standing, call_id: str, at: ClockReading) -> bool:
-    """Have a call run on a yes; False where it is none, or has been used."""
+    """Use an approval for a call; False if there is none, or it was used."""
     step: Step = "use_in_run" if found.reach == "run" else "use"
     if not _step(db, found.question.id, found.state, step, at):
         return False
@@ -208,10 +208,10 @@ def use(db: sqlite3.Connection, found: Standing, call_id: str, at: ClockReading)
 
 
 def withdraw(db: sqlite3.Connection, identifier: str, at: ClockReading) -> Standing:
-    """Take a question or a yes back.
+    """Withdraw a question or an approval.
 
     Raises:
-        RefusedError: there is none of that id, or it is over.
+        RefusedError: the id is unknown, or the question is over.
     """
     found = _there(db, identifier, at)
     if not _step(db, identifier, found.state, "withdraw", at):
@@ -222,7 +222,7 @@ def withdraw(db: sqlite3.Connection, identifier: str, at: ClockReading) -> Stand
 
 
 def abandon(db: sqlite3.Connection, identifier: str, call_id: str, at: ClockReading) -> Standing | None:
-    """Take a question back since the one call that asked it is gone; None where others ask it or somebody answered."""
+    """Withdraw the question of a call that is gone; None if other calls ask it, or it was answered."""
     found = standing(db, identifier, at)
     if found is None or (found.state, found.asked_by, found.callers) != ("pending", call_id, 1) or found.answers:
         return None
@@ -231,18 +231,18 @@ def abandon(db: sqlite3.Connection, identifier: str, call_id: str, at: ClockRead
 
 
 def unknown_question() -> RefusedError:
-    """The refusal of an id that no question has."""
+    """Return the refusal of an unknown id."""
     return RefusedError(
         "approval.unknown", "There is no such question.", "`glovebox approvals list` names those there are."
     )
 
 
 def objection(found: Standing | None, answer: ApprovalAnswer) -> RefusedError | None:
-    """Why this answer does not count; None where it does. Whatever it is, the question stays as it was."""
+    """Return why this answer does not count, or None; the question is unchanged."""
     if found is None:
         return unknown_question()
     question, asked = found.question, found.question.asked
-    no = not answer.allow and answer.channel == "operator"  # who runs the server can always say no
+    no = not answer.allow and answer.channel == "operator"  # the operator can always deny
     counted = no or asked.by in ("either", answer.channel)
     late = found.state != "pending" and not (no and found.state == "allowed")
     ran = f"To end the call that ran on it: `glovebox stop --call {found.used_by}`." if no and found.used_by else ""
@@ -290,10 +290,10 @@ def objection(found: Standing | None, answer: ApprovalAnswer) -> RefusedError | 
 
 
 def answer(db: sqlite3.Connection, identifier: str, given: ApprovalAnswer, at: ClockReading) -> Standing:
-    """Take one answer, which ``objection`` let pass; returns where the question stands then.
+    """Take one answer, which ``objection`` let pass; return the question's state then.
 
-    One no decides, an operator's also after a yes that is complete; a yes counts towards the quorum. From a yes on, the
-    time of the question begins anew.
+    One denial decides, an operator's also after a complete approval.
+    An approval counts towards the quorum, and restarts the time of the question.
     """
     found = _there(db, identifier, at)
     db.execute(
@@ -313,12 +313,12 @@ def answer(db: sqlite3.Connection, identifier: str, given: ApprovalAnswer, at: C
 
 
 def once(asked: RequiredApproval) -> Reach:
-    """Return how far a yes goes that is for one call."""
+    """Return the reach of an approval for one call."""
     return "caller" if asked.reach == "caller" else "call"
 
 
 def last_approved(db: sqlite3.Connection, principal: str, tool: str) -> str | None:
-    """Arguments of the last question of a caller about a tool that somebody allowed."""
+    """Return the arguments of the caller's last approved question about a tool."""
     row = db.execute(
         "SELECT body FROM questions WHERE principal = ? AND tool = ? AND (state = 'allowed' OR used_by != '') "
         "ORDER BY changed DESC LIMIT 1",
@@ -328,13 +328,13 @@ def last_approved(db: sqlite3.Connection, principal: str, tool: str) -> str | No
 
 
 def unknown(db: sqlite3.Connection, kind: str, owner: str, values: Iterable[str]) -> tuple[str, ...]:
-    """Those values that no approved call of this owner had."""
+    """Return those values that no approved call of this owner had."""
     query = "SELECT 1 FROM known WHERE kind = ? AND owner = ? AND value = ?"
     return tuple(each for each in values if not db.execute(query, (kind, owner, each)).fetchone())
 
 
 def known(db: sqlite3.Connection, kind: str, owner: str) -> tuple[str, ...]:
-    """All values that approved calls of this owner had."""
+    """Return all values that approved calls of this owner had."""
     found = db.execute("SELECT value FROM known WHERE kind = ? AND owner = ? ORDER BY value", (kind, owner))
     return tuple(row[0] for row in found)
 
@@ -358,7 +358,7 @@ def _there(db: sqlite3.Connection, identifier: str, at: ClockReading) -> Standin
 
 
 def _step(db: sqlite3.Connection, identifier: str, state: State, step: Step, at: ClockReading) -> bool:
-    """Take one step of the table; whether the question was in that state, and the step leads on from there."""
+    """Take one step of the table; return whether it applied to the question's state."""
     to = after(state, step)
     if to is None:
         return False

@@ -1,6 +1,6 @@
-"""Budgets as calls use them: reserved before, settled right after. What waits for the file is off the event loop.
+"""Reserves budgets before calls and settles them right after. Waits for the file are off the event loop.
 
-A call's result is never held back because it could not be settled: its reservation then stays spent until it can be.
+A failure to settle never holds a result back: the reservation stays spent until it can be settled.
 """
 
 import logging
@@ -46,13 +46,13 @@ from glovebox_server.stores.database import Database
 _log = logging.getLogger(__name__)
 
 MAX_UNSETTLED: Final = 1024
-"""Calls whose settling failed and is tried again; of others the most they could spend stays spent."""
+"""Calls whose failed settling is retried; of others the most they could spend stays spent."""
 
 _T = TypeVar("_T")
 
 
 class Reservation:
-    """What one call may spend, and what it did."""
+    """The reservation and spending of one call."""
 
     def __init__(
         self, budgets: "Budgets", proposal: Proposal, asked: ReservationRequest, granted: Sequence[Granted]
@@ -68,29 +68,28 @@ class Reservation:
         self._started = False
         self._told: Amounts | None = None
         self._instead: Amounts | None = None
-        """What is counted of a call that did not run."""
 
     @property
     def connections(self) -> int | None:
-        """How many it may make; None where no budget says."""
+        """Return the connection limit; None if no budget sets one."""
         bounds = [each.takes["connections"] for each in self.granted if "connections" in each.takes]
         return min(bounds, default=None)
 
     def counts(self, traffic: Traffic) -> None:
-        """Take where the bytes of its connections are counted."""
+        """Take the counter of its connections' bytes."""
         self._traffic = traffic
 
     async def connect(self, host: str) -> Refusal | None:
-        """Count one connection; why there may be none just now."""
+        """Count one connection; return why none is allowed now, or None."""
         rates = [each for each in self._rates if matches(each.host, host)]
         return await self._budgets.connect(self.asked, rates) if rates else None
 
     def started(self) -> None:
-        """Note that its program starts, and may tell its caller something from now on."""
+        """Note that its program starts, and may send output from now on."""
         self._started = True
 
     def spent(self, finished: CallFinished, result: CallResult) -> CallResult:
-        """Take what the call used and told; returns its result, with what is left where that is little."""
+        """Take the call's usage and output size; return its result, with the remainder if it is low."""
         used = finished.usage
         scan_ms = used.get("scan_ms", 0)  # of one processor
         self._told = {
@@ -110,15 +109,15 @@ class Reservation:
         return replace(result, structured=structured, content=(*result.content, note))
 
     def release(self) -> None:
-        """Note that the call does not run: it spends nothing."""
+        """Note that the call does not run, and spends nothing."""
         self._instead = {}
 
     def looked(self) -> None:
-        """Note that the call did not run: time is all that it spent, of one processor."""
+        """Note that the call did not run, and spent only time of one processor."""
         self._instead = {"wall_seconds": self._wall(), "cpu_seconds": self._wall()}
 
     def amounts(self) -> Amounts:
-        """What was spent. Of a call without a result, which may have told much, what was measured or could be most."""
+        """Return what was spent. Without a result, which may have had much output: the measured or maximum amounts."""
         if self._instead is not None:
             return self._instead
         traffic = {"calls": 1, "connections": self._traffic.connections, "fetched_bytes": self._traffic.received_bytes}
@@ -149,13 +148,12 @@ def _bytes(content: Text | Image | Link) -> int:
 
 
 class Budgets:
-    """The open budgets of a state directory. Make it with ``opened``."""
+    """The open budgets of a state directory; make it with ``opened``."""
 
     def __init__(self, database: Database, clocks: Callable[[], Clocks]) -> None:
-        """Take the open file, and where time comes from."""
+        """Take the open file and the clocks."""
         self._database = database
         self._over = anyio.Event()
-        """Set by the end of a call."""
         self._tidies_at = 0
         self._clocks = clocks
         self._server = new_owner().mark()
@@ -163,11 +161,9 @@ class Budgets:
 
     @asynccontextmanager
     async def reserved(self, proposal: Proposal, worst: Amounts | None = None) -> AsyncIterator[Reservation | Refusal]:
-        """Reserve what the call may spend, for the block; the refusal where too little is left, or nobody can tell.
+        """Reserve what the call may spend, for the block; yield the refusal if too little is left or the file fails.
 
-        Args:
-            proposal: the call.
-            worst: the most that is spent within the block; None where the call runs in it.
+        ``worst`` is the most that is spent within the block; None if the call runs in it.
         """
         call, rights = proposal.call, proposal.rights
         spender = spender_of(call)
@@ -189,20 +185,20 @@ class Budgets:
         try:
             yield reservation
         finally:
-            # Its caller does not wait for this. Whatever this server asks of the file next is asked after it.
+            # Its caller does not wait for this. Later requests of this server to the file come after it.
             if len(self._unsettled) < MAX_UNSETTLED:
                 self._unsettled.append((asked, reservation.amounts()))
             self._over.set()
 
     async def settling(self) -> NoReturn:
-        """Settle calls as they end. One task for all of them: to start one is a tenth of what budgets cost a call."""
+        """Settle calls as they end. One task for all: starting one is a tenth of what budgets cost a call."""
         while True:
             await self._over.wait()
             self._over = anyio.Event()
             await self.settle()
 
     async def settle(self) -> None:
-        """Count what calls spent that are over. Not cancelled; a failure is logged, and tried again."""
+        """Count what ended calls spent. Not cancelled; a failure is logged and retried."""
         if not self._unsettled:
             return
         with anyio.CancelScope(shield=True):
@@ -210,13 +206,13 @@ class Budgets:
                 await self._transact(lambda *_: None)
             except StoreError as problem:
                 _log.warning("What a call spent stays at the most it could, until this is put right: %s", problem)
-            except Exception:  # noqa: BLE001 - a mistake of ours ends no server
+            except Exception:  # noqa: BLE001 - an internal error ends no server
                 # Not tried again: it would fail each call that comes after.
                 self._unsettled.clear()
                 _log.exception("What calls spent cannot be counted, and stays at the most they could")
 
     async def connect(self, asked: ReservationRequest, rates: Sequence[Rate]) -> Refusal | None:
-        """Count one connection of a call against these rates; why there may be none just now."""
+        """Count one connection against these rates; return why none is allowed now, or None."""
         one = replace(asked, lines=rates_of(rates, asked.spender), worst={"connections": 1})
         try:
             refused = await self._transact(partial(store.spend, asked=one))
@@ -225,7 +221,7 @@ class Budgets:
         return refused and replace(refused, rule="egress.rate")
 
     async def left(self, principal: Principal, run: str | None, rights: Rights) -> list[BudgetRemainder]:
-        """What is left of everything that bounds a caller.
+        """Return what is left of everything that bounds a caller.
 
         Raises:
             StoreError: the file cannot be read.
@@ -260,14 +256,14 @@ def _is_gone(server: str) -> bool:
 
 
 def spender_of(call: ToolCall) -> Spender:
-    """Whose spending a call's is."""
+    """Return the spender of a call."""
     who = call.principal
     return Spender(principal=who.id, run=call.run or "", workflow=who.workflow or "", tool=call.tool)
 
 
 @asynccontextmanager
 async def opened(state_dir: Path, clocks: Callable[[], Clocks] = read_clocks) -> AsyncIterator[Budgets]:
-    """The budgets of a state directory, for the length of the block.
+    """Open the budgets of a state directory for the block.
 
     Raises:
         StoreError: their file cannot be used.

@@ -1,4 +1,4 @@
-"""What calls spend, what budgets bound, and what is left. Pure. Amounts are whole numbers: sums are exact."""
+"""Computes spending, budgets and remainders. Pure. Amounts are integers, so sums are exact."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -11,37 +11,37 @@ from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.guards.budgets.windows import Every
 
 Amounts = Mapping[str, int]
-"""From a name of ``SPENDING`` to a count, bytes, or milliseconds; what is not named is 0."""
+"""From a name of ``SPENDING`` to a count, bytes, or milliseconds; missing names are 0."""
 
 WHOLE: Final = ("calls", "failures", "wall_seconds", "cpu_seconds")
-"""Of these the most that a call can take must be left before it starts: the profile bounds it closely."""
+"""The most that a call can take of these must be left before it starts: the profile bounds it closely."""
 
 MAX_SCAN_SECONDS: Final = 20
-"""Of looking into the files of one call together, in which its caller waits; counted as processor time too."""
+"""Of scanning the files of one call, while its caller waits; counted as processor time too."""
 
 LOW: Final = 5
-"""What is left is told with a result when it is less than a fifth."""
+"""A result reports what is left when it is less than a fifth."""
 
 _SECONDS: Final = {"wall_seconds", "cpu_seconds"}
 _MS: Final = 1000
 
 LOOKING: Final = dict.fromkeys(("wall_seconds", "cpu_seconds"), MAX_SCAN_SECONDS * _MS)
-"""The most that looking into the files of one call spends."""
+"""The most that scanning the files of one call spends."""
 
 
 def amount(name: str, value: float) -> int:
-    """A number as policy and people say it, in the unit it is counted in."""
+    """Convert a number of a policy into the unit of counting."""
     return round(value * _MS) if name in _SECONDS else int(value)
 
 
 def told(name: str, amount: int) -> int | float:
-    """The other way round."""
+    """Convert an amount into the unit of policies."""
     return amount / _MS if name in _SECONDS else amount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spender:
-    """Whose spending is counted."""
+    """The identity that spending is counted for."""
 
     principal: str
     run: str
@@ -52,14 +52,13 @@ class Spender:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetLine:
-    """One budget, and one of those whose spending it adds up."""
+    """One budget and one spender that it counts."""
 
     name: str
-    """Of the budget."""
     per: str
     every: Every
     tool: str | None
-    """Whose calls alone are counted; None where all are."""
+    """Only its calls are counted; None for all."""
     key: str
     """The run, principal, workflow (the principal where it has none), or principal and tool. A run's has its principal:
     nobody spends for others."""
@@ -68,7 +67,7 @@ class BudgetLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetRemainder:
-    """What is left of one thing that a budget bounds; the numbers as policy says them."""
+    """The remainder of one bounded thing, in the units of policies."""
 
     budget: str
     what: str
@@ -77,26 +76,25 @@ class BudgetRemainder:
     every: str
     tool: str | None
     left: int | float
-    """Never less than 0. What calls under way may still take is not in it."""
+    """At least 0; excludes what running calls may still take."""
     of: int | float
     refills: str | None
-    """When the window is over, by the wall clock; None where it lasts as long as the run."""
+    """Wall-clock end of the window; None if it lasts as long as the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Granted:
-    """What a call took of one budget before it started."""
+    """What a call reserved of one budget."""
 
     line: BudgetLine
     takes: Amounts
     left: Amounts
-    """What was left before it."""
     refills: int | None
-    """When, in milliseconds of the wall clock."""
+    """In milliseconds of the wall clock."""
 
 
 def left_of(line: BudgetLine, left: Amounts, refills: int | None) -> list[BudgetRemainder]:
-    """What is left of one budget for people: one for each thing that it bounds."""
+    """Return what is left of one budget, one entry for each thing it bounds."""
     # To the second: the wall clock and that of the windows differ by parts of one.
     moment = None if refills is None else datetime.fromtimestamp(round(refills / _MS), UTC).isoformat()
     return [
@@ -115,7 +113,7 @@ def left_of(line: BudgetLine, left: Amounts, refills: int | None) -> list[Budget
 
 
 def little(granted: Granted, spent: Amounts) -> list[BudgetRemainder]:
-    """What is left after a call, where that is less than a fifth."""
+    """Return what is left after a call, where that is less than a fifth."""
     limits = granted.line.limits
     after = {name: n - spent.get(name, 0) for name, n in granted.left.items()}
     if all(n * LOW >= limits[name] for name, n in after.items()):
@@ -124,7 +122,7 @@ def little(granted: Granted, spent: Amounts) -> list[BudgetRemainder]:
 
 
 def lines_of(budgets: Iterable[Budget], spender: Spender) -> tuple[BudgetLine, ...]:
-    """The budgets that a call counts against."""
+    """Return the budgets that a call counts against."""
     return tuple(
         BudgetLine(
             name=budget.name,
@@ -144,7 +142,7 @@ def lines_of(budgets: Iterable[Budget], spender: Spender) -> tuple[BudgetLine, .
 def all_lines(
     budgets: Iterable[Budget], rates: Iterable[Rate], spender: Spender, tools: Iterable[str]
 ) -> tuple[BudgetLine, ...]:
-    """Everything that bounds a caller, whichever of these tools it calls."""
+    """Return all limits of a caller, whichever of these tools it calls."""
     every = [line for tool in tools for line in lines_of(budgets, replace(spender, tool=tool))]
     return (*{(line.name, line.key): line for line in every}.values(), *rates_of(rates, spender))
 
@@ -153,7 +151,7 @@ def _key(per: str, spender: Spender) -> str:
     keys = {
         "run": f"{spender.run} {spender.principal}",
         "principal": spender.principal,
-        # Who works in none shares with nobody; no workflow's name begins with a space.
+        # Calls without a workflow share with no one; no workflow's name begins with a space.
         "workflow": spender.workflow or f" {spender.principal}",
         "tool": f"{spender.tool} {spender.principal}",
     }
@@ -161,7 +159,7 @@ def _key(per: str, spender: Spender) -> str:
 
 
 def rates_of(rates: Iterable[Rate], spender: Spender) -> tuple[BudgetLine, ...]:
-    """The rates that one connection counts against: of each host, for each principal."""
+    """Return the rates that one connection counts against: of each host, for each principal."""
     return tuple(
         BudgetLine(
             name=f"{rate.host} every {rate.every}",
@@ -176,7 +174,7 @@ def rates_of(rates: Iterable[Rate], spender: Spender) -> tuple[BudgetLine, ...]:
 
 
 def worst_case(profile: Profile, arguments: Mapping[str, Any]) -> Amounts:
-    """The most that one call can spend, as far as its profile bounds it."""
+    """Return the most that one call can spend, as far as its profile bounds it."""
     limits, network = profile.limits, profile.network
     asked = arguments.get("timeout_seconds")
     wall = min(limits.wall_seconds, asked) if isinstance(asked, int | float) else limits.wall_seconds
@@ -195,10 +193,11 @@ def worst_case(profile: Profile, arguments: Mapping[str, Any]) -> Amounts:
 
 
 def taken(line: BudgetLine, spent: Amounts, worst: Amounts) -> dict[str, int] | str:
-    """What a call takes of a budget before it starts; the name of what there is too little of.
+    """Return what a call reserves of a budget, or the name of what is insufficient.
 
-    Of what is bounded closely, all that it could spend. Of bytes, connections and files, which a call seldom uses up,
-    what is left at most: one call can then spend more than that, two at one time cannot.
+    Of what is bounded closely, all that it could spend.
+    Of bytes, connections and files, which a call seldom uses up, at most what is left.
+    One call can then exceed that, two concurrent ones cannot.
     """
     takes: dict[str, int] = {}
     for name, limit in line.limits.items():
@@ -210,14 +209,14 @@ def taken(line: BudgetLine, spent: Amounts, worst: Amounts) -> dict[str, int] | 
 
 
 def refusal(name: str, wanted: int, left: Iterable[BudgetRemainder], held: int, refills_ms: int | None) -> Refusal:
-    """What the caller is told who may not spend any more.
+    """Return the refusal of a call that may not spend more.
 
     Args:
-        name: of what there is too little of.
+        name: what is insufficient.
         wanted: how much the call would take.
-        left: of all budgets of the call; the one that refuses first.
-        held: how much calls under way hold of it, some of which may come back.
-        refills_ms: until it refills, in milliseconds; None where it does not within the run.
+        left: of all budgets of the call, the refusing one first.
+        held: how much running calls hold of it, some of which may be returned.
+        refills_ms: milliseconds until it refills; None if not within the run.
     """
     this, *others = left
     least = f", and this call may take {told(name, wanted):g}" if name in WHOLE and this.left else ""
@@ -235,13 +234,13 @@ def refusal(name: str, wanted: int, left: Iterable[BudgetRemainder], held: int, 
 
 
 def said(left: BudgetRemainder) -> str:
-    """In words, as ``calls-an-hour 3 of 100 calls``."""
+    """Format as ``calls-an-hour 3 of 100 calls``."""
     return f"{left.budget} {left.left:g} of {left.of:g} {left.what.replace('_', ' ')}"
 
 
 def _duration(ms: int) -> str:
     seconds = -(-ms // _MS)
     hours, minutes = seconds // 3600, -(-(seconds % 3600) // 60)
-    if seconds < 100:  # noqa: PLR2004 - a minute and a half is still told in seconds
+    if seconds < 100:  # noqa: PLR2004 - a minute and a half is still in seconds
         return f"{seconds} s"
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"

@@ -1,7 +1,7 @@
-"""Budgets in their file: each function is the work of one transaction. Must wait for nothing but SQLite.
+"""Stores budgets in SQLite: each function is the work of one transaction, and waits only for SQLite.
 
-``spent`` has what was spent in each window, and what calls under way may still take. ``reserved`` has one row for each
-of these, so that settling gives back the rest; where its server died it is taken for spent as it stands.
+``spent`` has what was spent in each window, and what running calls may still take. ``reserved`` has one row for each
+running call, so that settling returns the rest; the row of a dead server counts as spent.
 """
 
 import json
@@ -28,23 +28,22 @@ from glovebox_server.guards.budgets.windows import LENGTH_MS, Clocks, Mark, adva
 NAME: Final = "budgets.sqlite"
 
 TIDY_MS: Final = 60_000
-"""How often what is over is removed, and calls of dead servers are taken for spent."""
+"""Interval of removing expired rows, and of settling calls of dead servers."""
 
 KEEP_MS: Final = 1_000
-"""How old the kept time may be: by so much time may stand still over a reboot whose wall clock is behind."""
+"""Maximum age of the kept time: it may stand still this long over a reboot whose wall clock is behind."""
 
 HOURLY_DAYS: Final = 32
-"""For so long usage is kept by the hour, then by the day."""
+"""Usage is kept by the hour for this long, then by the day."""
 
 KEPT_DAYS: Final = 400
-"""For so long it is kept at all: a year, and the month to compare with."""
+"""Usage is kept for this long: a year, and the month to compare with."""
 
 MAX_USAGE: Final = 200_000
-"""Rows of usage, about 30 MB: beyond it the oldest go."""
+"""Rows of usage, about 30 MB: beyond it the oldest are deleted."""
 
 MAX_RUNS: Final = 10_000
-"""Runs of one principal that one budget remembers: beyond it those that called longest ago go, so that nobody fills the
-file with runs. What the principal as a whole may spend is not touched by that."""
+"""Runs of one principal per budget. Beyond it the longest idle go; the total of the principal is unaffected."""
 
 _NUMBERS = ", ".join(f"{name} INTEGER NOT NULL" for name in SPENDING)
 _NAMES = ", ".join(SPENDING)
@@ -97,7 +96,7 @@ _USAGE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReservationRequest:
-    """What a call wants to spend."""
+    """What a call requests of its budgets."""
 
     call_id: str
     spender: Spender
@@ -108,10 +107,10 @@ class ReservationRequest:
 def reserve(
     connection: sqlite3.Connection, clocks: Clocks, server: str, asked: ReservationRequest
 ) -> list[Granted] | Refusal:
-    """Take what a call may spend of each of its budgets: of all, or of none.
+    """Reserve what a call may spend of all its budgets, or of none.
 
     Raises:
-        StoreError: it has taken something already that is not settled.
+        StoreError: it has an unsettled reservation already.
     """
     time = _time(connection, clocks)
     granted = []
@@ -150,13 +149,13 @@ def spend(connection: sqlite3.Connection, clocks: Clocks, asked: ReservationRequ
 
 
 def settle(connection: sqlite3.Connection, clocks: Clocks, call_id: str, spender: Spender, spent: Amounts) -> None:
-    """Count what a call spent in place of what it had taken; nothing, where it did not run."""
+    """Replace a call's reservation by what it spent; nothing if it did not run."""
     found = connection.execute("SELECT body FROM reserved WHERE call = ?", (call_id,)).fetchone()
     if found is None:  # settled before
         return
     connection.execute("DELETE FROM reserved WHERE call = ?", (call_id,))
     for name, key, since, takes in json.loads(found[0])["lines"]:
-        # A window that is over may be gone, and then what was spent in it is of no interest.
+        # An ended window may be removed, and then its spending does not matter.
         more = (spent.get(each, 0) - takes.get(each, 0) for each in SPENDING)
         connection.execute(_CORRECT, (*more, name, key, since))
     if spent:
@@ -164,16 +163,12 @@ def settle(connection: sqlite3.Connection, clocks: Clocks, call_id: str, spender
 
 
 def left(connection: sqlite3.Connection, clocks: Clocks, lines: Sequence[BudgetLine]) -> list[BudgetRemainder]:
-    """What is left of each."""
+    """Return what is left of each."""
     return _left(connection, clocks, _time(connection, clocks, keep=False), lines)
 
 
 def tidy(connection: sqlite3.Connection, clocks: Clocks, is_gone: Callable[[str], bool]) -> list[str]:
-    """Remove windows that are over and old usage; take the calls of dead servers for spent.
-
-    Returns:
-        Ids of these calls.
-    """
+    """Remove ended windows and old usage; count calls of dead servers as spent, and return their ids."""
     time = _time(connection, clocks)
     connection.execute("UPDATE clock SET tidied = ?", (time,))
     servers = [name for (name,) in connection.execute("SELECT DISTINCT server FROM reserved").fetchall()]
@@ -202,13 +197,13 @@ def tidy(connection: sqlite3.Connection, clocks: Clocks, is_gone: Callable[[str]
 
 
 def is_untidy(connection: sqlite3.Connection, clocks: Clocks) -> bool:
-    """Whether it is time for ``tidy``."""
+    """Return whether ``tidy`` is due."""
     found = connection.execute("SELECT tidied FROM clock").fetchone()
     return found is None or _time(connection, clocks, keep=False) - found[0] >= TIDY_MS
 
 
 def _time(connection: sqlite3.Connection, clocks: Clocks, *, keep: bool = True) -> int:
-    """The time now; kept at most once in ``KEEP_MS``, since within a boot it follows from what was kept before."""
+    """Return the time; stored at most once in ``KEEP_MS``, since within a boot it follows from the stored one."""
     found = connection.execute("SELECT time, boot, since_boot FROM clock").fetchone()
     last = None if found is None else Mark(time=found[0], boot=found[1], since_boot=found[2])
     mark = advanced(last, clocks)
@@ -252,7 +247,7 @@ def _left(
 
 
 def _refills(line: BudgetLine, clocks: Clocks, time: int) -> int | None:
-    """When, by the wall clock as it is now."""
+    """Return when it refills, by the wall clock as it is now."""
     return None if line.every == "run" else clocks.wall + window(line.every, time)[1] - time
 
 
@@ -273,7 +268,7 @@ def _refused(
 
 
 def _held(connection: sqlite3.Connection, line: BudgetLine, since: int, name: str) -> int:
-    """How much of a budget calls under way hold."""
+    """Return how much of a budget running calls hold."""
     held = 0
     for (body,) in connection.execute("SELECT body FROM reserved").fetchall():
         rows: list[Any] = json.loads(body)["lines"]

@@ -1,7 +1,7 @@
-"""Reads credentials' values from where profiles say, and keeps each only as long as it may be used.
+"""Reads credentials' values from their sources, and keeps each only while it may be used.
 
-A source is a variable, a file or a program. No value is ever in a message: what a source gave is described by what is
-wrong with it. Values are kept in memory alone.
+A source is a variable, a file or a program. No message holds a value: it says what is wrong with the source. Values
+are kept only in memory.
 """
 
 import errno
@@ -26,9 +26,9 @@ from glovebox_server.guards.redaction.detector import Forms, derive_forms
 from glovebox_server.redaction import without_paths
 
 MAX_BYTES: Final = 64 * 1024
-"""What is read of a file or a program's output: a signed token of the largest kind has 8 KiB."""
+"""Read of a file or a program's output: the largest kind of signed token has 8 KiB."""
 SECONDS: Final = 10.0
-"""How long a program may take: a helper that asks a token service needs one or two."""
+"""Timeout of a program: a helper that asks a token service needs one or two."""
 SHORTEST: Final = 16
 """Letters and digits of a value: a shorter one looks like ordinary text in an answer."""
 _LONGEST: Final = 8192
@@ -50,19 +50,19 @@ _OF_PROGRAMS: Final = {
 }
 """What to do, by what the system says."""
 EARLY: Final = timedelta(seconds=30)
-"""A value is read again so long before it expires: a request with it may take that long to arrive."""
+"""A value is refreshed this long before it expires: a request may take that long to arrive."""
 AHEAD: Final = timedelta(seconds=60)
-"""Before that, calls use the value at hand while the next is read."""
+"""Before that, calls use the current value while the next is read."""
 UNSAID: Final = timedelta(seconds=60)
-"""How long one is held whose source says no expiry: a helper is not started for every request."""
+"""Lifetime of a value without expiry: a helper is not started for every request."""
 AGAIN: Final = timedelta(seconds=5)
 """Backoff after a failure: a call that asks in a loop starts no storm of helpers."""
 KEPT: Final = 3
-"""Values of one source that go on to be looked for: one that was replaced by another may still be valid."""
+"""Values of one source that stay masked: a replaced one may still be valid."""
 
 
 class CredentialError(Exception):
-    """A credential's value cannot be had; ``reason`` and ``fix`` hold nothing of it, and no host path."""
+    """An unavailable credential; ``reason`` and ``fix`` hold nothing of it, and no host path."""
 
     def __init__(self, reason: str, fix: str) -> None:
         """Say what is wrong with the source, and what the operator can do."""
@@ -78,14 +78,14 @@ class CredentialValue:
     text: str
     """Printable ASCII without blanks."""
     expires: datetime | None = None
-    """When it stops working; None where the source does not say."""
+    """Expiry; None if the source gives none."""
 
 
 async def read(source: str) -> CredentialValue:
     """Read the value that ``source`` names: ``env:``, ``file:`` or ``exec:``.
 
     Raises:
-        CredentialError: it is not there, cannot be read, is no credential, or has expired.
+        CredentialError: it is missing, unreadable, no credential, or expired.
     """
     kind, _, where = source.partition(":")
     match kind:
@@ -104,7 +104,7 @@ async def read(source: str) -> CredentialValue:
 
 
 def _plain(text: str | None, whence: str, none: str, fix: str, expires: datetime | None = None) -> CredentialValue:
-    """Check that a text can be a value; ``none`` and ``fix`` describe a source that gave nothing."""
+    """Check that a text can be a value; ``none`` and ``fix`` describe an empty source."""
     if not text:
         raise CredentialError(f"{whence} {none}", fix)
     if problem := _problem(text):
@@ -113,7 +113,7 @@ def _plain(text: str | None, whence: str, none: str, fix: str, expires: datetime
 
 
 def _problem(text: str) -> str:
-    """Return why a text is no value, without anything of it; empty where it is one."""
+    """Return why a text is no value, without quoting it; empty if it is one."""
     if "\n" in text or "\r" in text:
         return "it has several lines"
     if not text.isascii() or not text.replace(" ", "").isprintable():
@@ -127,7 +127,7 @@ def _problem(text: str) -> str:
 
 def _of_file(path: Path) -> CredentialValue:
     try:
-        # Non-blocking, so that a FIFO in its place holds nothing up.
+        # Non-blocking: a FIFO in its place must not block.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             found = os.fstat(descriptor)
@@ -153,7 +153,7 @@ def _of_file(path: Path) -> CredentialValue:
 async def _of_program(command: str) -> CredentialValue:
     argv = shlex.split(command)
     try:
-        # A session of its own, so that what it starts ends with it; a call that is cancelled now ends it below.
+        # A session of its own, so that its children end with it; a cancelled call ends it below.
         with anyio.CancelScope(shield=True):
             process = await anyio.open_process(argv, stdin=-3, stderr=-3, start_new_session=True)
     except OSError as error:
@@ -178,7 +178,7 @@ async def _of_program(command: str) -> CredentialValue:
 
 
 async def _end(process: Process) -> None:
-    """End a program with what it started. One that runs as another user, by sudo, cannot be: nobody waits for it."""
+    """End a program and its children. One that sudo runs as another user cannot be ended, nor waited for."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -201,7 +201,7 @@ async def _read(process: Process) -> bytes:
 
 
 def _of_json(data: bytes) -> CredentialValue:
-    """Return ``value``, and ``expires`` where it is given: RFC 3339, with a time zone or in UTC."""
+    """Return ``value``, and ``expires`` if given: RFC 3339, with a time zone or in UTC."""
     if not data.strip():
         raise CredentialError("its program printed nothing", _JSON)
     try:
@@ -220,7 +220,7 @@ def _of_json(data: bytes) -> CredentialValue:
 
 @dataclass(slots=True, repr=False)
 class _Reading:
-    """One reading of a source, for all tasks that wait for it."""
+    """One read of a source, for all tasks that wait for it."""
 
     over: anyio.Event = field(default_factory=anyio.Event)
     value: CredentialValue | None = None
@@ -239,10 +239,10 @@ class CredentialCache:
     def __init__(
         self, tasks: TaskGroup | None = None, clock: Callable[[], datetime] = lambda: datetime.now(UTC)
     ) -> None:
-        """Hold none yet.
+        """Start empty.
 
-        ``tasks`` is where programs run, also ahead: a call that ends while it waits ends no reading, so none can have
-        one begun over and over. With None they run when they are needed, in the call that needs them.
+        Programs run in ``tasks``, also ahead. A cancelled call cancels no read, so none can start one over and over.
+        With None they run in the call that needs them.
         """
         self._tasks = tasks
         self._clock = clock
@@ -255,10 +255,10 @@ class CredentialCache:
         self._forms: dict[frozenset[str], Forms] = {}  # of several sources together; few, as profiles have few keys
 
     async def value(self, source: str) -> CredentialValue:
-        """Return the value that a source names, read anew where the one that is held is too old.
+        """Return the value of a source, read again if the cached one is too old.
 
         Raises:
-            CredentialError: it cannot be had.
+            CredentialError: it is unavailable.
         """
         if source.startswith(("env:", "file:")):
             return await self._known(source, await read(source))  # as cheap as looking whether it has changed
@@ -288,7 +288,7 @@ class CredentialCache:
             reading.over.set()
 
     async def _read(self, source: str) -> CredentialValue:
-        """Read a value, unless that failed just now; of one source there is one reading at a time."""
+        """Read a value, unless that failed just now; each source has one read at a time."""
         failed = self._failures.get(source)
         if failed is not None and self._clock() < failed[1]:
             raise failed[0]
@@ -299,15 +299,15 @@ class CredentialCache:
             raise
         now = self._clock()
         until = now + UNSAID if value.expires is None else value.expires - EARLY
-        # One that lives for a minute is not read without a pause.
+        # A value that lives for a minute is not read without a pause.
         self._soon[source] = until if value.expires is None else max(until - AHEAD, now + (until - now) / 2)
-        await self._known(source, value)  # before anybody can be given it
+        await self._known(source, value)  # before it is returned to a caller
         self._values[source] = value, until
         self._failures.pop(source, None)
         return value
 
     def used(self, credentials: Iterable[Credential]) -> dict[bytes, str]:
-        """Return the ways of writing what the sources of these have given, with their names."""
+        """Return the encodings of all values of these sources, with their names."""
         return {
             form: credential.name
             for credential in credentials
@@ -316,7 +316,7 @@ class CredentialCache:
         }
 
     def forms(self, credentials: Iterable[Credential]) -> Forms:
-        """Return the same without names, for results: the same object until a source gives another value."""
+        """Return the same without names, for results: one object until a source gives another value."""
         sources = frozenset(credential.source for credential in credentials)
         if (known := self._forms.get(sources)) is None:
             values = [value for source in sources for value in self._seen.get(source, {}).values()]

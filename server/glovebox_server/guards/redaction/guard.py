@@ -1,7 +1,7 @@
-"""Masks secrets and injected keys in what a call gives back (GB-FILE-11): live output, names and the outcome.
+"""Masks secrets and injected keys in results (GB-FILE-11): live output, names and the outcome.
 
-``patterns`` says what a secret looks like; ``detector`` finds the keys that the server itself holds. Masking is a
-service too: of records, files and names. Pure, apart from a thread for large texts.
+``patterns`` says what a secret looks like; ``detector`` finds the keys that the server holds. Records, files and names
+can be masked too. Pure, except for a thread for large texts.
 """
 
 import codecs
@@ -23,37 +23,37 @@ from glovebox_server.guards.redaction.detector import Forms, KeyMasker
 from glovebox_server.guards.redaction.patterns import PATTERNS, SHORTEST_SECRET, find_secrets
 
 LOOP_BYTES: Final = 16 * 1024
-"""What is looked through on the event loop; more is in a thread."""
+"""Scanned on the event loop; more is scanned in a thread."""
 _PER_TEXT: Final = 64
-"""What each text counts for besides its length: to begin with one takes some microseconds."""
+"""Added to the length of each text: to begin with one takes some microseconds."""
 _PER_FORM: Final = 16
-"""What each form counts for that is looked for: a table of them is made for each answer."""
+"""Added for each form searched: a table of them is made for each answer."""
 MAX_HELD: Final = 64 * 1024
-"""Characters of live output that are held back: after more without an end nothing is shown live any more."""
+"""Characters of live output withheld: beyond it without an end, live output stops."""
 
 _OF_TOKENS: Final = f"{string.ascii_letters}{string.digits}_-./+=%\\"
-"""Characters of tokens, and what begins a sign that stands before one: what ends in these may be its beginning."""
+"""Characters of tokens, and what begins a sign before one: a text that ends in these may end in its beginning."""
 _SHOWN: Final = 32
-"""Characters that were shown and are looked at again with what follows: a word may lie across."""
+"""Shown characters that are searched again with what follows: a word may span both."""
 _SHORTEST_RUN: Final = 16
-"""Characters of the shortest run of letters and digits that a secret has."""
+"""Length of the shortest run of letters and digits in a secret."""
 _LONG: Final = ("PRIVATE KEY", "AKIA", "ASIA", "aws_secret", "AWS_SECRET", "ecretAccessKey")
-"""Words of secrets that go on behind a blank or the end of a line."""
+"""Words of secrets that continue behind a blank or a line end."""
 _FIRST_LINE: Final = re.compile(r"PRIVATE KEY(?: BLOCK)?-----")
 _GOES_ON: Final = re.compile(
     rf"{_FIRST_LINE.pattern}|(?<![A-Z0-9])A(?:KIA|SIA)[A-Z2-7]{{16}}(?![A-Z0-9])|aws_secret|AWS_SECRET|ecretAccessKey"
 )
 """How these begin: ASIA/Tokyo and EURASIA are none."""
 _KEY_LINE: Final = re.compile(r"\s*(?:[0-9]+[-:]\s*)?(?=[a-z0-9+/=]*[A-Z])[A-Za-z0-9+/=]{16,}\s*")
-"""A line of a private key, as a text of its own; small letters alone are a path or a name."""
+"""A line of a private key as its own text; lower case alone is a path or a name."""
 
 
 SecretHook = Callable[[ToolCall, Outcome], Awaitable[None]]
-"""Takes the raw outcome of a call in which a secret may be."""
+"""Receives the raw outcome of a call that may hold a secret."""
 
 
 async def mask(forms_of: Callable[[Rights], Forms], on_secret: SecretHook | None, call: Call) -> None:
-    """Mask what a call gives back. Guards outside see masked output only; observers saw it before."""
+    """Mask the outcome of a call. Outer guards see masked output; observers saw it before."""
     now = call.now
     redact, rights, counts = now.profile.result.redact, now.rights, now.redacted
     live: Show | None = None
@@ -72,7 +72,7 @@ async def mask(forms_of: Callable[[Rights], Forms], on_secret: SecretHook | None
         raw = outcome
         outcome, secrets = await mask_outcome(outcome, values())
         counts.update(secrets)
-        # An observer has looked already; and where nothing is masked, nothing is there for a rule to find.
+        # An observer has scanned already; without a mask there is nothing for a rule to find.
         if on_secret is not None and not call.now.observers and (secrets or _holds_text(raw.value)):
             await on_secret(call.request, raw)
         if redact == "refuse" and counts:
@@ -94,32 +94,32 @@ def _refuse_output(counts: Mapping[str, int]) -> Refusal:
 
 
 async def mask_outcome(outcome: Outcome, values: Forms) -> tuple[Outcome, dict[str, int]]:
-    """Return the same outcome without secrets in texts, value and names, and how many of each kind there were."""
+    """Return the outcome with secrets masked in texts, value and names, and counts by kind."""
     if _takes_long(_texts_of(outcome), values):
         return await anyio.to_thread.run_sync(_mask_outcome, outcome, values)
     return _mask_outcome(outcome, values)
 
 
 async def mask_value(value: Any, values: Forms) -> tuple[Any, dict[str, int]]:
-    """Return a JSON value without secrets in its texts, and how many of each kind there were."""
+    """Return a JSON value with secrets masked in its texts, and counts by kind."""
     if _takes_long(_strings(value), values):
         return await anyio.to_thread.run_sync(_mask_value, value, values)
     return _mask_value(value, values)
 
 
 async def mask_content(content: bytes, values: Forms) -> tuple[bytes, dict[str, int]]:
-    """Return a file's bytes without secrets, and how many of each kind there were; what is not UTF-8 stays as it is."""
+    """Return a file's bytes with secrets masked, and counts by kind; non-UTF-8 is unchanged."""
     text, secrets = await mask_value(content.decode("utf-8", "surrogateescape"), values)
     return (text.encode("utf-8", "surrogateescape"), secrets) if secrets else (content, secrets)
 
 
 def mask_text(text: str, values: Forms, count: Counter[str]) -> str:
-    """Return a text with ``[secret: …]`` in the place of each secret, which are counted by kind."""
+    """Return a text with each secret replaced by ``[secret: …]``; count them by kind."""
     return _TextMasker(values, count).text(text)
 
 
 class _TextMasker:
-    """Puts a word in the place of each secret in the texts of one answer; what it compares is made once for all."""
+    """Masks the secrets in the texts of one answer; its tables are built once."""
 
     def __init__(self, values: Forms, count: Counter[str]) -> None:
         self._redactor = KeyMasker(values) if values else None
@@ -127,7 +127,6 @@ class _TextMasker:
         self._count = count
 
     def text(self, text: str) -> str:
-        """Return a text with a word in the place of each secret."""
         if self._redactor is not None and len(text) >= self._shortest:
             text = self._without(self._redactor, text)
         if len(text) < SHORTEST_SECRET:
@@ -145,7 +144,7 @@ class _TextMasker:
         return _as_text(b"".join((*pieces, data[done:])))
 
     def value(self, value: Any) -> Any:
-        """Return a JSON value with a word in the place of each secret; a private key may have a text for each line."""
+        """Return a masked JSON value; a private key may have a text for each line."""
         in_lines = any(_FIRST_LINE.search(text) for text in _strings(value))
         return _mapped(value, self._line if in_lines else self.text)
 
@@ -163,9 +162,9 @@ class _TextMasker:
 
 
 def mask_live(show: Callable[[str], None], redact: str, values: Callable[[], Forms]) -> Callable[[str], None]:
-    """Return what masks live output before ``show``; what it withholds is in the result too.
+    """Return a masking wrapper of ``show``; what it withholds is in the result too.
 
-    ``values`` is asked with each output: the first key may be used while the program runs.
+    ``values`` is called for each output: the first key may be used while the program runs.
     """
     if redact == "none":
         return show
@@ -173,13 +172,13 @@ def mask_live(show: Callable[[str], None], redact: str, values: Callable[[], For
 
 
 def finish_live(show: Callable[[str], None], *, normal: bool) -> None:
-    """Release what ``mask_live`` withholds at a normal end of the program; any other end drops it."""
+    """Release what ``mask_live`` withholds at a normal end of the program; drop it at any other."""
     if normal and isinstance(show, LiveOutput):
         show.finish()
 
 
 class LiveOutput:
-    """Shows what no secret may begin in; from a word on that a secret of several lines has, nothing more."""
+    """Shows text in which no secret may begin; stops at a word of a multi-line secret."""
 
     def __init__(self, show: Callable[[str], None], values: Callable[[], Forms]) -> None:
         self._show, self._values = show, values
@@ -191,13 +190,13 @@ class LiveOutput:
         self._over = False
 
     def __call__(self, text: str) -> None:
-        """Take what was printed."""
+        """Take printed text."""
         if self._over:
             return
         if (values := self._values()) is not self._known:
             self._known = values
             self._wanted.update(values)
-            # Values alone: of a token that goes on, the rest would be shown.
+            # Only values: the rest of a longer token would be shown.
             self._held = KeyMasker(values).whole(self._held) if values else self._held
             if self._wanted:
                 self._redactor = self._redactor or KeyMasker(self._wanted)
@@ -227,7 +226,7 @@ class LiveOutput:
 
 
 def _goes_on(last: str, text: str) -> bool:
-    """Return whether a secret begins in a text that may have several lines; searching its words alone is faster."""
+    """Return whether a multi-line secret begins in a text; searching only its words is faster."""
     both = last + text
     return any(word in both for word in _LONG) and any(match.end() > len(last) for match in _GOES_ON.finditer(both))
 
@@ -276,12 +275,11 @@ _WORDS: Final = tuple(word.decode() for pattern in PATTERNS for word in pattern.
 
 
 def _suspicious(text: str) -> bool:
-    """Return whether any pattern's word is there: most outputs have none."""
     return any(word in text for word in _WORDS)
 
 
 def _takes_long(texts: Iterator[str], values: Forms) -> bool:
-    """Return whether this is for a thread; no more is counted than it takes to know."""
+    """Return whether this needs a thread; counts no further than needed."""
     left = LOOP_BYTES - _PER_FORM * len(values)
     for text in texts:
         left -= len(text) + _PER_TEXT
@@ -302,7 +300,7 @@ def _texts_of(outcome: Outcome) -> Iterator[str]:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Yield every text in a value, and every key; an empty one for all else, which takes its time too."""
+    """Yield every text and key in a value; an empty one for all else, which takes time too."""
     if isinstance(value, str):
         yield value
         return
@@ -317,7 +315,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _holds_text(value: Any) -> bool:
-    """Return whether a value has a text so long that a secret may be in it, or go on in the next."""
+    """Return whether a value has a text long enough for a secret, or for its beginning."""
     return any(len(text) >= _SHORTEST_RUN for text in _strings(value))
 
 

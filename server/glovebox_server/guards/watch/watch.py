@@ -1,8 +1,7 @@
-"""Watch rules at work: look at what calls do after it is recorded, raise alarms, and act on them. No model in the loop.
+"""Apply watch rules: examine recorded calls, raise alarms, and act on them. No model is in the loop.
 
-What is counted is counted in this process, and forgotten when it ends; what is stopped stays stopped. No marker and no
-secret that rules find is repeated: not in an alarm, a reason or a log. Hosts that were asked for are recorded as every
-connection is.
+Counts live in this process; what is stopped stays stopped. No alarm, reason or log repeats a marker or secret. Hosts
+that were requested are recorded as every connection is.
 """
 
 import logging
@@ -36,44 +35,39 @@ from glovebox_server.guards.watch.look import PLACEHOLDER, Finding, Look, Piece,
 from glovebox_server.stores.files import Files, StoredItems
 
 SLOW_SECONDS = 2.0
-"""How long each call of a run that is slowed waits first, holding nothing."""
+"""Delay of each call of a slowed run, holding nothing."""
 FLAGGED_SECONDS = 600.0
 """How long a run is slowed, or asked about."""
 MAX_KEPT = 4096
-"""Runs, and principals, of which something is counted; then the one not heard of for longest is forgotten, of runs
-one of the principal that has most."""
+"""Counted runs, and principals. Beyond it the longest idle is evicted; of runs, of the busiest principal."""
 MAX_HOSTS = 256
-"""Hosts of one principal that are remembered: one that reaches more reaches anything, and nothing is new to it."""
+"""Hosts remembered of one principal: beyond it no host is new."""
 LOOP_BYTES = 16 * 1024
-"""What is looked through on the event loop, in a quarter of a millisecond; more is in a thread."""
+"""Scanned on the event loop, in a quarter of a millisecond; more is scanned in a thread."""
 _READS = "read_workspace_file"
 _SELF = frozenset({"stop", "store"})
-"""Rules whose denials are no sign of anything: they come of ourselves."""
+"""Rules whose denials are no sign: the server causes them."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
 class _Run:
-    """What is counted of one run."""
-
     principal: str
     denied: int = 0
-    """Calls in a row."""
+    """Consecutive calls."""
     slow_until: float = 0.0
     ask_until: float = 0.0
     asks: str = ""
-    """The rule that has it ask."""
+    """The rule that makes it ask."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Caller:
-    """What is counted of one principal."""
-
     connections: int = 0
     hosts: set[str] = field(default_factory=set)
     questions: deque[float] = field(default_factory=deque)
-    """When somebody was asked because of it."""
+    """Times of approval requests that it caused."""
 
 
 class Watch:
@@ -82,17 +76,16 @@ class Watch:
     def __init__(
         self, audit: AuditLog, stops: Stops, canaries: Files[Canary], actions: Mapping[str, WatchAction]
     ) -> None:
-        """Take the log, what stops runs, the canaries, and what rules do; ``opened`` is the public way."""
+        """Take the parts; ``opened`` is the public way."""
         self._audit = audit
         self._stops = stops
         self.canaries = canaries
         self.actions = rules.actions(actions)
-        """What each rule does, by its id."""
         self.runs: OrderedDict[str, _Run] = OrderedDict()
-        """Of which something is counted; without any, calls are neither slowed nor asked about."""
+        """Counted runs; without any, calls are neither slowed nor asked about."""
         self._callers: OrderedDict[str, _Caller] = OrderedDict()
         self.known: StoredItems[Canary] | None = None
-        """What there was at the last look for canaries; None before it, and where they are not looked for."""
+        """Canaries at the last look; None before it, and if they are not searched."""
         self._told: set[str] = set()
         self.needles = index_markers({})
         self._paths: Mapping[str, str] = {}
@@ -102,34 +95,34 @@ class Watch:
     async def opened(
         cls, state_dir: Path, audit: AuditLog, stops: Stops, actions: Mapping[str, WatchAction]
     ) -> AsyncIterator[Self]:
-        """Watch for the length of the block.
+        """Watch during the block.
 
         Args:
             state_dir: where canaries are remembered.
             audit: where alarms are recorded.
             stops: stops runs.
-            actions: what a policy says that rules do.
+            actions: the policy's actions of rules.
 
         Raises:
-            SecretFileError: others could change what canaries there are.
+            SecretFileError: others could change the list of canaries.
         """
         canaries = canaries_of(state_dir)
         await anyio.to_thread.run_sync(canaries.prepare)
         yield cls(audit, stops, canaries, actions)
 
     def act(self, actions: Mapping[str, WatchAction]) -> None:
-        """Have rules do from now on what another policy says."""
+        """Apply another policy's actions from now on."""
         self.actions = rules.actions(actions)
         if self.actions["canary"] == "off":
             self.known, self.needles, self._paths = None, index_markers({}), {}
 
     def pause(self, call: ToolCall) -> float:
-        """Seconds that the call waits before anything, holding nothing."""
+        """Return the delay of a call in seconds; it holds nothing meanwhile."""
         run = self.runs.get(_key(call))
         return SLOW_SECONDS if run is not None and run.slow_until > anyio.current_time() else 0.0
 
     def asks(self, call: ToolCall) -> Refusal | None:
-        """Why a person is to be asked about the call because of what its run did; None where nobody is."""
+        """Return why a person must approve the call because of its run, or None."""
         run = self.runs.get(_key(call))
         if run is None or run.ask_until <= anyio.current_time():
             return None
@@ -137,15 +130,15 @@ class Watch:
         return Refusal(rule=f"watch.{run.asks}", reason=reason, hint="Ask the operator.")
 
     def look(self, placeholders: Mapping[str, str] = MappingProxyType({})) -> Look:
-        """What looks through what a call gives back, for its placeholders too, by their credential's name."""
+        """Return a scanner of the call's output, also for its placeholders, by their credential's name."""
         secrets, needles = self.actions["secrets"], self.needles
         if placeholders and self.actions["placeholder"] != "off":
             needles = index_markers({PLACEHOLDER + name: each for name, each in placeholders.items()}, needles.names)
-        # A secret is found once its output is whole: what must reach nobody then is shown to nobody before.
+        # A secret is found only in whole output: what may be withheld then must not be shown before.
         return Look(needles, secrets=secrets != "off", live=secrets != "stop")
 
     async def planted(self, workspace: Path) -> tuple[str, ...]:
-        """Paths of the canaries in a workspace, of those that are looked for and lie there as they were planted."""
+        """Return paths of the searched canaries that lie in a workspace as they were planted."""
         if self.known is None or not self.needles.names:
             return ()
         there = [each for each in self.known.items if each.workspace == str(workspace)]
@@ -154,7 +147,7 @@ class Watch:
         return await anyio.to_thread.run_sync(lambda: tuple(each.path for each in there if each.stands))
 
     async def decided(self, call: ToolCall, decision: Decision, workspace: Path | None) -> None:
-        """Look at a decision that is recorded, of a call that reads this workspace."""
+        """Examine a recorded decision on a call that reads this workspace."""
         if decision.rule in _SELF:
             return
         await self._asked(call, workspace if decision.effect == "allow" else None)
@@ -169,7 +162,7 @@ class Watch:
                 self.runs[key].denied = 0
 
     async def questioned(self, call: ToolCall) -> None:
-        """Count that a person is asked because of a call."""
+        """Count an approval request that a call causes."""
         if self.actions["questions"] == "off":
             return
         caller, now = self._caller(call), anyio.current_time()
@@ -181,7 +174,7 @@ class Watch:
             await self._alarm(call, Finding(rule="questions", where="calls", what=f"{rules.QUESTIONS} questions"))
 
     async def connecting(self, call: ToolCall, attempt: EgressAttempt) -> None:
-        """Look at an attempt to connect that is recorded, before anything is dialled."""
+        """Examine a recorded connection attempt, before anything is dialled."""
         self._know_canaries()
         if self.needles.names:
             await self._search(call, Look(self.needles, secrets=False), of_url(attempt.asked))
@@ -198,11 +191,11 @@ class Watch:
             await self._alarm(call, Finding(rule="new-reach", where="url", what=host))
 
     async def ended(self, call: ToolCall, outcome: Outcome, look: Look) -> None:
-        """Look at what came of a call, before its caller gets it. Where that stops the call, this does not return."""
+        """Examine an outcome before its caller gets it. Does not return if that stops the call."""
         await self._search(call, look, look.pieces(outcome))
 
     async def look_for_secrets(self, call: ToolCall, outcome: Outcome) -> None:
-        """Look for secrets in what came of a call that nothing else is looked for in."""
+        """Search secrets in an outcome that is not scanned otherwise."""
         await self.ended(call, outcome, self.look())
 
     async def _asked(self, call: ToolCall, workspace: Path | None) -> None:
@@ -238,7 +231,7 @@ class Watch:
             look.search(pieces)
         told: set[str] = set()
         for finding in look.findings:
-            if finding.rule not in told:  # what is found in ten places is one alarm
+            if finding.rule not in told:  # ten places make one alarm
                 told.add(finding.rule)
                 await self._alarm(call, finding)
 
@@ -263,10 +256,9 @@ class Watch:
         elif action == "stop":
             because = f"A watch rule ({finding.rule}) found what it looks for."
             await self._stops.make(*self._whom(call), because=because, by=f"watch:{finding.rule}")
-            await anyio.lowlevel.checkpoint()  # where the call itself is what is stopped, it ends here
+            await anyio.lowlevel.checkpoint()  # a call that is stopped itself ends here
 
     def _run(self, call: ToolCall) -> _Run:
-        """What is counted of the call's run."""
         key = _key(call)
         run = self.runs.setdefault(key, _Run(principal=call.principal.id))
         self.runs.move_to_end(key)
@@ -275,7 +267,6 @@ class Watch:
         return run
 
     def _caller(self, call: ToolCall) -> _Caller:
-        """What is counted of the call's principal."""
         caller = self._callers.setdefault(call.principal.id, _Caller())
         self._callers.move_to_end(call.principal.id)
         if len(self._callers) > MAX_KEPT:
@@ -283,7 +274,7 @@ class Watch:
         return caller
 
     def _whom(self, call: ToolCall) -> tuple[Scope, str]:
-        if self._stops.crowded:  # a caller that begins one run after the other must not use up all places
+        if self._stops.crowded:  # a caller that begins run after run must not use up all places
             return "principal", call.principal.id
         return ("run", call.run) if call.run else ("call", call.id)
 
@@ -293,6 +284,6 @@ def _key(call: ToolCall) -> str:
 
 
 def _file(workspace: Path | str, path: str) -> str:
-    """What a path that a tool was given means on the host; links are not followed, since content is looked at too."""
+    """Return the host path of a tool's path; links are not followed, since content is searched too."""
     inside = posixpath.normpath("/" + posixpath.join("/workspace", path).lstrip("/"))
     return f"{workspace}/{inside.removeprefix('/workspace/')}"
