@@ -93,7 +93,8 @@ def _append(path: Path, line: bytes) -> None:
 
 
 async def _give(argv: list[str], line: bytes) -> None:
-    # A session of its own, so that its children end with it. If the server ends right now, it is ended below.
+    # A session of its own, so that its children end with it. Its output is discarded (-3). If the server ends right
+    # now, it is ended below.
     with anyio.CancelScope(shield=True):
         process = await anyio.open_process(argv, stdout=-3, stderr=-3, start_new_session=True)
     try:

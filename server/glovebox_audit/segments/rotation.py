@@ -22,7 +22,7 @@ SEGMENT_BYTES = 64 << 20
 #: A segment ends after a day at the latest, with the next record: a daily check then verifies sealed data.
 SEGMENT_SECONDS = 24 * 3600.0
 
-#: No younger segment is removed: a call that began in it may be under way. A call takes ten minutes at most.
+#: No younger segment is removed, whatever the settings: a call (ten minutes at most) may be under way in it.
 YOUNGEST_SECONDS = 3600.0
 
 
