@@ -51,13 +51,13 @@ class Admission:
         running: int = RUNNING,
         per_principal: int = PER_PRINCIPAL,
     ) -> None:
-        """Take the bounds; the defaults are the ones the documentation promises.
+        """Take the bounds; the defaults are those of the documentation.
 
         Args:
-            under_way: entered for as long as a call has its turn, so that what can wait for a pause waits.
-            shared: whether there is more than one principal, so that each leaves turns for others.
-            running: calls at work at one time.
-            per_principal: calls of one principal, waiting ones included.
+            under_way: entered while a call has its turn, so that work that can wait for a pause waits.
+            shared: there are several principals, so that each leaves turns for others.
+            running: concurrent calls.
+            per_principal: calls of one principal, including waiting ones.
         """
         self._under_way = under_way
         self._turns = FairLimiter(running, shared=shared)
@@ -114,7 +114,7 @@ class Admission:
 
 
 def fingerprint(tool: str, arguments: Mapping[str, Any]) -> bytes:
-    """The same for the same call: a digest of its tool and its arguments."""
+    """Return a digest of a tool and its arguments: equal for equal calls."""
     text = json.dumps([tool, dict(arguments)], sort_keys=True)
     return hashlib.sha256(text.encode()).digest()
 

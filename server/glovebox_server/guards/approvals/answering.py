@@ -1,7 +1,7 @@
-"""What is done to a question, each on record before it counts: the same steps for servers and for commands.
+"""Steps of a question, each recorded before it counts: the same for servers and commands.
 
-Each function runs inside one transaction, and writes its record to the audit log there: so the log and the store never
-disagree about which of two answers came first. Whoever waits for the store meanwhile waits for one write to the disk.
+Each runs inside one transaction, and writes its audit record there. So the log and the store agree about which of two
+answers came first. A process that waits for the store meanwhile waits for one write to the disk.
 """
 
 import sqlite3
@@ -57,10 +57,10 @@ def ask(db: sqlite3.Connection, question: Question, at: ClockReading, record: Re
 def answer(
     db: sqlite3.Connection, identifier: str, given: ApprovalAnswer, at: ClockReading, record: Record
 ) -> Standing:
-    """Take an answer; returns where the question stands then.
+    """Take an answer; return the question's state then.
 
     Raises:
-        RefusedError: it does not count, and why; the question stays as it was.
+        RefusedError: it does not count, and why; the question is unchanged.
     """
     store.expire(db, at)
     found = store.standing(db, identifier, at)
@@ -92,15 +92,15 @@ def answer(
 
 
 def refused(identifier: str | None, given: ApprovalAnswer, objection: RefusedError) -> ApprovalRefused:
-    """The record of an answer that did not count."""
+    """Return the record of an answer that did not count."""
     return ApprovalRefused(approval=identifier, rule=objection.rule, answered_by=given.by, channel=given.channel)
 
 
 def withdraw(db: sqlite3.Connection, identifier: str, by: str, at: ClockReading, record: Record) -> Standing:
-    """Take a question, or a yes that is good, back.
+    """Withdraw a question or a valid approval.
 
     Raises:
-        RefusedError: there is none of that id, or it is over.
+        RefusedError: the id is unknown, or the question is over.
     """
     store.expire(db, at)
     found = store.withdraw(db, identifier, at)
@@ -113,7 +113,7 @@ def withdraw(db: sqlite3.Connection, identifier: str, by: str, at: ClockReading,
 
 
 def abandon(db: sqlite3.Connection, question: Question, at: ClockReading, record: Record) -> None:
-    """Take a question back whose only caller is gone before anybody answered."""
+    """Withdraw an unanswered question whose only caller is gone."""
     if store.abandon(db, question.id, question.asked_by, at) is not None:
         record(ApprovalWithdrawn(**_about(question), by=question.subject.principal))
 

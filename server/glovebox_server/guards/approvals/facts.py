@@ -1,4 +1,4 @@
-"""From a call that may run to what a yes would be bound to, and to the facts that rules look at. No store, no clock."""
+"""Derives what an approval is bound to, and the facts that rules examine. No store, no clock."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ Unknown = Callable[[str, str, tuple[str, ...]], tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remembered:
-    """What an approved call teaches: one kind of value, for one owner."""
+    """What an approved call adds to memory: one kind of value, for one owner."""
 
     kind: str
     owner: str
@@ -36,10 +36,10 @@ class Remembered:
 
 
 def subject(proposal: Proposal, rules: tuple[str, ...], environment: str) -> QuestionSubject:
-    """Everything that a yes to this call is bound to.
+    """Return everything that an approval of this call is bound to.
 
     Raises:
-        ValueError: the arguments hold what cannot be shown.
+        ValueError: the arguments cannot be displayed.
     """
     call, rights = proposal.call, proposal.rights
     return QuestionSubject(
@@ -58,7 +58,7 @@ def subject(proposal: Proposal, rules: tuple[str, ...], environment: str) -> Que
 
 
 def remembered(proposal: Proposal, tool: Tool) -> tuple[Remembered, ...]:
-    """What is remembered of the call once somebody has said yes to it."""
+    """Return what is remembered of the call once it is approved."""
     call, rights = proposal.call, proposal.rights
     code = call.arguments.get("code")
     # A program can run what it is given: the same one with other inputs is another.
@@ -74,7 +74,7 @@ def remembered(proposal: Proposal, tool: Tool) -> tuple[Remembered, ...]:
 
 
 def facts(proposal: Proposal, tool: Tool, unknown: Unknown) -> Facts:
-    """What rules may look at."""
+    """Return the facts that rules may examine."""
     call, profile = proposal.call, proposal.profile
     program, host = remembered(proposal, tool)
     networked = profile.network.mode != "none"
@@ -88,7 +88,7 @@ def facts(proposal: Proposal, tool: Tool, unknown: Unknown) -> Facts:
 
 
 def rules_of(proposal: Proposal) -> tuple[Approval, ...]:
-    """Every rule that may ask about a call: what it changes, its profile's, a watch rule's, its role's."""
+    """Return every rule that may ask about a call: of its changes, profile, watch rules and role."""
     own = (PROFILE_ASKS,) if proposal.profile.approval == "ask" else ()
     watched = (WATCH_ASKS,) if proposal.decision.rule.startswith("watch.") else ()
     changes = _changes_ask(proposal) if proposal.changes else ()
@@ -102,12 +102,12 @@ def _changes_ask(proposal: Proposal) -> tuple[Approval, ...]:
 
 
 def nothing_before(_kind: str, _owner: str, values: tuple[str, ...]) -> tuple[str, ...]:
-    """``Unknown`` of an owner who never called before."""
+    """Answer ``Unknown`` for an owner without earlier calls."""
     return values
 
 
 def asked_about(proposal: Proposal, tool: Tool, unknown: Unknown = nothing_before) -> Asking | None:
-    """What is asked about a call; None where nobody has to say yes."""
+    """Return what is asked about a call, or None."""
     asks = asking(rules_of(proposal), facts(proposal, tool, unknown))
     if asks is None or not proposal.changes:
         return asks
@@ -115,7 +115,7 @@ def asked_about(proposal: Proposal, tool: Tool, unknown: Unknown = nothing_befor
 
 
 def hosts(proposal: Proposal, tool: Tool) -> tuple[str, ...]:
-    """Hosts with ports that the call could reach: of a request its own; of a program all that its profile allows."""
+    """Return reachable hosts with ports: of a request its own; of a program all that its profile allows."""
     network = proposal.profile.network
     if network.mode == "none":
         return ()
@@ -126,7 +126,7 @@ def hosts(proposal: Proposal, tool: Tool) -> tuple[str, ...]:
 
 
 def requested(tool: Tool, arguments: Mapping[str, object]) -> str | None:
-    """Host and port of the request a tool makes; None for one that makes none, or that cannot be read."""
+    """Return host and port of a tool's request; None if it makes none, or it cannot be read."""
     if tool.request is None:
         return None
     try:
@@ -137,7 +137,7 @@ def requested(tool: Tool, arguments: Mapping[str, object]) -> str | None:
 
 
 def workspace_identity(workspace: Path | None, profile: Profile) -> str:
-    """Which directory the call would see: device, inode and a digest of its path, not its content; empty for none."""
+    """Return device, inode and path digest of the directory that the call sees, not its content; empty for none."""
     if workspace is None or profile.files.workspace == "none":
         return ""
     try:

@@ -41,7 +41,7 @@ def lift(call: Call, decide: Decide) -> None:
 
 
 async def lift_budget(call: Call) -> None:
-    """Have a spent budget asked about where policy says so: once, with the rights that lack it."""
+    """Ask about a spent budget if policy says so: once, with the rights that lack it."""
     pending = call.now.part(_PendingLift)
 
     def lift(refusal: Refusal) -> bool:
@@ -58,7 +58,7 @@ async def lift_budget(call: Call) -> None:
 
 
 async def settle(approvals: Approvals, question: Question, call: Call) -> State:
-    """Put a question, wait for its answer, and return where it stands."""
+    """Ask a question, wait for its answer, and return its state."""
     try:
         return await approvals.settle(question, call.listener)
     except StoreError:
@@ -89,7 +89,7 @@ async def spend(approvals: Approvals, count: Callable[[ToolCall], Awaitable[None
 
 
 async def request_hosts(approvals: Approvals, call: Call) -> tuple[str, ...]:
-    """Ask an operator about hosts that the call was refused while it ran; return what its caller is told."""
+    """Ask an operator about hosts refused while the call ran; return the lines for its caller."""
     now = call.now
     escalations = unnamed(now.refused_targets, now.profile, now.rights)
     if not escalations:

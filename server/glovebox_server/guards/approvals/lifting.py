@@ -1,7 +1,7 @@
-"""Denials that policy may lift: which of them may become a question, and what a yes would change. Pure: no I/O.
+"""Denials that policy may lift: which may become a question, and what an approval would change. Pure: no I/O.
 
-A public host outside the allow-list, a tool outside the role, a spent budget. Nothing else ever: not isolation, nor an
-address that is not public, nor what is hidden, nor a record, nor a stop. A lifted host passes the gate as any other.
+A public host outside the allow-list, a tool outside the role, a spent budget. Never isolation, a non-public address,
+a hidden file, a record or a stop. A lifted host passes the gate as any other.
 """
 
 from collections.abc import Callable, Iterable
@@ -28,41 +28,36 @@ _BUDGET: Final = "budget."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Escalation:
-    """One denial that a yes would lift."""
+    """One denial that an approval would lift."""
 
     what: Lifted
-    """Its kind."""
     target: str
-    """What exactly: ``https://host:443``, the tool, the budget."""
+    """``https://host:443``, the tool, or the budget."""
     lift: Lift
-    """What the policy says of it."""
+    """The policy's terms for it."""
 
     @property
     def rule(self) -> str:
-        """Id of the rule that asks."""
+        """Return the id of the rule that asks."""
         return f"lift.{self.what}"
 
     @property
     def why(self) -> str:
-        """Why it is asked, as the end of a sentence."""
+        """Return the reason as the end of a sentence."""
         return _WORDS[self.what].format(target=self.target)
 
     @property
     def asked(self) -> RequiredApproval:
-        """Who must say yes; whoever does chooses between this call and the run."""
+        """Return who must approve; the approver chooses between this call and the run."""
         return RequiredApproval(by=self.lift.by, reach="run", minutes=self.lift.expires_minutes)
 
 
 def considered(
     call: ToolCall, tool: Tool, rights: Rights, decide: Callable[[Rights], Decision]
 ) -> tuple[Decision, Rights, Escalation | None]:
-    """What policy says of a call; where it may lift its denial, what it says then, with those rights.
+    """Return the decision on a call; if policy may lift its denial, the decision with those rights.
 
-    Args:
-        call: the call.
-        tool: its tool.
-        rights: the caller's.
-        decide: what policy says of this call under given rights.
+    ``decide`` returns the policy's decision on this call under given rights.
     """
     decision = decide(rights)
     lifted = escalation(tool, call, rights, decision) if decision.effect == "deny" else None
@@ -72,12 +67,12 @@ def considered(
     then = decide(wider)
     if then.effect == "deny":
         return decision, rights, None
-    # The digest stays that of the profile as it is on disk: the record names what was lifted beside it.
+    # The digest stays that of the profile on disk: the record names what was lifted.
     return replace(then, effect="ask", profile_digest=decision.profile_digest or then.profile_digest), wider, lifted
 
 
 def escalation(tool: Tool, call: ToolCall, rights: Rights, denial: Decision) -> Escalation | None:
-    """What a yes would have to lift for this denial; None where the policy lifts no such thing."""
+    """Return what an approval would have to lift for this denial, or None if the policy lifts no such thing."""
     lifts = {each.what: each for each in rights.lifts}
     if not lifts:
         return None
@@ -90,7 +85,7 @@ def escalation(tool: Tool, call: ToolCall, rights: Rights, denial: Decision) -> 
 
 
 def budget_escalation(rights: Rights, rule: str) -> Escalation | None:
-    """The same for a call that nothing is left for."""
+    """Return the same for a call without remaining budget."""
     lift = next((each for each in rights.lifts if each.what == "budget"), None)
     if lift is None or not rule.startswith(_BUDGET):
         return None
@@ -98,7 +93,7 @@ def budget_escalation(rights: Rights, rule: str) -> Escalation | None:
 
 
 def unnamed(targets: Iterable[EgressTarget], profile: Profile, rights: Rights) -> tuple[Escalation, ...]:
-    """The same for hosts that a program has tried to reach, and no rule names. An operator is asked: it has ended."""
+    """Return the same for refused hosts that no rule names. An operator is asked: the program has ended."""
     lift = next((each for each in rights.lifts if each.what == "host" and each.by != "client"), None)
     if lift is None:
         return ()
@@ -107,7 +102,7 @@ def unnamed(targets: Iterable[EgressTarget], profile: Profile, rights: Rights) -
 
 
 def liftable_host(method: str, url: str, profile: Profile) -> str | None:
-    """The host of a request, with scheme and port, if it is only the host that no rule names, and it may be public."""
+    """Return a request's host, with scheme and port, if only its name is denied and it may be public."""
     try:
         target = parse_url(method, url)
     except TargetError:
@@ -116,7 +111,7 @@ def liftable_host(method: str, url: str, profile: Profile) -> str | None:
 
 
 def may_be_lifted(target: EgressTarget, profile: Profile) -> bool:
-    """Whether it is only the host that no rule names, and is read.
+    """Return whether a read is denied only because no rule names its host.
 
     An address that is not public is no target; what a name resolves to is checked when it is dialled.
     """
@@ -125,19 +120,19 @@ def may_be_lifted(target: EgressTarget, profile: Profile) -> bool:
 
 
 def host_of(target: EgressTarget) -> str:
-    """Scheme, host and port, as grants name them."""
+    """Return scheme, host and port, as grants name them."""
     return f"{target.scheme}://{target.host}:{target.port}"
 
 
 def rule_for(target: str) -> EgressRule:
-    """The rule that a grant of a host adds: this host and port alone, GET and HEAD."""
+    """Return the rule that a grant of a host adds: only this host and port, GET and HEAD."""
     scheme, _, rest = target.partition("://")
     host, _, port = rest.rpartition(":")
     return EgressRule(host=host, schemes=frozenset({scheme}), ports=frozenset({int(port)}))
 
 
 def widened(rights: Rights, tool: str, grants: Iterable[Grant | Escalation]) -> Rights:
-    """The rights with what was granted, or would be, for calls of one tool."""
+    """Return the rights with granted or proposed lifts, for calls of one tool."""
     for each in grants:
         if each.what == "budget":
             rights = replace(rights, budgets=tuple(one for one in rights.budgets if one.name != each.target))
@@ -148,7 +143,7 @@ def widened(rights: Rights, tool: str, grants: Iterable[Grant | Escalation]) -> 
 
 
 def reaching(profile: Profile, decision: Decision, already: Escalation | None) -> Profile:
-    """The profile with the way out that one call has: the hosts it was allowed, and those it was granted besides."""
+    """Return the profile with the egress of one call: its allowed and its granted hosts."""
     if decision.reaches is not None:
         network = profile.network
         allow = meet(network.allow, [_all_of(each) for each in decision.reaches])
@@ -166,13 +161,13 @@ def _all_of(place: str) -> EgressRule:
 
 
 def with_host(profile: Profile, target: str) -> Profile:
-    """The profile with one more rule for the way out."""
+    """Return the profile with one more egress rule."""
     network = profile.network.model_copy(update={"allow": (*profile.network.allow, rule_for(target))})
     return profile.model_copy(update={"network": network})
 
 
 def permanent(what: Lifted, target: str, tool: str) -> tuple[str, ...]:
-    """The lines of a diff that would make a grant permanent, for a person to make."""
+    """Return the lines of a diff that would make a grant permanent, for a person to apply."""
     if what == "host":
         rule = rule_for(target)
         schemes = "" if rule.schemes == {"https"} else f'schemes = ["{min(rule.schemes)}"], '

@@ -1,4 +1,4 @@
-"""What a person is asked before a call may run, and what they say. Frozen data and one digest, no I/O.
+"""Approval questions and answers. Frozen data and one digest, no I/O.
 
 Must never be imported here: a store, or anything of MCP.
 """
@@ -16,68 +16,64 @@ By = Literal["client", "operator", "either"]
 Channel = Literal["client", "operator"]
 """How an answer came: from the MCP client by elicitation, or out of band, as by the command line."""
 Reach = Literal["call", "run", "caller"]
-"""How far a yes goes: one call of the run, identical calls of the run, or one call of the caller in whichever run."""
+"""Reach of an approval: one call of the run, its identical calls, or one call of the caller in any run."""
 MAX_REASON: Final = 500
-"""Characters of why somebody said no: the model reads it."""
+"""Characters of a denial's reason: the model reads it."""
 Lifted = Literal["host", "tool", "budget"]
 """Denials that policy may turn into a question."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequiredApproval:
-    """Who has to say yes, and how far that yes goes."""
+    """The approval that a rule requires."""
 
     by: By = "either"
-    """Whose answer counts."""
     quorum: int = 1
-    """How many different principals have to say yes."""
+    """Number of different principals that must approve."""
     another_principal: bool = False
-    """Whether the caller's own answer, by whatever way it comes, does not count."""
+    """The caller's own answer does not count, by whatever channel."""
     reach: Reach = "call"
-    """How far a yes goes at most."""
+    """The largest reach of the approval."""
     teaches: bool = False
-    """Whether after a yes the same program, or the same hosts in the run, are not asked about again."""
+    """After an approval the same program, or the same hosts in the run, are not asked about again."""
     minutes: float = 10
-    """How long the question, and a yes to it, is good for."""
+    """Lifetime of the question, and of its approval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuestionSubject:
-    """Everything that a yes is bound to: one that differs in any part is another question."""
+    """Everything that an approval is bound to: any difference makes another question."""
 
     principal: str
-    """Id of the caller."""
     run: str
-    """Id of the caller's run."""
     tool: str
-    """Name of the tool."""
     arguments: str
     """The validated arguments as canonical JSON (RFC 8785): what will run, whole."""
     profile_digest: str
-    """Digest of the profile in force for the caller, narrowed by its role."""
+    """Digest of the profile in effect for the caller, narrowed by its role."""
     policy_digest: str
-    """Digest of policy.toml; empty where there is none."""
+    """Digest of policy.toml; empty without one."""
     inputs: tuple[tuple[str, str], ...] = ()
-    """Address and SHA-256 of each artifact that goes in."""
+    """Address and SHA-256 of each input artifact."""
     workspace: str
-    """Which directory is served, by device, inode and a digest of its path; empty where none is. Not its content."""
+    """Device, inode and digest of the path of the served directory; empty without one. Not its content."""
     environment: str
-    """Digest of the Python environment that the program would import from; empty where the tool has none."""
+    """Digest of the Python environment that the program imports from; empty if the tool has none."""
     rules: tuple[str, ...]
-    """Ids of the rules that ask, e.g. ``approval.programs``: a yes to one is none to another."""
+    """Ids of the rules that ask, e.g. ``approval.programs``: an approval of one is none of another."""
     lifted: Lifted | None = None
-    """What kind of denial the yes would lift; None where nothing is denied."""
+    """Kind of denial to lift; None if nothing is denied."""
     target: str = ""
-    """What exactly would be lifted: ``host:port``, the tool's name, the budget's name."""
+    """``host:port``, the tool's name, or the budget's name."""
 
     changes: str = ""
-    """What the call would change on the host, whole, as its approver reads it; empty where it changes nothing."""
+    """The complete changes on the host, as the approver reads them; empty without any."""
     any_run: bool = False
-    """Whether a yes is bound to the caller and not to ``run``, which is then that of the call that asked first."""
+    """The approval is bound to the caller, not to ``run``, which is the run of the first call."""
 
     @property
     def digest(self) -> str:
-        """``sha256:…`` over all of it as canonical JSON (RFC 8785); ``changes`` only where there are some."""
+        """Return ``sha256:…`` over all of it as canonical JSON (RFC 8785); ``changes`` only if there are some."""
         fields = asdict(self)
         if self.any_run:
             del fields["run"]
@@ -90,58 +86,51 @@ class QuestionSubject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """One question to a person: may this call, exactly as it stands here, run."""
+    """A question to a person: may this exact call run."""
 
     id: str
     """``a_`` and 26 lower-case characters, made as call ids are."""
     digest: str
-    """Digest of ``subject``: what an answer answers."""
+    """Digest of ``subject``."""
     subject: QuestionSubject
-    """What a yes is bound to, the program included."""
     asked: RequiredApproval
-    """Who has to say yes."""
     why: str
-    """Why it is asked, in a sentence of ours; nothing in it is the caller's."""
+    """The server's sentence; nothing in it is the caller's."""
     client: str | None
-    """What the client calls itself: self-reported."""
+    """Self-reported."""
     workflow: str | None
-    """The workflow the call belongs to."""
     profile: str
-    """The effective profile as canonical JSON, for ``Profile.model_validate_json``: what the call may do. Empty where
-    there is none."""
+    """The effective profile as canonical JSON, for ``Profile.model_validate_json``; empty without one."""
     made: datetime
-    """When it was first asked."""
     expires: datetime
-    """From then on no answer counts, and a yes is good for nothing."""
+    """From then on no answer counts, and an approval is void."""
     asked_by: str = ""
-    """The call that asked first."""
+    """Id of the first call."""
     folder: str = ""
-    """Path of the folder on this host that the call could read or would change: for an operator, never for a client."""
+    """Host path that the call could read or would change: for an operator, never for a client."""
     last_approved: str | None = None
-    """Arguments, as canonical JSON, of the caller's last approved call of this tool; None before the first."""
+    """Canonical JSON of the caller's last approved call of this tool; None before the first."""
 
     @property
     def workspace_may_change(self) -> bool:
-        """Whether the call can read workspace files, which may change after the answer: the approver is told."""
+        """Return whether the call can read workspace files, which may change after the answer: the form says so."""
         return bool(self.subject.workspace)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalAnswer:
-    """What one person said to a question."""
+    """One person's answer to a question."""
 
     allow: bool
-    """Yes or no."""
     by: str
-    """Principal of who said it: an elicited answer is the caller's own."""
+    """Principal of the person: an elicited answer is the caller's own."""
     channel: Channel
-    """How it came."""
     reach: Reach = "call"
-    """How far it shall go; never further than the question's ``asked.reach``."""
+    """At most the question's ``asked.reach``."""
     digest: str
-    """Digest of the question that was answered: one to another question is refused, and uses nothing up."""
+    """Digest of the answered question: another is refused, and uses nothing up."""
     reason: str = ""
-    """Why, for the model, in at most ``MAX_REASON`` printable characters; only of a no."""
+    """For the model, at most ``MAX_REASON`` printable characters; only of a denial."""
 
 
 def canonical(arguments: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Which approval rules ask about a call, and what they ask for together. Pure functions over facts: no I/O."""
+"""Selects the approval rules that apply to a call, and combines them. Pure functions over facts: no I/O."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from glovebox_server.guards.approvals.lifting import Escalation
 from glovebox_server.guards.approvals.question import By, RequiredApproval
 
 PROFILE_ASKS: Final = Approval(name="ask")
-"""What a profile's ``approval = "ask"`` means: each call, by whoever answers first, one yes for one call."""
+"""Of a profile's ``approval = "ask"``: each call, answered by anyone, one approval for one call."""
 WATCH_ASKS: Final = Approval(name="watch", by="operator")
-"""What a watch rule's ``ask`` means: each call, by an operator, since it is the caller's run that looks odd."""
+"""Of a watch rule's ``ask``: each call, by an operator, since the caller's run looks suspicious."""
 CHANGES_ASK: Final = Approval(name="changes")
-"""What every call that would change files on the host means, whatever its profile says: one yes for one call."""
+"""Of every call that would change host files, whatever its profile: one approval for one call."""
 
 _NAMED: Final = 5
 """Hosts that a sentence names."""
@@ -22,19 +22,17 @@ _NAMED: Final = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What rules may look at: all of it known before anything starts, none of it told by the caller about itself."""
+    """Facts for rules: all known before the start, none self-reported by the caller."""
 
     tool: str
-    """Name of the tool."""
     new_program: bool
     """Whether it differs from every program of this caller's that was approved under the same profile and policy."""
     new_hosts: tuple[str, ...]
-    """Hosts the call could reach, and no approved call of the run could: of a request its own, of a program all that
-    its profile allows."""
+    """Reachable hosts that no approved call of the run could reach: a request's own, or all of a program's profile."""
     leaving: int
-    """Artifacts that the call is given and could send away, since it has a network."""
+    """Input artifacts that the call could send away, since it has a network."""
     seconds: float
-    """How long it may take."""
+    """Time limit of the call."""
 
 
 def _always(_rule: Approval, _facts: Facts) -> str:
@@ -70,30 +68,29 @@ CONDITIONS: Final[Mapping[str, Callable[[Approval, Facts], str]]] = {
     "leaves": _leaves,
     "longer_than": _longer_than,
 }
-"""Each condition by its name in ``policy.toml``: why it asks, as the end of a sentence; empty where it does not."""
+"""Each condition by its name in ``policy.toml``: why it asks, as the end of a sentence; else empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asking:
-    """What the rules that ask about one call want together."""
+    """The combined demands of the rules that ask about one call."""
 
     rules: tuple[str, ...]
     """Their ids, ``approval.NAME``, in the order of the policy."""
     why: str
-    """Why, in one sentence."""
     lifts: bool = False
-    """Whether a yes would lift a denial too."""
+    """An approval would lift a denial too."""
     asked: RequiredApproval
-    """Who must say yes: the strictest of each rule's demands, so that one yes satisfies all of them."""
+    """The strictest of each rule's demands, so that one approval satisfies all of them."""
 
 
 def applying(rules: Iterable[Approval], tool: str) -> tuple[Approval, ...]:
-    """The rules that are about this tool, whatever their condition."""
+    """Return the rules about this tool, whatever their condition."""
     return tuple(rule for rule in rules if rule.tool in {None, tool})
 
 
 def asking(rules: Sequence[Approval], facts: Facts) -> Asking | None:
-    """What the rules ask about a call of which these facts hold; None where none of them asks."""
+    """Return what the rules ask about a call with these facts, or None."""
     reasons = [(rule, CONDITIONS[rule.when](rule, facts)) for rule in applying(rules, facts.tool)]
     found = [(rule, reason) for rule, reason in reasons if reason]
     if not found:
@@ -106,7 +103,7 @@ def asking(rules: Sequence[Approval], facts: Facts) -> Asking | None:
 
 
 def demanded(rule: Approval) -> RequiredApproval:
-    """What one rule of the policy demands."""
+    """Return the demand of one rule."""
     return RequiredApproval(
         by=rule.by,
         quorum=rule.quorum,
@@ -118,16 +115,16 @@ def demanded(rule: Approval) -> RequiredApproval:
 
 
 def together(demands: Sequence[RequiredApproval]) -> RequiredApproval:
-    """The strictest of each demand. Out of band is stricter than at the client, where a host may answer by itself."""
+    """Combine the strictest demands. Out of band is stricter than at the client, where a host may answer by itself."""
     order: tuple[By, ...] = ("either", "client", "operator")
     by = max((each.by for each in demands), key=order.index)
     quorum, another = max(each.quorum for each in demands), any(each.another_principal for each in demands)
-    # At the client only the caller answers: nobody there could give what another rule wants of somebody else.
+    # At the client only the caller answers: another principal's approval cannot come from there.
     return RequiredApproval(
         by="operator" if by == "client" and (another or quorum > 1) else by,
         quorum=quorum,
         another_principal=another,
-        # A yes for a run and one for a caller have a single call of the run in common.
+        # An approval for a run and one for a caller share only a single call of the run.
         reach=demands[0].reach if len({each.reach for each in demands}) == 1 else "call",
         teaches=any(each.teaches for each in demands),
         minutes=min(each.minutes for each in demands),
@@ -135,7 +132,7 @@ def together(demands: Sequence[RequiredApproval]) -> RequiredApproval:
 
 
 def with_lift(asks: Asking | None, escalation: Escalation | None, tool: str) -> Asking | None:
-    """What is asked about a call that policy denies unless somebody lifts that: one question for all of it."""
+    """Add the lift of a denial to what is asked: one question for all of it."""
     if escalation is None:
         return asks
     reason = f"A call of {tool} would be refused: {escalation.why}."

@@ -1,4 +1,4 @@
-"""The states of a question, and the table of what leads from one to the next. Pure: no I/O, no clock."""
+"""The states of a question and their transitions. Pure: no I/O, no clock."""
 
 from collections.abc import Mapping
 from typing import Final, Literal
@@ -22,9 +22,9 @@ TRANSITIONS: Final[Mapping[tuple[State, Step], State]] = {
     ("allowed", "withdraw"): "withdrawn",
     ("denied", "expire"): "expired",
 }
-"""Every step there is. What is not here does not happen: a used yes is never good again, a no becomes no yes."""
+"""Every transition. A used approval is never valid again, and a denial becomes no approval."""
 
 
 def after(state: State, step: Step) -> State | None:
-    """The state that a step leads to; None where it cannot happen."""
+    """Return the state that a step leads to; None if it is impossible."""
     return TRANSITIONS.get((state, step))

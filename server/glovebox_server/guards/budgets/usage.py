@@ -28,9 +28,9 @@ class UsageRow:
 
 
 def used(connection: sqlite3.Connection, since: datetime, by: Sequence[str]) -> list[UsageRow]:
-    """Sums of calls that ended in that hour or later, those that made most calls first.
+    """Return sums of calls that ended in that hour or later, most calls first.
 
-    Calls of more than a month ago are known by the day, and count where their day began after ``since``.
+    Calls of more than a month ago are known by the day, and count if their day began after ``since``.
     """
     if not set(by) <= set(BY):
         raise ValueError(by)

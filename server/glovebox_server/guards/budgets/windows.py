@@ -42,7 +42,7 @@ class Mark:
 
 
 def read_clocks() -> Clocks:
-    """What they show now."""
+    """Read the clocks."""
     since_boot = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
     return Clocks(wall=time.time_ns() // 1_000_000, boot=_boot(), since_boot=since_boot)
 
@@ -53,7 +53,7 @@ def _boot() -> str:
 
 
 def advanced(last: Mark | None, now: Clocks) -> Mark:
-    """The time now, by the rule above; ``last`` is None where none was ever seen."""
+    """Return the time by the rule above; ``last`` is None if none was seen."""
     if last is None:
         time = now.wall
     elif last.boot == now.boot:
@@ -65,7 +65,7 @@ def advanced(last: Mark | None, now: Clocks) -> Mark:
 
 
 def window(every: Every, time: int) -> tuple[int, int]:
-    """First millisecond of the window that a time lies in, and first one after it; windows begin on the hour in UTC.
+    """Return the first millisecond of a time's window, and the first after it; windows begin on the hour in UTC.
 
     A run's has no end that a call could wait for: it lies ``RUN_MS`` after the call.
     """

@@ -91,7 +91,7 @@ def decided(call: ToolCall, decision: Decision, *, keep_arguments: bool, inputs:
 
 
 def sandbox_started(driver: Driver, sandbox: AttestedSandbox) -> Draft:
-    """What a sandbox is, for the call that will get it: drafted when it gets ready, which may be before the call."""
+    """Draft the record of a sandbox: when it gets ready, which may be before its call."""
     plan, attestation = sandbox.plan, sandbox.attestation
     return draft(
         SandboxStarted(
@@ -109,7 +109,7 @@ def sandbox_started(driver: Driver, sandbox: AttestedSandbox) -> Draft:
 
 
 def artifact_scanned(call: ToolCall, scan: "Scan") -> ArtifactScanned:
-    """What was found in a file that the call gives back."""
+    """Return the record of a scanned output file."""
     return ArtifactScanned(
         call_id=call.id,
         name=scan.name,

@@ -48,12 +48,12 @@ class Repeats:
         """Nearly always empty: then no call is looked at."""
 
     def pause(self, call: ToolCall) -> float:
-        """How many seconds it waits before it may ask for a turn."""
+        """Return the seconds that it waits before it may ask for a turn."""
         found = self._found(call)
         return 0.0 if found is None or found.times >= MOST else PAUSES[min(found.times, len(PAUSES) - 1)]
 
     def refusal(self, call: ToolCall) -> Refusal | None:
-        """Why it is not even tried just now."""
+        """Return why it is not tried now, or None."""
         found = self._found(call)
         if found is None or found.times < MOST:
             return None
@@ -88,7 +88,7 @@ class Repeats:
 
 
 def make_room(table: OrderedDict[Any, Any], whose: Callable[[Any, Any], str]) -> None:
-    """Forget the oldest of whoever has most, so that nobody pushes out what is kept of others."""
+    """Evict the oldest entry of the owner that has most, so that no owner evicts others."""
     owners = [whose(*item) for item in table.items()]
     del table[list(table)[owners.index(Counter(owners).most_common(1)[0][0])]]
 

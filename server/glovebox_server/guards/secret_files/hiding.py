@@ -36,7 +36,7 @@ class Hiding:
         self._indexes: SecretFileIndexes | None = None
 
     async def masked(self, spec: SandboxSpec, tool: Tool, reveal: Sequence[str]) -> SandboxSpec:
-        """The spec of a sandbox in which programs of this tool see of such files only those that are shown.
+        """Return the spec of a sandbox that hides secret files from this tool, except revealed ones.
 
         Raises:
             UnsupportedSpecError: they cannot be hidden.
@@ -46,7 +46,7 @@ class Hiding:
 
     @asynccontextmanager
     async def guarding(self, spec: SandboxSpec, tool: Tool, reveal: Sequence[str]) -> AsyncIterator["Hidden"]:
-        """The same, and a guard for one call, for the length of the block.
+        """Yield the same and a guard for one call, for the block.
 
         Raises:
             UnsupportedSpecError: they cannot be hidden.
@@ -128,7 +128,7 @@ class Hidden:
             )
 
     def printed(self, show: Callable[[str], None]) -> Callable[[str], None]:
-        """Stands before whoever shows what a program prints while it runs: holds it back while that is in doubt."""
+        """Wrap ``show``: hold live output back until no secret file can be in it."""
         guard = self.guard
         if guard is None:
             return show

@@ -60,7 +60,7 @@ class Stop(BaseModel):
     """When."""
 
     def names(self, call: ToolCall) -> bool:
-        """Whether it stops this call."""
+        """Return whether it stops this call."""
         whose = {
             "call": call.id,
             "run": call.run,
@@ -72,14 +72,14 @@ class Stop(BaseModel):
 
     @property
     def refusal(self) -> Refusal:
-        """What the callers it stops read."""
+        """Return the refusal of the calls it stops."""
         if self.by.startswith("watch:"):
             return Refusal(rule="stop", reason=BY_RULES, hint=HINT)
         words = "Everything is stopped" if self.scope == "all" else f"This {self.scope} is stopped"
         return Refusal(rule="stop", reason=f"{words}: {self.because.rstrip('.')}.", hint=HINT)
 
     def encoded(self) -> bytes:
-        """As its file has it."""
+        """Encode it for its file."""
         return self.model_dump_json().encode()
 
 
@@ -93,12 +93,12 @@ def new_stop(scope: Scope, name: str, *, because: str, by: str, made: datetime) 
 
 
 def is_id(name: str) -> bool:
-    """Whether this can be a stop's id."""
+    """Return whether this can be a stop's id."""
     return _ID.fullmatch(name) is not None
 
 
 def stops_of(state_dir: Path) -> Files[Stop]:
-    """The stops of a state directory."""
+    """Return the stops of a state directory."""
 
     def fix(path: Path) -> str:
         return f"Run `glovebox resume {path.name}`, which lifts it." if is_id(path.name) else f"Remove {path}."

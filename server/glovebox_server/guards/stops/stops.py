@@ -1,7 +1,7 @@
-"""The stops of a state directory as one server process sees them: refuses calls, and ends those that run.
+"""Applies the stops of a state directory in one server process: refuses calls, and ends running ones.
 
-Every process looks for itself: before a call one ``stat``, and ten a second while calls are under way. So nobody has to
-be told, and a process that was suspended (SIGSTOP) obeys when it goes on.
+Every process polls: one ``stat`` before a call, and ten a second during calls. So no notification is needed, and a
+process that was suspended (SIGSTOP) obeys when it continues.
 """
 
 import logging
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 def made(stop: Stop) -> StopMade:
-    """The record of a stop."""
+    """Return the record of a stop."""
     return StopMade(stop=stop.id, scope=stop.scope, name=stop.name, because=stop.because, by=stop.by)
 
 
@@ -88,7 +88,7 @@ class Stops:
                 tasks.cancel_scope.cancel()
 
     def refusal(self, call: ToolCall) -> Refusal | None:
-        """Why this call may not start; None where nothing that is in force names it."""
+        """Return why this call may not start; None if no stop in effect names it."""
         self._look()
         return self._objection(call)[0]
 

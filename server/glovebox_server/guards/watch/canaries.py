@@ -48,17 +48,17 @@ class Canary(BaseModel):
 
     @property
     def text(self) -> str:
-        """What its file holds."""
+        """Return the content of its file."""
         return _TEXT.format(self.marker)
 
     @property
     def file(self) -> Path:
-        """Where it lies on the host."""
+        """Return its host path."""
         return Path(self.workspace) / self.path
 
     @property
     def stands(self) -> bool:
-        """Whether its file is there, as it was made."""
+        """Return whether its file is unchanged."""
         try:
             # Whoever may write there may have put a link or a FIFO in its place.
             with os.fdopen(
@@ -71,7 +71,7 @@ class Canary(BaseModel):
 
 
 def canaries_of(state_dir: Path) -> Files[Canary]:
-    """The canaries of a state directory."""
+    """Return the canaries of a state directory."""
     return Files(
         state_dir / FOLDER / "canaries",
         decode=_decoded,

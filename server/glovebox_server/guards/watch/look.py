@@ -33,7 +33,7 @@ PLACEHOLDER: Final = "placeholder:"
 
 
 def found_of(where: str, id: str) -> Finding:  # noqa: A002 - what canaries have
-    """What was found where: a canary, or the placeholder of a credential."""
+    """Return the finding of a canary or of a credential's placeholder."""
     if id.startswith(PLACEHOLDER):
         return Finding(rule="placeholder", where=where, what=id.removeprefix(PLACEHOLDER))
     return Finding(rule="canary", where=where, what=id)
@@ -60,7 +60,7 @@ class Look:
         """In the order in which they were found."""
 
     def printed(self, show: Callable[[str], None]) -> Callable[[bytes], None]:
-        """Stands before whoever shows what a program prints while it runs: from a canary on nothing is shown."""
+        """Wrap ``show`` for live output: from a canary on nothing is shown."""
 
         def look(data: bytes) -> None:
             if not self._shows:
@@ -82,7 +82,7 @@ class Look:
         return not self.findings and self._printed <= LIVE_BYTES
 
     def file(self) -> Callable[[bytes], None] | None:
-        """What takes the pieces of one output file, its name first; None where nothing is looked for in files."""
+        """Return a consumer of one output file, its name first; None if files are not searched."""
         if not self._needles.names:
             return None
         scanner = Detector(self._needles)
@@ -94,7 +94,7 @@ class Look:
         return look
 
     def pieces(self, outcome: Outcome) -> list[Piece]:
-        """All that a job gave back but for its files; nothing where nothing is looked for."""
+        """Return all output of a job except files; nothing if nothing is searched."""
         if not self._needles.names and not self._secrets:
             return []
         texts = [("stdout", outcome.stdout.text), ("stderr", outcome.stderr.text)]
@@ -128,7 +128,7 @@ NOTHING = Look(index_markers({}), secrets=False)
 
 
 def of_value(value: Any) -> bytes:
-    """A value as JSON, but for JSON's own escapes: their letters would stand between those of a marker."""
+    """Encode a value as JSON without JSON's escapes: their letters would split a marker."""
     text = _encoded(json.dumps(value, ensure_ascii=False, default=str))
     for escape in _ESCAPES:  # from a pair of backslashes on; ten times as fast as one pattern
         text = text.replace(escape, b" ")
@@ -136,7 +136,7 @@ def of_value(value: Any) -> bytes:
 
 
 def of_url(asked: str) -> list[Piece]:
-    """Where a program or a tool wants to go, as it is written and as it is meant."""
+    """Return a requested URL, as written and as decoded."""
     data = _encoded(asked)
     return [("url", data), ("url", unquote_to_bytes(data))] if b"%" in data else [("url", data)]
 

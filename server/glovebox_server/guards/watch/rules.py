@@ -64,5 +64,5 @@ RULES: Final[Mapping[str, Rule]] = {
 
 
 def actions(given: Mapping[str, WatchAction]) -> Mapping[str, WatchAction]:
-    """What each rule does, by its id, where a policy says ``given``."""
+    """Return each rule's action by its id, with the policy's ``given`` actions."""
     return {rule.id: given.get(rule.id, rule.action) for rule in RULES.values()}
