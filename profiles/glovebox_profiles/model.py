@@ -49,12 +49,12 @@ PROCESSORS: Final = (1, 8)
 SCRATCH: Final = (MIB, 16 * GIB)
 OUTPUT_BYTES: Final = (MIB, GIB)
 OUTPUT_FILES: Final = (1, 1024)
-#: All of it is copied before the program starts, and lies in memory: more would be felt in every call.
+#: All of it is copied before the program starts, and lies in memory: more would delay every call.
 WORKSPACE_BYTES: Final = (MIB, GIB)
 WORKSPACE_FILES: Final = (64, 20_000)
 #: Twice this (stdout and stderr) is held in the broker's memory and put into the result for every call in progress.
 STREAM: Final = (4 * KIB, 4 * MIB)
-#: What is in memory of one response at a time; documentation pages rarely pass 2 MiB, package indexes 30.
+#: Bytes of one response in memory at a time; documentation pages rarely pass 2 MiB, package indexes 30.
 RESPONSE_BYTES: Final = (64 * KIB, 256 * MIB)
 REDIRECTS: Final = (0, 10)
 CONNECTIONS: Final = (1, 64)
@@ -76,7 +76,7 @@ Effect = Literal["allow", "deny", "ask"]
 """What policy may say about a call; the same words as the server's decision."""
 
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-#: What a program or its interpreter is started by: a placeholder there would be another setting.
+#: Variables that a program or its interpreter starts with: a placeholder there would be another setting.
 _NOT_OURS: Final = re.compile(
     r"(LD|PYTHON|PIP|SSL|LC|MPL|GLOVEBOX)_.*|PYTHON.*|.*_PROXY|.*_CA_BUNDLE|NODE_.*|PATH|HOME|LANG|TMPDIR|TZ|USER|SHELL|IFS|ENV"
 )
@@ -101,14 +101,14 @@ def parse_bytes(value: object) -> object:
 
 
 def printable(text: str) -> str:
-    """Refuse what could redraw a reviewer's terminal or reorder the sentence: controls, bidi marks, line breaks."""
+    """Reject text that could redraw a reviewer's terminal or reorder a sentence: controls, bidi marks, line breaks."""
     if not text.isprintable():
         raise ValueError("control, invisible and line-break characters are not allowed")
     return text
 
 
 def require_distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Refuse a list that says something twice."""
+    """Reject a list with duplicates."""
     for index, value in enumerate(values):
         if value in values[:index]:
             raise ValueError(f"{value!r} is listed twice")
@@ -135,7 +135,7 @@ def _rule(value: object) -> EgressRule:
 
 
 def require_json(value: dict[str, Any]) -> dict[str, Any]:
-    """Refuse what no client could send as JSON: dates, NaN, integers beyond 2**53."""
+    """Reject values that no client could send as JSON: dates, NaN, integers beyond 2**53."""
     try:
         rfc8785.dumps(value)
     except (rfc8785.CanonicalizationError, TypeError) as error:

@@ -1,8 +1,8 @@
-"""JSON from strangers, whoever they are: one meaning or none, and of a bounded size. No I/O.
+"""JSON from untrusted sources: one meaning or none, and of a bounded size. No I/O.
 
 Two readers of one text must never see two things. RFC 8259 leaves duplicate keys, huge numbers and lone surrogates to
-the implementation, and deep nesting breaks recursive readers; I-JSON (RFC 7493) forbids the first three. So do we.
-How much it would take to read is told from the bytes, before anything is made of them.
+the implementation, and deep nesting breaks recursive readers; I-JSON (RFC 7493) forbids the first three. So do we. The
+cost of reading is judged from the bytes, before any value is made.
 """
 
 import json
@@ -23,10 +23,10 @@ def check(text: bytes | str) -> Any:
 
 
 def check_shape(text: bytes | str) -> Any:
-    """Return the value of ``text``, numbers of any size and NaN included: for a reader that names the field of those.
+    """Return the value of ``text`` with numbers of any size and NaN: for a reader that names their field.
 
     Raises:
-        ValueError: as ``check``, but for numbers.
+        ValueError: as ``check``, except for numbers.
     """
     return _read(text)
 
@@ -50,7 +50,7 @@ def _read(text: bytes | str, **numbers: Any) -> Any:
 
 
 def _walk(value: Any) -> None:
-    """Look at every text; not by recursion, which is slower."""
+    """Check every text; not by recursion, which is slower."""
     waiting: list[Any] = [value]
     while waiting:
         item = waiting.pop()

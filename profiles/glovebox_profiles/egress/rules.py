@@ -24,7 +24,7 @@ from glovebox_profiles.egress.targets import (
 )
 
 ANY_PATH = "/*"
-#: How many of a profile's hosts a refusal lists: enough to choose from, short enough for a model to read.
+#: Hosts of a profile in a refusal: enough to choose from, few enough for a model to read.
 HINTED_HOSTS = 12
 
 _KEYS = ("host", "schemes", "ports", "methods", "paths")
@@ -46,7 +46,7 @@ class EgressRule:
     """Exact paths, or ``/simple/*`` for everything below ``/simple/``."""
 
     def __post_init__(self) -> None:
-        """Refuse what could not be enforced; canonicalise nothing, so equal rules are written equally."""
+        """Reject unenforceable rules; canonicalise nothing, so equal rules are written equally."""
         _require("host", self.host == parse_pattern(self.host), f"must be written as {parse_pattern(self.host)!r}")
         _require("schemes", bool(self.schemes) and self.schemes <= DEFAULT_PORTS.keys(), "holds https, http or both")
         _require("ports", bool(self.ports) and all(_is_port(port) for port in self.ports), "holds 1 to 65535")
@@ -105,7 +105,7 @@ class EgressDecision:
 
 
 def decide(target: EgressTarget, rules: Sequence[EgressRule]) -> EgressDecision:
-    """Allow ``target`` if one rule allows all of it; otherwise say which part the nearest rule refuses."""
+    """Allow ``target`` if one rule allows all of it; otherwise name the part that the nearest rule refuses."""
     furthest, refused = -1, _host_refused(target, rules)
     for index, rule in enumerate(rules):
         if not matches(rule.host, target.host):
@@ -137,7 +137,7 @@ def _asks_https(rule: EgressRule) -> bool:
 
 
 def decide_url(method: str, url: str, rules: Sequence[EgressRule]) -> EgressDecision:
-    """Decide about a URL as it was written; one that cannot be read strictly is denied."""
+    """Decide about a URL as written; deny one that cannot be read strictly."""
     try:
         return decide(parse_url(method, url), rules)
     except TargetError as error:
@@ -145,7 +145,7 @@ def decide_url(method: str, url: str, rules: Sequence[EgressRule]) -> EgressDeci
 
 
 def denial(error: TargetError) -> EgressDecision:
-    """Return the decision that an unreadable target gets."""
+    """Return the decision about an unreadable target."""
     return EgressDecision(effect="deny", rule=error.rule, reason=error.reason, hint=error.hint)
 
 
@@ -160,7 +160,7 @@ def path_matches(pattern: str, path: str) -> bool:
 
 
 def _against(target: EgressTarget, rule: EgressRule, index: int) -> tuple[int, EgressDecision]:
-    """Hold a target against one rule of its host: how many parts it passed, and the decision."""
+    """Compare a target with one rule of its host: return how many parts it passed, and the decision."""
     if target.method == "CONNECT" and target.port in rule.ports and "CONNECT" not in rule.methods:
         return 2, EgressDecision(
             effect="deny",

@@ -147,7 +147,6 @@ class Positions:
             self._at = match.end()
 
     def _items(self, path: KeyPath, close: str) -> None:
-        """Read the elements of an array, or the pairs of an inline table."""
         index = 0
         self._skip(_BLANK)
         while not self._take(close):

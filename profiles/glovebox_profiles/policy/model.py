@@ -30,7 +30,7 @@ MAX_ROLES: Final = 64
 MAX_RULES: Final = 32
 MAX_NAMED: Final = 1024
 MAX_EXAMPLES: Final = 256
-#: The longest a yes or a grant may wait or last: a week.
+#: Longest lifetime of an approval or a grant, or wait for one: a week.
 MAX_MINUTES: Final = 7 * 24 * 60
 MAX_QUORUM: Final = 8
 #: Of the server, over all callers (``broker.admission.RUNNING``).

@@ -123,7 +123,7 @@ async def prove(
     heard: Callable[[CaseFinding], None] = lambda _: None,
     start: Start = "cold",
 ) -> Proof:
-    """Test every claim against one driver; ``heard`` gets each finding as it comes, ``start`` is for the report."""
+    """Test every claim against one driver; report each finding to ``heard`` as it comes. The report names ``start``."""
     started = anyio.current_time()
     watched = True
     names = (*gap_names(driver.capabilities), start)

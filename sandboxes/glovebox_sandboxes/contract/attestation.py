@@ -135,7 +135,6 @@ _BOTH = ("uid", "gid", "groups", "capabilities", "no_new_privs", "seccomp", "int
 def _seen(
     expected: Expected, measured: Measured, outside: HostView, host_namespaces: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Return the guest's fields from outside."""
     spaces = None if outside.namespaces is None else shared(expected, outside.namespaces, host_namespaces)
     namespaces = {"namespaces shared with the host": _or_why(outside, "namespaces", spaces)}
     if expected.system != "linux":
@@ -184,7 +183,6 @@ def _kernel(measured: Measured) -> str:
 
 
 def _only(numbers: tuple[int, ...] | None) -> Any:
-    """Return the one number, or all of them if they differ."""
     return None if numbers is None else numbers[0] if len(numbers) == 1 else list(numbers)
 
 

@@ -68,7 +68,7 @@ class Plan:
     action: Mapping[str, Any]
     """The argument vector or API body, JSON-compatible, without anything that differs from call to call."""
     expected: Expected
-    """What the guest must measure inside, or the call is refused."""
+    """The measurement that the guest must make inside, or the call is refused."""
     rlimits: tuple[str, ...] = ()
     """Fields of ``Limits`` that only a limit per process can enforce here, set by the guest before untrusted code runs
     (``cpu_seconds`` always is)."""

@@ -128,7 +128,7 @@ class Outcome:
     skipped: tuple[SkippedFile, ...]
     usage: Usage
     changes: OverlayChanges | None = None
-    """None if the program had no workspace of its own to change."""
+    """Absent if the program had no workspace of its own to change."""
     shown: tuple[Shown, ...] = ()
     """Copies of pictures in ``/output``, and of the job's pictures that were left out."""
     problems: tuple[str, ...] = ()

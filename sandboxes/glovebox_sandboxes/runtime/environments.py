@@ -1,7 +1,7 @@
-"""Named sets of Python packages for sandboxes: a short TOML file says which, the lock beside it exactly which files.
+"""Named sets of Python packages for sandboxes: a short TOML file lists them, and the lock beside it pins exact files.
 
-Some are shipped; an operator's file replaces the shipped one of the same name, but for the default. What was built is
-recorded in the data directory by name, so that whoever starts sandboxes need not know where the files are.
+Some are shipped; an operator's file replaces the shipped one of the same name, except the default. Built ones are
+recorded in the data directory by name, so that servers need not know where the files are.
 """
 
 import hashlib
@@ -25,23 +25,23 @@ from glovebox_sandboxes.host import permissions
 from glovebox_sandboxes.host.identity import changes_user
 
 SHIPPED = Path(__file__).parent / "environments"
-"""Those that come with Glovebox, with their locks."""
+"""The environments in Glovebox, with their locks."""
 MAX_FILE = 512 * 1024
 """Bytes of a file or lock: ten times those of the largest shipped one."""
 MAX_ELSEWHERE = 400
-"""Modules whose environment is told: they are part of every sandbox's command line, of 128 KiB at most."""
+"""Modules with a hint about their environment: they are part of every sandbox's command line, of 128 KiB at most."""
 MAX_RECORD = 64 * 1024
-"""Bytes of what is recorded of a built one."""
+"""Bytes of the record of a built one."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 _NAMES = f"a letter and at most 31 more of a-z, 0-9, - and _, such as science, and not {DEFAULT}"
-# PEP 508 without URLs, paths and markers: nothing but an index or a directory of wheels that pip knows is ever asked.
+# PEP 508 without URLs, paths and markers: only an index or a directory of wheels that pip knows is ever asked.
 _REQUIREMENT = (
     r"^[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?(?:\[[A-Za-z0-9._,-]+\])?"
     r"(?: ?(?:===?|!=|~=|<=?|>=?) ?[A-Za-z0-9.*+!_-]+(?:, ?(?:===?|!=|~=|<=?|>=?) ?[A-Za-z0-9.*+!_-]+)*)?$"
 )
 _MODULE = r"^[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*$"
-# A lock says nothing else: no option of pip's, no address, no other file.
+# A lock has nothing else: no option of pip's, no address, no other file.
 _LINE = re.compile(
     r"#.*|[A-Za-z0-9._-]+==[A-Za-z0-9.!+_-]+(?: \\| --hash=sha256:[0-9a-f]{64})?| *--hash=sha256:[0-9a-f]{64}(?: \\)?|"
 )
@@ -49,11 +49,11 @@ _FITS = re.compile(r"^# Fits (sha256:[0-9a-f]{64})$", re.MULTILINE)
 
 
 class EnvironmentFileError(DiagnosedError):
-    """An environment is not there, or its file or lock cannot be followed."""
+    """An environment is missing, or its file or lock is invalid."""
 
 
 class _EnvironmentFile(BaseModel):
-    """What a file may say."""
+    """The content of a file."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -85,37 +85,36 @@ class Environment:
     name: str
     description: str
     packages: tuple[str, ...]
-    """What is asked for, each a name with bounds for its version."""
+    """Requirements, each a name with bounds for its version."""
     modules: tuple[str, ...]
-    """What programs import of it: the models are told these."""
+    """Its modules that programs import, which models are shown."""
     python: tuple[str, ...]
     """Series of Python it is locked for, as in ``3.12``; empty for this host's."""
     machines: tuple[str, ...]
     """The same of processors."""
     path: Path
-    """The file."""
 
     @property
     def shipped(self) -> bool:
-        """Whether it comes with Glovebox."""
+        """Return whether it comes with Glovebox."""
         return self.path.parent == SHIPPED
 
     @property
     def lock(self) -> Path:
-        """Where its lock is, or will be."""
+        """Return the path of its lock, which need not exist."""
         return self.path.with_suffix(".lock")
 
     @cached_property
     def fits(self) -> str:
-        """``sha256:…`` over what decides on a lock: it carries the same, or was made for something else."""
+        """Return ``sha256:…`` over the inputs of a lock: it carries the same, or was made for something else."""
         asked = json.dumps([sorted(self.packages), sorted(self.python), sorted(self.machines)])
         return "sha256:" + hashlib.sha256(asked.encode()).hexdigest()
 
     def locked(self) -> str:
-        """Digest of its lock, which names every file by hash and is for what the file says now.
+        """Return the digest of its lock, which names every file by hash and fits the current file.
 
         Raises:
-            EnvironmentFileError: there is none, it says anything else than packages, or it was made for another file.
+            EnvironmentFileError: it is missing, has anything except packages, or was made for another file.
         """
         update = f"Run `glovebox environment update {self.name}`."
         if not self.lock.exists():
@@ -135,7 +134,7 @@ class Environment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeRecord:
-    """What is built under a name."""
+    """The runtime that is built under a name."""
 
     lock: str
     """Digest of the lock it was built from."""
@@ -143,7 +142,7 @@ class RuntimeRecord:
 
 
 def named(directory: Path) -> list[str]:
-    """Return the names of all there are, shipped or in an operator's directory."""
+    """Return the names of all environments, shipped or in an operator's directory."""
     found = {path.stem for place in (SHIPPED, directory) for path in place.glob("*.toml")}
     return sorted(name for name in found if _NAME.fullmatch(name))
 
@@ -156,7 +155,7 @@ def load(name: str, directory: Path) -> Environment:
         directory: the operator's.
 
     Raises:
-        EnvironmentFileError: there is none, or its file is unsafe, unreadable or wrong.
+        EnvironmentFileError: it is missing, or its file is unsafe, unreadable or wrong.
     """
     if not _NAME.fullmatch(name):
         raise EnvironmentFileError(f"The environment {name!r}", "that is no name for one", f"Use {_NAMES}.")
@@ -189,12 +188,11 @@ def load(name: str, directory: Path) -> Environment:
 
 
 def _imported(package: str) -> str:
-    """Return what a package is most often imported as."""
     return re.split(r"[^A-Za-z0-9._-]", package, maxsplit=1)[0].replace("-", "_").lower()
 
 
 def _read(path: Path) -> bytes:
-    """Read a file only if nobody but this user, root or the owner of the package can have written it."""
+    """Read a file that only this user, root or the owner of the package can have written."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(handle, "rb") as file:
@@ -226,7 +224,7 @@ def _records(data: Path) -> Path:
 
 
 def record(data: Path, environment: Environment, lock: str) -> None:
-    """Note in the data directory that this is built, from the lock with that digest."""
+    """Record in the data directory that this is built, from the lock with that digest."""
     _records(data).mkdir(exist_ok=True)
     path = _records(data) / f"{environment.name}.json"
     new = path.with_suffix(".new")
@@ -235,7 +233,7 @@ def record(data: Path, environment: Environment, lock: str) -> None:
 
 
 def recorded(data: Path) -> Mapping[str, RuntimeRecord]:
-    """Return what is built in a data directory beside the default, by name."""
+    """Return the built environments of a data directory except the default, by name."""
     found = {}
     for path in sorted(_records(data).glob("*.json")):
         with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
@@ -248,14 +246,14 @@ def recorded(data: Path) -> Mapping[str, RuntimeRecord]:
 
 
 def _shipped_modules(name: str) -> Iterator[str]:
-    """Yield the modules of a shipped environment, and those of what its packages need."""
+    """Yield the modules of a shipped environment, and those of its packages' dependencies."""
     environment = load(name, SHIPPED)
     yield from map(_imported, re.findall(r"^[^#\s]+==", environment.lock.read_text(), re.MULTILINE))
     yield from environment.modules
 
 
 def forget(data: Path, name: str) -> bool:
-    """Take back ``record``: whether there was one."""
+    """Undo ``record``; return whether there was one."""
     path = _records(data) / f"{name}.json"
     there = path.exists()
     path.unlink(missing_ok=True)
@@ -263,14 +261,14 @@ def forget(data: Path, name: str) -> bool:
 
 
 def not_built(name: str, *, docker: bool = False) -> UnsupportedSpecError:
-    """Return what a driver says that has no such environment."""
+    """Return a driver's error for a missing environment."""
     setup = "glovebox setup --docker" if docker else "glovebox setup"
     fix = f"Run `{setup} --environment {name}`, and start the server again."
     return UnsupportedSpecError("python.environment", f"the environment {name} is not built here", fix)
 
 
 def elsewhere(data: Path) -> Mapping[str, str]:
-    """Module → an environment that has it, for who misses it in another: the default, else one that is built."""
+    """Return an environment for each module, as a hint if it is missing in another: the default, else a built one."""
     has: dict[str, str] = {}
     for name in named(SHIPPED):
         if name != DEFAULT:

@@ -1,7 +1,7 @@
-"""Guests and runtimes in the data directory that nothing names any more: kept while a server uses them.
+"""Removes unreferenced guests and runtimes from the data directory, except those a server uses.
 
-Their directories are named after what they are made from, so every upgrade leaves some behind, and a server that was
-started before goes on using its own. Must not be imported here: anything that starts sandboxes.
+Their directories are named after their content, so every upgrade leaves some behind, and a server that was started
+before still uses its own. Must not be imported here: anything that starts sandboxes.
 """
 
 import fcntl
@@ -14,15 +14,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 _OLD_SECONDS = 24 * 3600.0
-"""Younger ones stay: a server that is being started has found its own and not yet taken hold of it."""
+"""Younger ones stay: a starting server has found its own and not yet locked it."""
 _PATTERNS = ("guest-*", "runtime-*", ".building-*", "runtime")
-"""What is looked at: guests, runtimes, what a setup that was killed left half-built, and the one runtime of versions
-before there were several."""
+"""Candidates: guests, runtimes, half-built leftovers of a killed setup, and the single runtime of earlier versions."""
 
 
 @contextmanager
 def held(directories: Iterable[Path]) -> Iterator[None]:
-    """Keep guests and runtimes from being removed for the length of the block; the kernel lets go if we die."""
+    """Keep guests and runtimes from being removed for the length of the block; the kernel unlocks them if we die."""
     with ExitStack() as stack:
         for directory in directories:
             place = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -33,7 +32,7 @@ def held(directories: Iterable[Path]) -> Iterator[None]:
 
 
 def remove(data: Path, current: Collection[Path]) -> int:
-    """Remove what no running server uses and what is older than a day; how many there were.
+    """Remove what no running server uses and what is older than a day; return their number.
 
     Args:
         data: the data directory.
@@ -61,7 +60,7 @@ def unused(path: Path) -> bool:
 
 
 def _others(data: Path, current: Collection[Path]) -> list[Path]:
-    """What nothing names. Who uses the one runtime of before holds its guest alone, so that runtime stays as long."""
+    """Return unreferenced ones. Users of the earlier single runtime lock only its guest, so it stays as long."""
     found = [path for pattern in _PATTERNS for path in sorted(data.glob(pattern)) if path not in current]
     held_back = any(path.name.startswith("guest-") and not unused(path) for path in found)
     return [path for path in found if not (held_back and path.name == "runtime")]
@@ -69,7 +68,7 @@ def _others(data: Path, current: Collection[Path]) -> list[Path]:
 
 @contextmanager
 def _unused(path: Path) -> Iterator[None]:
-    """Hold what nobody uses and what is old; raises OSError for anything else."""
+    """Lock an unused and old one; raise OSError for anything else."""
     with _exclusive(path) as place:
         if time.time() - os.fstat(place).st_mtime < _OLD_SECONDS:
             raise BlockingIOError
@@ -89,7 +88,7 @@ def _exclusive(path: Path) -> Iterator[int]:
 def _remove(path: Path) -> bool:
     try:
         with _unused(path):
-            # Away from its name first: whoever finds a guest takes it to be whole.
+            # Renamed first: a guest under its name counts as whole.
             going = path.with_name(f".building-{secrets.token_hex(8)}")
             path.rename(going)
             shutil.rmtree(going)

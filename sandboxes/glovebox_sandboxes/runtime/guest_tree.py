@@ -1,4 +1,4 @@
-"""The guest as files: what has to be in ``/guest`` of every sandbox, whichever driver puts it there."""
+"""The guest as files: the content of ``/guest`` in every sandbox, for every driver."""
 
 import functools
 import hashlib
@@ -17,7 +17,7 @@ _PACKAGE = Path(_glovebox_guest.__file__).parent
 def files() -> Mapping[str, bytes]:
     """Return content by path below ``/guest``."""
     found = {
-        # A place to mount at, which is hidden while something is.
+        # A mount point, hidden while in use.
         f"{ORIGINAL.removeprefix(GUEST + '/')}/README": b"The workspace, where the program has a copy of it.\n",
     }
     for path in sorted(_PACKAGE.rglob("*.py")):
@@ -27,7 +27,7 @@ def files() -> Mapping[str, bytes]:
 
 @functools.cache
 def digest() -> str:
-    """``sha256:…`` over names and contents: which guest this server speaks to."""
+    """Return ``sha256:…`` over names and contents of this server's guest."""
     summary = {name: hashlib.sha256(content).hexdigest() for name, content in files().items()}
     return "sha256:" + hashlib.sha256(json.dumps(summary, sort_keys=True).encode()).hexdigest()
 
@@ -55,14 +55,14 @@ def command(
 
     Args:
         python: path of the interpreter inside.
-        spec: what the sandbox is for.
-        hidden: paths the guest must report when they exist.
-        elsewhere: which other environment has which module, for what is said where one is missing.
-        landlock: whether the program is put under Landlock rules, or nothing runs; False only where the plan expects a
-            kernel that has none.
-        own_filter: a seccomp filter the guest puts on itself, where whoever starts it cannot.
+        spec: of the sandbox.
+        hidden: paths the guest must report if they exist.
+        elsewhere: environments by module, for the hint about a missing one.
+        landlock: put the program under Landlock rules, or run nothing; False only if the plan expects a kernel without
+            it.
+        own_filter: a seccomp filter the guest puts on itself, if its starter cannot.
         program_filter: a further one for the program alone.
-        zygote: start what guests are forked from, with what each of them has to mount: see ``_glovebox_guest.zygote``.
+        zygote: start the process that guests are forked from, with the mounts of each: see ``_glovebox_guest.zygote``.
     """
     config = {
         "path": [PACKAGES],
@@ -93,8 +93,8 @@ def command(
     )
 
 
-# Not `python /guest`: running a directory brings `runpy` and its imports, which take longer than the guest itself.
-# The guest's package knows where its modules are. On the path, /guest would offer a program names it has no use for.
+# Not `python /guest`: running a directory brings `runpy` and its imports, which take longer than the guest itself. The
+# guest's package finds its own modules. On the path, /guest would offer a program useless names.
 _START = (
     f"import sys; sys.path.insert(0, {GUEST!r}); from _glovebox_guest.{{module}} import main; del sys.path[0]; main()"
 )
@@ -109,9 +109,9 @@ ENVIRONMENT: Mapping[str, str] = {
     "PYTHONPATH": f"{GUEST}/{_PACKAGE.name}/site:{PACKAGES}",
     "MPLBACKEND": "module://_glovebox_guest.program.figures",
     "MPLCONFIGDIR": "/tmp/.matplotlib",  # noqa: S108 - inside the sandbox
-    # How wide a table is that pandas prints: what does not fit it leaves out, in the middle.
+    # Width of tables that pandas prints, which leaves out wider ones' middle.
     "COLUMNS": "200",
-    # One processor is what a sandbox may use; thread pools sized for the host's would only cost memory.
+    # A sandbox may use one processor; thread pools sized for the host's would only cost memory.
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
 }

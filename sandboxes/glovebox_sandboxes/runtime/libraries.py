@@ -1,7 +1,7 @@
 """Copies the host's shared libraries that a runtime's programs need into its tree.
 
-What the interpreter needs ldd(1) says. It has the dynamic linker load a file, which one that was made for it could turn
-against us; so what packages need is read from their files, see elf(5).
+ldd(1) lists the interpreter's. It has the dynamic linker load a file, which a malicious file could exploit; so the
+needs of packages are read from their files, see elf(5).
 """
 
 import os
@@ -14,23 +14,23 @@ from pathlib import Path
 from glovebox_sandboxes.runtime.packages import output
 
 _ELF = b"\x7fELF\x02\x01"
-"""64 bits, the lower byte first: all there is a lock for."""
+"""64 bits, little-endian: locks exist for nothing else."""
 _NAME = re.compile(rb"([A-Za-z0-9_][A-Za-z0-9_.+-]{0,127})\0")
-"""Of a library, and no path: it is looked for in the host's directories."""
+"""Of a library, and no path: it is searched in the host's directories."""
 _HEADERS, _ENTRIES = 64, 1024
-"""Of one file that are looked at: linkers make a dozen, and some fifty."""
+"""Most headers and entries read of one file: linkers make a dozen, and about fifty."""
 _LOAD, _DYNAMIC, _NEEDED, _STRINGS = 1, 2, 1, 5
 _ELSEWHERE = ("/usr/lib64", "/usr/lib", "/lib64", "/lib")
 
 
 async def copy(root: Path, originals: list[str]) -> None:
-    """Copy what is needed from outside the tree to where the dynamic linker looks for it: beside the C library.
+    """Copy libraries from outside the tree to the dynamic linker's directory, beside the C library.
 
-    Not to where it lay: a Python below a home directory has a libpython there, and no such place exists inside.
+    Not to their original place: a Python below a home directory has a libpython there, and no such place exists inside.
 
     Args:
         root: the tree, with the packages in it.
-        originals: the interpreter and its modules where the host has them: a copy does not find what is beside those.
+        originals: the interpreter and its modules on the host: a copy does not find the libraries beside those.
     """
     found = await _linked(originals, root)
     beside = next((path.parent for name, path in found.items() if name.startswith("libc.so")), Path("/usr/lib"))
@@ -52,13 +52,13 @@ async def _linked(programs: list[str], root: Path) -> dict[str, Path]:
     """Return what the dynamic linker loads with each of the host's own files, by name."""
     found: dict[str, Path] = {}
     for batch in range(0, len(programs), 200):
-        # ldd ends with 1 if one of the files is not dynamic: what counts is what it names.
+        # ldd ends with 1 if one of the files is not dynamic; only its output counts.
         found |= _named(await output(["ldd", *programs[batch : batch + 200]], check=False), root)
     return found
 
 
 def _named(told: str, root: Path) -> dict[str, Path]:
-    """Return the path of each library outside the tree, by the name it is looked for."""
+    """Return the path of each library outside the tree, by the name it is searched by."""
     found = {}
     for line in told.splitlines():
         name, arrow, place = line.strip().rpartition("=> ")
@@ -70,7 +70,7 @@ def _named(told: str, root: Path) -> dict[str, Path]:
 
 
 def needed(path: Path) -> Iterable[str]:
-    """Names of the libraries that a program or library says it needs; none of what is no such file, or a broken one."""
+    """Return the DT_NEEDED names of an ELF file; empty if it is not ELF, or broken."""
     with path.open("rb") as file:
         if file.read(len(_ELF)) != _ELF:
             return ()
@@ -93,7 +93,7 @@ def _needed(file: int) -> Iterator[str]:
         entries = list(struct.iter_unpack("<QQ", table[: len(table) // 16 * 16]))
         tables = [value for tag, value in entries if tag == _STRINGS]
         loaded = [segment for segment in segments if segment[0] == _LOAD]
-        # Where in the file the names are: the table of entries has their address in memory.
+        # Offset of the names in the file: the table of entries has their address in memory.
         places = [at - each[3] + each[2] for at in tables for each in loaded if each[3] <= at < each[3] + each[5]]
         for tag, value in entries:
             if tag == _NEEDED and places:
@@ -103,7 +103,7 @@ def _needed(file: int) -> Iterator[str]:
 
 
 def _merged(path: Path) -> str:
-    """Debian's /lib is /usr/lib; so is the tree's."""
+    """Return the path with /lib as /usr/lib, as on Debian and in the tree."""
     text = str(path)
     return text[1:] if text.startswith("/usr/") else f"usr{text}" if text.startswith("/lib") else text[1:]
 

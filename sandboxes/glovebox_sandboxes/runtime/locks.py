@@ -1,6 +1,6 @@
-"""Makes an environment's lock: pip's resolver decides on versions, and names every file by hash for each Python.
+"""Makes an environment's lock: pip's resolver chooses versions, and names every file by hash for each Python.
 
-It looks at the metadata of wheels alone. No package is built or imported, so none of its code runs.
+It reads the metadata of wheels alone. No package is built or imported, so none of its code runs.
 """
 
 import json
@@ -22,15 +22,15 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 
 
 async def write(environment: Environment, python: Path, tell: Callable[[str], None]) -> int:
-    """Make the lock anew, with the newest versions the file allows; how many packages are in it.
+    """Make the lock anew, with the newest versions the file allows; return its number of packages.
 
     Args:
-        environment: whose lock it is.
-        python: the interpreter sandboxes have on this host, which decides on versions.
-        tell: hears one sentence a step.
+        environment: of the lock.
+        python: the sandboxes' interpreter on this host, which decides on versions.
+        tell: gets one sentence a step.
 
     Raises:
-        RuntimeBuildError: there is no pip, or the packages cannot be had as wheels for one of its Pythons.
+        RuntimeBuildError: there is no pip, or the packages have no wheels for one of its Pythons.
         OSError: the lock cannot be written.
     """
     own = json.loads(await packages.output([str(python), "-I", "-c", _SERIES]))
@@ -77,7 +77,7 @@ _HEAD = """\
 async def _report(
     wanted: Iterable[str], series: str, machine: str, python: Path, *, dependencies: bool
 ) -> list[dict[str, Any]]:
-    # What a package needs may depend on the Python that asks: ours where it is like the sandboxes'.
+    # Dependencies may differ by the Python that asks: ours if it is like the sandboxes'.
     ours = Path(sys.executable)
     pip = await packages.find_pip((ours, python) if _own() in python.name else (python, ours))
     if not pip:
@@ -98,7 +98,7 @@ def _own() -> str:
 
 
 def _files(install: list[dict[str, Any]]) -> dict[str, tuple[str, str]]:
-    """Return the version and hash of each package in pip's report, by name as an index has it.
+    """Return the version and hash of each package in pip's report, by normalized name.
 
     Format: https://pip.pypa.io/en/stable/reference/installation-report/
     """

@@ -1,7 +1,7 @@
-"""Installs locked packages, each checked by hash, with whatever pip or uv is at hand.
+"""Installs locked packages, each checked by hash, with any available pip or uv.
 
-An environment that uv or pipx made has no pip, but Python's standard library carries one as a wheel (on Debian beside
-it, see ensurepip), and a wheel can be run as it lies.
+An environment made by uv or pipx has no pip. Python's standard library carries one as a wheel (on Debian beside it, see
+ensurepip), and a wheel runs without installation.
 """
 
 import json
@@ -19,16 +19,16 @@ import anyio
 from glovebox_sandboxes.contract.errors import DiagnosedError
 
 _GLIBC_MINORS = range(17, 29)
-"""glibc 2.17 to 2.28, in the words of wheels' platform tags (PEP 600): the newest a lock's files need."""
+"""glibc 2.17 to 2.28, as in wheels' platform tags (PEP 600): the newest a lock's files need."""
 WHEELS = ("--only-binary", ":all:")
-"""Arguments by which pip takes wheels alone: building anything would run its code."""
+"""Arguments that restrict pip to wheels: building anything would run its code."""
 NO_PIP = "needs pip, and neither Python's standard library nor the system has one"
 GET_PIP = (
     "Install it (Debian and Ubuntu: `apt-get install python3-pip-whl`; elsewhere the package python3-pip) and run it "
     "again."
 )
 _WORDS = 1500
-"""Characters of what a program said last: enough for what pip ends with."""
+"""Characters of a program's last output: enough for pip's last lines."""
 
 _CHUNK = 65536
 _KILLED_SECONDS = 10.0
@@ -40,32 +40,32 @@ class RuntimeBuildError(DiagnosedError):
 
 
 async def install(target: Path, lock: Path, series: str, *, pythons: Iterable[Path] = (), machine: str = "") -> None:
-    """Install the wheels a lock names into a directory, for a Python that need not be ours.
+    """Install the wheels of a lock into a directory, for a Python that need not be ours.
 
     Args:
         target: the directory, absolute.
         lock: exact versions and hashes.
-        series: of the Python they are for, as in ``3.11``.
+        series: of their Python, as in ``3.11``.
         pythons: where to look for a pip, beside our own Python.
-        machine: to take wheels for, as in ``x86_64``; this one where it is empty. Only pip knows others.
+        machine: of the wheels, as in ``x86_64``; this one if empty. Only pip supports others.
 
     Raises:
         RuntimeBuildError: there is nothing to install with, or it failed.
     """
     chosen = ["--quiet", "--target", str(target), "--no-deps", *WHEELS, "--require-hashes", "--requirement", str(lock)]
     pip = await find_pip((Path(sys.executable), *pythons))
-    # uv says where it is to what it starts.
+    # uv sets its own path for its child processes.
     uv = None if machine else os.environ.get("UV") or shutil.which("uv")
     if pip:
         chosen += tags(series, machine) if machine else ["--python-version", series]
         command = [*pip, "install", "--disable-pip-version-check", "--no-compile", *chosen]
     elif uv:
-        # Copied: a link would be the same file as in uv's cache, which is not ours to give modes.
+        # Copied: a link would be the same file as in uv's cache, whose modes are not ours to change.
         series = f"--python-version={series}"
         command = [uv, "pip", "install", "--python", sys.executable, "--link-mode", "copy", series, *chosen]
     else:
         raise RuntimeBuildError("Installing the sandboxes' packages", NO_PIP, GET_PIP)
-    # uv takes settings, the index among them, from the directory it is called in: that may be a stranger's project.
+    # uv takes settings, the index among them, from its working directory, which may be a stranger's project.
     await output(command, cwd="/")
 
 
@@ -78,15 +78,15 @@ print(json.dumps(["-m", "pip"] if importlib.util.find_spec("pip") else [f"{path}
 
 
 def tags(series: str, machine: str) -> list[str]:
-    """Arguments by which pip takes wheels for another Python than its own: its series, and what it runs on."""
+    """Return pip's arguments for wheels of another Python than its own: its series and platform."""
     platforms = [f"manylinux_2_{minor}_{machine}" for minor in reversed(_GLIBC_MINORS)] + [f"manylinux2014_{machine}"]
     return ["--python-version", series, "--implementation", "cp", *(f"--platform={name}" for name in platforms)]
 
 
 async def find_pip(pythons: Iterable[Path]) -> list[str]:
-    """Return how to run the first pip there is; empty if there is none."""
+    """Return the command of the first pip there is; empty if there is none."""
     for python in pythons:
-        # -I: a pip.py in the directory we were called from, which strangers may have filled, must not be what we run.
+        # -I: must not run a pip.py in our working directory, which strangers may have filled.
         isolated = [str(python), "-I"]
         found: list[str] = json.loads(await output([*isolated, "-c", _FIND_PIP]))
         if found:
@@ -95,10 +95,10 @@ async def find_pip(pythons: Iterable[Path]) -> list[str]:
 
 
 async def output(command: list[str], *, check: bool = True, cwd: str | None = None) -> str:
-    """Return standard output of a program of the host's that we trust; raises RuntimeBuildError with its last words."""
+    """Return standard output of a trusted host program; raise RuntimeBuildError with the end of its output."""
     try:
-        # A group of its own: pip and compileall have workers, and whoever ends them has to reach those too. And made
-        # without waiting: an interruption in between would not know of it.
+        # A group of its own: pip and compileall have workers, which must end too. Started without waiting: an
+        # interruption in between would not know of it.
         process = Popen(  # noqa: S603, ASYNC220 - a list, of our own words
             command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, cwd=cwd, start_new_session=True
         )
@@ -108,7 +108,7 @@ async def output(command: list[str], *, check: bool = True, cwd: str | None = No
     said, complained = await _ended(process)
     if check and process.returncode != 0:
         lines = complained.decode(errors="replace").strip().splitlines() or [f"exit status {process.returncode}"]
-        # pip marks the lines that say it, uv says it in all of them; of a traceback, the last one says what happened.
+        # pip marks error lines, uv's are all errors; of a traceback, the last one counts.
         errors = [line for line in lines if line.startswith("ERROR:")]
         whole = lines[-1:] if any(line.startswith("Traceback") for line in lines) else lines
         words = " ".join(" ".join(errors or whole).split())[-_WORDS:].rstrip(".")
@@ -136,7 +136,7 @@ async def _ended(process: Popen[bytes]) -> tuple[bytes, bytes]:
                 tasks.start_soon(drain, 1, process.stderr)
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
-            # Its output ends when the last worker is gone: only then is nobody writing to what will be removed.
+            # Its output ends with the last worker: only then does none write to what will be removed.
             with anyio.move_on_after(_KILLED_SECONDS, shield=True):
                 await drain(0, process.stdout)
             raise

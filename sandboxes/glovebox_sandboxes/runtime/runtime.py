@@ -1,8 +1,8 @@
 """Runtimes: for each environment a root directory with a Python, its standard library, the packages, and nothing else.
 
 Sandboxes of the bubblewrap driver see such a tree as ``/``, read-only, instead of the host's directories: no shell, no
-other program, no file of the host. It is made of copies of the host's own interpreter and of the shared libraries that
-interpreter and packages need, so it needs no download but the wheels. No code of a package runs while it is made.
+other program, no file of the host. It has copies of the host's own interpreter and of the shared libraries that
+interpreter and packages need, so only wheels are downloaded. No package code runs while it is made.
 """
 
 import fcntl
@@ -33,9 +33,9 @@ LOCK = environments.SHIPPED / f"{DEFAULT}.lock"
 """Exact versions and hashes of every package in the default environment."""
 _MOUNT_POINTS = ("dev", "etc", "guest", "input", "output", "proc", "tmp", "workspace")
 _DECIDING = ("runtime-*", "runtime-*/root", "guest-*", "environments", "environments/*.json")
-"""What in the data directory decides what runs in sandboxes."""
+"""Entries of the data directory that decide what runs in sandboxes."""
 _BUILD_SECONDS = 1800.0
-"""Longer than a build takes with a slow network: who has to wait for one that long is told."""
+"""Longer than a build takes with a slow network; waiting for another build ends with an error then."""
 _LOOK_SECONDS = 0.2
 _FORMAT = 3
 """Raised when the layout below changes, so that an older tree is built anew."""
@@ -63,11 +63,11 @@ class Runtime:
     digest: str
     """Over interpreter, packages and guest: part of every plan."""
     elsewhere: Mapping[str, str] = field(default_factory=dict)
-    """Which other environment has which module: see ``environments.elsewhere``."""
+    """Other environments by module: see ``environments.elsewhere``."""
 
     @property
     def directories(self) -> tuple[Path, Path]:
-        """What must stay in the data directory while it is used."""
+        """Return what must stay in the data directory while it is used."""
         return self.root.parent, self.guest
 
 
@@ -83,13 +83,12 @@ def base_python() -> Path:
 
 
 def find(data: Path, environment: str = DEFAULT) -> Runtime | None:
-    """Return the environment's runtime under the data directory, if there is one this version can use."""
+    """Return the environment's runtime under the data directory, if this version can use it."""
     lock = _lock_of(data, environment)
     return None if lock is None else _find(data, lock)
 
 
 def _lock_of(data: Path, environment: str) -> str | None:
-    """Digest of the lock the environment's runtime is built from."""
     if environment == DEFAULT:
         return hashlib.sha256(LOCK.read_bytes()).hexdigest()
     record = environments.recorded(data).get(environment)
@@ -97,7 +96,7 @@ def _lock_of(data: Path, environment: str) -> str | None:
 
 
 def place(data: Path, lock: str) -> Path:
-    """Return where the runtime is that is built from the lock with this digest."""
+    """Return the place of the runtime that is built from the lock with this digest."""
     return data / f"runtime-{hashlib.sha256(f'{_FORMAT} {lock}'.encode()).hexdigest()[:16]}"
 
 
@@ -119,19 +118,19 @@ def _find(data: Path, lock: str) -> Runtime | None:
 
 
 def is_built(data: Path, lock: str) -> bool:
-    """Return whether a runtime was built from the lock with this digest, and not taken back."""
+    """Return whether a runtime was built from the lock with this digest, and not removed."""
     return _manifest(data, lock) is not None
 
 
 def every(data: Path) -> Mapping[str, Runtime]:
-    """Each runtime under the data directory that this version can use, by its environment's name."""
+    """Return each runtime under the data directory that this version can use, by environment."""
     found = {name: find(data, name) for name in (DEFAULT, *environments.recorded(data))}
     other = environments.elsewhere(data)
     return {name: replace(each, elsewhere=other) for name, each in found.items() if each is not None}
 
 
 async def usable(data: Path) -> tuple[Mapping[str, Runtime], Missing | None]:
-    """Every runtime, with the guest of this version put beside where only that is missing; or what is missing."""
+    """Return every runtime, adding this version's guest if only that is missing; or what is missing."""
     try:
         lacking = _foreign(data)
     except OSError as problem:
@@ -159,9 +158,9 @@ async def usable(data: Path) -> tuple[Mapping[str, Runtime], Missing | None]:
 
 
 def _foreign(data: Path) -> Missing | None:
-    """Every sandbox runs what lies here, so nobody else may be able to change it; what is wrong where somebody can.
+    """Return a problem if another user could change the data directory, which every sandbox runs from.
 
-    Nor can root's server be led to a place that somebody else can exchange for another.
+    Nor may root's server be led to a place that another user can exchange.
     """
     inside = [path for pattern in _DECIDING for path in sorted(data.glob(pattern))]
     for each in (data, *inside):
@@ -187,17 +186,17 @@ def _changeable(where: Path, problem: str, command: str) -> Missing:
 
 
 async def build(data: Path, tell: Callable[[str], None], environment: Environment | None = None) -> Runtime:
-    """Build what is missing of a runtime under ``data``, or not as it was built; ``tell`` hears one sentence a step.
+    """Build what is missing or altered of a runtime under ``data``.
 
     Args:
         data: the data directory.
-        tell: what is told.
-        environment: whose runtime; None for the default's.
+        tell: gets one sentence a step.
+        environment: of the runtime; None for the default.
 
     Raises:
         RuntimeBuildError: something is missing on this host, with the command that adds it; or others could change what
             is there.
-        EnvironmentFileError: its lock cannot be followed.
+        EnvironmentFileError: its lock is invalid.
         OSError: the data directory cannot be written.
     """
     data = data.resolve()  # noqa: ASYNC240 - once, in a command
@@ -249,10 +248,10 @@ def _make(data: Path) -> None:
 
 @asynccontextmanager
 async def _alone(data: Path, tell: Callable[[str], None]) -> AsyncIterator[None]:
-    """Build nothing while another process does; the kernel lets go of its lock if it dies.
+    """Wait until no other process builds; the kernel releases its lock if it dies.
 
     Raises:
-        RuntimeBuildError: it does so for longer than any build takes.
+        RuntimeBuildError: it builds for longer than any build takes.
     """
     place = os.open(data, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -282,7 +281,7 @@ def _busy(place: int) -> bool:
 
 
 def _intact(data: Path, lock: str, built: Runtime) -> bool:
-    """Whether runtime and guest are what was built, to the byte; what was only compiled from the guest is not read."""
+    """Return whether runtime and guest are as built, to the byte, except files compiled from the guest."""
     try:
         guest = all((built.guest / name).read_bytes() == content for name, content in guest_tree.files().items())
         return guest and _tree_digest(built.root) == (_manifest(data, lock) or {}).get("digest")
@@ -291,7 +290,7 @@ def _intact(data: Path, lock: str, built: Runtime) -> bool:
 
 
 def _manifest(data: Path, lock: str) -> dict[str, str] | None:
-    """Return what the runtime says of itself; None where that is not a whole runtime of this version."""
+    """Return the runtime's manifest, or None if it is not a whole runtime of this version."""
     here = place(data, lock)
     try:
         manifest = json.loads((here / "manifest.json").read_text())
@@ -364,7 +363,7 @@ async def _build_root(data: Path, lock: str, file: Path, tell: Callable[[str], N
 
 
 def _copy_of(file: Path, lock: str, scratch: Path) -> Path:
-    """Return a copy of a lock that has this digest: nobody changes it between the look at it and its use."""
+    """Return a copy of a lock with this digest, which no other user can change between check and use."""
     content = file.read_bytes()
     if hashlib.sha256(content).hexdigest() != lock:
         raise RuntimeBuildError(f"Reading {file}", "it was changed a moment ago", "Run it again.")
@@ -394,7 +393,7 @@ async def _build_guest(data: Path, manifest: dict[str, str], tell: Callable[[str
         building = Path(scratch) / "guest"
         building.mkdir()
         guest_tree.write(building)
-        # Not what the manifest names: a file among data must not say which program of the host's is run.
+        # Not the manifest's: a file among data must not choose which host program runs.
         await _compile(base_python(), [building])
         try:
             building.rename(target)
@@ -404,7 +403,7 @@ async def _build_guest(data: Path, manifest: dict[str, str], tell: Callable[[str
 
 
 async def _compile(python: Path, directories: Iterable[Path]) -> None:
-    # unchecked-hash: the tree is read-only, so a compiled file is never stale and its source need not be looked at.
+    # unchecked-hash: the tree is read-only, so a compiled file is never stale and its source need not be read.
     await output(
         [str(python), "-I", "-m", "compileall", "-q", "-j", "0", "--invalidation-mode", "unchecked-hash",
          *(str(directory) for directory in directories)], check=False
@@ -412,7 +411,7 @@ async def _compile(python: Path, directories: Iterable[Path]) -> None:
 
 
 def _tree_digest(root: Path) -> str:
-    """Over every path, mode, link target and content, in order."""
+    """Return a digest over every path, mode, link target and content, in order."""
     whole = hashlib.sha256()
     for path in sorted(root.rglob("*")):
         name = str(path.relative_to(root))

@@ -1,4 +1,4 @@
-"""Starts one sandbox on a runtime that was just built: what its Python cannot find inside, only trying tells.
+"""Starts one sandbox on a new runtime: only a trial finds what its Python lacks inside.
 
 Knows drivers by their contract alone.
 """
@@ -39,13 +39,13 @@ async def _trouble(driver: Driver, environment: Environment, modules: Sequence[s
 
 
 async def check(driver: Driver, built: Runtime, python: Path, environment: Environment) -> None:
-    """Start a sandbox that imports every package of an environment; take its runtime back if that fails.
+    """Start a sandbox that imports every package of an environment; invalidate its runtime if that fails.
 
     Args:
-        driver: one that starts sandboxes on the runtime. Where it cannot be used at all, `glovebox doctor` says why.
+        driver: one that starts sandboxes on the runtime. If it is unusable, `glovebox doctor` says why.
         built: the runtime.
         python: the interpreter the runtime was built from.
-        environment: whose runtime it is.
+        environment: of the runtime.
 
     Raises:
         RuntimeBuildError: no sandbox can run it, or a package cannot be imported; names which.
@@ -55,7 +55,7 @@ async def check(driver: Driver, built: Runtime, python: Path, environment: Envir
     trouble = await _trouble(driver, environment, environment.modules)
     if not trouble:
         return
-    # The next set-up builds anew, and until then every call is told that there is nothing to run it.
+    # The next set-up builds anew, and until then every call is refused for the missing runtime.
     await anyio.Path(built.root.parent / "manifest.json").unlink(missing_ok=True)
     if without := await _trouble(driver, environment, ()):
         raise RuntimeBuildError(f"No sandbox can run what was built from {python}", without.rstrip("."), _FIX)

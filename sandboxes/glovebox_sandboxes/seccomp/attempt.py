@@ -1,8 +1,8 @@
-"""Runs inside a sandbox: makes system calls it is told to make, and says what each answered.
+"""Runs inside a sandbox: makes the system calls of its input, and reports the answer of each.
 
-Standard library only, one file, imports nothing of ours: a driver can hand it to ``python -I -`` or mount it.
-stdin: a JSON list of ``{"id", "number", "args", "abi"}``. stdout: a JSON object, id to ``"ok"``, an errno name or a
-signal name. Each attempt has a process of its own, so none can change the next one.
+Standard library only, one file, imports nothing of ours: a driver can pass it to ``python -I -`` or mount it. stdin: a
+JSON list of ``{"id", "number", "args", "abi"}``. stdout: a JSON object, id to ``"ok"``, an errno name or a signal name.
+Each attempt has a process of its own, so none can change the next one.
 """
 
 import ctypes
@@ -43,7 +43,7 @@ def _argument(value: Any) -> Any:
 
 
 def _terminal() -> int:
-    """A new pseudo-terminal that is this process's controlling one; a pipe in a sandbox that lets nobody make one."""
+    """Return a new controlling pseudo-terminal; a pipe in a sandbox that allows none."""
     os.setsid()
     try:
         _, slave = pty.openpty()

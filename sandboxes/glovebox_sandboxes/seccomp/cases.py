@@ -1,6 +1,6 @@
-"""What the filter must refuse and let through, as data: ``cases.json``, resolved to numbers for one machine.
+"""Calls that the filter must refuse and allow, as data: ``cases.json``, resolved to numbers for one machine.
 
-The unit tests run the cases under bubblewrap; a conformance suite can run the same ones under any driver. Hand
+The unit tests run the cases under bubblewrap; a conformance suite can run the same ones under any driver. Pass
 :func:`payload` to ``attempt.py`` inside the sandbox and compare its answers. Nothing here may import a driver, a
 profile or the server.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 from glovebox_sandboxes.seccomp.filters import number
 
-#: What the allowed neighbour of every case answers.
+#: Answer of the allowed neighbour of every case.
 ALLOWED = "ok"
 
 
@@ -28,16 +28,16 @@ class SyscallCase:
     answer: str
     """Errno or signal name under the filter."""
     without: tuple[str, ...]
-    """What it may answer without the filter: success, or the kernel's own reasons."""
+    """Possible answers without the filter: success, or the kernel's own reasons."""
     attempt: Mapping[str, Any]
     neighbour: Mapping[str, Any]
 
 
 def load_cases(machine: str) -> tuple[SyscallCase, ...]:
-    """The cases that exist on ``machine`` (as ``uname -m`` says it): old calls have no number on younger machines.
+    """Return the cases of ``machine`` (as in ``uname -m``): old calls have no number on younger machines.
 
     Raises:
-        SandboxError: libseccomp, which knows the numbers, is missing.
+        SandboxError: libseccomp, which has the numbers, is missing.
     """
     data = json.loads(resources.files(__package__).joinpath("cases.json").read_bytes())
     return tuple(case for entry in data["cases"] if (case := _case(entry, machine)) is not None)
@@ -65,5 +65,5 @@ def payload(cases: Iterable[SyscallCase]) -> str:
 
 
 def program() -> str:
-    """Return the source of ``attempt.py``, for ``python -I -c`` where the file itself is not mounted."""
+    """Return the source of ``attempt.py``, for ``python -I -c`` if the file itself is not mounted."""
     return resources.files(__package__).joinpath("attempt.py").read_text()

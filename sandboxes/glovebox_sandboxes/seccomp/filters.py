@@ -1,6 +1,6 @@
 """The policy in the two forms runtimes take: a BPF program (bubblewrap) and Docker's JSON document.
 
-The only place that knows libseccomp. Nothing here may import a driver, a profile or the server.
+The only user of libseccomp. Nothing here may import a driver, a profile or the server.
 """
 
 import os
@@ -43,7 +43,7 @@ def libseccomp() -> Any:
 
 
 def _answer_newer(audit_arch: int, newest: int, answer: int) -> bytes:
-    """Instructions to put first: a call above ``newest`` gets ``answer``, everything else reaches the main filter.
+    """Return the first instructions: a call above ``newest`` gets ``answer``, all others reach the main filter.
 
     libseccomp cannot compare numbers by size. runc prepends the same test to Docker's filter, so that both drivers
     answer alike: https://github.com/opencontainers/runc/pull/2750.
@@ -61,9 +61,9 @@ def _answer_newer(audit_arch: int, newest: int, answer: int) -> bytes:
 
 
 def _rules(library: Any, policy: SeccompPolicy, native: int) -> Iterator[tuple[int, str, int, list[Any]]]:
-    """Return every rule: action, name, native number, comparisons.
+    """Yield every rule: action, name, native number, comparisons.
 
-    Names that this libseccomp does not know yet are left out. That is safe: what has no rule is refused.
+    Names that this libseccomp does not know yet are left out. That is safe: calls without a rule are refused.
     """
     answers: list[tuple[int, Allow | Refuse]] = [(library.ALLOW, group) for group in policy.allow]
     answers += [(library.ERRNO(each.errno), each) for each in policy.refuse if each.errno != policy.errno]
@@ -81,7 +81,7 @@ def _comparison(library: Any, condition: Condition, value: int) -> Any:
 
 
 def compile_policy(policy: SeccompPolicy, machine: str) -> bytes:
-    """Compile ``policy`` for ``machine`` (as ``uname -m`` says it): an array of ``struct sock_filter``.
+    """Compile ``policy`` for ``machine`` (as in ``uname -m``): an array of ``struct sock_filter``.
 
     Raises:
         SandboxError: libseccomp is missing or refuses the policy, or the policy does not know the machine.
@@ -98,8 +98,8 @@ def compile_policy(policy: SeccompPolicy, machine: str) -> bytes:
     try:
         rules = library.SyscallFilter(library.ERRNO(policy.errno))
         rules.set_attr(library.Attr.ACT_BADARCH, library.KILL_PROCESS)
-        # A tree of numbers, not a list: a call with conditions, which the kernel cannot remember, meets 40 instructions
-        # on its way and not 270.
+        # A tree of numbers, not a list: a call with conditions, which the kernel cannot cache, meets 40 instructions
+        # and not 270.
         rules.set_attr(library.Attr.CTL_OPTIMIZE, _TREE)
         if arch != native:
             rules.remove_arch(native)
@@ -121,8 +121,8 @@ def compile_policy(policy: SeccompPolicy, machine: str) -> bytes:
 
 
 def exported(rules: Any) -> bytes:
-    """Return what libseccomp makes of its rules: an array of ``struct sock_filter``. Raises OSError."""
-    # Not a temporary file: one that has a name, if only for a moment, stays when the server is killed just then.
+    """Return libseccomp's program for its rules: an array of ``struct sock_filter``. Raises OSError."""
+    # Not a temporary file: even a briefly named one stays if the server is killed at that moment.
     with os.fdopen(os.memfd_create("filter", os.MFD_CLOEXEC), "w+b") as file:
         rules.export_bpf(file)
         file.seek(0)
@@ -131,7 +131,7 @@ def exported(rules: Any) -> bytes:
 
 @cache
 def bpf_for_filtering() -> bytes:
-    """:func:`bpf` for a guest that puts a further filter on programs: it may, and they may not.
+    """Return :func:`bpf` for a guest that puts a further filter on programs: it may, and they may not.
 
     Raises:
         SandboxError: As :func:`compile_policy`.
@@ -148,7 +148,7 @@ def bpf_for_filtering() -> bytes:
 
 @cache
 def bpf_for_zygote() -> bytes:
-    """:func:`bpf` for what forks sandboxes: it may make namespaces and mounts, and put :func:`bpf` on what it forks.
+    """Return :func:`bpf` for the zygote: it may make namespaces and mounts, and put :func:`bpf` on what it forks.
 
     Raises:
         SandboxError: As :func:`compile_policy`.
@@ -178,7 +178,7 @@ def bpf_for_zygote() -> bytes:
 
 
 def number(name: str, machine: str) -> int | None:
-    """Number of a system call on ``machine``; None where it does not exist or this libseccomp does not know it.
+    """Return the number of a system call on ``machine``; None if the machine or this libseccomp has none.
 
     Raises:
         SandboxError: libseccomp is missing.

@@ -58,29 +58,29 @@ class Refuse:
     id: str
     syscalls: tuple[str, ...]
     errno: int
-    """0 where a program is told that it was done, and nothing is."""
+    """0 if the program gets success although nothing is done."""
     why: str
     link: str
     when: tuple[Condition, ...] = ()
-    """Where the rest of the call is allowed with other arguments: which of them are answered so."""
+    """If the rest of the call is allowed with other arguments: the ones that are refused."""
 
     def alternatives(self) -> tuple[tuple[tuple[Condition, int], ...], ...]:
-        """As of :class:`Allow`."""
+        """Return every combination, as :class:`Allow`."""
         return _alternatives(self.when)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeccompPolicy:
-    """What one sandboxed program may ask of the kernel. What is not allowed is refused."""
+    """The system calls of one sandboxed program. Calls that are not allowed are refused."""
 
     about: str
     source: str
     errno: int
     """Answer to every call that no rule names."""
     newer_errno: int
-    """Answer to every call with a number above all numbers the policy gives an answer to."""
+    """Answer to every call with a number above all numbers in the policy."""
     architectures: tuple[str, ...]
-    """As ``uname -m`` names them; a program of any other architecture is killed at its first call."""
+    """As in ``uname -m``; a program of any other architecture is killed at its first call."""
     allow: tuple[Allow, ...]
     refuse: tuple[Refuse, ...]
 
@@ -201,7 +201,7 @@ def _parse(data: Mapping[str, Any]) -> SeccompPolicy:
 
 
 def _require_apart(policy: SeccompPolicy) -> None:
-    """Require that conditions that refuse and allow one name are about one argument, with other values.
+    """Require that refusing and allowing conditions on one name are about one argument, with other values.
 
     Raises:
         PolicyError: a call could meet both.
@@ -241,5 +241,5 @@ def load() -> SeccompPolicy:
 
 @cache
 def digest() -> str:
-    """``sha256:…`` of the policy file: what a plan and an audit record name."""
+    """Return ``sha256:…`` of the policy file, for plans and audit records."""
     return "sha256:" + hashlib.sha256(source()).hexdigest()

@@ -32,7 +32,7 @@ async def read(reader: ArtifactReader, uri: str, query: str, mask: Mask) -> Cont
     """Return one part of an artifact.
 
     Raises:
-        RefusedError: rule ``artifacts.part``; there is no such part.
+        RefusedError: rule ``artifacts.part``; the part does not exist.
         ArtifactStoreError: the content is not what was stored, or the disk failed.
     """
     artifact = reader.artifact

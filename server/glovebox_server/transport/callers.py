@@ -14,7 +14,7 @@ from glovebox_server.transport.tokens import Token, digest_of
 
 @dataclass(slots=True, weakref_slot=True, kw_only=True, eq=False)
 class TokenGrant:
-    """What a token grants: its principal, its lifetime, and the events that end it."""
+    """The grant of a token: its principal, its lifetime, and the events that end it."""
 
     principal: str
     roles: tuple[str, ...] = ()

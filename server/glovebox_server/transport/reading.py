@@ -25,7 +25,7 @@ REQUEST_SECONDS = 0.0015
 #: Seconds of the loop that a call takes in addition: records, sandbox, answer (measured, `print(1)`).
 CALL_SECONDS = 0.008
 
-#: Seconds since another caller's request after which a caller is alone, and keeps nobody waiting.
+#: Seconds since another caller's request after which a caller is alone, and delays no other.
 ALONE_SECONDS = 10.0
 
 #: Callers with remembered debts, more than arrive in the time in which one could have any.

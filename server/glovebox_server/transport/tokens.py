@@ -69,7 +69,7 @@ class Token:
     """Of the token, in hex."""
     made: datetime | None = None
     expires: datetime | None = None
-    """None: never."""
+    """Without one it never expires."""
     role: str | None = None
     """Of policy.toml."""
     workflow: str | None = None
