@@ -13,10 +13,7 @@ def order_links(
 ) -> tuple[ConnectionLink, ...]:
     """Return the links of a call's connections.
 
-    Args:
-        gate: The call's gate.
-        injector: Its keys and placeholders; None where there are none.
-        count: Counts a connection against rates and budgets, or refuses it; None where there are none.
+    ``injector`` has its keys and placeholders. ``count`` counts a connection against rates and budgets, or refuses it.
     """
     find_stray, inject = (injector.find_stray, injector.inject) if injector else (None, None)
     links = (

@@ -1,4 +1,4 @@
-"""A call that may run if nobody objects, as approvals and budgets look at it."""
+"""A call that may run unless refused, as approvals and budgets see it."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from glovebox_server.guards.approvals.lifting import Escalation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """One call that may run if nobody objects, and all that is known of it before it starts."""
+    """One call that may run unless refused, and all that is known before it starts."""
 
     call: ToolCall
     rights: Rights
@@ -20,15 +20,15 @@ class Proposal:
     decision: Decision
     inputs: Inputs
     escalation: Escalation | None = None
-    """What somebody would have to lift, where the call is denied otherwise; rights and profile are those with it."""
+    """The lift that a denied call needs; rights and profile include it."""
     changes: str = ""
-    """What it would change on the host, as a person is to be shown it: nobody but they can let it run."""
+    """Its changes on the host, as a person reads them: only an approval lets it run."""
     folder: str = ""
-    """Path of the folder that it would change; for the operator alone."""
+    """Host path that it would change; only for the operator."""
 
 
 def propose(call: Call, escalation: Escalation | None = None) -> Proposal:
-    """Return a call as it stands in its turn, and what would have to be lifted for it."""
+    """Return a call as it stands in its turn, and the lift it needs."""
     now = call.now
     return Proposal(
         call=call.request,

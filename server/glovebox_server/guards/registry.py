@@ -1,7 +1,7 @@
-"""The order in which guards stand around a call. A new concern is its own folder and one line here for each link.
+"""The order of guards around a call. A new concern is its own folder, and one line here for each link.
 
-Each line says why it stands there. A guard that is switched off has no link; one that has nothing to do with a call is
-skipped by its ``when``, so that its code is not entered.
+Each line says why it stands there. A disabled guard has no link. A guard that does not apply to a call is skipped by
+its ``when``, so that its code is not entered.
 """
 
 from collections.abc import Callable
@@ -45,7 +45,7 @@ _NO_FORMS: Forms = {}
 
 @dataclass(frozen=True, kw_only=True)
 class GuardSet(Guards):
-    """The guards of one server; one that is None is switched off."""
+    """The guards of one server; None disables one."""
 
     admission: Admission
     sandboxes: SandboxProvider
@@ -82,7 +82,7 @@ class GuardSet(Guards):
 
 def _objections(guards: GuardSet) -> list[Objection]:
     objections, known = list[Objection]([object_by_role]), guards.repeats
-    if (stops := guards.stops) is not None:  # a stop is told also to who may not call the tool
+    if (stops := guards.stops) is not None:  # also callers without the tool see a stop
         objections.insert(0, lambda request, _: stops.refusal(request))
     return [*objections, lambda request, _: known.refusal(request) if known.failing else None]
 
@@ -96,7 +96,7 @@ def _around_call(guards: GuardSet) -> list[GuardLink]:
     links = list[GuardLink]()
     if guards.stops is not None:  # outside everything that waits, so that a stop ends that too
         links.append(GuardLink(guard=partial(stops.end, guards.stops)))
-    # Before the turn: who is slowed holds nothing.
+    # Before the turn: a slowed call holds nothing.
     links.append(GuardLink(guard=partial(repeats.slow, guards.repeats), when=lambda _: bool(guards.repeats.failing)))
     if (watch := guards.watch) is not None:
         links.append(GuardLink(guard=partial(watch_guard.slow, watch), when=lambda _: bool(watch.runs)))
@@ -139,7 +139,7 @@ def _around_turn(guards: GuardSet) -> list[GuardLink]:
 
 def _on_decided(guards: GuardSet) -> list[GuardLink]:
     links = list[GuardLink]()
-    if guards.stops is not None:  # one that was made meanwhile counts before anything else
+    if guards.stops is not None:  # a stop made meanwhile comes first
         links.append(GuardLink(guard=partial(stops.obey, guards.stops)))
     if (watch := guards.watch) is not None:
 
@@ -172,14 +172,14 @@ def _scanner(guards: GuardSet) -> FileScanner:
 
 
 def _has_canaries(watch: Watch) -> bool:
-    """Return whether there is a canary, or the folder of canaries was changed since the last look."""
+    """Return whether there is a canary, or their folder changed since the last look."""
     if watch.actions["canary"] == "off":
         return False
     return bool(watch.needles.names) or watch.canaries.look() is not watch.known
 
 
 def _observes(watch: Watch, call: Call) -> bool:
-    """Return whether raw output is looked through for more than what is masked anyway."""
+    """Return whether raw output is scanned for more than what is masked anyway."""
     now, secrets = call.now, watch.actions["secrets"]
     by_rule = secrets == "stop" or (secrets != "off" and now.profile.result.redact == "none")
     return by_rule or bool(now.placeholders) or _has_canaries(watch)

@@ -41,7 +41,7 @@ class _AdmittedCall:
 
 
 class Admission:
-    """Keeps the count of calls under way. One per server."""
+    """The count of running calls. One per server."""
 
     def __init__(
         self,
@@ -68,19 +68,19 @@ class Admission:
     async def enter(
         self, principal: str, tool: str, arguments: Mapping[str, Any], turns: int | None = None, pause: float = 0.0
     ) -> AsyncIterator[None]:
-        """Hold one place for a call, waiting for a fair turn; those of one principal come in order of arrival.
+        """Hold one place for a call, waiting for a fair turn; calls of one principal run in order of arrival.
 
         Args:
-            principal: who calls.
-            tool: what is called.
-            arguments: as they were validated.
-            turns: calls that its principal may have at work beside it, itself included, whatever roles they come in;
-                None where its role has as many as the server gives. So of several roles the fewest count.
-            pause: seconds that it waits before it asks for a turn.
+            principal: the caller's.
+            tool: its name.
+            arguments: as validated.
+            turns: running calls of its principal, itself included, whatever their roles; None for the server's limit.
+                So of several roles the fewest count.
+            pause: seconds before it asks for a turn.
 
         Raises:
-            RefusedError: the caller has too many calls under way, keeps repeating one that is still running, or no turn
-                came within ``WAIT_SECONDS``. Nothing was started.
+            RefusedError: the caller has too many calls, repeats one that is still running, or no turn came within
+                ``WAIT_SECONDS``. Nothing was started.
         """
         call = _AdmittedCall(fingerprint=fingerprint(tool, arguments), since=anyio.current_time())
         mine = self._calls[principal]

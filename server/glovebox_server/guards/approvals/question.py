@@ -91,7 +91,6 @@ class Question:
     id: str
     """``a_`` and 26 lower-case characters, made as call ids are."""
     digest: str
-    """Digest of ``subject``."""
     subject: QuestionSubject
     asked: RequiredApproval
     why: str
@@ -105,7 +104,6 @@ class Question:
     expires: datetime
     """From then on no answer counts, and an approval is void."""
     asked_by: str = ""
-    """Id of the first call."""
     folder: str = ""
     """Host path that the call could read or would change: for an operator, never for a client."""
     last_approved: str | None = None

@@ -1,8 +1,8 @@
-"""What a person reads before they answer: one text, whole, in which nothing hides. Pure.
+"""Renders an approval request: one complete text, in which nothing hides. Pure.
 
-The same by elicitation and by ``glovebox approvals show``. What the caller wrote can neither draw over it, reorder it,
-nor pass for a line of ours: it stands behind a bar, and what cannot be seen is written as ``⟪U+202E⟫``. No line is
-wider than ``COLUMNS``, so that none goes on where no reader looks.
+Elicitation and ``glovebox approvals show`` use it. What the caller wrote can neither draw over it, reorder it, nor
+imitate a line of the server: it stands behind a bar, and invisible characters are written as ``⟪U+202E⟫``. No line is
+wider than ``COLUMNS``, so that none continues out of view.
 """
 
 import difflib
@@ -28,7 +28,7 @@ _SUSPECT: Final = re.compile("[^ -~]")
 _MARKED: Final = re.compile(r"⟪U\+([0-9A-F]{4,6})⟫")
 _FOREIGN: Final = re.compile(r"[^\x00-\x7f]")
 
-#: Columns of a line; what is wider goes on behind a dashed bar.
+#: Columns of a line; wider lines continue behind a dashed bar.
 COLUMNS: Final = 80
 
 #: Fewest columns that a piece of a line keeps for itself.
@@ -40,7 +40,7 @@ _BAR: Final = re.compile(r" *\d* [│┆] ")
 #: Letters outside ASCII that are named one by one; more are counted.
 MAX_NAMED: Final = 12
 
-#: Lines of what changed; beside the whole program a longer list helps nobody.
+#: Lines of changes; beside the whole program a longer list does not help.
 MAX_CHANGED: Final = 200
 
 #: Lines of either that are compared: at worst comparing takes the cube of them.
@@ -49,7 +49,7 @@ MAX_COMPARED: Final = 200
 CHANGES: Final = (
     "A yes changes files of this host, shown whole at the end. First, what a sandbox that looks into them has:"
 )
-"""Above what a call that proposes changes may do, which is not what a yes to it does."""
+"""Heads what a call that proposes changes may do, which an approval does not grant."""
 
 _PARTS: Final = ("What it may read", "What it may write", "What it may reach", "What it may spend on one call")
 
@@ -72,12 +72,12 @@ def visible(text: str) -> str:
 
 
 def shown(question: Question) -> str:
-    """Return everything a person has to know to answer: why, who, what it may do, what runs, what changed."""
+    """Return everything that an approver must know: why, who, what it may do, what runs, what changed."""
     return "\n".join(piece for line in _lines(question) for piece in fold(line))
 
 
 def fold(line: str, columns: int = COLUMNS) -> Iterator[str]:
-    """Yield a line in pieces that fit; a line of our own is broken between words."""
+    """Yield a line in pieces that fit; a line of the server is broken between words."""
     bar = _BAR.match(line)
     mark, rest = (bar[0], line[bar.end() :]) if bar else ("", line)
     further = f"{'┆ ':>{max(len(mark), 4)}}"
@@ -91,7 +91,7 @@ def fold(line: str, columns: int = COLUMNS) -> Iterator[str]:
 
 
 def warn_of_letters(holder: str, text: str) -> Iterator[str]:
-    """Yield a line that names the letters outside ASCII of a text; none where there is none."""
+    """Yield a line that names the non-ASCII letters of a text, if any."""
     foreign = dict.fromkeys(_FOREIGN.findall(text))
     if foreign:
         named = ", ".join(f"{visible(letter)} (U+{ord(letter):04X})" for letter in list(foreign)[:MAX_NAMED])

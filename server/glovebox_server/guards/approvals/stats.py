@@ -1,4 +1,4 @@
-"""How often people are asked, and how they answer, from the records of the audit log. Pure: no I/O."""
+"""Counts questions and answers in the records of the audit log. Pure: no I/O."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,29 +9,27 @@ from glovebox_audit.chain import Record
 from glovebox_audit.events import ApprovalAnswered, ApprovalRequested, CallDecided
 
 _MANY = 2
-"""Times that it takes for a percentile."""
+"""Least sample of a percentile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """What one stretch of the log says."""
+    """Approval statistics of one stretch of the log."""
 
     calls: int
-    """Calls that were decided, a call that asked and was tried again more than once."""
+    """Decided calls; a call that asked and was retried counts again."""
     asked: int
-    """Questions that were put."""
     answered: int
-    """Those of them that were decided."""
+    """Decided questions."""
     allowed: int
-    """Those of them that were allowed."""
+    """Allowed questions."""
     prompts_per_100_calls: float
-    """Questions for each hundred calls."""
     approval_rate: float | None
-    """Share of yes; near 1 over many questions, nobody reads them. None where nobody answered."""
+    """Share of approvals; near 1 over many questions, people no longer read them. None without answers."""
     median_seconds: float | None
-    """Time from a question to its decision; the middle one."""
+    """Median time from a question to its decision."""
     p95_seconds: float | None
-    """The same; one in twenty took longer."""
+    """95th percentile of it."""
     by_rule: dict[str, int]
     """Questions by the rules that asked."""
 

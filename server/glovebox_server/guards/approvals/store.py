@@ -65,7 +65,6 @@ class ClockReading:
     """One moment, on the boot clock and on the wall clock."""
 
     boot: str
-    """Id of the boot."""
     at: float
     """Seconds since boot, including sleep."""
     wall: float
@@ -104,7 +103,6 @@ class Standing:
     changed: float
     """Unix time of its last step."""
     asked_by: str
-    """Id of the first call."""
     callers: int
     """Calls that asked the same, including the first."""
     used_by: str

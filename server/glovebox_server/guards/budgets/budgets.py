@@ -57,7 +57,6 @@ class Reservation:
     def __init__(
         self, budgets: "Budgets", proposal: Proposal, asked: ReservationRequest, granted: Sequence[Granted]
     ) -> None:
-        """Take what was reserved."""
         self.asked = asked
         self.granted = granted
         self._budgets = budgets
@@ -151,7 +150,6 @@ class Budgets:
     """The open budgets of a state directory; make it with ``opened``."""
 
     def __init__(self, database: Database, clocks: Callable[[], Clocks]) -> None:
-        """Take the open file and the clocks."""
         self._database = database
         self._over = anyio.Event()
         self._tidies_at = 0

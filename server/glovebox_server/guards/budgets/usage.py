@@ -1,4 +1,4 @@
-"""What was spent, for people: sums of the rows that settled calls left, by whatever they are to be told apart by."""
+"""Sums spending for people: the rows of settled calls, grouped."""
 
 import sqlite3
 from collections.abc import Sequence
@@ -10,21 +10,21 @@ from glovebox_profiles.policy.model import SPENDING
 from glovebox_server.guards.budgets.spending import told
 
 BY: Final = ("principal", "workflow", "tool", "day", "hour")
-"""What rows can be told apart by."""
+"""Columns to group by."""
 
 _COLUMNS: Final = {"day": "since - since % 86400000", "hour": "since"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageRow:
-    """What was spent by the calls of one row."""
+    """Spending of the calls in one group."""
 
     by: dict[str, str]
-    """Values of what was asked for: names, or the beginning of the hour or day in UTC."""
+    """Values of the grouping columns: names, or the start of the hour or day in UTC."""
     spent: dict[str, int | float]
     """By name of ``SPENDING``, seconds in seconds."""
     lost: int
-    """Calls in flight when their server died: of these only the call is counted here."""
+    """Calls in flight when their server died: only their number is counted here."""
 
 
 def used(connection: sqlite3.Connection, since: datetime, by: Sequence[str]) -> list[UsageRow]:

@@ -1,8 +1,8 @@
-"""The time that budgets go by, and the windows it is cut into. Pure.
+"""Computes the time of budgets, and their windows. Pure.
 
-Within one boot of the machine time passes as the kernel's boot-time clock says, whatever is done to the wall clock.
-After a reboot it goes on from the wall clock or, where that is behind, from the latest time that was ever seen. So a
-clock that is set forward refills nothing early, and one that is set back keeps nothing spent longer than its window.
+Within one boot, time passes by the kernel's boot-time clock, whatever happens to the wall clock. After a reboot it
+continues from the wall clock or, if that is behind, from the latest time seen. So a clock that is set forward refills
+nothing early, and one that is set back keeps nothing spent longer than its window.
 """
 
 import time
@@ -16,19 +16,18 @@ Every = Literal["minute", "hour", "day", "run"]
 LENGTH_MS: Final = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 
 RUN_MS: Final = 7 * LENGTH_MS["day"]
-"""A run's own budgets are remembered for so long after its last call."""
+"""Time that a run's own budgets are remembered after its last call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clocks:
-    """What this machine's clocks show, in milliseconds."""
+    """Readings of this machine's clocks, in milliseconds."""
 
     wall: int
     """Since 1970."""
     boot: str
-    """The kernel's boot id."""
     since_boot: int
-    """Time asleep included (CLOCK_BOOTTIME, clock_gettime(2)); nobody can set it."""
+    """Includes sleep (CLOCK_BOOTTIME, clock_gettime(2)); cannot be set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +35,7 @@ class Mark:
     """The latest time that was seen."""
 
     time: int
-    """Milliseconds: of 1970 where no clock was ever wrong."""
+    """Milliseconds since 1970, if no clock was ever wrong."""
     boot: str
     since_boot: int
 

@@ -29,25 +29,25 @@ _PREFIXES: Final = (
     *("xoxb-", "xoxp-", "xapp-", "AKIA", "ASIA", "AIzaSy", "ya29.", "SG.", "dop_v1_", "dckr_pat_", "lin_api_"),
     *("shpat_", "secret_", "ntn_", "hvs.", "ATATT", "figd_", "pat-", "eyJ"),
 )
-"""How keys of well-known services begin: clients check it."""
+"""Prefixes of keys of well-known services: clients check them."""
 
 
 @dataclass(slots=True, kw_only=True)
 class CredentialInjector:
-    """The credentials of one call, and what its requests have had of them."""
+    """The credentials of one call, and their use by its requests."""
 
     credentials: Sequence[Credential]
     read: ReadValue = field(repr=False)
     limits: EgressLimits = field(default_factory=EgressLimits)
     used: dict[bytes, str] = field(default_factory=dict, repr=False)
-    """The ways of writing keys that may not come back, each with its credential's name."""
+    """Encodings of keys that may not come back, with their credentials' names."""
     placeholders: dict[str, str] = field(default_factory=dict, repr=False)
     """What programs find in place of keys, by the credential's name."""
     _rules: dict[str, EgressRule] = field(init=False, repr=False)
     _known: set[str] = field(default_factory=set, repr=False)
 
     def __post_init__(self) -> None:
-        """Take the rules apart once for all requests."""
+        """Parse the rules once for all requests."""
         self._rules = {credential.name: credential.rule() for credential in self.credentials}
 
     async def prepare_environment(self) -> Mapping[str, str]:
@@ -64,11 +64,11 @@ class CredentialInjector:
         return variables
 
     def new_mask(self) -> KeyMasker:
-        """Return what masks the keys of this call in one answer."""
+        """Return a masker of this call's keys for one answer."""
         return KeyMasker(self.used)
 
     async def find_stray(self, attempt: EgressAttempt, connect_next: ConnectNext) -> None:
-        """Note a placeholder that stands in a request where the key is not to stand."""
+        """Report a placeholder at a place in a request that gets no key."""
         if self.placeholders and attempt.target is not None and not attempt.hop and attempt.kind == "request":
             attempt.strayed = await self._stray(attempt.target, attempt)
         await connect_next(attempt)
@@ -115,10 +115,10 @@ class CredentialInjector:
         attempt.sent_target, attempt.sent_headers, attempt.dropped = target, headers, dropped
 
     async def read_value(self, credential: Credential) -> str:
-        """Return a credential's value, which from now on is masked in every answer of this call.
+        """Return a credential's value, and mask it in every later answer of this call.
 
         Raises:
-            TargetError: Rule ``egress.credential``; it cannot be had.
+            TargetError: Rule ``egress.credential``; it is unavailable.
         """
         try:
             value = await self.read(credential.source)
@@ -147,7 +147,7 @@ class CredentialInjector:
 
 
 def require_usable(credential: Credential, target: EgressTarget, headers: Headers) -> None:
-    """Refuse a request that would defeat masking, or that says itself what is injected.
+    """Refuse a request that would defeat masking, or that sets what is injected.
 
     Raises:
         TargetError: Rule ``egress.credential``.
@@ -163,7 +163,7 @@ def require_usable(credential: Credential, target: EgressTarget, headers: Header
 
 
 def count_public_characters(value: str) -> int:
-    """Return how many characters at the beginning of a value everybody knows of its kind."""
+    """Return the length of a value's well-known prefix."""
     return max((len(prefix) for prefix in _PREFIXES if value.startswith(prefix)), default=0)
 
 

@@ -1,4 +1,4 @@
-"""Where a program put a placeholder, and the same request with the key in its place. Pure."""
+"""Finds a placeholder in a request, and puts the key in its place. Pure."""
 
 import base64
 import binascii
@@ -46,7 +46,7 @@ def without_placeholder(
 
 
 def _fill(credential: Credential, placeholder: str, value: str, target: EgressTarget, headers: Headers) -> str | None:
-    """Return the header's value or the query with ``value`` in the placeholder's place."""
+    """Return the header's value or the query with ``value`` for the placeholder."""
     if credential.header is None:
         parts = target.query.split("&")
         own = f"{credential.query}={placeholder}"

@@ -1,4 +1,4 @@
-"""Opens the network that a profile grants: a program's connections pass a chain on the host, with a record each."""
+"""Opens the network that a profile grants: connections pass a chain on the host, with a record each."""
 
 import hashlib
 from collections.abc import Callable
@@ -31,7 +31,7 @@ class NetworkOpener:
     credentials: CredentialCache
     watch: Watch | None
     gates: Callable[..., EgressGate] | None
-    """Makes the gates; None as they are. A proof's have a server of its own behind them."""
+    """Makes the gates; None for the defaults. A proof's have a server of its own behind them."""
 
     async def open(self, call: Call) -> None:
         """Serve the connections of a call's program, and report what they carried."""
@@ -55,7 +55,7 @@ class NetworkOpener:
 
 
 def make_injector(call: Call, cache: CredentialCache) -> CredentialInjector | None:
-    """Return what injects and masks the keys of a call; None where none is in scope."""
+    """Return the injector and masker of a call's keys, or None."""
     credentials = call.now.profile.network.credential
     used = cache.used((*call.now.rights.credentials, *credentials))
     if not credentials and not used:
@@ -70,7 +70,7 @@ def make_gate(
     watch: Watch | None,
     make: Callable[..., EgressGate] | None = None,
 ) -> EgressGate:
-    """Return the gate for one call, within what is reserved for it."""
+    """Return the gate of one call, within its reservation."""
     now, request, network, recorder = call.now, call.request, call.now.profile.network, call.now.records
 
     async def record(attempt: EgressAttempt) -> None:

@@ -1,7 +1,4 @@
-"""Prepares the changes that a call proposes, so that a person can be asked about them; makes them after approval.
-
-Nothing runs in a sandbox but the scan of the files.
-"""
+"""Prepares the changes that a call proposes for approval, and makes them afterwards; only the scan is in a sandbox."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -31,7 +28,7 @@ _NOTHING_HERE = "can change nothing here."
 
 
 async def refuse_unasked(_call: Call) -> None:
-    """Refuse changes where nobody can be asked about them."""
+    """Refuse changes when no one can be asked about them."""
     raise CallDeniedError(_NOBODY)
 
 
@@ -40,14 +37,14 @@ class Proposer:
     """Prepares and makes changes for calls."""
 
     proposals: "Callable[[], Proposals] | None"
-    """None where none can be made."""
+    """None if none can be made."""
     scanner: FileScanner
     known: Known
-    """What was found in artifacts that calls propose."""
+    """Scan results of artifacts that calls propose."""
     budgets: "Budgets | None"
 
     async def prepare(self, call: Call) -> None:
-        """Work out the changes and have the files scanned, before anybody is asked."""
+        """Compute the changes and scan the files, before anyone is asked."""
         now = call.now
         inputs = now.inputs or Inputs()
         if inputs.unreadable is not None:
@@ -75,7 +72,7 @@ class Proposer:
 
     @asynccontextmanager
     async def _charged(self, call: Call) -> AsyncIterator[None]:
-        """Charge the caller for the scan. Nobody can lift that: what they would say yes to is not known yet."""
+        """Charge the caller for the scan. No approval lifts that: what it would cover is not known yet."""
         if self.budgets is None:
             yield
             return
@@ -88,7 +85,7 @@ class Proposer:
                 reservation.looked()
 
     async def _put(self, proposals: "Proposals", proposed: "Proposed", call: Call) -> Ran:
-        """Make the changes that somebody said yes to."""
+        """Make the approved changes."""
         if call.now.decision.approval is None:  # whatever profile and policy say
             raise AssertionError(call.request.id)
         call.listener.progress("Changing files")

@@ -90,7 +90,7 @@ def index_markers(markers: Mapping[str, str], known: Forms = MappingProxyType({}
 
 
 class Detector:
-    """Looks through one stream of bytes, piece by piece: a form that lies across two pieces is found too."""
+    """Searches one stream of bytes, piece by piece; forms that span pieces are found too."""
 
     def __init__(self, index: FormIndex) -> None:
         self._index = index
@@ -112,9 +112,8 @@ class KeyMasker:
     """Replaces keys in one stream of bytes, or in one complete text after another."""
 
     def __init__(self, wanted: Forms) -> None:
-        """Take the forms that are sought; they may grow meanwhile."""
+        """Take the forms to search; they may grow meanwhile."""
         self.replaced = 0
-        """Keys that were replaced so far."""
         self._forms = wanted
         self._count = -1
         self._prepare()
@@ -149,13 +148,12 @@ class KeyMasker:
         return self.finish().decode("utf-8", "surrogatepass")
 
     def _prepare(self) -> None:
-        """Index the forms that are known by now."""
         self._count = len(self._forms)
         self._index = FormIndex(self._forms)
         self._withheld = 1 << (max(self._index.longest, 1) - 1).bit_length()
 
     def _release(self, letters: int, end: int) -> bytes:
-        """Return the first ``end`` bytes, which have so many letters, with each value that begins in them replaced."""
+        """Return the first ``end`` bytes, of ``letters`` letters, with each value that begins in them replaced."""
         held, done, shown = self._held, self._done, 0
         pieces = list[bytes]()
         if (spans := sorted(self._index.spans(self._text, letters))) or done:
@@ -224,7 +222,7 @@ def find_all(text: bytes, form: bytes, letters: int) -> Iterator[tuple[int, int]
 
 
 def _place(data: bytes, number: int) -> int:
-    """Return where the letter or digit of that number stands; the data's end where it has no more than so many."""
+    """Return where the letter or digit of that number stands, or the data's end."""
     at, size = 0, 256
     while (letters := len(squeeze(data[at : at + size]))) <= number and at < len(data):
         at, size, number = at + size, size * 2, number - letters

@@ -1,8 +1,8 @@
-"""What only a secret looks like: patterns of high precision, each behind a word that it cannot be without. Pure.
+"""Patterns of secrets with high precision, each behind a word that it cannot lack. Pure.
 
-The forms are those that the services document; a form that other things have too, such as forty characters of base64
-alone, is not here. What documentation prints as an example says so of itself, and is none.
-A program chooses the text: no pattern repeats alternatives, since one text could be read by them in ever more ways.
+The forms are those that services document. A form that other things share, such as forty characters of base64, is not
+here. Examples in documentation say so of themselves, and are no secrets.
+A program chooses the text: no pattern repeats alternatives, whose readings of one text could grow without bound.
 """
 
 import re
@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from typing import Final
 
 MAX_WORDS: Final = 64
-"""Places at which one word is looked at: a program may print nothing but that word."""
+"""Places at which one word is examined: a program may print only that word."""
 _BEFORE: Final = 96
 _AFTER: Final = 700
 """Bytes around the word in which the secret lies."""
 MAX_PLACES: Final = 4096
-"""Places at which a word that its secret does not begin with is looked at; what comes after them is not known."""
+"""Places of a word inside its secret that are examined; what follows them is unknown."""
 MAX_KEY: Final = 16 * 1024
 """Bytes of a private key, from its first line to its last: one of 16,384 bits has 12,600."""
 _LONGEST: Final = 1024
-"""Letters of a token that are read at most: none is documented as so long, and a program can write one word often."""
+"""Letters of a token read at most: none is documented as longer, and a program can repeat a word."""
 SHORTEST_SECRET: Final = 22
 """No secret of these kinds is shorter."""
 _RUN: Final = re.compile(rb"[A-Za-z0-9_\-./+=]{%d,}+" % SHORTEST_SECRET)
@@ -40,15 +40,13 @@ class SecretPattern:
     """One kind of secret."""
 
     kind: str
-    """What it is, for the record."""
     words: tuple[bytes, ...]
     """One of these is in every match: a search for them costs next to nothing."""
     form: re.Pattern[bytes]
-    """The whole of it."""
     begins: bool
-    """Whether it begins with the word."""
+    """It begins with the word."""
     unbroken: bool
-    """Whether it is a run of letters that ``_RUN`` knows: where there is no such run with a word, it is not there."""
+    """It is a run of letters that ``_RUN`` matches: without such a run with a word, it is absent."""
 
 
 def _of(kind: str, words: str, form: bytes, *, begins: bool = True, unbroken: bool = False) -> SecretPattern:
@@ -63,7 +61,7 @@ def _token(kind: str, words: str, rest: bytes) -> SecretPattern:
 
 
 def _run(letters: bytes, least: int) -> bytes:
-    """Match at least so many of these letters, for providers lengthen tokens; bounded, and never tried with less."""
+    """Match at least this many of these letters, as providers lengthen tokens; bounded, never tried with fewer."""
     return b"[%b]{%d,%d}+" % (letters, least, _LONGEST)
 
 
@@ -200,7 +198,7 @@ _SPACED: Final = tuple(pattern for pattern in PATTERNS if not pattern.unbroken)
 
 
 def find_secret_kind(data: bytes) -> str | None:
-    """Return the kind of a secret in it, or None. Of each word only the first ``MAX_WORDS`` are looked at."""
+    """Return the kind of a secret in it, or None; examines the first ``MAX_WORDS`` of each word."""
     for pattern, word, at in _words_in(data):
         for _ in range(MAX_WORDS):
             match = pattern.form.search(data, max(0, at - _BEFORE), at + _AFTER)

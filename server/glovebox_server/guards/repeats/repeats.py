@@ -1,6 +1,6 @@
-"""Slows, then refuses, a call that keeps failing in the same way: the same tool and arguments in the same run.
+"""Slows, then refuses, a call that keeps failing: the same tool and arguments in the same run.
 
-In memory, of one server process, with and without a policy. Whoever waits here holds neither a turn nor a sandbox.
+Kept in memory of one server process, with and without a policy. A waiting call holds neither a turn nor a sandbox.
 """
 
 from collections import Counter, OrderedDict
@@ -16,20 +16,19 @@ from glovebox_server.core.call import Call
 from glovebox_server.guards.admission.admission import fingerprint
 
 PAUSES: Final = (0.0, 0.0, 0.0, 1.0, 2.0, 4.0)
-"""Seconds before a call that failed so many times in a row, the last for any more: one failure may be chance, and a
-second and a third try are what people do."""
+"""Delay by failures in a row, the last for any more: people do try a second and a third time."""
 
 MOST: Final = 8
-"""Failures in a row after which it is refused."""
+"""Failures in a row before it is refused."""
 
 REFUSED_SECONDS: Final = 60.0
-"""For so long after the last of them; then it may be tried once."""
+"""Time after the last failure until one try is allowed."""
 
 FORGOTTEN_SECONDS: Final = 600.0
-"""After so long without a failure it counts as new."""
+"""Time without a failure that resets the count."""
 
 MAX_FAILING: Final = 4096
-"""Calls that are remembered; beyond it one is forgotten, of the caller that has most of them."""
+"""Remembered calls; beyond it one is evicted, of the caller that has most."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,7 +41,6 @@ class Repeats:
     """Calls that failed. One per server."""
 
     def __init__(self, now: Callable[[], float] = anyio.current_time) -> None:
-        """Begin with none."""
         self._now = now
         self.failing: OrderedDict[tuple[str, str | None, bytes], _Failing] = OrderedDict()
         """Nearly always empty: then no call is looked at."""
@@ -65,7 +63,7 @@ class Repeats:
         return Refusal(rule="repeat.failing", reason=reason, hint=hint)
 
     def note(self, call: ToolCall, *, failed: bool) -> None:
-        """Note how a call ended that ran; one that ended well wipes out its failures."""
+        """Note how a call ended; success clears its failures."""
         self._forget()
         if not failed and not self.failing:
             return
@@ -82,7 +80,7 @@ class Repeats:
         return self.failing.get(_key(call)) if self.failing else None
 
     def _forget(self) -> None:
-        """Drop those that are over; the one that failed longest ago stands first."""
+        """Drop expired ones; the oldest failure stands first."""
         while self.failing and self._now() - next(iter(self.failing.values())).last > FORGOTTEN_SECONDS:
             self.failing.popitem(last=False)
 

@@ -1,4 +1,4 @@
-"""Has the files that a call gives back scanned, each in a sandbox of its own, on record."""
+"""Scans the files that a call returns, each in a sandbox of its own, with a record."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class FileScanner:
     forms_of: Callable[[Rights], Forms]
 
     def of(self, call: Call) -> Scanning:
-        """Return what scans files for a call; before its decision is on record, nothing of it is recorded."""
+        """Return the scanner of a call; before its decision is recorded, it records nothing."""
         now = call.now
 
         async def before_start() -> None:
@@ -42,7 +42,7 @@ class FileScanner:
 
 
 async def scan(scanner: FileScanner, call: Call) -> None:
-    """Have the files of a call scanned before its last record is written."""
+    """Scan the files of a call before its last record is written."""
 
     async def look(ran: Ran) -> None:
         files = (*ran.delivered.artifacts, *ran.delivered.figures)

@@ -1,4 +1,4 @@
-"""Hides from programs what is named as a secret in the workspace: covered before they start, watched while they run."""
+"""Hides the workspace's secret files from programs: masked before the start, watched during the run."""
 
 import asyncio
 import time
@@ -19,20 +19,18 @@ if TYPE_CHECKING:
     from glovebox_sandboxes.hidden.index import SecretFileGuard, SecretFileIndex, SecretFileIndexes
 
 MAX_HELD: Final = 64 * 1024
-"""Characters of live output that wait until changes of the workspace were looked at; after more none is shown."""
+"""Characters of live output withheld until the workspace was checked; beyond it none is shown."""
 _MANY: Final = 1000
-"""Such files from which on what to cover is reckoned in a thread."""
+"""Number of secret files from which masks are computed in a thread."""
 
 
 class Hiding:
-    """What a server knows of secrets in the workspaces it serves: nothing, until a program is to see one."""
+    """Secret files in the workspaces of a server: unknown until a program is to see a workspace."""
 
     def __init__(self) -> None:
-        """Know nothing yet; ``close`` forgets it."""
         self.changed = anyio.Event()
-        """Set once there are others than a program was last kept from; renewed by whoever waits for it."""
+        """Set once new secret files appear; renewed by the waiting task."""
         self.used_at = time.monotonic()
-        """When a program was last kept from any."""
         self._indexes: SecretFileIndexes | None = None
 
     async def masked(self, spec: SandboxSpec, tool: Tool, reveal: Sequence[str]) -> SandboxSpec:
@@ -81,14 +79,14 @@ class Hiding:
         return await self._indexes.of(shown[0].source)
 
     def close(self) -> None:
-        """Watch nothing any more."""
+        """Stop watching."""
         if self._indexes is not None:
             self._indexes.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hidden:
-    """What is hidden from the program of one call."""
+    """The secret files hidden from one call's program."""
 
     spec: SandboxSpec
     index: "SecretFileIndex | None" = None
@@ -97,10 +95,10 @@ class Hidden:
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
-        """End what runs in the block if such a file appears.
+        """Cancel the block if a secret file appears.
 
         Raises:
-            RefusedError: as ``require``; nobody gets to know what came of it.
+            RefusedError: as ``require``; the result is withheld.
         """
         if self.scope is None:
             yield
@@ -110,7 +108,7 @@ class Hidden:
         await self.require()
 
     async def require(self) -> None:
-        """Refuse where such a file has appeared, or has taken the place of one that was covered.
+        """Refuse if a secret file appeared, or replaced a masked one.
 
         Raises:
             RefusedError: one has.

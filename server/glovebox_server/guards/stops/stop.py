@@ -18,9 +18,9 @@ SCOPES: tuple[Scope, ...] = get_args(Scope)
 KIND = "stop"
 """For errors."""
 MAX_STOPS = 1024
-"""In force at one time: each call is held against each, and one that names a principal does the work of many."""
+"""In effect at one time: each call is compared with each, and one that names a principal does the work of many."""
 SPARE_STOPS = 64
-"""Of these, left to the operator: watch rules make no more when they have used up the others."""
+"""Reserved for the operator: watch rules make no more when the others are used up."""
 MAX_BECAUSE = 500
 """Characters of a reason: every caller that is stopped reads it."""
 _MAX_NAME = 640
@@ -29,7 +29,7 @@ _MAX_NAME = 640
 HINT = "Ask the operator: nothing you can change lifts it."
 """What callers read beside the reason."""
 BY_RULES = "Stopped by the operator's rules."
-"""All that callers read of a stop by a watch rule: which one it was would teach a program to get around it."""
+"""All that callers read of a watch rule's stop: the rule's name would help a program to evade it."""
 DAMAGED = Refusal(
     rule="store",
     reason="What is stopped cannot be read, so everything is.",

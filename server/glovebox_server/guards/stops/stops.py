@@ -1,7 +1,7 @@
 """Applies the stops of a state directory in one server process: refuses calls, and ends running ones.
 
-Every process polls: one ``stat`` before a call, and ten a second during calls. So no notification is needed, and a
-process that was suspended (SIGSTOP) obeys when it continues.
+Every process polls: one ``stat`` before a call, ten a second during calls. So no notification is needed, and a process
+that was suspended (SIGSTOP) obeys when it continues.
 """
 
 import logging
@@ -29,9 +29,9 @@ from glovebox_server.secret_files import SecretFileError
 from glovebox_server.stores.files import Files, StoredItems
 
 LOOK_SECONDS = 0.1
-"""Between two looks while calls are under way: a tenth of what a running call may outlive its stop."""
+"""Polling interval during calls: a tenth of what a running call may outlive its stop."""
 RECORD_SECONDS = 2.0
-"""How long a stop waits for its record: a disk that hangs, or a log that is held, must not keep calls running."""
+"""Wait for a stop's record: a hanging disk or a locked log must not keep calls running."""
 
 _log = logging.getLogger(__name__)
 
@@ -43,21 +43,21 @@ def made(stop: Stop) -> StopMade:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Stopped:
-    """A call under way, and what stopped it if anything did."""
+    """A running call, and its stop if there is one."""
 
     call: ToolCall
     scope: anyio.CancelScope
     refusal: Refusal | None = None
-    """What its caller reads, once it is stopped."""
+    """Set once it is stopped."""
     stop: str | None = None
-    """Id of the stop, where there is one: what is damaged has none."""
+    """Id of the stop; None for a damaged file."""
 
 
 class Stops:
-    """What is stopped, for one server process. Make it with ``opened``."""
+    """The stops in one server process; make it with ``opened``."""
 
     def __init__(self, files: Files[Stop], audit: AuditLog, tasks: TaskGroup) -> None:
-        """Take what is in force, and the log for what watch rules stop; ``opened`` is the public way."""
+        """Take the files, and the log for stops by watch rules; ``opened`` is the public way."""
         self._files = files
         self._tasks = tasks
         self._overdue: set[anyio.Event] = set()
@@ -72,7 +72,7 @@ class Stops:
     @classmethod
     @asynccontextmanager
     async def opened(cls, state_dir: Path, audit: AuditLog) -> AsyncIterator[Self]:
-        """Obey the stops of a state directory for the length of the block.
+        """Apply the stops of a state directory during the block.
 
         Raises:
             SecretFileError: their directory cannot be made, or others could write to it.
@@ -94,7 +94,7 @@ class Stops:
 
     @contextmanager
     def ending(self, call: ToolCall, scope: anyio.CancelScope) -> Iterator[Stopped]:
-        """Cancel ``scope`` once a stop names the call, for as long as the block runs; at once if one does."""
+        """Cancel ``scope`` once a stop names the call, during the block; at once if one does already."""
         running = Stopped(call=call, scope=scope)
         self._running.add(running)
         self._busy.set()
@@ -107,13 +107,13 @@ class Stops:
 
     @property
     def crowded(self) -> bool:
-        """Whether half of the places are taken."""
+        """Return whether half of the places are taken."""
         return len(self._found.items) + len(self._here) >= MAX_STOPS // 2
 
     async def record(self, event: Event) -> None:
-        """Append what acts in any case: once it is in the log, or after ``RECORD_SECONDS`` while it gets there.
+        """Append an event that takes effect in any case; wait at most ``RECORD_SECONDS``.
 
-        A log that has kept one waiting for so long keeps no other, until it has written that one.
+        A log that delayed one event that long delays no other until it has written that one.
         """
         done = anyio.Event()
         self._tasks.start_soon(self._append, event, done)
@@ -124,17 +124,14 @@ class Stops:
             _log.warning("the log does not answer: %s is not waited for", event.kind)
 
     async def make(self, scope: Scope, name: str, *, because: str, by: str) -> Stop:
-        """Have a watch rule stop something: recorded first, where it can be; and calls of this process end at once.
+        """Stop something for a watch rule: recorded first, if possible; calls of this process end at once.
 
-        Args:
-            scope: what is named.
-            name: its name.
-            because: why, for the callers that read it.
-            by: who stops it: ``watch:`` and the rule.
+        ``because`` is shown to callers; ``by`` is ``watch:`` and the rule.
 
         Returns:
-            The stop, which may be one that was in force already. Where no file of it could be made, it is in force in
-            this process, for as long as that lives; the last of ``MAX_STOPS`` such stops everything there.
+            The stop, which may have been in effect already.
+            If its file cannot be made, it is in effect only in this process, while that lives.
+            The last of ``MAX_STOPS`` such stops everything there.
         """
         new = new_stop(scope, name, because=because, by=by, made=datetime.now(UTC))
         with anyio.CancelScope(shield=True):
@@ -227,6 +224,6 @@ def _until_stopped(stops: Stops, call: Call) -> Iterator[None]:
 
 
 async def obey(stops: Stops, call: Call) -> None:
-    """Obey a stop that was made while the decision was recorded."""
+    """Apply a stop that was made while the decision was recorded."""
     stops.refusal(call.request)
     await anyio.lowlevel.checkpoint_if_cancelled()

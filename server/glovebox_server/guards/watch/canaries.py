@@ -1,7 +1,7 @@
-"""Canaries: files with a marker that nobody has a reason to read, and where the server knows their markers from.
+"""Canaries: files with a marker that nothing has a reason to read, and the store of their markers.
 
-A marker is forty letters and digits of randomness. It is kept in ``STATE_DIR/governance/canaries/`` as a key would be:
-who knows it can leave it out.
+A marker is forty random letters and digits. ``STATE_DIR/governance/canaries/`` keeps it like a key: a program that
+knows it can omit it.
 """
 
 import os
@@ -21,9 +21,9 @@ from glovebox_server.stores.files import FOLDER, MAX_BYTES, Files
 
 _KIND = "canary"
 MAX_CANARIES = 16
-"""At one time: beyond a few more of them say nothing more."""
+"""At one time: more add no information."""
 NAME = "deploy-credentials.env"
-"""What a canary is called unless somebody says otherwise: it is to be looked into."""
+"""Default name of a canary; it invites reading."""
 
 _MARKS = string.ascii_lowercase + string.digits
 _TEXT = "# Deployment\nDEPLOY_HOST=release.internal\nDEPLOY_TOKEN={}\n"
@@ -112,7 +112,7 @@ def plant(state_dir: Path, workspace: Path, path: str) -> Canary:
 
 
 def remove(state_dir: Path, canary: Canary) -> None:
-    """Take a canary out of its workspace, if it is still what was planted, and forget it.
+    """Remove a canary from its workspace, if unchanged, and forget it.
 
     Raises:
         DiagnosedError: its file cannot be removed.

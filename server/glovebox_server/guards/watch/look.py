@@ -1,7 +1,6 @@
-"""Looks through what one call gives back, as it comes. Knows no record and stops nothing: ``watch`` does.
+"""Scans one call's output as it comes. It records and stops nothing: ``watch`` does.
 
-Bounded: every byte is looked at once, in some 30 ms for each MiB; nothing of it is kept but what may begin
-a marker.
+Bounded: every byte is scanned once, in some 30 ms per MiB; only a possible beginning of a marker is kept.
 """
 
 import json
@@ -18,10 +17,9 @@ from glovebox_server.guards.redaction.patterns import SHORTEST_SECRET, find_secr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Something that a watch rule looks for."""
+    """Something that a watch rule detected."""
 
     rule: str
-    """Id of the rule."""
     where: str
     """In what: ``arguments``, ``stdout``, ``stderr``, ``value``, ``picture``, ``file``, ``url`` or ``request``."""
     what: str
@@ -29,7 +27,7 @@ class Finding:
 
 
 PLACEHOLDER: Final = "placeholder:"
-"""Stands before a credential's name among what is looked for; canaries' ids have no colon."""
+"""Prefix of credentials' names among the needles; canaries' ids have no colon."""
 
 
 def found_of(where: str, id: str) -> Finding:  # noqa: A002 - what canaries have
@@ -43,21 +41,20 @@ Piece = tuple[str, bytes]
 """Where it stands, and the bytes."""
 
 LIVE_BYTES = 1 << 20
-"""What of a program's output is shown while it runs, where there are canaries: it is looked at on the event loop."""
+"""Live output that is shown if there are canaries: it is scanned on the event loop."""
 
 
 class Look:
-    """What is found in one call. Its files may be looked at in other threads; live output on the event loop."""
+    """The findings of one call. Files may be scanned in other threads; live output on the event loop."""
 
     def __init__(self, needles: FormIndex, *, secrets: bool, live: bool = True) -> None:
-        """Take what is looked for, and whether anything is shown before all of it was looked at."""
+        """Take the needles; ``live`` output is shown before all of it was scanned."""
         self._needles = needles
         self._secrets = secrets
         self._shows = live
         self._live = Detector(needles) if needles.names else None
         self._printed = 0
         self.findings: list[Finding] = []
-        """In the order in which they were found."""
 
     def printed(self, show: Callable[[str], None]) -> Callable[[bytes], None]:
         """Wrap ``show`` for live output: from a canary on nothing is shown."""
@@ -113,7 +110,7 @@ class Look:
         return found
 
     def search(self, pieces: Iterable[Piece]) -> None:
-        """Look at pieces one after the other: what is cut between two of them is found too."""
+        """Scan pieces in order; what is split between two of them is found too."""
         scanner = Detector(self._needles) if self._needles.names else None
         for where, data in pieces:
             if scanner is not None and (canary := scanner.feed(data)):

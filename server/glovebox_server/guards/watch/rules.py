@@ -1,4 +1,4 @@
-"""The watch rules, as data: what each looks for, and what it does about it unless a policy says otherwise. Pure."""
+"""The watch rules, as data: what each detects, and its default action. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,11 +7,11 @@ from typing import Final
 from glovebox_profiles.policy.model import WatchAction
 
 DENIALS_IN_A_ROW: Final = 10
-"""A model that was refused looks for another way, three or four times; ten different refusals in a row are a search."""
+"""A refused model tries three or four other ways; ten different refusals in a row are a search."""
 CONNECTIONS_KNOWN: Final = 50
-"""Connections of a principal from which its hosts are learned, before one that is new is worth a word."""
+"""Connections that teach a principal's hosts, before a new host is reported."""
 QUESTIONS: Final = 20
-"""Questions to people because of one principal within ``QUESTIONS_SECONDS``."""
+"""Questions because of one principal within ``QUESTIONS_SECONDS``."""
 QUESTIONS_SECONDS: Final = 600.0
 
 
