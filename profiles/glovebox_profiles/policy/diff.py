@@ -28,11 +28,7 @@ def diff(
 ) -> tuple[KeyChange, ...]:
     """Return every change from ``a`` to ``b``, in the order of the file.
 
-    Args:
-        a: The old version.
-        b: The new one.
-        profiles: In effect, which the roles narrow.
-        watch: The action of each watch rule unless a policy overrides it.
+    The roles narrow ``profiles``. ``watch`` has the action of each watch rule unless a policy overrides it.
     """
     roles = {name: tuple(_role(a.roles.get(name), b.roles.get(name), profiles)) for name in {**a.roles, **b.roles}}
     changes = list(_assigned(a, b, profiles))

@@ -39,7 +39,7 @@ def load(path: Path, known: KnownNames, *, check_example: CheckExample | None) -
     Args:
         path: The file.
         known: The names it may use.
-        check_example: Decides the examples. None skips them: only for reading, never for serving.
+        check_example: None skips the examples: only for reading, never for serving.
 
     Raises:
         ProfileError: The file or its directory is unsafe, unreadable or wrong, uses an unknown name, has a role that

@@ -54,11 +54,7 @@ def roles_in_force(
 ) -> tuple[str, ...] | Refusal:
     """Return the names of the roles that all have to allow, or the reason why nothing is allowed.
 
-    Args:
-        policy: The whole file.
-        principal: The caller.
-        granted: Roles of its token; the first of them in the file counts.
-        workflow: Of its calls.
+    Of several roles that a token has ``granted``, the first in the file counts.
     """
     found: list[str] = []
     if (own := role_named(policy, principal)) is not None:

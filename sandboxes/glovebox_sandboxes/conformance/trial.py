@@ -217,13 +217,7 @@ def now() -> float:
 
 
 async def left(namespaces: Mapping[str, int], identity: str, ran: float) -> tuple[str, ...]:
-    """Return what is left of a sandbox a moment after it was closed.
-
-    Args:
-        namespaces: the sandbox's, as it measured them.
-        identity: its name.
-        ran: a moment at which it was there, by ``now``.
-    """
+    """Return what is left of a sandbox a moment after it was closed; it was there at ``ran``, by ``now``."""
     found: tuple[str, ...] = ()
     with anyio.move_on_after(_GONE_SECONDS):
         # The kernel does not announce the end of the last process of a namespace that is not ours.

@@ -148,11 +148,7 @@ def named(directory: Path) -> list[str]:
 
 
 def load(name: str, directory: Path) -> Environment:
-    """Return the environment of that name.
-
-    Args:
-        name: as in a profile.
-        directory: the operator's.
+    """Return the environment of that name, the operator's before the shipped one.
 
     Raises:
         EnvironmentFileError: it is missing, or its file is unsafe, unreadable or wrong.

@@ -32,12 +32,7 @@ def held(directories: Iterable[Path]) -> Iterator[None]:
 
 
 def remove(data: Path, current: Collection[Path]) -> int:
-    """Remove what no running server uses and what is older than a day; return their number.
-
-    Args:
-        data: the data directory.
-        current: guests and runtimes of this version, which stay.
-    """
+    """Remove what is older than a day, not ``current``, and not used by a running server; return the number."""
     return sum(_remove(path) for path in _others(data, current))
 
 

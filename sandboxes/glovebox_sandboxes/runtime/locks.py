@@ -24,10 +24,7 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 async def write(environment: Environment, python: Path, tell: Callable[[str], None]) -> int:
     """Make the lock anew, with the newest versions the file allows; return its number of packages.
 
-    Args:
-        environment: of the lock.
-        python: the sandboxes' interpreter on this host, which decides on versions.
-        tell: gets one sentence a step.
+    The sandboxes' interpreter, ``python``, decides on versions; ``tell`` gets one sentence a step.
 
     Raises:
         RuntimeBuildError: there is no pip, or the packages have no wheels for one of its Pythons.

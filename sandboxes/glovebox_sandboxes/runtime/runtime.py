@@ -186,12 +186,7 @@ def _changeable(where: Path, problem: str, command: str) -> Missing:
 
 
 async def build(data: Path, tell: Callable[[str], None], environment: Environment | None = None) -> Runtime:
-    """Build what is missing or altered of a runtime under ``data``.
-
-    Args:
-        data: the data directory.
-        tell: gets one sentence a step.
-        environment: of the runtime; None for the default.
+    """Build what is missing or altered of a runtime under ``data``; ``tell`` gets one sentence a step.
 
     Raises:
         RuntimeBuildError: something is missing on this host, with the command that adds it; or others could change what

@@ -41,11 +41,7 @@ async def _trouble(driver: Driver, environment: Environment, modules: Sequence[s
 async def check(driver: Driver, built: Runtime, python: Path, environment: Environment) -> None:
     """Start a sandbox that imports every package of an environment; invalidate its runtime if that fails.
 
-    Args:
-        driver: one that starts sandboxes on the runtime. If it is unusable, `glovebox doctor` says why.
-        built: the runtime.
-        python: the interpreter the runtime was built from.
-        environment: of the runtime.
+    The runtime was built from ``python``. If the driver is unusable, `glovebox doctor` says why.
 
     Raises:
         RuntimeBuildError: no sandbox can run it, or a package cannot be imported; names which.

@@ -231,11 +231,7 @@ def source() -> bytes:
 
 @cache
 def load() -> SeccompPolicy:
-    """Return the packaged policy.
-
-    Raises:
-        PolicyError: The file contradicts itself (see :func:`parse`).
-    """
+    """Return the packaged policy. Raises PolicyError if the file contradicts itself (see :func:`parse`)."""
     return parse(source())
 
 

@@ -33,12 +33,9 @@ _WORKSPACE = {
 def list_tools(
     tools: Iterable[Tool], profiles: Mapping[str, Profile], environments: Mapping[str, Environment] | None = None
 ) -> list[types.Tool]:
-    """Return the tools sorted by name.
+    """Return the tools sorted by name, bounded by their ``profiles``.
 
-    Args:
-        tools: on offer.
-        profiles: in effect; they bound the tools.
-        environments: packages of the programs, by tool; the default environment for others.
+    ``environments`` has the packages of programs, by tool; others have the default environment.
     """
     has = environments or {}
     return [

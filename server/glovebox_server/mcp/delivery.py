@@ -329,7 +329,6 @@ def risks_meta(risks: Sequence[str]) -> dict[str, Any]:
 
 
 def _encoded(item: Content) -> int:
-    """Return the characters that an image takes in JSON; 0 for other content."""
     return (len(item.data) + 2) // 3 * 4 if isinstance(item, Image) else 0
 
 

@@ -83,7 +83,6 @@ async def build_manifest(
 async def _choose(
     tool: Tool, profile: Profile | None, drivers: Drivers, workspace: Path | None
 ) -> tuple[Capabilities | None, str]:
-    """Return the driver of a tool's calls, or the reason of their refusal."""
     if profile is None:
         return None, "There is no profile for it, so it may do nothing."
     if "workspace" in tool.needs and workspace is None:

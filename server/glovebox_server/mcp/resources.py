@@ -253,7 +253,6 @@ class Resources:
         return types.ReadResourceResult(contents=[parts.contents(artifact.uri, artifact, content, secrets)])
 
     def _mask(self, principal: Principal, artifact: Artifact) -> parts.Mask:
-        """Return the redaction of an artifact by the profile in effect of its tool."""
         redact, values = self._stores.redaction(principal, artifact.tool)
 
         async def mask(content: bytes) -> tuple[bytes, dict[str, int]]:
@@ -403,7 +402,6 @@ class Resources:
                     await tell(event)
 
     def _changes(self, principal: Principal, uri: str) -> bool:
-        """Return whether a record may still change this resource of the principal."""
         match = _CALL_URI.fullmatch(uri)
         return match is not None and self._stores.audit.owner_of(match[1]) == principal.id
 

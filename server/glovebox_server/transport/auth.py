@@ -351,7 +351,6 @@ async def _body(scope: Scope, receive: Receive) -> bytes | None:
 
 
 def _is_bare(scope: Scope, path: str) -> bool:
-    """Return whether a request asks for a path without any token."""
     return scope["method"] == "GET" and scope["path"] == path and not _values(scope, b"authorization")
 
 

@@ -300,7 +300,6 @@ async def _follow_tokens(
 
 
 async def _note_used(directory: Path, callers: Callers, noted: dict[str, float]) -> None:
-    """Note on disk which tokens were used, at intervals."""
     now = time.monotonic()
     due = {name for name in callers.used if now - noted.get(name, -tokens.USED_SECONDS) >= tokens.USED_SECONDS}
     callers.used.clear()

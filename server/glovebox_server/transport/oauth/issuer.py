@@ -151,7 +151,6 @@ class TokenIssuer:
         return found
 
     async def _document(self, client: httpx2.AsyncClient, url: str) -> Any:
-        """Fetch the JSON at a URL; None if there is none."""
         headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
         content = bytearray()
         async with client.stream("GET", url, headers=headers) as answer:
