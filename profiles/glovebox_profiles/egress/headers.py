@@ -40,14 +40,9 @@ _ROUTES: Final = re.compile(
 
 
 def require_harmless(names: Iterable[str], own: str | None) -> None:
-    """Check the names of headers that a profile adds to requests with a key.
+    """Raise ValueError if an added header authenticates, frames, routes or overrides a request, or is named twice.
 
-    Args:
-        names: of all of them.
-        own: The key's own header; None if the key stands in the query.
-
-    Raises:
-        ValueError: One authenticates, frames, routes or overrides a request, or is named twice.
+    ``own`` is the key's own header; None if the key stands in the query.
     """
     seen: set[str] = set()
     for name in map(str.lower, names):

@@ -137,10 +137,7 @@ def quoted(text: str) -> str:
 
 
 def parse_host(text: str) -> str:
-    """Return the canonical form of a host: a lower-case name, or an address without brackets.
-
-    Args:
-        text: The host as written, without port; IPv6 without brackets.
+    """Return the canonical form of a host: a lower-case name, or an address. Port and brackets are not part of it.
 
     Raises:
         TargetError: It breaks the rules above, is an address that is not public, or is a local name.

@@ -36,10 +36,7 @@ class KnownNames:
 def load(path: Path, known: KnownNames, *, check_example: CheckExample | None) -> Policy:
     """Read the policy, look up the names in it, and decide its examples.
 
-    Args:
-        path: The file.
-        known: The names it may use.
-        check_example: None skips the examples: only for reading, never for serving.
+    ``check_example`` None skips the examples: only for reading, never for serving.
 
     Raises:
         ProfileError: The file or its directory is unsafe, unreadable or wrong, uses an unknown name, has a role that

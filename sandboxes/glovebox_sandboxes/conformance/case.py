@@ -130,10 +130,7 @@ AnyCase = TypeVar("AnyCase", bound="ClaimCase")
 
 
 def load(folder: Traversable | None = None) -> tuple[Case, ...]:
-    """Return every case, in the order of the files' names.
-
-    Args:
-        folder: holds the ``*.toml`` files; by default the shipped ones.
+    """Return every case of the folder, by default the shipped ones, in the order of the files' names.
 
     Raises:
         ValueError: a file is wrong, or two cases have the same id; names file, case and problem.

@@ -45,13 +45,7 @@ print(json.dumps({{name: _attempt(code) for name, code in json.loads({table!r}).
 
 
 def program(text: str, places: Mapping[str, str], host: Mapping[str, Any]) -> str:
-    """Return the text with the names it uses.
-
-    Args:
-        text: of a case's program.
-        places: where workspace, output, inputs and scratch are, see :data:`INSIDE`.
-        host: what was planted on the host, the same inside and outside.
-    """
+    """Return the text of a case's program after the names it uses: ``places`` (see :data:`INSIDE`) and ``host``."""
     names = "".join(f"{name} = {value!r}\n" for name, value in places.items())
     return f"{PRELUDE}{names}HOST = {dict(host)!r}\n{text}"
 

@@ -27,10 +27,7 @@ async def copy(root: Path, originals: list[str]) -> None:
     """Copy libraries from outside the tree to the dynamic linker's directory, beside the C library.
 
     Not to their original place: a Python below a home directory has a libpython there, and no such place exists inside.
-
-    Args:
-        root: the tree, with the packages in it.
-        originals: the interpreter and its modules on the host: a copy does not find the libraries beside those.
+    ``originals`` are the interpreter and its modules on the host: a copy does not find the libraries beside those.
     """
     found = await _linked(originals, root)
     beside = next((path.parent for name, path in found.items() if name.startswith("libc.so")), Path("/usr/lib"))

@@ -40,10 +40,7 @@ def for_programs(*, process_1: bool, children: bool) -> bytes:
 
     Args:
         process_1: keep programs from signalling process 1.
-        children: keep programs from having children that are never waited for.
-
-    Returns:
-        Empty if neither is wanted.
+        children: keep programs from having children that are never waited for. With neither, the filter is empty.
 
     Raises:
         SandboxError: libseccomp is missing or refuses it.

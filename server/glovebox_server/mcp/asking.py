@@ -86,9 +86,7 @@ def _read_answer(principal: Principal, question: Question, result: types.ElicitR
 def seal_states(key: bytes, identify: Identify) -> RequestStateBoundary:
     """Return the SDK's middleware that binds states to their caller and request, and refuses all others.
 
-    Args:
-        key: shared by the servers of a state directory, for this use alone.
-        identify: who makes a request.
+    The servers of a state directory share ``key``, for this use alone.
     """
     security = RequestStateSecurity(keys=[key], ttl=STATE_SECONDS, bind_principal=lambda ctx: identify(ctx).id)
     return RequestStateBoundary(security, default_audience="glovebox")

@@ -68,11 +68,7 @@ class Callers:
         return self._grants[found]
 
     def replace(self, tokens: Mapping[str, Token], now: float | None = None) -> set[str]:
-        """Replace the tokens in effect, without expired ones.
-
-        Returns:
-            The principals of removed tokens, also where the same name now has another token.
-        """
+        """Replace the tokens in effect, without expired ones; return the principals of removed or changed tokens."""
         now = time.time() if now is None else now
         removed = set()
         for name, token in list(self._tokens.items()):

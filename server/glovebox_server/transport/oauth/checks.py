@@ -72,7 +72,7 @@ class Checks:
         self._followed = False
 
     async def run(self, address: str, check: Callable[[], _Checked]) -> _Checked:
-        """Run a check at the turn of its address; return or raise as it does.
+        """Run a check in turn; return or raise as it does.
 
         Args:
             address: of the client, as ``address_of`` returns it.
