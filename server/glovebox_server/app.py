@@ -153,10 +153,7 @@ def load_profiles(settings: Settings) -> ProfileSet:
 
 
 def profile_directories(settings: Settings) -> list[Path]:
-    """Return the profile directories; the operator's default one may be missing.
-
-    Raises ProfileError if a profile lies beside that directory.
-    """
+    """Return the profile directories; the default one may be missing. Raises ProfileError for a profile beside it."""
     own = settings.profiles_dir
     for beside in (own.parent / f"{tool}.toml" for tool in TOOLS if own.name == "profiles"):
         if os.path.lexists(beside):
@@ -335,10 +332,7 @@ def _proposals(settings: Settings, audit: AuditLog, policy: ActivePolicy) -> Pro
 
 
 def _lock(settings: Settings) -> Lock | None:
-    """Return the requested lock, its signature verified where that was requested too.
-
-    Raises ProfileError if the lock is missing, invalid, or not signed as required.
-    """
+    """Return the requested lock. Raises ProfileError if it is missing, invalid, or not signed as required."""
     if settings.locked is None:
         if settings.require_signed is None:
             return None

@@ -94,7 +94,7 @@ class Decision:
     reason: str
     """One sentence for the caller."""
     hint: str
-    """What would be allowed, or how to ask."""
+    """The nearest allowed call, or how to ask."""
     profile_digest: str
     """``sha256:…`` of the profile in effect; empty without one."""
     recorded: str = ""
@@ -159,15 +159,15 @@ class CallResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivered:
-    """What the caller gets beside the program's own words."""
+    """A call's artifacts and pictures, beside the program's own words."""
 
     artifacts: tuple[Link, ...]
     figures: tuple[Link, ...]
     """Pictures that the job returned; they are artifacts too."""
     shown: tuple[Image, ...]
-    """What clients see of them, and of pictures among the files."""
+    """Previews of the figures, and of pictures among the files."""
     notes: tuple[str, ...] = ()
-    """Where a client sees no picture: what it is, and where the picture is."""
+    """For each shown image that is not the picture itself: its kind, and the address of the picture."""
     skipped: tuple[SkippedFile, ...]
     whole: Mapping[str, str] = field(default_factory=dict)
     """Addresses of output that is truncated in the result, by name. They come first in ``artifacts``."""

@@ -64,8 +64,8 @@ def run(main: Callable[[], Awaitable[_Returned]]) -> _Returned:
 def settled() -> None:
     """End the start phase: forget its stalls, and exempt its objects from garbage collection.
 
-    A collection over all objects of the SDK and the drivers takes 50 to 200 ms, and a caller with much output triggers
-    it.
+    A collection over all objects of the SDK and the drivers takes 50 to 200 ms, and a caller that has much read
+    triggers it.
     """
     gc.freeze()
     restart()

@@ -1,7 +1,4 @@
-"""The one table of failures of a call: the class, what the caller reads, the exit code.
-
-MCP, the command line and the proof on a host take their answers from here.
-"""
+"""The one table of failures of a call, for MCP, the command line and the proof: class, sentence, exit code."""
 
 import os
 import re

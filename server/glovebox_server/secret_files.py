@@ -81,10 +81,7 @@ class SecretDirectory:
 
     @contextlib.contextmanager
     def locked(self, seconds: float | None = None) -> Iterator[None]:
-        """Hold the directory's writer lock for the length of the block.
-
-        After ``seconds`` the block runs without the lock, since its holder may be suspended.
-        """
+        """Lock out other writers during the block; after ``seconds`` run without: the holder may be suspended."""
         if seconds is None:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
         else:
@@ -111,11 +108,9 @@ class SecretDirectory:
             raise SecretFileError(self._kind, self.path / name, reason, "Make the directory writable.") from error
 
     def make(self, name: str, content: bytes, *, replace: bool = False) -> bool:
-        """Publish a whole file at once; of several that make the same name, the first wins and the rest change nothing.
+        """Publish a whole file at once; the first of several makers of a name wins, and the rest change nothing.
 
-        Returns True if the file now has this content.
-
-        Raises SecretFileError if it cannot be written.
+        Returns True if the file now has this content. Raises SecretFileError if it cannot be written.
         """
         draft = f".new-{secrets.token_hex(8)}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

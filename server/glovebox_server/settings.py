@@ -54,7 +54,7 @@ class Settings(BaseSettings):
     )
     """The operator's own profiles; each file replaces the shipped profile of the same tool."""
     policy: Path | None = None
-    """Who may call which tools, budgets and approvers: `policy.toml` beside the profiles' directory, if it exists."""
+    """Rights, budgets and approvers of callers: `policy.toml` beside the profiles' directory, if it exists."""
     locked: Path | None = None
     """The lock that everything in effect must agree with, as `glovebox profiles lock` wrote it."""
     require_signed: Path | None = None
@@ -72,7 +72,7 @@ class Settings(BaseSettings):
     audit_keep_mib: int | None = Field(default=None, ge=1)
     """Size of the audit log, in MiB, above which its oldest segments are removed. Unlimited by default."""
     audit_anchor: Annotated[str, Field(pattern=r"^(file:/.|exec:\S)")] | None = None
-    """Where the head of the audit log's chain is anchored: `file:/PATH`, or `exec:COMMAND`, which reads it."""
+    """Place of the audit log's anchors, heads of its chain: `file:/PATH`, or `exec:COMMAND`, which reads them."""
     audit_anchor_minutes: float = Field(default=5.0, gt=0, le=24 * 60)
     """Interval between anchors, in minutes."""
     audit_arguments_key: Path | None = None

@@ -69,7 +69,7 @@ class Workspace:
     reason: str = ""
     """Why none is served; for the operator, as it may name directories of the host."""
     closed: str = ""
-    """What sandboxes cannot read of it, and the fix; for the operator. Empty if nothing was found."""
+    """Files that sandboxes cannot read, and the fix; for the operator. Empty if none was found."""
 
     def __str__(self) -> str:
         """Say it in one sentence, with the fix where none is served or sandboxes cannot read it."""
@@ -103,9 +103,7 @@ def _relation(directory: Location, other: Location) -> Literal["is", "contains",
 
 
 def find(settings: Settings, transport: str) -> Workspace:
-    """Return the workspace of a server with these settings.
-
-    No default over HTTP: the callers are not where the server was started.
+    """Return the workspace of these settings; none by default over HTTP, whose callers are elsewhere.
 
     Raises WorkspaceError if the named one must not be served.
     """
@@ -126,10 +124,7 @@ def find(settings: Settings, transport: str) -> Workspace:
 
 
 def named(directory: Path, settings: Settings, where: str) -> Path:
-    """Return the absolute path of a directory that was named to be served.
-
-    Raises WorkspaceError if it must not be, with the place where it was named.
-    """
+    """Return the absolute path of a named directory. Raises WorkspaceError, with ``where``, if refused."""
     found = place(directory)
     if reason := objection(found, own(settings)):
         fix = "Its files are not for programs to read: name another directory."

@@ -49,7 +49,7 @@ class Owner:
     uid: int
     gid: int
     name: str | None
-    """None for a user in no registry, as one of systemd's ``DynamicUser=`` whose service is down."""
+    """Missing for a user in no registry, as one of systemd's ``DynamicUser=`` whose service is down."""
     home: str
 
 

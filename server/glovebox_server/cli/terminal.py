@@ -99,10 +99,7 @@ def print_shown(console: Console, shown: Shown) -> None:
 
 
 def _narrow(table: "Table", room: int) -> None:
-    """Give the columns of a table widths that fit ``room`` and break few words: rich's own makes the widest alike.
-
-    A table that fits is left as it is.
-    """
+    """Set column widths that fit ``room`` and break few words, if needed: rich's own makes the widest alike."""
     texts = [[str(text) for text in (column.header, *column.cells)] for column in table.columns]
     whole = [max(cell_len(line) for text in found for line in text.split("\n")) for found in texts]
     gap = 2

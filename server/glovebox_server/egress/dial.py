@@ -37,7 +37,7 @@ LOOK_UPS_OF_ONE = 16
 """Of one principal: one for each of its concurrent calls, so that others have room."""
 
 _PLACE_SECONDS = 5.0
-"""How long a look-up waits for others: a burst has passed by then, unresponsive name servers have not."""
+"""Longest wait for other look-ups: a burst has passed by then, unresponsive name servers have not."""
 _PAUSE_SECONDS = 0.02
 _DISCARD_PORT = 9
 
@@ -119,10 +119,7 @@ system_resolver = LookUps().addresses
 
 
 async def resolve(host: str, resolver: Resolver, seconds: float) -> tuple[Address, ...]:
-    """Return the addresses of an allowed host, without a look-up for an address literal.
-
-    Raises PeerError if there is no answer, or none in time.
-    """
+    """Return the addresses of an allowed host, of a literal without look-up. Raises PeerError if none, or too late."""
     literal = parse_address(host)
     if literal is not None:
         return (literal,)

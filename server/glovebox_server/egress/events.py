@@ -32,7 +32,7 @@ class EgressAttempt:
     """The URL or authority as the sandbox wrote it: hostile, perhaps with a secret. Only its digest is recorded."""
     decision: EgressDecision = _UNDECIDED
     target: EgressTarget | None = None
-    """None if ``asked`` could not be parsed."""
+    """Missing if ``asked`` could not be parsed."""
     addresses: tuple[Address, ...] = ()
     """Every address of the name, in the order of dialling; empty if none was resolved."""
     hop: int = 0
@@ -69,7 +69,7 @@ class EgressAnswer:
 
     attempt: EgressAttempt
     status: int | None
-    """None for a tunnel, which cannot be read."""
+    """Missing for a tunnel, which cannot be read."""
     type: str | None
     """The response's media type without parameters; None if missing or invalid."""
     bytes: int = 0
@@ -111,7 +111,7 @@ class End:
     """The end of the body."""
 
     truncated: str | None
-    """None if complete, else one sentence that names what stopped it."""
+    """One sentence that names what stopped it, if anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +140,7 @@ class Closed:
     """The end of an opened tunnel."""
 
     reason: str | None
-    """None if both sides finished, else one sentence."""
+    """One sentence, unless both sides finished."""
     sent: int = 0
     received: int = 0
 

@@ -103,10 +103,7 @@ class EgressGate:
         await enter(self.links, attempt)
 
     async def check(self, attempt: EgressAttempt, then: ConnectionLink) -> None:
-        """Check an attempt against the rules alone, then enter ``then``; nothing is resolved or dialled.
-
-        Raises TargetError if it is refused, which is recorded.
-        """
+        """Check an attempt against the rules alone, then enter ``then``. Raises TargetError, recorded, if refused."""
         await enter((self.record_refusals, self.read_target, self.apply_rules, then), attempt)
 
     async def record_refusals(self, attempt: EgressAttempt, connect_next: ConnectNext) -> None:

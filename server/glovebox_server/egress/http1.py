@@ -57,10 +57,7 @@ class Exchange:
         self._over = self._closed = False
 
     async def send(self, target: EgressTarget, headers: Sequence[tuple[str, str]], body: bytes) -> None:
-        """Send the request; ``headers`` excludes ``Host``, ``Connection`` and the body's length.
-
-        Raises PeerError if the peer does not take it.
-        """
+        """Send the request; ``headers`` excludes ``Host``, ``Connection`` and length. Raises PeerError if not taken."""
         own = [("Host", target.authority), ("Connection", "close")]
         if body or target.method in {"POST", "PUT", "PATCH"}:
             own.append(("Content-Length", str(len(body))))
@@ -172,10 +169,7 @@ class BodyDecoder:
         self._received = self._decoded = 0
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield decoded pieces of at most ``PIECE_BYTES``.
-
-        Raises PeerError for corrupt data, data after the end, or more than the ratio allows.
-        """
+        """Yield pieces of at most ``PIECE_BYTES``. Raises PeerError for corrupt or extra data, or above the ratio."""
         self._received += len(data)
         inflate = self._inflate
         if inflate is None:

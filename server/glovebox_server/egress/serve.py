@@ -65,10 +65,7 @@ class ConnectMeta(BaseModel):
 
 
 async def serve_stream(gate: EgressGate, stream: Duplex) -> None:
-    """Serve one egress stream to its end.
-
-    Raises what the gate's ``on_decision`` raises, so that nothing is dialled without its record.
-    """
+    """Serve one egress stream. Raises what ``on_decision`` raises, so that nothing is dialled without its record."""
     try:
         if stream.kind == "request":
             await _request(gate, stream, RequestMeta.model_validate(stream.meta))

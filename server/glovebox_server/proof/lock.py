@@ -33,7 +33,7 @@ _ABSENT = object()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effective:
-    """What is compared with a lock, and the files it was read from."""
+    """The content that is compared with a lock, and the files it was read from."""
 
     profiles: ProfileSet
     policy: Policy | None

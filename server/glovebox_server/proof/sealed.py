@@ -42,10 +42,7 @@ class Sealer:
 
     @classmethod
     def load(cls, path: Path) -> "Sealer":
-        """Read the public key.
-
-        Raises ProfileError if another user can write it, or it is unreadable or no X25519 public key.
-        """
+        """Read the public key. Raises ProfileError if it is unreadable, invalid, or writable by others."""
         try:
             key = serialization.load_pem_public_key(read_bytes(path, MAX_KEY_BYTES))
         except (ValueError, UnsupportedAlgorithm):
@@ -92,10 +89,7 @@ def opener(path: Path) -> Opened:
 
 
 def arguments_of(record: Record, opened: Opened | None) -> Mapping[str, Any] | None:
-    """Return the original arguments of a ``call.decided``; None if they cannot be known.
-
-    ``opened`` opens sealed ones; None without the key.
-    """
+    """Return the original arguments of a ``call.decided``; None if they cannot be known, as without a key."""
     told = record.data.get("arguments")
     if isinstance(told, dict) and not record.data.get("redacted"):
         return told

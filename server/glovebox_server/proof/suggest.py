@@ -71,7 +71,7 @@ class _ObservedCall:
     files: int = 0
     bytes: int = 0
     usage: Mapping[str, Any] | None = None
-    """None if it has not finished, or its end is unknown."""
+    """Missing if it has not finished, or its end is unknown."""
     ended: str = ""
     """Kind of its end; empty without a record of it."""
 

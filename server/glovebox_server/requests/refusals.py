@@ -55,10 +55,7 @@ class Refusals:
         self._came = anyio.Event()
 
     def note(self, rule: str, principal: str | None = None) -> None:
-        """Count one refusal by a rule of ours; ``principal`` is None for a stranger.
-
-        A rule is never a word of the request's.
-        """
+        """Count one refusal by a rule of ours, never a word of the request's; ``principal`` is None for a stranger."""
         self.totals[rule] += 1
         if self._since is None:
             self._since = _now()

@@ -23,10 +23,7 @@ _MEMBER: Final = re.compile(
 
 
 def trace_of(parent: object, state: object = None) -> Trace | None:
-    """Return the trace context of a request; None unless its ``traceparent`` is valid.
-
-    An invalid ``tracestate`` is dropped, and the parent alone counts, as the standard says.
-    """
+    """Return a request's trace context; None without a valid ``traceparent``, without state if that is invalid."""
     if not isinstance(parent, str) or not _PARENT.fullmatch(parent):
         return None
     return Trace(parent=parent, state=state if isinstance(state, str) and _is_state(state) else None)

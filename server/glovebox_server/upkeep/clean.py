@@ -54,12 +54,9 @@ def _current(found: Mapping[str, Runtime]) -> list[Path]:
 
 
 def clean(settings: Settings, retention: Retention, open_log: Callable[[], LogFile]) -> list[Item]:
-    """Remove what ``look`` finds, and return what is gone of it.
+    """Remove what ``look`` finds, and return what is gone of it. ``open_log`` is called only if needed.
 
-    ``open_log`` opens the log with ``retention``; it is called only if something in it can go.
-
-    Raises:
-        ArtifactStoreError, AuditError: a directory cannot be changed; what was removed before that is gone.
+    Raises ArtifactStoreError or AuditError if a directory cannot be changed; earlier removals stay.
     """
     before = look(settings, retention)
     kinds = {item.kind for item in before}

@@ -12,10 +12,7 @@ _WHY = "a file there is for tools to read, and a program there would have the se
 
 
 def require_apart(profiles: Iterable[tuple[Path, Profile]], workspaces: Iterable[Path]) -> None:
-    """Refuse a key whose file, or the program that prints it, lies in a workspace.
-
-    Raises ProfileError; for the operator, as it names directories of the host.
-    """
+    """Refuse a key whose file, or the program that prints it, lies in a workspace. The error names host directories."""
     served = [place(each) for each in dict.fromkeys(workspaces)]
     for path, profile in profiles:
         for each in profile.network.credential:

@@ -28,7 +28,7 @@ class Listed:
     source: str
     """``shipped``, or the operator's file."""
     packages: tuple[str, ...]
-    """What its file asks for."""
+    """Requirements of its file."""
     modules: tuple[str, ...]
     state: str
     """``built``; ``not built``; or what is wrong, and its fix."""
@@ -58,10 +58,7 @@ def of_profile(settings: Settings, profile: Profile) -> Environment:
 
 
 def required(settings: Settings, profiles: ProfileSet) -> Mapping[str, Environment]:
-    """Return the environment of each tool, by the tool's name.
-
-    Raises ProfileError if a profile names one that does not exist or is not built.
-    """
+    """Return each tool's environment, by its name. Raises ProfileError if one does not exist or is not built."""
     found: dict[str, Environment] = {}
     for tool, profile in profiles.items():
         if profile.python.environment not in found:

@@ -13,10 +13,7 @@ _log = logging.getLogger(__name__)
 
 
 def recover(settings: Settings) -> None:
-    """Put back, or finish, what was interrupted, unless another process is at it right now.
-
-    Raises AuditError if what is put back cannot be recorded first.
-    """
+    """Undo or finish interrupted promotions, unless a process is at it. Raises AuditError if not recorded first."""
     try:
         if not journals.interrupted(journals.listed(settings.state_dir)):
             return

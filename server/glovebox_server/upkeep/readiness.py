@@ -26,7 +26,7 @@ _PAGE: Final = bytes(4096)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readiness:
-    """What calls need besides a driver."""
+    """The needs of calls besides a driver."""
 
     runtime: bool = False
     """``glovebox setup`` of this version was run."""

@@ -139,10 +139,7 @@ def _report(proved: VerifiedReceipt, *, audited: bool) -> dict[str, object]:
 
 
 def _find(log: Path, wanted: str) -> tuple[bytes | str, Path | None]:
-    """Return the receipt in a file, or of a call with its log; a sentence if the call has none.
-
-    Raises MisnamedError if it is a prefix of several calls.
-    """
+    """Return a file's receipt, or a call's with its log, or a sentence. Raises MisnamedError for several calls."""
     if Path(wanted).is_file() or not chain.is_name(wanted):
         return _read(Path(wanted)), None
     call_id = find_call(log, wanted)

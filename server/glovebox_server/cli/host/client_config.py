@@ -97,10 +97,7 @@ def client_config(
 
 
 def for_stdio(command: Sequence[str]) -> str:
-    """Return set-up text for clients that start the server themselves.
-
-    The program in ``command`` is absolute, because desktop applications have another PATH.
-    """
+    """Return set-up text for clients that start the absolute ``command``: desktop applications have another PATH."""
     program, *arguments = command
     server = {"command": program, "args": list(arguments)}
     # Where uvx puts an environment for one run.
@@ -115,10 +112,7 @@ def for_stdio(command: Sequence[str]) -> str:
 
 
 def for_http(url: str, token: str) -> str:
-    """Return set-up text for clients that connect to a running server. It holds the token: for the terminal only.
-
-    ``url`` is the base URL, without a trailing slash.
-    """
+    """Return set-up text for clients that connect to a server. It holds the token: for the terminal only."""
     bearer = f"Bearer {token}"
     headers = {"Authorization": bearer}
     bridge = ["-y", BRIDGE, f"{url}/mcp", "--header", "Authorization:${GLOVEBOX_AUTHORIZATION}"]

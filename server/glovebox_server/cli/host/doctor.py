@@ -221,7 +221,7 @@ def _line(out: Console, label: str, words: str, width: int | None) -> None:
 
 
 def _laid_out(words: str, width: int | None, indent: str) -> Iterator[str]:
-    """Yield lines of ``width`` columns after ``indent``, which the first lacks; one line if ``width`` is None.
+    """Yield lines of ``width`` columns after ``indent`` (not of the first); one line if ``width`` is None.
 
     An address or a command in backticks is never broken, so that it can be copied.
     """
