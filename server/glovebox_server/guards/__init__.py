@@ -1,1 +1,1 @@
-"""What stands around calls: one folder for each guard. ``registry`` has their order; the core knows none of them."""
+"""Guards around calls: one folder for each. ``registry`` has their order; the core knows none of them."""

@@ -1,1 +1,1 @@
-"""Questions to people: who is asked, what they saw, what they said, and which one call a yes is good for."""
+"""Approvals: who is asked, what they saw and answered, and which one call an approval covers."""

@@ -27,7 +27,7 @@ from glovebox_server.guards.proposal import propose
 
 @dataclass(slots=True)
 class _PendingLift:
-    """What would have to be lifted for a call in this turn."""
+    """The lift that a call needs in this turn."""
 
     escalation: Escalation | None = None
 
@@ -74,7 +74,7 @@ async def spend(approvals: Approvals, count: Callable[[ToolCall], Awaitable[None
         raise CallDeniedError(problem.refusal) from problem
     if not isinstance(verdict, Decision):
         if count is not None:
-            with anyio.CancelScope(shield=True):  # a stop meanwhile must not leave a question that nobody waits for
+            with anyio.CancelScope(shield=True):  # a stop meanwhile must not leave a question without a waiting call
                 await count(call.request)
         raise ApprovalRequiredError(partial(settle, approvals, verdict, call))
     now.decision = verdict

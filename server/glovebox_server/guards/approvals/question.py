@@ -12,9 +12,9 @@ from typing import Any, Final, Literal
 import rfc8785
 
 By = Literal["client", "operator", "either"]
-"""Whose answer counts: the person's at the MCP client, one given out of band, or the first of both."""
+"""Where an answer counts: from the person at the MCP client, out of band, or the first of both."""
 Channel = Literal["client", "operator"]
-"""How an answer came: from the MCP client by elicitation, or out of band, as by the command line."""
+"""Channel of an answer: elicitation by the MCP client, or out of band, as by the command line."""
 Reach = Literal["call", "run", "caller"]
 """Reach of an approval: one call of the run, its identical calls, or one call of the caller in any run."""
 MAX_REASON: Final = 500
@@ -138,7 +138,7 @@ def canonical(arguments: Mapping[str, Any]) -> str:
     programs would have one digest.
 
     Raises:
-        ValueError: they hold what canonical JSON cannot, such as half of a surrogate pair: nobody can be shown that.
+        ValueError: canonical JSON cannot hold them, as with unpaired surrogates, which cannot be displayed.
     """
     return rfc8785.dumps(dict(arguments)).decode()
 

@@ -26,7 +26,7 @@ class Facts:
 
     tool: str
     new_program: bool
-    """Whether it differs from every program of this caller's that was approved under the same profile and policy."""
+    """It differs from every program of this caller approved under the same profile and policy."""
     new_hosts: tuple[str, ...]
     """Reachable hosts that no approved call of the run could reach: a request's own, or all of a program's profile."""
     leaving: int

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Final, Literal
 
 State = Literal["pending", "allowed", "denied", "expired", "used", "withdrawn"]
-"""Where a question stands: nobody has decided yet; a yes that is good; a no, which holds until its time is over; its
-time is over; a yes that a call has used; taken back."""
+"""In order: undecided; a valid approval; a denial, until it expires; out of time; a used approval; taken back."""
 Step = Literal["allow", "deny", "expire", "use", "use_in_run", "withdraw"]
-"""What can happen to a question: enough principals said yes; one said no, an operator also after a yes; its time came;
-a call ran on it, once or as one of its run; its caller took it back before an answer, or an operator after it."""
+"""Steps. ``deny``: an operator also after an approval. ``use``, ``use_in_run``: a call ran on it, once or as one of its
+run. ``withdraw``: by its caller before an answer, or by an operator after it. ``allow``: the quorum approved.
+"""
 
 TRANSITIONS: Final[Mapping[tuple[State, Step], State]] = {
     ("pending", "allow"): "allowed",

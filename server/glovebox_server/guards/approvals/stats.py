@@ -51,7 +51,7 @@ def counted(records: Iterable[Record], since: datetime) -> Stats:
         elif record.kind == ApprovalAnswered.kind and record.data["approval"] in asked:
             if record.data["state"] == "pending":
                 continue
-            if record.data["approval"] not in decided:  # a no after a yes is one question's second answer
+            if record.data["approval"] not in decided:  # a denial after an approval is one question's second answer
                 times.append((time - asked[record.data["approval"]]).total_seconds())
             decided[record.data["approval"]] = record.data["state"] == "allowed"
     answered, allowed = len(decided), sum(decided.values())

@@ -1,1 +1,1 @@
-"""How much may be spent: reserved before a call, settled after it, in one file that all server processes share."""
+"""Budgets: reserved before a call, settled after it, in one file that all server processes share."""

@@ -60,8 +60,7 @@ class BudgetLine:
     tool: str | None
     """Only its calls are counted; None for all."""
     key: str
-    """The run, principal, workflow (the principal where it has none), or principal and tool. A run's has its principal:
-    nobody spends for others."""
+    """Run, principal, workflow (or principal), or principal and tool. A run's has its principal: no other spends."""
     limits: Amounts
 
 
@@ -84,7 +83,7 @@ class BudgetRemainder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Granted:
-    """What a call reserved of one budget."""
+    """A call's reservation from one budget."""
 
     line: BudgetLine
     takes: Amounts

@@ -96,7 +96,7 @@ _USAGE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReservationRequest:
-    """What a call requests of its budgets."""
+    """A call's request to its budgets."""
 
     call_id: str
     spender: Spender

@@ -42,7 +42,7 @@ class CredentialInjector:
     used: dict[bytes, str] = field(default_factory=dict, repr=False)
     """Encodings of keys that may not come back, with their credentials' names."""
     placeholders: dict[str, str] = field(default_factory=dict, repr=False)
-    """What programs find in place of keys, by the credential's name."""
+    """Stand-ins for keys in programs, by the credential's name."""
     _rules: dict[str, EgressRule] = field(init=False, repr=False)
     _known: set[str] = field(default_factory=set, repr=False)
 

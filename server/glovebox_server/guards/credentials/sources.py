@@ -48,7 +48,7 @@ _OF_PROGRAMS: Final = {
     errno.EACCES: "Make it executable for the server's user: `chmod u+x PROGRAM`.",
     errno.ENOEXEC: "Name a program of this machine; a script begins with #! and what runs it.",
 }
-"""What to do, by what the system says."""
+"""Fixes, by the system's error."""
 EARLY: Final = timedelta(seconds=30)
 """A value is refreshed this long before it expires: a request may take that long to arrive."""
 AHEAD: Final = timedelta(seconds=60)

@@ -1,4 +1,4 @@
-"""Puts calls on record: the decision, and one end with a signed receipt; makes the events of what the broker has."""
+"""Records calls: the decision, and one end with a signed receipt; makes the broker's events."""
 
 import hashlib
 import json
@@ -129,7 +129,7 @@ def call_finished(
     *,
     failed: bool,
 ) -> CallFinished:
-    """Return the record of how a call ended that ran, what it used, and digests of what came out."""
+    """Return the record of a call's end, its usage, and digests of its output."""
     usage: dict[str, Any] = asdict(outcome.usage)
     if outcome.changes is not None:
         usage |= {f"workspace_{kind}": count for kind, count in outcome.changes.counts.items()}
@@ -196,7 +196,7 @@ class CallJournal:
         return recorder
 
     async def finish(self, call: Call, ran: Ran) -> Receipt:
-        """Record how a call ended that ran.
+        """Record the end of a call that ran.
 
         Raises:
             AuditError: The record is not in the log.
@@ -204,7 +204,7 @@ class CallJournal:
         now, outcome = call.now, ran.outcome
         failed = ran.answer.failed or now.withheld is not None
         finish = partial(call_finished, call.request, outcome, now.profile, now.redacted, failed=failed)
-        # Digests of pictures take tens of milliseconds, in which nobody else would be served.
+        # Digests of pictures take tens of milliseconds, which would block all other calls.
         finished = await anyio.to_thread.run_sync(finish) if outcome.blobs or outcome.shown else finish()
         usage = {**finished.usage, **ran.usage}
         now.finished = replace(finished, elapsed_ms=elapsed_ms(call.request), usage=usage, **ran.recorded)

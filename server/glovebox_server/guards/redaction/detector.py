@@ -32,15 +32,15 @@ MARKER_LENGTH: Final = 40
 """Letters and digits of a marker: 206 bits, and halves that are longer than ``_START``."""
 _GRAM: Final = 8
 _START: Final = 2 * _GRAM - 1
-"""Every form is longer (``sources.SHORTEST``). Of so many letters in a row, one aligned gram is whole."""
+"""Every form is longer (``sources.SHORTEST``). In this many letters in a row, one aligned gram is whole."""
 _LETTERS: Final = bytes(bytes((byte,)).isalnum() for byte in range(256))
 _SIGNS: Final = (
     *("+", "/", "=", "+/", "+=", "/=", "+/="),
     *("&<>", "&<>'\"", "&<>'\"+", "&<>'\"+`", "&<>'\"`=", "&<>'\"`=/"),
 )
-"""What encoders of JSON, scripts, markup and addresses escape of a value whose other signs they leave."""
+"""Signs that encoders of JSON, scripts, markup and addresses escape in a value whose other signs they leave."""
 _STYLES: Final = ("u{:04x}", "x{:x}", "{:d}", "{:x}")
-"""How they write it: of ``\\u002B``, ``&#x2B;``, ``&#43;`` and ``%2B`` the letters and digits."""
+"""Their escapes: of ``\\u002B``, ``&#x2B;``, ``&#43;`` and ``%2B`` the letters and digits."""
 _NAMES: Final = {"&": "amp", "<": "lt", ">": "gt", '"': "quot"}
 _BYTE_STYLES: Final = (
     *("x{:02x}", "0x{:02x}", "x{:04x}", "u{:x}", "u{:04x}", "u{:08x}", "25{:02x}"),
@@ -119,7 +119,7 @@ class KeyMasker:
         self._prepare()
         self._held = b""
         self._text = b""  # the letters and digits of it
-        self._done = 0  # of which so many belong to a value that has been replaced
+        self._done = 0  # of these, the ones of a value that has been replaced
 
     def feed(self, data: bytes) -> bytes:
         """Take the next bytes; return those that are released by them, with the values replaced."""
@@ -234,7 +234,7 @@ def _place(data: bytes, number: int) -> int:
 
 
 def _escapes(value: str) -> Sequence[Mapping[int, str]]:
-    """Return what some encoder puts in the place of signs that a value has: the letters in it would count as its own.
+    """Return encoders' replacements of signs in a value, whose letters would count as the value's own.
 
     Returns:
         For ``str.translate``, each once.

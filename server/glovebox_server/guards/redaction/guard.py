@@ -43,7 +43,7 @@ _FIRST_LINE: Final = re.compile(r"PRIVATE KEY(?: BLOCK)?-----")
 _GOES_ON: Final = re.compile(
     rf"{_FIRST_LINE.pattern}|(?<![A-Z0-9])A(?:KIA|SIA)[A-Z2-7]{{16}}(?![A-Z0-9])|aws_secret|AWS_SECRET|ecretAccessKey"
 )
-"""How these begin: ASIA/Tokyo and EURASIA are none."""
+"""Patterns of their beginnings: ASIA/Tokyo and EURASIA are none."""
 _KEY_LINE: Final = re.compile(r"\s*(?:[0-9]+[-:]\s*)?(?=[a-z0-9+/=]*[A-Z])[A-Za-z0-9+/=]{16,}\s*")
 """A line of a private key as its own text; lower case alone is a path or a name."""
 

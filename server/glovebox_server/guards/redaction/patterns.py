@@ -24,12 +24,12 @@ _LONGEST: Final = 1024
 SHORTEST_SECRET: Final = 22
 """No secret of these kinds is shorter."""
 _RUN: Final = re.compile(rb"[A-Za-z0-9_\-./+=]{%d,}+" % SHORTEST_SECRET)
-"""What tokens are made of. Ordinary text has few such runs, so most words are looked for in a small part of it."""
+"""Characters of tokens. Ordinary text has few such runs, so most words are searched in a small part of it."""
 _BEGINS: Final = (
     rb"(?:(?<![A-Za-z0-9_])|(?<=%[0-9A-Fa-f]{2})|(?<=\\[nrt])|(?<=\\x[0-9A-Fa-f]{2})|(?<=\\u[0-9A-Fa-f]{4})"
     rb"|(?<=[0-9][A-HJKSTfhlm])|(?<=(?<![A-Za-z0-9_])[BHJKm]))"
 )
-"""Not within a word, but for one that an encoded sign, an escape or the end of a terminal's code only makes."""
+"""Not within a word, unless only an encoded sign, an escape or the end of a terminal's code makes it one."""
 _ENDS: Final = rb"(?![A-Za-z0-9_\-])"
 _EXAMPLE: Final = re.compile(rb"(?i)example|xxxx|\.\.\.|placeholder|redacted|0{12}|1234567890")
 """In a match: an example, no secret."""

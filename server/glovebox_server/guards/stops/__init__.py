@@ -1,1 +1,1 @@
-"""Stops: what an operator or a watch rule has brought to a halt, until it is resumed."""
+"""Stops: what an operator or a watch rule has halted, until it is resumed."""

@@ -12,7 +12,7 @@ from glovebox_server.calls import ToolCall, new_call_id
 from glovebox_server.stores.files import FOLDER, MAX_BYTES, Files
 
 Scope = Literal["call", "run", "principal", "workflow", "tool", "all"]
-"""What a stop can name."""
+"""Kinds of names in a stop."""
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 KIND = "stop"
@@ -27,7 +27,7 @@ _MAX_NAME = 640
 """Characters of a name: principals of OAuth issuers are the longest."""
 
 HINT = "Ask the operator: nothing you can change lifts it."
-"""What callers read beside the reason."""
+"""Callers read it beside the reason."""
 BY_RULES = "Stopped by the operator's rules."
 """All that callers read of a watch rule's stop: the rule's name would help a program to evade it."""
 DAMAGED = Refusal(
@@ -35,13 +35,13 @@ DAMAGED = Refusal(
     reason="What is stopped cannot be read, so everything is.",
     hint="The operator finds the fix with `glovebox stops list`.",
 )
-"""What callers read where a stop is not known whole: it may name them."""
+"""Callers read it if a stop is damaged: it may name them."""
 
 _ID = re.compile(r"s_[0-9a-z]{26}", re.ASCII)
 
 
 class Stop(BaseModel):
-    """One stop, in force until it is resumed."""
+    """One stop, in effect until it is resumed."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
@@ -49,15 +49,13 @@ class Stop(BaseModel):
     id: str = Field(pattern=r"^s_[0-9a-z]{26}$")
     """``s_`` and 26 lower-case characters, made as call ids are."""
     scope: Scope
-    """What ``name`` is the name of."""
     name: str = Field(max_length=_MAX_NAME)
     """Exactly what is stopped; empty for everything."""
     because: str = Field(min_length=1, max_length=MAX_BECAUSE)
-    """Why, for the operator, and for the callers that read it."""
+    """The reason, for the operator and for stopped callers."""
     by: str = Field(min_length=1, max_length=_MAX_NAME)
-    """Who made it: a principal, or ``watch:`` and the rule."""
+    """A principal, or ``watch:`` and the rule."""
     made: AwareDatetime
-    """When."""
 
     def names(self, call: ToolCall) -> bool:
         """Return whether it stops this call."""

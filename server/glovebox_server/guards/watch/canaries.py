@@ -38,13 +38,10 @@ class Canary(BaseModel):
     id: str = Field(pattern=r"^y_[0-9a-z]{26}$")
     """``y_`` and 26 lower-case characters, made as call ids are."""
     workspace: str = Field(max_length=4096)
-    """Directory that it lies in."""
     path: str = Field(min_length=1, max_length=1024)
     """Below the workspace, as its tools name it."""
     marker: str = Field(pattern=rf"^[a-z0-9]{{{MARKER_LENGTH}}}$")
-    """What is looked for."""
     made: AwareDatetime
-    """When."""
 
     @property
     def text(self) -> str:
@@ -60,7 +57,7 @@ class Canary(BaseModel):
     def stands(self) -> bool:
         """Return whether its file is unchanged."""
         try:
-            # Whoever may write there may have put a link or a FIFO in its place.
+            # A process that may write there may have put a link or a FIFO in its place.
             with os.fdopen(
                 os.open(self.file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb"
             ) as file:

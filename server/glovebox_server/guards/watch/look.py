@@ -38,7 +38,7 @@ def found_of(where: str, id: str) -> Finding:  # noqa: A002 - what canaries have
 
 
 Piece = tuple[str, bytes]
-"""Where it stands, and the bytes."""
+"""Its place, and the bytes."""
 
 LIVE_BYTES = 1 << 20
 """Live output that is shown if there are canaries: it is scanned on the event loop."""
@@ -121,7 +121,7 @@ class Look:
 
 
 NOTHING = Look(index_markers({}), secrets=False)
-"""Looks for nothing, and keeps nothing: one for all."""
+"""Searches and keeps nothing; shared."""
 
 
 def of_value(value: Any) -> bytes:

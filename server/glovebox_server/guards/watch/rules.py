@@ -23,7 +23,7 @@ class Rule:
     looks_for: str
     """In one sentence."""
     action: WatchAction
-    """What it does unless the policy says otherwise."""
+    """The default; a policy may set another."""
 
 
 RULES: Final[Mapping[str, Rule]] = {

@@ -37,7 +37,7 @@ from glovebox_server.stores.files import Files, StoredItems
 SLOW_SECONDS = 2.0
 """Delay of each call of a slowed run, holding nothing."""
 FLAGGED_SECONDS = 600.0
-"""How long a run is slowed, or asked about."""
+"""Time that a run is slowed, or asked about."""
 MAX_KEPT = 4096
 """Counted runs, and principals. Beyond it the longest idle is evicted; of runs, of the busiest principal."""
 MAX_HOSTS = 256
