@@ -82,6 +82,7 @@ def pytest_collection_finish() -> None:
 def left_open() -> Iterator[None]:
     """Collect what a module's tests left open in a cycle: it fails the last of them, and no test of another module."""
     yield
+    structlog.reset_defaults()  # a module's own fixture may have captured logs, after which nothing says where they go
     _collect()
 
 

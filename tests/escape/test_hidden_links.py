@@ -230,10 +230,10 @@ def test_a_key_that_is_written_through_a_mapping_counts_once_the_mapping_ends(tm
 MOUNTED = """
 import ctypes, os, sys
 from pathlib import Path
-from glovebox_sandboxes.hidden.index import Index
+from glovebox_sandboxes.hidden.index import SecretFileIndex
 place, *points = sys.argv[1:]
 mount = ctypes.CDLL(None, use_errno=True).mount
-index = Index(place)
+index = SecretFileIndex(place)
 index.rebuild()
 for point in points:
     with index.guarding(frozenset(), lambda: None) as guard:

@@ -77,7 +77,7 @@ async def test_of_a_caller_that_goes_nothing_is_left_pending(
             await until(lambda: kinds(tmp_path) == ["approval.requested"], SECONDS)
         await until(lambda: kinds(tmp_path)[-1:] == ["approval.withdrawn"], SECONDS)
     assert kinds(tmp_path) == ["approval.requested", "approval.withdrawn"]
-    assert operate(["approvals", "list"], options) == "Nobody waits for an answer.\n"
+    assert operate(["approvals", "list"], options) == "No call waits for approval.\n"
 
 
 async def test_of_a_caller_that_goes_while_its_person_is_asked_nothing_is_left(

@@ -25,7 +25,7 @@ from glovebox_sandboxes.host.owner import new_owner
 from glovebox_server.stores import database
 from glovebox_server.guards.budgets import store
 from glovebox_server.guards.budgets.spending import lines_of
-from glovebox_server.guards.budgets.store import Asked
+from glovebox_server.guards.budgets.store import ReservationRequest
 from glovebox_server.guards.budgets.windows import read_clocks
 from tests.unit.test_budget_store import ME, WORST, budget
 
@@ -35,7 +35,7 @@ def spend(number):
     mark = new_owner().mark()
     with database.opened(pathlib.Path(sys.argv[1]), store.SCHEMA, lock_wait=60) as kept:
         for n in range(10**9):
-            asked = Asked(call_id=f"c_{number}_{n}", spender=ME, lines=lines, worst=WORST)
+            asked = ReservationRequest(call_id=f"c_{number}_{n}", spender=ME, lines=lines, worst=WORST)
             os.write(1, b"r")
             kept.transact_now(lambda one: store.reserve(one, read_clocks(), mark, asked))
             os.write(1, b"R")

@@ -345,13 +345,13 @@ from glovebox_server.stores import database
 from glovebox_server.guards.budgets import store
 from glovebox_server.guards.budgets.windows import read_clocks
 from tests.unit.test_budget_store import ME, WORST, budget, lines_of
-from glovebox_server.guards.budgets.store import Asked
+from glovebox_server.guards.budgets.store import ReservationRequest
 ten = budget(per="principal", every="day", calls=10)
 with database.opened(pathlib.Path(sys.argv[1]) / store.NAME, store.SCHEMA, lock_wait=60) as kept:
     print("ready", flush=True)
     sys.stdin.readline()
     for n in range(int(sys.argv[3])):
-        asked = Asked(call_id=f"c_{sys.argv[2]}_{n}", spender=ME, lines=lines_of([ten], ME), worst=WORST)
+        asked = ReservationRequest(call_id=f"c_{sys.argv[2]}_{n}", spender=ME, lines=lines_of([ten], ME), worst=WORST)
         found = kept.transact_now(lambda c: store.reserve(c, read_clocks(), server="s", asked=asked))
         print(json.dumps(isinstance(found, list)), flush=True)
         if isinstance(found, list) and len(sys.argv) > 4:

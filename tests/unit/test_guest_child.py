@@ -397,7 +397,7 @@ def test_a_program_that_leaves_no_memory_to_tell_of_it_has_failed_for_want_of_me
     told = re.sub("Exception ignored (?:in|on).*", "", err.decode()).rstrip().splitlines()
     # Where a page is left after all, what to do next is told too.
     assert told[-1:] == ["MemoryError"] or (
-        told[-2:-1] == ["MemoryError"] and told[-1].startswith("(Take less at a time")
+        told[-2:-1] == ["MemoryError"] and told[-1].startswith("(Load less at a time")
     ), (told, value)
     assert value["error"]["type"] == "MemoryError"
 

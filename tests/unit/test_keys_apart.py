@@ -70,7 +70,7 @@ def test_a_key_that_comes_from_the_workspace_is_refused(
     assert checked(place, "empty", monkeypatch)[0] == OK
 
 
-@pytest.mark.parametrize("source", ["file:{place}/apart/key", "env:SERVED_KEY", "keyring:served/key"])
+@pytest.mark.parametrize("source", ["file:{place}/apart/key", "env:SERVED_KEY"])
 def test_a_key_that_comes_from_elsewhere_is_not(source: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control of the one above."""
     (place / "profiles/run_python.toml").write_text(

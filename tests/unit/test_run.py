@@ -15,6 +15,7 @@ from glovebox_sandboxes.contract.measure import Expected
 from glovebox_sandboxes.contract.outcome import Ended, Job, Outcome
 from glovebox_sandboxes.contract.spec import Limits, SandboxSpec
 from glovebox_sandboxes.host.host_view import HostView, unseen
+from glovebox_sandboxes.session import connection
 from glovebox_sandboxes.session import run as running
 from glovebox_sandboxes.session.connection import AttestedSandbox, GuestOutcome, attest
 from glovebox_sandboxes.session.run import Hooks, run
@@ -254,7 +255,7 @@ async def test_a_file_without_name_and_size_is_refused(meta: dict[str, Any]) -> 
 
 async def test_a_guest_that_never_gets_ready_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bounded; and one that ends first is told with the runtime's words."""
-    monkeypatch.setattr(running, "READY_SECONDS", 0.05)
+    monkeypatch.setattr(connection, "READY_SECONDS", 0.05)
     sandbox = Sandbox()
     with pytest.raises(SandboxError, match="not ready after"):
         await attest(sandbox, PLAN)

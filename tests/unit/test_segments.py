@@ -147,7 +147,7 @@ async def test_a_log_that_is_not_told_to_rotate_stays_one_file(directory: Path) 
 
 def test_a_file_that_may_not_be_renamed_is_not_sealed(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``chattr +a``: the log goes on in one file as before; asked to seal, it says what is in the way."""
-    monkeypatch.setattr("glovebox_audit.place.Place.may_rename", lambda *_: False)
+    monkeypatch.setattr("glovebox_audit.place.LogDirectory.may_rename", lambda *_: False)
     segments.fill(directory, 5)
     assert not (directory / "segments").exists()
     file = LogFile(directory, "s_1", segments.rotation())
