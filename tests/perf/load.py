@@ -60,7 +60,8 @@ async def served_rate(listening: Listening, code: str, printed: str, seconds: fl
     async with AsyncExitStack() as stack:
         callers = [await stack.enter_async_context(listening.connected()) for _ in range(CALLERS)]
         loops = [_loop(caller, caller.request(code), printed) for caller in callers]
-        return await rate(loops, seconds)
+        with anyio.fail_after(seconds + BURST_SECONDS):
+            return await rate(loops, seconds)
 
 
 def _loop(caller: Caller, request: bytes, printed: str) -> Loop:

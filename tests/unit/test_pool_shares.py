@@ -49,6 +49,31 @@ async def test_of_those_who_wait_the_one_with_the_fewest_calls_is_next() -> None
 
 
 @jumping
+async def test_a_call_that_waits_for_what_others_may_have_gets_it_once_it_is_left_over() -> None:
+    """M7: two stand ready, left for other keys, so none is prepared for the seventh call; it goes on as others end."""
+    async with a_scene(Fake(quick=True), shared=True) as scene, anyio.create_task_group() as tasks:
+        await scene.call()
+        async with anyio.create_task_group() as six:
+            for _ in range(6):
+                six.start_soon(_hold, scene, "greedy")
+                await scene.settle()
+            order: list[str] = []
+            async with anyio.create_task_group() as impatient:
+                impatient.start_soon(_hold, scene, "greedy")
+                while not scene.driver.starting:  # one more is prepared for it, and it goes away
+                    await checkpoint()
+                impatient.cancel_scope.cancel()
+            assert len(await scene.settle()) == 8
+            tasks.start_soon(_hold, scene, "greedy", checkpoint, order)
+            await scene.settle()
+            assert order == []
+            six.cancel_scope.cancel()
+        await scene.settle()
+        assert order == ["greedy"]
+        tasks.cancel_scope.cancel()
+
+
+@jumping
 async def test_more_sandboxes_are_not_more_of_the_processors() -> None:
     """M7: twelve of one key have a sixteenth each, another's the whole default; what is left has more again."""
     async with a_scene(Fake(quick=True), shared=True) as scene:

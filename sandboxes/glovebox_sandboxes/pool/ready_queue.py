@@ -339,6 +339,7 @@ class ReadyQueue:
             self._calls[key] -= 1
             if not self._calls[key]:
                 del self._calls[key]
+            self._serve_waiting()
             self.changed.set()
 
     async def lease(self, key: str, waits: Callable[[], Awaitable[None]]) -> PreparedSandbox | None:
@@ -399,11 +400,24 @@ class ReadyQueue:
             raise
         return waiter.granted
 
+    def _serve_waiting(self) -> None:
+        """Grant ready ones to waiters that they are no longer reserved from: nothing more is prepared for those."""
+        while self._waiters:
+            waiter = self._fewest_calls()
+            claimed = self._claim(waiter.key)
+            if claimed is None:
+                return
+            self._waiters.remove(waiter)
+            waiter.answer(claimed)
+
+    def _fewest_calls(self) -> WaitingCall:
+        return min(self._waiters, key=lambda call: self._calls[call.key])
+
     async def offer(self, sandbox: PreparedSandbox) -> None:
         """Grant it to the first waiter of the key with fewest calls; else hold it until claimed or discarded."""
         claimed = self.has_waiters
         if claimed:
-            waiter = min(self._waiters, key=lambda call: self._calls[call.key])
+            waiter = self._fewest_calls()
             self._waiters.remove(waiter)
             waiter.answer(sandbox)
         else:
