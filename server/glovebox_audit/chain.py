@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import rfc8785
 
@@ -61,28 +61,22 @@ _KEYS = frozenset({"seq", "time", "server", "kind", "call_id", "data", "prev", "
 
 
 class EvidenceError(Exception):
-    """Bytes that do not prove their claim; the message is the exact reason."""
+    """Bytes that do not prove their claim, or break a rule of the format; the message is the exact reason."""
 
+    def __init__(self, reason: str, *, kind: Literal["newer", "edited"] | None = None, seq: int | None = None) -> None:
+        """Take the reason; of a record with another hash than it claims also its number, which cannot be trusted.
 
-class RecordError(EvidenceError):
-    """Bytes that are not a record: they break a rule of the format."""
-
-
-class NewerFormatError(RecordError):
-    """Bytes of a format that this version does not support."""
-
-    def __init__(self, version: int) -> None:
-        super().__init__(f"made by a newer Glovebox (format {version}; this one knows {FORMAT}): upgrade to read it")
-
-
-class EditedRecordError(RecordError):
-    """A record whose claimed hash is not the hash of its content."""
-
-    def __init__(self, seq: int, claimed: str) -> None:
-        """Take the number and the hash the line claims; neither can be trusted."""
-        super().__init__("the content does not have the hash the record claims")
+        ``kind`` is ``newer`` for a format that this version does not support, ``edited`` for such a record.
+        """
+        super().__init__(reason)
+        self.kind = kind
         self.seq = seq
-        self.claimed = claimed
+
+
+def newer_format(version: int) -> EvidenceError:
+    """Return the error for bytes of a format that this version does not support."""
+    reason = f"made by a newer Glovebox (format {version}; this one knows {FORMAT}): upgrade to read it"
+    return EvidenceError(reason, kind="newer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,20 +230,19 @@ def parse(line: bytes) -> Record:
     """Read one line, line feed included, and prove that it is canonical.
 
     Raises:
-        EditedRecordError: the form is right, the hash is not.
-        NewerFormatError: it says that it has a later format.
-        RecordError: anything else; never another exception, whatever the bytes.
+        EvidenceError: it is none; never another exception, whatever the bytes. ``kind`` is ``edited`` if the form is
+            right and the hash is not, and ``newer`` if it says that it has a later format.
     """
     if len(line) > MAX_LINE_BYTES:
-        raise RecordError(f"the line is longer than {MAX_LINE_BYTES} bytes")
+        raise EvidenceError(f"the line is longer than {MAX_LINE_BYTES} bytes")
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise RecordError("the line is not JSON") from error
+        raise EvidenceError("the line is not JSON") from error
     if isinstance(fields, dict) and type(fields.get("format")) is int and FORMAT < fields["format"] <= _MAX_INTEGER:
-        raise NewerFormatError(fields["format"])
+        raise newer_format(fields["format"])
     if not isinstance(fields, dict) or not _KEYS - {"call_id"} <= fields.keys() <= _KEYS:
-        raise RecordError("the line does not have a record's keys")
+        raise EvidenceError("the line does not have a record's keys")
     claimed = fields["hash"]
     shaped = (
         type(fields["seq"]) is int
@@ -263,18 +256,18 @@ def parse(line: bytes) -> Record:
         and _matches(_HASH, claimed)
     )
     if not shaped:
-        raise RecordError("a field of the record has the wrong form")
+        raise EvidenceError("a field of the record has the wrong form")
     try:
         encoded = _dumps(fields["data"])
     except (ValueError, RecursionError) as error:
-        raise RecordError("the record holds a value that canonical JSON does not") from error
+        raise EvidenceError("the record holds a value that canonical JSON does not") from error
     draft = Draft(kind=fields["kind"], call_id=fields.get("call_id"), data=fields["data"], encoded=encoded)
     record = seal(draft, seq=fields["seq"], time=fields["time"], server=fields["server"], prev=fields["prev"])
     if record.line == line:
         return record
     if record.hash != claimed and record.line.replace(record.hash.encode(), claimed.encode()) == line:
-        raise EditedRecordError(record.seq, claimed)
-    raise RecordError("the line is not in canonical form")
+        raise EvidenceError("the content does not have the hash the record claims", kind="edited", seq=record.seq)
+    raise EvidenceError("the line is not in canonical form")
 
 
 def linked(line: bytes, before: Head) -> Head | None:
@@ -323,15 +316,15 @@ def encode_head(head: Head) -> bytes:
 
 
 def parse_head(content: bytes) -> Head:
-    """Parse what ``encode_head`` wrote; raises RecordError for any other bytes."""
+    """Parse what ``encode_head`` wrote; raises EvidenceError for any other bytes."""
     try:
         fields = json.loads(content[:HEAD_BYTES])
         head = Head(hash=fields["hash"], seq=fields["seq"], size=fields["size"])
         if encode_head(head) == content and _matches(_HASH, head.hash) and min(head.seq, head.size) >= 0:
             return head
     except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise RecordError("not the head of an audit log") from error
-    raise RecordError("not the head of an audit log")
+        raise EvidenceError("not the head of an audit log") from error
+    raise EvidenceError("not the head of an audit log")
 
 
 def parse_anchor(text: str) -> Head:

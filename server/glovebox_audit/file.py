@@ -30,7 +30,7 @@ from io import BufferedReader
 from pathlib import Path
 
 from glovebox_audit import chain, place, writers
-from glovebox_audit.chain import Draft, EditedRecordError, Head, NewerFormatError, Record, RecordError
+from glovebox_audit.chain import Draft, EvidenceError, Head, Record
 from glovebox_audit.events import GapRecorded, OpenCalls, SegmentBegun, SegmentSealed, draft
 from glovebox_audit.place import AuditError, identity
 from glovebox_audit.segments import files, merkle, rotation
@@ -226,12 +226,11 @@ class LogFile:
             line = files.line_at(self._log_fd, tail.size - base)
             try:
                 record = chain.parse(line)
-            except EditedRecordError as error:
-                raise self._place.tampered(f"a line after record {tail.seq} was edited") from error
-            except NewerFormatError as error:
-                raise self._place.newer(error) from error
-            except RecordError:
-                break
+            except EvidenceError as error:
+                if error.kind is None:
+                    break
+                edited = self._place.tampered(f"a line after record {tail.seq} was edited")
+                raise (edited if error.kind == "edited" else self._place.newer(error)) from error
             if (record.seq, record.prev) != (tail.seq + 1, tail.hash):
                 raise self._place.tampered(f"record {record.seq} stands where record {tail.seq + 1} belongs")
             if record.server == self._server:
@@ -269,7 +268,7 @@ class LogFile:
             return
         try:
             head = chain.parse_head(content)
-        except RecordError as error:
+        except EvidenceError as error:
             raise self._place.tampered(f"{HEAD_NAME} is missing or damaged") from error
         if head.size > before.size + size:
             raise self._place.tampered(f"records up to {head.seq} are missing at its end")
@@ -280,10 +279,9 @@ class LogFile:
             return
         try:
             record = chain.parse(files.line_before(self._log_fd, head.size - before.size))
-        except NewerFormatError as error:
-            raise self._place.newer(error) from error
-        except RecordError as error:
-            raise self._place.tampered(f"record {head.seq} was changed") from error
+        except EvidenceError as error:
+            changed = self._place.tampered(f"record {head.seq} was changed")
+            raise (self._place.newer(error) if error.kind == "newer" else changed) from error
         if (record.seq, record.hash) != (head.seq, head.hash):
             raise self._place.tampered(f"record {head.seq} was replaced")
         self._tail, self._sealed = head, record.kind == SegmentSealed.kind
@@ -292,7 +290,7 @@ class LogFile:
         descriptor = self._place.open(name, os.O_APPEND)
         try:
             start = files.start_of(files.line_at(descriptor, 0))
-        except NewerFormatError as error:
+        except EvidenceError as error:
             os.close(descriptor)
             raise self._place.newer(error) from error
         self._take(descriptor, start)

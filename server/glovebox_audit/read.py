@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from glovebox_audit import chain
-from glovebox_audit.chain import Head, Record, RecordError
+from glovebox_audit.chain import EvidenceError, Head, Record
 from glovebox_audit.events import EVENTS, CallDecided, GapRecorded
 from glovebox_audit.place import AuditError
 from glovebox_audit.segments import files
@@ -56,7 +56,7 @@ class LogLine:
     end: int
     """Offset in the file of the byte after it."""
     record: Record | None
-    error: RecordError | None
+    error: EvidenceError | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +163,7 @@ def head(directory: Path) -> Head:
     with opened(directory) as snapshot:
         try:
             return chain.parse_head(snapshot.head or b"")
-        except RecordError as error:
+        except EvidenceError as error:
             attempted = f"read {HEAD_NAME} in {directory}"
             raise AuditError(attempted, "it is missing or damaged", "Run `glovebox audit verify`.") from error
 
@@ -181,9 +181,9 @@ def lines(log: BinaryIO, start: int, end: int) -> Iterator[LogLine]:
         if not raw:
             return
         number += fresh
-        record, error = _parsed(raw) if fresh else (None, RecordError("the line is too long"))
+        record, error = _parsed(raw) if fresh else (None, EvidenceError("the line is too long"))
         if record is not None and gaps.hold(start):
-            record, error = None, RecordError("it lies in a recorded gap")
+            record, error = None, EvidenceError("it lies in a recorded gap")
         start += len(raw)
         yield LogLine(number=number, raw=raw, end=start, record=record, error=error)
         fresh = raw.endswith(b"\n")
@@ -244,10 +244,10 @@ def _gap_before(descriptor: int, at: int, raw: bytes) -> int | None:
     return first if _parsed(files.line_at(descriptor, first))[0] is None else None
 
 
-def _parsed(raw: bytes) -> tuple[Record | None, RecordError | None]:
+def _parsed(raw: bytes) -> tuple[Record | None, EvidenceError | None]:
     try:
         return chain.parse(raw), None
-    except RecordError as error:
+    except EvidenceError as error:
         return None, error
 
 
@@ -350,7 +350,7 @@ def _span(log: BinaryIO, size: int) -> tuple[float, float]:
     """Return when the first and last record of a file were written; (inf, 0) if one is none."""
     try:
         ends = chain.parse(files.line_at(log.fileno(), 0)), chain.parse(files.line_before(log.fileno(), size))
-    except RecordError:
+    except EvidenceError:
         return math.inf, 0.0
     first, last = (datetime.fromisoformat(record.time).timestamp() for record in ends)
     return first, last
@@ -367,7 +367,7 @@ def records_with(log: BinaryIO, size: int, texts: Iterable[str], start: int = 0)
     gaps, places = _scanned(log, start, size, [text.encode() for text in texts])
     for place, length in places:
         if not gaps.hold(place):
-            with contextlib.suppress(RecordError):
+            with contextlib.suppress(EvidenceError):
                 yield chain.parse(os.pread(log.fileno(), length, place))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from glovebox_audit import chain, read
-from glovebox_audit.chain import Head, RecordError
+from glovebox_audit.chain import EvidenceError, Head
 from glovebox_audit.read import Snapshot
 from glovebox_audit.segments import files, verified
 from glovebox_audit.segments.files import HEAD_NAME, LOG_NAME
@@ -61,7 +61,7 @@ def _verify(directory: Path, anchor: Head | None, anchors: Sequence[Head], keys:
                 verifier.expect(each, "anchor")
         try:
             verifier.expect(chain.parse_head(snapshot.head or b""), "head")
-        except RecordError:
+        except EvidenceError:
             how = "missing" if snapshot.head is None else "damaged"
             verifier.note(None, None, "head", f"{HEAD_NAME} is {how}, so a cut end cannot be told", file=HEAD_NAME)
         for stray in snapshot.strays:

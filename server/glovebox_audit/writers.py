@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glovebox_audit import chain, read
-from glovebox_audit.chain import Head, RecordError
+from glovebox_audit.chain import EvidenceError, Head
 from glovebox_audit.events import CallLost, OpenCalls
 from glovebox_audit.segments import files
 from glovebox_audit.segments.files import SegmentStart
@@ -94,7 +94,7 @@ def abandoned(place: int, opener: Opener) -> list[Writer]:
             continue
         try:
             since = chain.parse_head(os.pread(descriptor, chain.HEAD_BYTES + 1, 0))
-        except RecordError:
+        except EvidenceError:
             since = None
         found.append(Writer(server=server, since=since, place=place, descriptor=descriptor))
     return found
@@ -160,7 +160,7 @@ class AbandonedCalls:
         for at, line in self._lines(start):
             # Parsing is expensive, and most lines after a crash are other servers'.
             if any(name in line for name in names):
-                with contextlib.suppress(RecordError):
+                with contextlib.suppress(EvidenceError):
                     record = chain.parse(line)
                     lost = record.kind == CallLost.kind  # told of by another server, that did not get further
                     ran = record.data.get("run_by") if lost else record.server
@@ -193,7 +193,7 @@ class AbandonedCalls:
                 return False  # its segment was removed
             try:
                 record = chain.parse(files.line_before(descriptor, head.size - base))
-            except RecordError:
+            except EvidenceError:
                 return False
             return (record.seq, record.hash) == (head.seq, head.hash)
         return False

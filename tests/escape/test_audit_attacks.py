@@ -51,7 +51,7 @@ def written(directory: Path) -> set[str]:
     for line in log_lines(directory):
         try:
             record = chain.parse(line)
-        except chain.RecordError:
+        except chain.EvidenceError:
             continue
         found.add(f"{record.seq}:{record.hash}")
     return found

@@ -29,7 +29,7 @@ def written(directory: Path) -> set[str]:
     for line in segments.all_lines(directory):
         try:
             record = chain.parse(line)
-        except chain.RecordError:
+        except chain.EvidenceError:
             continue
         found.add(f"{record.seq}:{record.hash}")
     return found

@@ -5,15 +5,15 @@ from contextlib import suppress
 from tests.fuzz.harness import bounded, text
 
 from glovebox_audit import chain
-from glovebox_audit.chain import RecordError
+from glovebox_audit.chain import EvidenceError
 
 
 def check(data: bytes) -> None:
     """The whole input is each of the three in turn."""
     with bounded():
-        with suppress(RecordError):
+        with suppress(EvidenceError):
             assert chain.parse(data).line == data
-        with suppress(RecordError):
+        with suppress(EvidenceError):
             assert chain.encode_head(chain.parse_head(data)) == data
         with suppress(ValueError):
             anchor = chain.parse_anchor(text(data))

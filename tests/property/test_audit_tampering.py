@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from tests.fixtures.audit_logs import fill
 
 from glovebox_audit import chain, read
-from glovebox_audit.chain import RecordError
+from glovebox_audit.chain import EvidenceError
 from glovebox_audit.file import HEAD_NAME, LOG_NAME
 from glovebox_audit.verify import verify
 
@@ -121,6 +121,6 @@ def test_any_line_is_a_record_or_not_a_record(line: bytes) -> None:
     """The parser has exactly one way to refuse."""
     try:
         record = chain.parse(line)
-    except RecordError:
+    except EvidenceError:
         return
     assert record.line == line

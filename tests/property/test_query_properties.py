@@ -33,7 +33,7 @@ def read_whole(directory: Path) -> dict[str, str]:
     for line in segments.all_lines(directory):
         try:
             record = chain.parse(line)
-        except chain.RecordError:
+        except chain.EvidenceError:
             continue
         outcome = calls.outcome(record.kind, record.data)
         if record.call_id and outcome and (record.kind == "call.decided" or record.call_id in found):

@@ -1,7 +1,7 @@
 """Events of questions to people. None of them is a record of a call: a question may outlive the call that asked it."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from glovebox_audit.events.base import Event
 
@@ -23,10 +23,8 @@ class ApprovalEvent(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ApprovalRequested(ApprovalEvent):
+class ApprovalRequested(ApprovalEvent, kind="approval.requested"):
     """A call waits for a yes. On disk before anybody can see the question."""
-
-    kind: ClassVar[str] = "approval.requested"
 
     asked_by: str
     """Id of the call that asked first."""
@@ -59,10 +57,8 @@ class ApprovalRequested(ApprovalEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ApprovalAnswered(ApprovalEvent):
+class ApprovalAnswered(ApprovalEvent, kind="approval.answered"):
     """Somebody answered a question. On disk before the answer counts."""
-
-    kind: ClassVar[str] = "approval.answered"
 
     effect: Literal["allow", "deny"]
     """``allow`` or ``deny``."""
@@ -81,23 +77,19 @@ class ApprovalAnswered(ApprovalEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ApprovalWithdrawn(ApprovalEvent):
+class ApprovalWithdrawn(ApprovalEvent, kind="approval.withdrawn"):
     """A question, or a yes that was not used, was taken back."""
-
-    kind: ClassVar[str] = "approval.withdrawn"
 
     by: str
     """Principal of who took it back: the caller, whose call ended before an answer, or an operator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ApprovalRefused(Event):
+class ApprovalRefused(Event, kind="approval.refused"):
     """An answer did not count: forged, replayed, late, to another question, or of somebody who may not give it.
 
     The question stays as it was.
     """
-
-    kind: ClassVar[str] = "approval.refused"
 
     approval: str | None = None
     """Id of the question, where there is one of that id."""
@@ -110,10 +102,8 @@ class ApprovalRefused(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GrantMade(ApprovalEvent):
+class GrantMade(ApprovalEvent, kind="grant.made"):
     """A yes lifts a denial, for one call or for a run. On disk before it does."""
-
-    kind: ClassVar[str] = "grant.made"
 
     lifted: str
     """What kind of denial: ``host``, ``tool`` or ``budget``."""
@@ -126,10 +116,8 @@ class GrantMade(ApprovalEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GrantRevoked(ApprovalEvent):
+class GrantRevoked(ApprovalEvent, kind="grant.revoked"):
     """An operator took a grant back; a call that runs on it is not ended by this."""
-
-    kind: ClassVar[str] = "grant.revoked"
 
     lifted: str
     """What kind of denial."""

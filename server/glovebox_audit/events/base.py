@@ -7,15 +7,24 @@ No event may carry a secret, a host path or an environment variable: records rea
 from dataclasses import dataclass
 from typing import ClassVar
 
+#: Every event by its kind; each registers itself. docs/operate/audit-events.csv is generated from it.
+EVENTS: "dict[str, type[Event]]" = {}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Anything that can be recorded. Subclasses have a ``kind`` that never changes its meaning."""
+    """Anything that can be recorded. Subclasses name a ``kind`` that never changes its meaning."""
 
     kind: ClassVar[str]
     """Stable name, written into the record."""
     ends_call: ClassVar[bool] = False
     """Whether this is the last record of its call."""
+
+    def __init_subclass__(cls, *, kind: str | None = None, ends_call: bool = False) -> None:
+        if kind is not None:
+            cls.kind, cls.ends_call = kind, ends_call
+        if "kind" in vars(cls):  # twice for each event: slots make its class anew, without the arguments
+            EVENTS[cls.kind] = cls
 
 
 WHOSE = ("tool", "principal", "client", "run", "workflow")

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from glovebox_audit.events.base import CallEvent
 
@@ -24,10 +24,8 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallDecided(CallEvent):
+class CallDecided(CallEvent, kind="call.decided"):
     """Policy decided about a call. On disk before anything starts."""
-
-    kind: ClassVar[str] = "call.decided"
 
     transport: str
     """How the call arrived: ``stdio``, ``http``, ``sse`` or ``cli``."""
@@ -72,10 +70,8 @@ class CallDecided(CallEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SandboxStarted(CallEvent):
+class SandboxStarted(CallEvent, kind="sandbox.started"):
     """A sandbox stands, was measured and compared with its plan. On disk before the job goes in."""
-
-    kind: ClassVar[str] = "sandbox.started"
 
     sandbox_id: str
     """Id of the sandbox, unique."""
@@ -96,10 +92,8 @@ class SandboxStarted(CallEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EgressDecided(CallEvent):
+class EgressDecided(CallEvent, kind="egress.decided"):
     """Egress policy decided about one connection out of a sandbox. On disk before anything is dialled."""
-
-    kind: ClassVar[str] = "egress.decided"
 
     scheme: str
     """``http`` or ``https``."""
@@ -122,13 +116,11 @@ class EgressDecided(CallEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EgressAnswered(CallEvent):
+class EgressAnswered(CallEvent, kind="egress.answered"):
     """A server answered a request that was allowed, or was tunnelled to, and that is over.
 
     On disk with the record after it.
     """
-
-    kind: ClassVar[str] = "egress.answered"
 
     host: str
     """Who answered."""
@@ -145,10 +137,8 @@ class EgressAnswered(CallEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArtifactCollected(CallEvent):
+class ArtifactCollected(CallEvent, kind="artifact.collected"):
     """An output file passed its checks and lies in quarantine. The call's last record says which became readable."""
-
-    kind: ClassVar[str] = "artifact.collected"
 
     name: str
     """File name inside ``/output``."""
@@ -165,10 +155,8 @@ class ArtifactCollected(CallEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArtifactRefused(CallEvent):
+class ArtifactRefused(CallEvent, kind="artifact.refused"):
     """An output file failed a check and was dropped."""
-
-    kind: ClassVar[str] = "artifact.refused"
 
     name: str
     """File name inside ``/output``; bytes that are no UTF-8 appear as backslash escapes."""
@@ -179,10 +167,8 @@ class ArtifactRefused(CallEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArtifactScanned(CallEvent):
+class ArtifactScanned(CallEvent, kind="artifact.scanned"):
     """An output file was looked into for what acts when it is opened, or could not be; before the call's result."""
-
-    kind: ClassVar[str] = "artifact.scanned"
 
     name: str
     """File name inside ``/output``."""
@@ -212,11 +198,8 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallFinished(CallEvent):
+class CallFinished(CallEvent, kind="call.finished", ends_call=True):
     """The program ended, in whatever way; nothing of it runs, and its sandbox is gone or about to be."""
-
-    kind: ClassVar[str] = "call.finished"
-    ends_call: ClassVar[bool] = True
 
     ended: Literal["exited", "signalled", "timed_out", "out_of_memory", "limit"]
     """``exited``, ``signalled``, ``timed_out``, ``out_of_memory`` or ``limit``."""
@@ -244,11 +227,8 @@ class CallFinished(CallEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallCancelled(CallEvent):
+class CallCancelled(CallEvent, kind="call.cancelled", ends_call=True):
     """The call was stopped from outside; its sandbox is gone."""
-
-    kind: ClassVar[str] = "call.cancelled"
-    ends_call: ClassVar[bool] = True
 
     by: str
     """Who: ``client``, ``stream closed``, ``token removed``, ``server stopping``, or ``stop``: an operator's or a watch
@@ -262,11 +242,8 @@ class CallCancelled(CallEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallFailed(CallEvent):
+class CallFailed(CallEvent, kind="call.failed", ends_call=True):
     """Glovebox itself failed the call; nothing can be said about the program."""
-
-    kind: ClassVar[str] = "call.failed"
-    ends_call: ClassVar[bool] = True
 
     error: str
     """Class of the failure, e.g. ``SandboxError`` or ``UnsupportedSpecError``."""
@@ -282,14 +259,11 @@ LossCause = Literal["log", "server"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallLost(CallEvent):
+class CallLost(CallEvent, kind="call.lost", ends_call=True):
     """A call is over, and its own last record is not in the log: how it ended is not known.
 
     Its caller got an error or nothing, never a result. It has no receipt.
     """
-
-    kind: ClassVar[str] = "call.lost"
-    ends_call: ClassVar[bool] = True
 
     cause: LossCause
     """``log``: its last record could not be written, and this one comes with the next that could; ``server``: its
@@ -305,13 +279,11 @@ class CallLost(CallEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReceiptSigned(CallEvent):
+class ReceiptSigned(CallEvent, kind="receipt.signed"):
     """The receipt of a call that policy allowed, written with the call's last record and right after it.
 
     Clients do not hear it as an event: results name it, and ``receipt://…`` gives it.
     """
-
-    kind: ClassVar[str] = "receipt.signed"
 
     digest: str
     """Digest of the receipt: of the canonical JSON of ``envelope``."""

@@ -2,19 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from glovebox_audit.events.base import Event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GapRecorded(Event):
+class GapRecorded(Event, kind="log.gap"):
     """The log itself found bytes after its last whole record, left by a crash or a full disk. Written by the log only.
 
     The bytes stay where they are, right before this record; none of them was ever acknowledged.
     """
-
-    kind: ClassVar[str] = "log.gap"
 
     bytes: int
     """How many, the line feed that ends them included."""
@@ -23,10 +21,8 @@ class GapRecorded(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentSealed(Event):
+class SegmentSealed(Event, kind="segment.sealed"):
     """A segment of the log ends here: the last record of its file. Written by the log only."""
-
-    kind: ClassVar[str] = "segment.sealed"
 
     segment: int
     """Number of the segment, from 1."""
@@ -41,13 +37,11 @@ class SegmentSealed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentBegun(Event):
+class SegmentBegun(Event, kind="segment.begun"):
     """A segment of the log begins: the first record of every file but the first, chained to the seal before.
 
     Written by the log only.
     """
-
-    kind: ClassVar[str] = "segment.begun"
 
     format: int
     """Version of the format of all records of the segment; a log whose first record says none has format 1."""
@@ -61,10 +55,8 @@ RemovalReason = Literal["age", "size"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentRemoved(Event):
+class SegmentRemoved(Event, kind="segment.removed"):
     """Retention is about to remove a sealed segment, the oldest. Written by the log only."""
-
-    kind: ClassVar[str] = "segment.removed"
 
     segment: int
     """Number of the segment."""

@@ -1,7 +1,6 @@
 """Events of files that left quarantine for a folder of the operator's, and of those that were put back."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from glovebox_audit.events.base import Event
 
@@ -23,13 +22,11 @@ class PromotedFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProposalScanned(Event):
+class ProposalScanned(Event, kind="proposal.scanned"):
     """An artifact that a call proposes was looked into, or could not be. On disk before anybody is asked about it.
 
     What its caller proposes again is not looked into again.
     """
-
-    kind: ClassVar[str] = "proposal.scanned"
 
     asked_by: str
     """Id of the call."""
@@ -58,10 +55,8 @@ class ProposalScanned(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromotionApplied(Event):
+class PromotionApplied(Event, kind="promotion.applied"):
     """Files are about to be put into a folder that the operator named. On disk before the first is."""
-
-    kind: ClassVar[str] = "promotion.applied"
 
     promotion: str
     """Its id."""
@@ -78,10 +73,8 @@ class PromotionApplied(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromotionRolledBack(Event):
+class PromotionRolledBack(Event, kind="promotion.rolled_back"):
     """Files are about to be put back as they were before a promotion. On disk before the first is."""
-
-    kind: ClassVar[str] = "promotion.rolled_back"
 
     promotion: str
     """Id of the one whose changes go."""

@@ -2,16 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from glovebox_audit.events.base import Event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerStarted(Event):
+class ServerStarted(Event, kind="server.started"):
     """A server process opened the log and is about to accept calls."""
-
-    kind: ClassVar[str] = "server.started"
 
     version: str
     """Version of Glovebox."""
@@ -31,10 +29,8 @@ class ServerStarted(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerStopped(Event):
+class ServerStopped(Event, kind="server.stopped"):
     """A server process ends in good order. Missing after a crash."""
-
-    kind: ClassVar[str] = "server.stopped"
 
     reason: str
     """Why, in a few words: ``stdin closed``, ``SIGTERM``."""
@@ -43,10 +39,8 @@ class ServerStopped(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestsRefused(Event):
+class RequestsRefused(Event, kind="requests.refused"):
     """Requests were refused before they became calls. Counts alone, at most every five seconds."""
-
-    kind: ClassVar[str] = "requests.refused"
 
     since: str
     """When the first of them came: RFC 3339, UTC."""
@@ -58,10 +52,8 @@ class RequestsRefused(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyChanged(Event):
+class PolicyChanged(Event, kind="policy.changed"):
     """Another policy is in force from now on; calls under way keep what they were decided with."""
-
-    kind: ClassVar[str] = "policy.changed"
 
     policy_digest: str
     """Digest of the policy."""
@@ -70,10 +62,8 @@ class PolicyChanged(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyRefused(Event):
+class PolicyRefused(Event, kind="policy.refused"):
     """The policy's file was changed, and cannot be in force: the one before stays."""
-
-    kind: ClassVar[str] = "policy.refused"
 
     where: str
     """Line and key of what is wrong; empty where it is the file as a whole. The server's own log says what it is."""
@@ -82,10 +72,8 @@ class PolicyRefused(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProfileLoaded(Event):
+class ProfileLoaded(Event, kind="profile.loaded"):
     """A profile is in force from now on."""
-
-    kind: ClassVar[str] = "profile.loaded"
 
     tool: str
     """The tool it governs."""
@@ -98,10 +86,8 @@ class ProfileLoaded(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoolChanged(Event):
+class PoolChanged(Event, kind="pool.changed"):
     """Sandboxes of a plan are prepared ahead of their calls, or no longer."""
-
-    kind: ClassVar[str] = "pool.changed"
 
     what: str
     """``opened``, ``limited`` (by the host's memory), ``failed``, ``recovered`` or ``cleared``."""

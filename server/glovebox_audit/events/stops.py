@@ -1,16 +1,13 @@
 """Events of stops, watch rules and tokens. They belong to no call: clients do not hear them."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from glovebox_audit.events.base import Event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StopMade(Event):
+class StopMade(Event, kind="stop.made"):
     """Something is stopped from now on, until ``stop.lifted``: calls under way end, new ones are refused."""
-
-    kind: ClassVar[str] = "stop.made"
 
     stop: str
     """Its id."""
@@ -25,10 +22,8 @@ class StopMade(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StopLifted(Event):
+class StopLifted(Event, kind="stop.lifted"):
     """A stop is no longer in force."""
-
-    kind: ClassVar[str] = "stop.lifted"
 
     stop: str
     """Its id."""
@@ -37,10 +32,8 @@ class StopLifted(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WatchAlarm(Event):
+class WatchAlarm(Event, kind="watch.alarm"):
     """A watch rule found what it looks for. What it found is not in here: it may be a secret."""
-
-    kind: ClassVar[str] = "watch.alarm"
 
     rule: str
     """Id of the rule."""
@@ -66,10 +59,8 @@ class WatchAlarm(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenCreated(Event):
+class TokenCreated(Event, kind="token.created"):
     """An operator is about to make a token. On disk before it is."""
-
-    kind: ClassVar[str] = "token.created"
 
     principal: str
     """Who comes with it: ``token:<name>``."""
@@ -84,10 +75,8 @@ class TokenCreated(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenRevoked(Event):
+class TokenRevoked(Event, kind="token.revoked"):
     """An operator ended a token. It is gone before this is written, so that nothing can keep it in force."""
-
-    kind: ClassVar[str] = "token.revoked"
 
     principal: str
     """Who came with it: ``token:<name>``."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from glovebox_audit import chain, read
-from glovebox_audit.chain import Record, RecordError
+from glovebox_audit.chain import EvidenceError, Record
 from glovebox_audit.events import CallDecided
 from glovebox_audit.query import calls, database
 from glovebox_audit.query.calls import CallSummary
@@ -101,7 +101,7 @@ class _View:
             raise StaleIndexError
         try:
             return chain.parse(line)
-        except RecordError:
+        except EvidenceError:
             raise _DamagedCallError from None
 
 

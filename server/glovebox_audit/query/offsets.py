@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import BinaryIO, Self
 
 from glovebox_audit import chain, read
-from glovebox_audit.chain import Record, RecordError
+from glovebox_audit.chain import EvidenceError, Record
 from glovebox_audit.events import ReceiptSigned
 from glovebox_audit.query import calls
 from glovebox_audit.read import Snapshot
@@ -80,7 +80,7 @@ class OffsetReader:
             if base >= until:
                 break
             yield from read.records_in(file, min(until - base, size), call_id, max(first - base, 0))
-        with contextlib.suppress(StaleIndexError, RecordError):
+        with contextlib.suppress(StaleIndexError, EvidenceError):
             if last is not None and calls.label(self.line(until)) == (ReceiptSigned.kind, call_id):
                 yield chain.parse(self.line(until))
 

@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 from glovebox_audit import chain
-from glovebox_audit.chain import Head, Record, RecordError
+from glovebox_audit.chain import EvidenceError, Head, Record
 from glovebox_audit.events import SegmentBegun
 
 LOG_NAME = "audit.jsonl"
@@ -70,24 +70,24 @@ class SegmentStart:
 
 
 def start_of(line: bytes) -> SegmentStart:
-    """Parse the first line of a segment; raises NewerFormatError if a newer Glovebox wrote it."""
+    """Parse the first line of a segment; raises EvidenceError if a newer Glovebox wrote it."""
     try:
         first = chain.parse(line)
-    except chain.NewerFormatError:
-        raise
-    except RecordError:
+    except EvidenceError as problem:
+        if problem.kind == "newer":
+            raise
         return SegmentStart()
     time = datetime.fromisoformat(first.time).timestamp()
     return begun(first, time) or SegmentStart(time=time)
 
 
 def begun(record: Record, time: float = 0.0) -> SegmentStart | None:
-    """Return the segment start in a record, None for others; raises NewerFormatError if a newer Glovebox wrote it."""
+    """Return the segment start in a record, None for others; raises EvidenceError if a newer Glovebox wrote it."""
     if record.kind != SegmentBegun.kind:
         return None
     version, number, offset = (record.data.get(key) for key in ("format", "segment", "offset"))
     if type(version) is int and version > chain.FORMAT:
-        raise chain.NewerFormatError(version)
+        raise chain.newer_format(version)
     if type(number) is not int or type(offset) is not int or number < 1 or offset < 0:
         return None
     return SegmentStart(number=number, before=Head(seq=record.seq - 1, hash=record.prev, size=offset), time=time)

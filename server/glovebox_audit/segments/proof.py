@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from glovebox_audit import chain, read
-from glovebox_audit.chain import EvidenceError, NewerFormatError, Record, RecordError
+from glovebox_audit.chain import EvidenceError, Record
 from glovebox_audit.events import CallDecided, SegmentSealed
 from glovebox_audit.read import Gaps, Snapshot
 from glovebox_audit.receipts.names import is_newer
@@ -135,7 +135,7 @@ def _leaves(
 def _of(line: bytes, wanted: Callable[[Record], bool]) -> bool:
     try:
         return wanted(chain.parse(line))
-    except RecordError:
+    except EvidenceError:
         return False
 
 
@@ -217,10 +217,9 @@ def included(told: Sequence[Any], seal: Seal, wanted: Callable[[Record], bool]) 
             raise EvidenceError(f"{where}: its path does not lead to the root that was signed")
         try:
             record = chain.parse(line)
-        except NewerFormatError as problem:
-            raise EvidenceError(f"{where}: {problem}") from None
-        except RecordError as problem:
-            raise EvidenceError(f"{where}: it is no record: {problem}") from None
+        except EvidenceError as problem:
+            why = problem if problem.kind == "newer" else f"it is no record: {problem}"
+            raise EvidenceError(f"{where}: {why}") from None
         if not wanted(record):
             raise EvidenceError(f"{where}: it is another call's")
         found.append(record)

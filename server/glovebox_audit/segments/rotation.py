@@ -10,7 +10,7 @@ from io import BufferedReader
 from pathlib import Path
 
 from glovebox_audit import chain, read
-from glovebox_audit.chain import Head, RecordError
+from glovebox_audit.chain import EvidenceError, Head
 from glovebox_audit.events import RemovalReason, SegmentSealed
 from glovebox_audit.segments import files, merkle
 from glovebox_audit.segments.counts import Counts
@@ -68,7 +68,7 @@ def sealed(directory: Path, number: int) -> Sealed | None:
             size = files.length(descriptor)
             start = files.start_of(files.line_at(descriptor, 0))
             last = chain.parse(files.line_before(descriptor, size))
-    except (OSError, RecordError):
+    except (OSError, EvidenceError):
         return None
     if last.kind != SegmentSealed.kind or (last.data.get("segment"), start.number) != (number, number):
         return None

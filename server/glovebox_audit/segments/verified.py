@@ -64,7 +64,7 @@ def load(directory: Path) -> VerifiedSegments | None:
             gaps=int(fields["gaps"]),
             keys=tuple(map(str, fields["keys"])),
         )
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, chain.RecordError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, chain.EvidenceError):
         return None
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from glovebox_audit import chain
-from glovebox_audit.chain import EditedRecordError, EvidenceError, Head, NewerFormatError, Record
+from glovebox_audit.chain import EvidenceError, Head, Record
 from glovebox_audit.events import GapRecorded, OpenCalls, SegmentRemoved, SegmentSealed
 from glovebox_audit.read import LogLine
 from glovebox_audit.segments import files, merkle
@@ -188,7 +188,7 @@ class Verifier:
         """Note the segment that the first line names; a line without one is the first."""
         try:
             start = files.begun(record) if record else None
-        except NewerFormatError as problem:
+        except EvidenceError as problem:
             self.note(1, record.seq if record else None, "newer", str(problem))
             start = None
         if record is None:
@@ -287,10 +287,8 @@ class Verifier:
         if not fresh:
             return
         self._unreadable += 1
-        if isinstance(line.error, NewerFormatError):
-            self.note(line.number, None, "newer", str(line.error))
-        elif isinstance(line.error, EditedRecordError):
-            self.note(line.number, line.error.seq, "edited", str(line.error))
+        if line.error is not None and line.error.kind is not None:
+            self.note(line.number, line.error.seq, line.error.kind, str(line.error))
         elif not line.raw.endswith(b"\n") and len(line.raw) < chain.MAX_LINE_BYTES:
             detail = "the line has no end: a crash in mid-write, which the next server records, or a cut"
             self.note(line.number, None, "torn", detail)

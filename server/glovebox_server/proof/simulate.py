@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from glovebox_audit import chain, read
-from glovebox_audit.chain import Record, RecordError
+from glovebox_audit.chain import EvidenceError, Record
 from glovebox_profiles.model import Profile, digest
 from glovebox_server.core.accept import decide
 from glovebox_server.proof.sealed import Opened, arguments_of
@@ -98,7 +98,7 @@ def records(directory: Path, since: datetime, kinds: Collection[str]) -> Iterato
             log.seek(0)
             while at < size and (raw := log.readline(min(chain.MAX_LINE_BYTES, size - at))):
                 if any(each in raw for each in needles) and not gaps.hold(at):
-                    with suppress(RecordError):
+                    with suppress(EvidenceError):
                         record = chain.parse(raw)
                         if datetime.fromisoformat(record.time) < since:
                             older = True
