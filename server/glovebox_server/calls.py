@@ -102,8 +102,6 @@ class Decision:
     role: str | None = None
     policy_digest: str | None = None
     """``sha256:…`` of the policy in effect."""
-    reaches: tuple[str, ...] | None = None
-    """Hosts with ports that it may reach, where fewer than its profile's; redirects lead to no other."""
     grants: tuple["Grant", ...] = ()
     """Exceptions from the policy."""
     approved_by: tuple[str, ...] = ()

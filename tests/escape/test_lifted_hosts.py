@@ -253,25 +253,3 @@ async def test_a_program_that_is_asked_about_reaches_the_host_that_was_granted(
         await _allow(box)
         once_more = await box.call("run_python", code=PROGRAM)
         assert once_more.stdout.startswith("200" if reach == "run" else "HTTP Error 403")
-
-
-async def test_a_page_that_is_asked_about_leads_to_no_host_that_the_run_has_not_reached(
-    wires: Cable, tmp_path: Path
-) -> None:
-    """A redirect to another host of the profile is refused, until that was asked about too; the control is the same."""
-    rule = '[[roles.reader.approval]]\nname = "hosts"\ntool = "fetch_url"\nwhen = "new_host"\n'
-    (tmp_path / "policy.toml").write_text(POLICY + rule + EXAMPLE)
-    text = profile("fetch_url", "bubblewrap", '{ host = "*.example.org" }', max_redirects=2, max_connections=8)
-    async with internet(wires) as net, glovebox(net, tmp_path, text) as box:
-        net.zone |= {LISTED: [[SITE]], "b.example.org": [[OTHER]]}
-        await net.serve(SITE, 443, answering(redirect("https://b.example.org/end")), name=LISTED)
-        await net.serve(OTHER, 443, answering(HTML), name="b.example.org")
-        assert _refused(await box.call("fetch_url", url=f"https://{LISTED}/a")) == "approval.pending"
-        await _allow(box)
-        led_away = await box.call("fetch_url", url=f"https://{LISTED}/a")
-        assert led_away.fields["error"]["kind"] == "egress.host"
-        assert _refused(await box.call("fetch_url", url="https://b.example.org/end")) == "approval.pending"
-        await _allow(box)
-        await box.call("fetch_url", url="https://b.example.org/end")
-        control = await box.call("fetch_url", url=f"https://{LISTED}/a")
-        assert control.fields["final_url"] == "https://b.example.org/end"

@@ -20,7 +20,6 @@ from glovebox_server.core.rights import Rights
 from glovebox_server.errors import RefusedError
 from glovebox_server.guards.approvals import approvals as module
 from glovebox_server.guards.approvals import store
-from glovebox_server.guards.approvals.facts import asked_about, facts, nothing_before, subject
 from glovebox_server.guards.approvals.lifting import (
     Escalation,
     budget_escalation,
@@ -30,7 +29,7 @@ from glovebox_server.guards.approvals.lifting import (
     widened,
 )
 from glovebox_server.guards.approvals.question import Question, RequiredApproval, digest_of
-from glovebox_server.guards.approvals.rules import Facts, asking, together
+from glovebox_server.guards.approvals.rules import asked_about, asking, subject, together
 from glovebox_server.guards.proposal import Proposal
 from glovebox_server.tools import TOOLS
 
@@ -225,19 +224,6 @@ async def test_only_an_approved_program_is_shown_as_the_last(tmp_path: Path) -> 
         assert (await desk.asked(proposal("print(3)"))).last_approved is None
 
 
-async def test_one_callers_questions_are_no_others(tmp_path: Path) -> None:
-    """A caller with eight open leaves another's first; and what one was allowed teaches nothing of another."""
-    rules = (Approval(name="programs", when="new_program"),)
-    async with a_desk(tmp_path / "s") as desk:
-        made = proposal(profile=QUIET, rules=rules)
-        await desk.answer(await desk.asked(made))
-        assert (await desk.decided(again(made))).effect == "allow"
-        assert (await desk.decided(again(made))).approval is None
-        assert isinstance(
-            await desk.approvals.consult(proposal(profile=QUIET, rules=rules, principal="x"), None), Question
-        )
-
-
 @pytest.mark.parametrize("how", ["answered", "by another call"])
 async def test_a_question_is_abandoned_by_its_own_call_alone(how: str, tmp_path: Path) -> None:
     """And not once somebody has answered; the control is the same without either."""
@@ -247,34 +233,35 @@ async def test_a_question_is_abandoned_by_its_own_call_alone(how: str, tmp_path:
         if how == "answered":
             await desk.answer(question)
         with store.opened(desk.state) as database:
-            other = "c_other" if how == "by another call" else question.asked_by
-            assert database.transact_now(lambda db: store.abandon(db, question.id, other, desk.clock())) is None
+            gone = replace(question, asked_by="c_other") if how == "by another call" else question
+            assert not database.transact_now(lambda db: store.abandon(db, gone, desk.clock(), print))
         control = await desk.asked(proposal("2", profile=QUIET, rules=rules))
         with store.opened(desk.state) as database:
-            assert database.transact_now(lambda db: store.abandon(db, control.id, control.asked_by, desk.clock()))
+            assert database.transact_now(lambda db: store.abandon(db, control, desk.clock(), print))
 
 
-def test_facts_are_of_what_can_be_reached_and_may_be_taken() -> None:
-    """Artifacts leave only over a network; without a time of its own a call takes its profile's; each port counts."""
-    for profile, leaving in ((QUIET, 0), (ONLINE, 1)):
-        made = proposal(profile=profile)
-        made = replace(made, call=replace(made.call, arguments={"code": "1", "inputs": ["artifact://1"]}))
-        found = facts(made, TOOLS["run_python"], nothing_before)
-        assert (found.leaving, found.seconds) == (leaving, 60)
-    assert found.new_hosts == ("b.org:80", "b.org:443")
+def _why(rule: Approval, profile: Profile = QUIET, **arguments: Any) -> str | None:
+    found = asking([rule], replace(proposal(profile=profile).call, arguments=arguments), profile)
+    return found.why if found else None
 
 
-def _facts(seconds: float = 5) -> Facts:
-    return Facts(tool="run_python", new_program=True, new_hosts=(), leaving=0, seconds=seconds)
+def test_rules_are_about_what_may_leave_and_may_be_taken() -> None:
+    """Artifacts leave only over a network; without a time of its own a call takes its profile's."""
+    leaves = Approval(name="a", when="leaves")
+    assert _why(leaves, inputs=["artifact://1"]) is None
+    assert "send 1 artifact of" in str(_why(leaves, ONLINE, inputs=["artifact://1"]))
+    assert _why(leaves, ONLINE) is None
+    assert _why(Approval(name="a", when="longer_than", seconds=60)) is None
+    assert "60 seconds, which is more than 59" in str(_why(Approval(name="a", when="longer_than", seconds=59)))
 
 
 def test_a_rule_is_about_its_tool_or_every_tool_and_about_more_than_its_seconds() -> None:
     """Of another tool it asks nothing; the bound itself is not more than it."""
-    assert asking([Approval(name="a", tool="fetch_url")], _facts()) is None
-    assert asking([Approval(name="a")], _facts()) is not None
+    assert _why(Approval(name="a", tool="fetch_url")) is None
+    assert _why(Approval(name="a")) is not None
     long = Approval(name="a", when="longer_than", seconds=5)
-    assert asking([long], _facts(5)) is None
-    assert asking([long], _facts(5.1)) is not None
+    assert _why(long, timeout_seconds=5) is None
+    assert _why(long, timeout_seconds=5.1) is not None
 
 
 def test_nobody_at_the_client_can_be_two() -> None:
@@ -374,20 +361,20 @@ async def test_changes_of_files_need_a_yes_whatever_profile_and_policy_say(tmp_p
         assert isinstance(await desk.approvals.consult(replace(again(made), changes="a.txt"), None), Question)
 
 
-def test_a_yes_to_changes_is_for_one_call_and_teaches_nothing() -> None:
+def test_a_yes_to_changes_is_for_one_call() -> None:
     """Whatever else asks about the call. Over HTTP it is an operator's: what is shown holds lines of their files."""
-    wide = Approval(name="programs", when="new_program", reach="run")
+    wide = Approval(name="programs", reach="run")
     made = proposal(profile=QUIET, rules=(wide,))
-    control = asked_about(made, TOOLS["run_python"])
+    control = asked_about(made)
     assert control is not None
-    assert (control.asked.teaches, control.asked.reach) == (True, "run")
+    assert control.asked.reach == "run"
     changing = replace(made, changes="a.txt")
     for transport, by in (("stdio", "either"), ("cli", "either"), ("http", "operator"), ("sse", "operator")):
         caller = replace(made.call.principal, transport=transport)  # type: ignore[arg-type]  # one of four
-        asks = asked_about(replace(changing, call=replace(made.call, principal=caller)), TOOLS["run_python"])
+        asks = asked_about(replace(changing, call=replace(made.call, principal=caller)))
         assert asks is not None
         assert asks.rules == ("approval.changes", "approval.programs")
-        assert (asks.asked.teaches, asks.asked.reach, asks.asked.by) == (False, "call", by)
+        assert (asks.asked.reach, asks.asked.by) == ("call", by)
 
 
 def test_a_question_about_no_changes_has_the_digest_it_had() -> None:
@@ -396,29 +383,3 @@ def test_a_question_about_no_changes_has_the_digest_it_had() -> None:
     before = {name: value for name, value in asdict(about).items() if name not in ("changes", "any_run")}
     assert about.digest == digest_of(rfc8785.dumps(before).decode())
     assert replace(about, changes="a.txt").digest != about.digest
-
-
-async def test_what_was_allowed_under_one_policy_is_new_under_another(tmp_path: Path) -> None:
-    """Hosts that somebody knew of are asked about once a policy wants it; the control is the policy of their yes."""
-    new = (Approval(name="host", when="new_host", reach="run"),)
-    async with a_desk(tmp_path / "s") as desk:
-        made = proposal(profile=ONLINE, rules=new, policy="sha256:a")
-        await desk.answer(await desk.asked(made))
-        assert (await desk.decided(again(made))).effect == "allow"
-        later = proposal("print(2)", profile=ONLINE, rules=new, policy="sha256:a")
-        assert (await desk.decided(later)).effect == "allow"
-        await desk.asked(proposal("print(2)", profile=ONLINE, rules=new, policy="sha256:b"))
-
-
-async def test_a_yes_that_says_nothing_of_hosts_teaches_none(tmp_path: Path) -> None:
-    """Somebody let a long call run; a rule about new hosts asks all the same, under the same policy."""
-    long = Approval(name="long", when="longer_than", seconds=5)
-    both = (long, Approval(name="host", when="new_host"))
-    async with a_desk(tmp_path / "s") as desk:
-        made = proposal(profile=ONLINE, rules=(long,), policy="sha256:a", timeout_seconds=6)
-        await desk.answer(await desk.asked(made))
-        assert (await desk.decided(again(made))).effect == "allow"
-        question = await desk.asked(
-            proposal("print(2)", profile=ONLINE, rules=both, policy="sha256:a", timeout_seconds=4)
-        )
-        assert question.subject.rules == ("approval.host",)

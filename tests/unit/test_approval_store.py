@@ -8,10 +8,8 @@ from unittest.mock import MagicMock
 import pytest
 from tests.fixtures.approving import Person, a_desk, proposal
 
-from glovebox_profiles.policy.model import Approval
 from glovebox_server.errors import AuditError, StoreError
 from glovebox_server.guards.approvals import guard, store
-from glovebox_server.guards.approvals.rules import demanded, together
 
 
 async def test_a_store_that_fails_while_a_call_waits_is_told_as_such(
@@ -71,12 +69,3 @@ async def test_a_call_that_has_run_keeps_its_result_where_its_question_cannot_be
     raised = RuntimeError("a mistake")
     with pytest.raises(RuntimeError):
         await guard.request_hosts(approvals, ran)
-
-
-def test_rules_about_what_is_new_teach_and_others_do_not() -> None:
-    """So that the question says how far a yes goes."""
-    found = {when: demanded(Approval(name="a", when=when)).teaches for when in ("always", "new_program", "new_host")}
-    assert found == {"always": False, "new_program": True, "new_host": True}
-    always, new = demanded(Approval(name="a")), demanded(Approval(name="b", when="new_program"))
-    assert together([always, new]).teaches
-    assert not together([always]).teaches

@@ -12,7 +12,7 @@ from tests.fixtures.approving import ASKING, Desk, HostClock, Person, a_desk, ag
 
 from glovebox_audit.events import Input
 from glovebox_audit.verify import verify
-from glovebox_profiles.model import CallLimits, FileRules, Network, Profile
+from glovebox_profiles.model import CallLimits, FileRules, Profile
 from glovebox_profiles.policy.model import Approval
 from glovebox_server.calls import Decision
 from glovebox_server.errors import RefusedError
@@ -431,27 +431,6 @@ async def test_what_an_approver_would_not_see_as_it_is_is_not_asked_about(tmp_pa
         await desk.asked(proposal(r"print('\ud800')"))
 
 
-async def test_a_rule_that_does_not_ask_costs_no_question(tmp_path: Path) -> None:
-    """A program is asked about once; the same one passes until its profile or policy changes."""
-    quiet = ASKING.model_copy(update={"approval": "none"})
-    rules = (Approval(name="programs", when="new_program"),)
-    async with a_desk(tmp_path / "s") as desk:
-        made = proposal(profile=quiet, rules=rules)
-        await desk.answer(await desk.asked(made))
-        first = await desk.decided(again(made))
-        second = await desk.decided(again(made))
-        assert (first.approval is not None, second.effect, second.approval) == (True, "allow", None)
-        assert (await desk.decided(proposal(profile=quiet, rules=rules, run="r_9"))).effect == "allow"
-        await desk.asked(proposal("print(2)", profile=quiet, rules=rules))
-        given = (Input(name="a.py", uri="artifact://1", sha256="1" * 64, bytes=1),)
-        await desk.asked(proposal(profile=quiet, rules=rules, inputs=given))
-        stricter = proposal(profile=quiet, rules=rules)
-        await desk.asked(replace(stricter, rights=replace(stricter.rights, role="stricter")))
-        await desk.asked(proposal(profile=quiet, rules=rules, policy="sha256:other"))
-        question = await desk.asked(proposal(profile=quiet, rules=rules, principal="token:b"))
-        assert question.subject.rules == ("approval.programs",)
-
-
 async def test_a_rule_that_cannot_ask_about_a_call_opens_no_store(tmp_path: Path) -> None:
     """What it asks about is known from the call alone; the control is a call that takes longer."""
     quiet = ASKING.model_copy(update={"approval": "none", "limits": CallLimits(wall_seconds=60)})
@@ -468,20 +447,6 @@ async def test_a_rule_that_cannot_ask_about_a_call_opens_no_store(tmp_path: Path
         assert found.effect == "allow"
         with pytest.raises(AssertionError):
             await closed.consult(proposal(profile=quiet, rules=rules, timeout_seconds=31), None)
-
-
-async def test_hosts_of_a_run_are_asked_about_once(tmp_path: Path) -> None:
-    """For a program all that its profile allows; another run is asked about again."""
-    network = Network.model_validate({"mode": "egress", "allow": ({"host": "pypi.org"},)})
-    quiet = ASKING.model_copy(update={"approval": "none", "network": network})
-    rules = (Approval(name="hosts", when="new_host"),)
-    async with a_desk(tmp_path / "s") as desk:
-        question = await desk.asked(proposal(profile=quiet, rules=rules))
-        assert "pypi.org:443" in question.why
-        await desk.answer(question)
-        assert (await desk.decided(proposal(profile=quiet, rules=rules))).effect == "allow"
-        assert (await desk.decided(proposal("print(2)", profile=quiet, rules=rules))).effect == "allow"
-        await desk.asked(proposal("print(2)", profile=quiet, rules=rules, run="r_2"))
 
 
 async def test_the_last_approved_program_comes_with_the_question(tmp_path: Path) -> None:

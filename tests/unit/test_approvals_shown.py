@@ -123,13 +123,6 @@ def test_long_programs_are_not_compared() -> None:
     assert program(text) == long
 
 
-def test_a_yes_that_goes_further_says_so() -> None:
-    """One to a rule about new programs or hosts; the control is any other."""
-    quiet = asked("1")
-    assert "are asked about no more" in unfolded(replace(quiet, asked=RequiredApproval(teaches=True)))
-    assert "are asked about no more" not in unfolded(quiet)
-
-
 def test_what_changed_since_the_last_yes_is_shown() -> None:
     """As a diff; the same again is said to be the same, and the first of all says nothing."""
     text = shown(asked("import os\nprint(2)", "import os\nprint(1)"))

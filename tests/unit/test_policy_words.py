@@ -78,7 +78,7 @@ CHANGES = (
     ('memory = "256 MiB"', 'memory = "128 MiB"'),
     ("calls = 100", "calls = 99\nfailures = 3"),
     ("quorum = 1", "quorum = 2"),
-    ('when = "always"', 'when = "new_program"'),
+    ('when = "always"', 'when = "leaves"'),
     ('what = "host"\nby = "operator"', 'what = "host"\nby = "either"'),
     ("connections = 60", "connections = 61"),
     ('default = "analyst"\n', ""),

@@ -29,8 +29,6 @@ _BY: Mapping[By, str] = {
 }
 _WHEN = {
     "always": "every call{of}",
-    "new_program": "a call{of} with a program that differs from all approved before",
-    "new_host": "a call{of} that would reach a host the run has not reached before",
     "leaves": "a call{of} by which an artifact would leave quarantine",
     "longer_than": "a call{of} that may take longer than {seconds}",
 }

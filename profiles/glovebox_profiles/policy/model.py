@@ -176,9 +176,8 @@ class Approval(Table):
     """Its id in the whole file: the rule of what it asks is `approval.NAME`."""
     tool: ToolName | None = None
     """Asks for this tool's calls alone. Left out: for those of all tools."""
-    when: Literal["always", "new_program", "new_host", "leaves", "longer_than"] = "always"
-    """`always`; `new_program`: one that differs from all approved before; `new_host`: one that the run has not reached;
-    `leaves`: an artifact would leave quarantine; `longer_than`: the call may take longer than `seconds`."""
+    when: Literal["always", "leaves", "longer_than"] = "always"
+    """`always`; `leaves`: an artifact would leave quarantine; `longer_than`: it may take longer than `seconds`."""
     seconds: Annotated[float, Field(gt=0, le=600)] | None = None
     """Only with `longer_than`."""
     by: By = "either"

@@ -17,9 +17,8 @@ from glovebox_server.core.accept import decide, validate_arguments
 from glovebox_server.core.inputs import Inputs
 from glovebox_server.core.rights import Governed, Rights, Roles, same_rights
 from glovebox_server.errors import InvalidArgumentsError
-from glovebox_server.guards.approvals.facts import asked_about
 from glovebox_server.guards.approvals.lifting import considered
-from glovebox_server.guards.approvals.rules import with_lift
+from glovebox_server.guards.approvals.rules import asked_about, with_lift
 from glovebox_server.guards.proposal import Proposal
 from glovebox_server.guards.watch.rules import RULES
 from glovebox_server.settings import Settings
@@ -106,7 +105,7 @@ def checker(profiles: ProfileSet, tools: Mapping[str, Tool]) -> Callable[[Policy
             return decision.effect, decision.rule
         profile = rights.profiles[tool.name]
         proposal = Proposal(call=call, rights=rights, profile=profile, decision=decision, inputs=Inputs())
-        asks = with_lift(asked_about(proposal, tool), lifted, tool.name)
+        asks = with_lift(asked_about(proposal), lifted, tool.name)
         return ("ask", asks.rules[0]) if asks else (decision.effect, decision.rule)
 
     return check

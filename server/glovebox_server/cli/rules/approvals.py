@@ -28,13 +28,12 @@ from glovebox_server.cli.options import (
 )
 from glovebox_server.cli.terminal import new_table, print_question
 from glovebox_server.errors import RefusedError
-from glovebox_server.guards.approvals import answering, store
 from glovebox_server.guards.approvals import stats as counting
+from glovebox_server.guards.approvals import store
 from glovebox_server.guards.approvals.lifting import permanent
 from glovebox_server.guards.approvals.question import MAX_REASON, ApprovalAnswer, Reach
 from glovebox_server.guards.approvals.shown import shown
-from glovebox_server.guards.approvals.states import State
-from glovebox_server.guards.approvals.store import Standing
+from glovebox_server.guards.approvals.store import Standing, State
 from glovebox_server.secret_files import prepare_state
 from glovebox_server.settings import Settings
 from glovebox_server.stores.database import Database
@@ -122,7 +121,7 @@ def approvals_revoke(settings: Settings, wanted: str) -> None:
     """Take a yes or a grant back; no call passes on it any more. What runs goes on: `glovebox stop` ends that."""
     with _store(settings) as database, recording(settings) as record:
         identifier = _named(database, wanted).question.id
-        database.transact_now(lambda db: answering.withdraw(db, identifier, _self(), store.now(), record))
+        database.transact_now(lambda db: store.withdraw(db, identifier, _self(), store.now(), record))
         found = _named(database, identifier)
     emit(_described(found), f"{identifier} is withdrawn: no call passes on it any more.")
 
@@ -210,9 +209,9 @@ def _answer(settings: Settings, wanted: str, *, allow: bool, reach: Reach, reaso
             allow=allow, by=_self(), channel="operator", reach=reach, digest=question.digest, reason=said
         )
         try:
-            found = database.transact_now(lambda db: answering.answer(db, question.id, given, store.now(), record))
+            found = database.transact_now(lambda db: store.answer(db, question.id, given, store.now(), record))
         except RefusedError as objection:
-            record(answering.refused(question.id, given, objection))
+            record(store.refused(question.id, given, objection))
             raise
     emit(_described(found), f"{question.id} is {found.state}{_more(before, found)}.")
 

@@ -28,13 +28,11 @@ from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.calls import Decision, Grant, Listener, new_id
 from glovebox_server.core.accept import deny
 from glovebox_server.errors import AuditError, RefusedError, StoreError
-from glovebox_server.guards.approvals import answering, store
-from glovebox_server.guards.approvals.facts import asked_about, remembered, rules_of, subject
+from glovebox_server.guards.approvals import store
 from glovebox_server.guards.approvals.lifting import Escalation, reaching
 from glovebox_server.guards.approvals.question import ApprovalAnswer, Question, QuestionSubject, canonical
-from glovebox_server.guards.approvals.rules import Asking, with_lift
-from glovebox_server.guards.approvals.states import State
-from glovebox_server.guards.approvals.store import ClockReading, Standing
+from glovebox_server.guards.approvals.rules import Asking, asked_about, subject, with_lift
+from glovebox_server.guards.approvals.store import ClockReading, Standing, State
 from glovebox_server.guards.proposal import Proposal
 from glovebox_server.stores.database import Database
 from glovebox_server.tools.base import Tool
@@ -154,16 +152,12 @@ class Approvals:
         Raises:
             StoreError: the answers cannot be read.
         """
-        lifts = proposal.escalation or self._reaches(proposal)
-        if not (lifts or rules_of(proposal)):
+        if not (proposal.escalation or self._reaches(proposal) or asked_about(proposal)):
             return proposal.decision
         try:
             canonical(proposal.call.arguments)
         except ValueError:
             return deny(proposal.decision, _UNSHOWABLE)
-        # Not asked about without history means not asked about at all: no look-up is needed.
-        if not lifts and asked_about(proposal, self._tools[proposal.call.tool]) is None:
-            return proposal.decision
         return await self._write(lambda db: self._consulted(db, proposal, settled))
 
     async def request(self, proposal: Proposal, escalations: Sequence[Escalation]) -> tuple[Question, ...]:
@@ -264,7 +258,7 @@ class Approvals:
             StoreError: it cannot be kept.
         """
         try:
-            return await self._write(lambda db: answering.answer(db, identifier, given, self._clock(), self._record))
+            return await self._write(lambda db: store.answer(db, identifier, given, self._clock(), self._record))
         except RefusedError as objection:
             known = None if objection.rule == "approval.unknown" else identifier
             now = self._clock().at
@@ -272,7 +266,7 @@ class Approvals:
                 self._refused.popleft()
             if len(self._refused) < MAX_REFUSED:
                 self._refused.append(now)
-                await self._audit.append(answering.refused(known, given, objection))
+                await self._audit.append(store.refused(known, given, objection))
             raise
 
     async def withdraw(self, identifier: str, by: str) -> Standing:
@@ -282,7 +276,7 @@ class Approvals:
             RefusedError: the id is unknown, or the question is over.
             StoreError: it cannot be kept.
         """
-        return await self._write(lambda db: answering.withdraw(db, identifier, by, self._clock(), self._record))
+        return await self._write(lambda db: store.withdraw(db, identifier, by, self._clock(), self._record))
 
     async def standing(self, identifier: str) -> Standing | None:
         """Return a question and its state; None for an unknown id."""
@@ -296,13 +290,8 @@ class Approvals:
 
     def _consulted(self, db: sqlite3.Connection, proposal: Proposal, settled: State | None) -> Decision | Question:
         """Run ``consult`` in one transaction."""
-        at, tool = self._clock(), self._tools[proposal.call.tool]
+        at, asks = self._clock(), asked_about(proposal)
         store.expire(db, at)
-        asks = asked_about(proposal, tool, lambda *wanted: store.unknown(db, *wanted))
-        if tool.request is not None and any(each.when == "new_host" for each in rules_of(proposal)):
-            _, host = remembered(proposal, tool)
-            reaches = tuple(dict.fromkeys((*host.values, *store.known(db, host.kind, host.owner))))
-            proposal = replace(proposal, decision=replace(proposal.decision, reaches=reaches))
         whole = with_lift(asks, proposal.escalation, proposal.call.tool)
         found = None if whole is None else self._used(db, proposal, whole, at)
         # Lifts what the approval covers; a program may also use hosts granted to it.
@@ -311,8 +300,7 @@ class Approvals:
             whole, found = asks, None if asks is None else self._used(db, proposal, asks, at)
         if whole is not None and found is None:
             # Show what it could reach with what was granted already.
-            granted = replace(proposal.decision, reaches=None, grants=_grants(held))
-            shown = replace(proposal, profile=reaching(proposal.profile, granted, proposal.escalation))
+            shown = replace(proposal, profile=reaching(proposal.profile, _grants(held), proposal.escalation))
             return self._not_yet(db, shown, whole, settled, at)
         used = [each for each in held if store.use(db, each, proposal.call.id, at)]
         return _allowed(proposal, whole, found, used)
@@ -320,12 +308,7 @@ class Approvals:
     def _used(self, db: sqlite3.Connection, proposal: Proposal, asks: Asking, at: ClockReading) -> Standing | None:
         """Return the approval of exactly this call, which uses it up."""
         found = store.same(db, self._subject(proposal, asks).digest, at)
-        if found is None or not store.use(db, found, proposal.call.id, at):
-            return None
-        if asks.asked.teaches:  # as the form said
-            for each in remembered(proposal, self._tools[proposal.call.tool]):
-                store.learn(db, each.kind, each.owner, each.values, at)
-        return found
+        return found if found is not None and store.use(db, found, proposal.call.id, at) else None
 
     def _reaches(self, proposal: Proposal) -> bool:
         """Return whether a program could use the grant of a host."""
@@ -370,7 +353,7 @@ class Approvals:
         if store.pending(db, about.principal) >= store.MAX_PENDING:
             return deny(proposal.decision, _MANY)
         question = self._question(db, proposal, asks, at, about)
-        answering.ask(db, question, at, self._record)
+        store.ask(db, question, at, self._record)
         return question
 
     def _question(
@@ -396,7 +379,7 @@ class Approvals:
     async def _abandon(self, question: Question) -> None:
         """Withdraw the question of a cancelled call. The caller sees the cancellation, also if this fails."""
         with suppress(StoreError, AuditError), anyio.CancelScope(shield=True):
-            await self._write(lambda db: answering.abandon(db, question, self._clock(), self._record))
+            await self._write(lambda db: store.abandon(db, question, self._clock(), self._record))
 
     async def _until_decided(self, identifier: str) -> StoreError | None:
         """Return once nothing has to be waited for, or the error that keeps that from being known."""

@@ -21,7 +21,7 @@ from glovebox_server.guards.approvals.lifting import (
     widened,
 )
 from glovebox_server.guards.approvals.question import Question
-from glovebox_server.guards.approvals.states import State
+from glovebox_server.guards.approvals.store import State
 from glovebox_server.guards.proposal import propose
 
 
@@ -80,7 +80,7 @@ async def spend(approvals: Approvals, count: Callable[[ToolCall], Awaitable[None
     now.decision = verdict
     if verdict.effect == "deny":
         raise CallDeniedError
-    now.profile = reaching(now.profile, verdict, escalation)
+    now.profile = reaching(now.profile, verdict.grants, escalation)
 
     async def add_questions(result: CallResult) -> CallResult:
         return add_notes(result, await request_hosts(approvals, call)) if call.now.refused_targets else result

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from glovebox_profiles.egress import EgressRule, meet, parse_url
+from glovebox_profiles.egress import EgressRule, parse_url
 from glovebox_profiles.egress import decide as decide_egress
-from glovebox_profiles.egress.targets import DEFAULT_PORTS, METHODS, EgressTarget, TargetError
+from glovebox_profiles.egress.targets import EgressTarget, TargetError
 from glovebox_profiles.model import Profile
 from glovebox_profiles.policy.model import Lift
 from glovebox_server.calls import Decision, Grant, ToolCall
@@ -142,22 +142,12 @@ def widened(rights: Rights, tool: str, grants: Iterable[Grant | Escalation]) -> 
     return rights
 
 
-def reaching(profile: Profile, decision: Decision, already: Escalation | None) -> Profile:
-    """Return the profile with the egress of one call: its allowed and its granted hosts."""
-    if decision.reaches is not None:
-        network = profile.network
-        allow = meet(network.allow, [_all_of(each) for each in decision.reaches])
-        profile = profile.model_copy(update={"network": network.model_copy(update={"allow": allow})})
-    done = already.target if already is not None else ""
-    for each in decision.grants:
-        if each.what == "host" and each.target != done:
+def reaching(profile: Profile, grants: Iterable[Grant], already: Escalation | None) -> Profile:
+    """Return the profile with the hosts that were granted to one call, and are not in it ``already``."""
+    for each in grants:
+        if each.what == "host" and (already is None or each.target != already.target):
             profile = with_host(profile, each.target)
     return profile
-
-
-def _all_of(place: str) -> EgressRule:
-    host, _, port = place.rpartition(":")
-    return EgressRule(host=host, schemes=frozenset(DEFAULT_PORTS), ports=frozenset({int(port)}), methods=METHODS)
 
 
 def with_host(profile: Profile, target: str) -> Profile:

@@ -34,8 +34,6 @@ class RequiredApproval:
     """The caller's own answer does not count, by whatever channel."""
     reach: Reach = "call"
     """The largest reach of the approval."""
-    teaches: bool = False
-    """After an approval the same program, or the same hosts in the run, are not asked about again."""
     minutes: float = 10
     """Lifetime of the question, and of its approval."""
 

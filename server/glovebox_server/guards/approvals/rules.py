@@ -1,13 +1,18 @@
-"""Selects the approval rules that apply to a call, and combines them. Pure functions over facts: no I/O."""
+"""Combines the rules that ask about a call, and derives what an approval is bound to. No store, no clock."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
+from glovebox_profiles.model import Profile
 from glovebox_profiles.policy.model import Approval
 from glovebox_sandboxes.plural import counted
+from glovebox_server.calls import ToolCall
 from glovebox_server.guards.approvals.lifting import Escalation
-from glovebox_server.guards.approvals.question import By, RequiredApproval
+from glovebox_server.guards.approvals.question import By, QuestionSubject, RequiredApproval, canonical
+from glovebox_server.guards.proposal import Proposal
 
 PROFILE_ASKS: Final = Approval(name="ask")
 """Of a profile's ``approval = "ask"``: each call, answered by anyone, one approval for one call."""
@@ -15,60 +20,6 @@ WATCH_ASKS: Final = Approval(name="watch", by="operator")
 """Of a watch rule's ``ask``: each call, by an operator, since the caller's run looks suspicious."""
 CHANGES_ASK: Final = Approval(name="changes")
 """Of every call that would change host files, whatever its profile: one approval for one call."""
-
-_NAMED: Final = 5
-"""Hosts that a sentence names."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """Facts for rules: all known before the start, none self-reported by the caller."""
-
-    tool: str
-    new_program: bool
-    """It differs from every program of this caller approved under the same profile and policy."""
-    new_hosts: tuple[str, ...]
-    """Reachable hosts that no approved call of the run could reach: a request's own, or all of a program's profile."""
-    leaving: int
-    """Input artifacts that the call could send away, since it has a network."""
-    seconds: float
-    """Time limit of the call."""
-
-
-def _always(_rule: Approval, _facts: Facts) -> str:
-    return "every one is"
-
-
-def _new_program(_rule: Approval, facts: Facts) -> str:
-    return "it differs from every one that was approved before" if facts.new_program else ""
-
-
-def _new_host(_rule: Approval, facts: Facts) -> str:
-    if not facts.new_hosts:
-        return ""
-    more = len(facts.new_hosts) - _NAMED
-    named = ", ".join(facts.new_hosts[:_NAMED]) + (f" and {more} more" if more > 0 else "")
-    return f"it can reach what this run has not reached before: {named}"
-
-
-def _leaves(_rule: Approval, facts: Facts) -> str:
-    return f"it could send {counted(facts.leaving, 'artifact')} of earlier calls away" if facts.leaving else ""
-
-
-def _longer_than(rule: Approval, facts: Facts) -> str:
-    if rule.seconds is None or facts.seconds <= rule.seconds:
-        return ""
-    return f"it may take {facts.seconds:g} seconds, which is more than {rule.seconds:g}"
-
-
-CONDITIONS: Final[Mapping[str, Callable[[Approval, Facts], str]]] = {
-    "always": _always,
-    "new_program": _new_program,
-    "new_host": _new_host,
-    "leaves": _leaves,
-    "longer_than": _longer_than,
-}
-"""Each condition by its name in ``policy.toml``: why it asks, as the end of a sentence; else empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,22 +35,47 @@ class Asking:
     """The strictest of each rule's demands, so that one approval satisfies all of them."""
 
 
-def applying(rules: Iterable[Approval], tool: str) -> tuple[Approval, ...]:
-    """Return the rules about this tool, whatever their condition."""
-    return tuple(rule for rule in rules if rule.tool in {None, tool})
+def asked_about(proposal: Proposal) -> Asking | None:
+    """Return what its changes, its profile, watch rules and its role ask about a call, or None."""
+    return asking(_rules_of(proposal), proposal.call, proposal.profile)
 
 
-def asking(rules: Sequence[Approval], facts: Facts) -> Asking | None:
-    """Return what the rules ask about a call with these facts, or None."""
-    reasons = [(rule, CONDITIONS[rule.when](rule, facts)) for rule in applying(rules, facts.tool)]
-    found = [(rule, reason) for rule, reason in reasons if reason]
+def asking(rules: Iterable[Approval], call: ToolCall, profile: Profile) -> Asking | None:
+    """Return what the rules ask about a call under its effective profile, or None."""
+    about = [(rule, _why(rule, call, profile)) for rule in rules if rule.tool in {None, call.tool}]
+    found = [(rule, reason) for rule, reason in about if reason]
     if not found:
         return None
     return Asking(
         rules=tuple(f"approval.{rule.name}" for rule, _ in found),
-        why=f"A call of {facts.tool} is asked about: {'; '.join(dict.fromkeys(reason for _, reason in found))}.",
+        why=f"A call of {call.tool} is asked about: {'; '.join(dict.fromkeys(reason for _, reason in found))}.",
         asked=together([demanded(rule) for rule, _ in found]),
     )
+
+
+def _rules_of(proposal: Proposal) -> Iterator[Approval]:
+    if proposal.changes:
+        # Over HTTP a caller need not be the host's user, and what is shown holds lines of the operator's files.
+        here = proposal.call.principal.transport in ("stdio", "cli")
+        yield CHANGES_ASK if here else CHANGES_ASK.model_copy(update={"by": "operator"})
+    if proposal.profile.approval == "ask":
+        yield PROFILE_ASKS
+    if proposal.decision.rule.startswith("watch."):
+        yield WATCH_ASKS
+    yield from proposal.rights.approvals
+
+
+def _why(rule: Approval, call: ToolCall, profile: Profile) -> str:
+    """Return why a rule asks, as the end of a sentence; empty if it does not. Nothing here is the caller's own word."""
+    if rule.when == "always":
+        return "every one is"
+    if rule.when == "leaves":
+        leaving = len(call.arguments.get("inputs", ())) if profile.network.mode != "none" else 0
+        return f"it could send {counted(leaving, 'artifact')} of earlier calls away" if leaving else ""
+    seconds = call.arguments.get("timeout_seconds") or profile.limits.wall_seconds
+    if rule.seconds is None or seconds <= rule.seconds:
+        return ""
+    return f"it may take {seconds:g} seconds, which is more than {rule.seconds:g}"
 
 
 def demanded(rule: Approval) -> RequiredApproval:
@@ -109,7 +85,6 @@ def demanded(rule: Approval) -> RequiredApproval:
         quorum=rule.quorum,
         another_principal=rule.another_principal,
         reach=rule.reach,
-        teaches=rule.when in {"new_program", "new_host"},
         minutes=rule.expires_minutes,
     )
 
@@ -126,7 +101,6 @@ def together(demands: Sequence[RequiredApproval]) -> RequiredApproval:
         another_principal=another,
         # An approval for a run and one for a caller share only a single call of the run.
         reach=demands[0].reach if len({each.reach for each in demands}) == 1 else "call",
-        teaches=any(each.teaches for each in demands),
         minutes=min(each.minutes for each in demands),
     )
 
@@ -142,3 +116,37 @@ def with_lift(asks: Asking | None, escalation: Escalation | None, tool: str) -> 
         lifts=True,
         asked=together([escalation.asked, asks.asked]) if asks else escalation.asked,
     )
+
+
+def subject(proposal: Proposal, rules: tuple[str, ...], environment: str) -> QuestionSubject:
+    """Return everything that an approval of this call is bound to.
+
+    Raises:
+        ValueError: the arguments cannot be displayed.
+    """
+    call, rights = proposal.call, proposal.rights
+    return QuestionSubject(
+        principal=call.principal.id,
+        run=call.run or "",
+        tool=call.tool,
+        arguments=canonical(call.arguments),
+        profile_digest=proposal.decision.profile_digest,
+        policy_digest=rights.policy_digest or "",
+        inputs=tuple((each.uri, each.sha256) for each in proposal.inputs.listed),
+        workspace=_identity(rights.workspace, proposal.profile),
+        environment=environment,
+        rules=rules,
+        changes=proposal.changes,
+    )
+
+
+def _identity(workspace: Path | None, profile: Profile) -> str:
+    """Return device, inode and path digest of the directory that the call sees, not its content; empty for none."""
+    if workspace is None or profile.files.workspace == "none":
+        return ""
+    try:
+        found = workspace.stat()
+        where = f"{found.st_dev}:{found.st_ino}"
+    except OSError:
+        where = "unreadable"
+    return f"{where}:sha256:{hashlib.sha256(str(workspace).encode('utf-8', 'surrogateescape')).hexdigest()}"

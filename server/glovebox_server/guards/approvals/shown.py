@@ -148,8 +148,6 @@ def _reach(question: Question) -> str:
         "run": f"A yes may be for this call, or {whole}.",
         "caller": "A yes is for one such call of this caller, also in another run of it, for an hour after the yes.",
     }[asked.reach]
-    if asked.teaches:
-        reach += " After it, this program with these inputs, or these hosts in this run, are asked about no more."
     return reach + (f" It takes {counted(asked.quorum, 'yes answer')}." if asked.quorum > 1 else "")
 
 

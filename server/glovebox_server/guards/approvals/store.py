@@ -1,24 +1,40 @@
-"""Questions and their answers, in a SQLite file that all server processes share.
+"""Questions and their answers, in a SQLite file that all server processes and commands share.
 
-Each function is one step of a transaction: it takes the connection, and never waits.
+Each function is one step of a transaction: it takes the connection, and never waits. What a step records is written in
+it, before it counts: so the log and the store agree about which of two answers came first.
 Time is the boot clock (CLOCK_BOOTTIME), which cannot be set: a jump of the wall clock ends and prolongs nothing.
 A reboot ends every question and every approval.
 """
 
 import sqlite3
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, cast
+from typing import Any, Final, Literal, cast
 
 from pydantic import TypeAdapter, ValidationError
 
+from glovebox_audit.events import (
+    ApprovalAnswered,
+    ApprovalRefused,
+    ApprovalRequested,
+    ApprovalWithdrawn,
+    Event,
+    GrantMade,
+    GrantRevoked,
+)
 from glovebox_profiles.policy.model import CALLER_MINUTES
 from glovebox_server.errors import RefusedError, StoreError
-from glovebox_server.guards.approvals.question import ApprovalAnswer, Question, QuestionSubject, Reach, RequiredApproval
-from glovebox_server.guards.approvals.states import State, Step, after
+from glovebox_server.guards.approvals.question import (
+    ApprovalAnswer,
+    Question,
+    QuestionSubject,
+    Reach,
+    RequiredApproval,
+    digest_of,
+)
 from glovebox_server.stores import database
 from glovebox_server.stores.database import Database
 
@@ -30,8 +46,6 @@ KEPT_SECONDS: Final = 7 * 86400.0
 """Ended questions stay listed for this long; the audit log keeps them."""
 MAX_OVER: Final = 64
 """Ended questions of one principal that stay listed: each holds a whole program, and the file is bounded."""
-MAX_KNOWN: Final = 4096
-"""Approved programs and hosts remembered of one caller: the oldest are evicted, and asked about again."""
 
 SCHEMA: Final = (
     """
@@ -53,11 +67,36 @@ SCHEMA: Final = (
     ) WITHOUT ROWID
     """,
     "ALTER TABLE answers ADD COLUMN reason TEXT NOT NULL DEFAULT ''",
+    "DROP TABLE known",
 )
+
+State = Literal["pending", "allowed", "denied", "expired", "used", "withdrawn"]
+"""In order: undecided; a valid approval; a denial, until it expires; out of time; a used approval; taken back."""
+Step = Literal["allow", "deny", "expire", "use", "use_in_run", "withdraw"]
+"""Steps. ``deny``: an operator also after an approval. ``use``, ``use_in_run``: a call ran on it, once or as one of its
+run. ``withdraw``: by its caller before an answer, or by an operator after it. ``allow``: the quorum approved.
+"""
+
+TRANSITIONS: Final[Mapping[tuple[State, Step], State]] = {
+    ("pending", "allow"): "allowed",
+    ("pending", "deny"): "denied",
+    ("pending", "expire"): "expired",
+    ("pending", "withdraw"): "withdrawn",
+    ("allowed", "deny"): "denied",
+    ("allowed", "use"): "used",
+    ("allowed", "use_in_run"): "allowed",
+    ("allowed", "expire"): "expired",
+    ("allowed", "withdraw"): "withdrawn",
+    ("denied", "expire"): "expired",
+}
+"""Every transition. A used approval is never valid again, and a denial becomes no approval."""
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _QUESTION: Final = TypeAdapter(Question)
 _SELECT: Final = "SELECT id, digest, state, boot, ends, reach, changed, asked_by, callers, used_by, body FROM questions"
+
+Record = Callable[[Event], object]
+"""Writes one event to the audit log; it is on the disk when this returns, or it raises ``AuditError``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,11 +184,7 @@ def same(db: sqlite3.Connection, digest: str, at: ClockReading) -> Standing | No
 def grants(db: sqlite3.Connection, about: QuestionSubject, at: ClockReading) -> list[Standing]:
     """Return every grant for a call like this, for its run or for it alone; call ``expire`` first."""
     found = _found(db, "WHERE principal = ? AND state = 'allowed' AND lifted != ''", (about.principal,), at)
-    return [
-        each
-        for each in found
-        if _bound(each.question.subject, each.reach) == _bound(about, each.reach) and each.question.subject.lifted
-    ]
+    return [each for each in found if _bound(each.question.subject, each.reach) == _bound(about, each.reach)]
 
 
 def _bound(about: QuestionSubject, reach: Reach) -> tuple[object, ...]:
@@ -173,14 +208,43 @@ def undecided(db: sqlite3.Connection, at: ClockReading) -> frozenset[str]:
     return frozenset(row[0] for row in found)
 
 
-def add(db: sqlite3.Connection, question: Question, at: ClockReading) -> None:
-    """Store a new pending question; its caller has fewer than ``MAX_PENDING``."""
-    about = question.subject
+def last_approved(db: sqlite3.Connection, principal: str, tool: str) -> str | None:
+    """Return the arguments of the caller's last approved question about a tool."""
+    row = db.execute(
+        "SELECT body FROM questions WHERE principal = ? AND tool = ? AND (state = 'allowed' OR used_by != '') "
+        "ORDER BY changed DESC LIMIT 1",
+        (principal, tool),
+    ).fetchone()
+    return _decoded(row[0]).subject.arguments if row else None
+
+
+def ask(db: sqlite3.Connection, question: Question, at: ClockReading, record: Record) -> None:
+    """Put a new question; its caller has fewer than ``MAX_PENDING``."""
+    about, asked = question.subject, question.asked
+    record(
+        ApprovalRequested(
+            **_about(question),
+            asked_by=question.asked_by,
+            client=question.client,
+            workflow=question.workflow,
+            rules=about.rules,
+            arguments_digest=digest_of(about.arguments),
+            profile_digest=about.profile_digest,
+            policy_digest=about.policy_digest or None,
+            by=asked.by,
+            quorum=asked.quorum,
+            another_principal=asked.another_principal,
+            reach=asked.reach,
+            seconds=asked.minutes * 60,
+            lifted=about.lifted,
+            target=about.target or None,
+        )
+    )
     db.execute(
         "INSERT INTO questions VALUES (?, ?, 'pending', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1, '', ?)",
         (
             question.id, question.digest, about.principal, about.run, about.tool, about.lifted or "", about.target,
-            question.asked.reach, at.boot, at.at + question.asked.minutes * 60, at.wall, at.wall, question.asked_by,
+            asked.reach, at.boot, at.at + asked.minutes * 60, at.wall, at.wall, question.asked_by,
             _QUESTION.dump_json(question).decode(),
         ),
     )  # fmt: skip
@@ -205,27 +269,90 @@ def use(db: sqlite3.Connection, found: Standing, call_id: str, at: ClockReading)
     return True
 
 
-def withdraw(db: sqlite3.Connection, identifier: str, at: ClockReading) -> Standing:
-    """Withdraw a question or an approval.
+def answer(
+    db: sqlite3.Connection, identifier: str, given: ApprovalAnswer, at: ClockReading, record: Record
+) -> Standing:
+    """Take an answer; return the question's state then.
+
+    One denial decides, an operator's also after a complete approval.
+    An approval counts towards the quorum, and restarts the time of the question.
+
+    Raises:
+        RefusedError: it does not count, and why; the question is unchanged.
+    """
+    expire(db, at)
+    found = _there(db, identifier, at)
+    if (refused := objection(found, given)) is not None:
+        raise refused
+    question, asked = found.question, found.question.asked
+    db.execute(
+        "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (identifier, given.by, given.allow, given.channel, given.reach, at.wall, given.reason),
+    )
+    yes = [each for each in (*(each for each in found.answers if each.by != given.by), given) if each.allow]
+    if not given.allow:
+        _step(db, identifier, found.state, "deny", at)
+    elif len(yes) >= asked.quorum:
+        reach = "run" if all(each.reach == "run" for each in yes) else once(asked)
+        ends = at.at + (CALLER_MINUTES if asked.reach == "caller" else asked.minutes) * 60
+        _step(db, identifier, "pending", "allow", at)
+        db.execute("UPDATE questions SET reach = ?, ends = ? WHERE id = ?", (reach, ends, identifier))
+    then = _there(db, identifier, at)
+    about = _about(question)
+    record(
+        ApprovalAnswered(
+            **about,
+            effect="allow" if given.allow else "deny",
+            answered_by=given.by,
+            channel=given.channel,
+            reach=once(asked) if given.reach == "call" else given.reach,
+            reason=given.reason or None,
+            yes=len(yes),
+            state=then.state,
+        )
+    )
+    lifted, target = question.subject.lifted, question.subject.target
+    if found.state == "allowed" and lifted is not None:
+        record(GrantRevoked(**about, lifted=lifted, target=target, by=given.by))
+    if then.state == "allowed" and lifted is not None:
+        record(GrantMade(**about, lifted=lifted, target=target, reach=then.reach, seconds=asked.minutes * 60))
+    return then
+
+
+def withdraw(db: sqlite3.Connection, identifier: str, by: str, at: ClockReading, record: Record) -> Standing:
+    """Withdraw a question or a valid approval; return its state before.
 
     Raises:
         RefusedError: the id is unknown, or the question is over.
     """
+    expire(db, at)
     found = _there(db, identifier, at)
     if not _step(db, identifier, found.state, "withdraw", at):
         raise RefusedError(
             "approval.over", f"Question {identifier} is {found.state} already.", "Nothing is left to take."
         )
+    about, lifted = _about(found.question), found.question.subject.lifted
+    if found.state == "allowed" and lifted is not None:
+        record(GrantRevoked(**about, lifted=lifted, target=found.question.subject.target, by=by))
+    else:
+        record(ApprovalWithdrawn(**about, by=by))
     return found
 
 
-def abandon(db: sqlite3.Connection, identifier: str, call_id: str, at: ClockReading) -> Standing | None:
-    """Withdraw the question of a call that is gone; None if other calls ask it, or it was answered."""
-    found = standing(db, identifier, at)
-    if found is None or (found.state, found.asked_by, found.callers) != ("pending", call_id, 1) or found.answers:
-        return None
-    _step(db, identifier, "pending", "withdraw", at)
-    return found
+def abandon(db: sqlite3.Connection, question: Question, at: ClockReading, record: Record) -> bool:
+    """Withdraw the question of a call that is gone; False if other calls ask it, or somebody answered."""
+    found = standing(db, question.id, at)
+    alone = ("pending", question.asked_by, 1)
+    if found is None or (found.state, found.asked_by, found.callers) != alone or found.answers:
+        return False
+    _step(db, question.id, "pending", "withdraw", at)
+    record(ApprovalWithdrawn(**_about(question), by=question.subject.principal))
+    return True
+
+
+def refused(identifier: str | None, given: ApprovalAnswer, objection: RefusedError) -> ApprovalRefused:
+    """Return the record of an answer that did not count."""
+    return ApprovalRefused(approval=identifier, rule=objection.rule, answered_by=given.by, channel=given.channel)
 
 
 def unknown_question() -> RefusedError:
@@ -235,10 +362,8 @@ def unknown_question() -> RefusedError:
     )
 
 
-def objection(found: Standing | None, answer: ApprovalAnswer) -> RefusedError | None:
+def objection(found: Standing, answer: ApprovalAnswer) -> RefusedError | None:
     """Return why this answer does not count, or None; the question is unchanged."""
-    if found is None:
-        return unknown_question()
     question, asked = found.question, found.question.asked
     no = not answer.allow and answer.channel == "operator"  # the operator can always deny
     counted = no or asked.by in ("either", answer.channel)
@@ -287,65 +412,21 @@ def objection(found: Standing | None, answer: ApprovalAnswer) -> RefusedError | 
     return next((RefusedError(f"approval.{rule}", reason, hint) for holds, rule, reason, hint in table if holds), None)
 
 
-def answer(db: sqlite3.Connection, identifier: str, given: ApprovalAnswer, at: ClockReading) -> Standing:
-    """Take one answer, which ``objection`` let pass; return the question's state then.
-
-    One denial decides, an operator's also after a complete approval.
-    An approval counts towards the quorum, and restarts the time of the question.
-    """
-    found = _there(db, identifier, at)
-    db.execute(
-        "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (identifier, given.by, given.allow, given.channel, given.reach, at.wall, given.reason),
-    )
-    said = (*(each for each in found.answers if each.by != given.by), given)
-    asked = found.question.asked
-    ends = at.at + (CALLER_MINUTES if asked.reach == "caller" else asked.minutes) * 60
-    if not given.allow:
-        _step(db, identifier, found.state, "deny", at)
-    elif sum(each.allow for each in said) >= asked.quorum:
-        reach = "run" if all(each.reach == "run" for each in said if each.allow) else once(asked)
-        _step(db, identifier, "pending", "allow", at)
-        db.execute("UPDATE questions SET reach = ?, ends = ? WHERE id = ?", (reach, ends, identifier))
-    return _there(db, identifier, at)
-
-
 def once(asked: RequiredApproval) -> Reach:
     """Return the reach of an approval for one call."""
     return "caller" if asked.reach == "caller" else "call"
 
 
-def last_approved(db: sqlite3.Connection, principal: str, tool: str) -> str | None:
-    """Return the arguments of the caller's last approved question about a tool."""
-    row = db.execute(
-        "SELECT body FROM questions WHERE principal = ? AND tool = ? AND (state = 'allowed' OR used_by != '') "
-        "ORDER BY changed DESC LIMIT 1",
-        (principal, tool),
-    ).fetchone()
-    return _decoded(row[0]).subject.arguments if row else None
-
-
-def unknown(db: sqlite3.Connection, kind: str, owner: str, values: Iterable[str]) -> tuple[str, ...]:
-    """Return those values that no approved call of this owner had."""
-    query = "SELECT 1 FROM known WHERE kind = ? AND owner = ? AND value = ?"
-    return tuple(each for each in values if not db.execute(query, (kind, owner, each)).fetchone())
-
-
-def known(db: sqlite3.Connection, kind: str, owner: str) -> tuple[str, ...]:
-    """Return all values that approved calls of this owner had."""
-    found = db.execute("SELECT value FROM known WHERE kind = ? AND owner = ? ORDER BY value", (kind, owner))
-    return tuple(row[0] for row in found)
-
-
-def learn(db: sqlite3.Connection, kind: str, owner: str, values: Iterable[str], at: ClockReading) -> None:
-    """Remember values of an approved call."""
-    for value in values:
-        db.execute("INSERT OR REPLACE INTO known VALUES (?, ?, ?, ?)", (kind, owner, value, at.wall))
-    db.execute(
-        "DELETE FROM known WHERE kind = ? AND owner = ? AND value IN "
-        "(SELECT value FROM known WHERE kind = ? AND owner = ? ORDER BY time DESC, value LIMIT -1 OFFSET ?)",
-        (kind, owner, kind, owner, MAX_KNOWN),
-    )
+def _about(question: Question) -> dict[str, Any]:
+    """Return what every record of a question names."""
+    about = question.subject
+    return {
+        "approval": question.id,
+        "digest": question.digest,
+        "principal": about.principal,
+        "run": about.run,
+        "tool": about.tool,
+    }
 
 
 def _there(db: sqlite3.Connection, identifier: str, at: ClockReading) -> Standing:
@@ -357,7 +438,7 @@ def _there(db: sqlite3.Connection, identifier: str, at: ClockReading) -> Standin
 
 def _step(db: sqlite3.Connection, identifier: str, state: State, step: Step, at: ClockReading) -> bool:
     """Take one step of the table; return whether it applied to the question's state."""
-    to = after(state, step)
+    to = TRANSITIONS.get((state, step))
     if to is None:
         return False
     values = (to, at.wall, identifier, state)
@@ -368,25 +449,22 @@ def _found(db: sqlite3.Connection, where: str, values: tuple[object, ...], at: C
     return [_read(db, row, at) for row in db.execute(f"{_SELECT} {where}", values).fetchall()]
 
 
-def _read(db: sqlite3.Connection, row: Sequence[object], at: ClockReading) -> Standing:
+def _read(db: sqlite3.Connection, row: Sequence[Any], at: ClockReading) -> Standing:
     identifier, digest, state, boot, ends, reach, changed, asked_by, callers, used_by, body = row
-    question = _decoded(cast("str", body))
     said = db.execute(
         "SELECT principal, allow, channel, reach, reason FROM answers WHERE question = ? ORDER BY time", (identifier,)
     ).fetchall()
     return Standing(
-        question=question,
-        state=cast("State", state),
-        reach=cast("Reach", reach),
-        left=cast("float", ends) - at.at if boot == at.boot else -1.0,
-        changed=cast("float", changed),
-        asked_by=cast("str", asked_by),
-        callers=cast("int", callers),
-        used_by=cast("str", used_by),
+        question=_decoded(body),
+        state=state,
+        reach=reach,
+        left=ends - at.at if boot == at.boot else -1.0,
+        changed=changed,
+        asked_by=asked_by,
+        callers=callers,
+        used_by=used_by,
         answers=tuple(
-            ApprovalAnswer(
-                allow=bool(allow), by=by, channel=channel, reach=reach, digest=cast("str", digest), reason=reason
-            )
+            ApprovalAnswer(allow=bool(allow), by=by, channel=channel, reach=reach, digest=digest, reason=reason)
             for by, allow, channel, reach, reason in said
         ),
     )
