@@ -8,6 +8,7 @@ A program chooses the text: no pattern repeats alternatives, whose readings of o
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 MAX_WORDS: Final = 64
@@ -35,23 +36,29 @@ _EXAMPLE: Final = re.compile(rb"(?i)example|xxxx|\.\.\.|placeholder|redacted|0{1
 """In a match: an example, no secret."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SecretPattern:
     """One kind of secret."""
 
     kind: str
     words: tuple[bytes, ...]
     """One of these is in every match: a search for them costs next to nothing."""
-    form: re.Pattern[bytes]
+    source: bytes
+    """The regular expression of its form."""
     begins: bool
     """It begins with the word."""
     unbroken: bool
     """It is a run of letters that ``_RUN`` matches: without such a run with a word, it is absent."""
 
+    @cached_property
+    def form(self) -> re.Pattern[bytes]:
+        """Return the compiled form. All of them take 16 ms, and most are never needed."""
+        return re.compile(self.source)
 
-def _of(kind: str, words: str, form: bytes, *, begins: bool = True, unbroken: bool = False) -> SecretPattern:
+
+def _of(kind: str, words: str, source: bytes, *, begins: bool = True, unbroken: bool = False) -> SecretPattern:
     of_words = tuple(word.encode() for word in words.split("|"))
-    return SecretPattern(kind=kind, words=of_words, form=re.compile(form), begins=begins, unbroken=unbroken)
+    return SecretPattern(kind=kind, words=of_words, source=source, begins=begins, unbroken=unbroken)
 
 
 def _token(kind: str, words: str, rest: bytes) -> SecretPattern:
