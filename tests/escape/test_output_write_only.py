@@ -1,6 +1,5 @@
 """``/output`` can be written and not read (I9, F6): real processes under bubblewrap, each with its control run."""
 
-import dataclasses
 import json
 import platform
 import socket
@@ -150,7 +149,7 @@ def _answers(*, restricted: bool) -> dict[str, str]:
     # /output and /same are on one file system: only Landlock keeps files from moving between them.
     options = ["--tmpfs", "/", *LAYOUT, "--tmpfs", bubblewrap.SCRATCH, "--dir", "/output", "--dir", "/same"]
     policy = load()
-    permitting = compile_policy(dataclasses.replace(policy, allow=(*policy.allow, UNIX)), platform.machine())
+    permitting = compile_policy(policy.model_copy(update={"allow": (*policy.allow, UNIX)}), platform.machine())
     done = bubblewrap.run(program, stdin=json.dumps(table), seccomp=permitting, options=options)
     assert done.returncode == 0, done.stderr
     answers: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
@@ -185,7 +184,7 @@ def test_without_landlock_nothing_is_pretended() -> None:
     """Where the kernel or a filter refuses Landlock, the version is 0 and restricting raises. Control: above."""
     policy = load()
     allow = tuple(group for group in policy.allow if group.id != "narrowing")
-    refusing = compile_policy(dataclasses.replace(policy, allow=(*allow, PRCTL)), platform.machine())
+    refusing = compile_policy(policy.model_copy(update={"allow": (*allow, PRCTL)}), platform.machine())
     program = """
 assert landlock.abi_version() == 0
 try:

@@ -27,9 +27,9 @@ CAPABLE = ("--uid", "0", "--gid", "0", "--cap-add", "ALL")
 def _marked() -> bytes:
     policy = load()
     refuse = tuple(
-        dataclasses.replace(group, errno=MARK) if group.errno == policy.errno else group for group in policy.refuse
+        group.model_copy(update={"errno": MARK}) if group.errno == policy.errno else group for group in policy.refuse
     )
-    return compile_policy(dataclasses.replace(policy, errno=MARK, refuse=refuse), MACHINE)
+    return compile_policy(policy.model_copy(update={"errno": MARK, "refuse": refuse}), MACHINE)
 
 
 def _answers(filter_program: bytes | None) -> dict[str, str]:

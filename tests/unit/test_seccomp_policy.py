@@ -16,7 +16,7 @@ import pytest
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.seccomp import bpf, digest, docker_profile, load
 from glovebox_sandboxes.seccomp.filters import compile_policy
-from glovebox_sandboxes.seccomp.policy import Condition, PolicyError, parse, source
+from glovebox_sandboxes.seccomp.policy import Condition, parse, source
 
 INSTRUCTION_BYTES = 8
 #: BPF_MAXINSNS, linux/bpf_common.h: the kernel refuses a longer filter.
@@ -97,8 +97,8 @@ def _unknown_errno(data: dict[str, Any]) -> None:
     [
         (_allow_bpf, "allowed and refused at once"),
         (_allow_clone_plainly, "with and without conditions"),
-        (_misspell, "unknown"),
-        (_no_reason, "missing"),
+        (_misspell, r"wehn\n  Extra inputs"),
+        (_no_reason, r"why\n  Field required"),
         (_empty_condition, "without values"),
         (_impossible_value, "outside its mask"),
         (_one_argument_twice, "two conditions on one argument"),
@@ -109,7 +109,7 @@ def _unknown_errno(data: dict[str, Any]) -> None:
 )
 def test_a_policy_that_contradicts_itself_is_refused(edit: Edit, reason: str) -> None:
     """A slip in the file is an error that names it, never a wider filter. Control: the unedited file parses."""
-    with pytest.raises(PolicyError, match=reason):
+    with pytest.raises(ValueError, match=reason):
         parse(_edited(edit))
     assert parse(source()) == load()
 
@@ -230,5 +230,5 @@ def test_reviewers_have_every_rule_and_call() -> None:
 )
 def test_whatever_is_no_policy_is_refused_as_one(content: bytes) -> None:
     """Found by fuzzing: other exceptions, and policies with letters for names or with numbers no kernel takes."""
-    with pytest.raises(PolicyError, match=r"policy\.json"):
+    with pytest.raises(ValueError, match=r"policy\.json"):
         parse(content)

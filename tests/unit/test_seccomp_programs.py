@@ -1,6 +1,5 @@
 """Ordinary programs do not notice the filter: the standard library's ways to the kernel still work."""
 
-import dataclasses
 import errno
 import platform
 
@@ -119,6 +118,6 @@ def test_a_refused_thread_call_falls_back() -> None:
     program = "import threading\nt = threading.Thread(target=print, args=('fine',))\nt.start()\nt.join()"
     assert bubblewrap.run(program, seccomp=bpf()).stdout == "fine\n"
     policy = load()
-    final = tuple(dataclasses.replace(group, errno=errno.EPERM) for group in policy.refuse)
-    without_fallback = compile_policy(dataclasses.replace(policy, refuse=final), platform.machine())
+    final = tuple(group.model_copy(update={"errno": errno.EPERM}) for group in policy.refuse)
+    without_fallback = compile_policy(policy.model_copy(update={"refuse": final}), platform.machine())
     assert "can't start new thread" in bubblewrap.run(program, seccomp=without_fallback).stderr

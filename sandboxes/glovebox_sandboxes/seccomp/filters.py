@@ -7,7 +7,7 @@ import os
 import platform
 import struct
 from collections.abc import Iterator
-from dataclasses import replace
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -42,6 +42,20 @@ def libseccomp() -> Any:
     return pyseccomp
 
 
+@contextmanager
+def compiling() -> Iterator[Any]:
+    """Provide libseccomp; raise SandboxError if it is missing, or refuses a rule in the block."""
+    library = libseccomp()
+    try:
+        yield library
+    except OSError as error:
+        raise SandboxError(
+            "compile the seccomp filter",
+            f"libseccomp refused a rule ({error})",
+            "Update libseccomp2 to 2.5 or later",
+        ) from error
+
+
 def _answer_newer(audit_arch: int, newest: int, answer: int) -> bytes:
     """Return the first instructions: a call above ``newest`` gets ``answer``, all others reach the main filter.
 
@@ -65,13 +79,18 @@ def _rules(library: Any, policy: SeccompPolicy, native: int) -> Iterator[tuple[i
 
     Names that this libseccomp does not know yet are left out. That is safe: calls without a rule are refused.
     """
-    answers: list[tuple[int, Allow | Refuse]] = [(library.ALLOW, group) for group in policy.allow]
-    answers += [(library.ERRNO(each.errno), each) for each in policy.refuse if each.errno != policy.errno]
-    for action, group in answers:
+    for group, answer in _answers(policy):
+        action = library.ALLOW if answer is None else library.ERRNO(answer)
         for name in group.syscalls:
             for alternative in group.alternatives():
                 comparisons = [_comparison(library, condition, value) for condition, value in alternative]
                 yield action, name, library.resolve_syscall(native, name), comparisons
+
+
+def _answers(policy: SeccompPolicy) -> Iterator[tuple[Allow | Refuse, int | None]]:
+    """Yield each group that is not answered as everything else, and its errno; None for what is allowed."""
+    yield from ((group, None) for group in policy.allow)
+    yield from ((group, group.errno) for group in policy.refuse if group.errno != policy.errno)
 
 
 def _comparison(library: Any, condition: Condition, value: int) -> Any:
@@ -92,10 +111,9 @@ def compile_policy(policy: SeccompPolicy, machine: str) -> bytes:
             f"the policy has no rules for {machine}",
             f"Run on {' or '.join(policy.architectures)}, or use a driver that brings its own kernel",
         )
-    library = libseccomp()
-    arch, native = _AUDIT_ARCH[machine], library.system_arch()
     newest = 0
-    try:
+    with compiling() as library:
+        arch, native = _AUDIT_ARCH[machine], library.system_arch()
         rules = library.SyscallFilter(library.ERRNO(policy.errno))
         rules.set_attr(library.Attr.ACT_BADARCH, library.KILL_PROCESS)
         # A tree of numbers, not a list: a call with conditions, which the kernel cannot cache, meets 40 instructions
@@ -111,12 +129,6 @@ def compile_policy(policy: SeccompPolicy, machine: str) -> bytes:
                 rules.add_rule(action, native_number, *comparisons)
                 newest = max(newest, number)
         main = exported(rules)
-    except OSError as error:
-        raise SandboxError(
-            "compile the seccomp filter",
-            f"libseccomp refused a rule ({error})",
-            "Update libseccomp2 to 2.5 or later",
-        ) from error
     return _answer_newer(arch, newest, policy.newer_errno) + main
 
 
@@ -129,54 +141,6 @@ def exported(rules: Any) -> bytes:
         return file.read()
 
 
-@cache
-def bpf_for_filtering() -> bytes:
-    """Return :func:`bpf` for a guest that puts a further filter on programs: it may, and they may not.
-
-    Raises:
-        SandboxError: As :func:`compile_policy`.
-    """
-    policy = load()
-    narrowing = Allow(
-        id="further-filter",
-        needed_by="the guest",
-        syscalls=("prctl",),
-        when=(Condition(argument=0, mask=0xFFFF_FFFF, values=(("PR_SET_SECCOMP", 22),)),),
-    )
-    return compile_policy(replace(policy, allow=(*policy.allow, narrowing)), platform.machine())
-
-
-@cache
-def bpf_for_zygote() -> bytes:
-    """Return :func:`bpf` for the zygote: it may make namespaces and mounts, and put :func:`bpf` on what it forks.
-
-    Raises:
-        SandboxError: As :func:`compile_policy`.
-    """
-    policy = load()
-    made = Allow(id="zygote", needed_by="the zygote", syscalls=("clone", "unshare", "mount"), when=())
-    prctl = (("PR_SET_SECCOMP", 22), ("PR_CAPBSET_DROP", 24))
-    rights = Allow(
-        id="zygote-rights",
-        needed_by="the zygote",
-        syscalls=("prctl",),
-        when=(Condition(argument=0, mask=0xFFFF_FFFF, values=prctl),),
-    )
-    loopback = Allow(
-        id="zygote-loopback",
-        needed_by="the zygote",
-        syscalls=("ioctl",),
-        when=(Condition(argument=1, mask=0xFFFF_FFFF, values=(("SIOCSIFFLAGS", 0x8914),)),),
-    )
-    pages = Allow(
-        id="zygote-pages",
-        needed_by="the zygote",
-        syscalls=("madvise",),
-        when=(Condition(argument=2, mask=0xFFFF_FFFF, values=(("MADV_COLLAPSE", 25),)),),
-    )
-    return compile_policy(replace(policy, allow=(*policy.allow, made, rights, loopback, pages)), platform.machine())
-
-
 def number(name: str, machine: str) -> int | None:
     """Return the number of a system call on ``machine``; None if the machine or this libseccomp has none.
 
@@ -187,14 +151,42 @@ def number(name: str, machine: str) -> int | None:
     return found if found >= 0 else None
 
 
-@cache
 def bpf() -> bytes:
     """Return the compiled filter for this machine, for ``bwrap --seccomp FD``.
 
     Raises:
         SandboxError: As :func:`compile_policy`.
     """
-    return compile_policy(load(), platform.machine())
+    return _compiled()
+
+
+def bpf_for_filtering() -> bytes:
+    """Return :func:`bpf` for a guest that puts a further filter on programs: it may, and they may not."""
+    return _compiled(_call("prctl", 0, PR_SET_SECCOMP=22))
+
+
+def bpf_for_zygote() -> bytes:
+    """Return :func:`bpf` for the zygote: it may make namespaces and mounts, and put :func:`bpf` on what it forks."""
+    return _compiled(
+        _call("clone"),
+        _call("unshare"),
+        _call("mount"),
+        _call("prctl", 0, PR_SET_SECCOMP=22, PR_CAPBSET_DROP=24),
+        _call("ioctl", 1, SIOCSIFFLAGS=0x8914),
+        _call("madvise", 2, MADV_COLLAPSE=25),
+    )
+
+
+def _call(name: str, argument: int = 0, **values: int) -> Allow:
+    """Return an allowance for our own code: of a call, if an ``int`` argument is one of these values."""
+    when = (Condition(argument=argument, mask=0xFFFF_FFFF, values=tuple(values.items())),) if values else ()
+    return Allow(id="own", needed_by="the guest", syscalls=(name,), when=when)
+
+
+@cache
+def _compiled(*more: Allow) -> bytes:
+    policy = load()
+    return compile_policy(policy.model_copy(update={"allow": (*policy.allow, *more)}), platform.machine())
 
 
 def docker_profile() -> dict[str, Any]:
@@ -203,26 +195,21 @@ def docker_profile() -> dict[str, Any]:
     Format: https://docs.docker.com/engine/security/seccomp/ and the OCI runtime specification, config-linux.md.
     """
     policy = load()
-    syscalls: list[dict[str, Any]] = []
-    for group in policy.allow:
-        syscalls += _docker_rules(group, {"action": "SCMP_ACT_ALLOW"}, group.needed_by)
-    for refusal in policy.refuse:
-        if refusal.errno != policy.errno:
-            answer = {"action": "SCMP_ACT_ERRNO", "errnoRet": refusal.errno}
-            syscalls += _docker_rules(refusal, answer, refusal.why)
     return {
         "defaultAction": "SCMP_ACT_ERRNO",
         "defaultErrnoRet": policy.errno,
         # No subArchitectures: a 32-bit program finds no filter rules for its architecture and is killed.
         "archMap": [{"architecture": _DOCKER_ARCH[name], "subArchitectures": []} for name in policy.architectures],
-        "syscalls": syscalls,
+        "syscalls": [rule for group, answer in _answers(policy) for rule in _docker_rules(group, answer)],
     }
 
 
-def _docker_rules(group: Allow | Refuse, answer: dict[str, Any], why: str) -> Iterator[dict[str, Any]]:
+def _docker_rules(group: Allow | Refuse, answer: int | None) -> Iterator[dict[str, Any]]:
+    action = {"action": "SCMP_ACT_ALLOW"} if answer is None else {"action": "SCMP_ACT_ERRNO", "errnoRet": answer}
+    why = group.needed_by if isinstance(group, Allow) else group.why
     for alternative in group.alternatives():
         arguments = [_docker_argument(condition, value) for condition, value in alternative]
-        yield {"names": list(group.syscalls), **answer, "args": arguments, "comment": f"{group.id}: {why}"}
+        yield {"names": list(group.syscalls), **action, "args": arguments, "comment": f"{group.id}: {why}"}
 
 
 def _docker_argument(condition: Condition, value: int) -> dict[str, Any]:

@@ -6,32 +6,44 @@ Linux keeps from a pid namespace's process 1 every signal of its own namespace t
 
 Without a control group that counts processor time, the guest counts it, from processes that live or were waited for.
 Children of a process that ignores SIGCHLD are never waited for (sigaction(2), SA_NOCLDWAIT), so a program there may not
-change that signal's action. Nothing here may import a driver, a profile or the server.
+change that signal's action.
 """
 
 import errno
 import signal
 from functools import cache
-from typing import Any
 
-from glovebox_sandboxes.contract.errors import SandboxError
-from glovebox_sandboxes.seccomp.filters import exported, libseccomp
+from glovebox_sandboxes.seccomp.filters import compiling, exported
 
+_Bits = tuple[int, int, int]
+"""A comparison: an argument, the bits of it that count, and their value."""
 _INT = 0xFFFF_FFFF
 """The bits of an argument that the kernel reads as an int."""
 _EVERYBODY = -1 & _INT
 """To F_SETOWN, the process group 1. To kill(2) it is all processes except process 1, in gVisor too."""
-_NAMES_A_PROCESS = {
-    "kill": (0,), "tkill": (0,), "tgkill": (0, 1), "rt_sigqueueinfo": (0,), "rt_tgsigqueueinfo": (0, 1),
-    "pidfd_open": (0,),
-}  # fmt: skip
-"""Calls that signal, or lead to it, and their arguments for the target."""
 _F_SETOWN, _F_SETOWN_EX = 8, 15
 _FIOSETOWN, _SIOCSPGRP = 0x8901, 0x8902
 _PR_SET_SECCOMP = 22
 _CLONE_PARENT = 0x8000
-_SIGNAL_BITS = 8
+_SIGNALS = [1 << bit for bit in range(8)]
 """clone(2): the lowest byte of the flags is the parent's signal at the child's end."""
+
+_ALWAYS: list[tuple[str, list[_Bits]]] = [("prctl", [(0, _INT, _PR_SET_SECCOMP)])]
+"""The next filter would be the program's own."""
+_PROCESS_1: list[tuple[str, list[_Bits]]] = [
+    # Calls that signal, or lead to it, by their arguments for the target.
+    *((name, [(0, _INT, 1)]) for name in ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo",
+                                          "pidfd_open")),
+    *((name, [(1, _INT, 1)]) for name in ("tgkill", "rt_tgsigqueueinfo")),
+    # Signals for events of a descriptor, sent to its owner.
+    *(("fcntl", [(1, _INT, _F_SETOWN), (2, _INT, owner)]) for owner in (1, _EVERYBODY)),
+    ("fcntl", [(1, _INT, _F_SETOWN_EX)]), ("ioctl", [(1, _INT, _FIOSETOWN)]), ("ioctl", [(1, _INT, _SIOCSPGRP)]),
+    # A child's last signal goes to its parent, which is process 1 after CLONE_PARENT, and for every orphan. So it is
+    # SIGCHLD or, as for threads, none. A filter cannot say "not equal" of some bits, but each other bit.
+    ("clone", [(0, _CLONE_PARENT, _CLONE_PARENT)]),
+    *(("clone", [(0, bit, bit)]) for bit in _SIGNALS if not signal.SIGCHLD & bit),
+    *(("clone", [(0, 0xFF, bit)]) for bit in _SIGNALS if signal.SIGCHLD & bit),
+]  # fmt: skip
 
 
 @cache
@@ -47,48 +59,14 @@ def for_programs(*, process_1: bool, children: bool) -> bytes:
     """
     if not process_1 and not children:
         return b""
-    library = libseccomp()
-    # The next filter would be the program's own.
-    refused = [("prctl", [_whole(library, 0, _PR_SET_SECCOMP)])]
-    if process_1:
-        refused += _signals_process_1(library)
-    if children:
-        # Reading the action is harmless: the second argument is then NULL.
-        refused.append(("rt_sigaction", [_whole(library, 0, signal.SIGCHLD), library.Arg(1, library.NE, 0)]))
-    try:
+    with compiling() as library:
         rules = library.SyscallFilter(library.ALLOW)
         rules.set_attr(library.Attr.ACT_BADARCH, library.KILL_PROCESS)
-        for name, comparison in refused:
-            rules.add_rule(library.ERRNO(errno.EPERM), name, *comparison)
+        refuse = library.ERRNO(errno.EPERM)
+        for name, comparisons in [*_ALWAYS, *(_PROCESS_1 if process_1 else ())]:
+            rules.add_rule(refuse, name, *(library.Arg(at, library.MASKED_EQ, *bits) for at, *bits in comparisons))
+        if children:
+            # Reading the action is harmless: the second argument is then NULL.
+            changed = library.Arg(0, library.MASKED_EQ, _INT, int(signal.SIGCHLD)), library.Arg(1, library.NE, 0)
+            rules.add_rule(refuse, "rt_sigaction", *changed)
         return exported(rules)
-    except OSError as error:
-        raise SandboxError(
-            "compile the filter for programs alone",
-            f"libseccomp refused a rule ({error})",
-            "Update libseccomp2 to 2.5 or later",
-        ) from error
-
-
-def _whole(library: Any, argument: int, value: int) -> Any:
-    return library.Arg(argument, library.MASKED_EQ, _INT, int(value))
-
-
-def _signals_process_1(library: Any) -> list[tuple[str, list[Any]]]:
-    def whole(argument: int, value: int) -> Any:
-        return _whole(library, argument, value)
-
-    def bits(value: int, mask: int) -> Any:
-        return library.Arg(0, library.MASKED_EQ, mask, value)
-
-    found = [(name, [whole(argument, 1)]) for name, arguments in _NAMES_A_PROCESS.items() for argument in arguments]
-    # Signals for events of a descriptor, sent to its owner.
-    found += [("fcntl", [whole(1, _F_SETOWN), whole(2, owner)]) for owner in (1, _EVERYBODY)]
-    found += [("fcntl", [whole(1, _F_SETOWN_EX)]), ("ioctl", [whole(1, _FIOSETOWN)]), ("ioctl", [whole(1, _SIOCSPGRP)])]
-    # A child's last signal goes to its parent, which is process 1 after CLONE_PARENT, and for every orphan. So it is
-    # SIGCHLD or, as for threads, none. A filter cannot say "not equal" of some bits, but each other bit.
-    found.append(("clone", [bits(_CLONE_PARENT, _CLONE_PARENT)]))
-    others = [1 << bit for bit in range(_SIGNAL_BITS) if not signal.SIGCHLD >> bit & 1]
-    found += [("clone", [bits(bit, bit)]) for bit in others]
-    parts = [1 << bit for bit in range(_SIGNAL_BITS) if signal.SIGCHLD >> bit & 1]
-    found += [("clone", [bits(part, 0xFF)]) for part in parts]
-    return found
