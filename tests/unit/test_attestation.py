@@ -233,7 +233,7 @@ def test_a_containers_limits_are_read_back(version: int, tmp_path: Path) -> None
     for file, text in texts[version].items():
         (tmp_path / file).write_text(text + "\n")
     host = {"Memory": 64, "PidsLimit": 8, "NanoCpus": 1_000_000_000}
-    assert usage.limits(dict.fromkeys(names, tmp_path), host, bounded=False) == {
+    assert usage.limits(dict.fromkeys(names, str(tmp_path)), host, bounded=False) == {
         "limit memory": ("64", "64"),
         "limit pids": ("8", "9"),
         "limit cpu": ("100000 100000", "1 2"),

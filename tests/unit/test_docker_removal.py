@@ -35,8 +35,8 @@ async def test_a_removal_that_nobody_foresaw_ends_nothing_else() -> None:
     engine: Any = Odd(gone=False)
     remover = Remover(engine)
     async with remover.running():
-        await remover.take("glovebox-1", "")
-        await remover.take("glovebox-2", "")
+        remover.take("glovebox-1", "")
+        remover.take("glovebox-2", "")
     assert engine.asked == ["glovebox-1", "glovebox-2"]
     assert list(remover.leaked) == ["glovebox-1"]
 
@@ -55,8 +55,8 @@ async def test_what_the_engine_left_in_a_container_is_killed(gone: bool, monkeyp
     engine: Any = Engine(gone=gone)
     remover = Remover(engine)
     async with remover.running():
-        await remover.take("glovebox-1", "c0ffee")
-        await remover.take("glovebox-2", "")
+        remover.take("glovebox-1", "c0ffee")
+        remover.take("glovebox-2", "")
     assert ended == ["c0ffee"]
     assert {name for name in engine.asked if name} == {"glovebox-1", "glovebox-2"}
     assert set(remover.leaked) == ({"glovebox-1", "glovebox-2"} if gone else set())

@@ -4,9 +4,9 @@ A field differs if any measurement of it differs from the plan. A failed measure
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 from glovebox_sandboxes.contract.base import Driver, Plan
@@ -15,7 +15,6 @@ from glovebox_sandboxes.contract.measure import (
     Expected,
     Measured,
     foreign,
-    inside,
     more_groups,
     shared,
     writable,
@@ -26,14 +25,14 @@ from glovebox_sandboxes.host.identity import changes_user, kernels_root
 Verdict = Literal["ok", "differs", "not measurable"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class NotMeasured:
     """Stands for a value that could not be read here."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Field:
     """One property of the isolation from three sides. Values are JSON; None for a side that can never know it."""
 
@@ -93,16 +92,13 @@ def compare(
     expected: Expected, measured: Measured, outside: HostView, host_namespaces: Mapping[str, int]
 ) -> Attestation:
     """Compare both views with the plan, and with each other."""
-    seen = _seen(expected, measured, outside, host_namespaces)
-    fields = [
-        Field(name=name, planned=planned, inside=found, outside=seen.get(name))
-        for name, planned, found in inside(expected, measured, host_namespaces)
+    rows = [
+        *_both(expected, measured, outside, host_namespaces),
+        *_host_only(expected, measured, outside),
+        *_forked(expected, measured, outside),
+        *((name, planned, None, _or_why(outside, name, found)) for name, (planned, found) in outside.compared.items()),
     ]
-    fields += _host_only(expected, measured, outside)
-    fields += _forked(expected, measured, outside)
-    for name, (planned, found) in outside.compared.items():
-        fields.append(Field(name=name, planned=planned, outside=_or_why(outside, name, found)))
-    return Attestation(fields=tuple(fields))
+    return Attestation(fields=tuple(Field(*row) for row in rows))
 
 
 def kernel_version() -> str:
@@ -127,88 +123,91 @@ def made_with(driver: Driver, plan: Plan) -> dict[str, str]:
     return {name: value for name, value in parts.items() if value}
 
 
-# Fields of the guest's that the host can measure too, if the guest runs on the host's kernel.
-_BOTH = ("uid", "gid", "groups", "capabilities", "no_new_privs", "seccomp", "interfaces", "mounts of host files",
-         "writable mounts beyond the plan", "kernel")  # fmt: skip
+_Row = tuple[str, Any, Any, Any]
+"""Name, plan, and both measurements of a field."""
 
 
-def _seen(
+def _both(
     expected: Expected, measured: Measured, outside: HostView, host_namespaces: Mapping[str, int]
-) -> dict[str, Any]:
-    spaces = None if outside.namespaces is None else shared(expected, outside.namespaces, host_namespaces)
-    namespaces = {"namespaces shared with the host": _or_why(outside, "namespaces", spaces)}
-    if expected.system != "linux":
-        reason = f"the host sees the process of {expected.system}, not what runs on its kernel"
-        return {**namespaces, **dict.fromkeys(_BOTH, NotMeasured(reason=reason))}
-    mounts, groups = outside.mounts, outside.inner_groups
-    found: dict[str, tuple[str, Any]] = {
-        "uid": ("uid_map", _only(outside.inner_uids)),
-        "gid": ("gid_map", _only(outside.inner_gids)),
-        "groups": ("gid_map", None if groups is None else more_groups(expected, groups)),
-        "capabilities": ("capabilities", None if outside.capabilities is None else f"{outside.capabilities:#x}"),
-        "no_new_privs": ("no_new_privs", outside.no_new_privs),
-        "seccomp": ("seccomp", outside.seccomp),
-        "interfaces": ("interfaces", None if outside.interfaces is None else sorted(outside.interfaces)),
-        "mounts of host files": ("mounts", None if mounts is None else foreign(expected, mounts)),
-        "writable mounts beyond the plan": ("mounts", None if mounts is None else writable(expected, mounts)),
-        "kernel": ("namespaces", None if outside.namespaces is None else _kernel(measured)),
-    }
-    return {**namespaces, **{name: _or_why(outside, part, value) for name, (part, value) in found.items()}}
+) -> Iterator[_Row]:
+    """Yield what the guest measures, and the host too, if the guest runs on the host's kernel."""
+
+    def seen(part: str, read: Callable[[Any], Any] = lambda value: value) -> Any:
+        if expected.system != "linux":
+            return NotMeasured(f"the host sees the process of {expected.system}, not what runs on its kernel")
+        return _seen(outside, part, read)
+
+    def apart(namespaces: Mapping[str, int]) -> list[str]:
+        return shared(expected, namespaces, host_namespaces)
+
+    groups, changed = partial(more_groups, expected), partial(writable, expected)
+    files = partial(foreign, expected)
+    yield "uid", expected.uid, measured.uid, seen("inner_uids", _only)
+    yield "gid", expected.uid, measured.gid, seen("inner_gids", _only)
+    yield "groups", [], groups(measured.groups), seen("inner_groups", groups)
+    yield (
+        "capabilities",
+        f"{expected.capabilities:#x}",
+        f"{measured.capabilities:#x}",
+        seen("capabilities", "{:#x}".format),
+    )
+    yield "no_new_privs", expected.no_new_privs, measured.no_new_privs, seen("no_new_privs")
+    yield "seccomp", expected.seccomp, measured.seccomp, seen("seccomp")
+    yield "dumpable", 0, measured.dumpable, None
+    yield "namespaces shared with the host", [], apart(measured.namespaces), _seen(outside, "namespaces", apart)
+    yield "interfaces", sorted(expected.interfaces), sorted(measured.interfaces), seen("interfaces", sorted)
+    yield "writable mounts beyond the plan", [], changed(measured.mounts), seen("mounts", changed)
+    yield "mounts of host files", sorted(expected.mounts), files(measured.mounts), seen("mounts", files)
+    yield "open descriptors", [], measured.descriptors, None
+    yield "landlock", expected.landlock, measured.landlock > 0, None
+    yield "paths that must not exist", [], measured.present, None
+    yield "kernel", expected.system, measured.system, seen("namespaces", lambda _: _kernel(measured))
+    yield "not measurable", sorted(expected.unmeasured), sorted(measured.unmeasured), None
 
 
-def _forked(expected: Expected, measured: Measured, outside: HostView) -> list[Field]:
-    """Return what the zygote could have left to it, which has rights that a sandbox must not have."""
+def _host_only(expected: Expected, measured: Measured, outside: HostView) -> Iterator[_Row]:
+    """Yield what the guest cannot know, and what shows that both examined the same process."""
+    own = {*(outside.uids or ()), *(outside.gids or ())}
+    allowed = own if changes_user() else {*own, *os.getgroups(), os.getegid()}
+    root = _seen(outside, "uids", lambda uids: None if outside.gids is None else kernels_root() in uids)
+    yield "root on the host", False, None, root
+    groups = _seen(outside, "groups", lambda groups: sorted({*groups} - allowed))
+    yield "groups on the host beyond its own", [], None, groups
+    yield "number in its pid namespace", 1, measured.pid, _seen(outside, "inner_pid")
+    if expected.system == "linux":
+        # The same numbers on both sides: the guest's measurements are true of the process the host sees.
+        there = _seen(outside, "namespaces", lambda found: {name: found[name] for name in measured.namespaces})
+        yield "namespaces", dict(measured.namespaces), None, there
+
+
+def _forked(expected: Expected, measured: Measured, outside: HostView) -> Iterator[_Row]:
+    """Yield what the zygote could have left to it, which has rights that a sandbox must not have."""
     zygote = outside.zygote
     if zygote is None:
-        return []
-    seen = None if outside.namespaces is None else shared(expected, outside.namespaces, zygote.namespaces)
-    found = None if zygote.filters is None else outside.filters
-    return [
-        Field(
-            name="namespaces shared with its zygote",
-            planned=[],
-            inside=shared(expected, measured.namespaces, zygote.namespaces),
-            outside=_or_why(outside, "namespaces", seen),
-        ),
-        Field(
-            name="seccomp filters",
-            planned=(zygote.filters or 0) + 1,
-            outside=_or_why(outside, "filters", found),
-        ),
-    ]
+        return
+
+    def apart(namespaces: Mapping[str, int]) -> list[str]:
+        return shared(expected, namespaces, zygote.namespaces)
+
+    theirs = _seen(outside, "namespaces", apart)
+    yield "namespaces shared with its zygote", [], apart(measured.namespaces), theirs
+    filters = _seen(outside, "filters", lambda found: None if zygote.filters is None else found)
+    yield "seccomp filters", (zygote.filters or 0) + 1, None, filters
 
 
 def _kernel(measured: Measured) -> str:
     return "linux" if measured.kernel == kernel_version() else "another than the host's"
 
 
-def _only(numbers: tuple[int, ...] | None) -> Any:
-    return None if numbers is None else numbers[0] if len(numbers) == 1 else list(numbers)
+def _only(numbers: tuple[int, ...]) -> Any:
+    return numbers[0] if len(numbers) == 1 else list(numbers)
 
 
-def _host_only(expected: Expected, measured: Measured, outside: HostView) -> list[Field]:
-    """Return what the guest cannot know, and what shows that both examined the same process."""
-    own = {*(outside.uids or ()), *(outside.gids or ())}
-    allowed = own if changes_user() else own | _own_groups()
-    groups = None if outside.groups is None else sorted({*outside.groups} - allowed)
-    root = None if outside.uids is None or outside.gids is None else kernels_root() in outside.uids
-    number = _or_why(outside, "inner_pid", outside.inner_pid)
-    fields = [
-        Field(name="root on the host", planned=False, outside=_or_why(outside, "uids", root)),
-        Field(name="groups on the host beyond its own", planned=[], outside=_or_why(outside, "groups", groups)),
-        Field(name="number in its pid namespace", planned=1, inside=measured.pid, outside=number),
-    ]
-    if expected.system == "linux":
-        # The same numbers on both sides: the guest's measurements are true of the process the host sees.
-        there = None if outside.namespaces is None else {name: outside.namespaces[name] for name in measured.namespaces}
-        same = _or_why(outside, "namespaces", there)
-        fields.append(Field(name="namespaces", planned=dict(measured.namespaces), outside=same))
-    return fields
-
-
-def _own_groups() -> set[int]:
-    return {*os.getgroups(), os.getegid()}
+def _seen(outside: HostView, part: str, read: Callable[[Any], Any] = lambda value: value) -> Any:
+    """Return a part of the host's view, as ``read`` judges it, or why there is none."""
+    found = getattr(outside, part)
+    return _or_why(outside, part, None if found is None else read(found))
 
 
 def _or_why(outside: HostView, part: str, value: Any) -> Any:
-    return NotMeasured(reason=outside.why(part)) if value is None else value
+    return NotMeasured(outside.why(part)) if value is None else value

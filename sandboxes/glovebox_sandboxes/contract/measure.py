@@ -141,30 +141,6 @@ def parse(body: Mapping[str, Any]) -> Measured:
         ) from None
 
 
-def inside(
-    expected: Expected, measured: Measured, host_namespaces: Mapping[str, int]
-) -> tuple[tuple[str, Any, Any], ...]:
-    """Return name, plan and measurement of everything the guest measures; equal if the isolation is as planned."""
-    return (
-        ("uid", expected.uid, measured.uid),
-        ("gid", expected.uid, measured.gid),
-        ("groups", [], more_groups(expected, measured.groups)),
-        ("capabilities", f"{expected.capabilities:#x}", f"{measured.capabilities:#x}"),
-        ("no_new_privs", expected.no_new_privs, measured.no_new_privs),
-        ("seccomp", expected.seccomp, measured.seccomp),
-        ("dumpable", 0, measured.dumpable),
-        ("namespaces shared with the host", [], shared(expected, measured.namespaces, host_namespaces)),
-        ("interfaces", sorted(expected.interfaces), sorted(measured.interfaces)),
-        ("writable mounts beyond the plan", [], writable(expected, measured.mounts)),
-        ("mounts of host files", sorted(expected.mounts), foreign(expected, measured.mounts)),
-        ("open descriptors", [], measured.descriptors),
-        ("landlock", expected.landlock, measured.landlock > 0),
-        ("paths that must not exist", [], measured.present),
-        ("kernel", expected.system, measured.system),
-        ("not measurable", sorted(expected.unmeasured), sorted(measured.unmeasured)),
-    )
-
-
 def more_groups(expected: Expected, groups: Iterable[int]) -> list[int]:
     """Return supplementary groups beside the sandbox's own and those that could not be removed."""
     return [group for group in groups if group not in (expected.uid, *expected.kept_groups)]

@@ -37,10 +37,13 @@ SERVERS = f"{PREFIX}servers"
 """On v2, the group into which a lone server moves. It goes with the unit or container."""
 
 _CONTROLLERS = ("memory", "pids", "cpu")
-_WEIGHT = {1: ("cpu.shares", 1024), 2: ("cpu.weight", 100)}
-"""By version: the file, and the default of every group."""
+_WEIGHT = {"cpu": ("cpu.shares", 1024), "": ("cpu.weight", 100)}
+"""By controller: the file, and the default of every group."""
 _ACCOUNT = "cpuacct"
 """On v1, the controller of processor time: mostly in one hierarchy with ``cpu``, else in its own."""
+
+Groups = Mapping[str, str]
+"""Directories of one sandbox's group, by controller on v1; one, of ``""``, on v2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +185,8 @@ class Cgroup:
         """Make the group and set its limits. Raises SandboxError if the kernel rejects or changes a limit."""
         # Strings and system calls: building a dozen paths per call would take longer than the calls themselves.
         self._directories = tuple(f"{parent}/{name}" for parent in hierarchy.parents)
+        names = ("",) if len(self._directories) == 1 else (*_CONTROLLERS, _ACCOUNT)
+        self._groups: Groups = dict(zip(names, self._directories, strict=False))
         self._name = name
         self._wanted = wanted
         self._held: dict[str, str] = {}
@@ -216,14 +221,7 @@ class Cgroup:
 
     def _place(self, file: str) -> str:
         """Return a file's path: each controller of v1 has a directory of its own, v2 has one for all."""
-        if len(self._directories) == 1:
-            return f"{self._directories[0]}/{file}"
-        controllers = self._controllers()
-        controller = file.partition(".")[0]
-        return f"{self._directories[controllers.index(controller if controller in controllers else 'cpu')]}/{file}"
-
-    def _controllers(self) -> tuple[str, ...]:
-        return ("",) if len(self._directories) == 1 else (*_CONTROLLERS, _ACCOUNT)[: len(self._directories)]
+        return f"{self._groups.get(file.partition('.')[0]) or self._groups.get('cpu') or self._groups['']}/{file}"
 
     def read_back(self, pid: int | None) -> dict[str, tuple[object, object]]:
         """Return plan and kernel values (None: unknown), and whether a process is inside, for ``host_view.look``."""
@@ -231,7 +229,7 @@ class Cgroup:
             f"limit {file}": (content, self._held.get(file)) for file, content in self._wanted.items()
         }
         groups = groups_of(pid) if pid is not None else {}
-        own = all(groups.get(each, "").endswith(f"/{self._name}") for each in self._controllers())
+        own = all(groups.get(each, "").endswith(f"/{self._name}") for each in self._groups)
         found["in its control group"] = True, own if groups else None
         return found
 
@@ -252,17 +250,15 @@ class Cgroup:
 
     def weigh(self, parts: int) -> None:
         """Set its processor share to 1/``parts`` of a sibling group's; does nothing if the group is gone."""
-        version = 1 if len(self._directories) > 1 else 2
-        weigh(self._place("cpu.").rpartition("/")[0], version, parts)
+        weigh(self._groups, parts)
 
     def stats(self) -> SandboxStats:
         """Return the kernel's counts for its processes so far."""
-        memory, cpu = (self._place(f"{controller}.").rpartition("/")[0] for controller in ("memory", _ACCOUNT))
-        return statistics(memory, cpu) or SandboxStats()
+        return statistics(self._groups) or SandboxStats()
 
     def cpu_seconds(self) -> float | None:
         """Return processor time of its processes so far; None if not counted."""
-        return processor_seconds(self._place(f"{_ACCOUNT}.").rpartition("/")[0])
+        return processor_seconds(self._groups)
 
     async def remove(self) -> None:
         """Kill what lives in the group and remove it. Raises SandboxError if a process does not die."""
@@ -290,11 +286,14 @@ class Cgroup:
         return True
 
 
-def statistics(memory: str, cpu: str) -> SandboxStats | None:
+def statistics(groups: Groups) -> SandboxStats | None:
     """Return the kernel's counts for a group's processes so far; None if the group is gone.
 
-    v2 reports no memory peak before 5.19, v1 no processor time without ``cpuacct``; v2 has one directory for both.
+    v2 reports no memory peak before 5.19, v1 no processor time without ``cpuacct``.
     """
+    memory = groups.get("memory", groups.get(""))
+    if memory is None:
+        return None
     events = fields(f"{memory}/memory.events") or fields(f"{memory}/memory.oom_control")
     if not events:
         return None
@@ -302,23 +301,27 @@ def statistics(memory: str, cpu: str) -> SandboxStats | None:
     return SandboxStats(
         out_of_memory=events.get("oom_kill", 0) > 0,
         memory_peak_bytes=int(peak) if peak else None,
-        cpu_seconds=processor_seconds(cpu),
+        cpu_seconds=processor_seconds(groups),
     )
 
 
-def weigh(group: str, version: int, parts: int) -> None:
+def weigh(groups: Groups, parts: int) -> None:
     """Set a group's share to 1/``parts`` of the default weight; does nothing if it is gone, or not ours."""
-    file, default = _WEIGHT[version]
-    with suppress(OSError):
-        descriptor = os.open(f"{group}/{file}", os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.write(descriptor, str(default // parts).encode())
-        finally:
-            os.close(descriptor)
+    for controller, (file, default) in _WEIGHT.items():
+        if controller in groups:
+            with suppress(OSError):
+                descriptor = os.open(f"{groups[controller]}/{file}", os.O_WRONLY | os.O_CLOEXEC)
+                try:
+                    os.write(descriptor, str(default // parts).encode())
+                finally:
+                    os.close(descriptor)
 
 
-def processor_seconds(group: str) -> float | None:
+def processor_seconds(groups: Groups) -> float | None:
     """Return a group's processor time so far; None if it is not counted, or the group is gone."""
+    group = groups.get(_ACCOUNT, groups.get("cpu", groups.get("")))
+    if group is None:
+        return None
     nanoseconds = text(f"{group}/cpuacct.usage")
     if nanoseconds:
         return int(nanoseconds) / 1e9

@@ -113,14 +113,13 @@ def look(pid: int, compared: Mapping[str, tuple[Any, Any]] | None = None, proc: 
         uids = tried("uids", lambda: _numbers(status["Uid"]))
         gids = tried("gids", lambda: _numbers(status["Gid"]))
         groups = tried("groups", lambda: _numbers(status["Groups"]))
-        users, all_groups = tried("uid_map", lambda: _map(place, "uid")), tried("gid_map", lambda: _map(place, "gid"))
         return HostView(
             uids=uids,
             gids=gids,
             groups=groups,
-            inner_uids=_inner(uids, users),
-            inner_gids=_inner(gids, all_groups),
-            inner_groups=_inner(groups, all_groups),
+            inner_uids=tried("inner_uids", lambda: _inner(uids, place, "uid")),
+            inner_gids=tried("inner_gids", lambda: _inner(gids, place, "gid")),
+            inner_groups=tried("inner_groups", lambda: _inner(groups, place, "gid")),
             capabilities=tried("capabilities", lambda: _capabilities(status)),
             no_new_privs=tried("no_new_privs", lambda: status["NoNewPrivs"] == "1"),
             seccomp=tried("seccomp", lambda: int(status["Seccomp"])),
@@ -154,17 +153,13 @@ def _capabilities(status: dict[str, str]) -> int:
     return inside.capabilities(status)
 
 
-def _map(place: int, kind: str) -> list[tuple[int, int, int]]:
-    """Return first number inside, first number here, and count."""
+def _inner(numbers: tuple[int, ...] | None, place: int, kind: str) -> tuple[int, ...]:
+    """Return numbers of the host's by the numbers of the process's user namespace."""
+    if numbers is None:
+        raise LookupError
     lines = [[int(number) for number in line.split()] for line in _lines(place, f"{kind}_map")]
-    return [(first, here, count) for first, here, count in lines]
-
-
-def _inner(numbers: tuple[int, ...] | None, mapping: list[tuple[int, int, int]] | None) -> tuple[int, ...] | None:
-    if numbers is None or mapping is None:
-        return None
     return tuple(
-        next((first + number - here for first, here, count in mapping if here <= number < here + count), _UNMAPPED)
+        next((first + number - here for first, here, count in lines if here <= number < here + count), _UNMAPPED)
         for number in numbers
     )
 

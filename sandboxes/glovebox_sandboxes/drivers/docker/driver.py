@@ -22,6 +22,7 @@ from glovebox_sandboxes.drivers.docker.engine import Engine, host_from_environme
 from glovebox_sandboxes.drivers.docker.janitor import janitor as janitor_of
 from glovebox_sandboxes.drivers.docker.removal import Remover
 from glovebox_sandboxes.drivers.docker.stream import AttachedStream
+from glovebox_sandboxes.host import cgroup
 from glovebox_sandboxes.host.host_view import HostView, look, unseen
 from glovebox_sandboxes.host.janitor import Janitor
 from glovebox_sandboxes.host.owner import new_owner
@@ -49,7 +50,7 @@ class DockerSandbox:
         self._name = name
         self._engine = engine
         self._stream = stream
-        self._groups: Mapping[str, Path] = {}
+        self._groups: cgroup.Groups = {}
         self._bounded = False
         self._seen = False
         self._found: Mapping[str, Any] | None = None
@@ -102,7 +103,7 @@ class DockerSandbox:
 
     def cpu_seconds(self) -> float | None:
         """See ``Sandbox.cpu_seconds``."""
-        return usage.processor(self._groups)
+        return cgroup.processor_seconds(self._groups)
 
     async def kill(self) -> None:
         """End every process of the sandbox; return when they are gone. Raises SandboxError."""
@@ -117,7 +118,7 @@ class DockerSandbox:
 
     def weigh(self, parts: int) -> None:
         """See ``Sandbox.weigh``: in the kernel, if visible; the Engine would take longer than the call."""
-        usage.weigh(self._groups, parts)
+        cgroup.weigh(self._groups, parts)
 
     async def stats(self) -> SandboxStats:
         """Return the kernel's counts, and the Engine's once the container has ended. Raises SandboxError."""
@@ -132,7 +133,7 @@ class DockerSandbox:
         )
 
     async def _look(self) -> None:
-        reading = usage.read(self._groups)
+        reading = cgroup.statistics(self._groups)
         if reading is not None:
             self._last = reading
             return
@@ -248,7 +249,7 @@ class DockerDriver:
                 with anyio.CancelScope(shield=True):
                     await stream.aclose()
         finally:
-            await connection.remover.take(name, identifier)
+            connection.remover.take(name, identifier)
 
     def source(self, plan: Plan) -> AbstractAsyncContextManager[Source]:
         """See ``Driver.source``."""

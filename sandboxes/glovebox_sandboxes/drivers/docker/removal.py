@@ -1,7 +1,4 @@
-"""Remove containers off a call's path but without fail: a queue, its workers, and their failures.
-
-Nothing here may import a profile or the server.
-"""
+"""Remove containers off a call's path but without fail."""
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
@@ -17,88 +14,75 @@ from glovebox_sandboxes.drivers.docker import usage
 from glovebox_sandboxes.drivers.docker.engine import Engine
 from glovebox_sandboxes.host.owner import is_orphan
 
-_WORKERS = 2
+_AT_ONCE = 2
 """Removals at one time: each costs the daemon about 50 ms of a processor, which the next start needs too."""
-_WAITING = 256
-"""Containers queued for removal: more than any pool keeps ready. Beyond that, leaving a sandbox waits."""
 _TRIES = 3
 _RETRY_SECONDS = 0.5
 _SHUTDOWN_SECONDS = 30
-"""Longest wait at the end of ``running``: a full queue takes about 10 s."""
+"""Longest wait at the end of ``running``: 256 containers take about 10 s."""
 
 _log = structlog.get_logger(__name__)
 
 
 class Remover:
-    """A queue of containers to remove, and its workers."""
+    """Removals under way, and those that failed."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._send, self._receive = anyio.create_memory_object_stream[tuple[str, str]](_WAITING)
-        self._waiting: set[str] = set()
-        self._scopes: list[anyio.CancelScope] = []
+        self._turns = anyio.CapacityLimiter(_AT_ONCE)
+        self._waiting: dict[str, anyio.CancelScope] = {}
         self._tasks: anyio.abc.TaskGroup | None = None
         self.leaked: dict[str, str] = {}
         """Containers that could not be removed, and why; the next server's ``reap`` tries again."""
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Work during the block, then until all queued containers are gone, at most 30 s."""
+        """Work during the block, then until all containers are gone, at most 30 s."""
         problem: Exception | None = None
         try:
-            async with anyio.create_task_group() as tasks:
-                self._tasks = tasks
-                for _ in range(_WORKERS):
-                    tasks.start_soon(self._work)
+            async with anyio.create_task_group() as self._tasks:
                 try:
                     yield
                 except Exception as raised:  # noqa: BLE001 - raised below, as itself and not in the group's wrapping
                     problem = raised
                 finally:
-                    # No await from here on: the block may be leaving because it was cancelled. The workers are shielded
-                    # and end with the queue; the task group waits for them.
-                    self._send.close()
-                    for scope in self._scopes:
+                    # No await from here on: the block may be leaving because it was cancelled. Removals are shielded,
+                    # and the task group waits for them.
+                    for scope in self._waiting.values():
                         scope.deadline = anyio.current_time() + _SHUTDOWN_SECONDS
         finally:
-            self._receive.close()
             for name in sorted(self._waiting):
                 self._give_up(name, f"not done within {_SHUTDOWN_SECONDS} s of the server's end")
         if problem is not None:
             raise problem
 
-    def start_soon(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run a function beside the workers; it ends with them."""
+    def start_soon(self, function: Callable[..., Coroutine[Any, Any, None]], *arguments: object) -> None:
+        """Run a function beside the removals; it ends with them."""
         if self._tasks is None:
             raise RuntimeError("the driver is not running")
-        self._tasks.start_soon(function)
+        self._tasks.start_soon(function, *arguments)
 
-    async def take(self, name: str, identifier: str) -> None:
-        """Queue a container by name or id, also in a cancelled task; waits only if the queue is full.
-
-        ``identifier`` is empty if the Engine did not report it.
-        """
-        self._waiting.add(name)
-        with anyio.CancelScope(shield=True):
-            await self._send.send((name, identifier))
+    def take(self, name: str, identifier: str) -> None:
+        """Remove a container by name or id, also for a cancelled task; ``identifier``: empty if not reported."""
+        self._waiting[name] = anyio.CancelScope(shield=True)
+        self.start_soon(self._end, name, identifier)
 
     async def reap(self, label: str) -> None:
-        """Queue every container whose ``label`` names a server of this machine that is gone."""
+        """Remove every container whose ``label`` names a server of this machine that is gone."""
         for container in await self._engine.labelled(label):
             labels: Mapping[str, str] = container.get("Labels") or {}
             if is_orphan(labels.get(label, "")):
                 _log.info("removing a container whose server is gone", container=container["Id"])
-                await self.take(container["Id"], container["Id"])
+                self.take(container["Id"], container["Id"])
 
-    async def _work(self) -> None:
-        with anyio.CancelScope(shield=True) as scope:
-            self._scopes.append(scope)
-            async for name, identifier in self._receive:
+    async def _end(self, name: str, identifier: str) -> None:
+        with self._waiting[name]:
+            async with self._turns:
                 await self._remove(name)
                 # An Engine that is gone, or was killed in the middle of a start, leaves its processes running.
                 if identifier and (killed := await anyio.to_thread.run_sync(usage.end, identifier)):
                     _log.warning("the Engine left processes of a container", container=identifier, killed=killed)
-                self._waiting.discard(name)
+                del self._waiting[name]
 
     async def _remove(self, name: str) -> None:
         for left in reversed(range(_TRIES)):

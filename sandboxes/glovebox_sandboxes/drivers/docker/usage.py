@@ -12,10 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from glovebox_sandboxes.contract.base import SandboxStats
 from glovebox_sandboxes.contract.errors import SandboxError
-from glovebox_sandboxes.host import cgroup
-from glovebox_sandboxes.host.cgroup import SOCKET_BYTES, processor_seconds, statistics, text
+from glovebox_sandboxes.host.cgroup import SOCKET_BYTES, Groups, text
 from glovebox_sandboxes.host.host_view import groups_of
 
 _NANOSECONDS = 1_000_000_000
@@ -29,15 +27,13 @@ _ROUNDS = 100
 """Passes over a group that is being killed: more than the generations of a fork bomb within its limit."""
 
 
-def groups(
-    pid: int, container: str, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")
-) -> dict[str, Path]:
+def groups(pid: int, container: str, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> Groups:
     """Return the directory of each controller (``memory``, ``cpuacct``; "" on v2) for a container's first process.
 
     ``pid`` is the Engine's number, perhaps another process's here: groups not named after the container are left out.
     """
     found = groups_of(pid, proc)
-    return {each: root / each / path.lstrip("/") for each, path in found.items() if container in path}
+    return {each: f"{root / each}{path}" for each, path in found.items() if container in path}
 
 
 def started(pid: int, container: str) -> bool:
@@ -53,44 +49,38 @@ def started(pid: int, container: str) -> bool:
         return False
 
 
-def bound_sockets(directories: Mapping[str, Path]) -> bool:
+def bound_sockets(directories: Groups) -> bool:
     """Bound a container's socket buffers on v1, where memory's limit omits them; before its program runs.
 
     Returns whether this was done: not if needless, and not by a server that is not root.
     """
-    memory = directories.get("memory")
     try:
-        return memory is not None and (memory / _SOCKETS).write_text(str(SOCKET_BYTES)) > 0
+        return "memory" in directories and Path(directories["memory"], _SOCKETS).write_text(str(SOCKET_BYTES)) > 0
     except OSError:
         return False
 
 
-def weigh(directories: Mapping[str, Path], parts: int) -> None:
-    """See ``Sandbox.weigh``; does nothing if the groups cannot be seen or changed."""
-    for version, controller in ((1, "cpu"), (2, "")):
-        if controller in directories:
-            cgroup.weigh(str(directories[controller]), version, parts)
-
-
-def limits(
-    directories: Mapping[str, Path], host: Mapping[str, Any], *, bounded: bool
-) -> dict[str, tuple[object, object]]:
+def limits(directories: Groups, host: Mapping[str, Any], *, bounded: bool) -> dict[str, tuple[object, object]]:
     """Return limits by name: planned in the HostConfig, and the kernel's (None: unreadable). See ``bound_sockets``."""
     # A host of version 1 may have version 2 mounted beside it, without controllers.
     unified = None if "memory" in directories else directories.get("")
-    places = {name: unified or directories.get(name) for name in ("memory", "pids", "cpu")}
-    files = ("memory.max", "pids.max", "cpu.max") if unified else ("memory.limit_in_bytes", "pids.max", "")
-    memory, pids = (_text(places[name], file) for name, file in zip(places, files[:2], strict=False))
-    if unified:
-        cpu = _text(unified, files[2])
-    else:
-        cpu = " ".join(_text(places["cpu"], f"cpu.cfs_{part}_us") or "" for part in ("quota", "period")).strip() or None
-    sockets = _text(directories.get("memory"), _SOCKETS)
+
+    def found(controller: str, *files: str, v2: str = "") -> str | None:
+        group = unified or directories.get(controller)
+        try:
+            values = [text(f"{group}/{file}") if group else None for file in ((v2,) if unified and v2 else files)]
+        except SandboxError:
+            return None  # set by the Engine: only compared here, and unreadable values are reported
+        return " ".join(filter(None, values)) or None
+
     return {
-        **({"limit sockets": (str(SOCKET_BYTES), sockets)} if bounded else {}),
-        "limit memory": (str(host["Memory"]), memory),
-        "limit pids": (str(host["PidsLimit"]), pids),
-        "limit cpu": (f"{host['NanoCpus'] * _PERIOD // _NANOSECONDS} {_PERIOD}", cpu),
+        **({"limit sockets": (str(SOCKET_BYTES), found("memory", _SOCKETS))} if bounded else {}),
+        "limit memory": (str(host["Memory"]), found("memory", "memory.limit_in_bytes", v2="memory.max")),
+        "limit pids": (str(host["PidsLimit"]), found("pids", "pids.max")),
+        "limit cpu": (
+            f"{host['NanoCpus'] * _PERIOD // _NANOSECONDS} {_PERIOD}",
+            found("cpu", "cpu.cfs_quota_us", "cpu.cfs_period_us", v2="cpu.max"),
+        ),
     }
 
 
@@ -114,22 +104,3 @@ def _processes(group: Path) -> set[int]:
         return {int(pid) for pid in (group / "cgroup.procs").read_text().split()} - {0}
     except OSError:
         return set()
-
-
-def _text(directory: Path | None, file: str) -> str | None:
-    try:
-        return None if directory is None else text(f"{directory}/{file}")
-    except SandboxError:
-        return None  # set by the Engine: only compared here, and unreadable values are reported
-
-
-def read(directories: Mapping[str, Path]) -> SandboxStats | None:
-    """Return the present reading; None when the groups are gone."""
-    memory = directories.get("memory", directories.get(""))
-    return statistics(str(memory), str(directories.get("cpuacct", memory))) if memory else None
-
-
-def processor(directories: Mapping[str, Path]) -> float | None:
-    """Return seconds of processor time so far; None if not counted."""
-    group = directories.get("cpuacct", directories.get(""))
-    return None if group is None else processor_seconds(str(group))
