@@ -9,20 +9,17 @@ import hashlib
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
 import rfc8785
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
-    PlainSerializer,
-    PlainValidator,
     ValidationInfo,
-    WithJsonSchema,
     field_validator,
     model_validator,
 )
@@ -30,6 +27,8 @@ from pydantic import (
 from glovebox_profiles import egress
 from glovebox_profiles.egress import EgressRule
 from glovebox_profiles.egress.headers import NOT_LENT, require_harmless
+from glovebox_profiles.egress.rules import PathPattern
+from glovebox_profiles.egress.targets import Method, parse_pattern
 from glovebox_profiles.features import refuse_unsupported
 from glovebox_sandboxes.contract.spec import DEFAULT
 from glovebox_sandboxes.drivers.registry import NAMES
@@ -81,8 +80,6 @@ _NOT_OURS: Final = re.compile(
     r"(LD|PYTHON|PIP|SSL|LC|MPL|GLOVEBOX)_.*|PYTHON.*|.*_PROXY|.*_CA_BUNDLE|NODE_.*|PATH|HOME|LANG|TMPDIR|TZ|USER|SHELL|IFS|ENV"
 )
 
-RULE_KEYS: Final = tuple(field.name for field in fields(EgressRule))
-
 _BYTES = re.compile(r"([0-9]{1,12}) ?(B|KiB|MiB|GiB)")
 _UNITS = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
 
@@ -123,17 +120,6 @@ class KeyedError(ValueError):
         self.key = key
 
 
-def _rule(value: object) -> EgressRule:
-    if isinstance(value, EgressRule):
-        return value
-    if isinstance(value, dict):
-        for key in value:
-            if key not in RULE_KEYS:
-                raise KeyedError(key, f"{key} is not a key of a rule")
-        return EgressRule.from_table(value)
-    raise ValueError('each entry is a table such as { host = "docs.python.org" }')
-
-
 def require_json(value: dict[str, Any]) -> dict[str, Any]:
     """Reject values that no client could send as JSON: dates, NaN, integers beyond 2**53."""
     try:
@@ -141,10 +127,6 @@ def require_json(value: dict[str, Any]) -> dict[str, Any]:
     except (rfc8785.CanonicalizationError, TypeError) as error:
         raise ValueError(f"arguments must be JSON: {error}") from None
     return value
-
-
-def _texts(description: str) -> dict[str, Any]:
-    return {"type": "array", "items": {"type": "string"}, "description": description}
 
 
 class Table(BaseModel):
@@ -159,29 +141,6 @@ class Table(BaseModel):
 LISTED = Field(strict=False)
 _Driver = Annotated[DriverName, BeforeValidator(partial(refuse_unsupported, "isolation"))]
 Size = BeforeValidator(parse_bytes, json_schema_input_type=int | str)
-_Rule = Annotated[
-    EgressRule,
-    PlainValidator(_rule),
-    PlainSerializer(lambda rule: rule.to_table(), return_type=dict[str, Any]),
-    WithJsonSchema(
-        {
-            "type": "object",
-            "additionalProperties": False,
-            "required": ["host"],
-            "properties": {
-                "host": {"type": "string", "description": "One host, or `*.example.org` for every subdomain of it."},
-                "schemes": _texts("`https` (the default), `http`."),
-                "ports": {
-                    "type": "array",
-                    "items": {"type": "integer", "minimum": 1, "maximum": 65535},
-                    "description": "Left out: the ports of the schemes, 443 and 80.",
-                },
-                "methods": _texts("Left out: GET and HEAD."),
-                "paths": _texts("Exact paths, or `/simple/*` for all below. Left out: every path of the host."),
-            },
-        }
-    ),
-]
 _ModuleName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$", max_length=200)]
 
 
@@ -228,6 +187,12 @@ class FileRules(Table):
         return reveal
 
 
+def _require_one_host(host: str) -> str:
+    if "*" in parse_pattern(host):
+        raise ValueError("host names one host: a credential is for no other")
+    return host
+
+
 def _require_source(source: str) -> None:
     kind, _, where = source.partition(":")
     if "\0" in source:
@@ -252,11 +217,11 @@ class Credential(Table):
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,31}$")]
     """What records, receipts and refusals call it."""
-    host: Annotated[str, Field(max_length=253)]
+    host: Annotated[str, Field(max_length=253), AfterValidator(_require_one_host)]
     """The one host it is for, reached over TLS alone; no `*`."""
-    methods: Annotated[tuple[str, ...], LISTED] = ("GET", "HEAD")
+    methods: Annotated[tuple[Method, ...], LISTED, Field(min_length=1)] = ("GET", "HEAD")
     """Methods of requests that get it."""
-    paths: Annotated[tuple[str, ...], LISTED]
+    paths: Annotated[tuple[PathPattern, ...], LISTED, Field(min_length=1)]
     """Paths that get it: exact ones, or `/repos/*` for all below; `/*` for every path."""
     header: _HeaderName | None = None
     """The header it stands in, for instance `Authorization`; else `query`."""
@@ -282,8 +247,6 @@ class Credential(Table):
             raise ValueError(f"{self.header} frames or routes a request, so no credential can stand in it")
         if self.query is not None and self.prefix:
             raise ValueError("takes a prefix in a header only")
-        if "*" in self.host:
-            raise ValueError("host names one host: a credential is for no other")
         _require_source(self.source)
         if self.env is not None and _NOT_OURS.fullmatch(self.env):
             raise ValueError(f"env cannot be {self.env}, by which programs are set up")
@@ -292,12 +255,11 @@ class Credential(Table):
         require_distinct(self.methods)
         require_distinct(self.paths)
         require_harmless((*self.headers, *self.set_headers), self.header)
-        self.rule()
         return self
 
     def rule(self) -> EgressRule:
         """Return which requests get it."""
-        return EgressRule.from_table({"host": self.host, "methods": list(self.methods), "paths": list(self.paths)})
+        return EgressRule(host=self.host, methods=frozenset(self.methods), paths=frozenset(self.paths))
 
 
 class Network(Table):
@@ -305,7 +267,9 @@ class Network(Table):
 
     mode: Annotated[Literal["none", "egress"], BeforeValidator(partial(refuse_unsupported, "network.mode"))] = "none"
     """`egress` lets the call reach what `allow` names, decided by the broker connection by connection."""
-    allow: Annotated[tuple[_Rule, ...], LISTED, Field(max_length=MAX_RULES)] = Field(default=(), validate_default=True)
+    allow: Annotated[tuple[EgressRule, ...], LISTED, Field(max_length=MAX_RULES)] = Field(
+        default=(), validate_default=True
+    )
     """Rules for hosts, schemes, ports, methods and paths; what no rule names is refused."""
     tls: Literal["tunnel", "inspect"] = "tunnel"
     """What becomes of programs' own TLS: `tunnel` passes it unread where a rule says `CONNECT`; `inspect` ends it in

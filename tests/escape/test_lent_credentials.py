@@ -37,7 +37,7 @@ __all__ = ["wires"]
 API, ELSEWHERE = "api.example.org", "other.example.org"
 KEY = "Zq8-fk2_Lw7Rt5Xv9Bn3Mp6Hs1Dy4Gc0+/e"
 RULES = tuple(
-    EgressRule.from_table({"host": host, "methods": ["GET", "HEAD", "POST"], "schemes": ["https", "http"]})
+    EgressRule.model_validate({"host": host, "methods": ["GET", "HEAD", "POST"], "schemes": ["https", "http"]})
     for host in (API, ELSEWHERE)
 )
 
@@ -288,7 +288,7 @@ async def test_an_answer_without_a_body_hands_nothing_back_either(wires: Cable, 
 
 async def test_another_port_of_the_host_gets_no_key(wires: Cable) -> None:
     """Allowed, over TLS, and not the port that the credential is for: 443."""
-    rule = EgressRule.from_table({"host": API, "ports": [443, 8443]})
+    rule = EgressRule.model_validate({"host": API, "ports": [443, 8443]})
     async with internet(wires) as net:
         net.zone[API] = [[SITE]]
         requests: list[bytes] = []

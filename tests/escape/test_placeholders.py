@@ -22,7 +22,7 @@ __all__ = ["wires"]
 
 API, ELSEWHERE = "api.example.org", "other.example.org"
 KEY = "ghp_" + "b7Qx2Lm9Wc4Zk1Vt8Rn5Hy3Df6Gs0Pj2Aa1E"
-RULES = tuple(EgressRule.from_table({"host": host, "methods": ["GET", "POST"]}) for host in (API, ELSEWHERE))
+RULES = tuple(EgressRule.model_validate({"host": host, "methods": ["GET", "POST"]}) for host in (API, ELSEWHERE))
 
 
 def credential(**changed: Any) -> Credential:

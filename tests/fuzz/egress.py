@@ -48,10 +48,10 @@ def _rule(host: str, path: str, flags: int) -> EgressRule | None:
     if path:
         table["paths"] = [path]
     try:
-        rule = EgressRule.from_table(table)
+        rule = EgressRule.model_validate(table)
     except ValueError:
         return None
-    assert EgressRule.from_table(rule.to_table()) == rule
+    assert EgressRule.model_validate(rule.model_dump()) == rule
     return rule
 
 

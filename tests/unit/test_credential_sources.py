@@ -403,7 +403,7 @@ def test_explain_says_what_a_tool_can_do_with_a_key_and_where_it_can_send_it() -
         Credential.model_validate({"name": "tracker", **given}),
         Credential.model_validate({"name": "hub", **given, "methods": ("POST",), "env": "HUB_TOKEN"}),
     ]
-    rule = EgressRule.from_table({"host": "api.example.org", "methods": ["GET", "HEAD", "POST"]})
+    rule = EgressRule.model_validate({"host": "api.example.org", "methods": ["GET", "HEAD", "POST"]})
     network = Network(mode="egress", allow=(rule,), credential=tuple(lent))
     profile = load([SHIPPED], check_example=None)["run_python"].model_copy(update={"network": network})
     said = next(each for each in explain(profile) if any("With the key" in one for one in each.sentences)).sentences

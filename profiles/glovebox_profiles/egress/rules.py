@@ -6,13 +6,15 @@ products.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_serializer, model_validator
 
 from glovebox_profiles.egress.targets import (
     DEFAULT_PORTS,
-    METHODS,
     EgressTarget,
+    Method,
     TargetError,
     is_plain,
     matches,
@@ -27,69 +29,53 @@ ANY_PATH = "/*"
 #: Hosts of a profile in a refusal: enough to choose from, few enough for a model to read.
 HINTED_HOSTS = 12
 
-_KEYS = ("host", "schemes", "ports", "methods", "paths")
-_MAX_PORT = 65535
+
+def _require_path_pattern(pattern: str) -> str:
+    plain = pattern.removesuffix("*") if pattern.endswith("/*") else pattern
+    if "*" in plain:
+        raise ValueError(f"a path takes a star only as the end of a folder, as in /simple/*, not {pattern!r}")
+    if not plain.startswith("/") or plain != normalise_path(plain) or not is_plain(plain):
+        raise ValueError(f"a path is plain and begins with a slash, unlike {pattern!r}")
+    return pattern
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EgressRule:
-    """One entry of a profile's ``network.allow``."""
+def _ports_of(given: Mapping[str, Any]) -> frozenset[int]:
+    return frozenset(DEFAULT_PORTS[scheme] for scheme in given.get("schemes", ()))
 
-    host: str
-    """Exact host, or ``*.example.org`` for every subdomain and not ``example.org`` itself."""
-    schemes: frozenset[str] = frozenset({"https"})
-    """``https``, ``http``."""
-    ports: frozenset[int] = frozenset({443})
-    methods: frozenset[str] = frozenset({"GET", "HEAD"})
-    """HTTP methods; ``CONNECT`` grants an opaque TLS tunnel, inside which neither method nor path can be held."""
-    paths: frozenset[str] = frozenset({ANY_PATH})
-    """Exact paths, or ``/simple/*`` for everything below ``/simple/``."""
 
-    def __post_init__(self) -> None:
-        """Reject unenforceable rules; canonicalise nothing, so equal rules are written equally."""
-        _require("host", self.host == parse_pattern(self.host), f"must be written as {parse_pattern(self.host)!r}")
-        _require("schemes", bool(self.schemes) and self.schemes <= DEFAULT_PORTS.keys(), "holds https, http or both")
-        _require("ports", bool(self.ports) and all(_is_port(port) for port in self.ports), "holds 1 to 65535")
-        _require(
-            "methods", bool(self.methods) and self.methods <= METHODS, f"holds some of {', '.join(sorted(METHODS))}"
-        )
-        _require("paths", bool(self.paths), "holds at least one path, such as /simple/*; leave it out for all")
-        for path in self.paths:
-            _check_path_pattern(path)
-        if "CONNECT" in self.methods:
-            _require("paths", self.paths == {ANY_PATH}, "cannot be held inside a CONNECT tunnel: drop one of the two")
-            _require("schemes", "https" in self.schemes, "needs https for CONNECT: a tunnel carries TLS only")
+PathPattern = Annotated[str, AfterValidator(_require_path_pattern)]
+# Strictness is lifted for the lists themselves only: TOML has lists, frozen data has sets.
+_LISTED = Field(strict=False, min_length=1)
 
-    @classmethod
-    def from_table(cls, table: Mapping[str, Any]) -> "EgressRule":
-        """Build a rule from a profile's table, for example ``{host = "pypi.org", paths = ["/simple/*"]}``.
 
-        Left out, ``schemes`` is https, ``ports`` the ports of the schemes, ``methods`` GET and HEAD, ``paths`` all.
+class EgressRule(BaseModel):
+    """One entry of a profile's `network.allow`, such as `{ host = "pypi.org", paths = ["/simple/*"] }`."""
 
-        Raises:
-            ValueError: One sentence that names the key and what it takes.
-        """
-        for key in table:
-            _require(quoted(str(key)), key in _KEYS, f"is not a key of an egress rule; the keys are {', '.join(_KEYS)}")
-        _require("host", isinstance(table.get("host"), str), "is missing or not a text, such as pypi.org")
-        given: dict[str, frozenset[Any]] = {}
-        for key in _KEYS[1:]:
-            if key in table:
-                given[key] = _frozen(key, table[key], int if key == "ports" else str)
-        if "ports" not in given:
-            ports = {DEFAULT_PORTS[scheme] for scheme in given.get("schemes", {"https"}) if scheme in DEFAULT_PORTS}
-            given["ports"] = frozenset(ports or {443})
-        return cls(host=parse_pattern(table["host"]), **given)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
 
-    def to_table(self) -> dict[str, Any]:
+    host: Annotated[str, AfterValidator(parse_pattern)]
+    """One host, or `*.example.org` for every subdomain of it and not `example.org` itself."""
+    schemes: Annotated[frozenset[Literal["https", "http"]], _LISTED] = frozenset({"https"})
+    """`https`, `http`."""
+    ports: Annotated[frozenset[Annotated[int, Field(ge=1, le=65535)]], _LISTED] = Field(default_factory=_ports_of)
+    """Left out: the ports of the schemes, 443 and 80."""
+    methods: Annotated[frozenset[Method], _LISTED] = frozenset({"GET", "HEAD"})
+    """Left out: GET and HEAD. `CONNECT` grants an opaque tunnel, which hides method and path."""
+    paths: Annotated[frozenset[PathPattern], _LISTED] = frozenset({ANY_PATH})
+    """Exact paths, or `/simple/*` for all below. Left out: every path of the host."""
+
+    @model_validator(mode="after")
+    def _can_be_enforced(self) -> Self:
+        if "CONNECT" in self.methods and self.paths != {ANY_PATH}:
+            raise ValueError("paths cannot be held inside a CONNECT tunnel: drop one of the two")
+        if "CONNECT" in self.methods and "https" not in self.schemes:
+            raise ValueError("schemes needs https for CONNECT: a tunnel carries TLS only")
+        return self
+
+    @model_serializer
+    def _table(self) -> dict[str, Any]:
         """Return the rule as a profile would write it, every key present and every list sorted."""
-        return {
-            "host": self.host,
-            "schemes": sorted(self.schemes),
-            "ports": sorted(self.ports),
-            "methods": sorted(self.methods),
-            "paths": sorted(self.paths),
-        }
+        return {name: value if name == "host" else sorted(value) for name, value in self}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +112,9 @@ def decide_inspected(target: EgressTarget, rules: Sequence[EgressRule]) -> Egres
     return decide(
         target,
         [
-            replace(rule, methods=frozenset({"CONNECT"}), paths=frozenset({ANY_PATH})) if _asks_https(rule) else rule
+            rule.model_copy(update={"methods": frozenset({"CONNECT"}), "paths": frozenset({ANY_PATH})})
+            if _asks_https(rule)
+            else rule
             for rule in rules
         ],
     )
@@ -211,35 +199,6 @@ def _listed(values: Iterable[str]) -> str:
     listed = list(values)
     more = len(listed) - HINTED_HOSTS
     return ", ".join(listed[:HINTED_HOSTS]) + (f" and {more} more" if more > 0 else "")
-
-
-def _check_path_pattern(pattern: str) -> None:
-    plain = pattern.removesuffix("*") if pattern.endswith("/*") else pattern
-    _require("paths", "*" not in plain, f"takes a star only as the end of a folder, as in /simple/*, not {pattern!r}")
-    _require(
-        "paths",
-        plain.startswith("/") and plain == normalise_path(plain) and is_plain(plain),
-        f"takes plain paths that begin with a slash, not {pattern!r}",
-    )
-
-
-def _is_port(port: object) -> bool:
-    return isinstance(port, int) and not isinstance(port, bool) and 1 <= port <= _MAX_PORT
-
-
-def _frozen(key: str, values: object, kind: type) -> frozenset[Any]:
-    _require(
-        key,
-        isinstance(values, list | tuple | set | frozenset) and all(type(value) is kind for value in values),
-        f"takes a list of {'numbers' if kind is int else 'texts'}",
-    )
-    assert isinstance(values, Iterable)  # noqa: S101 - told to the type checker; decided above
-    return frozenset(values)
-
-
-def _require(key: str, holds: bool, otherwise: str) -> None:
-    if not holds:
-        raise ValueError(f"{key} {otherwise}.")
 
 
 def covers(wide: EgressRule, narrow: EgressRule) -> bool:

@@ -22,6 +22,7 @@ import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
+from typing import Literal, get_args
 from urllib.parse import unquote
 
 from glovebox_sandboxes.contract.errors import RefusedError
@@ -32,7 +33,8 @@ Address = IPv4Address | IPv6Address
 MAX_URL = 8192
 DEFAULT_PORTS = {"http": 80, "https": 443}
 #: CONNECT stands for an opaque TLS tunnel, whose requests cannot be seen.
-METHODS = frozenset({"GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE", "CONNECT"})
+Method = Literal["GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE", "CONNECT"]
+METHODS: frozenset[str] = frozenset(get_args(Method))
 
 _PRINTABLE = re.compile(r"[\x21-\x7e]*")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)([^?#]*)(?:\?([^#]*))?(?:#.*)?")

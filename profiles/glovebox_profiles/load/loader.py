@@ -228,7 +228,7 @@ def _misplaced_keys(profile: Profile, path: Path, lines: Mapping[KeyPath, int]) 
         if each.env is not None and profile.tool != PROGRAMS:
             hint = f"Leave it out: requests of {profile.tool} get the key unasked."
             yield ProfileError(path, lines[key], dotted(key), f"{profile.tool} runs no program to find it", hint)
-        tunnel = EgressRule.from_table({"host": each.host, "methods": ["CONNECT"]})
+        tunnel = EgressRule(host=each.host, methods=frozenset({"CONNECT"}))
         if profile.tool == PROGRAMS and meet(profile.network.allow, [tunnel]):
             key = ("network", "credential", index, "host")
             reason = f"is {each.host}, to which network.allow has a tunnel: nothing is added or looked for there"

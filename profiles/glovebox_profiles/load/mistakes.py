@@ -10,7 +10,7 @@ from pydantic_core import ErrorDetails
 
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.positions import KeyPath, dotted
-from glovebox_profiles.model import RULE_KEYS, KeyedError, Profile
+from glovebox_profiles.model import Profile
 
 ANY = "NAME"
 """In the path of a key, a name that the writer chooses."""
@@ -44,14 +44,11 @@ def describe_mistakes(
 
 
 def _key(detail: ErrorDetails) -> KeyPath:
-    cause = detail.get("ctx", {}).get("error")
-    if isinstance(cause, KeyedError):
-        return (*detail["loc"], cause.key)
     return detail["loc"][:-1] if detail["loc"][-1:] == (_NAMES,) else detail["loc"]
 
 
 def _rank(detail: ErrorDetails) -> int:
-    if detail["type"] == "extra_forbidden" or isinstance(detail.get("ctx", {}).get("error"), KeyedError):
+    if detail["type"] == "extra_forbidden":
         return _UNKNOWN
     return _MISSING if detail["type"] == "missing" else _WRONG
 
@@ -107,6 +104,4 @@ def valid_keys(model: type[BaseModel] = Profile, table: tuple[str, ...] = ()) ->
         for inner in (field.annotation, *get_args(field.annotation)):
             if isinstance(inner, type) and issubclass(inner, BaseModel):
                 keys.extend(valid_keys(inner, below))
-        if (*table, name)[-len(RULES) :] == RULES:
-            keys.extend((*table, name, key) for key in RULE_KEYS)
     return tuple(keys)

@@ -9,7 +9,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from glovebox_audit.chain import Record
@@ -294,7 +294,7 @@ def _network(used: _ObservedUse, values: dict[str, Any]) -> None:
     kept = list(_joined(narrowed))
     if not egress.covers_all(rules, kept):  # two rules allow what is one here
         kept = narrowed
-    tables = [rule.to_table() for rule in kept]
+    tables = [rule.model_dump() for rule in kept]
     fits = len(kept) <= model.MAX_RULES and len(json.dumps(tables)) <= MAX_ALLOW
     calls = counted(found.calls, "call")
     if kept and fits and egress.covers_all(rules, kept):
@@ -314,19 +314,19 @@ def _rules(asked: _Asked, known: set[str] | None, rules: Sequence[EgressRule]) -
     scheme, host, port, method = asked
     table: dict[str, Any] = {"host": host, "schemes": [scheme], "ports": [port], "methods": [method]}
     try:
-        one = EgressRule.from_table(table if known is None else {**table, "paths": sorted(known)})
+        one = EgressRule.model_validate(table if known is None else {**table, "paths": sorted(known)})
     except ValueError:  # a path that no rule can name
-        one = EgressRule.from_table(table)
+        one = EgressRule.model_validate(table)
     return egress.meet(rules, [one])
 
 
 def _joined(rules: Iterable[EgressRule]) -> Iterable[EgressRule]:
     methods: dict[EgressRule, frozenset[str]] = {}
     for each in rules:
-        bare = replace(each, methods=frozenset({"GET"})) if "CONNECT" not in each.methods else each
+        bare = each.model_copy(update={"methods": frozenset({"GET"})}) if "CONNECT" not in each.methods else each
         methods[bare] = methods.get(bare, frozenset()) | each.methods
-    for bare, all_of_them in sorted(methods.items(), key=lambda each: each[0].to_table()["host"]):
-        yield replace(bare, methods=all_of_them)
+    for bare, all_of_them in sorted(methods.items(), key=lambda each: each[0].host):
+        yield bare.model_copy(update={"methods": all_of_them})
 
 
 def _digest(url: str) -> str:

@@ -128,7 +128,7 @@ def rule_for(target: str) -> EgressRule:
     """Return the rule that a grant of a host adds: only this host and port, GET and HEAD."""
     scheme, _, rest = target.partition("://")
     host, _, port = rest.rpartition(":")
-    return EgressRule(host=host, schemes=frozenset({scheme}), ports=frozenset({int(port)}))
+    return EgressRule.model_validate({"host": host, "schemes": [scheme], "ports": [int(port)]})
 
 
 def widened(rights: Rights, tool: str, grants: Iterable[Grant | Escalation]) -> Rights:
