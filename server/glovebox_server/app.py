@@ -287,8 +287,9 @@ async def _open_parts(
     tasks = await enter(anyio.create_task_group())
     sandboxes = SandboxProvider(drivers=drivers, pool=pool, prewarm=prewarm)
     guards = GuardSet(
-        rights_of=policy.rights_of, admission=Admission(pool.call, shared=start.is_shared), sandboxes=sandboxes,
-        artifacts=start.artifacts, stops=stops, approvals=approvals, budgets=budgets, watch=watch,
+        rights_of=policy.rights_of if policy.policy else policy.now.rights_of,  # what is off is not entered
+        admission=Admission(pool.call, shared=start.is_shared), sandboxes=sandboxes, artifacts=start.artifacts,
+        stops=stops, approvals=approvals, budgets=budgets, watch=watch,
         credentials=CredentialCache(tasks), proposals=partial(_proposals, settings, audit, policy),
     )  # fmt: skip
     return _Parts(audit=audit, tasks=tasks, refusals=refusals, sandboxes=sandboxes, watch=watch, guards=guards)

@@ -24,7 +24,7 @@ from glovebox_server.tools.run_python import RunPythonResult
 
 HEAD = Head(seq=7, hash="a" * 64)
 DECISION = Decision(effect="allow", rule="allow", reason="", hint="", profile_digest="sha256:p")
-RECEIPT = Receipt(uri="receipt://c_1", digest="sha256:1")
+RECEIPT = Receipt(uri="receipt://c_1", digest="sha256:1", head=HEAD)
 FOUND = {"driver": "bubblewrap", "level": "namespaces", "verified": True, "differences": ()}
 PLAN = Plan(
     driver="bubblewrap",
@@ -50,7 +50,7 @@ NOTHING = Delivered(artifacts=(), figures=(), shown=(), skipped=())
 def answer(outcome: Outcome = OUTCOME, delivered: Delivered = NOTHING, masks: tuple[str, ...] = ()) -> CallResult:
     """The answer to a call of ``run_python``; its data fits the published model."""
     result = build_result(
-        TOOLS["run_python"], CALL, outcome, delivered, decision=DECISION, plan=PLAN, head=HEAD,
+        TOOLS["run_python"], CALL, outcome, delivered, decision=DECISION, plan=PLAN,
         elapsed_ms=9.0, receipt=RECEIPT, masks=masks,
     )  # fmt: skip
     RunPythonResult.model_validate_json(_json(result.structured))
@@ -280,7 +280,7 @@ def test_other_tools_get_no_files() -> None:
     call = replace(CALL, tool="read_workspace_file", arguments={"path": "a.png", "offset": 0, "limit": 100})
     result = build_result(
         TOOLS["read_workspace_file"], call, outcome, replace(NOTHING, shown=(shown,)), decision=DECISION,
-        plan=PLAN, head=HEAD, elapsed_ms=1.0, receipt=RECEIPT,
+        plan=PLAN, elapsed_ms=1.0, receipt=RECEIPT,
     )  # fmt: skip
     assert "artifacts" not in result.structured
     assert shown in result.content
@@ -303,7 +303,7 @@ def test_characters_that_nobody_sees_are_counted_and_left_as_they_are(tool: str,
     value = _json(FOUND_BY[tool]).replace(UNSEEN, unseen)
     outcome = replace(OUTCOME, stdout=replace(OUTCOME.stdout, text=unseen), value=json.loads(value))
     result = build_result(
-        TOOLS[tool], CALL, outcome, NOTHING, decision=DECISION, plan=PLAN, head=HEAD, elapsed_ms=9.0, receipt=RECEIPT,
+        TOOLS[tool], CALL, outcome, NOTHING, decision=DECISION, plan=PLAN, elapsed_ms=9.0, receipt=RECEIPT,
     )  # fmt: skip
     TOOLS[tool].result.model_validate_json(_json(result.structured))
     assert unseen in texts(result)

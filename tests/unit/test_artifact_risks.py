@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests.fixtures.artifact_stores import ALICE
-from tests.unit.test_answers import CALL, DECISION, HEAD, OUTCOME, PLAN, RECEIPT
+from tests.unit.test_answers import CALL, DECISION, OUTCOME, PLAN, RECEIPT
 from tests.unit.test_collector import Recorder, collecting, outcome, put
 
 from glovebox_audit.events import ArtifactCollected, draft
@@ -62,7 +62,7 @@ async def shown(directory: Path, name: str, data: bytes) -> tuple[CallResult, Ar
         await put(collector, name, data)
         delivered = await collector.deliver(outcome(), keep_pictures=True)
     result = build_result(
-        TOOLS["run_python"], CALL, OUTCOME, delivered, decision=DECISION, plan=PLAN, head=HEAD, elapsed_ms=1.0,
+        TOOLS["run_python"], CALL, OUTCOME, delivered, decision=DECISION, plan=PLAN, elapsed_ms=1.0,
         receipt=RECEIPT,
     )  # fmt: skip
     (record,) = [event for event in recorder.events if isinstance(event, ArtifactCollected)]
@@ -121,7 +121,7 @@ async def test_marks_without_number_cost_no_call_its_result(tmp_path: Path) -> N
             await put(collector, f"{number}.patch", patch)
         delivered = await collector.deliver(outcome(), keep_pictures=True)
     result = build_result(
-        TOOLS["run_python"], CALL, OUTCOME, delivered, decision=DECISION, plan=PLAN, head=HEAD, elapsed_ms=1.0,
+        TOOLS["run_python"], CALL, OUTCOME, delivered, decision=DECISION, plan=PLAN, elapsed_ms=1.0,
         receipt=RECEIPT,
     )  # fmt: skip
     rendered = tool_result(result)
@@ -145,7 +145,7 @@ async def test_every_file_of_the_largest_shipped_number_is_marked_within_one_mes
             await put(collector, f"{'folder' * 20}/{number}/claude.md", b"x")
         delivered = await collector.deliver(outcome(), keep_pictures=True)
     result = build_result(
-        TOOLS["run_python"], CALL, OUTCOME, delivered, decision=DECISION, plan=PLAN, head=HEAD, elapsed_ms=1.0,
+        TOOLS["run_python"], CALL, OUTCOME, delivered, decision=DECISION, plan=PLAN, elapsed_ms=1.0,
         receipt=RECEIPT,
     )  # fmt: skip
     rendered = tool_result(result)

@@ -4,7 +4,7 @@ Rules are checked in a fixed order, and the first objection decides. Nothing her
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypedDict
@@ -20,7 +20,7 @@ from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.plural import counted
 from glovebox_server.calls import Decision, Listener, Principal, ToolCall, Trace, new_call_id
 from glovebox_server.core.call import Call
-from glovebox_server.core.rights import Rights
+from glovebox_server.core.rights import Rights, RightsOf
 from glovebox_server.errors import InvalidArgumentsError, UnknownToolError
 from glovebox_server.tools.base import Grant, Tool
 from glovebox_server.workspace import NOT_SERVED
@@ -59,7 +59,7 @@ def accept(
         UnknownToolError: the tool does not exist.
         InvalidArgumentsError: they do not fit the tool's model.
     """
-    tool = find_tool(tools, name, rights.shown(tools))
+    tool = find_tool(tools, name, rights)
     request = ToolCall(
         id=origin.get("call_id") or new_call_id(),
         principal=principal,
@@ -79,29 +79,33 @@ def decide_call(call: Call, rights: Rights) -> Decision:
     """Decide a call under these rights. Pure, except for objections of guards."""
     request = call.request
     profile = rights.profiles.get(request.tool)
-    refusals = (objection(request, rights) for objection in call.objections)
+    refusal: Refusal | None = None
+    for objection in call.objections:
+        refusal = refusal or objection(request)
+    if refusal is None and rights.role is not None:
+        refusal = rights.refusal(request.tool)
     decision = decide(
         call.tool,
         request.arguments,
         profile,
         rights.profiles.digest_for(request.tool) if profile else "",
         workspace=rights.workspace is not None,
-        objection=next((refusal for refusal in refusals if refusal), None),
+        objection=refusal,
     )
     if rights.policy_digest:
         return replace(decision, role=rights.role, policy_digest=rights.policy_digest)
     return decision
 
 
-def object_by_role(request: ToolCall, rights: Rights) -> Refusal | None:
-    """Return a refusal if the caller's role does not have the tool."""
-    return rights.refusal(request.tool)
+def same_rights(rights: Rights) -> RightsOf:
+    """Return a function that gives every caller the same rights."""
+    return lambda _: rights
 
 
-def find_tool(tools: Mapping[str, Tool], name: str, offered: Iterable[str] | None = None) -> Tool:
-    """Return the tool of that name; raise ``UnknownToolError``, which lists ``offered``, or else all."""
+def find_tool(tools: Mapping[str, Tool], name: str, rights: Rights | None = None) -> Tool:
+    """Return the tool of that name; raise ``UnknownToolError``, which lists what these rights show, or else all."""
     if name not in tools:
-        raise UnknownToolError(name, tuple(sorted(tools if offered is None else offered)))
+        raise UnknownToolError(name, tuple(sorted(tools if rights is None else rights.shown(tools))))
     return tools[name]
 
 

@@ -4,7 +4,7 @@ Guards surround each part of a call: the call, its turn, its run. Every step wit
 disk, before the effect.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -17,17 +17,30 @@ import anyio.lowlevel
 from glovebox_audit.chain import Head
 from glovebox_profiles.compile import to_spec
 from glovebox_sandboxes.contract.errors import Refusal
-from glovebox_sandboxes.pool.pool import SandboxProvider
+from glovebox_sandboxes.contract.outcome import Outcome
+from glovebox_sandboxes.contract.spec import SandboxSpec
+from glovebox_sandboxes.pool.pool import SandboxProvider, SandboxRequest
+from glovebox_sandboxes.session.connection import AttestedSandbox, Input, StreamSink
+from glovebox_sandboxes.session.run import Hooks, run
+from glovebox_server.artifacts.collector import Collector
 from glovebox_server.artifacts.store import ArtifactStore
-from glovebox_server.calls import CallResult, Listener, Principal
+from glovebox_server.calls import NOTHING, CallResult, Listener, Principal
 from glovebox_server.core.accept import Origin, accept, decide_call, deny
-from glovebox_server.core.call import ApprovalRequiredError, Attempt, Call, CallDeniedError, Guards, Ran, enter
+from glovebox_server.core.call import (
+    ApprovalRequiredError,
+    Attempt,
+    Call,
+    CallDeniedError,
+    GuardLink,
+    Guards,
+    Ran,
+    Show,
+)
 from glovebox_server.core.inputs import open_inputs
 from glovebox_server.core.result import build_refusal, build_result
-from glovebox_server.core.run import run_in_sandbox
 from glovebox_server.errors import RefusedError
 from glovebox_server.receipts.recorder import CallRecorder, Receipt
-from glovebox_server.tools.base import Tool
+from glovebox_server.tools.base import Tool, cut_output
 
 
 class CallRecords(Protocol):
@@ -86,8 +99,10 @@ class Broker:
             if call.is_decided and call.now.is_recorded and call.now.decision.effect == "allow":
                 self._note_end(call, failed=True)
             raise
-        finally:
-            call.forget()
+        finally:  # references back to the call: else only the garbage collector would free it, and its output
+            del call.lift
+            if hasattr(call, "now"):
+                del call.now
 
     async def _take_turns(self, call: Call) -> CallResult:
         """Give a call its turn, and another after each answer of a person."""
@@ -181,7 +196,7 @@ class Broker:
             return build_refusal(call.request, deny(now.decision, now.withheld), self.journal.head)
         return build_result(
             call.tool, call.request, ran.outcome, ran.delivered, decision=now.decision, plan=ran.plan,
-            head=self.journal.head, elapsed_ms=now.finished.elapsed_ms, receipt=receipt, secrets=now.redacted,
+            elapsed_ms=now.finished.elapsed_ms, receipt=receipt, secrets=now.redacted,
             masks=now.spec.masks if now.spec else (), scans=ran.scans, answer=ran.answer,
         )  # fmt: skip
 
@@ -193,8 +208,112 @@ class Broker:
         call.now.spec = to_spec(call.now.profile, workspace=call.now.rights.workspace)
         async with AsyncExitStack() as held:
             await enter(self.guards.around_run, call, held)
-            ran = await run_in_sandbox(call, self.sandboxes, self.artifacts)
+            ran = await self._run_in_sandbox(call)
             for hook in reversed(call.now.on_ran):
                 await hook(ran)
             return ran
         raise AssertionError(call.request.id)
+
+    async def _run_in_sandbox(self, call: Call) -> Ran:
+        """Run the program in a sandbox: its outcome is observed, then transformed; deliver its files."""
+        now, request = call.now, call.request
+        if now.spec is None:
+            raise AssertionError(request.id)
+        wanted = SandboxRequest(
+            isolation=now.profile.isolation,
+            spec=now.spec,
+            prepared=now.profile.python.start == "warm",
+            code=request.arguments.get("code"),
+            key=request.principal.id,
+        )
+        inputs = now.inputs.contents() if now.inputs else []
+        async with AsyncExitStack() as files:
+            collect = _Collecting(call, now.spec, self.artifacts, files)
+            call.listener.progress("Getting a sandbox")
+            async with self.sandboxes.acquire(wanted, before_start=now.records.flush) as sandbox:
+                await now.records.record(sandbox.record)
+                sandbox.require_as_planned()
+                call.listener.progress("Running")
+                for hook in now.on_started:
+                    hook()
+                outcome = await _run_program(call, sandbox, inputs, collect)
+            outcome = await _pass_on(call, outcome)
+            delivered = NOTHING
+            if now.withheld is None and (collect.collector or _gives_files(outcome)):
+                collector = await collect.open()
+                delivered = await collector.deliver(outcome, keep_pictures=now.profile.files.output)
+            return Ran(outcome=outcome, delivered=delivered, answer=call.tool.answer(outcome), plan=sandbox.plan)
+        raise AssertionError(request.id)
+
+
+class _Collecting:
+    """The collection of a call's files, from the first one on. Holds no call: streams keep it until freed."""
+
+    def __init__(self, call: Call, spec: SandboxSpec, artifacts: ArtifactStore, stack: AsyncExitStack) -> None:
+        now, request = call.now, call.request
+        self.collector: Collector | None = None
+        self._collect = partial(artifacts.collect, request, spec.limits, now.rights.artifact_bytes, now.inspect_file)
+        self._make = partial(Collector, recorder=now.records, call=request, mask=now.mask_name)
+        self._stack = stack
+
+    async def open(self) -> Collector:
+        """Return the collector, made once; files come one after the other."""
+        if self.collector is None:
+            collection = await self._stack.enter_async_context(self._collect())
+            self.collector = await self._stack.enter_async_context(self._make(collection))
+        return self.collector
+
+    async def accept(self, name: str, size: int, *, cut: bool = False) -> StreamSink | None:
+        """Accept one file that the guest announces."""
+        return await (await self.open()).accept(name, size, cut=cut)
+
+
+async def _run_program(call: Call, sandbox: AttestedSandbox, inputs: Sequence[Input], collect: _Collecting) -> Outcome:
+    now, request = call.now, call.request
+    # Over HTTP, a caller must not learn the path of the workspace, nor test guesses.
+    root = now.rights.workspace if request.principal.transport == "stdio" else None
+    job = replace(call.tool.job(request.arguments, now.reveal, root=root), environment=now.environment)
+    cut_file = partial(collect.accept, cut=True)
+    hooks = Hooks(file=collect.accept, cut_file=cut_file, serve=now.serve, printed=_show_live(call))
+    async with AsyncExitStack() as around:
+        for scope in now.around_program:
+            await around.enter_async_context(scope)
+        return await run(sandbox, job, inputs=inputs, hooks=hooks)
+    raise AssertionError(request.id)  # a scope that ends the program raises
+
+
+def _gives_files(outcome: Outcome) -> bool:
+    return bool(outcome.blobs or outcome.shown or outcome.skipped or cut_output(outcome)[1])
+
+
+async def _pass_on(call: Call, outcome: Outcome) -> Outcome:
+    now = call.now
+    for observer in now.observers:
+        await observer.ended(outcome)
+    normal = outcome.ended == "exited" and all(observer.is_complete for observer in now.observers)
+    for transform in now.transforms:
+        outcome = await transform(outcome, normal)
+    return outcome
+
+
+def _show_live(call: Call) -> Callable[[bytes], None]:
+    """Return a function that takes raw live output: observers first, then masks, then the listener."""
+    show: Show = call.listener.printed
+    for wrap in call.now.wrap_live:
+        show = wrap(show)
+    if len(call.now.observers) == 1:
+        return call.now.observers[0].printed(show)
+    if call.now.observers:
+        raise AssertionError("live output has one observer")
+    return lambda data: show(data.decode("utf-8", "replace"))
+
+
+async def enter(links: Sequence[GuardLink], call: Call, stack: AsyncExitStack) -> None:
+    """Enter the guards that this call needs, in order; what they hold goes onto ``stack``.
+
+    A guard returns before the next begins: a coroutine around the call would be resumed with its every step.
+    """
+    call.stack = stack
+    for link in links:
+        if link.when is None or link.when(call):
+            await link.guard(call)

@@ -27,8 +27,8 @@ T = TypeVar("T")
 
 Decide = Callable[[Rights], Decision]
 """Decides a call under these rights. Pure, except for objections of guards."""
-Objection = Callable[[ToolCall, Rights], Refusal | None]
-"""Returns a refusal, regardless of the profile."""
+Objection = Callable[[ToolCall], Refusal | None]
+"""Returns a refusal, regardless of role and profile."""
 Show = Callable[[str], None]
 
 
@@ -153,12 +153,6 @@ class Call:
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     """Holds resources of a guard until the part of the call that it surrounds is over."""
 
-    def forget(self) -> None:
-        """Drop references back to the call: else only the garbage collector would free it, and its output."""
-        del self.lift
-        if hasattr(self, "now"):
-            del self.now
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardLink:
@@ -186,17 +180,6 @@ class Guards:
     around_run: Sequence[GuardLink] = field(init=False, default=())
     on_ended: Sequence[Callable[[Call, bool], None]] = field(init=False, default=())
     """Called when a call that ran ended, with whether it failed."""
-
-
-async def enter(links: Sequence[GuardLink], call: Call, stack: AsyncExitStack) -> None:
-    """Enter the guards that this call needs, in order; what they hold goes onto ``stack``.
-
-    A guard returns before the next begins: a coroutine around the call would be resumed with its every step.
-    """
-    call.stack = stack
-    for link in links:
-        if link.when is None or link.when(call):
-            await link.guard(call)
 
 
 class CallDeniedError(Exception):

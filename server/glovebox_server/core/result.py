@@ -41,7 +41,6 @@ def build_result(
     *,
     decision: Decision,
     plan: Plan | None,
-    head: Head,
     elapsed_ms: float,
     receipt: Receipt,
     secrets: Mapping[str, int] | None = None,
@@ -90,7 +89,10 @@ def build_result(
         structured=structured,
         content=tuple(content),
         failed=answer.failed,
-        meta={**_meta(call, decision, isolation, head), "receipt": asdict(receipt)},
+        meta={
+            **_meta(call, decision, isolation, receipt.head),
+            "receipt": {"uri": receipt.uri, "digest": receipt.digest},
+        },
         beside=sum(len(cut[name].whole) - cut[name].shown for name in delivered.whole),
     )
 

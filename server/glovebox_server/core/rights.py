@@ -105,11 +105,6 @@ RightsOf = Callable[[Principal], Rights]
 """Maps a caller to its rights; fast, and the same for the same caller."""
 
 
-def same_rights(rights: Rights) -> RightsOf:
-    """Return a function that gives every caller the same rights."""
-    return lambda _: rights
-
-
 class Roles:
     """The rights of each caller under a policy, computed once for each combination of roles."""
 

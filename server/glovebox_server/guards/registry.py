@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from glovebox_sandboxes.pool.pool import SandboxProvider
 from glovebox_server.artifacts.store import ArtifactStore
-from glovebox_server.core.accept import object_by_role
 from glovebox_server.core.call import Call, Decide, GuardLink, Guards, Objection
 from glovebox_server.core.rights import Rights
 from glovebox_server.egress import EgressGate
@@ -81,10 +80,11 @@ class GuardSet(Guards):
 
 
 def _objections(guards: GuardSet) -> list[Objection]:
-    objections, known = list[Objection]([object_by_role]), guards.repeats
-    if (stops := guards.stops) is not None:  # also callers without the tool see a stop
-        objections.insert(0, lambda request, _: stops.refusal(request))
-    return [*objections, lambda request, _: known.refusal(request) if known.failing else None]
+    known = guards.repeats
+    objections = list[Objection]([lambda request: known.refusal(request) if known.failing else None])
+    if guards.stops is not None:  # first: whoever repeats a call sees the stop
+        objections.insert(0, guards.stops.refusal)
+    return objections
 
 
 def _note_end(known: Repeats, call: Call, failed: bool) -> None:

@@ -73,6 +73,8 @@ class Receipt:
     """``receipt://`` and the call's id."""
     digest: str
     """Of the canonical JSON of the envelope."""
+    head: Head
+    """Of the log's chain: the receipt's own record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,8 +228,8 @@ class CallRecorder:
             # Base64 makes four bytes of three.
             return Then(event=signed, bytes=length * 4 // 3 + _ENVELOPE_BYTES)
 
-        await issuer.log.append_all([*self._held, self._named(last)], receipt)
-        return Receipt(uri=f"receipt://{last.call_id}", digest=digest)
+        *_, signed = await issuer.log.append_all([*self._held, self._named(last)], receipt)
+        return Receipt(uri=f"receipt://{last.call_id}", digest=digest, head=Head(seq=signed.seq, hash=signed.hash))
 
     def _encoded_statement(self, drafts: Sequence[Draft]) -> bytes:
         """Encode the statement; ``isolation`` is the last key of its predicate, and ``fields`` the last of that."""

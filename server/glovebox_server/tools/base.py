@@ -1,7 +1,7 @@
 """The base of tools: a tool is a typed name for one job. No I/O, no MCP; ``mcp.server`` serves them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal
 
@@ -107,15 +107,15 @@ class Tool:
     silent: str = ""
     """Text of a result without other content."""
 
-    @property
-    def imports(self) -> bool:
-        """Return whether it runs programs, which import packages."""
-        return PACKAGES in self.description
+    imports: bool = field(init=False)
+    """True if it runs programs, which import packages."""
+    proposes: bool = field(init=False)
+    """True if the host does its work: changes of files, after approval."""
 
-    @property
-    def proposes(self) -> bool:
-        """Return whether the host does its work: changes of files, after approval."""
-        return not self.kind
+    def __post_init__(self) -> None:
+        """Derive what each call asks."""
+        object.__setattr__(self, "imports", PACKAGES in self.description)
+        object.__setattr__(self, "proposes", not self.kind)
 
     @property
     def open_world(self) -> bool:
