@@ -29,7 +29,7 @@ from glovebox_server.egress.events import Denied, End, Failed
 from glovebox_server.egress.limits import EgressLimits
 from glovebox_server.egress.request import PIECE_SEARCHED
 from glovebox_server.guards.credentials.injector import CredentialInjector
-from glovebox_server.guards.credentials.sources import CredentialError, CredentialValue
+from glovebox_server.guards.credentials.sources import CredentialValue, unusable
 from glovebox_server.guards.redaction.detector import KeyMasker
 
 __all__ = ["wires"]
@@ -438,7 +438,7 @@ async def test_a_source_that_fails_refuses_the_request_by_name(wires: Cable) -> 
     """Nothing is dialled, and the refusal is recorded; no path of the host is in it."""
 
     async def read(_source: str) -> CredentialValue:
-        raise CredentialError("its file cannot be read: Permission denied", "Make /etc/keys/tracker readable.")
+        raise unusable("its file cannot be read: Permission denied", "Make /etc/keys/tracker readable.")
 
     async with internet(wires) as net:
         net.zone[API] = [[SITE]]

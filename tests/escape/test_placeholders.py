@@ -16,7 +16,7 @@ from glovebox_profiles.egress import EgressRule
 from glovebox_profiles.model import Credential
 from glovebox_server.egress.events import Denied
 from glovebox_server.guards.credentials.injector import CredentialInjector, make_placeholder
-from glovebox_server.guards.credentials.sources import CredentialError, CredentialValue
+from glovebox_server.guards.credentials.sources import CredentialValue, unusable
 
 __all__ = ["wires"]
 
@@ -152,7 +152,7 @@ async def test_a_key_that_cannot_be_had_refuses_the_request_and_not_the_program(
     """Its placeholder is made all the same."""
 
     async def read(_source: str) -> CredentialValue:
-        raise CredentialError("the variable is not set", "Set it.")
+        raise unusable("the variable is not set", "Set it.")
 
     assert (
         len((await CredentialInjector(credentials=(credential(),), read=read).prepare_environment())["TRACKER_TOKEN"])

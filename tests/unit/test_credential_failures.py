@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_server.guards.credentials import sources
-from glovebox_server.guards.credentials.sources import CredentialError, read
+from glovebox_server.guards.credentials.sources import read
 
 KEY = "Zq8-fk2_Lw7Rt5Xv9Bn3Mp6Hs1Dy4Gc0"
 
@@ -92,7 +93,7 @@ async def test_what_is_wrong_with_a_program_is_said(
 
 async def said(source: str, reason: str, fix: str, place: Path) -> None:
     """A source fails with this reason and this fix, in which neither a value nor a path of the host is."""
-    with pytest.raises(CredentialError) as failed:
+    with pytest.raises(DiagnosedError) as failed:
         await read(source)
     assert reason in failed.value.reason
     assert fix in failed.value.fix

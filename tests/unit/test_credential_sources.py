@@ -19,9 +19,10 @@ from glovebox_profiles.egress.targets import TargetError
 from glovebox_profiles.explain import explain
 from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_profiles.model import Credential, Network
+from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_server.guards.credentials import sources
 from glovebox_server.guards.credentials.injector import CredentialInjector
-from glovebox_server.guards.credentials.sources import CredentialCache, CredentialError, read
+from glovebox_server.guards.credentials.sources import CredentialCache, read, unusable
 from glovebox_server.guards.network.guard import make_injector
 from glovebox_server.guards.redaction.detector import derive_forms
 
@@ -44,7 +45,7 @@ def program(tmp_path: Path) -> Program:
 
 async def test_a_variable_is_read_when_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unset it is refused, without its name: a key may have been put where the name belongs."""
-    with pytest.raises(CredentialError, match="its variable is not set or empty") as refusal:
+    with pytest.raises(DiagnosedError, match="its variable is not set or empty") as refusal:
         await read("env:TRACKER_TOKEN")
     assert "TRACKER_TOKEN" not in f"{refusal.value} {refusal.value.fix}"
     monkeypatch.setenv("TRACKER_TOKEN", KEY)
@@ -56,15 +57,15 @@ async def test_a_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text(f"{KEY}\n")
     file.chmod(0o644)
-    with pytest.raises(CredentialError, match="others may read"):
+    with pytest.raises(DiagnosedError, match="others may read"):
         await read(f"file:{file}")
     file.chmod(0o600)
     assert (await read(f"file:{file}")).text == KEY
     file.unlink()
-    with pytest.raises(CredentialError, match="cannot be read: No such file"):
+    with pytest.raises(DiagnosedError, match="cannot be read: No such file"):
         await read(f"file:{file}")
     os.mkfifo(file)
-    with pytest.raises(CredentialError, match="no plain file"):
+    with pytest.raises(DiagnosedError, match="no plain file"):
         await read(f"file:{file}")
 
 
@@ -98,7 +99,7 @@ async def test_what_a_program_does_wrong_is_said_without_what_it_printed(
 ) -> None:
     """The name of the fault and what to do, and neither a value nor a path."""
     source = program(lines)
-    with pytest.raises(CredentialError, match=reason) as failed:
+    with pytest.raises(DiagnosedError, match=reason) as failed:
         await read(source)
     said = f"{failed.value.reason} {failed.value.fix}"
     assert KEY not in said
@@ -110,7 +111,7 @@ async def test_a_program_that_hangs_is_ended_with_what_it_started(
 ) -> None:
     """After its time; its child is gone too."""
     monkeypatch.setattr(sources, "SECONDS", 0.3)
-    with pytest.raises(CredentialError, match=r"within 0\.3 seconds"):
+    with pytest.raises(DiagnosedError, match=r"within 0\.3 seconds"):
         await read(program(f"sleep 60 & echo $! > {tmp_path}/child\nwait"))
     child = int((tmp_path / "child").read_text())
     deadline = time.monotonic() + 5
@@ -133,7 +134,7 @@ async def test_nobody_waits_for_a_program_that_cannot_be_ended(
         patched.setattr(os, "killpg", refused)
         patched.setattr(os, "kill", refused)
         with anyio.fail_after(10):
-            with pytest.raises(CredentialError, match=r"within 0\.3 seconds"):
+            with pytest.raises(DiagnosedError, match=r"within 0\.3 seconds"):
                 await read(source)
     itself = int((tmp_path / "itself").read_text())
     os.kill(itself, signal.SIGKILL)
@@ -148,7 +149,7 @@ async def test_nobody_waits_for_a_program_that_cannot_be_ended(
 
 async def test_a_program_that_is_not_there_is_said(tmp_path: Path) -> None:
     """With the reason of the system."""
-    with pytest.raises(CredentialError, match="cannot be started: No such file"):
+    with pytest.raises(DiagnosedError, match="cannot be started: No such file"):
         await read(f"exec:{tmp_path}/none")
 
 
@@ -183,7 +184,7 @@ async def test_a_value_that_expires_is_read_ahead_and_nobody_waits(monkeypatch: 
     async def reading(source: str) -> sources.CredentialValue:
         readings.append(source)
         if len(readings) == 2:
-            raise CredentialError("its program ended with status 1", "Run it by hand.")
+            raise unusable("its program ended with status 1", "Run it by hand.")
         if len(readings) == 3:
             await go.wait()
         return sources.CredentialValue(text=f"{KEY}{len(readings)}", expires=now[0] + lives)
@@ -239,12 +240,12 @@ async def test_who_waits_while_the_server_ends_is_told(monkeypatch: pytest.Monke
         raise AssertionError
 
     monkeypatch.setattr(sources, "read", reading)
-    failures = list[CredentialError]()
+    failures = list[DiagnosedError]()
     async with anyio.create_task_group() as tasks:
         keys = CredentialCache(tasks)
 
         async def wait() -> None:
-            with pytest.raises(CredentialError) as failure:
+            with pytest.raises(DiagnosedError) as failure:
                 await keys.value("exec:/helper")
             failures.append(failure.value)
 
@@ -262,16 +263,16 @@ async def test_a_source_that_fails_is_left_alone_for_a_while(monkeypatch: pytest
 
     async def failing(source: str) -> sources.CredentialValue:
         readings.append(source)
-        raise CredentialError("its program ended with status 1", "Run it by hand.")
+        raise unusable("its program ended with status 1", "Run it by hand.")
 
     monkeypatch.setattr(sources, "read", failing)
     keys = CredentialCache(clock=lambda: now[0])
     for _ in range(10):
-        with pytest.raises(CredentialError):
+        with pytest.raises(DiagnosedError):
             await keys.value("exec:/helper")
     assert len(readings) == 1
     now[0] += sources.AGAIN
-    with pytest.raises(CredentialError):
+    with pytest.raises(DiagnosedError):
         await keys.value("exec:/helper")
     assert len(readings) == 2
 

@@ -10,8 +10,9 @@ import anyio
 import pytest
 
 from glovebox_audit.anchors import _give
+from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_sandboxes.drivers.bubblewrap import bwrap
-from glovebox_server.guards.credentials.sources import CredentialError, read
+from glovebox_server.guards.credentials.sources import read
 
 
 async def _probe() -> None:
@@ -19,7 +20,7 @@ async def _probe() -> None:
 
 
 async def _lend() -> None:
-    with suppress(CredentialError):
+    with suppress(DiagnosedError):
         await read("exec:/bin/true")
 
 

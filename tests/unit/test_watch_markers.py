@@ -21,7 +21,7 @@ from tests.repo.files import ROOT, committed
 
 from glovebox_sandboxes.contract.outcome import Blob, Captured, Outcome, OverlayChanges, Shown, SkippedFile, Usage
 from glovebox_server.guards.redaction.detector import Detector, FormIndex, index_markers
-from glovebox_server.guards.redaction.patterns import MAX_WORDS, PATTERNS, find_secret_kind
+from glovebox_server.guards.redaction.patterns import PATTERNS, find_secrets
 from glovebox_server.guards.watch.look import LIVE_BYTES, Look, of_url, of_value
 
 MARKER = "q7v2m9x4k1z8c5b3n6w0d7f2h9j4l1p8s5t3r6y0"
@@ -76,6 +76,11 @@ WAYS: Mapping[str, Callable[[str], bytes]] = {
     "quoted-printable": lambda text: quopri.encodestring(f"{'x' * 60}{text}".encode()),
     "escaped for HTML and quoted": lambda text: html.escape(repr(text)).encode(),
 }
+
+
+def find_secret_kind(data: bytes) -> str | None:
+    """The kind of the first secret in it."""
+    return next((kind for _, _, kind in find_secrets(data)), None)
 
 
 def found(needles: FormIndex, *pieces: tuple[str, bytes]) -> list[tuple[str, str]]:
@@ -262,13 +267,13 @@ def test_what_only_a_secret_looks_like_is_found(name: str) -> None:
 _UNNAMED = SECRETS["AWS access key with its secret"].replace("secret_access_key", "other").encode()
 
 
-def test_words_that_are_no_secrets_cost_little() -> None:
-    """A program that prints nothing but the words is looked at in so many places only."""
+def test_words_that_are_no_secrets_hide_none() -> None:
+    """Nor does a program that prints nothing but the words hold anybody up."""
     flood = b"AKIA " * 200_000
+    began = time.process_time()
     assert find_secret_kind(flood) is None
-    hidden = b"AKIA " * (MAX_WORDS + 1) + b". " * 500 + _UNNAMED
-    assert find_secret_kind(hidden) is None  # said in the docs: no claim against who hides one
-    assert find_secret_kind(_UNNAMED) is not None
+    assert find_secret_kind(flood + b". " * 500 + _UNNAMED) is not None
+    assert time.process_time() - began < 2
 
 
 _KEY = "-----BEGIN PRIV" + "ATE KEY-----"

@@ -12,10 +12,11 @@ import anyio.to_thread
 from glovebox_profiles.egress import EgressRule, EgressTarget, decide
 from glovebox_profiles.egress.targets import TargetError, quoted
 from glovebox_profiles.model import Credential
+from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_server.egress import ConnectNext, EgressAttempt, EgressLimits, request_headers
 from glovebox_server.guards.credentials import places
 from glovebox_server.guards.credentials.places import Headers
-from glovebox_server.guards.credentials.sources import CredentialError, CredentialValue
+from glovebox_server.guards.credentials.sources import CredentialValue
 from glovebox_server.guards.redaction.detector import Detector, KeyMasker, derive_forms, index_markers
 
 ReadValue = Callable[[str], Awaitable[CredentialValue]]
@@ -58,7 +59,7 @@ class CredentialInjector:
                 continue
             try:
                 like = (await self.read(credential.source)).text
-            except CredentialError:
+            except DiagnosedError:
                 like = ""  # the request that needs it is refused with the reason, if there is one
             variables[credential.env] = self.placeholders[credential.name] = make_placeholder(like)
         return variables
@@ -122,7 +123,7 @@ class CredentialInjector:
         """
         try:
             value = await self.read(credential.source)
-        except CredentialError as failed:
+        except DiagnosedError as failed:
             reason = f"The credential {credential.name} cannot be used: {failed.reason}."
             raise TargetError("egress.credential", reason, f"The operator must act. {failed.fix}") from None
         if value.text not in self._known:

@@ -22,6 +22,7 @@ import anyio.to_thread
 from anyio.abc import Process, TaskGroup
 
 from glovebox_profiles.model import Credential
+from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_server.guards.redaction.detector import Forms, derive_forms
 from glovebox_server.redaction import without_paths
 
@@ -61,14 +62,9 @@ KEPT: Final = 3
 """Values of one source that stay masked: a replaced one may still be valid."""
 
 
-class CredentialError(Exception):
-    """An unavailable credential; ``reason`` and ``fix`` hold nothing of it, and no host path."""
-
-    def __init__(self, reason: str, fix: str) -> None:
-        """Say what is wrong with the source, and what the operator can do."""
-        super().__init__(reason)
-        self.reason = without_paths(reason)
-        self.fix = without_paths(fix)
+def unusable(reason: str, fix: str) -> DiagnosedError:
+    """Return the failure of a source; neither part may hold anything of a value, and no host path is left in them."""
+    return DiagnosedError("credential", without_paths(reason), without_paths(fix))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -85,7 +81,7 @@ async def read(source: str) -> CredentialValue:
     """Read the value that ``source`` names: ``env:``, ``file:`` or ``exec:``.
 
     Raises:
-        CredentialError: it is missing, unreadable, no credential, or expired.
+        DiagnosedError: it is missing, unreadable, no credential, or expired.
     """
     kind, _, where = source.partition(":")
     match kind:
@@ -99,16 +95,16 @@ async def read(source: str) -> CredentialValue:
             value = await _of_program(where)
     if value.expires is not None and value.expires <= datetime.now(UTC):
         fix = "Have it print one that is valid: sign in again where it has it from, and compare this host's clock."
-        raise CredentialError("what its program printed has expired", fix)
+        raise unusable("what its program printed has expired", fix)
     return value
 
 
 def _plain(text: str | None, whence: str, none: str, fix: str, expires: datetime | None = None) -> CredentialValue:
     """Check that a text can be a value; ``none`` and ``fix`` describe an empty source."""
     if not text:
-        raise CredentialError(f"{whence} {none}", fix)
+        raise unusable(f"{whence} {none}", fix)
     if problem := _problem(text):
-        raise CredentialError(f"{whence} does not hold a credential: {problem}", _ALONE)
+        raise unusable(f"{whence} does not hold a credential: {problem}", _ALONE)
     return CredentialValue(text=text, expires=expires)
 
 
@@ -132,20 +128,20 @@ def _of_file(path: Path) -> CredentialValue:
         try:
             found = os.fstat(descriptor)
             if stat.S_ISDIR(found.st_mode):
-                raise CredentialError("its file is a folder", "Name the file in it that holds the value alone.")
+                raise unusable("its file is a folder", "Name the file in it that holds the value alone.")
             if not stat.S_ISREG(found.st_mode):
-                raise CredentialError("its file is no plain file", "Name the file that holds the value alone.")
+                raise unusable("its file is no plain file", "Name the file that holds the value alone.")
             if found.st_mode & stat.S_IRWXO:
-                raise CredentialError("others may read or change its file", "Run `chmod o= FILE`.")
+                raise unusable("others may read or change its file", "Run `chmod o= FILE`.")
             with os.fdopen(descriptor, "rb", closefd=False) as file:
                 data = file.read(MAX_BYTES + 1)
         finally:
             os.close(descriptor)
     except OSError as error:
         fix = _OF_FILES.get(error.errno or 0, "Read it by hand, as the server's user.")
-        raise CredentialError(f"its file cannot be read: {error.strerror}", fix) from None
+        raise unusable(f"its file cannot be read: {error.strerror}", fix) from None
     if len(data) > MAX_BYTES:
-        raise CredentialError(f"its file has more than {MAX_BYTES} bytes", _ALONE)
+        raise unusable(f"its file has more than {MAX_BYTES} bytes", _ALONE)
     text = data.decode("ascii", "replace").rstrip("\r\n")
     return _plain(text, "its file", "is empty", "Write the value into it, alone.")
 
@@ -159,20 +155,20 @@ async def _of_program(command: str) -> CredentialValue:
     except OSError as error:
         reason = f"its program cannot be started: {error.strerror}"
         fix = _OF_PROGRAMS.get(error.errno or 0, "Start it by hand, as the server's user.")
-        raise CredentialError(reason, fix) from None
+        raise unusable(reason, fix) from None
     fix = "Run it by hand, as the server's user."
     try:
         with anyio.move_on_after(SECONDS):
             data = await _read(process)
             if len(data) > MAX_BYTES:
-                raise CredentialError(f"its program printed more than {MAX_BYTES} bytes", _JSON)
+                raise unusable(f"its program printed more than {MAX_BYTES} bytes", _JSON)
             if (status := await process.wait()) < 0:
-                raise CredentialError(f"its program was ended by signal {-status}", fix)
+                raise unusable(f"its program was ended by signal {-status}", fix)
             if status:
-                raise CredentialError(f"its program ended with status {status}", fix)
+                raise unusable(f"its program ended with status {status}", fix)
             return _of_json(data)
         fix = "Run it by hand, as the server's user, with nothing to read from: it may be asking for something."
-        raise CredentialError(f"its program did not end within {SECONDS:g} seconds", fix)
+        raise unusable(f"its program did not end within {SECONDS:g} seconds", fix)
     finally:
         await _end(process)
 
@@ -203,18 +199,18 @@ async def _read(process: Process) -> bytes:
 def _of_json(data: bytes) -> CredentialValue:
     """Return ``value``, and ``expires`` if given: RFC 3339, with a time zone or in UTC."""
     if not data.strip():
-        raise CredentialError("its program printed nothing", _JSON)
+        raise unusable("its program printed nothing", _JSON)
     try:
         table: Any = json.loads(data)
     except (ValueError, RecursionError):
-        raise CredentialError("its program did not print JSON", _JSON) from None
+        raise unusable("its program did not print JSON", _JSON) from None
     if not isinstance(table, dict) or not isinstance(table.get("value"), str):
-        raise CredentialError("its program's JSON holds no value", _JSON)
+        raise unusable("its program's JSON holds no value", _JSON)
     try:
         when = table.get("expires")
         expires = None if when is None else datetime.fromisoformat(when).astimezone(UTC)
     except (ValueError, TypeError, OverflowError):
-        raise CredentialError("its program's JSON has an expiry that cannot be read", _JSON) from None
+        raise unusable("its program's JSON has an expiry that cannot be read", _JSON) from None
     return _plain(table["value"], "what its program printed", "is empty", _JSON, expires)
 
 
@@ -229,7 +225,7 @@ class _Reading:
     async def result(self) -> CredentialValue:
         await self.over.wait()
         if self.value is None:
-            raise self.failure or CredentialError("the server was ending", "Start it again.")
+            raise self.failure or unusable("the server was ending", "Start it again.")
         return self.value
 
 
@@ -249,7 +245,7 @@ class CredentialCache:
         self._readings: dict[str, _Reading] = {}
         self._soon: dict[str, datetime] = {}
         self._values: dict[str, tuple[CredentialValue, datetime]] = {}
-        self._failures: dict[str, tuple[CredentialError, datetime]] = {}
+        self._failures: dict[str, tuple[DiagnosedError, datetime]] = {}
         self._locks: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
         self._seen: defaultdict[str, dict[str, Forms]] = defaultdict(dict)  # by source and value, the newest last
         self._forms: dict[frozenset[str], Forms] = {}  # of several sources together; few, as profiles have few keys
@@ -258,7 +254,7 @@ class CredentialCache:
         """Return the value of a source, read again if the cached one is too old.
 
         Raises:
-            CredentialError: it is unavailable.
+            DiagnosedError: it is unavailable.
         """
         if source.startswith(("env:", "file:")):
             return await self._known(source, await read(source))  # as cheap as looking whether it has changed
@@ -294,7 +290,7 @@ class CredentialCache:
             raise failed[0]
         try:
             value = await read(source)
-        except CredentialError as failure:
+        except DiagnosedError as failure:
             self._failures[source] = failure, self._clock() + AGAIN
             raise
         now = self._clock()

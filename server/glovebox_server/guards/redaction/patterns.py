@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-MAX_WORDS: Final = 64
-"""Places at which one word is examined: a program may print only that word."""
 _BEFORE: Final = 96
 _AFTER: Final = 700
 """Bytes around the word in which the secret lies."""
@@ -202,19 +200,6 @@ PATTERNS: Final[tuple[SecretPattern, ...]] = (
 
 
 _SPACED: Final = tuple(pattern for pattern in PATTERNS if not pattern.unbroken)
-
-
-def find_secret_kind(data: bytes) -> str | None:
-    """Return the kind of a secret in it, or None; examines the first ``MAX_WORDS`` of each word."""
-    for pattern, word, at in _words_in(data):
-        for _ in range(MAX_WORDS):
-            match = pattern.form.search(data, max(0, at - _BEFORE), at + _AFTER)
-            if match is not None and not _EXAMPLE.search(match[0]):
-                return pattern.kind
-            at = data.find(word, at + len(word))  # noqa: PLW2901 - the next place of the same word
-            if at < 0:
-                break
-    return None
 
 
 def _words_in(data: bytes) -> Iterator[tuple[SecretPattern, bytes, int]]:

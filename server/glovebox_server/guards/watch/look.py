@@ -11,8 +11,8 @@ from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
 from glovebox_sandboxes.contract.outcome import Outcome
-from glovebox_server.guards.redaction.detector import Detector, FormIndex, index_markers
-from glovebox_server.guards.redaction.patterns import SHORTEST_SECRET, find_secret_kind
+from glovebox_server.guards.redaction.detector import Detector, FormIndex
+from glovebox_server.guards.redaction.patterns import SHORTEST_SECRET, find_secrets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,12 +116,8 @@ class Look:
             if scanner is not None and (canary := scanner.feed(data)):
                 self.findings.append(found_of(where, canary))
             looks = self._secrets and where in _SECRETS_IN and len(data) >= SHORTEST_SECRET
-            if looks and (kind := find_secret_kind(data)):
-                self.findings.append(Finding(rule="secrets", where=where, what=kind))
-
-
-NOTHING = Look(index_markers({}), secrets=False)
-"""Searches and keeps nothing; shared."""
+            if looks and (secret := next(find_secrets(data), None)):
+                self.findings.append(Finding(rule="secrets", where=where, what=secret[2]))
 
 
 def of_value(value: Any) -> bytes:
