@@ -209,7 +209,7 @@ async def opened(
 
     Raises:
         ProfileError: A profile or the policy is invalid, or the environment it names is not built.
-        WorkspaceError: A named workspace holds the server's own files.
+        MisnamedError: A named workspace holds the server's own files.
         SecretFileError: Others could read or change the state directory, a key, or the stops.
         AuditError: The log cannot be written.
         ArtifactStoreError: The artifacts cannot be written.

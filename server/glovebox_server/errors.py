@@ -35,7 +35,7 @@ class InvalidArgumentsError(Exception):
 
 
 class MisnamedError(DiagnosedError):
-    """A name in a command is missing, already taken, or not usable so."""
+    """A name in a command or setting is missing, taken, or not usable so, as a workspace with the server in it."""
 
 
 class StoreError(DiagnosedError):

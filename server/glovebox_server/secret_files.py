@@ -19,6 +19,7 @@ from glovebox_sandboxes.host.identity import changes_user
 
 _LOCK_POLL_SECONDS = 0.005
 _THE_FILE = "Name the file itself."
+_STATE = "state directory"
 
 
 class SecretFileError(DiagnosedError):
@@ -30,18 +31,11 @@ class SecretFileError(DiagnosedError):
         self.path = path
 
 
-class StateDirectoryError(SecretFileError):
-    """The state directory cannot be used safely, so nothing that keeps anything in it runs."""
-
-    def __init__(self, path: Path, reason: str, fix: str) -> None:
-        super().__init__("state directory", path, reason, fix)
-
-
 def prepare_state(directory: Path) -> None:
     """Make a state directory (0700) if missing; refuse one that others could read, change or exchange.
 
     Raises:
-        StateDirectoryError: it belongs to another user (also for a server of root) or is open to others; or
+        SecretFileError: it belongs to another user (also for a server of root) or is open to others; or
             root's lies where another user can replace it; or it cannot be made.
     """
     other = "name another with --state-dir or GLOVEBOX_STATE_DIR"
@@ -51,19 +45,18 @@ def prepare_state(directory: Path) -> None:
         found = directory.stat()
     except OSError as error:
         reason = f"it cannot be made: {error.strerror}"
-        raise StateDirectoryError(directory, reason, f"Make room for it, or {other}.") from error
+        raise SecretFileError(_STATE, directory, reason, f"Make room for it, or {other}.") from error
     if found.st_uid != os.geteuid():
-        raise StateDirectoryError(
-            directory, f"it belongs to user {found.st_uid}", f"Run Glovebox as that user, or {other}."
-        )
+        reason = f"it belongs to user {found.st_uid}"
+        raise SecretFileError(_STATE, directory, reason, f"Run Glovebox as that user, or {other}.")
     if found.st_mode & 0o077:  # as for each file in it, whose own checks decide about one that others could have read
         reason = f"others have access to it (mode {stat.S_IMODE(found.st_mode):03o})"
-        raise StateDirectoryError(directory, reason, f"Run `chmod 700 {directory}`, or {other}.")
+        raise SecretFileError(_STATE, directory, reason, f"Run `chmod 700 {directory}`, or {other}.")
     for place in {directory.absolute(), directory.resolve()} if changes_user() else ():
         if (flaw := permissions.flaw_above(place)) is not None:
             above, problem, command = flaw
             reason = f"{above} {problem}, who could put another in its place"
-            raise StateDirectoryError(directory, reason, f"Run `{command} {above}`, or {other}.")
+            raise SecretFileError(_STATE, directory, reason, f"Run `{command} {above}`, or {other}.")
 
 
 class SecretDirectory:
@@ -160,8 +153,7 @@ class SecretDirectory:
 def opened(directory: Path, kind: str) -> Iterator[SecretDirectory]:
     """Open a directory of secrets, made (0700) if missing; its state directory is made and checked too.
 
-    ``kind`` names the content in errors. Raises SecretFileError if it is a link, another user's, or open to others;
-    StateDirectoryError if the state directory is.
+    ``kind`` names the content in errors. Raises SecretFileError if either is a link, another user's, or open to others.
     """
     prepare_state(directory.parent)
     try:

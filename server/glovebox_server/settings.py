@@ -14,16 +14,14 @@ from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from glovebox_sandboxes.contract.errors import DiagnosedError
+
 _NO_SETTINGS = frozenset(
     f"GLOVEBOX_{name}"
     for name in ("AUTHORIZATION", "CACHE", "CANARY", "CODE", "CONFORMANCE_CANARY", "CONTROL", "DOCKERD_LOG",
                  "DOCKERD_ROOT", "MUST_RUN", "NODE_DIR", "WAITING_CODE")
 )  # fmt: skip
 """Variables of tests, scripts and client configurations that are no settings."""
-
-
-class NoDefaultError(Exception):
-    """A directory was not named and has no default; the message names the option."""
 
 
 def _own(name: str, place: Callable[[str], Path]) -> Callable[[], Path]:
@@ -33,7 +31,7 @@ def _own(name: str, place: Callable[[str], Path]) -> Callable[[], Path]:
         found = place("glovebox")
         if not found.is_absolute():  # what runs in another directory would resolve it elsewhere
             option = f"--{name.lower()}-dir, GLOVEBOX_{name}_DIR"
-            raise NoDefaultError(f"{option}: the default, {found}, is no whole path. Name one, or set HOME to one.")
+            raise DiagnosedError(option, f"the default, {found}, is no whole path", "Name one, or set HOME to one.")
         return found
 
     return find
@@ -80,7 +78,7 @@ class Settings(BaseSettings):
 
     @staticmethod
     def own_state_dir() -> Path:
-        """Return the user's own state directory. Raises NoDefaultError if there is no home directory."""
+        """Return the user's own state directory. Raises DiagnosedError if there is no home directory."""
         return _own_state()
 
     @property

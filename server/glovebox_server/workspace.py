@@ -17,9 +17,10 @@ from pathlib import Path, PurePath
 from typing import Literal
 
 from glovebox_audit.printable import printable
-from glovebox_sandboxes.contract.errors import DiagnosedError, Refusal
+from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.host import mounts
 from glovebox_sandboxes.host.identity import changes_user
+from glovebox_server.errors import MisnamedError
 from glovebox_server.settings import Settings
 
 OPTION = "--workspace, GLOVEBOX_WORKSPACE"
@@ -36,10 +37,6 @@ NOT_SERVED = Refusal(
     hint="Its operator can name one with --workspace or GLOVEBOX_WORKSPACE.",
 )
 """The refusal that callers get, without paths of this host."""
-
-
-class WorkspaceError(DiagnosedError):
-    """The named directory would expose the server's own files, so nothing is served."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +102,7 @@ def _relation(directory: Location, other: Location) -> Literal["is", "contains",
 def find(settings: Settings, transport: str) -> Workspace:
     """Return the workspace of these settings; none by default over HTTP, whose callers are elsewhere.
 
-    Raises WorkspaceError if the named one must not be served.
+    Raises MisnamedError if the named one must not be served.
     """
     if settings.workspace is not None:
         return _served(named(settings.workspace, settings, OPTION))
@@ -124,11 +121,11 @@ def find(settings: Settings, transport: str) -> Workspace:
 
 
 def named(directory: Path, settings: Settings, where: str) -> Path:
-    """Return the absolute path of a named directory. Raises WorkspaceError, with ``where``, if refused."""
+    """Return the absolute path of a named directory. Raises MisnamedError, with ``where``, if refused."""
     found = place(directory)
     if reason := objection(found, own(settings)):
         fix = "Its files are not for programs to read: name another directory."
-        raise WorkspaceError(where, f"{found.path} {reason}", fix)
+        raise MisnamedError(where, f"{found.path} {reason}", fix)
     return found.path
 
 

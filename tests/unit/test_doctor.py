@@ -19,7 +19,7 @@ from glovebox_server import workspace
 from glovebox_server.cli import state
 from glovebox_server.cli.host import doctor
 from glovebox_server.exits import OK, UNAVAILABLE, USAGE
-from glovebox_server.secret_files import StateDirectoryError
+from glovebox_server.secret_files import SecretFileError
 from glovebox_server.settings import Settings
 
 COMMAND = "`docker rmi glovebox/python:0123456789abcdef && glovebox setup --docker && true`"
@@ -176,7 +176,7 @@ async def test_a_user_without_access_to_the_log_reads_the_line_to_type(
     """The drivers are shown all the same."""
 
     def refuse(directory: Path, _act: object) -> bool:
-        raise StateDirectoryError(directory, "it cannot be opened", "Run `sudo glovebox doctor`.")
+        raise SecretFileError("state directory", directory, "it cannot be opened", "Run `sudo glovebox doctor`.")
 
     monkeypatch.setattr(state, "run_as_owner", refuse)
     console = terminal(200)

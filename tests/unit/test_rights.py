@@ -13,10 +13,11 @@ from glovebox_profiles.policy.model import digest
 from glovebox_sandboxes.runtime import environments
 from glovebox_server.calls import Principal
 from glovebox_server.core.rights import Rights, Roles, require_workflow
+from glovebox_server.errors import MisnamedError
 from glovebox_server.settings import Settings
 from glovebox_server.startup.policy import governed, policy_file
 from glovebox_server.tools import TOOLS
-from glovebox_server.workspace import Workspace, WorkspaceError
+from glovebox_server.workspace import Workspace
 
 PROFILES = load([SHIPPED], check_example=None)
 SERVED = Path("/srv/all")
@@ -239,7 +240,7 @@ def test_a_roles_workspace_is_checked_as_one_that_is_named(settings: Settings, t
         return governed(settings, PROFILES, Workspace(path=SERVED), TOOLS).rights_of(caller())
 
     assert named(tmp_path / "files").workspace == tmp_path / "files"
-    with pytest.raises(WorkspaceError, match=r"policy\.toml: roles\.one\.workspace: .* server's state directory"):
+    with pytest.raises(MisnamedError, match=r"policy\.toml: roles\.one\.workspace: .* server's state directory"):
         named(tmp_path / "state")
     with pytest.raises(ProfileError, match=r"roles\.one\.workspace: .*none is not a directory"):
         named(tmp_path / "none")

@@ -12,7 +12,7 @@ from tests.fixtures.access_lists import let_in
 from glovebox_server.cli.main import main
 from glovebox_server.exits import OK, UNAVAILABLE
 from glovebox_server.receipts.keys import Signer
-from glovebox_server.secret_files import StateDirectoryError, prepare_state
+from glovebox_server.secret_files import SecretFileError, prepare_state
 
 STRANGER = 4321
 
@@ -51,7 +51,7 @@ def test_a_state_directory_of_others_is_refused(name: str, tmp_path: Path, *, li
     if os.geteuid() != 0 and ("another" in name or part == "." or name == "below a group's"):
         pytest.skip("changing an owner needs root, and only root's server looks above")
     spoil(above / part)
-    with pytest.raises(StateDirectoryError) as caught:
+    with pytest.raises(SecretFileError) as caught:
         Signer.load(used)
     assert problem in caught.value.reason
     assert any(fix in caught.value.fix for fix in ("`ch", "`setfacl -b ", "Run Glovebox as that user"))

@@ -14,9 +14,10 @@ from tests.fixtures.whole_commands import GLOVEBOX
 from glovebox_server import app as apps
 from glovebox_server import workspace
 from glovebox_server.cli.main import main
+from glovebox_server.errors import MisnamedError
 from glovebox_server.exits import OK, REFUSED, USAGE
 from glovebox_server.settings import Settings
-from glovebox_server.workspace import Location, WorkspaceError, find, objection
+from glovebox_server.workspace import Location, find, objection
 
 DATA = Settings().data_dir  # before any test has another home
 HOME = Location(path=Path("/home/ada"), origin=("8:1", PurePath("/home/ada")))
@@ -131,7 +132,7 @@ def test_a_current_directory_that_is_gone_or_has_no_name_in_utf8_is_not_served(
 
 def refused(place: Path, named: Path, **more: Path) -> str:
     """What is said of a workspace that was named and must not be served."""
-    with pytest.raises(WorkspaceError) as caught:
+    with pytest.raises(MisnamedError) as caught:
         find(settings(place, workspace=named, **more), "stdio")
     return str(caught.value)
 

@@ -18,13 +18,11 @@ from glovebox_server.cli.terminal import print_json
 from glovebox_server.errors import MisnamedError, RefusedError
 from glovebox_server.exits import UNAVAILABLE, USAGE
 from glovebox_server.failures import failure_of, with_own_command
-from glovebox_server.workspace import WorkspaceError
 
 _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (MisnamedError, USAGE),
     (ProfileError, USAGE),
     (EnvironmentFileError, USAGE),
-    (WorkspaceError, USAGE),
     (DiagnosedError, UNAVAILABLE),
 )
 """Exit codes of failures that no call ends in; ``glovebox_server.failures`` has the others."""

@@ -18,10 +18,11 @@ from click.core import ParameterSource
 from pydantic import ValidationError
 
 from glovebox_audit.printable import printable
+from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_server.cli import state
 from glovebox_server.cli.terminal import Shown, Terminal, print_json, print_shown
 from glovebox_server.errors import InternalError, OutputError
-from glovebox_server.settings import NoDefaultError, Settings, unknown_variables
+from glovebox_server.settings import Settings, unknown_variables
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -161,7 +162,7 @@ def _settings(named: Mapping[str, Any]) -> Settings:
         first = problem.errors()[0]
         name = f"GLOVEBOX_{'_'.join(str(part) for part in first['loc'])}".upper()
         raise click.UsageError(f"{name}: {first['msg']}.") from None
-    except NoDefaultError as problem:
+    except DiagnosedError as problem:
         raise click.UsageError(str(problem)) from None
 
 
@@ -343,6 +344,6 @@ def complete_environment(ctx: click.Context, _param: click.Parameter, begun: str
     profiles_dir = ctx.params.get("profiles_dir")
     try:
         own = (Settings(profiles_dir=profiles_dir) if profiles_dir else Settings()).environments_dir
-    except (ValidationError, NoDefaultError):
+    except (ValidationError, DiagnosedError):
         own = environments.SHIPPED
     return [name for name in environments.named(own) if name.startswith(begun)]

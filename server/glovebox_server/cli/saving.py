@@ -24,7 +24,6 @@ from glovebox_server.cli.artifact import check_address, check_principal, describ
 from glovebox_server.cli.options import CliCommand, emit, err, json_option, state_directory, wants_json
 from glovebox_server.errors import MisnamedError
 from glovebox_server.settings import Settings
-from glovebox_server.workspace import WorkspaceError
 
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
 """Errors that another name on the same disk would not avoid."""
@@ -53,7 +52,7 @@ def artifact_save(settings: Settings, uri: str, output: Path | None, principal: 
 
     async def make() -> None:
         if output and (reason := workspace.objection(workspace.place(output), workspace.own(settings))):
-            raise WorkspaceError(f"--output {output}", f"it {reason}", "A program made it: name a file elsewhere.")
+            raise MisnamedError(f"--output {output}", f"it {reason}", "A program made it: name a file elsewhere.")
         owner = Principal(id=whose, transport="cli")
         async with apps.opened(settings, "cli", prewarm=False) as app, app.artifacts.open(uri, owner) as reader:
             if output is None:

@@ -25,8 +25,8 @@ from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_sandboxes.host import staging
 from glovebox_sandboxes.plural import counted
 from glovebox_server.errors import MisnamedError
-from glovebox_server.secret_files import StateDirectoryError
-from glovebox_server.settings import NoDefaultError, Settings
+from glovebox_server.secret_files import SecretFileError
+from glovebox_server.settings import Settings
 
 MACHINE_FILE = Path("/etc/glovebox/glovebox.toml")
 """Names the state directory of the machine's service. No variable or option moves it: root obeys its content."""
@@ -103,7 +103,7 @@ def find_directories(settings: Settings, *, named: bool) -> list[Path]:
     places = [settings.state_dir]
     if not named:
         places += [place] if (place := read_machine_file()) is not None else []
-        with suppress(NoDefaultError):
+        with suppress(DiagnosedError):
             places.append(Settings.own_state_dir())
     unique: dict[object, Path] = {}
     for place in places:
@@ -154,7 +154,7 @@ def describe(directory: Path | str, servers: list[str]) -> str:
 def run_as_owner(directory: Path, act: Callable[[], T]) -> T:
     """Do something with the rights of a directory's owner; as root, in a process that gives up its own.
 
-    The result of ``act`` is passed as JSON. Raises StateDirectoryError if this user may not read the directory;
+    The result of ``act`` is passed as JSON. Raises SecretFileError if this user may not read the directory;
     DiagnosedError if ``act`` raised it, there.
     """
     owner = _other_owner(directory)
@@ -187,7 +187,7 @@ def run_as_owner(directory: Path, act: Callable[[], T]) -> T:
 def become_owner(directory: Path) -> bool:
     """Take the rights of a directory's owner for good, if root, with that user's home.
 
-    Returns whether this changed anything. Raises StateDirectoryError if this user may not read it.
+    Returns whether this changed anything. Raises SecretFileError if this user may not read it.
     """
     owner = _other_owner(directory)
     if owner is not None:
@@ -234,9 +234,9 @@ def _nearest(directory: Path) -> Path:
     return Path("/")
 
 
-def _no_access(directory: Path) -> StateDirectoryError:
+def _no_access(directory: Path) -> SecretFileError:
     fix = f"Run `{sudo_line(directory)}`, or name a directory of yours with --state-dir."
-    return StateDirectoryError(directory, "it cannot be opened: Permission denied", fix)
+    return SecretFileError("state directory", directory, "it cannot be opened: Permission denied", fix)
 
 
 def sudo_line(directory: Path) -> str:

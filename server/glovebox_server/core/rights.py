@@ -32,9 +32,8 @@ from glovebox_profiles.policy.rights import RoleRights as Left
 from glovebox_profiles.policy.rights import combine_roles, order_conflicts, profiles_beyond, roles_in_force
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.calls import Principal
-from glovebox_server.errors import AuditError
+from glovebox_server.errors import AuditError, MisnamedError
 from glovebox_server.tools.base import Tool
-from glovebox_server.workspace import WorkspaceError
 
 MAX_CALLERS: Final = 4096
 """Callers whose rights are cached; others are computed again. OAuth bounds no number of callers."""
@@ -190,7 +189,7 @@ class ActivePolicy:
 
         Raises:
             ProfileError: it is invalid.
-            WorkspaceError: a role's workspace must not be served.
+            MisnamedError: a role's workspace must not be served.
         """
         self.now = read()
         self.scopes: dict[str, str] = {}
@@ -271,7 +270,7 @@ class ActivePolicy:
         self.problem, where = str(problem), ""
         if isinstance(problem, ProfileError):  # without the reason, which may name paths of the host
             where = ": ".join(str(each) for each in (problem.line, problem.key) if each)
-        elif not isinstance(problem, WorkspaceError):
+        elif not isinstance(problem, MisnamedError):
             _log.error("The policy cannot be read", exc_info=problem)
         _log.error("The policy was changed, and is not in force; the one before stays: %s", problem)
         try:

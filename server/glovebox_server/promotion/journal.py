@@ -153,8 +153,7 @@ def locked(state_dir: Path, *, seconds: float = LOCK_SECONDS) -> Iterator[Journa
 
     Raises:
         RefusedError: rule ``promotion.busy``: another process holds the lock for longer than ``seconds``.
-        SecretFileError: the journal cannot be used safely.
-        StateDirectoryError: the state directory cannot be used safely.
+        SecretFileError: the journal or the state directory cannot be used safely.
     """
     with secret_files.opened(state_dir / FOLDER, _KIND) as directory:
         descriptor = os.open(directory.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -42,7 +42,7 @@ def policy_file(settings: Settings) -> Path | None:
 def governed(settings: Settings, profiles: ProfileSet, served: Workspace, tools: Mapping[str, Tool]) -> Governed:
     """Read the policy and derive each caller's rights.
 
-    Raises ProfileError if the policy is invalid, or not safe, or a key lies in a workspace; WorkspaceError if a role's
+    Raises ProfileError if the policy is invalid, or not safe, or a key lies in a workspace; MisnamedError if a role's
     workspace must not be served. Nothing was started then.
     """
     plain = Rights(profiles=profiles, workspace=served.path)
@@ -114,7 +114,7 @@ def checker(profiles: ProfileSet, tools: Mapping[str, Tool]) -> Callable[[Policy
 def workspaces(policy: Policy, settings: Settings, path: Path) -> dict[str, Path]:
     """Return each role's folder, which may not be one of the server's own, as the one named on start.
 
-    Raises ProfileError if one is missing, or cannot be used; WorkspaceError if one must not be served.
+    Raises ProfileError if one is missing, or cannot be used; MisnamedError if one must not be served.
     """
     found: dict[str, Path] = {}
     for name, role in policy.roles.items():

@@ -14,10 +14,11 @@ from glovebox_profiles.model import Profile
 from glovebox_sandboxes.contract.spec import DEFAULT, PACKAGES
 from glovebox_sandboxes.runtime import environments, guest_gc, runtime
 from glovebox_sandboxes.runtime.environments import Environment, EnvironmentFileError, RuntimeRecord
+from glovebox_server.errors import MisnamedError
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
 from glovebox_server.upkeep.credentials import require_apart
-from glovebox_server.workspace import WorkspaceError, find
+from glovebox_server.workspace import find
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +72,7 @@ def objections(settings: Settings, profiles: Iterable[tuple[Path, Profile]]) -> 
     found = []
     try:
         served = find(settings, "cli").path
-    except WorkspaceError:
+    except MisnamedError:
         served = None  # nothing starts with it; `glovebox doctor` reports it
     for path, profile in profiles:
         try:

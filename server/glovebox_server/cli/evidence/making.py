@@ -23,6 +23,7 @@ from glovebox_server.cli.options import (
     state_directory,
 )
 from glovebox_server.cli.saving import write_new_file
+from glovebox_server.errors import MisnamedError
 from glovebox_server.exits import FAILED, OK
 from glovebox_server.proof.lock import policy_keys
 from glovebox_server.settings import Settings
@@ -92,7 +93,7 @@ def _texts(settings: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         profiles = app.load_profiles(settings)
         found = governed(settings, profiles, workspace.find(settings, "http"), TOOLS)
-    except (ProfileError, workspace.WorkspaceError):
+    except (ProfileError, MisnamedError):
         return {}, {}
     sets = [profiles, *(each.profiles for each in found.every)]
     texts = {each.digest_for(tool): profiles_model.effective(each[tool]) for each in sets for tool in each}

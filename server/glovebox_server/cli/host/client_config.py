@@ -16,9 +16,9 @@ import click
 from glovebox_server import workspace
 from glovebox_server.cli.options import CliCommand, ReadFile, emit, given, json_option, require_http, state_directory
 from glovebox_server.cli.rules.token import Lifetime, to_show
+from glovebox_server.errors import MisnamedError
 from glovebox_server.failures import own_command
 from glovebox_server.settings import Settings
-from glovebox_server.workspace import WorkspaceError
 
 #: Of web servers with TLS, RFC 9110, 4.2.2.
 HTTPS_PORT = 443
@@ -86,7 +86,7 @@ def client_config(
     else:
         served = workspace.find(settings, transport)
         if served.path is None:
-            raise WorkspaceError(
+            raise MisnamedError(
                 "Configuring clients", served.reason, "Name the folder that tools may read with --workspace."
             )
         options = given(settings, "profiles_dir", "policy", "data_dir", "state_dir")

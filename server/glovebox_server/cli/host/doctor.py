@@ -26,15 +26,16 @@ from glovebox_server import app as apps
 from glovebox_server import workspace
 from glovebox_server.cli import state
 from glovebox_server.cli.options import CliCommand, directories, emit, json_option, out
+from glovebox_server.errors import MisnamedError
 from glovebox_server.exits import OK, UNAVAILABLE, USAGE
-from glovebox_server.secret_files import StateDirectoryError
+from glovebox_server.secret_files import SecretFileError
 from glovebox_server.settings import Settings
 from glovebox_server.startup.policy import governed, policy_file
 from glovebox_server.tools import TOOLS
 from glovebox_server.upkeep.credentials import require_apart
 from glovebox_server.upkeep.environments import required
 from glovebox_server.upkeep.readiness import Readiness, can_write, is_built
-from glovebox_server.workspace import Workspace, WorkspaceError
+from glovebox_server.workspace import Workspace
 
 _WIDEST = 100
 """Columns; longer lines are hard to read, however wide the terminal."""
@@ -137,7 +138,7 @@ def _workspace(settings: Settings) -> tuple[str | None, Workspace]:
     """Return why the named workspace is refused, None if it is not; and the workspace in use."""
     try:
         return None, workspace.find(settings, "cli")
-    except WorkspaceError as problem:
+    except MisnamedError as problem:
         return str(problem), Workspace(path=None)
 
 
@@ -159,7 +160,7 @@ def _profiles(settings: Settings, served: Workspace) -> tuple[str | None, str]:
 def _policy(settings: Settings) -> str | None:
     try:
         governed(settings, apps.load_profiles(settings), Workspace(path=None), TOOLS)
-    except (ProfileError, WorkspaceError) as problem:
+    except (ProfileError, MisnamedError) as problem:
         return str(problem)
     return None
 
@@ -170,7 +171,7 @@ def _unusable_log(directory: Path) -> str:
     try:
         if state.run_as_owner(directory, partial(_can_make, place)):
             return ""
-    except StateDirectoryError as problem:
+    except SecretFileError as problem:
         return f"an audit log that can be written: {problem}"
     return f"an audit log that can be written: look at {directory}"
 

@@ -19,11 +19,11 @@ from glovebox_server.cli.options import (
     state_directory,
 )
 from glovebox_server.cli.terminal import new_table, print_table
+from glovebox_server.errors import MisnamedError
 from glovebox_server.exits import OK, UNAVAILABLE, USAGE
 from glovebox_server.guards.watch import canaries
 from glovebox_server.guards.watch.canaries import NAME, Canary, canaries_of
 from glovebox_server.settings import Settings
-from glovebox_server.workspace import WorkspaceError
 
 
 @click.group(cls=LazyGroup)
@@ -39,7 +39,7 @@ def canary_plant(settings: Settings, name: str | None) -> None:
     """Put one into the workspace; servers know it at once."""
     served = workspace.find(settings, "cli")
     if served.path is None:
-        raise WorkspaceError("Planting a canary", served.reason, "Name the workspace with --workspace.")
+        raise MisnamedError("Planting a canary", served.reason, "Name the workspace with --workspace.")
     path = posixpath.normpath(name or NAME)
     if path.startswith(("/", "../")) or path in {".", ".."}:
         raise DiagnosedError(f"plant {printable(path)}", "it is not below the workspace", "Name a path below it.")
