@@ -38,7 +38,7 @@ from glovebox_audit.segments.counts import Counts
 from glovebox_audit.segments.files import SegmentStart
 from glovebox_audit.segments.rotation import Rotation
 from glovebox_audit.segments.statements import Removal, Seal
-from glovebox_audit.writers import AbandonedCalls, Writer
+from glovebox_audit.writers import Writer
 
 _log = logging.getLogger(__name__)
 
@@ -424,7 +424,7 @@ class LogFile:
         """Record the calls of dead servers as lost. They write no more, so reading needs no lock."""
         done = False
         try:
-            under_way = self._under_way(gone) if gone else {}
+            under_way = writers.under_way(self._directory, self._tail, gone) if gone else {}
             reason = "Its server was gone before it could record an end."
             ends = [draft(calls.lost(call, "server", reason)) for calls in under_way.values() for call in calls.ids()]
             for start in range(0, len(ends), _MAX_LOST_AT_ONCE):
@@ -435,9 +435,6 @@ class LogFile:
         finally:
             for writer in gone:
                 writer.close(remove=done)
-
-    def _under_way(self, gone: Sequence[Writer]) -> dict[str, OpenCalls]:
-        return AbandonedCalls(self._directory, self._log_fd, self._start, self._tail).under_way(gone)
 
 
 def _kind(item: Draft | Follower) -> str:

@@ -21,8 +21,7 @@ from pathlib import Path
 from glovebox_audit import chain, read
 from glovebox_audit.chain import EvidenceError, Head
 from glovebox_audit.events import CallLost, OpenCalls
-from glovebox_audit.segments import files
-from glovebox_audit.segments.files import SegmentStart
+from glovebox_audit.offsets import OffsetReader
 
 DIRECTORY = "writers"
 _SUFFIX = ".json"
@@ -139,61 +138,38 @@ def _held(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
     return True
 
 
-class AbandonedCalls:
-    """A search for calls without an end of killed servers, in the log as one process has it open.
+def under_way(directory: Path, tail: Head, gone: Sequence[Writer]) -> dict[str, OpenCalls]:
+    """Return the calls that dead servers may have left open, up to ``tail``.
 
-    Those servers write no more, so reading needs no lock.
+    Read from their files' positions, or from the beginning. They write no more, so reading needs no lock.
     """
+    found = {writer.server: OpenCalls() for writer in gone}
+    names = [server.encode() for server in found]
+    with read.opened(directory) as snapshot, OffsetReader(snapshot) as log:
+        known = [writer.since for writer in gone if writer.since is not None and _holds(log, writer.since, tail)]
+        start = min(head.size for head in known) if len(known) == len(gone) else log.start
+        for file, base, size in log.files_from(start):
+            at, end = max(start - base, 0), min(size, tail.size - base)
+            gaps = read.gaps_in(file, at, end)
+            file.seek(at)
+            while at < end and (line := file.readline(chain.MAX_LINE_BYTES)):
+                # Parsing is expensive, and most lines after a crash are other servers'.
+                if not gaps.hold(at) and any(name in line for name in names):
+                    with contextlib.suppress(EvidenceError):
+                        record = chain.parse(line)
+                        lost = record.kind == CallLost.kind  # told of by another server, that did not get further
+                        ran = record.data.get("run_by") if lost else record.server
+                        if ran in found:
+                            found[ran].note(record, Head(seq=record.seq - 1, hash=record.prev, size=base + at))
+                at += len(line)
+    return found
 
-    def __init__(self, directory: Path, descriptor: int, start: SegmentStart, tail: Head) -> None:
-        self._directory = directory
-        self._descriptor = descriptor
-        self._start = start
-        self._tail = tail
 
-    def under_way(self, gone: Sequence[Writer]) -> dict[str, OpenCalls]:
-        """Return the calls these servers may have left open, read from their files' positions or the beginning."""
-        known = [writer.since for writer in gone if writer.since is not None and self._holds(writer.since)]
-        start = min(head.size for head in known) if len(known) == len(gone) else 0
-        found = {writer.server: OpenCalls() for writer in gone}
-        names = [server.encode() for server in found]
-        for at, line in self._lines(start):
-            # Parsing is expensive, and most lines after a crash are other servers'.
-            if any(name in line for name in names):
-                with contextlib.suppress(EvidenceError):
-                    record = chain.parse(line)
-                    lost = record.kind == CallLost.kind  # told of by another server, that did not get further
-                    ran = record.data.get("run_by") if lost else record.server
-                    if ran in found:
-                        found[ran].note(record, Head(seq=record.seq - 1, hash=record.prev, size=at))
-        return found
-
-    def _lines(self, start: int) -> Iterator[tuple[int, bytes]]:
-        for descriptor, base in self._files(start):
-            at = max(start, base)
-            with os.fdopen(os.dup(descriptor), "rb") as file:
-                gaps = read.gaps_in(file, at - base, min(files.length(descriptor), self._tail.size - base))
-                file.seek(at - base)
-                while at < self._tail.size and (line := file.readline(chain.MAX_LINE_BYTES)):
-                    if not gaps.hold(at - base):
-                        yield at, line
-                    at += len(line)
-
-    def _files(self, start: int) -> Iterator[tuple[int, int]]:
-        for name, base in files.since(self._directory, self._start, start):
-            with files.opened(self._directory / name) as descriptor:
-                yield descriptor, base
-        yield self._descriptor, self._start.before.size
-
-    def _holds(self, head: Head) -> bool:
-        if head.size == 0 or head.size > self._tail.size:
-            return head == Head()
-        for descriptor, base in self._files(head.size - 1):
-            if base >= head.size:
-                return False  # its segment was removed
-            try:
-                record = chain.parse(files.line_before(descriptor, head.size - base))
-            except EvidenceError:
-                return False
-            return (record.seq, record.hash) == (head.seq, head.hash)
+def _holds(log: OffsetReader, head: Head, tail: Head) -> bool:
+    if head.size == 0 or head.size > tail.size:
+        return head == Head()
+    try:
+        record = chain.parse(log.line_before(head.size))
+    except EvidenceError:  # or its segment was removed
         return False
+    return (record.seq, record.hash) == (head.seq, head.hash)

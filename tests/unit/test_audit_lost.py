@@ -252,7 +252,7 @@ def test_a_start_reads_only_what_may_hold_open_calls(
 def test_a_start_after_a_good_end_reads_nothing(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The usual case costs nothing, however long the log."""
     write(directory, decided("c_1"), finished("c_1"))
-    monkeypatch.setattr(LogFile, "_under_way", None)
+    monkeypatch.setattr(writers, "under_way", None)
     LogFile(directory, "s_new").close()
     assert lost(directory) == []
 
@@ -271,7 +271,7 @@ def test_a_server_that_ends_in_good_order_while_another_starts_costs_nothing(
         return names
 
     monkeypatch.setattr(os, "listdir", last_look)
-    monkeypatch.setattr(LogFile, "_under_way", None)
+    monkeypatch.setattr(writers, "under_way", None)
     LogFile(directory, "s_2").close()
     assert list((directory / writers.DIRECTORY).iterdir()) == []
 

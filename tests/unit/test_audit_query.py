@@ -259,7 +259,7 @@ def _zeros_inside(path: Path) -> None:
 def _no_text(path: Path) -> None:
     # A table whose description is broken, with a name in it that SQLite repeats and that is no text.
     path.write_bytes(
-        path.read_bytes().replace(b"CREATE TABLE words", b"CREATE TABXE \x8aords").replace(b"words", b"\x8aords")
+        path.read_bytes().replace(b"CREATE TABLE known", b"CREATE TABXE \x8anown").replace(b"known", b"\x8anown")
     )
 
 
@@ -309,9 +309,9 @@ def test_an_index_that_lies_is_made_again(log: Path, change: Callable[[Path], No
 def test_ids_that_lie_are_made_again(log: Path) -> None:
     """A name leads to its own call or to none."""
     asked(log)
-    _statement("UPDATE ids SET id = (SELECT max(id) FROM calls)")(log / database.NAME)
+    _statement("UPDATE calls SET call = 'c_deny' WHERE id = (SELECT max(id) FROM calls)")(log / database.NAME)
     assert ask.named(log, "c_de", TOLD) == ["c_deny"]
-    _statement("DELETE FROM ids")(log / database.NAME)
+    _statement("UPDATE calls SET call = ''")(log / database.NAME)
     assert [each.call_id for each in ask.records(log, "c_deny", TOLD)] == ["c_deny"], "an index cannot hide a call"
 
 

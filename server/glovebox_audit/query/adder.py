@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, BinaryIO
 
 from glovebox_audit import chain
-from glovebox_audit.events import CallDecided
+from glovebox_audit.events import WHOSE, CallDecided
 from glovebox_audit.query import calls
 from glovebox_audit.query.outcomes import RUNNING
 from glovebox_audit.read import Gaps
@@ -28,10 +28,10 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Adder:
-    """A writer of one index. Its methods raise the errors in ``database.DAMAGED``."""
+    """A writer of one index. Its methods raise the errors in ``database.DAMAGED``; its caller begins transactions."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
+        self._execute = connection.execute
         self._calls = int(connection.execute("SELECT coalesce(max(id), 0) FROM calls").fetchone()[0])
         self._count = int(connection.execute("SELECT coalesce(max(texts), 0) FROM state").fetchone()[0])
         self._searchable = has_texts(connection)
@@ -41,12 +41,6 @@ class Adder:
         self._texts: dict[str, int] = {}
         # Calls under way: each with its number and its indexed texts.
         self._open: dict[str, tuple[int, set[str]]] = {}
-        self._new_calls: list[tuple[object, ...]] = []
-        self._new_ids: list[tuple[str, int]] = []
-        self._new_ends: list[tuple[int, int, int]] = []
-        self._new_texts: list[tuple[int, str]] = []
-        self._new_known: list[tuple[bytes, int]] = []
-        self._new_uses: list[tuple[int, int]] = []
 
     def add(self, file: BinaryIO, base: int, start: int, end: int, gaps: Gaps) -> int:
         """Add some of the whole lines between two offsets of a file.
@@ -69,25 +63,10 @@ class Adder:
         return done
 
     def save(self, began: int, until: int, last: bytes) -> None:
-        """Commit the added lines; the index covers ``began`` to ``until`` and ends with ``last``."""
-        execute, many = self._connection.execute, self._connection.executemany
-        execute("BEGIN IMMEDIATE")
-        many("INSERT OR REPLACE INTO words VALUES (?, ?)", [(number, word) for word, number in self._words.items()])
-        many("INSERT INTO calls VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)", self._new_calls)
-        many("INSERT OR REPLACE INTO ids VALUES (?, ?)", self._new_ids)
-        many("UPDATE calls SET outcome = ?, last = ? WHERE id = ?", self._new_ends)
-        if self._searchable:
-            many("INSERT INTO texts (rowid, text) VALUES (?, ?)", self._new_texts)
-        many("INSERT OR REPLACE INTO known VALUES (?, ?)", self._new_known)
-        many("INSERT OR IGNORE INTO uses VALUES (?, ?)", sorted(self._new_uses))
-        execute("DELETE FROM state")
+        """Note that the index covers ``began`` to ``until`` and ends with the line ``last``."""
+        self._execute("DELETE FROM state")
         values = (began, until, hashlib.sha256(last).digest(), self._count)
-        execute("INSERT INTO state (began, until, line, texts) VALUES (?, ?, ?, ?)", values)
-        execute("COMMIT")
-        for each in (
-            self._new_calls, self._new_ids, self._new_ends, self._new_texts, self._new_known, self._new_uses,
-        ):  # fmt: skip
-            each.clear()
+        self._execute("INSERT INTO state (began, until, line, texts) VALUES (?, ?, ?, ?)", values)
         if len(self._texts) > _MOST_TEXTS:
             self._texts.clear()
         if len(self._open) > _MOST_OPEN:
@@ -109,14 +88,11 @@ class Adder:
         outcome = calls.outcome(kind, fields["data"])
         if outcome is not None and outcome != RUNNING:
             number, _ = self._open.pop(call)
-            self._new_ends.append((self._word(outcome), offset, number))
+            self._execute("UPDATE calls SET outcome = ?, last = ? WHERE id = ?", (self._word(outcome), offset, number))
 
     def _begin(self, call: str, fields: Any, offset: int) -> None:
         data = fields["data"]
-        whose = {
-            name: clean("" if data.get(name) is None else str(data[name]))
-            for name in ("tool", "principal", "client", "run", "workflow")
-        }
+        whose = {name: clean("" if data.get(name) is None else str(data[name])) for name in WHOSE}
         # There may be as many runs as calls: they are no words, which all stay in memory.
         kept = (word if name == "run" else self._word(word) for name, word in whose.items())
         self._calls += 1
@@ -124,14 +100,20 @@ class Adder:
             time = microseconds(datetime.fromisoformat(fields["time"]))
         except ValueError:
             time = 0
-        self._new_calls.append((self._calls, *kept, self._word(RUNNING), time, offset))
-        self._new_ids.append((call, self._calls))
+        values = (self._calls, clean(call), *kept, self._word(RUNNING), time, offset)
+        self._execute("INSERT INTO calls VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)", values)
         self._open[call] = (self._calls, set())
 
+    def _word(self, word: str) -> int:
+        if word not in self._words:
+            self._words[word] = len(self._words) + 1
+            self._execute("INSERT INTO words VALUES (?, ?)", (self._words[word], word))
+        return self._words[word]
+
     def _resume(self, call: str) -> bool:
-        found = self._connection.execute("SELECT id FROM ids WHERE call = ?", (clean(call),)).fetchone()
+        found = self._execute("SELECT max(id) FROM calls WHERE call = ?", (clean(call),)).fetchone()[0]
         if found is not None:
-            self._open[call] = (int(found[0]), set())
+            self._open[call] = (int(found), set())
         return found is not None
 
     def _note(self, call: str, data: Any) -> None:
@@ -141,7 +123,7 @@ class Adder:
         for text in calls.texts(data):
             if text not in noted:
                 noted.add(text)
-                self._new_uses.append((self._text(text), number))
+                self._execute("INSERT OR IGNORE INTO uses VALUES (?, ?)", (self._text(text), number))
 
     def _text(self, text: str) -> int:
         found = self._texts.get(text)
@@ -154,23 +136,17 @@ class Adder:
 
     def _known(self, text: str) -> int:
         digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
-        found = self._connection.execute("SELECT text FROM known WHERE digest = ?", (digest,)).fetchone()
+        found = self._execute("SELECT text FROM known WHERE digest = ?", (digest,)).fetchone()
         if found is not None:
             return int(found[0])
         number = self._added(text)
-        self._new_known.append((digest, number))
+        self._execute("INSERT INTO known VALUES (?, ?)", (digest, number))
         return number
 
     def _added(self, text: str) -> int:
         self._count += 1
-        self._new_texts.append((self._count, text))
+        self._execute("INSERT INTO texts (rowid, text) VALUES (?, ?)", (self._count, text))
         return self._count
-
-    def _word(self, word: str) -> int:
-        word = clean(word)
-        if word not in self._words:
-            self._words[word] = len(self._words) + 1
-        return self._words[word]
 
 
 def has_texts(connection: sqlite3.Connection) -> bool:

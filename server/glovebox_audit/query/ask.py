@@ -4,6 +4,7 @@ If a place is not what the index says, the index is rebuilt once; a remaining fa
 """
 
 import contextlib
+import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +12,11 @@ from typing import TypeVar
 
 from glovebox_audit import chain, read
 from glovebox_audit.chain import EvidenceError, Record
-from glovebox_audit.events import CallDecided
+from glovebox_audit.events import CallDecided, ReceiptSigned
+from glovebox_audit.offsets import OffsetReader
 from glovebox_audit.query import calls, database
 from glovebox_audit.query.calls import CallSummary
 from glovebox_audit.query.index import CallSpan, Filters, Index
-from glovebox_audit.query.offsets import OffsetReader, StaleIndexError
 from glovebox_audit.query.outcomes import RUNNING
 
 #: Name of the newest call.
@@ -28,10 +29,6 @@ MOST_NAMED = 5
 _LOOKS = 3
 
 _Found = TypeVar("_Found")
-
-
-class _DamagedCallError(Exception):
-    """A line has the form of the record, but was changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,46 +60,65 @@ def named(directory: Path, name: str, told: Told) -> list[str]:
     """Return at most ``MOST_NAMED`` ids for an id, the beginning of some, or ``LAST``; raises like ``ask``."""
     if name == LAST:
         return [call.call_id for call in ask(directory, Filters(), 1, told).calls]
-    return _looked(directory, told, lambda view: view.named(name))
+    found = _looked(directory, told, lambda view: list(view.named(name)))
+    return [name] if name in found else found
 
 
 class _View:
     def __init__(self, index: Index, log: OffsetReader) -> None:
         self.index, self.log = index, log
 
-    def call(self, place: CallSpan) -> CallSummary:
+    def call(self, place: CallSpan) -> CallSummary | None:
+        """Return the call there; None if a line has the form of its record, but was changed."""
         decided = self._record(place.first)
         end = self._record(place.first if place.last is None else place.last)
+        if decided is None or end is None:
+            return None
         ended = calls.outcome(end.kind, end.data) not in {None, RUNNING}
         if decided.kind != CallDecided.kind or end.call_id != decided.call_id or ended != (place.last is not None):
-            raise StaleIndexError
+            raise _stale()
         return calls.of_records(decided, end)
 
-    def named(self, beginning: str) -> list[str]:
-        found = self.index.named(beginning, MOST_NAMED)
+    def named(self, beginning: str, most: int = MOST_NAMED) -> dict[str, CallSpan]:
+        """Return places of calls whose id begins so."""
+        found = self.index.named(beginning, most)
         for call_id, place in found.items():
-            with contextlib.suppress(_DamagedCallError):
-                if self.call(place).call_id != call_id:
-                    raise StaleIndexError
-        return [beginning] if beginning in found else list(found)
+            call = self.call(place)
+            if call is not None and call.call_id != call_id:
+                raise _stale()
+        return found
 
     def records(self, call_id: str) -> list[Record]:
-        place = self.index.named(call_id, 1).get(call_id)
-        if place is None:
-            return []
-        with contextlib.suppress(_DamagedCallError):
-            if self.call(place).call_id != call_id:
-                raise StaleIndexError
-        return list(self.log.records_of(call_id, place.first, place.last))
+        """Return the records of a call by its id; none if it is not indexed."""
+        place = self.named(call_id, 1).get(call_id)
+        return [] if place is None else self.records_of(call_id, place)
 
-    def _record(self, offset: int) -> Record:
+    def records_of(self, call_id: str, place: CallSpan) -> list[Record]:
+        """Return the records of a call, its receipt included."""
+        found: list[Record] = []
+        after = None if place.last is None else place.last + len(self.log.line(place.last))
+        until = self.log.end if after is None else after
+        for file, base, size in self.log.files_from(place.first):
+            if base < until:
+                found += read.records_in(file, min(until - base, size), call_id, max(place.first - base, 0))
+        receipt = b"" if after is None else self.log.line(after)
+        if calls.label(receipt) == (ReceiptSigned.kind, call_id):
+            with contextlib.suppress(EvidenceError):
+                found.append(chain.parse(receipt))
+        return found
+
+    def _record(self, offset: int) -> Record | None:
         line = self.log.line(offset)
         if calls.label(line) is None:
-            raise StaleIndexError
+            raise _stale()
         try:
             return chain.parse(line)
         except EvidenceError:
-            raise _DamagedCallError from None
+            return None
+
+
+def _stale() -> sqlite3.DatabaseError:
+    return sqlite3.DatabaseError("the log is not what the index says")
 
 
 def records(directory: Path, call_id: str, told: Told) -> list[Record]:
@@ -116,17 +132,15 @@ def _answer(view: _View, filters: Filters, limit: int) -> QueryAnswer:
     found: list[CallSummary] = []
     damaged, seen = 0, set[int]()
     for place in view.index.find(filters):
-        try:
-            call = view.call(place)
-            if place.first in seen or not filters.fit(call):
-                raise StaleIndexError
-        except _DamagedCallError:
+        call = view.call(place)
+        if call is None:
             damaged += 1
             continue
+        if place.first in seen or not filters.fit(call):
+            raise _stale()
         seen.add(place.first)
         if filters.came(call) and (
-            filters.text is None
-            or calls.holds(view.log.records_of(call.call_id, place.first, place.last), filters.text)
+            filters.text is None or calls.holds(view.records_of(call.call_id, place), filters.text)
         ):
             if len(found) == limit:
                 return QueryAnswer(calls=tuple(found), more=True, damaged=damaged)
@@ -148,5 +162,5 @@ def _looked(directory: Path, told: Told, look: Callable[[_View], _Found]) -> _Fo
                 removed += 1
                 if removed == _LOOKS:
                     raise
-            except (StaleIndexError, *database.DAMAGED) as problem:
+            except database.DAMAGED as problem:
                 kept.renew(problem, told.say)

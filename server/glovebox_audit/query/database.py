@@ -12,7 +12,7 @@ from pathlib import Path
 NAME = "index.sqlite"
 
 #: Changes with the tables. An index of another format is rebuilt.
-FORMAT = 2
+FORMAT = 3
 
 #: Seconds one query waits for another. The first one on a large log takes minutes.
 LOCK_WAIT_SECONDS = 300.0
@@ -21,22 +21,19 @@ _MEMORY = ":memory:"
 
 _SETTINGS = ("trusted_schema = OFF", "locking_mode = EXCLUSIVE", "temp_store = MEMORY", "cache_size = -65536")
 
+_COLUMNS = "call, tool, principal, client, run, workflow, outcome, time, first, last"
 _TABLES = (
     # Its extent: the offsets it begins and ends at, the digest of the last line, the last text's number.
     "CREATE TABLE state (began INTEGER, until INTEGER, line BLOB, texts INTEGER)",
+    # No SQL index but for names: a full scan takes a tenth of a second, and the planner cannot err.
     "CREATE TABLE words (id INTEGER PRIMARY KEY, word TEXT UNIQUE)",
-    # No SQL index: a full scan takes a tenth of a second a million calls for any query, and the planner cannot err.
-    "CREATE TABLE calls (id INTEGER PRIMARY KEY, tool, principal, client, run, workflow, outcome, time, first, last)",
-    "CREATE TABLE ids (call TEXT PRIMARY KEY, id INTEGER) WITHOUT ROWID",
+    f"CREATE TABLE calls (id INTEGER PRIMARY KEY, {_COLUMNS})",
+    "CREATE INDEX names ON calls (call)",
     # Each text is in the index once: most are common to many calls.
     "CREATE TABLE known (digest BLOB PRIMARY KEY, text INTEGER) WITHOUT ROWID",
     "CREATE TABLE uses (text INTEGER, call INTEGER, PRIMARY KEY (text, call)) WITHOUT ROWID",
 )
 _TEXTS = "CREATE VIRTUAL TABLE texts USING fts5(text, content='', columnsize=0, tokenize='trigram case_sensitive 1')"
-
-
-class IndexNotKeptError(Exception):
-    """The index cannot be kept beside the log; the message says why."""
 
 
 #: Errors of a damaged file: SQLite's own message may hold bytes of it that are no text.
@@ -88,7 +85,7 @@ def opened(directory: Path, say: Callable[[str], None]) -> Iterator[IndexDatabas
         try:
             stack.enter_context(_locked(directory, say))
             found = _beside(directory / NAME)
-        except (IndexNotKeptError, OSError, *DAMAGED) as problem:
+        except (OSError, *DAMAGED) as problem:
             say(in_memory(problem))
             found = IndexDatabase(None)
         stack.callback(found.close)
@@ -104,9 +101,7 @@ def in_memory(problem: Exception) -> str:
 @contextlib.contextmanager
 def _locked(directory: Path, say: Callable[[str], None]) -> Iterator[None]:
     if directory.stat().st_uid != os.geteuid():
-        raise IndexNotKeptError(
-            "the log is another user's"
-        )  # another user's file in it would be in the way of its owner
+        raise OSError("the log is another user's")  # another user's file in it would be in the way of its owner
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         began, told = time.monotonic(), False
@@ -116,7 +111,7 @@ def _locked(directory: Path, say: Callable[[str], None]) -> Iterator[None]:
                 break
             passed = time.monotonic() - began
             if passed > LOCK_WAIT_SECONDS:
-                raise IndexNotKeptError(f"another query has held its lock for {LOCK_WAIT_SECONDS:g} seconds")
+                raise OSError(f"another query has held its lock for {LOCK_WAIT_SECONDS:g} seconds")
             if passed > 1 and not told:
                 told = True
                 say("Waiting for another query, which makes the index of the log.")
@@ -132,7 +127,7 @@ def _beside(path: Path) -> IndexDatabase:
     found = path.lstat()
     ours = stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_uid == os.geteuid()
     if not ours or found.st_mode & 0o077:
-        raise IndexNotKeptError(f"{path} is not a file of our own alone: remove it")
+        raise OSError(f"{path} is not a file of our own alone: remove it")
     try:
         return IndexDatabase(path)
     except sqlite3.OperationalError:  # of the disk

@@ -5,7 +5,6 @@ Rule 2  It holds the whole lines up to one offset of the log, and the digest of 
         there, or records a gap before it, the index is rebuilt; else what is new is added.
 """
 
-import contextlib
 import hashlib
 import re
 import sqlite3
@@ -15,10 +14,10 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from glovebox_audit import read
+from glovebox_audit.offsets import OffsetReader
 from glovebox_audit.query import calls
 from glovebox_audit.query.adder import HEX_KEPT, Adder, clean, has_texts, microseconds
 from glovebox_audit.query.database import IndexDatabase
-from glovebox_audit.query.offsets import OffsetReader, StaleIndexError
 from glovebox_audit.query.outcomes import CANCELLED, ERRORS, FAILED
 from glovebox_audit.segments import files
 
@@ -26,6 +25,8 @@ _HEX = re.compile(rf"[0-9a-f]{{{HEX_KEPT + 1},}}")
 
 #: Calls first searched for a text, and the growth factor after that.
 _FIRST_SPAN, _LARGER = 4096, 16
+
+_OF_WORDS = "(SELECT id FROM words WHERE word IN {})"
 
 #: The shortest text that trigrams find.
 _SHORTEST = 3
@@ -62,23 +63,22 @@ class Filters:
         """Return whether a call fits, its texts aside."""
         time = datetime.fromisoformat(call.time)
         return (
-            (not self.tools or call.tool in self.tools)
-            and (not self.principals or call.principal in self.principals)
-            and (not self.clients or (call.client or "") in self.named())
-            and (not self.runs or (call.run or "") in self.runs)
-            and (not self.workflows or (call.workflow or "") in self.workflows)
-            and (not self.outcomes or call.outcome in self.wanted())
+            all((getattr(call, name) or "") in wanted for name, wanted in self.columns().items())
             and (self.since is None or time >= self.since)
             and (self.until is None or time < self.until)
         )
 
-    def named(self) -> set[str]:
-        """Return clients as the index has them, without transports."""
-        return {"" if each.startswith(calls.OVER) else each for each in self.clients} | set(self.clients)
-
-    def wanted(self) -> set[str]:
-        """Return outcomes as the index has them, without who cancelled a call."""
-        return {*self.outcomes, *((*ERRORS, CANCELLED) if FAILED in self.outcomes else ())}
+    def columns(self) -> dict[str, set[str]]:
+        """Return what each column may hold: of clients without transports, of outcomes without who cancelled a call."""
+        found = {
+            "tool": set(self.tools),
+            "principal": set(self.principals),
+            "client": {"" if each.startswith(calls.OVER) else each for each in self.clients} | set(self.clients),
+            "run": set(self.runs),
+            "workflow": set(self.workflows),
+            "outcome": {*self.outcomes, *((*ERRORS, CANCELLED) if FAILED in self.outcomes else ())},
+        }
+        return {name: wanted for name, wanted in found.items() if wanted}
 
     def came(self, call: calls.CallSummary) -> bool:
         """Return whether a call that fits also has one of the clients and outcomes."""
@@ -113,10 +113,12 @@ class Index:
             if gaps.starts and gaps.starts[0] < at:
                 return False
             while at < size:
-                before, at = at, adder.add(file, base, at, size, gaps)
-                if at == before:
-                    break  # a line that is not whole yet
-                adder.save(began, base + at, files.line_before(file.fileno(), at))
+                with self._connection:
+                    self._connection.execute("BEGIN IMMEDIATE")
+                    before, at = at, adder.add(file, base, at, size, gaps)
+                    if at == before:
+                        break  # a line that is not whole yet
+                    adder.save(began, base + at, files.line_before(file.fileno(), at))
                 progress(base + at - start, end - start)
         return True
 
@@ -127,21 +129,20 @@ class Index:
         if state is not None and all(type(each) is int for each in state[:2]):
             began, until, line = state
             # Removed segments stay in the index as long as they are the smaller part.
-            if start - began <= until - start:
-                with contextlib.suppress(StaleIndexError):
-                    if hashlib.sha256(self._log.line_before(until)).digest() == line:
-                        return began, until
+            kept = start - began <= until - start
+            if kept and hashlib.sha256(self._log.line_before(until)).digest() == line:
+                return began, until
         if state is not None:
             self._database.reset()
         return start, start
 
     def find(self, filters: Filters) -> Iterator[CallSpan]:
         """Yield places of calls that may fit, newest first; with a text, others too."""
-        chosen = self._conditions(filters)
-        if chosen is None:
-            return
-        conditions, values = chosen
+        conditions, values = self._conditions(filters)
         spans = [(0, sys.maxsize)]
+        some = " ".join(("SELECT 1 FROM calls WHERE", " AND ".join(conditions)))
+        if not self._connection.execute(some, values).fetchone():
+            return
         if self._match(filters.text):
             # Every call may have the text: the newest are often enough.
             conditions.append("id IN (SELECT call FROM uses WHERE text IN temp.matching AND call > ? AND call <= ?)")
@@ -175,41 +176,26 @@ class Index:
     def named(self, beginning: str, most: int) -> dict[str, CallSpan]:
         """Return at most ``most`` calls whose id begins so."""
         asked = (
-            "SELECT call, first, last FROM ids JOIN calls USING (id)"
-            " WHERE call >= ? AND call < ? AND first >= ? ORDER BY call LIMIT ?"
+            "SELECT call, first, last, max(id) FROM calls"
+            " WHERE call >= ? AND call < ? AND first >= ? GROUP BY call ORDER BY call LIMIT ?"
         )
         values = (beginning, beginning + "\U0010ffff", self._log.start, most)
         found = self._connection.execute(asked, values)
-        return {call: _place(first, last) for call, first, last in found}
+        return {call: _place(first, last) for call, first, last, _ in found}
 
-    def _conditions(self, filters: Filters) -> tuple[list[str], list[object]] | None:
-        """Return the conditions in SQL; None if no call can fit."""
+    def _conditions(self, filters: Filters) -> tuple[list[str], list[object]]:
+        """Return the conditions in SQL."""
         conditions, values = ["first >= ?"], [self._log.start]  # type: list[str], list[object]
-        for column, wanted in (
-            ("tool", filters.tools),
-            ("principal", filters.principals),
-            ("client", tuple(filters.named())),
-            ("workflow", filters.workflows),
-            ("outcome", tuple(filters.wanted())),
-        ):
-            if wanted:
-                found = [each for word in wanted if (each := self._word(word)) is not None]
-                if not found:
-                    return None
-                conditions.append(f"{column} IN ({', '.join('?' * len(found))})")
-                values += found
-        if filters.runs:
-            conditions.append(f"run IN ({', '.join('?' * len(filters.runs))})")
-            values += map(clean, filters.runs)
+        for column, wanted in filters.columns().items():
+            marks = f"({', '.join('?' * len(wanted))})"
+            among = marks if column == "run" else _OF_WORDS.format(marks)
+            conditions.append(f"{column} IN {among}")
+            values += map(clean, wanted)
         for comparison, time in (("time >= ?", filters.since), ("time < ?", filters.until)):
             if time is not None:
                 conditions.append(comparison)
                 values.append(microseconds(time))
         return conditions, values
-
-    def _word(self, word: str) -> int | None:
-        found = self._connection.execute("SELECT id FROM words WHERE word = ?", (clean(word),)).fetchone()
-        return None if found is None else int(found[0])
 
 
 def _place(first: object, last: object) -> CallSpan:

@@ -132,17 +132,3 @@ def length(descriptor: int) -> int:
 def anchor(end: Head | Record) -> str:
     """Return a record, or the end of a chain, as ``SEQ:HASH``."""
     return f"{end.seq}:{end.hash}"
-
-
-def since(directory: Path, current: SegmentStart, offset: int) -> list[tuple[str, int]]:
-    """Return names and offsets of the sealed segments before ``current``, from ``offset`` on; raises OSError."""
-    found: list[tuple[str, int]] = []
-    if offset >= current.before.size:
-        return found
-    for number in reversed([each for each in sealed(directory) if each < current.number]):
-        with opened(directory / name(number)) as descriptor:
-            base = start_of(line_at(descriptor, 0)).before.size
-        found.insert(0, (name(number), base))
-        if base <= offset:
-            break
-    return found
