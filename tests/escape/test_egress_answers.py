@@ -9,6 +9,7 @@ from itertools import count
 import anyio
 import anyio.abc
 import pytest
+from tests.fixtures.guest_streams import End, Failed
 from tests.fixtures.internet import (
     OTHER,
     SITE,
@@ -24,7 +25,6 @@ from tests.fixtures.internet import (
 )
 
 from glovebox_profiles.egress import EgressRule
-from glovebox_server.egress.events import End, Failed
 from glovebox_server.egress.limits import EgressLimits
 
 __all__ = ["wires"]

@@ -11,11 +11,12 @@ import anyio
 import anyio.abc
 import pytest
 from anyio.streams.tls import TLSStream
+from tests.fixtures.guest_streams import Accepted, Closed, Denied, GuestStream, Said
 from tests.fixtures.internet import OTHER, PRIVATE, SITE, Cable, Internet, internet, wires
 from tests.fixtures.tls_hello import made_hello, real_hello, server_name
 
 from glovebox_profiles.egress import EgressRule
-from glovebox_server.egress.events import Closed, Denied, Opened, TunnelEvent
+from glovebox_server.egress.gate import Traffic
 from glovebox_server.egress.limits import EgressLimits
 from glovebox_server.egress.tunnel import connect
 
@@ -29,7 +30,8 @@ class Tunnel:
     """The sandbox's end of one tunnel and what was said about it."""
 
     guest: anyio.abc.ByteStream
-    events: list[TunnelEvent] = field(default_factory=list)
+    events: list[Said] = field(default_factory=list)
+    traffic: Traffic = field(default_factory=Traffic)
     done: anyio.Event = field(default_factory=anyio.Event)
 
     async def closed(self) -> Closed:
@@ -50,11 +52,10 @@ async def tunnel(
     opened = Tunnel(guest=ends[0])
 
     async def run() -> None:
-        async def keep(event: TunnelEvent) -> None:
-            opened.events.append(event)
-
+        gate, guest = net.gate(*rules, limits=limits), GuestStream(ends[1])
+        opened.events, opened.traffic = guest.events, gate.traffic
         async with ends[1]:
-            await connect(net.gate(*rules, limits=limits), authority, ends[1], send=keep)
+            await connect(gate, authority, guest)
         opened.done.set()
 
     async with anyio.create_task_group() as tasks, ends[0]:
@@ -82,9 +83,11 @@ async def test_a_tunnel_carries_tls_to_the_named_host(wires: Cable) -> None:
             assert await secure.receive() == b"HELLO"
             await secure.aclose()
             closed = await through.closed()
-    assert through.events[0] == Opened()
-    assert closed.sent > 200
-    assert closed.received > 1000
+    assert isinstance(through.events[0], Accepted)
+    assert through.events[0].said["opened"]
+    assert closed == Closed(reason=None)
+    assert through.traffic.sent_bytes > 200
+    assert through.traffic.received_bytes > 1000
     [attempt] = net.attempts
     assert (attempt.kind, attempt.decision.effect, attempt.addresses) == ("connect", "allow", (ip_address(SITE),))
 
@@ -144,7 +147,7 @@ async def test_a_tunnel_elsewhere_is_denied_without_a_look_up(wires: Cable, auth
             await through.done.wait()
         [denied] = through.events
         assert isinstance(denied, Denied)
-        assert denied.decision.rule == rule
+        assert denied.rule == rule
         assert net.lookups == []
         assert len(net.attempts) == 1
         await passes(net, TUNNEL)
@@ -168,8 +171,8 @@ async def test_a_rule_on_methods_or_paths_is_not_granted_through_a_tunnel(wires:
             await through.done.wait()
         [denied] = through.events
         assert isinstance(denied, Denied)
-        assert denied.decision.rule == "egress.tunnel"
-        assert "restricts methods or paths" in denied.decision.reason
+        assert denied.rule == "egress.tunnel"
+        assert "restricts methods or paths" in denied.reason
         await passes(net, TUNNEL)
 
 
@@ -205,7 +208,8 @@ async def test_half_close_travels_through(wires: Cable) -> None:
             await through.guest.send_eof()
             assert await through.guest.receive() == len(hello).to_bytes(4, "big")
             closed = await through.closed()
-    assert closed == Closed(reason=None, sent=len(hello), received=4)
+    assert closed == Closed(reason=None)
+    assert (through.traffic.sent_bytes, through.traffic.received_bytes) == (len(hello), 4)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +238,8 @@ async def test_a_tunnel_has_bounds(wires: Cable, limits: EgressLimits, first: by
             asked = await control.closed()
     assert closed.reason is not None
     assert reason in closed.reason
-    assert asked == Closed(reason=None, sent=len(hello), received=len(hello))
+    assert asked == Closed(reason=None)
+    assert (control.traffic.sent_bytes, control.traffic.received_bytes) == (len(hello), len(hello))
 
 
 async def test_a_wrong_certificate_is_seen_inside(wires: Cable) -> None:

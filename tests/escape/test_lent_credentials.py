@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
+from tests.fixtures.guest_streams import Denied, End, Failed
 from tests.fixtures.internet import (
     OTHER,
     SITE,
@@ -25,7 +26,6 @@ from tests.fixtures.internet import (
 
 from glovebox_profiles.egress import EgressRule
 from glovebox_profiles.model import Credential
-from glovebox_server.egress.events import Denied, End, Failed
 from glovebox_server.egress.limits import EgressLimits
 from glovebox_server.egress.request import PIECE_SEARCHED
 from glovebox_server.guards.credentials.injector import CredentialInjector
@@ -100,7 +100,7 @@ async def test_a_key_stands_in_the_parameter_it_names(wires: Cable) -> None:
     lent = credential(header=None, prefix="", query="key")
     async with asked(wires, ok(b"hello"), f"https://{API}/v1/me?a=1", lent=lent) as (fetched, requests, _):
         assert requests[0].startswith(b"GET /v1/me?a=1&key=Zq8-fk2_Lw7Rt5Xv9Bn3Mp6Hs1Dy4Gc0%2B%2Fe HTTP/1.1\r\n")
-        assert fetched.head.url == f"https://{API}/v1/me?a=1"
+        assert fetched.head.said["url"] == f"https://{API}/v1/me?a=1"
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ async def test_a_key_in_a_header_or_a_compressed_body_is_not_handed_back(wires: 
     body = gzip.compress(b"<" + KEY.encode() + b">")
     async with asked(wires, ok(body, "Content-Encoding: gzip", f"X-Debug: Bearer {KEY}")) as (fetched, _, _):
         assert fetched.body == b"<[credential tracker]>"
-        assert dict(fetched.head.headers)["x-debug"] == "Bearer [credential tracker]"
+        assert dict(fetched.head.said["headers"])["x-debug"] == "Bearer [credential tracker]"
 
 
 async def test_a_key_in_pieces_is_not_handed_back(wires: Cable) -> None:
@@ -392,7 +392,7 @@ async def test_a_program_cannot_say_what_the_broker_adds(wires: Cable, query: st
     lent = credential(header=None, prefix="", query="key")
     async with asked(wires, ok(b""), f"https://{API}/v1/me?{query}", lent=lent) as (fetched, requests, _):
         assert isinstance(fetched.last, Denied)
-        assert (fetched.last.decision.rule, requests) == ("egress.credential", [])
+        assert (fetched.last.rule, requests) == ("egress.credential", [])
     async with asked(wires, ok(b"hello"), f"https://{API}/v1/me?key2=mine", lent=lent) as (fetched, _, _):
         assert fetched.body == b"hello"
 
@@ -428,7 +428,7 @@ async def test_a_range_is_refused_with_a_key_and_left_out_without(wires: Cable) 
     ranged = [("Range", "bytes=0-9")]
     async with asked(wires, ok(b"hello"), headers=ranged) as (fetched, requests, _):
         assert isinstance(fetched.last, Denied)
-        assert (fetched.last.decision.rule, requests) == ("egress.credential", [])
+        assert (fetched.last.rule, requests) == ("egress.credential", [])
     async with asked(wires, ok(b"hello"), f"https://{API}/v2/me", headers=ranged) as (fetched, requests, _):
         assert fetched.body == b"hello"
         assert b"range" not in requests[0].lower()
@@ -446,8 +446,8 @@ async def test_a_source_that_fails_refuses_the_request_by_name(wires: Cable) -> 
             net.gate(*RULES, lender=CredentialInjector(credentials=(credential(),), read=read)), f"https://{API}/v1/me"
         )
     assert isinstance(fetched.last, Denied)
-    assert fetched.last.decision.rule == "egress.credential"
-    assert "tracker" in fetched.last.decision.reason
+    assert fetched.last.rule == "egress.credential"
+    assert "tracker" in fetched.last.reason
     assert "/etc/keys" not in repr(fetched.last)
     assert [each.decision.effect for each in net.attempts] == ["deny"]
     assert (net.lookups, net.connections) == ([], [])
@@ -464,10 +464,10 @@ async def test_headers_that_an_api_requires_go_with_the_key_and_nowhere_else(wir
             line for line in lines if line.startswith((b"anthropic", b"idempotency", b"notion", b"x-api"))
         ] == wanted
         assert f"Authorization: Bearer {KEY}".encode() in requests[0]
-        assert fetched.head.dropped == ("'notion-version'", "'x-api-key'")
+        assert fetched.head.said["dropped"] == ("'notion-version'", "'x-api-key'")
     async with asked(wires, ok(b"hello"), f"https://{API}/v2/me", lent=lent, headers=said) as (fetched, requests, _):
         assert not any(line.split(b":")[0] in requests[0].lower() for line in wanted)
-        assert len(fetched.head.dropped) == 4
+        assert len(fetched.head.said["dropped"]) == 4
     async with internet(wires) as net:
         net.zone |= {API: [[SITE]], ELSEWHERE: [[OTHER]]}
         away = list[bytes]()

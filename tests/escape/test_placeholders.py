@@ -10,11 +10,11 @@ import pytest
 from pydantic import ValidationError
 from tests.fixtures.audit_logs import log_lines
 from tests.fixtures.brokered import glovebox, profile
+from tests.fixtures.guest_streams import Denied
 from tests.fixtures.internet import OTHER, SITE, Cable, answering, fetch, internet, ok, wires
 
 from glovebox_profiles.egress import EgressRule
 from glovebox_profiles.model import Credential
-from glovebox_server.egress.events import Denied
 from glovebox_server.guards.credentials.injector import CredentialInjector, make_placeholder
 from glovebox_server.guards.credentials.sources import CredentialValue, unusable
 
@@ -71,7 +71,7 @@ async def test_a_placeholder_where_the_key_stands_becomes_the_key(wires: Cable, 
     assert requests[0].lower().count(b"authorization:") == 1
     assert KEY.encode() not in fetched.body
     assert b"[credential tracker]" in fetched.body
-    assert fetched.head.dropped == ()
+    assert fetched.head.said["dropped"] == ()
     assert [each.credential for each in net.attempts] == ["tracker"]
 
 
@@ -84,10 +84,10 @@ async def test_a_placeholder_in_the_parameter_becomes_the_key(wires: Cable) -> N
         await net.serve(SITE, 443, answering(ok(b""), requests), name=API)
         fetched = await fetch(net.gate(*RULES, lender=lent), f"https://{API}/v1/me?a=1&key={held}&b=2")
         assert requests[0].startswith(f"GET /v1/me?a=1&key={KEY}&b=2 HTTP/1.1\r\n".encode())
-        assert fetched.head.url == f"https://{API}/v1/me?a=1&key={held}&b=2"
+        assert fetched.head.said["url"] == f"https://{API}/v1/me?a=1&key={held}&b=2"
         twice = await fetch(net.gate(*RULES, lender=lent), f"https://{API}/v1/me?key={held}&k%65y=1")
         assert isinstance(twice.last, Denied)
-        assert twice.last.decision.rule == "egress.credential"
+        assert twice.last.rule == "egress.credential"
 
 
 MISPLACED: dict[str, tuple[str, Sequence[tuple[str, str]], bytes]] = {

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.fixtures.guest_streams import GuestStream
 
 from glovebox_audit.events import CallEvent, draft
 from glovebox_profiles.egress import EgressRule
@@ -14,7 +15,6 @@ from glovebox_profiles.model import Network, Profile
 from glovebox_server.app import check_example
 from glovebox_server.calls import Principal, ToolCall
 from glovebox_server.core.accept import decide
-from glovebox_server.egress.events import RequestEvent, TunnelEvent
 from glovebox_server.egress.request import request
 from glovebox_server.egress.tunnel import connect
 from glovebox_server.guards.credentials.sources import CredentialCache
@@ -103,15 +103,10 @@ async def asked(what: str, *, tunnel: bool) -> dict[str, Any]:
     call: Any = SimpleNamespace(now=now, request=call_of(""))
 
     gate = make_gate(call, make_injector(call, CredentialCache()), watch=None)
-
-    async def ended(_: RequestEvent | TunnelEvent) -> None:
-        """What the program hears is not recorded."""
-
     if tunnel:
-        stream: Any = None
-        await connect(gate, what, stream, send=ended)
+        await connect(gate, what, GuestStream())
     else:
-        await request(gate, "GET", what, send=ended)
+        await request(gate, "GET", what, stream=GuestStream())
     (event,) = recorder.events
     item = draft(event)
     assert SECRET.encode() not in item.encoded

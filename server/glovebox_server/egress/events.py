@@ -1,9 +1,9 @@
 """One connection attempt, and what the sandbox and the records learn of it. Data only, no I/O."""
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from anyio.abc import ByteStream
 
@@ -77,77 +77,6 @@ class EgressAnswer:
     complete: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hop:
-    """A redirect that was followed, or that led to a refusal."""
-
-    status: int
-    url: str
-    """The URL that redirected."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResponseHead:
-    """Status and headers of the final response."""
-
-    status: int
-    headers: tuple[tuple[str, str], ...]
-    """Lower-case names. Without framing, encoding, cookies and hop-by-hop headers: the body that follows is plain."""
-    url: str
-    hops: tuple[Hop, ...]
-    dropped: tuple[str, ...]
-    """Names of request headers that were not sent because they are not on the list of harmless ones."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Body:
-    """A piece of the decoded body."""
-
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class End:
-    """The end of the body."""
-
-    truncated: str | None
-    """One sentence that names what stopped it, if anything."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Denied:
-    """Policy refused the request, a redirect of it, or the tunnel."""
-
-    decision: EgressDecision
-    hops: tuple[Hop, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
-    """Policy allowed it, but the network or the peer failed. No part of a response was passed on."""
-
-    reason: str
-    hops: tuple[Hop, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
-    """A tunnel may now send its ClientHello; it is dialled once that has been checked."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Closed:
-    """The end of an opened tunnel."""
-
-    reason: str | None
-    """One sentence, unless both sides finished."""
-    sent: int = 0
-    received: int = 0
-
-
-RequestEvent = ResponseHead | Body | End | Denied | Failed
-"""A request ends in ``End``, ``Denied`` or ``Failed``; ``End`` follows one ``ResponseHead`` and any ``Body``."""
-TunnelEvent = Opened | Closed | Denied
-"""A tunnel ends in ``Denied`` or ``Closed``; an allowed one is ``Opened`` first."""
-SendRequestEvent = Callable[[RequestEvent], Awaitable[None]]
-SendTunnelEvent = Callable[[TunnelEvent], Awaitable[None]]
+def refusal(rule: str, reason: str, hint: str, hops: Sequence[Mapping[str, Any]] = ()) -> Mapping[str, Any]:
+    """Return the body of a RESET that refuses; ``hops``: status and URL of each redirect that led to it."""
+    return {"rule": rule, "reason": reason, "hint": hint} | ({"hops": hops} if hops else {})

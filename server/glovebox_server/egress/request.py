@@ -5,33 +5,21 @@ hold. Redirects are followed here too, and each one passes the chain like a new 
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urljoin
 
 from anyio.abc import ByteStream
 from anyio.lowlevel import checkpoint
 
 from glovebox_profiles.egress import EgressTarget, parse_url
-from glovebox_profiles.egress.rules import denial
 from glovebox_profiles.egress.targets import TargetError, quoted
 from glovebox_profiles.model import Credential
+from glovebox_sandboxes.session.connection import Duplex
 from glovebox_server.egress.dial import secure, within
-from glovebox_server.egress.events import (
-    Body,
-    Denied,
-    EgressAnswer,
-    EgressAttempt,
-    End,
-    Failed,
-    Headers,
-    Hop,
-    PeerError,
-    ResponseHead,
-    SendRequestEvent,
-)
+from glovebox_server.egress.events import EgressAnswer, EgressAttempt, Headers, PeerError, refusal
 from glovebox_server.egress.gate import EgressGate, StreamMask
 from glovebox_server.egress.http1 import ACCEPTED, REDIRECTS, Exchange, RequestClock
 from glovebox_server.egress.limits import EgressLimits
@@ -82,27 +70,25 @@ _USER_AGENT = "Glovebox"
 
 
 async def request(
-    gate: EgressGate, method: str, url: str, headers: Headers = (), body: bytes = b"", *, send: SendRequestEvent
+    gate: EgressGate, method: str, url: str, headers: Headers = (), body: bytes = b"", *, stream: Duplex
 ) -> None:
-    """Make one HTTP request and pass its events to ``send`` as they come.
+    """Make one HTTP request and pass the answer to ``stream`` as it comes, as ``serve`` says.
 
-    The last event is ``End``, ``Denied`` or ``Failed``. Awaiting ``send`` is the back-pressure; its time counts towards
-    ``request_seconds``. Raises only what ``gate``'s ``on_decision`` or ``send`` raise.
+    What the guest takes to read counts towards ``request_seconds``. Raises only what ``gate``'s ``on_decision`` or
+    ``stream`` raise.
     """
-    asked = _Request(gate=gate, method=method, url=url, headers=headers, body=body, send=send)
+    asked = _Request(gate=gate, method=method, url=url, headers=headers, body=body, stream=stream)
     try:
         while await asked.hop():
             pass
     except TargetError as refused:
-        await send(Denied(decision=denial(refused), hops=tuple(asked.hops)))
+        await stream.reset(refusal(refused.rule, refused.reason, refused.hint, asked.hops))
     except PeerError as failed:
         # It may quote the server, which got the key.
         reason = gate.new_mask().whole(str(failed)) if gate.new_mask else str(failed)
         reason = reason[:MAX_REASON]  # truncated only now: part of a key would not be masked
-        if asked.answered:
-            await send(End(truncated=reason))
-        else:
-            await send(Failed(reason=reason, hops=tuple(asked.hops)))
+        failure = refusal("egress.failed", reason, "Try again later, or another address.", asked.hops)
+        await stream.reset({"truncated": reason} if asked.answered else failure)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -114,9 +100,10 @@ class _Request:
     url: str
     headers: Headers
     body: bytes
-    send: SendRequestEvent
+    stream: Duplex
     clock: RequestClock = field(init=False)
-    hops: list[Hop] = field(default_factory=list)
+    hops: list[dict[str, Any]] = field(default_factory=list)
+    """Status and URL of each redirect, followed or refused."""
     seen: set[str] = field(default_factory=set)
     home: str | None = None
     """Host and port of the first server; None after a redirect to another."""
@@ -162,7 +149,7 @@ class _Request:
             why = f"The request was redirected more than {most} times, now to {quoted(target.url)}."
         elif target.url in self.seen:
             why = "The redirects lead back to a URL that was already asked."
-        elif target.scheme == "http" and self.hops[-1].url.startswith("https:"):
+        elif target.scheme == "http" and self.hops[-1]["url"].startswith("https:"):
             why = "A redirect leads from https to http."
         else:
             return
@@ -187,24 +174,24 @@ class _Request:
             if len(location) > 1:
                 raise PeerError("The server redirected to several places at once.")
             self._report(answer)
-            self.hops.append(Hop(status=status, url=target.url))
+            self.hops.append({"status": status, "url": target.url})
             self.url = _join(target.url, location[0])
             return
-        head = ResponseHead(
-            status=status,
-            headers=returned_headers(received),
-            url=target.url,
-            hops=tuple(self.hops),
-            dropped=attempt.dropped,
-        )
+        head = {
+            "status": status,
+            "headers": returned_headers(received),
+            "url": target.url,
+            "hops": self.hops,
+            "dropped": attempt.dropped,
+        }
         await self._pass_answer(head, exchange, mask, answer)
 
     async def _pass_answer(
-        self, head: ResponseHead, exchange: Exchange, mask: StreamMask | None, answer: EgressAnswer
+        self, head: Mapping[str, Any], exchange: Exchange, mask: StreamMask | None, answer: EgressAnswer
     ) -> None:
         self.answered, complete = True, False
         try:
-            await self.send(head)
+            await self.stream.accept(head)
             async with aclosing(exchange.body()) as pieces:
                 async for piece in pieces:
                     await self._pass_on(await _mask_piece(mask, piece) if mask else piece)
@@ -212,11 +199,11 @@ class _Request:
             complete = True
         finally:
             self._report(replace(answer, bytes=self.passed, complete=complete))
-        await self.send(End(truncated=None))
+        await self.stream.send_eof()
 
     async def _pass_on(self, data: bytes) -> None:
         if data:
-            await self.send(Body(data=data))
+            await self.stream.send(data)
             self.passed += len(data)
 
     def _report(self, answer: EgressAnswer) -> None:

@@ -16,31 +16,17 @@ A refusal is a RESET with ``rule``, ``reason`` and ``hint``, and ``hops`` where 
 """
 
 import ssl
-from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import anyio
 import anyio.to_thread
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from glovebox_profiles.egress import EgressDecision
 from glovebox_profiles.egress.targets import TargetError
 from glovebox_sandboxes.session.connection import Duplex
 from glovebox_server.egress.authority import Authority
-from glovebox_server.egress.events import (
-    Body,
-    Closed,
-    Denied,
-    End,
-    Failed,
-    Hop,
-    Opened,
-    RequestEvent,
-    ResponseHead,
-    TunnelEvent,
-)
+from glovebox_server.egress.events import refusal
 from glovebox_server.egress.gate import EgressGate
 from glovebox_server.egress.request import request
 from glovebox_server.egress.tunnel import connect, find_inspected_host
@@ -70,16 +56,16 @@ async def serve_stream(gate: EgressGate, stream: Duplex) -> None:
         if stream.kind == "request":
             await _request(gate, stream, RequestMeta.model_validate(stream.meta))
         elif stream.kind == "connect":
-            await _connect(gate, stream, ConnectMeta.model_validate(stream.meta))
+            await connect(gate, ConnectMeta.model_validate(stream.meta).authority, stream)
         elif stream.kind == "trust":
             await _trust(gate, stream)
         elif stream.kind == "certificate" and gate.authority is not None:
             await _certificate(gate, gate.authority, stream, ConnectMeta.model_validate(stream.meta))
         else:
-            await stream.reset(_refusal("egress.kind", "There is no such way out.", ""))
+            await stream.reset(refusal("egress.kind", "There is no such way out.", ""))
     except ValidationError:
         hint = "A method of at most 16 characters, a URL of 8192, 64 headers."
-        await stream.reset(_refusal("egress.malformed", "What was asked cannot be read.", hint))
+        await stream.reset(refusal("egress.malformed", "What was asked cannot be read.", hint))
 
 
 async def _request(gate: EgressGate, stream: Duplex, meta: RequestMeta) -> None:
@@ -90,34 +76,11 @@ async def _request(gate: EgressGate, stream: Duplex, meta: RequestMeta) -> None:
             body += await stream.receive()
             if len(body) > gate.limits.request_body_bytes:
                 reason = f"The request's body is larger than {gate.limits.request_body_bytes} bytes."
-                await stream.reset(_refusal("egress.body", reason, "Send less."))
+                await stream.reset(refusal("egress.body", reason, "Send less."))
                 return
     except anyio.EndOfStream:
         pass
-
-    async def send(event: RequestEvent) -> None:
-        if isinstance(event, ResponseHead):
-            await stream.accept(_head(event))
-        elif isinstance(event, Body):
-            await stream.send(event.data)
-        elif isinstance(event, End) and event.truncated is None:
-            await stream.send_eof()
-        else:
-            await stream.reset(_last(event))
-
-    await request(gate, meta.method, meta.url, headers, bytes(body), send=send)
-
-
-async def _connect(gate: EgressGate, stream: Duplex, meta: ConnectMeta) -> None:
-    async def send(event: TunnelEvent) -> None:
-        if isinstance(event, Opened):
-            await stream.accept({"opened": True})
-        elif isinstance(event, Closed):
-            await stream.reset({"reason": event.reason} if event.reason else {})
-        else:
-            await stream.reset(_denied(event.decision))
-
-    await connect(gate, meta.authority, stream, send=send)
+    await request(gate, meta.method, meta.url, headers, bytes(body), stream=stream)
 
 
 async def _trust(gate: EgressGate, stream: Duplex) -> None:
@@ -134,45 +97,11 @@ async def _certificate(gate: EgressGate, authority: Authority, stream: Duplex, m
     try:
         host = await find_inspected_host(gate, meta.authority)
     except TargetError as refused:
-        await stream.reset(_refusal(refused.rule, refused.reason, refused.hint))
+        await stream.reset(refusal(refused.rule, refused.reason, refused.hint))
         return
     leaf = "" if host is None else await anyio.to_thread.run_sync(authority.leaf, host)
     await stream.accept({"leaf": leaf})
     await stream.send_eof()
-
-
-def _head(event: ResponseHead) -> Mapping[str, Any]:
-    return {
-        "status": event.status,
-        "headers": event.headers,
-        "url": event.url,
-        "hops": _hops(event.hops),
-        "dropped": event.dropped,
-    }
-
-
-def _last(event: End | Denied | Failed) -> Mapping[str, Any]:
-    """Return the body of the RESET that ends a request early."""
-    if isinstance(event, End):
-        return {"truncated": event.truncated}
-    if isinstance(event, Denied):
-        return _denied(event.decision, event.hops)
-    return _refusal("egress.failed", event.reason, "Try again later, or another address.", event.hops)
-
-
-def _denied(decision: EgressDecision, hops: Sequence[Hop] = ()) -> Mapping[str, Any]:
-    return _refusal(decision.rule, decision.reason, decision.hint, hops)
-
-
-def _refusal(rule: str, reason: str, hint: str, hops: Sequence[Hop] = ()) -> Mapping[str, Any]:
-    body: dict[str, Any] = {"rule": rule, "reason": reason, "hint": hint}
-    if hops:
-        body["hops"] = _hops(hops)
-    return body
-
-
-def _hops(hops: Sequence[Hop]) -> list[dict[str, Any]]:
-    return [{"status": hop.status, "url": hop.url} for hop in hops]
 
 
 @cache

@@ -8,29 +8,19 @@ import anyio
 from anyio.abc import ByteReceiveStream, ByteStream
 
 from glovebox_profiles.egress import decide, decide_inspected, parse_connect
-from glovebox_profiles.egress.rules import denial
 from glovebox_profiles.egress.targets import TargetError, quoted
+from glovebox_sandboxes.session.connection import Duplex
 from glovebox_server.egress.clienthello import ClientHello
-from glovebox_server.egress.events import (
-    Closed,
-    ConnectNext,
-    Denied,
-    EgressAnswer,
-    EgressAttempt,
-    Opened,
-    PeerError,
-    SendTunnelEvent,
-)
+from glovebox_server.egress.events import ConnectNext, EgressAnswer, EgressAttempt, PeerError, refusal
 from glovebox_server.egress.gate import EgressGate
 from glovebox_server.egress.limits import READ_BYTES, EgressLimits
 
 
-async def connect(gate: EgressGate, authority: str, guest: ByteStream, *, send: SendTunnelEvent) -> None:
-    """Tunnel TLS between ``guest`` and ``authority`` (``host:port``).
+async def connect(gate: EgressGate, authority: str, guest: Duplex) -> None:
+    """Tunnel TLS between ``guest`` and ``authority`` (``host:port``), as ``serve`` says.
 
-    ``send`` gets ``Denied``, or ``Opened`` (answer the client's CONNECT with 200 now) and at the end ``Closed``.
-    ``guest`` is used from ``Opened`` on and is the caller's to close. A refusal after that is the ``Closed`` reason.
-    Raises only what ``gate``'s ``on_decision`` or ``send`` raise.
+    ``guest`` is accepted once the rules allow it; a refusal after that is the reason of its reset. Raises only what
+    ``gate``'s ``on_decision`` or ``guest`` raise.
     """
     pump: _Pump | None = None
     hello = b""
@@ -38,7 +28,7 @@ async def connect(gate: EgressGate, authority: str, guest: ByteStream, *, send: 
 
     async def open_tunnel(attempt: EgressAttempt) -> None:
         nonlocal pump, hello
-        await send(Opened())
+        await guest.accept({"opened": True})
         pump = _Pump(guest, gate.limits)
         hello = await _hello(guest, attempt.target.host if attempt.target else "", gate.limits)
 
@@ -62,12 +52,12 @@ async def connect(gate: EgressGate, authority: str, guest: ByteStream, *, send: 
         await gate.connect(attempt)
     except TargetError as refused:
         if pump is None:
-            await send(Denied(decision=denial(refused)))
+            await guest.reset(refusal(refused.rule, refused.reason, refused.hint))
             return
         reason = f"{refused.rule}: {refused.reason} {refused.hint}"
     except PeerError as failed:
         reason = str(failed)
-    await send(Closed(reason=reason, **(pump.carried if pump else {})))
+    await guest.reset({"reason": reason} if reason else {})
 
 
 async def find_inspected_host(gate: EgressGate, authority: str) -> str | None:
