@@ -40,45 +40,37 @@ _PART = re.compile(rb"[0-9a-fTZ: -]+")
 _log = logging.getLogger(__name__)
 
 
-class StillRunsError(OSError):
-    """A program exceeded its time and could not be ended; ``process`` is it."""
-
-    def __init__(self, program: str, process: Process) -> None:
-        super().__init__(
-            f"{program} did not end within {PROGRAM_SECONDS:g} seconds and cannot be ended, as process {process.pid} "
-            "is another user's: no other is started before it ends. Have it end itself: sudo -u USER timeout 20 PROGRAM"
-        )
-        self.process = process
-
-
 async def follow(head: Callable[[], Head], where: str, seconds: float) -> None:
     """Keep an anchor now, and then every ``seconds`` if the log grew, until cancelled.
 
     ``where`` is ``file:`` and a path, or ``exec:`` and a command.
     """
     kept = 0
-    left: Process | None = None
+    left: list[Process] = []
     while True:
         now = head()
         # One program at a time: at most one process cannot be ended, however long the server runs.
-        if now.seq > kept and (left is None or left.returncode is not None):
+        if now.seq > kept and all(process.returncode is not None for process in left):
+            left.clear()
             try:
-                await keep(now, where)
+                await keep(now, where, left)
                 kept = now.seq
             except OSError as problem:
-                left = problem.process if isinstance(problem, StillRunsError) else None
                 _log.warning("The anchor %s was not kept: %s", anchor(now), problem)
         await anyio.sleep(seconds)
 
 
-async def keep(end: Head, where: str) -> None:
-    """Keep one anchor; raises OSError, with a sentence, if it was not kept."""
+async def keep(end: Head, where: str, left: list[Process] | None = None) -> None:
+    """Keep one anchor; raises OSError, with a sentence, if it was not kept.
+
+    ``left`` gets the process of a program that exceeded its time and could not be ended.
+    """
     line = f"{datetime.now(UTC).strftime('%Y-%m-%dT%H:%M:%SZ')} {anchor(end)}\n".encode()
     kind, _, place = where.partition(":")
     if kind == "file":
         await anyio.to_thread.run_sync(_append, Path(place), line)
     else:
-        await _give(shlex.split(place), line)
+        await _give(shlex.split(place), line, [] if left is None else left)
 
 
 def _append(path: Path, line: bytes) -> None:
@@ -92,7 +84,7 @@ def _append(path: Path, line: bytes) -> None:
         os.close(descriptor)
 
 
-async def _give(argv: list[str], line: bytes) -> None:
+async def _give(argv: list[str], line: bytes, left: list[Process]) -> None:
     # A session of its own, so that its children end with it. Its output is discarded (-3). If the server ends right
     # now, it is ended below.
     with anyio.CancelScope(shield=True):
@@ -112,7 +104,11 @@ async def _give(argv: list[str], line: bytes) -> None:
         with anyio.move_on_after(_ENDED_SECONDS, shield=True):
             await process.wait()
     if process.returncode is None:
-        raise StillRunsError(argv[0], process)
+        left.append(process)
+        raise OSError(
+            f"{argv[0]} did not end within {PROGRAM_SECONDS:g} seconds and cannot be ended, as process {process.pid} "
+            "is another user's: no other is started before it ends. Have it end itself: sudo -u USER timeout 20 PROGRAM"
+        )
     raise OSError(f"{argv[0]} did not end within {PROGRAM_SECONDS:g} seconds")
 
 

@@ -25,7 +25,7 @@ async def _lend() -> None:
 
 
 async def _anchor() -> None:
-    await _give(["/bin/true"], b"")
+    await _give(["/bin/true"], b"", [])
 
 
 async def _cancel(run: Callable[[], Coroutine[Any, Any, None]], after: int) -> None:

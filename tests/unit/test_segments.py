@@ -293,8 +293,7 @@ def test_a_memory_that_is_wrong_accuses_nobody(directory: Path) -> None:
     segments.fill(directory, 12)
     assert verify(directory, new=True).ok
     fields = json.loads((directory / verified.NAME).read_bytes())
-    end = chain.parse_head(fields["end"].encode())
-    fields["end"] = chain.encode_head(Head(seq=end.seq, hash="1" * 64, size=end.size)).decode()
+    fields["end"]["hash"] = "1" * 64
     (directory / verified.NAME).write_text(json.dumps(fields))
     report = verify(directory, new=True)
     assert (report.problems, report.known) == ((), 0)

@@ -5,14 +5,14 @@ while each segment in it has the same inode, length and times of change.
 """
 
 import contextlib
-import json
 import os
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from glovebox_audit import chain
+from pydantic import TypeAdapter
+
 from glovebox_audit.chain import Head
 from glovebox_audit.segments import files
 
@@ -42,6 +42,9 @@ class VerifiedSegments:
     """Ids of the keys that the signatures were checked with."""
 
 
+_FORM = TypeAdapter(VerifiedSegments)
+
+
 def stamps(directory: Path, numbers: Iterable[int]) -> dict[int, tuple[int, int, int, int]]:
     """Return the stamps of these segments; raises OSError."""
     found = {number: (directory / files.name(number)).lstat() for number in numbers}
@@ -50,22 +53,9 @@ def stamps(directory: Path, numbers: Iterable[int]) -> dict[int, tuple[int, int,
 
 def load(directory: Path) -> VerifiedSegments | None:
     """Return the result of the last verification, if any."""
-    try:
-        with files.opened(directory / NAME) as descriptor:
-            fields = json.loads(os.pread(descriptor, _MAX_BYTES, 0))
-        return VerifiedSegments(
-            last=int(fields["last"]),
-            end=chain.parse_head(fields["end"].encode()),
-            stamps={int(key): (value[0], value[1], value[2], value[3]) for key, value in fields["stamps"].items()},
-            calls=tuple(map(str, fields["calls"])),
-            forgot=bool(fields["forgot"]),
-            removed={int(key): str(value) for key, value in fields["removed"].items()},
-            records=int(fields["records"]),
-            gaps=int(fields["gaps"]),
-            keys=tuple(map(str, fields["keys"])),
-        )
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, chain.EvidenceError):
-        return None
+    with contextlib.suppress(OSError, ValueError), files.opened(directory / NAME) as descriptor:
+        return _FORM.validate_json(os.pread(descriptor, _MAX_BYTES, 0))
+    return None
 
 
 def fits(found: VerifiedSegments, directory: Path, sealed: Iterable[int], keys: Iterable[str]) -> bool:
@@ -83,17 +73,6 @@ def fits(found: VerifiedSegments, directory: Path, sealed: Iterable[int], keys: 
 
 def save(directory: Path, found: VerifiedSegments) -> None:
     """Save it if the verifier may write the directory; else it is read again."""
-    fields = {
-        "last": found.last,
-        "end": chain.encode_head(found.end).decode(),
-        "stamps": {str(key): list(value) for key, value in found.stamps.items()},
-        "calls": list(found.calls),
-        "forgot": found.forgot,
-        "removed": {str(key): value for key, value in found.removed.items()},
-        "records": found.records,
-        "gaps": found.gaps,
-        "keys": list(found.keys),
-    }
     draft = directory / f".{NAME}-{secrets.token_hex(4)}"
     with contextlib.suppress(OSError):
         if directory.stat().st_uid != os.geteuid():
@@ -101,7 +80,7 @@ def save(directory: Path, found: VerifiedSegments) -> None:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             with os.fdopen(descriptor, "wb") as file:
-                file.write(json.dumps(fields).encode())
+                file.write(_FORM.dump_json(found))
             draft.replace(directory / NAME)
         except OSError:
             draft.unlink(missing_ok=True)
