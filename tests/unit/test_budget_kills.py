@@ -37,11 +37,11 @@ def spend(number):
         for n in range(10**9):
             asked = ReservationRequest(call_id=f"c_{number}_{n}", spender=ME, lines=lines, worst=WORST)
             os.write(1, b"r")
-            kept.transact_now(lambda one: store.reserve(one, read_clocks(), mark, asked))
+            kept.transact_now(lambda one: store.Ledger(one, read_clocks()).reserve(mark, asked))
             os.write(1, b"R")
             spent = {"calls": 1, "wall_seconds": 7}
             os.write(1, b"s")
-            kept.transact_now(lambda one: store.settle(one, read_clocks(), asked.call_id, ME, spent))
+            kept.transact_now(lambda one: store.Ledger(one, read_clocks()).settle(asked.call_id, ME, spent))
             os.write(1, b"S")
 
 number = 0
@@ -88,8 +88,8 @@ def test_after_kills_the_sums_are_exact(tmp_path: Path, kills: int) -> None:
             unsure += words[-1] in "rs"
         parent.stdin.close()
     with database.opened(path, store.SCHEMA) as kept:
-        lost = kept.transact_now(lambda one: store.tidy(one, read_clocks(), is_orphan))
-        calls = kept.query_now(lambda one: store.left(one, read_clocks(), lines))
+        lost = kept.transact_now(lambda one: store.Ledger(one, read_clocks()).tidy(is_orphan))
+        calls = kept.query_now(lambda one: store.Ledger(one, read_clocks()).left(lines))
     with closing(sqlite3.connect(path)) as connection, connection:
         assert connection.execute("SELECT count(*) FROM reserved").fetchone() == (0,)
         (used, gone) = connection.execute("SELECT sum(calls), sum(lost) FROM usage").fetchone()

@@ -1,7 +1,6 @@
 """Budgets in their file: reserved before, settled after, exact whatever happens between."""
 
 import json
-import sqlite3
 import subprocess  # noqa: TID251 - whole processes, to be killed
 import sys
 from collections import Counter
@@ -19,8 +18,8 @@ from glovebox_profiles.policy.model import SPENDING, Budget
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.errors import StoreError
 from glovebox_server.guards.budgets import store
-from glovebox_server.guards.budgets.spending import Amounts, Granted, Spender, lines_of, little
-from glovebox_server.guards.budgets.store import ReservationRequest
+from glovebox_server.guards.budgets.spending import Amounts, Funds, Spender, lines_of, little
+from glovebox_server.guards.budgets.store import Ledger, ReservationRequest
 from glovebox_server.guards.budgets.windows import LENGTH_MS, Clocks
 from glovebox_server.stores import database
 from glovebox_server.stores.database import Database
@@ -47,7 +46,7 @@ class Kept:
 
     def do(self, work: Callable[..., T], **given: Any) -> T:
         """One transaction."""
-        return self.kept.transact_now(lambda connection: work(connection, self.clocks(), **given))
+        return self.kept.transact_now(lambda connection: work(Ledger(connection, self.clocks()), **given))
 
     def reserve(self, *budgets: Budget, spender: Spender = ME, worst: Amounts = WORST) -> ReservationRequest | Refusal:
         """One call's."""
@@ -55,17 +54,17 @@ class Kept:
         asked = ReservationRequest(
             call_id=f"c_{self.calls}", spender=spender, lines=lines_of(budgets, spender), worst=worst
         )
-        found = self.do(store.reserve, server="s", asked=asked)
+        found = self.do(Ledger.reserve, server="s", asked=asked)
         return found if isinstance(found, Refusal) else asked
 
     def settle(self, asked: ReservationRequest | Refusal, **spent: int) -> None:
         """Its end."""
         assert isinstance(asked, ReservationRequest)
-        self.do(store.settle, call_id=asked.call_id, spender=asked.spender, spent={"calls": 1, **spent})
+        self.do(Ledger.settle, call_id=asked.call_id, spender=asked.spender, spent={"calls": 1, **spent})
 
     def left(self, *budgets: Budget, spender: Spender = ME) -> dict[str, float]:
         """What is left, by budget and what it bounds."""
-        found = self.do(store.left, lines=lines_of(budgets, spender))
+        found = self.do(Ledger.left, lines=lines_of(budgets, spender))
         return {f"{each.budget} {each.what}": each.left for each in found}
 
 
@@ -211,7 +210,7 @@ def test_a_runs_budget_does_not_refill_and_says_so(kept: Kept) -> None:
     for _ in range(3):
         kept.settle(kept.reserve(own))
         kept.passed += 6 * LENGTH_MS["day"]
-        kept.do(store.tidy, is_gone=lambda _: False)
+        kept.do(Ledger.tidy, is_gone=lambda _: False)
     refused = kept.reserve(own)
     assert isinstance(refused, Refusal)
     assert refused.hint == "It does not refill within this run."
@@ -241,7 +240,7 @@ def test_a_window_that_is_over_when_a_call_ends_is_left_alone(kept: Kept) -> Non
     ten = budget(every="minute", calls=10)
     asked = kept.reserve(ten)
     kept.passed = 120_000
-    kept.do(store.tidy, is_gone=lambda _: False)
+    kept.do(Ledger.tidy, is_gone=lambda _: False)
     kept.settle(asked)
     assert kept.left(ten) == {"b calls": 10}
 
@@ -250,19 +249,19 @@ def test_calls_of_a_dead_server_stay_spent(kept: Kept) -> None:
     """At the most they could take; those of a living one go on, and its end gives back the rest."""
     seconds = budget(wall_seconds=100, calls=10)
     asked = kept.reserve(seconds)
-    assert kept.do(store.tidy, is_gone=lambda _: False) == []
-    assert kept.do(store.tidy, is_gone=lambda server: server == "s") == ["c_1"]
+    assert kept.do(Ledger.tidy, is_gone=lambda _: False) == []
+    assert kept.do(Ledger.tidy, is_gone=lambda server: server == "s") == ["c_1"]
     assert kept.left(seconds) == {"b wall_seconds": 90, "b calls": 9}
     kept.settle(asked)
     assert kept.left(seconds) == {"b wall_seconds": 90, "b calls": 9}
-    usage = kept.do(lambda connection, _: connection.execute("SELECT calls, lost FROM usage").fetchall())
+    usage = kept.do(lambda ledger: ledger.connection.execute("SELECT calls, lost FROM usage").fetchall())
     assert usage == [(1, 1)]
 
 
 def test_little_is_less_than_a_fifth(kept: Kept) -> None:
     """Of each thing that a budget bounds, by itself."""
     found = kept.do(
-        store.reserve,
+        Ledger.reserve,
         server="s",
         asked=ReservationRequest(
             call_id="c", spender=ME, worst=WORST, lines=lines_of([budget(calls=5, artifacts=5)], ME)
@@ -270,7 +269,7 @@ def test_little_is_less_than_a_fifth(kept: Kept) -> None:
     )
     assert isinstance(found, list)
     (granted,) = found
-    assert isinstance(granted, Granted)
+    assert isinstance(granted, Funds)
     assert [each.what for each in little(granted, {"calls": 1, "artifacts": 4})] == []
     (low,) = little(granted, {"calls": 1, "artifacts": 5})
     assert (low.what, low.left, low.of, low.refills) == ("artifacts", 0, 5, "2027-01-15T09:00:00Z")
@@ -314,7 +313,7 @@ def test_each_window_has_what_its_own_calls_spent(steps: list[tuple[str, int]]) 
             elif what == "wait":
                 kept.passed += n
             elif what == "tidy":
-                kept.do(store.tidy, is_gone=lambda _: False)
+                kept.do(Ledger.tidy, is_gone=lambda _: False)
             now = kept.passed // 60_000
             assert kept.left(three) == {"b calls": 3 - calls[now], "b wall_seconds": (25_000 - wall[now]) / 1000}
 
@@ -326,16 +325,16 @@ def test_old_usage_is_kept_by_the_day_and_then_not_at_all(kept: Kept) -> None:
         kept.passed += HOUR
     usage = "SELECT count(*), sum(calls), sum(wall_seconds) FROM usage"
 
-    def ask(connection: sqlite3.Connection, _: Clocks) -> Any:
-        return connection.execute(usage).fetchone()
+    def ask(ledger: Ledger) -> Any:
+        return ledger.connection.execute(usage).fetchone()
 
     assert kept.do(ask) == (3, 3, 15)
     kept.passed += 40 * LENGTH_MS["day"]
-    kept.do(store.tidy, is_gone=lambda _: False)
+    kept.do(Ledger.tidy, is_gone=lambda _: False)
     assert kept.do(ask)[1:] == (3, 15)
     assert kept.do(ask)[0] in {1, 2}
     kept.passed += 400 * LENGTH_MS["day"]
-    kept.do(store.tidy, is_gone=lambda _: False)
+    kept.do(Ledger.tidy, is_gone=lambda _: False)
     assert kept.do(ask)[0] == 0
 
 
@@ -345,17 +344,17 @@ from glovebox_server.stores import database
 from glovebox_server.guards.budgets import store
 from glovebox_server.guards.budgets.windows import read_clocks
 from tests.unit.test_budget_store import ME, WORST, budget, lines_of
-from glovebox_server.guards.budgets.store import ReservationRequest
+from glovebox_server.guards.budgets.store import Ledger, ReservationRequest
 ten = budget(per="principal", every="day", calls=10)
 with database.opened(pathlib.Path(sys.argv[1]) / store.NAME, store.SCHEMA, lock_wait=60) as kept:
     print("ready", flush=True)
     sys.stdin.readline()
     for n in range(int(sys.argv[3])):
         asked = ReservationRequest(call_id=f"c_{sys.argv[2]}_{n}", spender=ME, lines=lines_of([ten], ME), worst=WORST)
-        found = kept.transact_now(lambda c: store.reserve(c, read_clocks(), server="s", asked=asked))
+        found = kept.transact_now(lambda c: Ledger(c, read_clocks()).reserve("s", asked))
         print(json.dumps(isinstance(found, list)), flush=True)
         if isinstance(found, list) and len(sys.argv) > 4:
-            kept.transact_now(lambda c: store.settle(c, read_clocks(), asked.call_id, ME, {"calls": 1}))
+            kept.transact_now(lambda c: Ledger(c, read_clocks()).settle(asked.call_id, ME, {"calls": 1}))
 """
 
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glovebox_server.guards.budgets.windows import LENGTH_MS, Clocks, Every, Mark, advanced, read_clocks, window
+from glovebox_server.guards.budgets.windows import LENGTH_MS, Clocks, Every, advanced, read_clocks, window
 
 HOUR, DAY = LENGTH_MS["hour"], LENGTH_MS["day"]
 NOW = 1_800_000_000_000
@@ -39,7 +39,7 @@ def test_within_a_boot_time_is_that_of_no_wall_clock(steps: list[tuple[int, int]
     for wall, step in steps:
         since_boot, passed = since_boot + step, passed + step
         mark = advanced(mark, clocks(wall, since_boot))
-        assert mark.time == NOW + passed
+        assert mark.wall == NOW + passed
 
 
 @given(st.lists(st.tuples(TIMES, st.integers(0, DAY), st.booleans())))
@@ -49,30 +49,30 @@ def test_time_never_goes_back(steps: list[tuple[int, int, bool]]) -> None:
     for wall, step, reboots in steps:
         boot, since_boot = (boot + 1, step) if reboots else (boot, since_boot + step)
         after = advanced(mark, clocks(wall, since_boot, str(boot)))
-        assert after.time >= mark.time
+        assert after.wall >= mark.wall
         mark = after
-        assert advanced(mark, clocks(0, since_boot + HOUR, str(boot))).time == mark.time + HOUR
+        assert advanced(mark, clocks(0, since_boot + HOUR, str(boot))).wall == mark.wall + HOUR
 
 
 def test_a_clock_set_a_year_back_locks_nobody_out() -> None:
     """The window that was spent is over after its length, within the boot and after the next one."""
     mark = advanced(None, clocks())
-    assert window("hour", advanced(mark, clocks(NOW - 365 * DAY, 1_000 + HOUR)).time) > window("hour", NOW)
+    assert window("hour", advanced(mark, clocks(NOW - 365 * DAY, 1_000 + HOUR)).wall) > window("hour", NOW)
     rebooted = advanced(mark, clocks(NOW - 365 * DAY, 0, "b"))
-    assert rebooted.time == NOW
-    assert advanced(rebooted, clocks(NOW - 365 * DAY, HOUR, "b")).time == NOW + HOUR
+    assert rebooted.wall == NOW
+    assert advanced(rebooted, clocks(NOW - 365 * DAY, HOUR, "b")).wall == NOW + HOUR
 
 
 def test_a_clock_set_a_year_forward_refills_nothing() -> None:
     """Until a reboot, when there is no other clock to go by; the control is the time that did pass."""
     mark = advanced(None, clocks())
-    assert advanced(mark, clocks(NOW + 365 * DAY, 2_000)).time == NOW + 1_000
-    assert advanced(mark, clocks(NOW + DAY, 5, "b")).time == NOW + DAY
+    assert advanced(mark, clocks(NOW + 365 * DAY, 2_000)).wall == NOW + 1_000
+    assert advanced(mark, clocks(NOW + DAY, 5, "b")).wall == NOW + DAY
 
 
 def test_a_container_with_a_later_boot_time_clock_does_not_turn_time_back() -> None:
     """time_namespaces(7) can shift it."""
-    assert advanced(Mark(time=NOW, boot="a", since_boot=10**9), clocks(NOW, 5)).time == NOW
+    assert advanced(Clocks(wall=NOW, boot="a", since_boot=10**9), clocks(NOW, 5)).wall == NOW
 
 
 def test_the_clocks_of_this_machine_can_be_read() -> None:

@@ -351,7 +351,7 @@ async def test_a_mistake_while_settling_ends_no_server_and_stays_spent(
     """The caller has its result, and the next call runs; the control is what that one gives back."""
     async with spending(scene, tmp_path, budget(wall_seconds=10_000)) as spent:
         with monkeypatch.context() as broken:
-            broken.setattr(store, "settle", lambda *_: 1 / 0)
+            broken.setattr(store.Ledger, "settle", lambda *_: 1 / 0)
             assert not (await spent.call()).failed
             await spent.budgets.settle()
         assert "ZeroDivisionError" in caplog.text
@@ -374,7 +374,6 @@ async def test_calls_of_a_server_that_died_stay_spent(scene: Scene, tmp_path: Pa
                 body = '{"lines": [], "who": ["token:a", "", "run_python"]}'
                 connection.execute("INSERT INTO reserved VALUES (?, ?, ?)", (f"c_{number}", mark, body))
             connection.execute("UPDATE clock SET tidied = 0")
-        spent.budgets._tidies_at = 0
         await spent.call()
         await spent.budgets.settle()
         with closing(sqlite3.connect(path)) as connection, connection:

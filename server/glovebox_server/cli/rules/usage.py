@@ -23,7 +23,7 @@ from glovebox_server.cli.options import (
 )
 from glovebox_server.cli.terminal import new_table
 from glovebox_server.guards.budgets import store
-from glovebox_server.guards.budgets.usage import BY, UsageRow, used
+from glovebox_server.guards.budgets.store import BY, UsageRow, used
 from glovebox_server.settings import Settings
 from glovebox_server.stores import database
 

@@ -8,7 +8,6 @@ import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn, TypeVar
 
@@ -27,7 +26,7 @@ from glovebox_server.guards.budgets import store
 from glovebox_server.guards.budgets.spending import (
     Amounts,
     BudgetRemainder,
-    Granted,
+    Funds,
     Spender,
     all_lines,
     amount,
@@ -37,7 +36,7 @@ from glovebox_server.guards.budgets.spending import (
     said,
     worst_case,
 )
-from glovebox_server.guards.budgets.store import ReservationRequest
+from glovebox_server.guards.budgets.store import Ledger, ReservationRequest
 from glovebox_server.guards.budgets.windows import Clocks, read_clocks
 from glovebox_server.guards.proposal import Proposal
 from glovebox_server.stores import database
@@ -55,7 +54,7 @@ class Reservation:
     """The reservation and spending of one call."""
 
     def __init__(
-        self, budgets: "Budgets", proposal: Proposal, asked: ReservationRequest, granted: Sequence[Granted]
+        self, budgets: "Budgets", proposal: Proposal, asked: ReservationRequest, granted: Sequence[Funds]
     ) -> None:
         self.asked = asked
         self.granted = granted
@@ -152,7 +151,6 @@ class Budgets:
     def __init__(self, database: Database, clocks: Callable[[], Clocks]) -> None:
         self._database = database
         self._over = anyio.Event()
-        self._tidies_at = 0
         self._clocks = clocks
         self._server = new_owner().mark()
         self._unsettled: list[tuple[ReservationRequest, Amounts]] = []
@@ -172,7 +170,7 @@ class Budgets:
             worst=worst or worst_case(proposal.profile, call.arguments),
         )
         try:
-            granted = await self._transact(partial(store.reserve, server=self._server, asked=asked))
+            granted = await self._transact(lambda ledger: ledger.reserve(self._server, asked))
         except StoreError as problem:
             _log.error("A call was refused: %s", problem)
             granted = problem.refusal
@@ -201,7 +199,7 @@ class Budgets:
             return
         with anyio.CancelScope(shield=True):
             try:
-                await self._transact(lambda *_: None)
+                await self._transact(lambda _: None)
             except StoreError as problem:
                 _log.warning("What a call spent stays at the most it could, until this is put right: %s", problem)
             except Exception:  # noqa: BLE001 - an internal error ends no server
@@ -213,7 +211,7 @@ class Budgets:
         """Count one connection against these rates; return why none is allowed now, or None."""
         one = replace(asked, lines=rates_of(rates, asked.spender), worst={"connections": 1})
         try:
-            refused = await self._transact(partial(store.spend, asked=one))
+            refused = await self._transact(lambda ledger: ledger.spend(one))
         except StoreError as problem:
             return problem.refusal
         return refused and replace(refused, rule="egress.rate")
@@ -227,20 +225,18 @@ class Budgets:
         spender = Spender(principal=principal.id, run=run or "", workflow=principal.workflow or "", tool="")
         lines = all_lines(rights.budgets, rights.rates, spender, rights.profiles)
         await self.settle()
-        return await self._database.query(lambda connection: store.left(connection, self._clocks(), lines))
+        return await self._database.query(lambda connection: Ledger(connection, self._clocks()).left(lines))
 
-    async def _transact(self, work: Callable[[sqlite3.Connection, Clocks], _T]) -> _T:
+    async def _transact(self, work: Callable[[Ledger], _T]) -> _T:
         unsettled, self._unsettled = self._unsettled, []
 
         def all_of_it(connection: sqlite3.Connection) -> _T:
-            clocks = self._clocks()
-            if clocks.since_boot >= self._tidies_at:
-                if store.is_untidy(connection, clocks):
-                    store.tidy(connection, clocks, _is_gone)
-                self._tidies_at = clocks.since_boot + store.TIDY_MS
+            ledger = Ledger(connection, self._clocks())
+            if ledger.is_untidy:
+                ledger.tidy(_is_gone)
             for asked, spent in unsettled:
-                store.settle(connection, clocks, asked.call_id, asked.spender, spent)
-            return work(connection, clocks)
+                ledger.settle(asked.call_id, asked.spender, spent)
+            return work(ledger)
 
         try:
             return await self._database.transact(all_of_it)

@@ -1,7 +1,7 @@
 """Computes spending, budgets and remainders. Pure. Amounts are integers, so sums are exact."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -82,42 +82,41 @@ class BudgetRemainder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Granted:
-    """A call's reservation from one budget."""
+class Funds:
+    """What one budget holds for its spender."""
 
     line: BudgetLine
-    takes: Amounts
     left: Amounts
     refills: int | None
-    """In milliseconds of the wall clock."""
+    """In milliseconds of the wall clock; None if it lasts as long as the run."""
+    takes: Amounts = field(default_factory=dict)
+    """What a call reserves of it."""
+
+    def remainders(self) -> list[BudgetRemainder]:
+        """Return what is left, one entry for each thing that it bounds."""
+        # To the second: the wall clock and that of the windows differ by parts of one.
+        moment = None if self.refills is None else datetime.fromtimestamp(round(self.refills / _MS), UTC).isoformat()
+        return [
+            BudgetRemainder(
+                budget=self.line.name,
+                what=name,
+                per=self.line.per,
+                every=self.line.every,
+                tool=self.line.tool,
+                left=told(name, max(0, self.left[name])),
+                of=told(name, limit),
+                refills=moment and moment.replace("+00:00", "Z"),
+            )
+            for name, limit in self.line.limits.items()
+        ]
 
 
-def left_of(line: BudgetLine, left: Amounts, refills: int | None) -> list[BudgetRemainder]:
-    """Return what is left of one budget, one entry for each thing it bounds."""
-    # To the second: the wall clock and that of the windows differ by parts of one.
-    moment = None if refills is None else datetime.fromtimestamp(round(refills / _MS), UTC).isoformat()
-    return [
-        BudgetRemainder(
-            budget=line.name,
-            what=name,
-            per=line.per,
-            every=line.every,
-            tool=line.tool,
-            left=told(name, max(0, left[name])),
-            of=told(name, limit),
-            refills=moment and moment.replace("+00:00", "Z"),
-        )
-        for name, limit in line.limits.items()
-    ]
-
-
-def little(granted: Granted, spent: Amounts) -> list[BudgetRemainder]:
+def little(granted: Funds, spent: Amounts) -> list[BudgetRemainder]:
     """Return what is left after a call, where that is less than a fifth."""
-    limits = granted.line.limits
     after = {name: n - spent.get(name, 0) for name, n in granted.left.items()}
-    if all(n * LOW >= limits[name] for name, n in after.items()):
+    if all(n * LOW >= granted.line.limits[name] for name, n in after.items()):
         return []
-    return [each for each in left_of(granted.line, after, granted.refills) if each.left * LOW < each.of]
+    return [each for each in replace(granted, left=after).remainders() if each.left * LOW < each.of]
 
 
 def lines_of(budgets: Iterable[Budget], spender: Spender) -> tuple[BudgetLine, ...]:
@@ -191,7 +190,7 @@ def worst_case(profile: Profile, arguments: Mapping[str, Any]) -> Amounts:
     }
 
 
-def taken(line: BudgetLine, spent: Amounts, worst: Amounts) -> dict[str, int] | str:
+def taken(left: Amounts, worst: Amounts) -> dict[str, int] | str:
     """Return what a call reserves of a budget, or the name of what is insufficient.
 
     Of what is bounded closely, all that it could spend.
@@ -199,11 +198,11 @@ def taken(line: BudgetLine, spent: Amounts, worst: Amounts) -> dict[str, int] | 
     One call can then exceed that, two concurrent ones cannot.
     """
     takes: dict[str, int] = {}
-    for name, limit in line.limits.items():
-        wanted, left = worst.get(name, 0), limit - spent.get(name, 0)
-        if wanted and (left < wanted if name in WHOLE else left < 1):
+    for name, n in left.items():
+        wanted = worst.get(name, 0)
+        if wanted and (n < wanted if name in WHOLE else n < 1):
             return name
-        takes[name] = min(wanted, max(left, 0))
+        takes[name] = min(wanted, max(n, 0))
     return takes
 
 

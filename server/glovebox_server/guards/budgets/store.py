@@ -1,4 +1,4 @@
-"""Stores budgets in SQLite: each function is the work of one transaction, and waits only for SQLite.
+"""Stores budgets in SQLite: a ``Ledger`` is the work of one transaction, and waits only for SQLite.
 
 ``spent`` has what was spent in each window, and what running calls may still take. ``reserved`` has one row for each
 running call, so that settling returns the rest; the row of a dead server counts as spent.
@@ -6,8 +6,9 @@ running call, so that settling returns the rest; the row of a dead server counts
 
 import json
 import sqlite3
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from glovebox_profiles.policy.model import SPENDING
@@ -17,13 +18,13 @@ from glovebox_server.guards.budgets.spending import (
     Amounts,
     BudgetLine,
     BudgetRemainder,
-    Granted,
+    Funds,
     Spender,
-    left_of,
     refusal,
     taken,
+    told,
 )
-from glovebox_server.guards.budgets.windows import LENGTH_MS, Clocks, Mark, advanced, window
+from glovebox_server.guards.budgets.windows import LENGTH_MS, Clocks, advanced, window
 
 NAME: Final = "budgets.sqlite"
 
@@ -94,6 +95,11 @@ _USAGE = (
 )
 
 
+BY: Final = ("principal", "workflow", "tool", "day", "hour")
+"""Columns to group usage by."""
+_TIMES: Final = {"day": "since - since % 86400000", "hour": "since"}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReservationRequest:
     """A call's request to its budgets."""
@@ -104,175 +110,188 @@ class ReservationRequest:
     worst: Amounts
 
 
-def reserve(
-    connection: sqlite3.Connection, clocks: Clocks, server: str, asked: ReservationRequest
-) -> list[Granted] | Refusal:
-    """Reserve what a call may spend of all its budgets, or of none.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageRow:
+    """Spending of the calls in one group."""
 
-    Raises:
-        StoreError: it has an unsettled reservation already.
+    by: dict[str, str]
+    """Values of the grouping columns: names, or the start of the hour or day in UTC."""
+    spent: dict[str, int | float]
+    """By name of ``SPENDING``, seconds in seconds."""
+    lost: int
+    """Calls in flight when their server died: only their number is counted here."""
+
+
+class Ledger:
+    """What was spent, in one transaction, at one moment."""
+
+    def __init__(self, connection: sqlite3.Connection, clocks: Clocks) -> None:
+        self.connection = connection
+        self._clocks = clocks
+        found = connection.execute("SELECT time, boot, since_boot, tidied FROM clock").fetchone()
+        self._kept = None if found is None else Clocks(wall=found[0], boot=found[1], since_boot=found[2])
+        self._mark = advanced(self._kept, clocks)
+        self._time = self._mark.wall
+        self.is_untidy = found is None or self._time - found[3] >= TIDY_MS
+        """Whether ``tidy`` is due."""
+
+    def reserve(self, server: str, asked: ReservationRequest) -> list[Funds] | Refusal:
+        """Reserve what a call may spend of all its budgets, or of none.
+
+        Raises:
+            StoreError: it has an unsettled reservation already.
+        """
+        granted = self._granted(asked)
+        if isinstance(granted, Refusal):
+            return granted
+        rows = []
+        for each in granted:
+            since = self._add(each.line, each.takes)
+            rows.append([each.line.name, each.line.key, since, each.takes])
+        who = asked.spender
+        body = json.dumps({"lines": rows, "who": [who.principal, who.workflow, who.tool]})
+        try:
+            self.connection.execute("INSERT INTO reserved VALUES (?, ?, ?)", (asked.call_id, server, body))
+        except sqlite3.IntegrityError as error:
+            reason = f"what the call {asked.call_id} took before is not settled"
+            raise StoreError(f"reserve in the store {NAME}", reason, "Let it be called again.") from error
+        return granted
+
+    def spend(self, asked: ReservationRequest) -> Refusal | None:
+        """Spend at once what is known beforehand, of all budgets or of none."""
+        granted = self._granted(asked)
+        if isinstance(granted, Refusal):
+            return granted
+        for line in asked.lines:
+            self._add(line, asked.worst)
+        return None
+
+    def settle(self, call_id: str, spender: Spender, spent: Amounts) -> None:
+        """Replace a call's reservation by what it spent; nothing if it did not run."""
+        found = self.connection.execute("SELECT body FROM reserved WHERE call = ?", (call_id,)).fetchone()
+        if found is None:  # settled before
+            return
+        self.connection.execute("DELETE FROM reserved WHERE call = ?", (call_id,))
+        for name, key, since, takes in json.loads(found[0])["lines"]:
+            # An ended window may be removed, and then its spending does not matter.
+            more = (spent.get(each, 0) - takes.get(each, 0) for each in SPENDING)
+            self.connection.execute(_CORRECT, (*more, name, key, since))
+        if spent:
+            self._use(spender, spent)
+
+    def left(self, lines: Iterable[BudgetLine]) -> list[BudgetRemainder]:
+        """Return what is left of each."""
+        return [each for line in lines for each in self._funds(line).remainders()]
+
+    def tidy(self, is_gone: Callable[[str], bool]) -> list[str]:
+        """Remove ended windows and old usage; count calls of dead servers as spent, and return their ids."""
+        self._keep_time()
+        execute, time, day = self.connection.execute, self._time, LENGTH_MS["day"]
+        execute("UPDATE clock SET tidied = ?", (time,))
+        lost: list[str] = []
+        servers = [name for (name,) in execute("SELECT DISTINCT server FROM reserved").fetchall()]
+        for server in filter(is_gone, servers):
+            for call, body in execute("SELECT call, body FROM reserved WHERE server = ?", (server,)).fetchall():
+                principal, workflow, tool = json.loads(body)["who"]
+                self._use(Spender(principal=principal, run="", workflow=workflow, tool=tool), {"calls": 1}, lost=1)
+                lost.append(call)
+            execute("DELETE FROM reserved WHERE server = ?", (server,))
+        execute("DELETE FROM spent WHERE until <= ?", (time,))
+        for budget, principal, runs in execute(_CROWDED, (MAX_RUNS,)).fetchall():
+            execute(_FORGET, (budget, budget, principal, runs - MAX_RUNS))
+        hourly = self._clocks.wall - self._clocks.wall % day - HOURLY_DAYS * day
+        execute(_USAGE, (hourly,))
+        execute("DELETE FROM usage WHERE hours = 1 AND since < ?", (hourly,))
+        execute("DELETE FROM usage WHERE since < ?", (self._clocks.wall - KEPT_DAYS * day,))
+        (rows,) = execute("SELECT count(*) FROM usage").fetchone()
+        if rows > MAX_USAGE:
+            oldest = "SELECT since FROM usage ORDER BY since LIMIT 1 OFFSET ?"
+            execute(f"DELETE FROM usage WHERE since <= ({oldest})", (rows - MAX_USAGE,))  # noqa: S608 - constants
+        return lost
+
+    def _granted(self, asked: ReservationRequest) -> list[Funds] | Refusal:
+        self._keep_time()
+        granted = []
+        for line in asked.lines:
+            funds = self._funds(line)
+            takes = taken(funds.left, asked.worst)
+            if isinstance(takes, str):
+                return self._refused(asked, funds, takes)
+            granted.append(replace(funds, takes=takes))
+        return granted
+
+    def _refused(self, asked: ReservationRequest, funds: Funds, name: str) -> Refusal:
+        this = next(each for each in funds.remainders() if each.what == name)
+        others = [each for each in self.left(asked.lines) if each != this]
+        since, until = window(funds.line.every, self._time)
+        held = 0
+        for (body,) in self.connection.execute("SELECT body FROM reserved").fetchall():
+            rows: list[Any] = json.loads(body)["lines"]
+            held += sum(takes.get(name, 0) for *of, takes in rows if of == [funds.line.name, funds.line.key, since])
+        refills = None if funds.refills is None else until - self._time
+        return refusal(name, asked.worst.get(name, 0), [this, *others], held, refills)
+
+    def _keep_time(self) -> None:
+        """Store the time, at most once in ``KEEP_MS``: within a boot it follows from the stored one."""
+        last, mark = self._kept, self._mark
+        if last is not None and last.boot == mark.boot and mark.wall - last.wall < KEEP_MS:
+            return
+        row = (mark.wall, mark.boot, mark.since_boot)
+        if last is None:
+            self.connection.execute("INSERT INTO clock VALUES (?, ?, ?, ?)", (*row, mark.wall))
+        else:
+            self.connection.execute("UPDATE clock SET time = ?, boot = ?, since_boot = ?", row)
+        self._kept = mark
+
+    def _funds(self, line: BudgetLine) -> Funds:
+        since, until = window(line.every, self._time)
+        found = self.connection.execute(_SPENT, (line.name, line.key, since)).fetchone() or [0] * len(SPENDING)
+        spent = dict(zip(SPENDING, found, strict=True))
+        left = {name: limit - spent[name] for name, limit in line.limits.items()}
+        refills = None if line.every == "run" else self._clocks.wall + until - self._time
+        return Funds(line=line, left=left, refills=refills)
+
+    def _add(self, line: BudgetLine, more: Amounts) -> int:
+        """Add to the window of now; return its beginning."""
+        since, until = window(line.every, self._time)
+        amounts = (more.get(each, 0) if each in line.limits else 0 for each in SPENDING)
+        self.connection.execute(_SPEND, (line.name, line.key, since, until, *amounts))
+        return since
+
+    def _use(self, who: Spender, spent: Amounts, lost: int = 0) -> None:
+        # By the wall clock, as people ask for it; budgets do not depend on it.
+        hour = self._clocks.wall - self._clocks.wall % LENGTH_MS["hour"]
+        row = (hour, who.principal, who.workflow, who.tool, lost, *(spent.get(each, 0) for each in SPENDING))
+        self.connection.execute(_USE, row)
+
+
+def used(connection: sqlite3.Connection, since: datetime, by: Sequence[str]) -> list[UsageRow]:
+    """Return sums of calls that ended in that hour or later, most calls first.
+
+    Calls of more than a month ago are known by the day, and count if their day began after ``since``.
     """
-    time = _time(connection, clocks)
-    granted = []
-    for line in asked.lines:
-        spent = _spent(connection, line, time)
-        takes = taken(line, spent, asked.worst)
-        if isinstance(takes, str):
-            return _refused(connection, clocks, asked, line, takes)
-        left = {name: limit - spent.get(name, 0) for name, limit in line.limits.items()}
-        granted.append(Granted(line=line, takes=takes, left=left, refills=_refills(line, clocks, time)))
-    rows = []
-    for each in granted:
-        since, until = window(each.line.every, time)
-        _add(connection, each.line, since, until, each.takes)
-        rows.append([each.line.name, each.line.key, since, each.takes])
-    who = asked.spender
-    body = json.dumps({"lines": rows, "who": [who.principal, who.workflow, who.tool]})
-    try:
-        connection.execute("INSERT INTO reserved VALUES (?, ?, ?)", (asked.call_id, server, body))
-    except sqlite3.IntegrityError as error:
-        reason = f"what the call {asked.call_id} took before is not settled"
-        raise StoreError(f"reserve in the store {NAME}", reason, "Let it be called again.") from error
-    return granted
-
-
-def spend(connection: sqlite3.Connection, clocks: Clocks, asked: ReservationRequest) -> Refusal | None:
-    """Spend at once what is known beforehand, of all budgets or of none."""
-    time = _time(connection, clocks)
-    for line in asked.lines:
-        takes = taken(line, _spent(connection, line, time), asked.worst)
-        if isinstance(takes, str):
-            return _refused(connection, clocks, asked, line, takes)
-    for line in asked.lines:
-        _add(connection, line, *window(line.every, time), asked.worst)
-    return None
-
-
-def settle(connection: sqlite3.Connection, clocks: Clocks, call_id: str, spender: Spender, spent: Amounts) -> None:
-    """Replace a call's reservation by what it spent; nothing if it did not run."""
-    found = connection.execute("SELECT body FROM reserved WHERE call = ?", (call_id,)).fetchone()
-    if found is None:  # settled before
-        return
-    connection.execute("DELETE FROM reserved WHERE call = ?", (call_id,))
-    for name, key, since, takes in json.loads(found[0])["lines"]:
-        # An ended window may be removed, and then its spending does not matter.
-        more = (spent.get(each, 0) - takes.get(each, 0) for each in SPENDING)
-        connection.execute(_CORRECT, (*more, name, key, since))
-    if spent:
-        _use(connection, clocks, spender, spent)
-
-
-def left(connection: sqlite3.Connection, clocks: Clocks, lines: Sequence[BudgetLine]) -> list[BudgetRemainder]:
-    """Return what is left of each."""
-    return _left(connection, clocks, _time(connection, clocks, keep=False), lines)
-
-
-def tidy(connection: sqlite3.Connection, clocks: Clocks, is_gone: Callable[[str], bool]) -> list[str]:
-    """Remove ended windows and old usage; count calls of dead servers as spent, and return their ids."""
-    time = _time(connection, clocks)
-    connection.execute("UPDATE clock SET tidied = ?", (time,))
-    servers = [name for (name,) in connection.execute("SELECT DISTINCT server FROM reserved").fetchall()]
-    lost: list[str] = []
-    for server in filter(is_gone, servers):
-        for call, body in connection.execute("SELECT call, body FROM reserved WHERE server = ?", (server,)).fetchall():
-            principal, workflow, tool = json.loads(body)["who"]
-            who = Spender(principal=principal, run="", workflow=workflow, tool=tool)
-            _use(connection, clocks, who, {"calls": 1}, lost=1)
-            lost.append(call)
-        connection.execute("DELETE FROM reserved WHERE server = ?", (server,))
-    connection.execute("DELETE FROM spent WHERE until <= ?", (time,))
-    crowded = connection.execute(_CROWDED, (MAX_RUNS,)).fetchall()
-    for budget, principal, runs in crowded:
-        connection.execute(_FORGET, (budget, budget, principal, runs - MAX_RUNS))
-    day = LENGTH_MS["day"]
-    hourly = clocks.wall - clocks.wall % day - HOURLY_DAYS * day
-    connection.execute(_USAGE, (hourly,))
-    connection.execute("DELETE FROM usage WHERE hours = 1 AND since < ?", (hourly,))
-    connection.execute("DELETE FROM usage WHERE since < ?", (clocks.wall - KEPT_DAYS * day,))
-    (rows,) = connection.execute("SELECT count(*) FROM usage").fetchone()
-    if rows > MAX_USAGE:
-        oldest = "SELECT since FROM usage ORDER BY since LIMIT 1 OFFSET ?"
-        connection.execute(f"DELETE FROM usage WHERE since <= ({oldest})", (rows - MAX_USAGE,))  # noqa: S608 - constants
-    return lost
-
-
-def is_untidy(connection: sqlite3.Connection, clocks: Clocks) -> bool:
-    """Return whether ``tidy`` is due."""
-    found = connection.execute("SELECT tidied FROM clock").fetchone()
-    return found is None or _time(connection, clocks, keep=False) - found[0] >= TIDY_MS
-
-
-def _time(connection: sqlite3.Connection, clocks: Clocks, *, keep: bool = True) -> int:
-    """Return the time; stored at most once in ``KEEP_MS``, since within a boot it follows from the stored one."""
-    found = connection.execute("SELECT time, boot, since_boot FROM clock").fetchone()
-    last = None if found is None else Mark(time=found[0], boot=found[1], since_boot=found[2])
-    mark = advanced(last, clocks)
-    if not keep or (last is not None and last.boot == mark.boot and mark.time - last.time < KEEP_MS):
-        return mark.time
-    row = (mark.time, mark.boot, mark.since_boot)
-    if last is None:
-        connection.execute("INSERT INTO clock VALUES (?, ?, ?, ?)", (*row, mark.time))
-    else:
-        connection.execute("UPDATE clock SET time = ?, boot = ?, since_boot = ?", row)
-    return mark.time
-
-
-def _spent(connection: sqlite3.Connection, line: BudgetLine, time: int) -> dict[str, int]:
-    since, _ = window(line.every, time)
-    found = connection.execute(_SPENT, (line.name, line.key, since)).fetchone()
-    return {} if found is None else dict(zip(SPENDING, found, strict=True))
-
-
-def _add(connection: sqlite3.Connection, line: BudgetLine, since: int, until: int, more: Amounts) -> None:
-    amounts = (more.get(each, 0) if each in line.limits else 0 for each in SPENDING)
-    connection.execute(_SPEND, (line.name, line.key, since, until, *amounts))
-
-
-def _use(connection: sqlite3.Connection, clocks: Clocks, who: Spender, spent: Amounts, lost: int = 0) -> None:
-    # By the wall clock, as people ask for it; budgets do not depend on it.
-    hour = clocks.wall - clocks.wall % LENGTH_MS["hour"]
-    row = (hour, who.principal, who.workflow, who.tool, lost, *(spent.get(each, 0) for each in SPENDING))
-    connection.execute(_USE, row)
-
-
-def _left(
-    connection: sqlite3.Connection, clocks: Clocks, time: int, lines: Sequence[BudgetLine]
-) -> list[BudgetRemainder]:
-    found = []
-    for line in lines:
-        spent = _spent(connection, line, time)
-        rest = {name: limit - spent.get(name, 0) for name, limit in line.limits.items()}
-        found += left_of(line, rest, _refills(line, clocks, time))
-    return found
-
-
-def _refills(line: BudgetLine, clocks: Clocks, time: int) -> int | None:
-    """Return when it refills, by the wall clock as it is now."""
-    return None if line.every == "run" else clocks.wall + window(line.every, time)[1] - time
-
-
-def _refused(
-    connection: sqlite3.Connection, clocks: Clocks, asked: ReservationRequest, line: BudgetLine, name: str
-) -> Refusal:
-    time = _time(connection, clocks)
-    every = _left(connection, clocks, time, asked.lines)
-    this = next(each for each in every if (each.budget, each.what) == (line.name, name))
-    since, until = window(line.every, time)
-    return refusal(
-        name,
-        asked.worst.get(name, 0),
-        [this, *(each for each in every if each is not this)],
-        _held(connection, line, since, name),
-        None if line.every == "run" else until - time,
-    )
-
-
-def _held(connection: sqlite3.Connection, line: BudgetLine, since: int, name: str) -> int:
-    """Return how much of a budget running calls hold."""
-    held = 0
-    for (body,) in connection.execute("SELECT body FROM reserved").fetchall():
-        rows: list[Any] = json.loads(body)["lines"]
-        held += sum(
-            takes.get(name, 0) for row, key, at, takes in rows if (row, key, at) == (line.name, line.key, since)
+    if not set(by) <= set(BY):
+        raise ValueError(by)
+    keys = [_TIMES.get(each, each) for each in by]
+    groups = f" GROUP BY {', '.join(str(n + 1) for n in range(len(keys)))}" if keys else ""
+    hour = int(since.timestamp() * 1000) // LENGTH_MS["hour"] * LENGTH_MS["hour"]
+    found = connection.execute(
+        f"SELECT {''.join(f'{key}, ' for key in keys)}sum(lost), {_TOTALS} FROM usage WHERE since >= ?"  # noqa: S608 - names of ours
+        f"{groups} HAVING sum(calls) ORDER BY sum(calls) DESC",
+        (hour,),
+    ).fetchall()
+    return [
+        UsageRow(
+            by={name: _said(name, value) for name, value in zip(by, row, strict=False)},
+            lost=row[len(by)],
+            spent={name: told(name, n) for name, n in zip(SPENDING, row[len(by) + 1 :], strict=True)},
         )
-    return held
+        for row in found
+    ]
+
+
+def _said(name: str, value: object) -> str:
+    if name not in _TIMES or not isinstance(value, int):
+        return str(value)
+    moment = datetime.fromtimestamp(value / 1000, UTC)
+    return f"{moment:%Y-%m-%d}" if name == "day" else f"{moment:%Y-%m-%dT%H:00Z}"

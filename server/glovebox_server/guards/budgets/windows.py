@@ -6,7 +6,7 @@ nothing early, and one that is set back keeps nothing spent longer than its wind
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Final, Literal
@@ -30,16 +30,6 @@ class Clocks:
     """Includes sleep (CLOCK_BOOTTIME, clock_gettime(2)); cannot be set."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
-    """The latest time that was seen."""
-
-    time: int
-    """Milliseconds since 1970, if no clock was ever wrong."""
-    boot: str
-    since_boot: int
-
-
 def read_clocks() -> Clocks:
     """Read the clocks."""
     since_boot = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
@@ -51,16 +41,14 @@ def _boot() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def advanced(last: Mark | None, now: Clocks) -> Mark:
-    """Return the time by the rule above; ``last`` is None if none was seen."""
+def advanced(last: Clocks | None, now: Clocks) -> Clocks:
+    """Return the clocks with the time by the rule above for ``wall``, as ``last`` has it; None if none was seen."""
     if last is None:
-        time = now.wall
-    elif last.boot == now.boot:
+        return now
+    if last.boot == now.boot:
         # Never back, should a container have a boot-time clock of its own (time_namespaces(7)).
-        time = last.time + max(0, now.since_boot - last.since_boot)
-    else:
-        time = max(last.time, now.wall)
-    return Mark(time=time, boot=now.boot, since_boot=now.since_boot)
+        return replace(now, wall=last.wall + max(0, now.since_boot - last.since_boot))
+    return replace(now, wall=max(last.wall, now.wall))
 
 
 def window(every: Every, time: int) -> tuple[int, int]:
