@@ -1,5 +1,6 @@
 """A profile in plain words, for a reviewer who does not read TOML: sections of sentences, and their text. Pure."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from glovebox_profiles import words
@@ -31,13 +32,9 @@ def explain(profile: Profile) -> tuple[Section, ...]:
     )
 
 
-def render(profile: Profile) -> str:
-    """Return the explanation as text: titles, and one sentence a line below each."""
-    blocks = (
-        "\n".join((section.title, *(f"  - {sentence}" for sentence in section.sentences)))
-        for section in explain(profile)
-    )
-    return "\n\n".join((profile.tool, *blocks))
+def render(sections: Iterable[Section]) -> str:
+    """Return an explanation as text: titles, and one sentence a line below each."""
+    return "\n\n".join("\n".join((each.title, *(f"  - {line}" for line in each.sentences))) for each in sections)
 
 
 def _purpose(profile: Profile) -> tuple[str, ...]:

@@ -112,14 +112,6 @@ def require_distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return values
 
 
-class KeyedError(ValueError):
-    """What is wrong with one key; ``key`` is its name, dotted."""
-
-    def __init__(self, key: str, reason: str) -> None:
-        super().__init__(reason)
-        self.key = key
-
-
 def require_json(value: dict[str, Any]) -> dict[str, Any]:
     """Reject values that no client could send as JSON: dates, NaN, integers beyond 2**53."""
     try:

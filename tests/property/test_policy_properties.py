@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fixtures.profile_texts import profiles
 
-from glovebox_profiles.model import KeyedError, Profile, effective
+from glovebox_profiles.errors import ProfileError
+from glovebox_profiles.model import Profile, effective
 from glovebox_profiles.order import DIMENSIONS, within
 from glovebox_profiles.policy.diff import diff
 from glovebox_profiles.policy.model import Approval, Budget, Lift, Narrow, Policy, Role
@@ -61,7 +62,7 @@ def left(policy: Policy, names: tuple[str, ...], base: Mapping[str, Profile]) ->
     """What roles leave; None where one would widen, which no policy that loads has."""
     try:
         return combine_roles(policy, names, base)
-    except KeyedError:
+    except ProfileError:
         return None
 
 
@@ -72,7 +73,7 @@ def test_what_a_role_narrows_is_within_the_profile_or_an_error(base: Profile, ot
     found, wrong = base, ""
     try:
         found = narrow_profile(base, keys)
-    except KeyedError as problem:
+    except ProfileError as problem:
         wrong = problem.key
     if wrong:
         assert wrong in names or wrong.rpartition(".")[0] in {name.rpartition(".")[0] for name in names}

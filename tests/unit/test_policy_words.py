@@ -9,9 +9,10 @@ import pytest
 from click.testing import CliRunner, Result
 from tests.fixtures.policy_texts import EVERYTHING, policy
 
+from glovebox_profiles.explain import render
 from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_profiles.policy.diff import diff
-from glovebox_profiles.policy.explain import explain, render
+from glovebox_profiles.policy.explain import explain
 from glovebox_profiles.policy.model import Promote, effective
 from glovebox_profiles.policy.rights import combine_roles
 from glovebox_server.cli.main import main
@@ -78,6 +79,7 @@ CHANGES = (
     ('memory = "256 MiB"', 'memory = "128 MiB"'),
     ("calls = 100", "calls = 99\nfailures = 3"),
     ("quorum = 1", "quorum = 2"),
+    ('by = "either"', 'by = "client"'),
     ('when = "always"', 'when = "leaves"'),
     ('what = "host"\nby = "operator"', 'what = "host"\nby = "either"'),
     ("connections = 60", "connections = 61"),

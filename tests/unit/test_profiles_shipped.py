@@ -173,21 +173,21 @@ def test_every_question_of_a_reviewer_has_an_answer() -> None:
 )
 def test_an_explanation_says_it_in_words(extra: str, sentence: str) -> None:
     """The sentence follows the key."""
-    assert sentence in render(profile(extra + "\n"))
+    assert sentence in render(explain(profile(extra + "\n")))
 
 
 @pytest.mark.parametrize("approval", ["ask", "none"])
 def test_a_tool_that_changes_files_is_not_said_to_change_none(approval: str) -> None:
     """What it changes, and that somebody is asked each time whatever its profile says, in words and in receipts."""
     given = profile(f"approval = '{approval}'\n").model_copy(update={"tool": "propose_changes"})
-    text = render(given)
+    text = render(explain(given))
     assert "Change a file of the workspace or of the host." not in text
     assert "Change a file of the host otherwise than a person was shown, and said yes to." in text
     assert "A person is asked before every call" in text
     assert "Nobody is asked" not in text
     assert "Files: everything of the host, the workspace included." not in withheld(given)
     assert "Files: everything of the host but the change that a person was shown, and said yes to." in withheld(given)
-    assert "Change a file of the workspace or of the host." in render(profile())
+    assert "Change a file of the workspace or of the host." in render(explain(profile()))
 
 
 def test_every_key_has_a_label() -> None:

@@ -7,7 +7,7 @@ A later directory replaces whole files of an earlier one, by tool name: nothing 
 import difflib
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.egress import EgressRule, meet
 from glovebox_profiles.errors import ProfileError, nearest
-from glovebox_profiles.load.mistakes import RULES, describe_mistakes
+from glovebox_profiles.load.mistakes import RULES, Mistake, describe_mistakes, failing_examples, raise_mistakes
 from glovebox_profiles.load.positions import KeyPath, dotted
 from glovebox_profiles.load.reading import open_directory, parse_toml, read_bytes
 from glovebox_profiles.model import Effect, Profile
@@ -181,16 +181,16 @@ def checked(
     """Check the bytes of a profile as ``read`` does a file; errors name ``path``. Raises as ``load``."""
     profile, lines = _parse(data, path)
     if tools is not None and profile.tool not in tools:
-        hint = nearest(profile.tool, sorted(tools))
-        raise ProfileError(path, lines.get(("tool",)), "tool", f'there is no tool "{profile.tool}"', hint)
-    errors: list[ProfileError] = []
+        absent = f'there is no tool "{profile.tool}"'
+        raise_mistakes([(("tool",), absent, nearest(profile.tool, sorted(tools)))], path, lines)
+    mistakes: list[Mistake] = []
     if profile.tool != path.stem and not any_name:
-        reason = f'is "{profile.tool}" in a file named {path.name}'
         fix = f"Name the file {profile.tool}.toml, so that exactly one file answers for one tool."
-        errors.append(ProfileError(path, lines.get(("tool",)), "tool", reason, fix))
+        mistakes.append((("tool",), f'is "{profile.tool}" in a file named {path.name}', fix))
     if check_example:
-        errors += _failing_examples(profile, path, lines, check_example)
-    _raise_all(errors)
+        decided = ((example, check_example(profile, example.call)) for example in profile.example)
+        mistakes += failing_examples(decided, "profile")
+    raise_mistakes(mistakes, path, lines)
     return profile
 
 
@@ -212,38 +212,19 @@ def _parse(data: bytes, path: Path) -> tuple[Profile, Mapping[KeyPath, int]]:
         profile = Profile.model_validate(values)
     except ValidationError as error:
         raise describe_mistakes(error, path, lines) from None
-    _raise_all(_misplaced_keys(profile, path, lines))
+    raise_mistakes(_misplaced_keys(profile), path, lines)
     return profile, lines
 
 
-def _raise_all(errors: Iterable[ProfileError]) -> None:
-    if found := list(errors):
-        raise ProfileError.combine(found, len(found))
-
-
-def _misplaced_keys(profile: Profile, path: Path, lines: Mapping[KeyPath, int]) -> Iterator[ProfileError]:
-    """Yield an error for a key that no request can use, or whose host is also reachable by a tunnel."""
+def _misplaced_keys(profile: Profile) -> Iterator[Mistake]:
+    """Yield a credential that no request can use, or whose host is also reachable by a tunnel."""
     for index, each in enumerate(profile.network.credential):
-        key = ("network", "credential", index, "env")
+        place = ("network", "credential", index)
         if each.env is not None and profile.tool != PROGRAMS:
-            hint = f"Leave it out: requests of {profile.tool} get the key unasked."
-            yield ProfileError(path, lines[key], dotted(key), f"{profile.tool} runs no program to find it", hint)
+            fix = f"Leave it out: requests of {profile.tool} get the key unasked."
+            yield (*place, "env"), f"{profile.tool} runs no program to find it", fix
         tunnel = EgressRule(host=each.host, methods=frozenset({"CONNECT"}))
         if profile.tool == PROGRAMS and meet(profile.network.allow, [tunnel]):
-            key = ("network", "credential", index, "host")
             reason = f"is {each.host}, to which network.allow has a tunnel: nothing is added or looked for there"
-            hint = 'Take CONNECT out of that rule; ordinary HTTPS works with network.tls = "inspect".'
-            yield ProfileError(path, lines[key], dotted(key), reason, hint)
-
-
-def _failing_examples(
-    profile: Profile, path: Path, lines: Mapping[KeyPath, int], check: CheckExample
-) -> Iterator[ProfileError]:
-    for index, example in enumerate(profile.example):
-        effect, rule = check(profile, example.call)
-        if effect == example.expect and example.rule in (None, rule):
-            continue
-        wanted = f"{example.expect} by {example.rule}" if example.rule else example.expect
-        reason = f"expects {wanted}, but the profile answers {effect} by {rule}"
-        fix = "Change the keys above it, or the example if its expectation was wrong."
-        yield ProfileError(path, lines.get(("example", index)), dotted(("example", index)), reason, fix)
+            fix = 'Take CONNECT out of that rule; ordinary HTTPS works with network.tls = "inspect".'
+            yield (*place, "host"), reason, fix

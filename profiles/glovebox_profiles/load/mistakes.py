@@ -1,16 +1,19 @@
 """From pydantic's errors to sentences for an operator: line, key, problem, nearest valid key. Pure."""
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import get_args, get_origin
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.positions import KeyPath, dotted
-from glovebox_profiles.model import Profile
+from glovebox_profiles.model import Effect, Profile
+
+Mistake = tuple[KeyPath, str, str]
+"""The key, what is wrong with it, and what to do."""
 
 ANY = "NAME"
 """In the path of a key, a name that the writer chooses."""
@@ -41,6 +44,22 @@ def describe_mistakes(
         return ProfileError(path, line_of(key, lines), dotted(key), problem, hint)
 
     return ProfileError.combine(map(describe, details), len(details))
+
+
+def raise_mistakes(found: Iterable[Mistake], path: Path, lines: Mapping[KeyPath, int]) -> None:
+    """Raise all mistakes of a file as one ProfileError, if there are any."""
+    if mistakes := list(found):
+        errors = (ProfileError(path, line_of(key, lines), dotted(key), *rest) for key, *rest in mistakes)
+        raise ProfileError.combine(errors, len(mistakes))
+
+
+def failing_examples(examples: Iterable[tuple[Any, tuple[Effect, str]]], answers: str) -> Iterator[Mistake]:
+    """Yield a mistake for each example that is decided otherwise than it expects; ``answers`` names what decided."""
+    for index, (example, (effect, rule)) in enumerate(examples):
+        if effect != example.expect or example.rule not in (None, rule):
+            wanted = f"{example.expect} by {example.rule}" if example.rule else example.expect
+            reason = f"expects {wanted}, but the {answers} answers {effect} by {rule}"
+            yield ("example", index), reason, "Change what is above it, or the example if its expectation was wrong."
 
 
 def _key(detail: ErrorDetails) -> KeyPath:

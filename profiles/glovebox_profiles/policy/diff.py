@@ -4,7 +4,7 @@ In doubt a change is called widening: another workspace, another window of a bud
 role's narrowing of a profile is compared as profiles are, by ``glovebox_profiles.diff``.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from itertools import combinations
 from pathlib import PurePosixPath
@@ -12,14 +12,17 @@ from typing import Any, Final
 
 from glovebox_profiles import diff as profile_diff
 from glovebox_profiles.diff import Direction, KeyChange
-from glovebox_profiles.model import KeyedError, Profile
-from glovebox_profiles.policy.explain import approval_words, budget_words, lift_words
-from glovebox_profiles.policy.model import SPENDING, Approval, Budget, Lift, Narrow, Policy, Rate, Role, WatchAction
+from glovebox_profiles.errors import ProfileError
+from glovebox_profiles.model import Profile
+from glovebox_profiles.policy.explain import rule_words
+from glovebox_profiles.policy.model import SPENDING, Narrow, Policy, Role, Rule, WatchAction
 from glovebox_profiles.policy.narrow import narrow_profile
 from glovebox_profiles.policy.rights import role_named
 
 _WATCH: Final = ("off", "record", "slow", "ask", "stop")
 """Actions of a watch rule, weakest first."""
+_TABLES: Final = ("budget", "approval", "lift", "rate")
+"""A role's tables of rules, in the order of the file."""
 _UNKNOWN: Final[Mapping[str, WatchAction]] = {}
 
 
@@ -84,8 +87,7 @@ def _reassigned(
 ) -> Direction:
     if before is None or after is None:
         return "widening" if before is None else "narrowing"
-    directions = {each.direction for each in _role(a.roles.get(before), b.roles.get(after), profiles)}
-    return next((each for each in ("widening", "narrowing") if each in directions), "neutral")
+    return _worst({each.direction for each in _role(a.roles.get(before), b.roles.get(after), profiles)})
 
 
 def _role_words(name: str | None) -> str:
@@ -116,15 +118,23 @@ def _role(a: Role | None, b: Role | None, profiles: Mapping[str, Profile]) -> It
     for tool in {**a.narrow, **b.narrow}:
         if tool in a.tools and tool in b.tools:
             yield from (_at(f"narrow.{tool}", each) for each in _narrow(tool, a, b, profiles))
-    yield from _demands("budget", _by_name(a.budget), _by_name(b.budget), _budget)
-    yield from _demands("approval", _by_name(a.approval), _by_name(b.approval), _approval)
-    yield from _lifts({each.what: each for each in a.lift}, {each.what: each for each in b.lift})
-    before, after = ({f"{each.host} a {each.every}": each for each in role.rate} for role in (a, b))
-    yield from _demands("rate", before, after, _rate)
+    yield from _rules(_named_rules(a), _named_rules(b))
 
 
-def _by_name(given: Sequence[Budget] | Sequence[Approval]) -> dict[str, Budget | Approval]:
-    return {each.name: each for each in given}
+def _rules(before: Mapping[str, Rule], after: Mapping[str, Rule]) -> Iterator[KeyChange]:
+    for name in sorted({**before, **after}, key=lambda name: _TABLES.index(name.partition(".")[0])):
+        if before.get(name) != after.get(name):
+            yield _of_rule(name, before.get(name), after.get(name))
+
+
+def _named_rules(role: Role) -> dict[str, Rule]:
+    """Return a role's rules by table and name."""
+    return (
+        {f"budget.{each.name}": each for each in role.budget}
+        | {f"approval.{each.name}": each for each in role.approval}
+        | {f"lift.{each.what}": each for each in role.lift}
+        | {f"rate.{each.host} a {each.every}": each for each in role.rate}
+    )
 
 
 def _narrow(tool: str, a: Role, b: Role, profiles: Mapping[str, Profile]) -> Iterator[KeyChange]:
@@ -134,7 +144,7 @@ def _narrow(tool: str, a: Role, b: Role, profiles: Mapping[str, Profile]) -> Ite
     if tool in profiles:
         try:
             found = profile_diff.diff(*(narrow_profile(profiles[tool], each) for each in (before, after)))
-        except KeyedError:
+        except ProfileError:
             found = None
         if found is not None:
             yield from (each for each in found if each.direction != "neutral")
@@ -143,65 +153,20 @@ def _narrow(tool: str, a: Role, b: Role, profiles: Mapping[str, Profile]) -> Ite
     yield _change("", _json(before), _json(after), "widening", sentence)
 
 
-def _demands(
-    table: str, a: Mapping[str, Any], b: Mapping[str, Any], compare: Callable[[Any, Any], set[Direction]]
-) -> Iterator[KeyChange]:
-    """Yield changes of demands on calls: a new one narrows, a removed one widens."""
-    for name in {**a, **b}:
-        before, after = a.get(name), b.get(name)
-        if before == after:
-            continue
-        if before is None or after is None:
-            direction: Direction = "narrowing" if before is None else "widening"
-        else:
-            found = compare(before, after)
-            direction = "widening" if "widening" in found else "narrowing" if found else "neutral"
-        yield _change(f"{table}.{name}", _json(before), _json(after), direction, _from_to(before, after))
-
-
-def _lifts(a: Mapping[str, Lift], b: Mapping[str, Lift]) -> Iterator[KeyChange]:
-    for what in {**a, **b}:
-        before, after = a.get(what), b.get(what)
-        if before == after:
-            continue
-        if before is None or after is None:
-            direction: Direction = "widening" if before is None else "narrowing"
-        else:
-            wider = before.by not in (after.by, "either")
-            direction = "widening" if wider or after.expires_minutes > before.expires_minutes else "narrowing"
-        yield _change(f"lift.{what}", _json(before), _json(after), direction, _from_to(before, after))
-
-
-def _budget(a: Budget, b: Budget) -> set[Direction]:
-    found = {_less(x, y) for key in SPENDING if (x := getattr(a, key)) != (y := getattr(b, key))}
-    if a.tool != b.tool:
-        found.add("narrowing" if b.tool is None else "widening")
-    return found | ({"widening"} if (a.per, a.every) != (b.per, b.every) else set())
-
-
-def _approval(a: Approval, b: Approval) -> set[Direction]:
-    found: set[Direction] = set()
-    if a.tool != b.tool:
-        found.add("narrowing" if b.tool is None else "widening")
-    if a.when != b.when:
-        found.add("narrowing" if b.when == "always" else "widening")
-    elif a.seconds != b.seconds:
-        found.add(_less(a.seconds, b.seconds))
-    if a.by != b.by:
-        found.add("narrowing" if a.by == "either" else "widening")
-    if a.another_principal != b.another_principal:
-        found.add("narrowing" if b.another_principal else "widening")
-    if a.quorum != b.quorum:
-        found.add("narrowing" if b.quorum > a.quorum else "widening")
-    if a.expires_minutes != b.expires_minutes:
-        found.add(_less(a.expires_minutes, b.expires_minutes))
-    if a.reach != b.reach:
-        found.add("narrowing" if b.reach == "call" else "widening")
-    return found
-
-
-def _rate(a: Rate, b: Rate) -> set[Direction]:
-    return {_less(a.connections, b.connections)}
+def _of_rule(key: str, before: Any, after: Any) -> KeyChange:
+    """Judge a new, gone or changed rule: a lift allows, and every other rule demands something of calls."""
+    lifts = key.startswith("lift.")
+    if before is None:
+        direction: Direction = "widening" if lifts else "narrowing"
+        return _change(key, None, _json(after), direction, f"New: {rule_words(after)}")
+    if after is None:
+        direction = "narrowing" if lifts else "widening"
+        return _change(key, _json(before), None, direction, f"Gone: {rule_words(before)}")
+    a, b = _json(before), _json(after)
+    changed = [name for name in a if a[name] != b[name]]
+    direction = _worst({_JUDGES[name](a[name], b[name]) if name in _JUDGES else "widening" for name in changed})
+    sentence = ", ".join(f"{name} {_plain(a[name])} → {_plain(b[name])}" for name in changed)
+    return _change(key, a, b, direction, f"{sentence}.")
 
 
 def _watch(a: Policy, b: Policy, defaults: Mapping[str, WatchAction]) -> Iterator[KeyChange]:
@@ -231,29 +196,30 @@ def _less(before: float | None, after: float | None) -> Direction:
     return "narrowing" if after is not None and (before is None or after < before) else "widening"
 
 
-def _from_to(before: Any, after: Any) -> str:
-    if before is None:
-        return f"New: {_words(after)}"
-    if after is None:
-        return f"Gone: {_words(before)}"
-    a, b = _json(before), _json(after)
-    changed = (f"{key} {_plain(a[key])} → {_plain(b[key])}" for key in a if a[key] != b[key])
-    return f"{', '.join(changed)}."
-
-
 def _plain(value: Any) -> str:
     return "not given" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _words(given: Any) -> str:
-    match given:
-        case Budget():
-            return f"{budget_words(given)}."
-        case Approval():
-            return approval_words(given)
-        case Lift():
-            return lift_words(given)
-    return f"{given.connections} connections a {given.every} to {given.host}."
+def _worst(found: Collection[Direction]) -> Direction:
+    order: tuple[Direction, ...] = ("widening", "narrowing")
+    return next((each for each in order if each in found), "neutral")
+
+
+def _narrowest(value: object) -> Callable[[Any, Any], Direction]:
+    return lambda _before, after: "narrowing" if after == value else "widening"
+
+
+_JUDGES: Final[Mapping[str, Callable[[Any, Any], Direction]]] = {
+    **dict.fromkeys((*SPENDING, "expires_minutes"), _less),
+    "seconds": lambda before, after: "neutral" if None in (before, after) else _less(before, after),  # goes with `when`
+    "tool": _narrowest(None),
+    "when": _narrowest("always"),
+    "by": lambda before, _after: "narrowing" if before == "either" else "widening",
+    "another_principal": _narrowest(True),
+    "quorum": lambda before, after: _less(after, before),
+    "reach": _narrowest("call"),
+}
+"""By the key of a budget, an approval, a lift or a rate: what a change of its value does. In doubt it widens."""
 
 
 def _json(given: Any) -> Any:

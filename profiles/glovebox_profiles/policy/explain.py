@@ -6,7 +6,7 @@ from glovebox_profiles import words
 from glovebox_profiles.diff import diff
 from glovebox_profiles.explain import Section
 from glovebox_profiles.model import Profile
-from glovebox_profiles.policy.model import CALLER_MINUTES, SPENDING, Approval, Budget, By, Lift
+from glovebox_profiles.policy.model import CALLER_MINUTES, SPENDING, Budget, By, Lift, Rate, Rule
 from glovebox_profiles.policy.rights import RoleRights
 from glovebox_sandboxes.plural import counted
 
@@ -39,6 +39,13 @@ _WHAT = {
 }
 
 
+_REACH = {
+    "call": "for this call alone",
+    "run": "for identical calls of the run",
+    "caller": "for one such call of this caller in any run",
+}
+
+
 def explain(rights: RoleRights, profiles: Mapping[str, Profile], *, principal: str, served: str) -> tuple[Section, ...]:
     """Return what a principal may call, read, reach and spend, the approvals it needs, and what may be lifted."""
     return (
@@ -52,39 +59,25 @@ def explain(rights: RoleRights, profiles: Mapping[str, Profile], *, principal: s
     )
 
 
-def render(sections: tuple[Section, ...]) -> str:
-    """Return sections as text: titles, and one sentence a line below each."""
-    return "\n\n".join("\n".join((each.title, *(f"  - {line}" for line in each.sentences))) for each in sections)
-
-
-def budget_words(budget: Budget) -> str:
-    """Write the bound of a budget: ``calls-an-hour: 100 calls of run_python in an hour, for this principal``."""
-    given = [(key, value) for key in SPENDING if (value := getattr(budget, key)) is not None]
-    amounts = words.listed(_amount(key, value) for key, value in given)
-    of = f" of {budget.tool}" if budget.tool else ""
-    return f"{budget.name}: {amounts}{of} {_EVERY[budget.every]}, for {_PER[budget.per]}"
-
-
-_REACH = {
-    "call": "for this call alone",
-    "run": "for identical calls of the run",
-    "caller": "for one such call of this caller in any run",
-}
-
-
-def approval_words(approval: Approval) -> str:
-    """Write the condition of an approval, its approvers, and its scope."""
-    of = f" of {approval.tool}" if approval.tool else ""
-    what = _WHEN[approval.when].format(of=of, seconds=counted(approval.seconds or 0, "second"))
-    many = f"; {approval.quorum} different principals must agree" if approval.quorum > 1 else ""
-    reach = _REACH[approval.reach]
-    lasts = counted(CALLER_MINUTES if approval.reach == "caller" else approval.expires_minutes, "minute")
-    return f"{approval.name}: {what}. Who answers: {_BY[approval.by]}{many}. A yes is {reach}, and stands for {lasts}."
-
-
-def lift_words(lift: Lift) -> str:
-    """Write what may be lifted, by whom and for how long."""
-    return f"{_WHAT[lift.what]}. Who answers: {_BY[lift.by]}. A yes lasts {counted(lift.expires_minutes, 'minute')}."
+def rule_words(rule: Rule) -> str:
+    """Write one rule of a role: what it bounds or asks for, of what, who answers, and how long a yes stands."""
+    match rule:
+        case Budget():
+            given = [(key, value) for key in SPENDING if (value := getattr(rule, key)) is not None]
+            amounts = words.listed(_amount(key, value) for key, value in given)
+            of = f" of {rule.tool}" if rule.tool else ""
+            return f"{rule.name}: {amounts}{of} {_EVERY[rule.every]}, for {_PER[rule.per]}."
+        case Rate():
+            return f"{rule.host}: {counted(rule.connections, 'connection')} {_EVERY[rule.every]}."
+        case Lift():
+            lasts = counted(rule.expires_minutes, "minute")
+            return f"{_WHAT[rule.what]}. Who answers: {_BY[rule.by]}. A yes lasts {lasts}."
+    of = f" of {rule.tool}" if rule.tool else ""
+    what = _WHEN[rule.when].format(of=of, seconds=counted(rule.seconds or 0, "second"))
+    many = f"; {rule.quorum} different principals must agree" if rule.quorum > 1 else ""
+    lasts = counted(CALLER_MINUTES if rule.reach == "caller" else rule.expires_minutes, "minute")
+    who = f"Who answers: {_BY[rule.by]}{many}. A yes is {_REACH[rule.reach]}, and stands for {lasts}."
+    return f"{rule.name}: {what}. {who}"
 
 
 def _amount(key: str, value: float) -> str:
@@ -133,13 +126,13 @@ def _calls(rights: RoleRights, profiles: Mapping[str, Profile]) -> tuple[str, ..
 
 
 def _spend(rights: RoleRights) -> tuple[str, ...]:
-    lines = [f"{budget_words(each)}." for each in rights.budgets]
-    lines += [f"{each.host}: {counted(each.connections, 'connection')} {_EVERY[each.every]}." for each in rights.rates]
-    return tuple(lines) or ("No budget bounds it, beyond each call's limits.",)
+    return tuple(map(rule_words, (*rights.budgets, *rights.rates))) or (
+        "No budget bounds it, beyond each call's limits.",
+    )
 
 
 def _asked(rights: RoleRights) -> tuple[str, ...]:
-    lines = [approval_words(each) for each in rights.approvals]
+    lines = [*map(rule_words, rights.approvals)]
     profiles = [tool for tool, profile in rights.profiles.items() if profile.approval == "ask"]
     if profiles:
         lines.append(
@@ -164,5 +157,5 @@ def _asked(rights: RoleRights) -> tuple[str, ...]:
 
 def _lifted(rights: RoleRights) -> tuple[str, ...]:
     never = "Never: isolation, addresses that are not public, hidden files, records and stops."
-    lines = [lift_words(each) for each in rights.lifts]
+    lines = [*map(rule_words, rights.lifts)]
     return (*(f"{line[:1].upper()}{line[1:]}" for line in lines), never) if lines else ("Nothing.",)

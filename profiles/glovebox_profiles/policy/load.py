@@ -10,10 +10,10 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from glovebox_profiles.errors import ProfileError, nearest
-from glovebox_profiles.load.mistakes import describe_mistakes, line_of
+from glovebox_profiles.load.mistakes import Mistake, describe_mistakes, failing_examples, raise_mistakes
 from glovebox_profiles.load.positions import KeyPath, dotted
 from glovebox_profiles.load.reading import open_directory, parse_toml, read_bytes
-from glovebox_profiles.model import Effect, KeyedError, Profile
+from glovebox_profiles.model import Effect, Profile
 from glovebox_profiles.policy.model import Policy, PolicyExample, Role
 from glovebox_profiles.policy.narrow import narrow_profile
 
@@ -50,15 +50,10 @@ def load(path: Path, known: KnownNames, *, check_example: CheckExample | None) -
 def checked(data: bytes, path: Path, known: KnownNames, *, check_example: CheckExample | None) -> Policy:
     """Check the bytes of a policy as ``load`` does a file; errors name ``path``. Raises as ``load``."""
     policy, lines = _parse(data, path)
-    mistakes = list(_mistakes(policy, known))
-    if check_example and not mistakes:
-        mistakes = list(_failing_examples(policy, check_example))
-    if mistakes:
-        errors = (
-            ProfileError(path, line_of(mistake.key, lines), dotted(mistake.key), mistake.reason, mistake.fix)
-            for mistake in mistakes
-        )
-        raise ProfileError.combine(errors, len(mistakes))
+    raise_mistakes(_mistakes(policy, known), path, lines)
+    if check_example:
+        decided = ((example, check_example(policy, example)) for example in policy.example)
+        raise_mistakes(failing_examples(decided, "policy"), path, lines)
     return policy
 
 
@@ -97,14 +92,7 @@ def _parse(data: bytes, path: Path) -> tuple[Policy, Mapping[KeyPath, int]]:
     return policy, lines
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Mistake:
-    key: KeyPath
-    reason: str
-    fix: str
-
-
-def _mistakes(policy: Policy, known: KnownNames) -> Iterator[_Mistake]:
+def _mistakes(policy: Policy, known: KnownNames) -> Iterator[Mistake]:
     """Yield mistakes of a well-formed policy: unknown names, and roles that would widen."""
     for key, role in _named_roles(policy):
         if role not in policy.roles:
@@ -119,18 +107,7 @@ def _mistakes(policy: Policy, known: KnownNames) -> Iterator[_Mistake]:
             yield _absent(("example", index, "call", "tool"), "tool", example.call.tool, known.profiles)
 
 
-def _failing_examples(policy: Policy, check_example: CheckExample) -> Iterator[_Mistake]:
-    for index, example in enumerate(policy.example):
-        effect, rule = check_example(policy, example)
-        if effect == example.expect and example.rule in (None, rule):
-            continue
-        wanted = f"{example.expect} by {example.rule}" if example.rule else example.expect
-        reason = f"expects {wanted}, but the policy answers {effect} by {rule}"
-        fix = "Change what is above it, or the example if its expectation was wrong."
-        yield _Mistake(key=("example", index), reason=reason, fix=fix)
-
-
-def _of_role(at: KeyPath, role: Role, profiles: Mapping[str, Profile]) -> Iterator[_Mistake]:
+def _of_role(at: KeyPath, role: Role, profiles: Mapping[str, Profile]) -> Iterator[Mistake]:
     for index, tool in enumerate(role.tools):
         if tool not in profiles:
             yield _absent((*at, "tools", index), "tool", tool, profiles)
@@ -145,9 +122,8 @@ def _of_role(at: KeyPath, role: Role, profiles: Mapping[str, Profile]) -> Iterat
             continue
         try:
             narrow_profile(profiles[tool], keys)
-        except KeyedError as problem:
-            fix = "A role only takes away; what a tool may do at most stands in its profile."
-            yield _Mistake(key=(*at, "narrow", tool, *problem.key.split(".")), reason=str(problem), fix=fix)
+        except ProfileError as problem:
+            yield (*at, "narrow", tool, *problem.key.split(".")), problem.reason, problem.fix
 
 
 def _named_roles(policy: Policy) -> Iterator[tuple[KeyPath, str]]:
@@ -158,6 +134,5 @@ def _named_roles(policy: Policy) -> Iterator[tuple[KeyPath, str]]:
             yield (table, name), role
 
 
-def _absent(key: KeyPath, what: str, name: str, there: Iterable[str]) -> _Mistake:
-    names = sorted(there)
-    return _Mistake(key=key, reason=f'there is no {what} "{name}"', fix=nearest(name, names))
+def _absent(key: KeyPath, what: str, name: str, there: Iterable[str]) -> Mistake:
+    return key, f'there is no {what} "{name}"', nearest(name, sorted(there))

@@ -224,6 +224,9 @@ class Rate(Table):
     """The window."""
 
 
+Rule = Budget | Approval | Lift | Rate
+
+
 def _one_each(names: Any) -> None:
     require_distinct(tuple(names))
 

@@ -9,19 +9,22 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.meet import meet
-from glovebox_profiles.model import KeyedError, Profile, effective
+from glovebox_profiles.model import Profile, effective
 from glovebox_profiles.order import DIMENSIONS, value_at
 from glovebox_profiles.policy.model import Narrow
 from glovebox_profiles.words import LABELS
 from glovebox_profiles.words import value as in_words
+
+_FIX = "A role only takes away; what a tool may do at most stands in its profile."
 
 
 def narrow_profile(profile: Profile, keys: Narrow) -> Profile:
     """Return what both the profile and a role's keys permit: the profile itself if no key is narrower.
 
     Raises:
-        KeyedError: A key would permit more than the profile, or cannot be combined with it.
+        ProfileError: A key would permit more than the profile, or cannot be combined with it.
     """
     given = keys.model_dump(exclude_unset=True)
     if not given:
@@ -32,7 +35,7 @@ def narrow_profile(profile: Profile, keys: Narrow) -> Profile:
             continue
         before, after = (in_words(each.key, value_at(side, each.key)) for side in (profile, wanted))
         reason = f"would widen the profile of {profile.tool}, which a role cannot: {LABELS[each.key]}"
-        raise KeyedError(each.key, f"{reason}: {before} → {after}")
+        raise ProfileError(profile.tool, None, each.key, f"{reason}: {before} → {after}", _FIX)
     return meet(profile, wanted)
 
 
@@ -52,7 +55,7 @@ def _wanted(profile: Profile, given: Mapping[str, Any]) -> Profile:
         first = error.errors(include_url=False, include_input=False)[0]
         key = ".".join(str(part) for part in first["loc"] if isinstance(part, str))
         sentence = first["msg"].removeprefix("Value error, ").rstrip(".")
-        raise KeyedError(key, f"{sentence[:1].lower()}{sentence[1:]}") from None
+        raise ProfileError(profile.tool, None, key, f"{sentence[:1].lower()}{sentence[1:]}", _FIX) from None
 
 
 def _put(values: dict[str, Any], given: Mapping[str, Any]) -> None:

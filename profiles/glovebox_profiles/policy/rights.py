@@ -96,10 +96,8 @@ def order_conflicts(policy: Policy) -> tuple[str, ...]:
 def combine_roles(policy: Policy, names: Sequence[str], profiles: Mapping[str, Profile]) -> RoleRights:
     """Return what these roles together leave of the profiles.
 
-    A tool that can run under none of their narrowings together is left out.
-
-    Raises:
-        NotNarrower: A role would widen a profile; not after ``load`` has read the policy with these profiles.
+    A tool that can run under none of their narrowings together is left out, and one whose profile a role would widen:
+    ``load`` refuses such a policy.
     """
     roles = [policy.roles[name] for name in names]
     workspaces = {each.workspace for each in roles if each.workspace is not None}
@@ -135,7 +133,7 @@ def _profiles(roles: Sequence[Role], profiles: Mapping[str, Profile]) -> dict[st
 
 
 def _narrowed(profiles: Mapping[str, tuple[Profile, Sequence[Role]]]) -> dict[str, Profile]:
-    """Narrow each profile by its roles; drop those without a common driver."""
+    """Narrow each profile by its roles; drop those that cannot be."""
     found = {}
     for tool, (profile, roles) in profiles.items():
         try:
@@ -144,7 +142,7 @@ def _narrowed(profiles: Mapping[str, tuple[Profile, Sequence[Role]]]) -> dict[st
                 (narrow_profile(profile, each.narrow[tool]) for each in roles if tool in each.narrow),
                 profile,
             )
-        except ProfileError:  # no driver in common
+        except ProfileError:
             continue
     return found
 

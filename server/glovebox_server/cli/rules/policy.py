@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from glovebox_profiles.errors import ProfileError, nearest
+from glovebox_profiles.explain import render
 from glovebox_profiles.policy import diff as comparing
 from glovebox_profiles.policy import explain as explaining
 from glovebox_profiles.policy.load import read
@@ -102,7 +103,7 @@ def policy_explain(
     sections = explaining.explain(rights, profiles, principal=principal, served=where)
     fields = {"principal": principal, "roles": list(names), "refused": None}
     if not emit({**fields, "sections": [asdict(section) for section in sections]}):
-        say(explaining.render(sections))
+        say(render(sections))
 
 
 @policy.command("diff")

@@ -121,7 +121,7 @@ def profiles_explain(settings: Settings, tool: str) -> int:
     errors = objections(settings, [(found.source(tool), profile)])
     sections = [asdict(section) for section in explain(profile)]
     if not emit({"tool": tool, "sections": sections, "errors": [described(error) for error in errors]}):
-        say(render(profile))
+        say(f"{profile.tool}\n\n{render(explain(profile))}")
         for error in errors:
             say(str(error), "red")
     return USAGE if errors else OK
