@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from glovebox_sandboxes.drivers.docker.image import build, content
+from glovebox_sandboxes.drivers.docker.image import content
 from glovebox_sandboxes.runtime import packages, runtime
 
 SERIES = f"{sys.version_info.major}.{sys.version_info.minor}"
 INSTALLERS: tuple[Callable[[Path], Awaitable[None]], ...] = (
     lambda target: packages.install(target, runtime.LOCK, SERIES),
-    lambda target: build._install(target, content.LOCK, SERIES, "x86_64"),
+    lambda target: packages.install(target, content.LOCK, SERIES, machine="x86_64"),
 )
 
 

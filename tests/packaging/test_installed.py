@@ -15,6 +15,7 @@ from mcp_types import TextContent
 from tests.fixtures.installing import PYTHON, Place
 from tests.repo.files import ROOT
 
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.runtime import packages, runtime
 
 pytestmark = pytest.mark.timeout(900)
@@ -93,7 +94,7 @@ async def test_without_any_pip_uv_installs_and_checks_every_hash(
     await packages.install(tmp_path / "good", lock, series)
     assert (tmp_path / "good/cycler/__init__.py").exists()
     lock.write_text(re.sub("[0-9a-f]{64}", "0" * 64, pin))
-    with pytest.raises(packages.RuntimeBuildError, match=r"[Hh]ash mismatch"):
+    with pytest.raises(SandboxError, match=r"[Hh]ash mismatch"):
         await packages.install(tmp_path / "bad", lock, series)
 
 

@@ -13,9 +13,9 @@ from click.testing import CliRunner, Result
 from tests.fixtures import wheels
 
 from glovebox_profiles.errors import ProfileError
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.runtime import environments, guest_gc, libraries, locks, packages, runtime
 from glovebox_sandboxes.runtime.environments import Environment, EnvironmentFileError
-from glovebox_sandboxes.runtime.packages import RuntimeBuildError
 from glovebox_server import app as apps
 from glovebox_server.cli.main import main
 from glovebox_server.settings import Settings
@@ -191,7 +191,7 @@ async def test_only_wheels_are_taken_and_nothing_of_them_runs(index: Path, setti
         {"hostile.pth": f"import os; open({str(trace)!r}, 'w')\n", "hostile.py": f"open({str(trace)!r}, 'w')\n"},
     )  # fmt: skip
     assert "tiny==2.0" in await locked(written(settings))
-    with pytest.raises(RuntimeBuildError, match=r"tiny==9\.0"):
+    with pytest.raises(SandboxError, match=r"tiny==9\.0"):
         await locked(written(settings, text='packages = ["tiny==9.0"]'))
     environment = written(settings, "hostile", 'packages = ["hostile"]')
     await locked(environment)

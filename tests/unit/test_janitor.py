@@ -11,9 +11,9 @@ import anyio
 import pytest
 
 from glovebox_sandboxes.contract.errors import SandboxError
-from glovebox_sandboxes.host.cgroup import PREFIX, Cgroup, Hierarchy, detect, kill_all
-from glovebox_sandboxes.host.janitor import GroupJanitor, reap
-from glovebox_sandboxes.host.owner import new_owner
+from glovebox_sandboxes.host.cgroup import Cgroup, Hierarchy, detect
+from glovebox_sandboxes.host.janitor import GroupJanitor
+from glovebox_sandboxes.host.owner import PREFIX, kill_all, new_owner, reap
 
 
 @pytest.fixture
@@ -65,15 +65,15 @@ def test_what_is_not_certainly_dead_is_left_alone(tmp_path: Path, name: str) -> 
 def test_a_groups_processes_are_killed_and_no_others(tmp_path: Path, child: subprocess.Popen[bytes]) -> None:
     """0 (a process outside our namespace; to kill(2): our process group) and ourselves are never meant."""
     (tmp_path / "cgroup.procs").write_text(f"0\n{os.getpid()}\n{child.pid}\n")
-    kill_all(tmp_path)
+    kill_all(str(tmp_path))
     assert child.wait(10) == -9
 
 
 def test_a_group_that_is_gone_is_no_error(tmp_path: Path) -> None:
     """It may be removed by whoever is faster, and its processes may be gone."""
-    kill_all(tmp_path / "gone")
+    kill_all(str(tmp_path / "gone"))
     (tmp_path / "cgroup.procs").write_text(f"{2**22 - 1}\n")
-    kill_all(tmp_path)
+    kill_all(str(tmp_path))
 
 
 async def test_removing_a_group_that_does_not_empty_is_told(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from tests.fixtures.access_lists import let_in
 
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.host import permissions
 from glovebox_sandboxes.runtime import runtime
-from glovebox_sandboxes.runtime.packages import RuntimeBuildError
 
 STRANGER = 4321
 
@@ -61,7 +61,7 @@ async def test_a_data_directory_others_could_change_is_refused(name: str, tmp_pa
     assert lacking.fatal
     assert lacking.what == f"{place} {problem}, who could change what runs in every sandbox"
     assert lacking.fix.endswith(f" {place}`.")
-    with pytest.raises(RuntimeBuildError, match=problem):
+    with pytest.raises(SandboxError, match=problem):
         await runtime.build(data, lambda _: None)
 
 
@@ -102,7 +102,7 @@ async def test_a_data_directory_in_an_empty_home_is_only_not_built(tmp_path: Pat
 async def test_a_data_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     """As with a home that is not there: which directory, why, and how to name another."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(RuntimeBuildError, match=r"file/data cannot be made: Not a directory\. Name another"):
+    with pytest.raises(SandboxError, match=r"file/data cannot be made: Not a directory\. Name another"):
         await runtime.build(tmp_path / "file" / "data", lambda _: None)
 
 
@@ -117,6 +117,6 @@ async def test_a_data_directory_that_another_makes_first_is_refused(
         directory.chmod(0o777)
 
     monkeypatch.setattr(runtime, "_make", faster)
-    with pytest.raises(RuntimeBuildError, match="data is writable by every user"):
+    with pytest.raises(SandboxError, match="data is writable by every user"):
         await runtime.build(data, lambda _: None)
     assert list(data.iterdir()) == []

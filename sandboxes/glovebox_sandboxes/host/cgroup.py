@@ -6,7 +6,6 @@ cgroups(7), https://docs.kernel.org/admin-guide/cgroup-v2.html and …/cgroup-v1
 
 import errno
 import os
-import signal
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from glovebox_sandboxes.contract.base import SandboxStats
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.spec import Limits
 from glovebox_sandboxes.host.host_view import groups_of
+from glovebox_sandboxes.host.owner import PREFIX, kill_all
 
 _CPU_PERIOD_US = 100_000
 SOCKET_BYTES = 32 * 1024 * 1024
@@ -31,8 +31,6 @@ _SETTING_BYTES = 256
 """Of one setting, read back: a few numbers."""
 _STATISTIC_BYTES = 4096
 """Of one statistics file; the longest has a dozen lines."""
-PREFIX = "glovebox-"
-"""Prefix of server groups on v2, which lie among those of others."""
 SERVERS = f"{PREFIX}servers"
 """On v2, the group into which a lone server moves. It goes with the unit or container."""
 
@@ -272,7 +270,7 @@ class Cgroup:
     def kill(self, *, spared: int | None = None) -> None:
         """Send SIGKILL to every process in the group except a spared one."""
         for directory in self._directories:
-            kill_all(Path(directory), spared=spared)
+            kill_all(directory, spared=spared)
 
     def remove_now(self) -> bool:
         """Remove the group if it is empty; return whether it is gone."""
@@ -348,20 +346,6 @@ def text(path: str) -> str | None:
 def fields(path: str) -> dict[str, int]:
     """Return the name and number of each line of a statistics file."""
     return {name: int(value) for name, value in (line.split() for line in (text(path) or "").splitlines())}
-
-
-def kill_all(group: Path, *, spared: int | None = None) -> None:
-    """Send SIGKILL to every process in one group except a spared one; does nothing if the group is gone."""
-    try:
-        listed = (group / "cgroup.procs").read_text().split()
-    except OSError:
-        return
-    for pid in map(int, listed):
-        # 0 is a process outside of our pid namespace, and to kill(2) our own process group. Ourselves: v1 lists a whole
-        # process while one of its threads is in the group, as the thread is that starts a sandbox there.
-        if pid not in (0, os.getpid(), spared):
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
 
 
 def _holds(found: str, wanted: str) -> bool:

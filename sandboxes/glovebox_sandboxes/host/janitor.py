@@ -7,52 +7,24 @@ janitor is a process that waits for its standard input to close, which the kerne
 import os
 import signal
 import sys
-import time
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 import anyio
 
-from glovebox_sandboxes.host.cgroup import PREFIX, kill_all
-from glovebox_sandboxes.host.owner import is_orphan
+from glovebox_sandboxes.host import owner
 from glovebox_sandboxes.host.process import helper
 
 _STOP_SECONDS = 10
 """Longest wait for the janitor on closing; it takes a few ms if everything is gone already."""
-_REAP_TRIES = 100
-"""Passes over a dead server's groups, five milliseconds apart: killed processes leave them with a delay."""
-
-_PROGRAM = """
-import os, sys, time
-sys.stdin.buffer.read()
-for parent in sys.argv[1:]:
-    for _ in range(400):
-        try:
-            for name in os.listdir(parent):
-                group = os.path.join(parent, name)
-                if os.path.isdir(group):
-                    try:
-                        for line in open(os.path.join(group, "cgroup.procs")):
-                            os.kill(int(line), 9)
-                        os.rmdir(group)
-                    except OSError:
-                        pass
-            os.rmdir(parent)
-            break
-        except FileNotFoundError:
-            break
-        except OSError:
-            time.sleep(0.005)
-"""
 
 
 class Janitor:
     """A process that cleans up after a killed server; one per server, started with its first sandbox."""
 
-    def __init__(self, program: str, *arguments: str) -> None:
+    def __init__(self, program: Path, *arguments: str) -> None:
         """Take its program for when its standard input closes: after ``bye`` by a server that ends properly."""
-        self._command = [sys.executable, "-I", "-S", "-c", program, *arguments]
+        self._command = [sys.executable, "-I", "-S", str(program), *arguments]
         self._running: tuple[int, int] | None = None
 
     def start(self) -> None:
@@ -80,7 +52,7 @@ class GroupJanitor(Janitor):
     """The janitor of a server's control groups."""
 
     def __init__(self, parents: tuple[Path, ...]) -> None:
-        super().__init__(_PROGRAM, *map(str, parents))
+        super().__init__(Path(owner.__file__), *map(str, parents))
         self._parents = parents
 
     async def stop(self) -> bool:
@@ -91,33 +63,3 @@ class GroupJanitor(Janitor):
             with suppress(OSError):
                 parent.rmdir()
         return False
-
-
-def reap(parents: Iterable[Path]) -> None:
-    """Remove groups of servers killed together with their janitor, or before they had one. Blocking.
-
-    Args:
-        parents: where the calling server makes its groups. Those of others are beside them, named after their owner's
-            mark. If a server cannot be judged from here, as in another container, its groups stay.
-    """
-    for parent in parents:
-        for other in parent.parent.iterdir():
-            if is_orphan(other.name.removeprefix(PREFIX)):
-                _remove_all(other)
-
-
-def _remove_all(parent: Path) -> None:
-    for _ in range(_REAP_TRIES):
-        groups = [path for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else []
-        for group in groups:
-            kill_all(group)
-            with suppress(OSError):
-                group.rmdir()
-        try:
-            parent.rmdir()
-        except FileNotFoundError:
-            return
-        except OSError:
-            time.sleep(0.005)
-        else:
-            return

@@ -1,14 +1,25 @@
-"""Mark containers and control groups with their server, and tell whether that server still lives.
+"""Mark containers and control groups with their server, tell whether that server still lives, and remove its groups.
 
 A killed server cannot clean up. Its running containers end by themselves (their input closes); one created but not
 started stays, and the next server on this machine removes it. Never another machine's: only a process that sees the
-same kernel and the same process ids judges a mark. Must import nothing of ours.
+same kernel and the same process ids judges a mark. Also the janitor's program, with groups as arguments: must import
+nothing of ours.
 """
 
 import os
 import secrets
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
+
+PREFIX = "glovebox-"
+"""Prefix of server groups on v2, which lie among those of others."""
+_TRIES = 400
+"""Passes over a server's groups, five milliseconds apart: killed processes leave them with a delay."""
 
 _STARTED = 19
 """Index of ``starttime`` after the command's closing bracket in /proc/PID/stat, see proc_pid_stat(5), field 22."""
@@ -80,3 +91,54 @@ def _started(pid: int) -> int | None:
         return None
     # The command may hold spaces and brackets: only what follows the last bracket is in columns.
     return int(line.rpartition(")")[2].split()[_STARTED])
+
+
+def reap(parents: Iterable[Path]) -> None:
+    """Remove groups of servers killed together with their janitor, or before they had one. Blocking.
+
+    Args:
+        parents: where the calling server makes its groups. Those of others are beside them, named after their owner's
+            mark. If a server cannot be judged from here, as in another container, its groups stay.
+    """
+    for parent in parents:
+        for other in parent.parent.iterdir():
+            if is_orphan(other.name.removeprefix(PREFIX)):
+                remove_all(str(other))
+
+
+def kill_all(group: str, *, spared: int | None = None) -> None:
+    """Send SIGKILL to every process in one group except a spared one; does nothing if the group is gone."""
+    try:
+        with open(f"{group}/cgroup.procs") as file:  # noqa: PTH123 - one path of a dozen per call
+            listed = file.read().split()
+    except OSError:
+        return
+    for pid in map(int, listed):
+        # 0 is a process outside of our pid namespace, and to kill(2) our own process group. Ourselves: v1 lists a whole
+        # process while one of its threads is in the group, as the thread is that starts a sandbox there.
+        if pid not in (0, os.getpid(), spared):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def remove_all(parent: str) -> None:
+    """Remove a server's group and those in it, with their processes. Blocking."""
+    for _ in range(_TRIES):
+        try:
+            for group in [each.path for each in os.scandir(parent) if each.is_dir()]:
+                kill_all(group)
+                with suppress(OSError):
+                    os.rmdir(group)  # noqa: PTH106 - a path of os.scandir
+            os.rmdir(parent)  # noqa: PTH106 - as above
+        except FileNotFoundError:
+            return
+        except OSError:
+            time.sleep(0.005)
+        else:
+            return
+
+
+if __name__ == "__main__":
+    sys.stdin.buffer.read()
+    for each in sys.argv[1:]:
+        remove_all(each)

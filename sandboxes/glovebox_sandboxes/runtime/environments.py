@@ -36,11 +36,17 @@ MAX_RECORD = 64 * 1024
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 _NAMES = f"a letter and at most 31 more of a-z, 0-9, - and _, such as science, and not {DEFAULT}"
 # PEP 508 without URLs, paths and markers: only an index or a directory of wheels that pip knows is ever asked.
-_REQUIREMENT = (
-    r"^[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?(?:\[[A-Za-z0-9._,-]+\])?"
-    r"(?: ?(?:===?|!=|~=|<=?|>=?) ?[A-Za-z0-9.*+!_-]+(?:, ?(?:===?|!=|~=|<=?|>=?) ?[A-Za-z0-9.*+!_-]+)*)?$"
-)
-_MODULE = r"^[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*$"
+_BOUND = r"(?:===?|!=|~=|<=?|>=?) ?[A-Za-z0-9.*+!_-]+"
+_Requirement = Annotated[
+    str,
+    Field(
+        pattern=r"^[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?(?:\[[A-Za-z0-9._,-]+\])?"
+        rf"(?: ?{_BOUND}(?:, ?{_BOUND})*)?$",
+        max_length=200,
+    ),
+]
+_Module = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*$", max_length=100)]
+_Series = Annotated[str, Field(pattern=r"^3\.[0-9]{1,2}$")]
 # A lock has nothing else: no option of pip's, no address, no other file.
 _LINE = re.compile(
     r"#.*|[A-Za-z0-9._-]+==[A-Za-z0-9.!+_-]+(?: \\| --hash=sha256:[0-9a-f]{64})?| *--hash=sha256:[0-9a-f]{64}(?: \\)?|"
@@ -53,22 +59,17 @@ class EnvironmentFileError(DiagnosedError):
 
 
 class _EnvironmentFile(BaseModel):
-    """The content of a file."""
-
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    description: Annotated[str, Field(max_length=200)] = ""
-    packages: Annotated[
-        tuple[Annotated[str, Field(pattern=_REQUIREMENT, max_length=200)], ...],
-        Field(strict=False, min_length=1, max_length=200),
-    ]
-    modules: Annotated[
-        tuple[Annotated[str, Field(pattern=_MODULE, max_length=100)], ...], Field(strict=False, max_length=200)
-    ] = ()
-    python: Annotated[
-        tuple[Annotated[str, Field(pattern=r"^3\.[0-9]{1,2}$")], ...], Field(strict=False, max_length=8)
-    ] = ()
-    machines: Annotated[tuple[Literal["x86_64", "aarch64"], ...], Field(strict=False)] = ()
+    description: str = Field(default="", max_length=200)
+    packages: tuple[_Requirement, ...] = Field(strict=False, min_length=1, max_length=200)
+    """Requirements, each a name with bounds for its version."""
+    modules: tuple[_Module, ...] = Field(default=(), strict=False, max_length=200)
+    """Its modules that programs import, which models are shown."""
+    python: tuple[_Series, ...] = Field(default=(), strict=False, max_length=8)
+    """Series of Python it is locked for, as in ``3.12``; empty for this host's."""
+    machines: tuple[Literal["x86_64", "aarch64"], ...] = Field(default=(), strict=False)
+    """The same of processors."""
 
     @field_validator("description")
     @classmethod
@@ -78,20 +79,10 @@ class _EnvironmentFile(BaseModel):
         return text
 
 
-@dataclass(frozen=True, kw_only=True)
-class Environment:
+class Environment(_EnvironmentFile):
     """One named set of packages."""
 
     name: str
-    description: str
-    packages: tuple[str, ...]
-    """Requirements, each a name with bounds for its version."""
-    modules: tuple[str, ...]
-    """Its modules that programs import, which models are shown."""
-    python: tuple[str, ...]
-    """Series of Python it is locked for, as in ``3.12``; empty for this host's."""
-    machines: tuple[str, ...]
-    """The same of processors."""
     path: Path
 
     @property
@@ -172,15 +163,8 @@ def load(name: str, directory: Path) -> Environment:
         raise EnvironmentFileError(f"{path}: {key}", first["msg"], "See docs/operate/install.md.") from None
     except ValueError as error:  # neither TOML nor UTF-8
         raise EnvironmentFileError(str(path), f"not TOML: {error}", "See https://toml.io/en/v1.0.0.") from None
-    return Environment(
-        name=name,
-        description=said.description,
-        packages=said.packages,
-        modules=said.modules or tuple(_imported(package) for package in said.packages),
-        python=said.python,
-        machines=said.machines,
-        path=path,
-    )
+    modules = said.modules or tuple(_imported(package) for package in said.packages)
+    return Environment(**{**dict(said), "modules": modules, "name": name, "path": path})
 
 
 def _imported(package: str) -> str:

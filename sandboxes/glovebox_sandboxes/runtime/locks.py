@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.runtime import packages
 from glovebox_sandboxes.runtime.environments import Environment
-from glovebox_sandboxes.runtime.packages import RuntimeBuildError
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _VERSION = re.compile(r"[A-Za-z0-9.!+_-]+")
@@ -27,7 +27,7 @@ async def write(environment: Environment, python: Path, tell: Callable[[str], No
     The sandboxes' interpreter, ``python``, decides on versions; ``tell`` gets one sentence a step.
 
     Raises:
-        RuntimeBuildError: there is no pip, or the packages have no wheels for one of its Pythons.
+        SandboxError: there is no pip, or the packages have no wheels for one of its Pythons.
         OSError: the lock cannot be written.
     """
     own = json.loads(await packages.output([str(python), "-I", "-c", _SERIES]))
@@ -78,7 +78,7 @@ async def _report(
     ours = Path(sys.executable)
     pip = await packages.find_pip((ours, python) if _own() in python.name else (python, ours))
     if not pip:
-        raise RuntimeBuildError("Choosing packages", packages.NO_PIP, packages.GET_PIP)
+        raise SandboxError("Choosing packages", packages.NO_PIP, packages.GET_PIP)
     with tempfile.TemporaryDirectory(prefix="glovebox-lock-") as scratch:
         command = [
             *pip, "install", "--disable-pip-version-check", "--quiet", "--dry-run", "--ignore-installed",
@@ -108,6 +108,6 @@ def _files(install: list[dict[str, Any]]) -> dict[str, tuple[str, str]]:
         digest = str((archive.get("hashes") or {}).get("sha256") or digest)
         if not (_NAME.fullmatch(name) and _VERSION.fullmatch(version) and _HASH.fullmatch(digest)):
             fix = "Use an index that gives hashes, or report this as a bug."
-            raise RuntimeBuildError(f"Locking {name!r} {version!r}", "pip names no file with a SHA-256 for it", fix)
+            raise SandboxError(f"Locking {name!r} {version!r}", "pip names no file with a SHA-256 for it", fix)
         found[re.sub(r"[-_.]+", "-", name).lower()] = version, digest
     return found

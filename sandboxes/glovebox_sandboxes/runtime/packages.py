@@ -16,7 +16,7 @@ from typing import IO
 
 import anyio
 
-from glovebox_sandboxes.contract.errors import DiagnosedError
+from glovebox_sandboxes.contract.errors import SandboxError
 
 _GLIBC_MINORS = range(17, 29)
 """glibc 2.17 to 2.28, as in wheels' platform tags (PEP 600): the newest a lock's files need."""
@@ -35,10 +35,6 @@ _KILLED_SECONDS = 10.0
 """For killed programs to be gone: one on a disk that does not answer never is."""
 
 
-class RuntimeBuildError(DiagnosedError):
-    """The runtime could not be built."""
-
-
 async def install(target: Path, lock: Path, series: str, *, pythons: Iterable[Path] = (), machine: str = "") -> None:
     """Install the wheels of a lock into a directory, for a Python that need not be ours.
 
@@ -50,7 +46,7 @@ async def install(target: Path, lock: Path, series: str, *, pythons: Iterable[Pa
         machine: of the wheels, as in ``x86_64``; this one if empty. Only pip supports others.
 
     Raises:
-        RuntimeBuildError: there is nothing to install with, or it failed.
+        SandboxError: there is nothing to install with, or it failed.
     """
     chosen = ["--quiet", "--target", str(target), "--no-deps", *WHEELS, "--require-hashes", "--requirement", str(lock)]
     pip = await find_pip((Path(sys.executable), *pythons))
@@ -64,7 +60,7 @@ async def install(target: Path, lock: Path, series: str, *, pythons: Iterable[Pa
         series = f"--python-version={series}"
         command = [uv, "pip", "install", "--python", sys.executable, "--link-mode", "copy", series, *chosen]
     else:
-        raise RuntimeBuildError("Installing the sandboxes' packages", NO_PIP, GET_PIP)
+        raise SandboxError("Installing the sandboxes' packages", NO_PIP, GET_PIP)
     # uv takes settings, the index among them, from its working directory, which may be a stranger's project.
     await output(command, cwd="/")
 
@@ -95,7 +91,7 @@ async def find_pip(pythons: Iterable[Path]) -> list[str]:
 
 
 async def output(command: list[str], *, check: bool = True, cwd: str | None = None) -> str:
-    """Return standard output of a trusted host program; raise RuntimeBuildError with the end of its output."""
+    """Return standard output of a trusted host program; raise SandboxError with the end of its output."""
     try:
         # A group of its own: pip and compileall have workers, which must end too. Started without waiting: an
         # interruption in between would not know of it.
@@ -104,7 +100,7 @@ async def output(command: list[str], *, check: bool = True, cwd: str | None = No
         )
     except OSError as problem:
         fix = f"Install or repair {command[0]}, and run `glovebox setup` again."
-        raise RuntimeBuildError(f"Running {command[0]}", problem.strerror or str(problem), fix) from problem
+        raise SandboxError(f"Running {command[0]}", problem.strerror or str(problem), fix) from problem
     said, complained = await _ended(process)
     if check and process.returncode != 0:
         lines = complained.decode(errors="replace").strip().splitlines() or [f"exit status {process.returncode}"]
@@ -113,7 +109,7 @@ async def output(command: list[str], *, check: bool = True, cwd: str | None = No
         whole = lines[-1:] if any(line.startswith("Traceback") for line in lines) else lines
         words = " ".join(" ".join(errors or whole).split())[-_WORDS:].rstrip(".")
         fix = "Repair that (free space, the network), and run `glovebox setup` again."
-        raise RuntimeBuildError(f"Running `{' '.join(command[:4])} …`", words, fix)
+        raise SandboxError(f"Running `{' '.join(command[:4])} …`", words, fix)
     return said.decode(errors="replace")
 
 

@@ -22,12 +22,13 @@ from pathlib import Path
 import anyio
 
 from glovebox_sandboxes.contract.base import Missing
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.spec import DEFAULT, PACKAGES
 from glovebox_sandboxes.host import permissions
 from glovebox_sandboxes.host.identity import changes_user
 from glovebox_sandboxes.runtime import environments, guest_tree, libraries, packages
 from glovebox_sandboxes.runtime.environments import Environment
-from glovebox_sandboxes.runtime.packages import RuntimeBuildError, output
+from glovebox_sandboxes.runtime.packages import output
 
 LOCK = environments.SHIPPED / f"{DEFAULT}.lock"
 """Exact versions and hashes of every package in the default environment."""
@@ -84,15 +85,14 @@ def base_python() -> Path:
 
 def find(data: Path, environment: str = DEFAULT) -> Runtime | None:
     """Return the environment's runtime under the data directory, if this version can use it."""
-    lock = _lock_of(data, environment)
+    lock = _locks(data).get(environment)
     return None if lock is None else _find(data, lock)
 
 
-def _lock_of(data: Path, environment: str) -> str | None:
-    if environment == DEFAULT:
-        return hashlib.sha256(LOCK.read_bytes()).hexdigest()
-    record = environments.recorded(data).get(environment)
-    return None if record is None else record.lock
+def _locks(data: Path) -> dict[str, str]:
+    """Return the digest of each environment's lock, by name."""
+    default = hashlib.sha256(LOCK.read_bytes()).hexdigest()
+    return {DEFAULT: default} | {name: each.lock for name, each in environments.recorded(data).items()}
 
 
 def place(data: Path, lock: str) -> Path:
@@ -100,17 +100,18 @@ def place(data: Path, lock: str) -> Path:
     return data / f"runtime-{hashlib.sha256(f'{_FORMAT} {lock}'.encode()).hexdigest()[:16]}"
 
 
+def _guest(data: Path, manifest: Mapping[str, str]) -> Path:
+    return data / f"guest-{guest_tree.digest()[7:23]}-{manifest['version']}"
+
+
 def _find(data: Path, lock: str) -> Runtime | None:
     manifest = _manifest(data, lock)
-    if manifest is None:
-        return None
-    guest = data / f"guest-{guest_tree.digest()[7:23]}-{manifest['version']}"
-    if not guest.is_dir():
+    if manifest is None or not _guest(data, manifest).is_dir():
         return None
     whole = hashlib.sha256((manifest["digest"] + guest_tree.digest()).encode()).hexdigest()
     return Runtime(
         root=place(data, lock) / "root",
-        guest=guest,
+        guest=_guest(data, manifest),
         python=manifest["python"],
         version=manifest["version"],
         digest=f"sha256:{whole}",
@@ -124,7 +125,7 @@ def is_built(data: Path, lock: str) -> bool:
 
 def every(data: Path) -> Mapping[str, Runtime]:
     """Return each runtime under the data directory that this version can use, by environment."""
-    found = {name: find(data, name) for name in (DEFAULT, *environments.recorded(data))}
+    found = {name: _find(data, lock) for name, lock in _locks(data).items()}
     other = environments.elsewhere(data)
     return {name: replace(each, elsewhere=other) for name, each in found.items() if each is not None}
 
@@ -139,9 +140,8 @@ async def usable(data: Path) -> tuple[Mapping[str, Runtime], Missing | None]:
     if lacking is not None:
         return {}, lacking
     try:
-        for name in (DEFAULT, *environments.recorded(data)):
-            lock = _lock_of(data, name)
-            if lock is not None and _find(data, lock) is None and _manifest(data, lock) is not None:
+        for lock in _locks(data).values():
+            if _find(data, lock) is None and is_built(data, lock):
                 await _build(data, lock, LOCK, lambda _: None)
     except PermissionError:
         return {}, Missing(
@@ -149,7 +149,7 @@ async def usable(data: Path) -> tuple[Mapping[str, Runtime], Missing | None]:
             fix=f"Run `glovebox setup --data-dir {data}` as the user it belongs to, or choose another with --data-dir.",
             fatal=True,
         )
-    except (RuntimeBuildError, OSError) as problem:
+    except (SandboxError, OSError) as problem:
         return {}, Missing(what=f"the guest cannot be installed: {problem}", fix=SETUP, fatal=True)
     found = every(data)
     if DEFAULT not in found:
@@ -163,21 +163,11 @@ def _foreign(data: Path) -> Missing | None:
     Nor may root's server be led to a place that another user can exchange.
     """
     inside = [path for pattern in _DECIDING for path in sorted(data.glob(pattern))]
-    for each in (data, *inside):
-        found = permissions.flaw(each) if each.exists() else None
-        if found is not None:
-            return _changeable(each, *found)
-    above = permissions.flaw_above(data) if changes_user() else None
-    return None if above is None else _changeable(*above)
-
-
-def _require_own(data: Path) -> None:
-    lacking = _foreign(data)
-    if lacking is not None:
-        raise RuntimeBuildError("Building the runtime", lacking.what, lacking.fix)
-
-
-def _changeable(where: Path, problem: str, command: str) -> Missing:
+    flaws = ((each, *found) for each in (data, *inside) if each.exists() and (found := permissions.flaw(each)))
+    first = next(flaws, None) or (permissions.flaw_above(data) if changes_user() else None)
+    if first is None:
+        return None
+    where, problem, command = first
     return Missing(
         what=f"{where} {problem}, who could change what runs in every sandbox",
         fix=f"Name another directory with --data-dir; or, if nothing was changed, run `{command} {where}`.",
@@ -185,11 +175,17 @@ def _changeable(where: Path, problem: str, command: str) -> Missing:
     )
 
 
+def _require_own(data: Path) -> None:
+    lacking = _foreign(data)
+    if lacking is not None:
+        raise SandboxError("Building the runtime", lacking.what, lacking.fix)
+
+
 async def build(data: Path, tell: Callable[[str], None], environment: Environment | None = None) -> Runtime:
     """Build what is missing or altered of a runtime under ``data``; ``tell`` gets one sentence a step.
 
     Raises:
-        RuntimeBuildError: something is missing on this host, with the command that adds it; or others could change what
+        SandboxError: something is missing on this host, with the command that adds it; or others could change what
             is there.
         EnvironmentFileError: its lock is invalid.
         OSError: the data directory cannot be written.
@@ -216,10 +212,11 @@ async def _build(data: Path, lock: str, file: Path, tell: Callable[[str], None])
                 tell("Something of it was changed or removed: building it again")
                 found.guest.rename(data / f".building-{secrets.token_hex(8)}")
                 (found.root.parent / "manifest.json").unlink()
-            if _manifest(data, lock) is None:
+            if not is_built(data, lock):
                 await _build_root(data, lock, file, tell)
-            if _find(data, lock) is None:
-                await _build_guest(data, _manifest(data, lock) or {}, tell)
+            manifest = _manifest(data, lock)
+            if manifest is not None and _find(data, lock) is None:
+                await _build_guest(data, manifest, tell)
     except OSError as problem:
         problem.filename = problem.filename or str(data)  # of a write that fails, the system does not say where
         raise
@@ -227,9 +224,7 @@ async def _build(data: Path, lock: str, file: Path, tell: Callable[[str], None])
         os.umask(previous)
     found = _find(data, lock)
     if found is None:
-        raise RuntimeBuildError(
-            f"Building the runtime below {data}", "it cannot be read", "Remove it, and run it again."
-        )
+        raise SandboxError(f"Building the runtime below {data}", "it cannot be read", "Remove it, and run it again.")
     return found
 
 
@@ -238,7 +233,7 @@ def _make(data: Path) -> None:
         data.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         fix = "Name another with --data-dir or GLOVEBOX_DATA_DIR."
-        raise RuntimeBuildError(f"The data directory {data} cannot be made", problem.strerror or "", fix) from problem
+        raise SandboxError(f"The data directory {data} cannot be made", problem.strerror or "", fix) from problem
 
 
 @asynccontextmanager
@@ -246,20 +241,18 @@ async def _alone(data: Path, tell: Callable[[str], None]) -> AsyncIterator[None]
     """Wait until no other process builds; the kernel releases its lock if it dies.
 
     Raises:
-        RuntimeBuildError: it builds for longer than any build takes.
+        SandboxError: it builds for longer than any build takes.
     """
     place = os.open(data, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        deadline = anyio.current_time() + _BUILD_SECONDS
-        waited = False
-        while _busy(place):
-            if not waited:
+        with anyio.move_on_after(_BUILD_SECONDS) as waiting:
+            if _busy(place):
                 tell("Another set-up is at work in the same directory: waiting for it")
-            waited = True
-            if anyio.current_time() > deadline:
-                found = f"another set-up has been at work for {_BUILD_SECONDS / 60:g} minutes"
-                raise RuntimeBuildError(f"Building the runtime below {data}", found, f"Find it with `fuser {data}`.")
-            await anyio.sleep(_LOOK_SECONDS)
+                while _busy(place):  # noqa: ASYNC110 - another process
+                    await anyio.sleep(_LOOK_SECONDS)
+        if waiting.cancelled_caught:
+            found = f"another set-up has been at work for {_BUILD_SECONDS / 60:g} minutes"
+            raise SandboxError(f"Building the runtime below {data}", found, f"Find it with `fuser {data}`.")
         yield
     finally:
         os.close(place)
@@ -268,10 +261,8 @@ async def _alone(data: Path, tell: Callable[[str], None]) -> AsyncIterator[None]
 def _busy(place: int) -> bool:
     try:
         fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False  # a file system without locks
+    except OSError as problem:
+        return isinstance(problem, BlockingIOError)  # else a file system without locks
     return False
 
 
@@ -325,7 +316,7 @@ async def _build_root(data: Path, lock: str, file: Path, tell: Callable[[str], N
         except shutil.Error as problem:  # of everything that could not be copied, the first
             source, _, reason = problem.args[0][0]
             fix = "Repair that (free space, permissions), and run it again."
-            raise RuntimeBuildError(f"Copying {source}", reason, fix) from problem
+            raise SandboxError(f"Copying {source}", reason, fix) from problem
         if facts["dynload"] != f"{facts['stdlib']}/lib-dynload":
             shutil.copytree(facts["dynload"], library / "lib-dynload", dirs_exist_ok=True)
         tell(f"Installing the packages of {file.stem}")
@@ -361,7 +352,7 @@ def _copy_of(file: Path, lock: str, scratch: Path) -> Path:
     """Return a copy of a lock with this digest, which no other user can change between check and use."""
     content = file.read_bytes()
     if hashlib.sha256(content).hexdigest() != lock:
-        raise RuntimeBuildError(f"Reading {file}", "it was changed a moment ago", "Run it again.")
+        raise SandboxError(f"Reading {file}", "it was changed a moment ago", "Run it again.")
     copy = scratch / "packages.lock"
     copy.write_bytes(content)
     return copy
@@ -381,8 +372,8 @@ print(json.dumps({
 """
 
 
-async def _build_guest(data: Path, manifest: dict[str, str], tell: Callable[[str], None]) -> None:
-    target = data / f"guest-{guest_tree.digest()[7:23]}-{manifest['version']}"
+async def _build_guest(data: Path, manifest: Mapping[str, str], tell: Callable[[str], None]) -> None:
+    target = _guest(data, manifest)
     tell("Installing the guest")
     with tempfile.TemporaryDirectory(dir=data, prefix=".building-") as scratch:
         building = Path(scratch) / "guest"

@@ -13,7 +13,6 @@ from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecErro
 from glovebox_sandboxes.contract.measure import describe
 from glovebox_sandboxes.contract.spec import Limits, SandboxSpec
 from glovebox_sandboxes.runtime.environments import Environment
-from glovebox_sandboxes.runtime.packages import RuntimeBuildError
 from glovebox_sandboxes.runtime.runtime import Runtime
 from glovebox_sandboxes.session import connection
 
@@ -44,7 +43,7 @@ async def check(driver: Driver, built: Runtime, python: Path, environment: Envir
     The runtime was built from ``python``. If the driver is unusable, `glovebox doctor` says why.
 
     Raises:
-        RuntimeBuildError: no sandbox can run it, or a package cannot be imported; names which.
+        SandboxError: no sandbox can run it, or a package cannot be imported; names which.
     """
     if not driver.capabilities.usable:
         return
@@ -54,7 +53,7 @@ async def check(driver: Driver, built: Runtime, python: Path, environment: Envir
     # The next set-up builds anew, and until then every call is refused for the missing runtime.
     await anyio.Path(built.root.parent / "manifest.json").unlink(missing_ok=True)
     if without := await _trouble(driver, environment, ()):
-        raise RuntimeBuildError(f"No sandbox can run what was built from {python}", without.rstrip("."), _FIX)
+        raise SandboxError(f"No sandbox can run what was built from {python}", without.rstrip("."), _FIX)
     for module in () if trouble.startswith(tuple(f"{name}: " for name in environment.modules)) else environment.modules:
         if alone := await _trouble(driver, environment, (module,)):  # it ended Python without an exception
             trouble = f"{module}: {alone}"
@@ -65,4 +64,4 @@ async def check(driver: Driver, built: Runtime, python: Path, environment: Envir
     )
     if environment.shipped:
         fix = f"Install what it lacks on this host; then run `glovebox setup --environment {environment.name}`."
-    raise RuntimeBuildError(f"An import of the environment {environment.name} failed", trouble.rstrip("."), fix)
+    raise SandboxError(f"An import of the environment {environment.name} failed", trouble.rstrip("."), fix)

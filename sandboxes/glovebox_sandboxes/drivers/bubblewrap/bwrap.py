@@ -21,8 +21,8 @@ from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.spec import GUEST_UID
 from glovebox_sandboxes.host import cgroup, host_view, mounts, surroundings
 from glovebox_sandboxes.host.identity import SETPRIV, another, changes_user, is_kernels_root, unprivileged, user_map
-from glovebox_sandboxes.host.janitor import Janitor, reap
-from glovebox_sandboxes.host.owner import new_owner
+from glovebox_sandboxes.host.janitor import Janitor
+from glovebox_sandboxes.host.owner import new_owner, reap
 from glovebox_sandboxes.host.process import Spawner
 from glovebox_sandboxes.host.sandbox import DETAIL_BYTES, ProcessSandbox, read_words, seal_size
 from glovebox_sandboxes.pool.zygote import Zygote

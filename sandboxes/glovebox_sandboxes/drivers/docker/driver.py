@@ -16,10 +16,9 @@ import structlog
 from glovebox_sandboxes.contract.base import Capabilities, ColdSource, Driver, Plan, SandboxStats, Source
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.spec import SandboxSpec
+from glovebox_sandboxes.drivers.docker import janitor, probe, usage
 from glovebox_sandboxes.drivers.docker import plan as plans
-from glovebox_sandboxes.drivers.docker import probe, usage
 from glovebox_sandboxes.drivers.docker.engine import Engine, host_from_environment
-from glovebox_sandboxes.drivers.docker.janitor import janitor as janitor_of
 from glovebox_sandboxes.drivers.docker.removal import Remover
 from glovebox_sandboxes.drivers.docker.stream import AttachedStream
 from glovebox_sandboxes.host import cgroup
@@ -180,15 +179,16 @@ class DockerDriver:
                 stack.callback(engine.close)
                 capabilities, host = await anyio.to_thread.run_sync(probe.probe, engine, runtime, data)
                 mark = new_owner().mark()
-                janitor = janitor_of(engine.socket, f"{OWNER_LABEL}={mark}", engine.filters.directory)
-                stack.push_async_callback(janitor.stop)
+                label, directory = f"{OWNER_LABEL}={mark}", str(engine.filters.directory)
+                cleaner = Janitor(Path(janitor.__file__), engine.socket, label, directory)
+                stack.push_async_callback(cleaner.stop)
                 remover = Remover(engine)
                 await stack.enter_async_context(remover.running())
                 await remover.reap(OWNER_LABEL)
             except SandboxError as problem:
                 driver = cls(probe.unavailable(problem, runtime), None)
             else:
-                connection = _EngineLink(engine=engine, host=host, remover=remover, janitor=janitor, mark=mark)
+                connection = _EngineLink(engine=engine, host=host, remover=remover, janitor=cleaner, mark=mark)
                 driver = cls(capabilities, connection)
             yield driver
 

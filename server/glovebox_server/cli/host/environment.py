@@ -12,12 +12,12 @@ from rich.text import Text
 
 from glovebox_audit.printable import printable
 from glovebox_sandboxes.contract.base import Driver
+from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.spec import DEFAULT
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.plural import counted
 from glovebox_sandboxes.runtime import environments, guest_gc, locks, runtime, trial
 from glovebox_sandboxes.runtime.environments import Environment, EnvironmentFileError
-from glovebox_sandboxes.runtime.packages import RuntimeBuildError
 from glovebox_sandboxes.runtime.runtime import Runtime
 from glovebox_server import app as apps
 from glovebox_server.cli.options import (
@@ -104,11 +104,11 @@ def environment_remove(settings: Settings, name: str, force: bool, docker: bool)
 
 async def _check_all(driver: Driver, chosen: Sequence[Environment], built: Sequence[Runtime]) -> None:
     """Try each environment; print every failure except the last, which is raised."""
-    failed: list[RuntimeBuildError] = []
+    failed: list[SandboxError] = []
     for environment, found in zip(chosen, built, strict=True):
         try:
             await trial.check(driver, found, runtime.base_python(), environment)
-        except RuntimeBuildError as problem:
+        except SandboxError as problem:
             failed.append(problem)
     for earlier in failed[:-1]:
         err.print(printable(str(earlier)), style="red", markup=False, highlight=False)

@@ -34,12 +34,8 @@ _OTHER_BASE = "Name an image that is on this machine: glovebox setup --docker --
 _OTHER_STEP = "Run it again; if it fails again, the base image may lack something: try another with --base IMAGE."
 
 
-def _silent(_: str) -> None:
-    """Report nothing."""
-
-
 async def build(
-    base: str = DEFAULT_BASE, tell: Callable[[str], None] = _silent, environment: Environment | None = None
+    base: str = DEFAULT_BASE, tell: Callable[[str], object] = str, environment: Environment | None = None
 ) -> str:
     """Build the image this version needs, unless it exists; return its id (``sha256:…``).
 
@@ -53,7 +49,7 @@ async def build(
         EnvironmentFileError: the environment's lock cannot be followed.
     """
     lock, file = (environment.locked(), environment.lock) if environment else ("", content.LOCK)
-    tag = content.tag(lock) if lock else content.tag()
+    tag = content.tag(lock)
     with translated(_ATTEMPT), await anyio.to_thread.run_sync(_connected) as api:
         found = await anyio.to_thread.run_sync(_find, api, tag)
         if found is None:
@@ -97,17 +93,17 @@ def _layer(api: Client, name: str) -> str:
     return str(next(iter(found["RootFS"].get("Layers") or ()), "")) if found else ""
 
 
-async def _runtime(api: Client, base: str, lock: str, file: Path, tell: Callable[[str], None]) -> str:
+async def _runtime(api: Client, base: str, lock: str, file: Path, tell: Callable[[str], object]) -> str:
     tag = content.runtime_tag(base, lock)
     if await anyio.to_thread.run_sync(_find, api, tag) is None:
         tell(f"Looking at the base image {base}")
         series, machine = await anyio.to_thread.run_sync(_ask_base, api, base)
         with tempfile.TemporaryDirectory(prefix="glovebox-image-") as scratch:
             tell(f"Installing the locked packages of {file.stem} for Python {series} on {machine}")
-            packages = Path(scratch) / "packages"
-            await _install(packages, file, series, machine)
+            installed = Path(scratch) / "packages"
+            await packages.install(installed, file, series, machine=machine)
             tell(f"Building {tag}")
-            await anyio.to_thread.run_sync(_build, api, _Recipe("Dockerfile", tag, {"BASE": base}, packages))
+            await anyio.to_thread.run_sync(_build, api, _Recipe("Dockerfile", tag, {"BASE": base}, installed))
     return tag
 
 
@@ -163,14 +159,6 @@ def _ask_base(api: Client, base: str) -> tuple[str, str]:
             _ATTEMPT, f"{base} is {found['Architecture']} with Python {series!r}; 3.11 or newer is needed", _OTHER_BASE
         )
     return series, machine
-
-
-async def _install(target: Path, lock: Path, series: str, machine: str) -> None:
-    try:
-        await packages.install(target, lock, series, machine=machine)
-    except packages.RuntimeBuildError as problem:
-        fix = "See that the package index can be reached, and that the lock is for this Python and machine."
-        raise SandboxError("Installing the locked packages", str(problem)[-_WORDS:], fix) from None
 
 
 def _build(api: Client, recipe: _Recipe) -> Mapping[str, Any]:
