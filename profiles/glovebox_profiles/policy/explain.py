@@ -126,9 +126,8 @@ def _calls(rights: RoleRights, profiles: Mapping[str, Profile]) -> tuple[str, ..
 
 
 def _spend(rights: RoleRights) -> tuple[str, ...]:
-    return tuple(map(rule_words, (*rights.budgets, *rights.rates))) or (
-        "No budget bounds it, beyond each call's limits.",
-    )
+    rules: tuple[Rule, ...] = (*rights.budgets, *rights.rates)
+    return tuple(map(rule_words, rules)) or ("No budget bounds it, beyond each call's limits.",)
 
 
 def _asked(rights: RoleRights) -> tuple[str, ...]:
