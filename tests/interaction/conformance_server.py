@@ -29,7 +29,8 @@ from glovebox_server.mcp.server import McpServer
 from glovebox_server.transport import logs
 from glovebox_server.transport.auth import AuthMiddleware
 from glovebox_server.transport.callers import Callers
-from glovebox_server.transport.oauth.authority import OAuth, Scopes, authority_of
+from glovebox_server.transport.oauth.authority import Scopes, TokenAuthority
+from glovebox_server.transport.oauth.verify import OAuth
 from glovebox_server.transport.serve import by_token, http_application
 
 TOKEN = "a-token-for-the-runner-of-40-characters-"  # noqa: S105 - of no other server
@@ -119,7 +120,7 @@ async def _main(directory: Path, way: str) -> None:
             authority, token = None, TOKEN
             if way == "oauth":
                 issuer = await stack.enter_async_context(an_issuer())
-                authority = authority_of(OAuth(issuer=issuer.url), hosts, Scopes())
+                authority = TokenAuthority(OAuth(issuer=issuer.url), hosts, Scopes())
                 await authority.issuer.fetch()
                 tasks = await stack.enter_async_context(anyio.create_task_group())
                 stack.callback(tasks.cancel_scope.cancel)

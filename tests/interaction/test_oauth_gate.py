@@ -22,7 +22,8 @@ from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_server.calls import Principal
 from glovebox_server.transport import serve
 from glovebox_server.transport.oauth import authority, verify
-from glovebox_server.transport.oauth.authority import METADATA_PATH, RESOURCES, OAuth, Scopes
+from glovebox_server.transport.oauth.authority import METADATA_PATH, RESOURCES, Scopes
+from glovebox_server.transport.oauth.verify import OAuth
 
 TOOLS = {"reader": {"read_workspace_file"}, "analyst": {"run_python"}}
 SCOPES = Scopes(

@@ -11,9 +11,9 @@ from tests.fixtures.issuers import AnIssuer, an_issuer
 
 from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_server.transport.oauth import authority, issuer
-from glovebox_server.transport.oauth.authority import OAuth, Scopes, TokenAuthority, authority_of
+from glovebox_server.transport.oauth.authority import Scopes, TokenAuthority
 from glovebox_server.transport.oauth.issuer import TokenIssuer
-from glovebox_server.transport.oauth.verify import Header, TokenError
+from glovebox_server.transport.oauth.verify import Header, OAuth, TokenError
 
 HERE = "https://glovebox.example/mcp"
 HOSTS = ["glovebox.example"]
@@ -32,7 +32,7 @@ class Clock:
 
 async def opened(theirs: AnIssuer, clock: Clock | None = None) -> TokenAuthority:
     """What checks an issuer's tokens, with its keys."""
-    found = authority_of(OAuth(issuer=theirs.url), HOSTS, Scopes())
+    found = TokenAuthority(OAuth(issuer=theirs.url), HOSTS, Scopes())
     if clock is not None:
         found.issuer.clock = clock
     await found.issuer.fetch()
@@ -268,7 +268,7 @@ async def test_an_issuer_elsewhere_has_its_keys_elsewhere(
 async def test_an_operator_says_whether_tokens_tell_their_type() -> None:
     """Unless he does, one of another type is none."""
     async with an_issuer() as theirs:
-        lax = authority_of(OAuth(issuer=theirs.url, any_type=True), HOSTS, Scopes())
+        lax = TokenAuthority(OAuth(issuer=theirs.url, any_type=True), HOSTS, Scopes())
         await lax.issuer.fetch()
         token = theirs.token(HERE, header={"typ": "JWT"})
         assert [await refused(checks, token) for checks in (await opened(theirs), lax)] == ["type", ""]
@@ -353,7 +353,7 @@ async def test_an_operator_says_what_tokens_are_for() -> None:
     """Then this server's addresses are no audience any more; unless he does, they are (the control)."""
     async with an_issuer() as theirs:
         ours = await opened(theirs)
-        named = authority_of(OAuth(issuer=theirs.url, audiences=("api://glovebox",)), HOSTS, Scopes())
+        named = TokenAuthority(OAuth(issuer=theirs.url, audiences=("api://glovebox",)), HOSTS, Scopes())
         await named.issuer.fetch()
         for audience, with_names, without in (
             (HERE, "audience", ""), ("https://glovebox.example", "audience", ""), ("api://glovebox", "", "audience"),

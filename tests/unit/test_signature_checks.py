@@ -8,6 +8,7 @@ import pytest
 from tests.fixtures.issuers import an_issuer
 from tests.unit.test_oauth_issuer import HERE, opened, refused
 
+from glovebox_server.transport.callers import TokenGrant
 from glovebox_server.transport.oauth import checks as checks_of
 from glovebox_server.transport.oauth import verify
 from glovebox_server.transport.oauth.checks import Checks, address_of
@@ -31,7 +32,7 @@ class Processor:
         self.sleepers.append((self.now + seconds, over))
         await over.wait()
 
-    def identify(self, *arguments: Any) -> verify.Identity:
+    def identify(self, *arguments: Any) -> TokenGrant:
         """Check a signature, and spend what it costs."""
         self.spent += self.cost
         self.checked += 1

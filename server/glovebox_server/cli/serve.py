@@ -18,7 +18,8 @@ from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
 from glovebox_server.transport import logs
 from glovebox_server.transport import serve as transports
-from glovebox_server.transport.oauth.authority import OAuth, Scopes
+from glovebox_server.transport.oauth.authority import Scopes
+from glovebox_server.transport.oauth.verify import OAuth
 
 _LEVELS = ("debug", "info", "warning", "error")
 

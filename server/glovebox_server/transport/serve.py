@@ -56,7 +56,8 @@ from glovebox_server.transport.auth import (
 )
 from glovebox_server.transport.callers import Callers, Shares
 from glovebox_server.transport.http_timeouts import TimeoutProtocol
-from glovebox_server.transport.oauth.authority import OAuth, Scopes, TokenAuthority, authority_of
+from glovebox_server.transport.oauth.authority import Scopes, TokenAuthority
+from glovebox_server.transport.oauth.verify import OAuth
 from glovebox_server.transport.stdio import GRACE_SECONDS, end_on_signal, serve_stdio, serve_stream
 from glovebox_server.transport.tokens import TokenFiles
 from glovebox_server.upkeep.readiness import ReadinessProbe
@@ -122,7 +123,10 @@ async def serve_http(
         surface = McpServer(app, partial(by_token, workflow=workflow))
         # A server with a configured name does not also accept its loopback address: a token for another server of this
         # machine at that address would be valid here.
-        authority = await _open_authority(oauth, allowed_hosts or names, scopes or Scopes())
+        authority = None
+        if oauth is not None:
+            authority = TokenAuthority(oauth, allowed_hosts or names, scopes or Scopes())
+            await authority.issuer.fetch()
         gate, sessions = _build_gate(app, surface, callers, policy, names=names, authority=authority)
         server = _Uvicorn(_configured(gate, proxies), lambda: on_ready(f"http://{bracket_address(address)}:{bound}"))
 
@@ -136,14 +140,6 @@ async def serve_http(
             await server.serve(sockets=[listener])
             tasks.cancel_scope.cancel()
     return signals[0] if signals else "stopped"
-
-
-async def _open_authority(oauth: OAuth | None, hosts: Collection[str], scopes: Scopes) -> TokenAuthority | None:
-    if oauth is None:
-        return None
-    authority = authority_of(oauth, hosts, scopes)
-    await authority.issuer.fetch()
-    return authority
 
 
 def _build_gate(

@@ -12,7 +12,8 @@ from anyio.abc import SocketAttribute, SocketStream
 from cryptography.hazmat.primitives.asymmetric import ec
 from jwt.algorithms import ECAlgorithm
 
-from glovebox_server.transport.oauth.authority import OAuth, Scopes, TokenAuthority, authority_of
+from glovebox_server.transport.oauth.authority import Scopes, TokenAuthority
+from glovebox_server.transport.oauth.verify import OAuth
 
 _KEY: Final = "proof"
 _ALGORITHM: Final = "ES256"
@@ -58,7 +59,7 @@ async def opened(host: str) -> AsyncIterator[tuple[TokenAuthority, Callable[[str
         signs = another if kind == "signed by another" else key
         return jwt.encode(claims, signs, algorithm=_ALGORITHM, headers=headers)
 
-    authority = authority_of(OAuth(issuer=url), [host], Scopes())
+    authority = TokenAuthority(OAuth(issuer=url), [host], Scopes())
     async with listener, anyio.create_task_group() as tasks:
         tasks.start_soon(listener.serve, answer)
         await authority.issuer.fetch()

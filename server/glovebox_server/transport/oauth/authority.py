@@ -24,7 +24,7 @@ from glovebox_server.transport.callers import TokenGrant
 from glovebox_server.transport.oauth import verify
 from glovebox_server.transport.oauth.checks import Checks
 from glovebox_server.transport.oauth.issuer import TokenIssuer
-from glovebox_server.transport.oauth.verify import ExpectedClaims, Key, Reason, TokenError
+from glovebox_server.transport.oauth.verify import Key, OAuth, Reason, TokenError
 from glovebox_server.transport.tokens import digest_of
 
 #: Where the metadata of a protected resource is (RFC 9728, 3.1), before the path of the resource.
@@ -77,31 +77,20 @@ class TokenChallenge(Response):
         self.rule = rule
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OAuth:
-    """The authorization server whose tokens are accepted."""
-
-    issuer: str
-    """As its tokens name it."""
-    audiences: tuple[str, ...] = ()
-    """Of which a token names one; empty: one of the addresses of this server."""
-    any_type: bool = False
-    """True if ``typ`` need not name the purpose of a token."""
-
-
 class TokenAuthority:
     """Identifies callers by the tokens of one issuer. One per server."""
 
-    def __init__(self, issuer: TokenIssuer, expected: ExpectedClaims, scopes: Scopes, hosts: Collection[str]) -> None:
-        self.issuer = issuer
+    def __init__(self, oauth: OAuth, hosts: Collection[str], scopes: Scopes) -> None:
+        """Set what is accepted, without keys yet; raise DiagnosedError for an invalid issuer URL."""
+        self.issuer = TokenIssuer(oauth.issuer)
         self.scopes = scopes
-        self._expected = expected
+        self._expected = replace(oauth, audiences=oauth.audiences or tuple(audiences_of(hosts)))
         self._bases = tuple(dict.fromkeys(base_of(host) for host in hosts))
         self._kept: OrderedDict[str, TokenGrant] = OrderedDict()
         # Of every grant that is cached or in use: the gate holds those, so they are bounded there.
         self._keys: WeakKeyDictionary[TokenGrant, Key] = WeakKeyDictionary()
         self.checks = Checks()
-        issuer.on_change = self._withdraw
+        self.issuer.on_change = self._withdraw
 
     async def grant(self, presented: str, address: str) -> TokenGrant:
         """Return what an access token grants; raise TokenError if it is nothing, or cannot be decided now."""
@@ -118,17 +107,10 @@ class TokenAuthority:
         key = await self.issuer.key(header)
         if key is None:
             raise TokenError("key")
-        identity = await self.checks.run(address, lambda: verify.identity_of(presented, header, key, self._expected))
+        grant = await self.checks.run(address, lambda: verify.identity_of(presented, header, key, self._expected))
         if not self.issuer.publishes(key):  # any more: it may have waited
             raise TokenError("key")
-        roles = self.scopes.of(identity.scopes)
-        grant = TokenGrant(
-            principal=identity.principal,
-            roles=roles,
-            user=identity.user,
-            scopes=identity.scopes,
-            expires=identity.expires,
-        )
+        grant.roles = self.scopes.of(grant.scopes)
         self._kept[digest], self._keys[grant] = grant, key
         if len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)
@@ -231,10 +213,3 @@ def base_of(host: str) -> str:
 def audiences_of(hosts: Collection[str]) -> frozenset[str]:
     """Return the default audiences of tokens for this server: its addresses."""
     return frozenset(f"{base_of(host)}{path}" for host in hosts for path in (*RESOURCES, "/"))
-
-
-def authority_of(oauth: OAuth, hosts: Collection[str], scopes: Scopes) -> TokenAuthority:
-    """Return a checker of access tokens, without keys yet; raise DiagnosedError for an invalid issuer URL."""
-    audiences = frozenset(oauth.audiences) or audiences_of(hosts)
-    expected = ExpectedClaims(issuer=oauth.issuer, audiences=audiences, any_type=oauth.any_type)
-    return TokenAuthority(TokenIssuer(oauth.issuer), expected, scopes, hosts)

@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
 from glovebox_audit.printable import printable
 from glovebox_sandboxes import strict_json
+from glovebox_server.transport.callers import TokenGrant
 
 #: Characters of a token. Some providers list groups; a request's whole head has 16 KiB.
 MAX_TOKEN: Final = 8192
@@ -86,14 +87,15 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExpectedClaims:
-    """The claims that a token must have."""
+class OAuth:
+    """The authorization server whose tokens are accepted."""
 
     issuer: str
-    audiences: frozenset[str]
-    """Of which it names at least one."""
+    """As its tokens name it."""
+    audiences: tuple[str, ...] = ()
+    """Of which a token names one; empty: one of the addresses of this server."""
     any_type: bool = False
-    """True if ``typ`` need not name the purpose of the token."""
+    """True if ``typ`` need not name the purpose of a token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,20 +107,7 @@ class Header:
     """``kid``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
-    """The owner of a token."""
-
-    principal: str
-    """``oauth:ISSUER#SUBJECT``; characters of a subject except letters, digits and ``-._~@|:`` are percent-encoded."""
-    scopes: tuple[str, ...]
-    user: str | None
-    """The issuer's names of the person and the client, for the record."""
-    expires: float
-    """Unix time, including the leeway."""
-
-
-def header_of(token: str, expected: ExpectedClaims) -> Header:
+def header_of(token: str, expected: OAuth) -> Header:
     """Return the header of a token with expected claims, of which only the signature remains to be checked.
 
     Raises:
@@ -143,8 +132,11 @@ def header_of(token: str, expected: ExpectedClaims) -> Header:
     return Header(algorithm=algorithm, key=key)
 
 
-def identity_of(token: str, header: Header, key: Key, expected: ExpectedClaims) -> Identity:
-    """Check the signature of a token, and everything else once more; return its owner.
+def identity_of(token: str, header: Header, key: Key, expected: OAuth) -> TokenGrant:
+    """Check the signature of a token, and everything else once more; return its owner, without roles.
+
+    The principal is ``oauth:ISSUER#SUBJECT``; characters of a subject except letters, digits and ``-._~@|:`` are
+    percent-encoded.
 
     Raises:
         TokenError: the key is unsuitable, the signature is not the key's, or the claims name no owner.
@@ -160,7 +152,7 @@ def identity_of(token: str, header: Header, key: Key, expected: ExpectedClaims) 
     names = scopes.split(" ") if isinstance(scopes, str) else scopes
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise TokenError("claims")
-    return Identity(
+    return TokenGrant(
         principal=principal,
         scopes=tuple(sorted({name for name in names if name})[:_MAX_SCOPES]),
         user=_user(claims),
@@ -229,9 +221,7 @@ _REASONS: Final[tuple[tuple[type[jwt.PyJWTError], Reason], ...]] = (
 """Reasons for PyJWT's exceptions: each class stands before its bases."""
 
 
-def _claims(
-    token: str, expected: ExpectedClaims, key: Any = None, algorithms: list[str] | None = None
-) -> dict[str, Any]:
+def _claims(token: str, expected: OAuth, key: Any = None, algorithms: list[str] | None = None) -> dict[str, Any]:
     """Return the checked claims of a token; check its signature too if a key is given."""
     options: Any = {f"verify_{name}": True for name in ("exp", "nbf", "iat", "iss", "aud", "sub")}
     try:
