@@ -20,6 +20,8 @@ from glovebox_sandboxes.host.identity import changes_user
 _LOCK_POLL_SECONDS = 0.005
 _THE_FILE = "Name the file itself."
 _STATE = "state directory"
+_READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""Flags. Non-blocking: a FIFO in its place cannot stop the server from starting."""
 
 
 class SecretFileError(DiagnosedError):
@@ -136,17 +138,11 @@ class SecretDirectory:
         """
         path = self.path / name
         try:
-            # Non-blocking: a FIFO in its place cannot stop the server from starting.
-            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            fd = os.open(name, flags, dir_fd=self._descriptor)
+            fd = os.open(name, _READING, dir_fd=self._descriptor)
         except OSError as error:
             reason = f"it cannot be opened as a file of its own: {error.strerror}"
             raise SecretFileError(self._kind, path, reason, f"Remove {path}; a new one is made.") from error
-        try:
-            _check(os.fstat(fd), stat.S_IFREG, path, "600", self._kind)
-            return os.read(fd, most + 1)
-        finally:
-            os.close(fd)
+        return _content(fd, path, most, self._kind, f"Remove {path}.")
 
 
 @contextlib.contextmanager
@@ -162,7 +158,7 @@ def opened(directory: Path, kind: str) -> Iterator[SecretDirectory]:
     except OSError as error:
         raise SecretFileError(kind, directory, f"it is not a directory: {error.strerror}", "Remove it.") from error
     try:
-        _check(os.fstat(descriptor), stat.S_IFDIR, directory, "700", kind)
+        _check(os.fstat(descriptor), directory, kind, f"Remove {directory}.", directory=True)
         yield SecretDirectory(directory, descriptor, kind)
     finally:
         os.close(descriptor)
@@ -176,24 +172,27 @@ def read_own(path: Path, most: int, kind: str, fix: str) -> bytes:
             to others.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(path, _READING)
     except OSError as error:
         # The file may be the only copy of another key, or a link to it.
         there = fix if isinstance(error, FileNotFoundError) else _THE_FILE
         raise SecretFileError(kind, path, f"it cannot be opened: {error.strerror}", there) from error
+    return _content(fd, path, most, kind, _THE_FILE)
+
+
+def _content(fd: int, path: Path, most: int, kind: str, instead: str) -> bytes:
+    """Return what an open file has, and close it; ``instead`` is what to do about another thing in its place."""
     try:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            raise SecretFileError(kind, path, "it is no regular file", _THE_FILE)
-        _check(found, stat.S_IFREG, path, "600", kind)
+        _check(os.fstat(fd), path, kind, instead)
         return os.read(fd, most + 1)
     finally:
         os.close(fd)
 
 
-def _check(found: os.stat_result, form: int, path: Path, mode: str, kind: str) -> None:
+def _check(found: os.stat_result, path: Path, kind: str, instead: str, *, directory: bool = False) -> None:
+    form, mode = (stat.S_IFDIR, "700") if directory else (stat.S_IFREG, "600")
     if stat.S_IFMT(found.st_mode) != form:
-        raise SecretFileError(kind, path, "it is not what is expected there", f"Remove {path}.")
+        raise SecretFileError(kind, path, "it is not what is expected there", instead)
     if found.st_uid != os.geteuid():
         raise SecretFileError(kind, path, f"it belongs to user {found.st_uid}", f"Run `chown {os.geteuid()} {path}`.")
     if found.st_mode & 0o077:

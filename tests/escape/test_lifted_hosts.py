@@ -6,9 +6,10 @@ import pytest
 from tests.fixtures.brokered import Called, Glovebox, glovebox, profile
 from tests.fixtures.internet import METADATA, OTHER, PRIVATE, SITE, Cable, answering, internet, ok, redirect, wires
 
+from glovebox_profiles.policy.model import Reach
 from glovebox_server.guards.approvals import store
 from glovebox_server.guards.approvals.approvals import Approvals
-from glovebox_server.guards.approvals.question import ApprovalAnswer, Reach
+from glovebox_server.guards.approvals.question import ApprovalAnswer
 from glovebox_server.guards.approvals.store import Standing
 
 __all__ = ["wires"]

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 from tests.fixtures.approving import ASKING, a_desk, again, proposal
 
-from glovebox_profiles.policy.model import Approval
+from glovebox_profiles.policy.model import Approval, By
 from glovebox_server.errors import RefusedError
-from glovebox_server.guards.approvals.question import By
 
 
 @pytest.mark.parametrize("by", ["client", "either", "operator"])

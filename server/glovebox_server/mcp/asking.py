@@ -14,8 +14,9 @@ from mcp.server.request_state import RequestStateBoundary, RequestStateSecurity
 from mcp.shared.exceptions import NoBackChannelError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
+from glovebox_profiles.policy.model import Reach
 from glovebox_server.calls import Principal
-from glovebox_server.guards.approvals.question import ApprovalAnswer, Question, Reach
+from glovebox_server.guards.approvals.question import ApprovalAnswer, Question
 from glovebox_server.guards.approvals.shown import shown
 from glovebox_server.mcp.delivery import Context, Identify
 

@@ -15,6 +15,7 @@ from rich.text import Text
 from glovebox_audit import read
 from glovebox_audit.chain import Record
 from glovebox_audit.printable import printable
+from glovebox_profiles.policy.model import Reach
 from glovebox_sandboxes.plural import counted
 from glovebox_server.cli import state
 from glovebox_server.cli.options import (
@@ -31,7 +32,7 @@ from glovebox_server.errors import RefusedError
 from glovebox_server.guards.approvals import stats as counting
 from glovebox_server.guards.approvals import store
 from glovebox_server.guards.approvals.lifting import permanent
-from glovebox_server.guards.approvals.question import MAX_REASON, ApprovalAnswer, Reach
+from glovebox_server.guards.approvals.question import MAX_REASON, ApprovalAnswer
 from glovebox_server.guards.approvals.shown import shown
 from glovebox_server.guards.approvals.store import Standing, State
 from glovebox_server.secret_files import prepare_state
@@ -297,7 +298,7 @@ def _described(each: Standing, *, whole: bool = False) -> dict[str, Any]:
         "made": question.made.isoformat(),
         "seconds_left": round(max(0.0, each.left), 1),
         "callers": each.callers,
-        "asked_by": each.asked_by,
+        "asked_by": question.asked_by,
         "used_by": each.used_by or None,
         "answers": [
             {"by": one.by, "allow": one.allow, "channel": one.channel, "reason": one.reason or None}

@@ -55,14 +55,6 @@ _MANY: Final = Refusal(
     reason=f"Somebody has to approve this call, and {store.MAX_PENDING} questions of yours are not answered yet.",
     hint="Wait until they are, then call again.",
 )
-_OVER: Final[Mapping[State, str]] = {
-    "pending": "approval.pending",
-    "allowed": "approval.used",
-    "used": "approval.used",
-    "denied": "approval.denied",
-    "expired": "approval.expired",
-    "withdrawn": "approval.withdrawn",
-}
 _WORDS: Final[Mapping[str, tuple[str, str]]] = {
     "approval.denied": ("{who} said no", "Do not ask again for the same; ask the user what they want instead."),
     "approval.expired": ("nobody answered in time", "Call again to have it asked anew."),
@@ -346,7 +338,7 @@ class Approvals:
         if settled is not None:
             if proposal.changes and found is None and settled == "allowed":
                 return _refused(proposal, "promotion.conflict", found, asks)
-            return _refused(proposal, _OVER["pending" if found else settled], found, asks)
+            return _refused(proposal, _over("pending" if found else settled), found, asks)
         if found is not None:
             store.join(db, found.question.id)
             return found.question
@@ -418,6 +410,11 @@ class Approvals:
 
 def _entered(files: ExitStack, state_dir: Path) -> Database:
     return files.enter_context(store.opened(state_dir))
+
+
+def _over(state: State) -> str:
+    """Return the rule that refuses a call whose question ended so; a yes that is there no more was used."""
+    return "approval.used" if state == "allowed" else f"approval.{state}"
 
 
 def _lifts(each: Standing, escalation: Escalation) -> bool:

@@ -60,7 +60,7 @@ def considered(
     ``decide`` returns the policy's decision on this call under given rights.
     """
     decision = decide(rights)
-    lifted = escalation(tool, call, rights, decision) if decision.effect == "deny" else None
+    lifted = escalation(tool, call, rights, decision) if decision.effect == "deny" and rights.lifts else None
     if lifted is None:
         return decision, rights, None
     wider = widened(rights, call.tool, [lifted])
@@ -74,8 +74,6 @@ def considered(
 def escalation(tool: Tool, call: ToolCall, rights: Rights, denial: Decision) -> Escalation | None:
     """Return what an approval would have to lift for this denial, or None if the policy lifts no such thing."""
     lifts = {each.what: each for each in rights.lifts}
-    if not lifts:
-        return None
     if "tool" in lifts and denial.rule == "role.tools" and call.tool in rights.beyond:
         return Escalation(what="tool", target=call.tool, lift=lifts["tool"])
     if "host" in lifts and denial.rule == "network.allow" and tool.request is not None:

@@ -11,12 +11,10 @@ from typing import Any, Final, Literal
 
 import rfc8785
 
-By = Literal["client", "operator", "either"]
-"""Where an answer counts: from the person at the MCP client, out of band, or the first of both."""
+from glovebox_profiles.policy.model import By, Reach
+
 Channel = Literal["client", "operator"]
 """Channel of an answer: elicitation by the MCP client, or out of band, as by the command line."""
-Reach = Literal["call", "run", "caller"]
-"""Reach of an approval: one call of the run, its identical calls, or one call of the caller in any run."""
 MAX_REASON: Final = 500
 """Characters of a denial's reason: the model reads it."""
 Lifted = Literal["host", "tool", "budget"]

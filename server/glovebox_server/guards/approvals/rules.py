@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Final
 
 from glovebox_profiles.model import Profile
-from glovebox_profiles.policy.model import Approval
+from glovebox_profiles.policy.model import Approval, By
 from glovebox_sandboxes.plural import counted
 from glovebox_server.calls import ToolCall
 from glovebox_server.guards.approvals.lifting import Escalation
-from glovebox_server.guards.approvals.question import By, QuestionSubject, RequiredApproval, canonical
+from glovebox_server.guards.approvals.question import QuestionSubject, RequiredApproval, canonical
 from glovebox_server.guards.proposal import Proposal
 
 PROFILE_ASKS: Final = Approval(name="ask")

@@ -25,13 +25,12 @@ from glovebox_audit.events import (
     GrantMade,
     GrantRevoked,
 )
-from glovebox_profiles.policy.model import CALLER_MINUTES
+from glovebox_profiles.policy.model import CALLER_MINUTES, Reach
 from glovebox_server.errors import RefusedError, StoreError
 from glovebox_server.guards.approvals.question import (
     ApprovalAnswer,
     Question,
     QuestionSubject,
-    Reach,
     RequiredApproval,
     digest_of,
 )
@@ -93,7 +92,7 @@ TRANSITIONS: Final[Mapping[tuple[State, Step], State]] = {
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _QUESTION: Final = TypeAdapter(Question)
-_SELECT: Final = "SELECT id, digest, state, boot, ends, reach, changed, asked_by, callers, used_by, body FROM questions"
+_SELECT: Final = "SELECT id, digest, state, boot, ends, reach, callers, used_by, body FROM questions"
 
 Record = Callable[[Event], object]
 """Writes one event to the audit log; it is on the disk when this returns, or it raises ``AuditError``."""
@@ -139,9 +138,6 @@ class Standing:
     """Reach of the approval; without one, its possible reach."""
     left: float
     """Seconds until it expires; negative afterwards."""
-    changed: float
-    """Unix time of its last step."""
-    asked_by: str
     callers: int
     """Calls that asked the same, including the first."""
     used_by: str
@@ -342,8 +338,8 @@ def withdraw(db: sqlite3.Connection, identifier: str, by: str, at: ClockReading,
 def abandon(db: sqlite3.Connection, question: Question, at: ClockReading, record: Record) -> bool:
     """Withdraw the question of a call that is gone; False if other calls ask it, or somebody answered."""
     found = standing(db, question.id, at)
-    alone = ("pending", question.asked_by, 1)
-    if found is None or (found.state, found.asked_by, found.callers) != alone or found.answers:
+    alone = found is not None and found.state == "pending" and found.callers == 1 and not found.answers
+    if found is None or not alone or found.question.asked_by != question.asked_by:
         return False
     _step(db, question.id, "pending", "withdraw", at)
     record(ApprovalWithdrawn(**_about(question), by=question.subject.principal))
@@ -450,7 +446,7 @@ def _found(db: sqlite3.Connection, where: str, values: tuple[object, ...], at: C
 
 
 def _read(db: sqlite3.Connection, row: Sequence[Any], at: ClockReading) -> Standing:
-    identifier, digest, state, boot, ends, reach, changed, asked_by, callers, used_by, body = row
+    identifier, digest, state, boot, ends, reach, callers, used_by, body = row
     said = db.execute(
         "SELECT principal, allow, channel, reach, reason FROM answers WHERE question = ? ORDER BY time", (identifier,)
     ).fetchall()
@@ -459,8 +455,6 @@ def _read(db: sqlite3.Connection, row: Sequence[Any], at: ClockReading) -> Stand
         state=state,
         reach=reach,
         left=ends - at.at if boot == at.boot else -1.0,
-        changed=changed,
-        asked_by=asked_by,
         callers=callers,
         used_by=used_by,
         answers=tuple(
