@@ -9,10 +9,12 @@ Rule 2  A file with other content than was written is damaged; the reader decide
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from glovebox_server import secret_files
 from glovebox_server.secret_files import SecretDirectory, SecretFileError
@@ -26,7 +28,17 @@ LOCK_SECONDS = 1.0
 _TICK_NS = 50_000_000
 """Two changes of a directory within one tick of the kernel's clock (at most 10 ms) look the same to ``stat``."""
 
-T = TypeVar("T")
+
+class StoredItem(BaseModel):
+    """What one file holds, which is named by its id."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    version: Literal[1] = 1
+    id: str
+
+
+T = TypeVar("T", bound=StoredItem)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,17 +54,13 @@ class StoredItems(Generic[T]):
 class Files(Generic[T]):
     """One directory. It costs only its name until it is used."""
 
-    def __init__(
-        self, path: Path, *, decode: Callable[[str, bytes], T | None], fix: Callable[[Path], str],
-        kind: str, most: int,
-    ) -> None:  # fmt: skip
+    def __init__(self, path: Path, model: type[T], *, fix: Callable[[Path], str], kind: str, most: int) -> None:
         """Take the directory, in ``FOLDER`` of a state directory; nothing is read.
 
-        ``decode`` takes a file's name and its first ``MAX_BYTES`` + 1 bytes, and returns None if it is damaged; ``fix``
-        says what to do then. ``kind`` names the content in errors.
+        ``fix`` says what to do with a damaged file; ``kind`` names the content in errors.
         """
         self.path = path
-        self._decode = decode
+        self._model = model
         self._fix = fix
         self._kind = kind
         self._most = most
@@ -143,11 +151,12 @@ class Files(Generic[T]):
             return problem if os.path.lexists(self.path / name) else None  # removed in this moment
         except OSError as problem:
             return self._unusable(self.path / name, problem)
-        item = self._decode(name, content)
+        with suppress(ValidationError):
+            item = self._model.model_validate_json(content)
+            if item.id == name and len(content) <= MAX_BYTES:
+                return item
         path = self.path / name
-        return (
-            SecretFileError(self._kind, path, "it is not what was written", self._fix(path)) if item is None else item
-        )
+        return SecretFileError(self._kind, path, "it is not what was written", self._fix(path))
 
     def _unusable(self, path: Path, problem: OSError) -> SecretFileError:
         fix = f"Make {path} usable for the user that runs Glovebox, then start the server again."

@@ -5,11 +5,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal, get_args
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AwareDatetime, Field
 
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.calls import ToolCall, new_call_id
-from glovebox_server.stores.files import FOLDER, MAX_BYTES, Files
+from glovebox_server.stores.files import FOLDER, Files, StoredItem
 
 Scope = Literal["call", "run", "principal", "workflow", "tool", "all"]
 """Kinds of names in a stop."""
@@ -40,12 +40,9 @@ DAMAGED = Refusal(
 _ID = re.compile(r"s_[0-9a-z]{26}", re.ASCII)
 
 
-class Stop(BaseModel):
+class Stop(StoredItem):
     """One stop, in effect until it is resumed."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
-
-    version: Literal[1] = 1
     id: str = Field(pattern=r"^s_[0-9a-z]{26}$")
     """``s_`` and 26 lower-case characters, made as call ids are."""
     scope: Scope
@@ -101,14 +98,4 @@ def stops_of(state_dir: Path) -> Files[Stop]:
     def fix(path: Path) -> str:
         return f"Run `glovebox resume {path.name}`, which lifts it." if is_id(path.name) else f"Remove {path}."
 
-    return Files(state_dir / FOLDER / "stops", decode=_decoded, fix=fix, kind=KIND, most=MAX_STOPS)
-
-
-def _decoded(name: str, content: bytes) -> Stop | None:
-    if len(content) > MAX_BYTES or not is_id(name):
-        return None
-    try:
-        stop = Stop.model_validate_json(content)
-    except ValidationError:
-        return None
-    return stop if stop.id == name else None
+    return Files(state_dir / FOLDER / "stops", Stop, fix=fix, kind=KIND, most=MAX_STOPS)

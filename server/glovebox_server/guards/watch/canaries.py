@@ -10,16 +10,14 @@ import stat
 import string
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AwareDatetime, Field
 
 from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_server.calls import new_call_id
 from glovebox_server.guards.redaction.detector import MARKER_LENGTH
-from glovebox_server.stores.files import FOLDER, MAX_BYTES, Files
+from glovebox_server.stores.files import FOLDER, MAX_BYTES, Files, StoredItem
 
-_KIND = "canary"
 MAX_CANARIES = 16
 """At one time: more add no information."""
 NAME = "deploy-credentials.env"
@@ -29,12 +27,9 @@ _MARKS = string.ascii_lowercase + string.digits
 _TEXT = "# Deployment\nDEPLOY_HOST=release.internal\nDEPLOY_TOKEN={}\n"
 
 
-class Canary(BaseModel):
+class Canary(StoredItem):
     """One canary."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
-
-    version: Literal[1] = 1
     id: str = Field(pattern=r"^y_[0-9a-z]{26}$")
     """``y_`` and 26 lower-case characters, made as call ids are."""
     workspace: str = Field(max_length=4096)
@@ -71,9 +66,9 @@ def canaries_of(state_dir: Path) -> Files[Canary]:
     """Return the canaries of a state directory."""
     return Files(
         state_dir / FOLDER / "canaries",
-        decode=_decoded,
+        Canary,
         fix=lambda path: f"Remove {path}, and plant another.",
-        kind=_KIND,
+        kind="canary",
         most=MAX_CANARIES,
     )
 
@@ -121,13 +116,3 @@ def remove(state_dir: Path, canary: Canary) -> None:
         except OSError as problem:
             raise DiagnosedError(f"remove {canary.file}", str(problem.strerror), "Remove it by hand.") from problem
     canaries_of(state_dir).remove(canary.id)
-
-
-def _decoded(name: str, content: bytes) -> Canary | None:
-    if len(content) > MAX_BYTES:
-        return None
-    try:
-        canary = Canary.model_validate_json(content)
-    except ValidationError:
-        return None
-    return canary if canary.id == name else None
