@@ -185,19 +185,23 @@ class Loop:
 
 
 class Relay(StreamHandler):
-    """Sends a descriptor's bytes to the host as one stream, as credit allows, up to ``most`` bytes."""
+    """Sends a descriptor's bytes to the host as one stream, as credit allows, up to ``most`` bytes.
+
+    The stream is opened for the first bytes: most programs write to one of three.
+    """
 
     def __init__(self, loop: Loop, descriptor: int, kind: str, most: int) -> None:
         self._loop = loop
         self._room = most
         self._descriptor = descriptor
-        self.stream = loop.open(kind, {}, self)
+        self._kind = kind
+        self._stream: int | None = None
         self.done = False
         self.overflowed = False
         loop.watch(descriptor, self._pump)
 
     def _pump(self) -> None:
-        credit = self._loop.wire.credit(self.stream)
+        credit = self._credit()
         if credit == 0:
             # Not read on: the pipe fills and the program waits, so memory stays bounded.
             self._loop.unwatch(self._descriptor)
@@ -212,9 +216,17 @@ class Relay(StreamHandler):
             self.overflowed = True
             self._loop.unwatch(self._descriptor)
         elif data:
-            self._loop.send(self._loop.wire.data(self.stream, data))
+            self._send(data)
         else:
             self.close()
+
+    def _credit(self) -> int:
+        return wire.WINDOW if self._stream is None else self._loop.wire.credit(self._stream)
+
+    def _send(self, data: bytes) -> None:
+        if self._stream is None:
+            self._stream = self._loop.open(self._kind, {}, self)
+        self._loop.send(self._loop.wire.data(self._stream, data))
 
     @property
     def empty(self) -> bool:
@@ -227,8 +239,8 @@ class Relay(StreamHandler):
 
     def say(self, data: bytes) -> None:
         """Insert the guest's own text between the descriptor's; dropped where there is no credit for it."""
-        if not self.done and self._loop.wire.credit(self.stream) >= len(data):
-            self._loop.send(self._loop.wire.data(self.stream, data))
+        if not self.done and self._credit() >= len(data):
+            self._send(data)
 
     def close(self) -> None:
         """End the stream, whether or not the descriptor is exhausted."""
@@ -237,8 +249,8 @@ class Relay(StreamHandler):
         self.done = True
         self._loop.unwatch(self._descriptor)
         os.close(self._descriptor)
-        if self._loop.wire.is_open(self.stream):
-            self._loop.send(self._loop.wire.end(self.stream))
+        if self._stream is not None and self._loop.wire.is_open(self._stream):
+            self._loop.send(self._loop.wire.end(self._stream))
 
     def on_credit(self) -> None:
         if not (self.done or self.overflowed or self._loop.watches(self._descriptor)):
