@@ -51,7 +51,7 @@ class Turns(Generic[Waiter]):
         """Yield each waiter that can have a turn now."""
         while self._left and (able := [key for key in self._waiting if self._within_bounds(key)]):
             key = min(able, key=self._taken.__getitem__)
-            if not may_take(self._taken[key], self._left, shared=self._shared):
+            if self._shared and not may_take(self._taken[key], self._left):
                 return
             waiters = self._waiting.pop(key)
             waiter, bound = waiters.popleft()
@@ -87,9 +87,9 @@ class Turns(Generic[Waiter]):
         return all(self._taken[key] < limit for limit in (named if bound is None else (*named, bound)))
 
 
-def may_take(taken: int, left: int, *, shared: bool) -> bool:
-    """Return whether a key with ``taken`` turns may have one of those ``left``: rule 3."""
-    return taken < SHARE * left if shared else left > 0
+def may_take(taken: int, left: int) -> bool:
+    """Return whether a key with ``taken`` turns may have one of those ``left`` where others come too: rule 3."""
+    return taken < SHARE * left
 
 
 class FairLimiter:

@@ -13,6 +13,8 @@ import hashlib
 import json
 import math
 import re
+import secrets
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -48,8 +50,9 @@ _ENCODE = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", 
 ID_DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"
 ID_TIME_DIGITS = 10
 
+_RANDOM_DIGITS = 16
 _HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
-_NAME = re.compile(r"[A-Za-z0-9._:@-]{1,128}", re.ASCII)
+NAME = re.compile(r"[A-Za-z0-9._:@-]{1,128}", re.ASCII)
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", re.ASCII)
 # The end of a record, in at most ``_LINK_BYTES``: before it are its call and its data.
 _LINK = re.compile(
@@ -249,9 +252,9 @@ def parse(line: bytes) -> Record:
         and 0 < fields["seq"] <= _MAX_INTEGER
         and isinstance(fields["data"], dict)
         and _is_time(fields["time"])
-        and _matches(_NAME, fields["server"])
-        and _matches(_NAME, fields["kind"])
-        and ("call_id" not in fields or _matches(_NAME, fields["call_id"]))
+        and _matches(NAME, fields["server"])
+        and _matches(NAME, fields["kind"])
+        and ("call_id" not in fields or _matches(NAME, fields["call_id"]))
         and _matches(_HASH, fields["prev"])
         and _matches(_HASH, claimed)
     )
@@ -298,7 +301,22 @@ def _is_time(value: object) -> bool:
 
 def is_name(text: str) -> bool:
     """Return whether ``text`` may be an id or a kind: 1 to 128 of ``A-Z a-z 0-9 . _ : @ -``."""
-    return _matches(_NAME, text)
+    return _matches(NAME, text)
+
+
+def new_call_id() -> str:
+    """Return a new id of a call."""
+    return new_id("c")
+
+
+def new_id(kind: str) -> str:
+    """Return the kind, ``_``, ten characters of Unix time in milliseconds and sixteen (80 bits) of randomness."""
+    now = _encode(time.time_ns() // 1_000_000, ID_TIME_DIGITS)
+    return f"{kind}_{now}{_encode(secrets.randbits(5 * _RANDOM_DIGITS), _RANDOM_DIGITS)}"
+
+
+def _encode(number: int, digits: int) -> str:
+    return "".join(ID_DIGITS[(number >> (5 * place)) & 31] for place in reversed(range(digits)))
 
 
 def time_of(identifier: str) -> float | None:

@@ -182,9 +182,10 @@ class LogFile:
         tail = Head(seq=self._tail.seq, hash=self._tail.hash, size=self._tail.size + torn)
         records: list[Record] = []
         before: list[Head] = []
+        time = _now()
         for wanted in drafts:
             item = wanted if isinstance(wanted, Draft) else wanted(records[-1])
-            record = chain.seal(item, seq=tail.seq + 1, time=_now(), server=self._server, prev=tail.hash)
+            record = chain.seal(item, seq=tail.seq + 1, time=time, server=self._server, prev=tail.hash)
             before.append(tail)
             tail = Head(seq=record.seq, hash=record.hash, size=tail.size + len(record.line))
             records.append(record)

@@ -314,7 +314,7 @@ def records_near(directory: Path, call_id: str, charge: Callable[[int], None]) -
     Its first record is searched in segments that span that time, from ``SKEW_SECONDS`` before it to ``LATEST_SECONDS``
     after it, and in segments whose own times do not run forward. The others are searched from there to its end. Records
     elsewhere, as of a clock that was wrong for less than a segment, are not found: a reader has to say so. An id of
-    another form than ``calls.new_call_id`` gives has no time, and no record here. ``charge`` gets the bytes of each
+    another form than ``chain.new_call_id`` gives has no time, and no record here. ``charge`` gets the bytes of each
     part of the log that is read. Raises like ``opened``.
     """
     made = chain.time_of(call_id)

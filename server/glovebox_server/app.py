@@ -314,7 +314,7 @@ async def _begin(start: _StartInput, parts: _Parts, *, prewarm: bool) -> None:
     settings, profiles, audit, tasks = start.settings, start.profiles, parts.audit, parts.tasks
     for tool, profile in profiles.items():
         source = "shipped" if profiles.source(tool).parent == SHIPPED else "operator"
-        await audit.append(ProfileLoaded(tool=tool, digest=profiles.digest_for(profile.tool), source=source))
+        await audit.append(ProfileLoaded(tool=tool, digest=profiles.digests[profile.tool], source=source))
     tasks.start_soon(parts.refusals.follow, audit)
     tasks.start_soon(start.policy.follow, audit, parts.watch.act)
     if start.transport != "cli":

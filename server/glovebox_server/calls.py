@@ -1,21 +1,15 @@
 """The records one call consists of: its caller, its request, its decision. Frozen data, no I/O."""
 
-import secrets
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from glovebox_audit.chain import ID_DIGITS, ID_TIME_DIGITS
 from glovebox_audit.events.calls import Effect
 from glovebox_sandboxes.contract.outcome import SkippedFile
 
 if TYPE_CHECKING:  # it imports Principal
     from glovebox_server.guards.approvals.question import ApprovalAnswer, Question
-
-#: Decimal places of milliseconds; more would be noise.
-_DIGITS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,17 +54,6 @@ class ToolCall:
     run: str | None = None
     """The work it belongs to: one connection, one session, or the run that a handle of the server names."""
     trace: Trace | None = None
-
-
-def whose(principal: Principal, run: str | None) -> dict[str, str]:
-    """Return caller, client, run and workflow for records, results and refusals."""
-    said = {"principal": principal.id, "client": principal.client, "run": run, "workflow": principal.workflow}
-    return {name: value for name, value in said.items() if value is not None}
-
-
-def elapsed_ms(call: ToolCall) -> float:
-    """Return the milliseconds since a call's turn came."""
-    return round((datetime.now(UTC) - call.received).total_seconds() * 1000, _DIGITS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,21 +178,3 @@ class Listener(Protocol):
 
     async def ask(self, question: "Question") -> "ApprovalAnswer | None":
         """Ask the person at the client, and wait for the answer; None if this client cannot be asked."""
-
-
-_RANDOM_DIGITS = 16
-
-
-def new_call_id() -> str:
-    """Return a new id of a call."""
-    return new_id("c")
-
-
-def new_id(kind: str) -> str:
-    """Return the kind, ``_``, ten characters of Unix time in milliseconds and sixteen (80 bits) of randomness."""
-    now = _encode(time.time_ns() // 1_000_000, ID_TIME_DIGITS)
-    return f"{kind}_{now}{_encode(secrets.randbits(5 * _RANDOM_DIGITS), _RANDOM_DIGITS)}"
-
-
-def _encode(number: int, digits: int) -> str:
-    return "".join(ID_DIGITS[(number >> (5 * place)) & 31] for place in reversed(range(digits)))

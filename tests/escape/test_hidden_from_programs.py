@@ -14,13 +14,13 @@ from tests.escape.test_hidden_files import MARK, ORDINARY, SECRETS
 from tests.fixtures.brokered import DRIVERS, Heard, submitted
 
 from _glovebox_guest.workspace.hidden import Kind
+from glovebox_audit.chain import new_call_id
 from glovebox_audit.read import records_of
 from glovebox_sandboxes.contract.errors import RefusedError, UnsupportedSpecError
 from glovebox_sandboxes.hidden.index import SecretFileIndex
 from glovebox_sandboxes.host import watches
 from glovebox_server import app as apps
 from glovebox_server.app import App
-from glovebox_server.calls import new_call_id
 from glovebox_server.guards.watch.canaries import plant
 from glovebox_server.settings import Settings
 

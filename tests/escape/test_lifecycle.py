@@ -24,7 +24,7 @@ from tests.fixtures.brokered import DRIVERS, profile, submitted
 from tests.fixtures.leftovers import until
 
 from glovebox_audit import chain
-from glovebox_audit.chain import Record
+from glovebox_audit.chain import Record, new_call_id
 from glovebox_audit.events import EVENTS, CallLost
 from glovebox_audit.file import LOG_NAME
 from glovebox_audit.verify import verify
@@ -32,7 +32,6 @@ from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.host import cgroup, sandbox
 from glovebox_server import app as apps
 from glovebox_server.app import App
-from glovebox_server.calls import new_call_id
 from glovebox_server.settings import Settings
 
 ROOT = Path(__file__).parents[2]

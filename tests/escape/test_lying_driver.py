@@ -15,7 +15,7 @@ from tests.fixtures.brokered import profile, submitted
 from tests.fixtures.channels import READY
 
 from _glovebox_guest import wire
-from glovebox_audit.chain import Record
+from glovebox_audit.chain import Record, new_call_id
 from glovebox_audit.read import records_of
 from glovebox_audit.receipts.verify import of_call, verify
 from glovebox_sandboxes.contract.errors import SandboxError
@@ -25,7 +25,7 @@ from glovebox_sandboxes.host import cgroup, process
 from glovebox_sandboxes.runtime.runtime import Runtime
 from glovebox_server import app as apps
 from glovebox_server.app import App
-from glovebox_server.calls import CallResult, new_call_id
+from glovebox_server.calls import CallResult
 from glovebox_server.receipts.keys import Signer
 from glovebox_server.settings import Settings
 

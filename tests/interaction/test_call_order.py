@@ -41,7 +41,8 @@ from tests.fixtures.call_scenes import (
 )
 from tests.fixtures.internet import OTHER, SITE, Cable, answering, internet, ok, redirect, wires
 
-from glovebox_server.calls import Principal, new_call_id
+from glovebox_audit.chain import new_call_id
+from glovebox_server.calls import Principal
 
 __all__ = ["wires"]
 

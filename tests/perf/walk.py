@@ -12,6 +12,8 @@ How files and moves are counted:
   next sandbox, and stops are polled. When they run is a matter of time; it made the number vary by ten files.
 - An idle event loop first waits ``PATIENCE_SECONDS``, so that a result comes in one read. Otherwise the machine decides
   how many reads there are, at 15 to 20 moves each. The smallest of ``CALLS`` calls counts.
+- A guest that sends much lets others have a turn after half a millisecond. Counting makes each step many times as
+  long, so here a turn takes a second.
 - The *egress part* of a call is what is entered in the context of ``CONNECTION``: by it, and by tasks and threads that
   work for it.
 """
@@ -37,6 +39,7 @@ from mcp import Client
 from tests.fixtures.brokered import glovebox, profile
 from tests.fixtures.internet import SITE, answering, cable, internet, ok
 
+from glovebox_sandboxes.session import connection
 from glovebox_server import app as apps
 from glovebox_server.settings import Settings
 from glovebox_server.transport import serve, stdio
@@ -167,6 +170,7 @@ async def _call_warm(walk: Walk, directory: Path, footprints: list[Footprint]) -
 
 def _least(walk_calls: Callable[[Walk, Path, list[Footprint]], Awaitable[None]]) -> Footprint:
     walk, footprints = Walk(), list[Footprint]()
+    connection._TURN_SECONDS = 1.0  # of this process, which only counts
     threading.setprofile(walk)
     sys.setprofile(walk)
     try:

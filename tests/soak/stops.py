@@ -26,11 +26,12 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from tests.fixtures.brokered import Heard, profile
 from tests.fixtures.leftovers import until
 
+from glovebox_audit.chain import new_call_id
 from glovebox_audit.verify import verify
 from glovebox_sandboxes.drivers.registry import NAMES
 from glovebox_server import app as apps
 from glovebox_server.app import App
-from glovebox_server.calls import Principal, new_call_id
+from glovebox_server.calls import Principal
 from glovebox_server.guards.stops.stop import new_stop, stops_of
 from glovebox_server.settings import Settings
 

@@ -14,8 +14,8 @@ from tests.fixtures import segments
 from tests.fixtures.artifact_stores import ALICE
 from tests.fixtures.audit_logs import decided, finished
 
+from glovebox_audit import chain, read
 from glovebox_audit import file as audit_file
-from glovebox_audit import read
 from glovebox_audit.chain import Record
 from glovebox_audit.events import draft
 from glovebox_audit.file import LogFile
@@ -34,7 +34,7 @@ class Days:
         self.directory = directory
         self.now = START
         self.scanned: list[str] = []
-        monkeypatch.setattr("glovebox_server.calls.time.time_ns", lambda: round(self.now * 1e9))
+        monkeypatch.setattr("glovebox_audit.chain.time.time_ns", lambda: round(self.now * 1e9))
         monkeypatch.setattr(audit_file, "_now", self._written)
         records_in = read.records_in
 
@@ -51,12 +51,12 @@ class Days:
     def id_at(self, time: float) -> str:
         """An id that is made then."""
         before, self.now = self.now, time
-        made, self.now = calls.new_call_id(), before
+        made, self.now = chain.new_call_id(), before
         return made
 
     def call(self, *, waits: float = 0.0, seals: bool = False) -> str:
         """A call that begins now, waits, and ends, in the next segment where it seals."""
-        call_id = calls.new_call_id()
+        call_id = chain.new_call_id()
         self.now += waits
         self.log.commit([draft(decided(call_id, principal=ALICE.id))])
         if seals:

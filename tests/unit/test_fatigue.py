@@ -9,10 +9,11 @@ from tests.fixtures import fatigue
 from tests.fixtures.approving import Desk, a_desk
 from tests.fixtures.fatigue import Seeded
 
+from glovebox_audit.chain import new_call_id
 from glovebox_profiles.load.loader import SHIPPED
 from glovebox_profiles.load.loader import load as load_profiles
 from glovebox_server.app import check_example
-from glovebox_server.calls import Decision, Principal, ToolCall, new_call_id
+from glovebox_server.calls import Decision, Principal, ToolCall
 from glovebox_server.core.accept import decide, validate_arguments
 from glovebox_server.core.inputs import Inputs
 from glovebox_server.core.rights import Rights, Roles

@@ -74,7 +74,7 @@ def test_show_prints_the_effective_profile() -> None:
     code, text = run("show", "run_python")
     assert code == 0
     assert "audit.keep = []" in text
-    assert PROFILES.digest_for("run_python") in text
+    assert PROFILES.digests["run_python"] in text
     code, value = run_json("show", "run_python")
     assert (code, value["profile"]["limits"]["pids"]) == (0, 64)
 

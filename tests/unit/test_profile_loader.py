@@ -202,7 +202,7 @@ def test_an_operator_file_replaces_the_shipped_one_whole(tmp_path: Path) -> None
     assert list(after) == ["other", "probe"]
     assert after["other"] == before["other"]
     assert after.digest != before.digest
-    assert after.digest_for("probe") == digest(after["probe"])
+    assert after.digests["probe"] == digest(after["probe"])
 
 
 def test_an_empty_operator_directory_is_fine_and_one_that_is_not_there_is_not(tmp_path: Path) -> None:

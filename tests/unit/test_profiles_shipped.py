@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.fixtures.profile_texts import decide_by_name, profile
 
-from glovebox_profiles.compile import to_spec, withheld
+from glovebox_profiles.compile import to_spec
 from glovebox_profiles.egress import decide_url
 from glovebox_profiles.explain import explain, render
 from glovebox_profiles.load.loader import SHIPPED, load, parse
@@ -17,6 +17,7 @@ from glovebox_profiles.schema import SCHEMA_FILE, schema_text
 from glovebox_profiles.words import LABELS
 from glovebox_sandboxes.contract.spec import WORKSPACE, Mount
 from glovebox_server.cli.rules.showing import to_toml
+from glovebox_server.receipts.recorder import withheld
 from glovebox_server.tools import TOOLS
 
 PROFILES = load([SHIPPED], check_example=decide_by_name)
@@ -128,7 +129,7 @@ def test_enforcement_per_process_is_accepted_only_when_the_profile_says_so() -> 
 def test_the_effective_profile_as_toml_loads_to_the_same_digest(tool: str) -> None:
     """What `show` prints is the profile, not a picture of it."""
     again = parse(to_toml(PROFILES[tool]).encode(), Path(f"{tool}.toml"))
-    assert digest(again) == PROFILES.digest_for(tool)
+    assert digest(again) == PROFILES.digests[tool]
 
 
 def test_every_question_of_a_reviewer_has_an_answer() -> None:

@@ -56,8 +56,8 @@ def test_a_role_narrows_the_profile_and_so_changes_its_digest() -> None:
     assert found.profiles["run_python"].limits.wall_seconds == 20
     assert found.profiles["run_python"].limits.memory == 256 << 20
     assert found.profiles["run_python"].limits.pids == PROFILES["run_python"].limits.pids
-    assert found.profiles.digest_for("run_python") != PROFILES.digest_for("run_python")
-    assert found.profiles.digest_for("read_workspace_file") == PROFILES.digest_for("read_workspace_file")
+    assert found.profiles.digests["run_python"] != PROFILES.digests["run_python"]
+    assert found.profiles.digests["read_workspace_file"] == PROFILES.digests["read_workspace_file"]
 
 
 def test_a_role_brings_its_workspace_shares_budgets_and_approvals() -> None:

@@ -17,8 +17,9 @@ from tests.fixtures.audit_logs import log_lines
 from tests.fixtures.brokered import Heard
 from tests.unit.test_broker import ARGUMENTS, Scene, scene
 
+from glovebox_audit.chain import new_call_id
 from glovebox_audit.log import AuditLog
-from glovebox_server.calls import CallResult, Principal, ToolCall, new_call_id
+from glovebox_server.calls import CallResult, Principal, ToolCall
 from glovebox_server.guards.admission.admission import Admission
 from glovebox_server.guards.stops import stops as stops_module
 from glovebox_server.guards.stops.stop import HINT, SCOPES, SPARE_STOPS, Scope, Stop, new_stop, stops_of

@@ -370,7 +370,7 @@ class ReadyQueue:
         fingerprint = self.fingerprint() if self.ready else ()
         claimed = None
         others = self._calls[key] - 1
-        while claimed is None and may_take(others, len(self.ready), shared=self._shared):
+        while claimed is None and self.ready and (not self._shared or may_take(others, len(self.ready))):
             first = self.ready.popleft()
             if first.fingerprint == fingerprint:
                 claimed = first

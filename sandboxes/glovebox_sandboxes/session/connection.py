@@ -6,6 +6,7 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, Protocol
 
 import anyio
@@ -191,8 +192,10 @@ async def whole(content: bytes) -> AsyncGenerator[bytes, None]:
     yield content
 
 
+Feeds = Mapping[str, Callable[[bytes], None]]
+"""Functions that take the bytes of one-way streams, by the streams' kind."""
 Accept = Callable[[str, Mapping[str, Any]], Awaitable[StreamSink | None]]
-"""Takes kind and metadata of a one-way stream; None rejects it."""
+"""Takes kind and metadata of any other one-way stream; None rejects it."""
 Serve = Callable[[Duplex], Awaitable[None]]
 """Serves one two-way stream; runs in a task of its own."""
 
@@ -206,6 +209,7 @@ class GuestConnection:
         self._outbox = bytearray()
         self._posted = anyio.Event()
         self._sent = anyio.Event()
+        self._fed: dict[int, Callable[[bytes], None]] = {}
         self._sinks: dict[int, StreamSink] = {}
         self._duplexes: dict[int, Duplex] = {}
         self._credit: dict[int, anyio.Event] = {}
@@ -260,14 +264,16 @@ class GuestConnection:
         inputs: Sequence[Input],
         accept: Accept,
         serve: Serve | None,
+        feeds: Feeds | None = None,
     ) -> GuestOutcome:
         """Send the guest its job and carry its streams until the outcome.
 
         Args:
             job: body of the ``job`` message.
             inputs: what the guest needs before it begins; each is read as the guest takes it.
-            accept: called for each one-way stream the guest opens.
+            accept: called for each one-way stream the guest opens, except those of the kinds in ``feeds``.
             serve: called for each two-way stream; None rejects them all.
+            feeds: gets the bytes of the streams of its kinds.
 
         Raises:
             SandboxError: the guest broke the protocol.
@@ -278,9 +284,10 @@ class GuestConnection:
 
         async def carry() -> None:
             nonlocal body
-            body = await self._pump(accept, serve, tasks)
+            body = await self._pump(accept, serve, tasks, feeds or {})
             tasks.cancel_scope.cancel()
 
+        self._turn = monotonic() + _TURN_SECONDS
         self.post(self.wire.message("job", job))
         try:
             async with anyio.create_task_group() as tasks:
@@ -303,7 +310,11 @@ class GuestConnection:
             self.post(self.wire.message("stop", {"reason": reason}))
 
     async def _pump(
-        self, accept: Accept | None = None, serve: Serve | None = None, tasks: anyio.abc.TaskGroup | None = None
+        self,
+        accept: Accept | None = None,
+        serve: Serve | None = None,
+        tasks: anyio.abc.TaskGroup | None = None,
+        feeds: Feeds = MappingProxyType({}),
     ) -> Mapping[str, Any]:
         while True:
             # A channel may always have bytes at once, and those hold many frames: others still have their turn.
@@ -321,11 +332,14 @@ class GuestConnection:
                 self._turn += max(0.0, monotonic() - asked - _READ_SECONDS)
             elif isinstance(event, wire.Message):
                 return event.body
-            elif isinstance(event, wire.Data) and (sink := self._sinks.get(event.stream)) is not None:
-                await sink.data(event.data)
+            elif isinstance(event, wire.Data) and event.stream in self._fed:
+                self._fed[event.stream](event.data)
                 if frames := self.wire.consumed(event.stream, len(event.data)):
-                    self._outbox += frames
-                    self._posted.set()
+                    self.post(frames)
+            elif isinstance(event, wire.StreamEnd) and event.stream in self._fed:
+                del self._fed[event.stream]
+            elif isinstance(event, wire.Open) and event.kind in feeds and not event.duplex:
+                self._fed[event.stream] = feeds[event.kind]
             else:
                 await self._handle(event, accept, serve, tasks)
 
@@ -333,7 +347,10 @@ class GuestConnection:
         self, event: wire.Event, accept: Accept | None, serve: Serve | None, tasks: anyio.abc.TaskGroup | None
     ) -> None:
         if isinstance(event, wire.Data):
-            if event.stream in self._duplexes:
+            if (sink := self._sinks.get(event.stream)) is not None:
+                await sink.data(event.data)
+                self.post(self.wire.consumed(event.stream, len(event.data)))
+            elif event.stream in self._duplexes:
                 self._duplexes[event.stream].on_data(event.data)
         elif isinstance(event, wire.Window):
             self._more_credit(event.stream)
@@ -367,6 +384,7 @@ class GuestConnection:
         await duplex.aclose()
 
     async def _over(self, event: wire.StreamEnd | wire.Reset) -> None:
+        self._fed.pop(event.stream, None)
         sink = self._sinks.pop(event.stream, None)
         if sink is not None and isinstance(event, wire.StreamEnd):
             await sink.end()

@@ -37,6 +37,7 @@ from glovebox_sandboxes.contract.spec import WORKSPACE, Limits
 from glovebox_sandboxes.plural import counted
 from glovebox_sandboxes.session.connection import (
     AttestedSandbox,
+    Feeds,
     GuestConnection,
     GuestOutcome,
     Input,
@@ -95,7 +96,8 @@ async def run(proved: AttestedSandbox, job: Job, *, inputs: Sequence[Input], hoo
     started = anyio.current_time()
     with ProcessorMeter(sandbox, link, limits.cpu_seconds) as processor, anyio.move_on_after(wall + GRACE_SECONDS):
         try:
-            reported = await link.run(_job_body(plan, job, wall, len(inputs)), inputs, streams.accept, hooks.serve)
+            body = _job_body(plan, job, wall, len(inputs))
+            reported = await link.run(body, inputs, streams.accept, hooks.serve, streams.feeds)
         except anyio.EndOfStream:
             died = True
     elapsed = (anyio.current_time() - started) * 1000
@@ -287,7 +289,7 @@ class _Streams:
         self.stderr = HeadAndTail(keep)
         self.result = ResultReader()
         self.shown = ResultReader()
-        self._kept: Mapping[str, Callable[[bytes], None]] = {
+        self.feeds: Feeds = {
             "stdout": self._heard,
             "stderr": self.stderr.feed,
             "result": self.result.feed,
@@ -297,8 +299,6 @@ class _Streams:
         self._overlay = overlay
 
     async def accept(self, kind: str, meta: Mapping[str, Any]) -> StreamSink | None:
-        if kind in self._kept:
-            return _Feed(self._kept[kind])
         name, size = meta.get("name"), meta.get("bytes")
         if kind == "patch" and self._overlay and type(size) is int:
             return await self._hooks.file(PATCH, size)
@@ -311,17 +311,6 @@ class _Streams:
         self.stdout.feed(data)
         if self._hooks.printed is not None:
             self._hooks.printed(data)
-
-
-class _Feed:
-    def __init__(self, take: Callable[[bytes], None]) -> None:
-        self._take = take
-
-    async def data(self, data: bytes) -> None:
-        self._take(data)
-
-    async def end(self) -> None:
-        return
 
 
 class HeadAndTail:

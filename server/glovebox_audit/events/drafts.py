@@ -21,7 +21,7 @@ def draft(event: Event) -> chain.Draft:
     data, parts = _data(event), None
     if call_id == NOT_YET:
         call_id, parts = None, {name: chain.canonical(value) for name, value in data.items()}
-    if call_id is not None and not chain.is_name(call_id):
+    if call_id is not None and not chain.NAME.fullmatch(call_id):
         raise ValueError("the call id is not a name")
     encoded = chain.canonical(data) if parts is None else chain.join_parts(parts)
     _require_room(encoded)

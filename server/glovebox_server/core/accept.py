@@ -11,6 +11,7 @@ from typing import Any, TypedDict
 
 from pydantic import ValidationError
 
+from glovebox_audit.chain import new_call_id
 from glovebox_audit.events.calls import Effect
 from glovebox_profiles.egress import decide_url, parse_url
 from glovebox_profiles.egress.targets import TargetError
@@ -18,7 +19,7 @@ from glovebox_profiles.model import Profile, digest
 from glovebox_profiles.order import value_at
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.plural import counted
-from glovebox_server.calls import Decision, Listener, Principal, ToolCall, Trace, new_call_id
+from glovebox_server.calls import Decision, Listener, Principal, ToolCall, Trace
 from glovebox_server.core.call import Call
 from glovebox_server.core.rights import Rights, RightsOf
 from glovebox_server.errors import InvalidArgumentsError, UnknownToolError
@@ -78,7 +79,7 @@ def accept(
 def decide_call(call: Call, rights: Rights) -> Decision:
     """Decide a call under these rights. Pure, except for objections of guards."""
     request = call.request
-    profile = rights.profiles.get(request.tool)
+    profile = rights.profiles.by_tool.get(request.tool)
     refusal: Refusal | None = None
     for objection in call.objections:
         refusal = refusal or objection(request)
@@ -88,7 +89,7 @@ def decide_call(call: Call, rights: Rights) -> Decision:
         call.tool,
         request.arguments,
         profile,
-        rights.profiles.digest_for(request.tool) if profile else "",
+        rights.profiles.digests[request.tool] if profile else "",
         workspace=rights.workspace is not None,
         objection=refusal,
     )

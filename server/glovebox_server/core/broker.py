@@ -127,7 +127,7 @@ class Broker:
         for decider in self.guards.deciders:
             decider(call, decide)
         call.is_decided = True
-        profile = now.rights.profiles.get(call.request.tool)
+        profile = now.rights.profiles.by_tool.get(call.request.tool)
         if profile is not None:
             now.profile = profile
             now.reveal += [file.path for file in profile.files.reveal]
@@ -205,7 +205,12 @@ class Broker:
             note(call, failed)
 
     async def _run_guarded(self, call: Call) -> Ran:
-        call.now.spec = to_spec(call.now.profile, workspace=call.now.rights.workspace)
+        now, tool = call.now, call.request.tool
+        profile, spec = now.rights.specs.get(tool, (None, None))
+        if spec is None or profile is not now.profile:  # it may be narrowed, or lifted, for this call
+            spec = to_spec(now.profile, workspace=now.rights.workspace)
+            now.rights.specs[tool] = now.profile, spec
+        now.spec = spec
         async with AsyncExitStack() as held:
             await enter(self.guards.around_run, call, held)
             ran = await self._run_in_sandbox(call)

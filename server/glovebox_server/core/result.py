@@ -8,8 +8,8 @@ from glovebox_audit.chain import Head
 from glovebox_audit.printable import invisible
 from glovebox_sandboxes.contract.base import Plan
 from glovebox_sandboxes.contract.outcome import PATCH, Outcome, OverlayChanges
-from glovebox_server.calls import CallResult, Content, Decision, Delivered, Link, Text, ToolCall, whose
-from glovebox_server.receipts.recorder import Receipt
+from glovebox_server.calls import CallResult, Content, Decision, Delivered, Link, Text, ToolCall
+from glovebox_server.receipts.recorder import Receipt, whose
 from glovebox_server.tools.base import Excerpt, Isolation, Tool, ToolAnswer, cut_output
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def build_result(
     cut: Mapping[str, Excerpt] = {}
     if tool.delivers:
         whole, (outcome, cut) = outcome, cut_output(outcome)
-        answer = tool.answer(outcome)
+        answer = tool.answer(outcome) if cut else answer
         truncated = _truncated(whole, cut, delivered.whole)
     delivered = _bounded(delivered)
     isolation = None if plan is None else Isolation(driver=plan.driver, level=plan.level, verified=True)

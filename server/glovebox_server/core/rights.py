@@ -31,6 +31,7 @@ from glovebox_profiles.policy.model import Approval, Budget, Lift, Policy, Rate,
 from glovebox_profiles.policy.rights import RoleRights as Left
 from glovebox_profiles.policy.rights import combine_roles, order_conflicts, profiles_beyond, roles_in_force
 from glovebox_sandboxes.contract.errors import Refusal
+from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_server.calls import Principal
 from glovebox_server.errors import AuditError, MisnamedError
 from glovebox_server.tools.base import Tool
@@ -67,6 +68,8 @@ class Rights:
     denial: Refusal | None = None
     """Why it may call nothing; None if it has a role."""
 
+    specs: dict[str, tuple[Profile, SandboxSpec]] = field(default_factory=dict, compare=False, repr=False)
+    """Sandboxes made for its profiles, by tool, each with the profile that it is of."""
     credentials: tuple[Credential, ...] = field(init=False)
     """Of all its profiles, ``beyond`` included: never shown to its caller."""
 

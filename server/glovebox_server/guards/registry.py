@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from glovebox_server.guards.budgets.budgets import Budgets
     from glovebox_server.promotion.proposing import Proposals
 
-_NO_FORMS: Forms = {}
-
 
 @dataclass(frozen=True, kw_only=True)
 class GuardSet(Guards):
@@ -76,7 +74,7 @@ class GuardSet(Guards):
 
     def forms_of(self, rights: Rights) -> Forms:
         """Return the keys that are masked for a caller with these rights."""
-        return self.credentials.forms(rights.credentials) if rights.credentials else _NO_FORMS
+        return self.credentials.forms(rights.credentials) if rights.credentials else redaction_guard.NO_FORMS
 
 
 def _objections(guards: GuardSet) -> list[Objection]:
@@ -182,7 +180,8 @@ def _observes(watch: Watch, call: Call) -> bool:
     """Return whether raw output is scanned for more than what is masked anyway."""
     now, secrets = call.now, watch.actions["secrets"]
     by_rule = secrets == "stop" or (secrets != "off" and now.profile.result.redact == "none")
-    return by_rule or bool(now.placeholders) or _has_canaries(watch)
+    # Canaries as of the decision, a moment before: what is new since then is not looked for in this call.
+    return by_rule or bool(now.placeholders) or (watch.actions["canary"] != "off" and bool(watch.needles.names))
 
 
 def _sees_workspace(call: Call) -> bool:

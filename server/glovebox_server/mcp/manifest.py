@@ -107,7 +107,7 @@ async def _tool(
         limits = {name: {"value": getattr(values, name), "by": mechanism} for name, mechanism in by.items()}
     return {
         "name": tool.name,
-        "profile_digest": rights.profiles.digest_for(tool.name) if profile else "",
+        "profile_digest": rights.profiles.digests[tool.name] if profile else "",
         "runs": not refused,
         "refused": refused,
         "driver": driver.driver if driver else "",

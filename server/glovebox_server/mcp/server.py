@@ -21,14 +21,16 @@ from mcp.shared.exceptions import MCPError
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
+from glovebox_audit.chain import new_call_id
 from glovebox_sandboxes.runtime.environments import Environment
-from glovebox_server.calls import CallResult, Listener, Principal, Trace, new_call_id, whose
+from glovebox_server.calls import CallResult, Listener, Principal, Trace
 from glovebox_server.core.rights import MAX_KEYS, ActivePolicy
 from glovebox_server.errors import InvalidArgumentsError, RefusedError, UnknownToolError
 from glovebox_server.failures import failure_of, with_own_command
 from glovebox_server.mcp import asking, catalogue, completion, delivery, prompts, resources
 from glovebox_server.mcp.delivery import Context, Identify
 from glovebox_server.mcp.resources import TEMPLATES, Resources, ResourceStores, Watches
+from glovebox_server.receipts.recorder import whose
 from glovebox_server.requests.refusals import Refusals
 from glovebox_server.requests.runs import Runs
 from glovebox_server.requests.trace import trace_of

@@ -44,7 +44,7 @@ class Effective:
     def content(self) -> dict[str, Any]:
         """Return the content of its lock."""
         profiles = {
-            tool: {"digest": self.profiles.digest_for(tool), "keys": profiles_model.effective(profile)}
+            tool: {"digest": self.profiles.digests[tool], "keys": profiles_model.effective(profile)}
             for tool, profile in self.profiles.items()
         }
         said = {"type": TYPE, "profiles": profiles, "tools": {name: dict(tool) for name, tool in self.tools.items()}}

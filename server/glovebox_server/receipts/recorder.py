@@ -8,6 +8,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
 import anyio
@@ -30,16 +31,19 @@ from glovebox_audit.events import (
 from glovebox_audit.log import Then
 from glovebox_audit.receipts import names
 from glovebox_audit.segments.statements import Signs
-from glovebox_profiles.compile import withheld
+from glovebox_profiles import words
+from glovebox_profiles.compile import CHANGES
 from glovebox_profiles.model import Profile
 from glovebox_server.artifacts.record import ArtifactStoreError
-from glovebox_server.calls import ToolCall, elapsed_ms, whose
+from glovebox_server.calls import Principal, ToolCall
 from glovebox_server.errors import AuditError
 from glovebox_server.failures import foreseen
 from glovebox_server.redaction import without_paths
 
 TerminalEvent = CallFinished | CallCancelled | CallFailed
 
+_MS_DIGITS = 3
+"""Decimal places of milliseconds; more would be noise."""
 _POSITION_BYTES = 512
 """More than the position of the last record takes: it is known only at the write."""
 _ENVELOPE_BYTES = 2048
@@ -47,6 +51,17 @@ _ENVELOPE_BYTES = 2048
 
 _CONNECTION = ("scheme", "host", "port", "method", "effect", "rule", "address", "credential")
 _OUTCOME = ("ended", "exit_code", "failed", "by", "stop", "error", "reason", "elapsed_ms", "usage")
+
+
+def whose(principal: Principal, run: str | None) -> dict[str, str]:
+    """Return caller, client, run and workflow for records, results and refusals."""
+    said = {"principal": principal.id, "client": principal.client, "run": run, "workflow": principal.workflow}
+    return {name: value for name, value in said.items() if value is not None}
+
+
+def elapsed_ms(call: ToolCall) -> float:
+    """Return the milliseconds since a call's turn came."""
+    return round((datetime.now(UTC) - call.received).total_seconds() * 1000, _MS_DIGITS)
 
 
 class RecorderLog(Protocol):
@@ -332,6 +347,36 @@ def _isolation(profile: Profile, started: Mapping[str, Any]) -> dict[str, Any]:
         "host": started.get("host", {}),
         "fields": started["fields"],
     }
+
+
+def withheld(profile: Profile) -> tuple[str, ...]:
+    """Return what this profile withholds from a call, for its receipt: network, files, limits."""
+    limits, network = profile.limits, profile.network
+    hosts = ", ".join(dict.fromkeys(rule.host for rule in network.allow))
+    files = ["Files: of the host everything but the workspace, which could be read and not changed."]
+    if profile.files.workspace == "overlay":
+        files = ["Files: of the host everything but the workspace, of which a copy could be changed."]
+    elif profile.files.workspace == "none":
+        files = ["Files: everything of the host, the workspace included."]
+    if profile.tool == CHANGES:
+        files = ["Files: everything of the host but the change that a person was shown, and said yes to."]
+    files += [] if profile.files.inputs else ["Files: those of earlier calls."]
+    files += [] if profile.files.output else ["Files: none could be given back."]
+    spend = f"{words.number(limits.wall_seconds)} s of real time, {limits.cpu_seconds} s of processor time, "
+    spend += f"{words.size(limits.memory)} of memory, {limits.pids} processes and threads, "
+    spend += f"{words.size(limits.scratch)} of scratch space"
+    if profile.files.output:
+        spend += f", {limits.output.files} files and {words.size(limits.output.bytes)} given back"
+    if profile.files.workspace == "overlay":
+        spend += f", {limits.workspace.files} files and {words.size(limits.workspace.bytes)} of workspace"
+    return (
+        "Network: all of it."
+        if network.mode == "none"
+        else f"Network: every host but {hosts}; every address that is not public.",
+        *files,
+        f"Limits: more than {spend}.",
+        "The host's processes, environment and secrets; every privilege and capability; anything after the call.",
+    )
 
 
 def _picked(data: Mapping[str, Any], wanted: Sequence[str]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from tests.conformance.whole_calls.promoting import CaseFolder
 from tests.conformance.whole_calls.proofs import require_locked, shown
 from tests.conformance.whole_calls.seen import Seen, incomplete, of_all, order, promoted, refused_requests
 
+from glovebox_audit.chain import new_call_id
 from glovebox_audit.events import RequestsRefused
 from glovebox_audit.read import records_of
 from glovebox_audit.verify import verify
@@ -39,7 +40,7 @@ from glovebox_sandboxes.conformance import trial
 from glovebox_sandboxes.conformance.host import CANARY, Planted
 from glovebox_server import app as apps
 from glovebox_server.app import App
-from glovebox_server.calls import Principal, Text, ToolCall, new_call_id
+from glovebox_server.calls import Principal, Text, ToolCall
 from glovebox_server.core.broker import Broker
 from glovebox_server.core.rights import Rights, Roles
 from glovebox_server.errors import RefusedError

@@ -96,5 +96,5 @@ def _texts(settings: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
     except (ProfileError, MisnamedError):
         return {}, {}
     sets = [profiles, *(each.profiles for each in found.every)]
-    texts = {each.digest_for(tool): profiles_model.effective(each[tool]) for each in sets for tool in each}
+    texts = {each.digests[tool]: profiles_model.effective(each[tool]) for each in sets for tool in each}
     return texts, {} if found.policy is None else {found.digest or "": policy_keys(found.policy)}

@@ -78,7 +78,7 @@ def profiles_list(settings: Settings) -> None:
             "isolation": list(profile.isolation),
             "network": profile.network.mode,
             "approval": profile.approval,
-            "digest": found.digest_for(tool),
+            "digest": found.digests[tool],
             "source": str(found.source(tool)),
             "shipped": found.source(tool).parent == SHIPPED,
         }
@@ -105,7 +105,7 @@ def profiles_show(settings: Settings, tool: str) -> None:
     As TOML that loads to the same digest, or as JSON.
     """
     found = load_profiles(settings)
-    profile, source, digest = found_for(found, tool), found.source(tool), found.digest_for(tool)
+    profile, source, digest = found_for(found, tool), found.source(tool), found.digests[tool]
     if not emit({"digest": digest, "source": str(source), "profile": effective(profile)}):
         say(f"# from {source}\n# {digest}\n{to_toml(profile)}")
 

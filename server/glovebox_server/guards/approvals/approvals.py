@@ -21,11 +21,12 @@ import anyio.to_thread
 import rfc8785
 from anyio.lowlevel import EventLoopToken
 
+from glovebox_audit.chain import new_id
 from glovebox_audit.events import Event
 from glovebox_audit.log import AuditLog
 from glovebox_profiles.model import effective
 from glovebox_sandboxes.contract.errors import Refusal
-from glovebox_server.calls import Decision, Grant, Listener, new_id
+from glovebox_server.calls import Decision, Grant, Listener
 from glovebox_server.core.accept import deny
 from glovebox_server.errors import AuditError, RefusedError, StoreError
 from glovebox_server.guards.approvals import store

@@ -25,13 +25,13 @@ from glovebox_sandboxes.contract.attestation import made_with
 from glovebox_sandboxes.contract.base import Driver
 from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_sandboxes.session.connection import AttestedSandbox
-from glovebox_server.calls import Decision, ToolCall, elapsed_ms
+from glovebox_server.calls import Decision, ToolCall
 from glovebox_server.core.call import Call, Ran
 from glovebox_server.core.inputs import Inputs
 from glovebox_server.core.rights import Rights
 from glovebox_server.guards.redaction.detector import Forms
 from glovebox_server.guards.redaction.guard import mask_value
-from glovebox_server.receipts.recorder import CallRecorder, Receipt, ReceiptIssuer
+from glovebox_server.receipts.recorder import CallRecorder, Receipt, ReceiptIssuer, elapsed_ms
 
 if TYPE_CHECKING:
     from glovebox_server.promotion.scanning import Scan
@@ -46,7 +46,7 @@ async def call_decided(
     decision: Decision,
     profile: Profile | None,
     inputs: Inputs,
-    values: Forms,
+    values: Callable[[], Forms],
     *,
     sealer: "Sealer | None" = None,
 ) -> CallDecided:
@@ -54,7 +54,7 @@ async def call_decided(
     keep = profile is not None and "arguments" in profile.audit.keep
     event = decided(call, decision, keep_arguments=keep, inputs=inputs.listed if inputs.readers else ())
     if profile is not None and event.arguments is not None and profile.result.redact != "none":
-        arguments, secrets = await mask_value(event.arguments, values)
+        arguments, secrets = await mask_value(event.arguments, values())
         event = replace(event, arguments=arguments, redacted=secrets) if secrets else event
     if sealer is None or (event.arguments is not None and not event.redacted):
         return event
@@ -185,9 +185,9 @@ class CallJournal:
             AuditError: The decision is not in the log.
         """
         now, request = call.now, call.request
-        profile = now.profile if request.tool in now.rights.profiles else None
+        profile = now.profile if request.tool in now.rights.profiles.by_tool else None
         recorder = self.receipts.recorder(request, profile)
-        forms = self.forms_of(now.rights)
+        forms = partial(self.forms_of, now.rights)
         event = await call_decided(request, now.decision, profile, now.inputs or Inputs(), forms, sealer=self.sealer)
         workspace = now.rights.workspace
         if workspace is not None and profile is not None and profile.files.workspace != "none":

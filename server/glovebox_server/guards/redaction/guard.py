@@ -48,6 +48,7 @@ _KEY_LINE: Final = re.compile(r"\s*(?:[0-9]+[-:]\s*)?(?=[a-z0-9+/=]*[A-Z])[A-Za-
 """A line of a private key as its own text; lower case alone is a path or a name."""
 
 
+NO_FORMS: Forms = {}
 SecretHook = Callable[[ToolCall, Outcome], Awaitable[None]]
 """Receives the raw outcome of a call that may hold a secret."""
 
@@ -59,7 +60,7 @@ async def mask(forms_of: Callable[[Rights], Forms], on_secret: SecretHook | None
     live: Show | None = None
 
     def values() -> Forms:
-        return forms_of(rights)
+        return forms_of(rights) if rights.credentials else NO_FORMS
 
     def wrap(show: Show) -> Show:
         nonlocal live

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from pydantic import AwareDatetime, Field
 
+from glovebox_audit.chain import new_call_id
 from glovebox_sandboxes.contract.errors import DiagnosedError
-from glovebox_server.calls import new_call_id
 from glovebox_server.guards.redaction.detector import MARKER_LENGTH
 from glovebox_server.stores.files import FOLDER, MAX_BYTES, Files, StoredItem
 
