@@ -8,10 +8,9 @@ from tests.perf.measures import MEASURES, count_static
 #: Bounds, with what is wanted beside them. A landing that makes a number smaller lowers its bound; one that has to
 #: raise a bound says why in its commit. tests/interaction/test_footprints.py counts those of calls.
 AT_MOST = {
-    "warm_files": 41,  # 35
-    # 39 files, 310 moves and 256 returns on an idle machine; each time that a busy one wakes the call again adds 24.
-    "warm_moves": 382,  # 200
-    "warm_returns": 328,
+    "warm_files": 35,  # 35
+    "warm_moves": 200,  # 200
+    "warm_returns": 180,
     "warm_off": 0,  # 0
     "warm_idle": 4,
     "egress_files": 25,  # 25

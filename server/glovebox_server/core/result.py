@@ -56,7 +56,7 @@ def build_result(
         whole, (outcome, cut) = outcome, cut_output(outcome)
         answer = tool.answer(outcome) if cut else answer
         truncated = _truncated(whole, cut, delivered.whole)
-    delivered = _bounded(delivered)
+    delivered, told = _bounded(delivered), {"uri": receipt.uri, "digest": receipt.digest}
     isolation = None if plan is None else Isolation(driver=plan.driver, level=plan.level, verified=True)
     structured: dict[str, Any] = {
         "call_id": call.id,
@@ -89,10 +89,7 @@ def build_result(
         structured=structured,
         content=tuple(content),
         failed=answer.failed,
-        meta={
-            **_meta(call, decision, isolation, receipt.head),
-            "receipt": {"uri": receipt.uri, "digest": receipt.digest},
-        },
+        meta=_meta(call, decision, isolation, receipt.head) | {"receipt": told},
         beside=sum(len(cut[name].whole) - cut[name].shown for name in delivered.whole),
     )
 
