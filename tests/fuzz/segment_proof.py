@@ -1,13 +1,10 @@
 """Inclusion proofs: proved only as they were made, byte for byte; else EvidenceError with a reason."""
 
-import json
-
-from tests.fixtures.segments import PUBLIC, SIGNER
+from tests.fixtures.segments import KEYS, SIGNER, sealed_by
 from tests.fuzz.harness import SEEDS, bounded
 
-from glovebox_audit import chain
+from glovebox_audit.bundle.evidence import Evidence, read
 from glovebox_audit.chain import EvidenceError
-from glovebox_audit.segments.proof import Proved, verify
 
 PROOF = (SEEDS / "segment_proof" / "made").read_bytes()[1:]
 
@@ -18,19 +15,17 @@ def check(data: bytes) -> None:
         return
     content = data[1:]
     if data[0] & 1:
-        fields = json.loads(PROOF)
-        fields["segments"][0]["seal"] = SIGNER.sign(content)
-        content = chain.canonical(fields) + b"\n"
+        content = sealed_by(PROOF, SIGNER.sign(content))
     with bounded():
         try:
-            proved: Proved | None = verify(content, PUBLIC, SIGNER.key_id)
+            proved: Evidence | None = read(content, KEYS)
         except EvidenceError as refused:
             said, proved = str(refused), None
     if proved is None:
         assert 0 < len(said) < 3000
         assert said.isprintable()
         return
-    assert proved.key_id == SIGNER.key_id
+    assert proved.keys == (SIGNER.key_id,)
     if data[0] & 1:
         assert proved.seals[0].payload() == data[1:]
     else:

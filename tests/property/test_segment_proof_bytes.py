@@ -8,18 +8,17 @@ import pytest
 from hypothesis import given, settings
 from tests.fixtures import segments
 
+from glovebox_audit.bundle import evidence
+from glovebox_audit.bundle.make import prove
 from glovebox_audit.chain import EvidenceError
-from glovebox_audit.receipts import dsse
-from glovebox_audit.segments import merkle, proof
-
-KEY_ID = dsse.key_id(segments.PUBLIC)
+from glovebox_audit.segments import merkle
 
 
 def _made() -> bytes:
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place) / "audit"
         segments.fill(directory, 8, size=4000)
-        content = proof.prove(directory, "c_1")
+        content = prove(directory, "call", "c_1", lambda: ({}, {}))
     assert content is not None
     return content
 
@@ -29,7 +28,7 @@ PROOF = _made()
 
 def test_the_untouched_proof_holds() -> None:
     """Control for everything below."""
-    assert len(proof.verify(PROOF, segments.PUBLIC, KEY_ID).records) == 2
+    assert len(evidence.read(PROOF, segments.KEYS).records) == 2
 
 
 @settings(max_examples=500, deadline=None)
@@ -38,7 +37,7 @@ def test_any_changed_byte_is_found(place: int, change: int) -> None:
     """In the records, the paths, the seal, and between them."""
     content = PROOF[:place] + bytes([PROOF[place] ^ change]) + PROOF[place + 1 :]
     with pytest.raises(EvidenceError):
-        proof.verify(content, segments.PUBLIC, KEY_ID)
+        evidence.read(content, segments.KEYS)
 
 
 @settings(max_examples=200, deadline=None)
@@ -48,7 +47,7 @@ def test_any_other_bytes_are_found(place: int, content: bytes, gone: int) -> Non
     other = PROOF[:place] + content + PROOF[place + gone :]
     if other != PROOF:
         with pytest.raises(EvidenceError):
-            proof.verify(other, segments.PUBLIC, KEY_ID)
+            evidence.read(other, segments.KEYS)
 
 
 @settings(max_examples=200, deadline=None)
@@ -56,7 +55,7 @@ def test_any_other_bytes_are_found(place: int, content: bytes, gone: int) -> Non
 def test_arbitrary_bytes_are_no_proof(content: bytes) -> None:
     """The reader has one way to refuse."""
     with pytest.raises(EvidenceError):
-        proof.verify(content, segments.PUBLIC, KEY_ID)
+        evidence.read(content, segments.KEYS)
 
 
 @settings(max_examples=200, deadline=None)

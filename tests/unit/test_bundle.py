@@ -22,7 +22,7 @@ import glovebox_sandboxes
 import glovebox_server
 from glovebox_audit import chain
 from glovebox_audit.bundle import archive, evidence, report
-from glovebox_audit.bundle.make import make
+from glovebox_audit.bundle.make import NotSealedError, make
 from glovebox_audit.bundle.verify import verify
 from glovebox_audit.chain import EvidenceError
 from glovebox_audit.events import ArtifactScanned, CallDecided, EgressDecided, ServerStopped, draft
@@ -30,7 +30,6 @@ from glovebox_audit.file import LogFile
 from glovebox_audit.receipts import dsse
 from glovebox_audit.receipts.keys import public_pem
 from glovebox_audit.segments.counts import Counts, counted, name_of, shown
-from glovebox_audit.segments.proof import NotSealedError
 from glovebox_audit.segments.statements import Seal
 from glovebox_audit.verify import verify as verify_log
 from glovebox_server.cli.main import main

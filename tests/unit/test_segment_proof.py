@@ -10,14 +10,12 @@ from tests.fixtures import segments
 from tests.fixtures.audit_logs import decided, finished
 
 from glovebox_audit import chain, read
+from glovebox_audit.bundle import evidence
+from glovebox_audit.bundle.make import NotSealedError, prove
 from glovebox_audit.chain import EvidenceError
 from glovebox_audit.events import draft
 from glovebox_audit.file import LogFile
 from glovebox_audit.receipts import dsse
-from glovebox_audit.segments import proof
-from glovebox_audit.segments.proof import NotSealedError
-
-KEY, KEY_ID = segments.PUBLIC, dsse.key_id(segments.PUBLIC)
 
 
 @pytest.fixture
@@ -33,9 +31,14 @@ def directory(tmp_path: Path) -> Path:
     return place
 
 
+def proof_of(directory: Path, call_id: str) -> bytes | None:
+    """The proof of a call, if it is on record."""
+    return prove(directory, "call", call_id, lambda: ({}, {}))
+
+
 def made(directory: Path, call_id: str) -> bytes:
     """The proof of a call."""
-    content = proof.prove(directory, call_id)
+    content = proof_of(directory, call_id)
     assert content is not None
     return content
 
@@ -43,9 +46,11 @@ def made(directory: Path, call_id: str) -> bytes:
 def test_a_call_is_proved_by_the_proof_and_the_key_alone(directory: Path) -> None:
     """Its records, byte for byte, and of others nothing but hashes; also where it lies in two segments."""
     content = made(directory, "c_long")
-    found = proof.verify(content, KEY, KEY_ID)
+    found = evidence.read(content, segments.KEYS)
     assert [record.line for record in found.records] == [each.line for each in read.records_of(directory, "c_long")]
-    assert len(found.seals) == 2
+    numbers = [seal.segment for seal in found.seals]
+    assert numbers == list(range(numbers[0], numbers[-1] + 1))
+    assert len(numbers) > 1
     assert b"c_1" not in content
     assert b"local:0" not in content
     assert b"token:ours" in content
@@ -54,19 +59,19 @@ def test_a_call_is_proved_by_the_proof_and_the_key_alone(directory: Path) -> Non
 def test_every_call_of_a_sealed_segment_can_be_proved(directory: Path) -> None:
     """Whatever its place in the tree; a call that is not there has no proof."""
     for number in range(8):
-        assert len(proof.verify(made(directory, f"c_{number}"), KEY, KEY_ID).records) == 2
-    assert proof.prove(directory, "c_none") is None
+        assert len(evidence.read(made(directory, f"c_{number}"), segments.KEYS).records) == 2
+    assert proof_of(directory, "c_none") is None
 
 
 def test_what_is_not_sealed_yet_cannot_be_proved(directory: Path) -> None:
     """Nobody has signed it; once it is sealed it can (the control)."""
     segments.fill(directory, 1, first=99, size=10**9)
     with pytest.raises(NotSealedError):
-        proof.prove(directory, "c_99")
+        proof_of(directory, "c_99")
     file = LogFile(directory, "s_2", segments.rotation(10**9))
     assert file.seal() is not None
     file.close()
-    assert proof.verify(made(directory, "c_99"), KEY, KEY_ID).call_id == "c_99"
+    assert evidence.read(made(directory, "c_99"), segments.KEYS).id == "c_99"
 
 
 def test_a_segment_that_was_changed_gives_no_proof(directory: Path) -> None:
@@ -75,7 +80,7 @@ def test_a_segment_that_was_changed_gives_no_proof(directory: Path) -> None:
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([lines[0], lines[1].replace(b"run_python", b"run_pythom"), *lines[2:]]))
     with pytest.raises(EvidenceError, match="segment 1 is not what was sealed"):
-        proof.prove(directory, "c_long")
+        proof_of(directory, "c_long")
     assert made(directory, "c_20")
 
 
@@ -83,7 +88,7 @@ def test_another_key_proves_nothing(directory: Path) -> None:
     """Said with both ids."""
     other = Ed25519PrivateKey.from_private_bytes(b"\1" * 32).public_key()
     with pytest.raises(EvidenceError, match="seal 1: it was signed with another key"):
-        proof.verify(made(directory, "c_1"), other, dsse.key_id(other))
+        evidence.read(made(directory, "c_1"), {dsse.key_id(other): other})
 
 
 def changed(content: bytes, change: Any) -> bytes:
@@ -104,7 +109,7 @@ def swap(fields: Any) -> None:
 
 
 LIES: dict[str, tuple[Any, str]] = {
-    "another call": (lambda x: x.update(call_id="c_2"), "record 1 of segment 1: it is another call's"),
+    "another call": (lambda x: x.update(id="c_2"), "record 1 of segment 1: it is another call's"),
     "another place": (lambda x: record(x).update(index=record(x)["index"] + 1), "record 1 of segment 1: its path does"),
     "a place beyond": (lambda x: record(x).update(index=1000), "record 1 of segment 1: its path does not lead"),
     "a negative place": (lambda x: record(x).update(index=-1), "record 1 of segment 1: its path does not lead"),
@@ -119,16 +124,22 @@ LIES: dict[str, tuple[Any, str]] = {
         lambda x: record(x, 1).update(record=record(x, 1)["record"].replace("12.5", "99.5")),
         "record 2 of segment 1: its path does not lead",
     ),
-    "no record": (lambda x: x["segments"][0].update(records=[]), "it does not have the fields"),
-    "no segment": (lambda x: x.update(segments=[]), "it does not have the fields"),
-    "a key more": (lambda x: x.update(more=1), "it does not have the fields"),
+    "no record": (lambda x: x["segments"][0].update(records=[]), "segment 1 has 2 of its records, and the bundle 0"),
+    "no segment": (lambda x: x.update(segments=[]), "it has no record of call c_0"),
+    "a key more": (lambda x: x.update(more=1), "or does not have its fields"),
     "a wrong index": (lambda x: record(x).update(index=True), "it does not have the fields of a record"),
-    "a record twice": (lambda x: x["segments"][0]["records"].append(record(x)), "not in the order of the log"),
+    "a record twice": (
+        lambda x: x["segments"][0]["records"].append(record(x)),
+        "of its records, and the bundle 3",
+    ),
     "another order": (swap, "not in the order of the log"),
-    "a segment twice": (lambda x: x["segments"].append(x["segments"][0]), "not in the order of the log"),
-    "no seal": (lambda x: x["segments"][0].update(seal=None), "seal 1: it is not a DSSE envelope"),
-    "another type": (lambda x: x.update(type="x"), "it does not have the fields"),
-    "a newer type": (lambda x: x.update(type=proof.TYPE[:-1] + "2"), "made by a newer Glovebox"),
+    "a segment twice": (
+        lambda x: x["segments"].append(x["segments"][0]),
+        "segment 1 does not follow the one before",
+    ),
+    "no seal": (lambda x: x["segments"][0].update(seal=None), "seal 1: it is no record"),
+    "another type": (lambda x: x.update(type="x"), "or does not have its fields"),
+    "a newer type": (lambda x: x.update(type=evidence.TYPE[:-1] + "2"), "made by a newer Glovebox"),
 }
 
 
@@ -136,19 +147,19 @@ LIES: dict[str, tuple[Any, str]] = {
 def test_a_proof_that_lies_is_refused_with_the_place(directory: Path, name: str) -> None:
     """Each with its reason; the proof as it was holds (the control)."""
     content = made(directory, "c_0")
-    assert proof.verify(content, KEY, KEY_ID)
+    assert evidence.read(content, segments.KEYS)
     change, reason = LIES[name]
     with pytest.raises(EvidenceError) as caught:
-        proof.verify(changed(content, change), KEY, KEY_ID)
+        evidence.read(changed(content, change), segments.KEYS)
     assert reason in str(caught.value)
 
 
-def test_a_receipt_is_no_seal(directory: Path) -> None:
-    """What the key signed as something else proves no segment, and neither does a removal."""
-    content = made(directory, "c_1")
-    envelope = segments.SIGNER.sign(chain.canonical({"predicateType": "https://glovebox.dev/attestation/call/v1"}))
-    with pytest.raises(EvidenceError, match="seal 1: its statement is not https://glovebox"):
-        proof.verify(changed(content, lambda x: x["segments"][0].update(seal=envelope)), KEY, KEY_ID)
-    newer = segments.SIGNER.sign(chain.canonical({"predicateType": "https://glovebox.dev/attestation/segment/v3"}))
-    with pytest.raises(EvidenceError, match="seal 1: made by a newer Glovebox"):
-        proof.verify(changed(content, lambda x: x["segments"][0].update(seal=newer)), KEY, KEY_ID)
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [("call/v1", "seal 1: its statement is not https://glovebox"), ("segment/v3", "seal 1: made by a newer Glovebox")],
+)
+def test_a_receipt_is_no_seal(directory: Path, kind: str, reason: str) -> None:
+    """What the key signed as something else proves no segment."""
+    envelope = segments.SIGNER.sign(chain.canonical({"predicateType": f"https://glovebox.dev/attestation/{kind}"}))
+    with pytest.raises(EvidenceError, match=reason):
+        evidence.read(segments.sealed_by(made(directory, "c_1"), envelope), segments.KEYS)

@@ -1,4 +1,4 @@
-"""Read and prove a bundle's ``evidence.json``. Bytes in, data out: no file, no state, no network.
+"""Read and prove evidence: an inclusion proof, or a bundle's ``evidence.json``. Bytes in, data out.
 
 Rule 1  Each segment's seal is signed, and names the seal before it: from the first to the last there is no hole.
 Rule 2  A seal counts the records of each call and run in its segment (``audit.segments.counts``). A bundle holds

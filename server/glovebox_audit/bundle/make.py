@@ -11,16 +11,27 @@ from glovebox_audit import read as reading
 from glovebox_audit.bundle import archive, evidence
 from glovebox_audit.bundle.evidence import is_of
 from glovebox_audit.chain import EvidenceError
+from glovebox_audit.events import CallDecided
 from glovebox_audit.read import Snapshot
 from glovebox_audit.segments import counts, proof
-from glovebox_audit.segments.proof import NotSealedError
+
+
+class NotSealedError(Exception):
+    """Records are in the current segment, which is not signed yet."""
+
 
 Texts = Callable[[], tuple[Mapping[str, Any], Mapping[str, Any]]]
 """Profiles and policies in effect now, by digest."""
 
 
 def make(directory: Path, of: str, identity: str, texts: Texts) -> bytes | None:
-    """Return the bundle of a ``call`` or ``run``; None if the log has no record of it.
+    """Return the bundle of a ``call`` or ``run``; None if the log has no record of it. Raises like ``prove``."""
+    content = prove(directory, of, identity, texts)
+    return None if content is None else archive.written(content, archive.parts(evidence.read(content, {})))
+
+
+def prove(directory: Path, of: str, identity: str, texts: Texts) -> bytes | None:
+    """Return the evidence of a ``call`` or ``run``, as ``evidence.read`` takes it; None if the log has no record of it.
 
     Raises:
         NotSealedError: some of its records are in the current segment.
@@ -36,11 +47,8 @@ def make(directory: Path, of: str, identity: str, texts: Texts) -> bytes | None:
         ):
             raise NotSealedError
         segments = list(_segments(snapshot, of, identity, wanted))
-    holding = [place for place, each in enumerate(segments) if each["records"]]
-    if not holding:
+    if not any(each["records"] for each in segments):
         return None
-    if of == "call":  # it begins and ends there
-        segments = segments[holding[0] : holding[-1] + 1]
     lines = (each["record"].encode() + b"\n" for part in segments for each in part["records"])
     profiles, policies = evidence.named(map(chain.parse, lines))
     now = texts()
@@ -55,25 +63,36 @@ def make(directory: Path, of: str, identity: str, texts: Texts) -> bytes | None:
             "policies": {digest: now[1].get(digest) for digest in policies},
         }
     )
-    content = told + b"\n"
-    return archive.written(content, archive.parts(evidence.read(content, {})))
+    return told + b"\n"
 
 
 def _segments(
     snapshot: Snapshot, of: str, identity: str, wanted: Callable[[chain.Record], bool]
 ) -> Iterable[dict[str, Any]]:
     name = counts.name_of(of, identity)
-    for number in snapshot.sealed:
+    for number in snapshot.sealed if of == "run" else _of_call(snapshot, identity):
         there = counts.Counts()
         with suppress(FileNotFoundError):  # removed in this moment, the oldest first
             found, record, seal = proof.part(snapshot, number, identity, wanted, there)
             leaves = there.leaves()
             if seal.names_root is None:
-                if found["records"]:
-                    reason = "was sealed by an earlier Glovebox, which did not count records"
-                    raise EvidenceError(f"segment {number} {reason}: nothing shows that there are no others")
                 continue
             if there.root(leaves) != seal.names_root:
                 raise EvidenceError(f"segment {number} is not what was sealed; see `glovebox audit verify --all`")
             line = record.line.removesuffix(b"\n").decode()
             yield {"seal": line, "counts": counts.shown(leaves, name), "records": found["records"]}
+
+
+def _of_call(snapshot: Snapshot, call_id: str) -> Iterable[int]:
+    """Return the segments from a call's first record to its last."""
+    holding: list[int] = []
+    for number in reversed(snapshot.sealed):
+        try:
+            with snapshot.segment(number) as (log, size):
+                kinds = {record.kind for record in reading.records_in(log, size, call_id)}
+        except FileNotFoundError:  # removed in this moment, the oldest first
+            break
+        holding += [number] if kinds else []
+        if CallDecided.kind in kinds:
+            break
+    return range(holding[-1], holding[0] + 1) if holding else ()

@@ -12,21 +12,20 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from rich.text import Text
 
 from glovebox_audit import anchors, chain, read, subscription
+from glovebox_audit.bundle import archive, evidence
 from glovebox_audit.chain import EvidenceError
 from glovebox_audit.file import LOG_NAME
 from glovebox_audit.printable import printable
 from glovebox_audit.read import LogLine
 from glovebox_audit.receipts import dsse, keys
-from glovebox_audit.segments import proof as proofs
 from glovebox_audit.verifier.report import VerifyReport
 from glovebox_audit.verify import verify as verify_log
 from glovebox_sandboxes.plural import counted
-from glovebox_server.cli.evidence.query import find_call, lines_option
+from glovebox_server.cli.evidence.query import lines_option
 from glovebox_server.cli.options import (
     LazyGroup,
     ReadFile,
     emit,
-    err,
     json_option,
     out,
     state_directory,
@@ -48,6 +47,7 @@ _file = ReadFile()
     cls=LazyGroup,
     lazy={
         "bundle": ("evidence.making:audit_bundle", "Write one file that shows what a call or a run did."),
+        "prove": ("evidence.making:audit_prove", "Print the inclusion proof of one call, as JSON."),
         "query": ("evidence.query:audit_query", "Find calls, the newest first."),
         "show": ("evidence.page:audit_show", "One call as a page: what was asked, decided, done, and spent."),
     },
@@ -117,32 +117,6 @@ def audit_verify(
     return OK if report.ok else FAILED
 
 
-@audit.command("prove")
-@click.argument("call_id", metavar="CALL")
-@state_directory
-def audit_prove(settings: Settings, call_id: str) -> int:
-    """Print the inclusion proof of one call, as JSON.
-
-    Its records, and that they lie in a sealed segment.
-    """
-    directory = settings.state_dir / "audit"
-    call_id = find_call(directory, call_id)
-    try:
-        found = proofs.prove(directory, call_id)
-    except proofs.NotSealedError:
-        hint = "`glovebox audit seal` seals it now; else the next day or 64 MiB will."
-        err.print(Text(f"Records of call {call_id} are in a segment that is not sealed yet: {hint}"))
-        return FAILED
-    except EvidenceError as problem:
-        err.print(Text(f"There is no proof: {problem}."))
-        return FAILED
-    if found is None:
-        err.print(Text(f"No record of call {call_id}. `glovebox audit tail` shows the latest calls."))
-        return FAILED
-    out.out(found.decode(), end="", highlight=False)
-    return OK
-
-
 @audit.command("seal")
 @json_option
 @state_directory
@@ -209,22 +183,22 @@ def not_proved(what: str, problem: Exception) -> int:
 def _verify_proof(file: Path, key: Ed25519PublicKey) -> int:
     """Check an inclusion proof with a public key only; return 1 and print the exact reason if it does not hold."""
     with file.open("rb") as opened:
-        content = opened.read(proofs.MAX_BYTES + 1)
+        content = opened.read(archive.MAX_BYTES + 1)
     try:
-        proved = proofs.verify(content, key, dsse.key_id(key))
+        proved = evidence.read(content, {dsse.key_id(key): key})
     except EvidenceError as problem:
         return not_proved("proof", problem)
     records = [json.loads(record.line) for record in proved.records]
     seals = [asdict(seal) for seal in proved.seals]
-    fields = {"ok": True, "call_id": proved.call_id, "key": proved.key_id, "records": records, "seals": seals}
-    if emit(fields, indent=None):
+    told = {"ok": True, "call_id": proved.id, "key": proved.keys[0], "records": records, "seals": seals}
+    if emit(told, indent=None):
         return OK
     for record in proved.records:
         out.print(Text(f"{record.seq}  {record.time}  {record.kind}"))
     where = ", ".join(f"{seal.segment} (sealed {seal.time})" for seal in proved.seals)
     count = counted(len(proved.records), "record")
-    out.print(Text(f"{count} of {proved.call_id} lie in segment {where}.", style="green"))
-    out.print(Text(f"signed with key {proved.key_id}"))
+    out.print(Text(f"{count} of {proved.id} lie in segment {where}.", style="green"))
+    out.print(Text(f"signed with key {proved.keys[0]}"))
     return OK
 
 

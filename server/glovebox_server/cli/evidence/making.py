@@ -1,6 +1,6 @@
-"""``glovebox audit bundle``: what a call or run did, as one file to check anywhere."""
+"""``glovebox audit bundle`` and ``audit prove``: what a call or run did, to check anywhere."""
 
-from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +8,8 @@ import click
 from rich.text import Text
 
 from glovebox_audit.bundle import make as making
+from glovebox_audit.bundle.make import NotSealedError
 from glovebox_audit.chain import EvidenceError
-from glovebox_audit.segments.proof import NotSealedError
 from glovebox_profiles import model as profiles_model
 from glovebox_profiles.errors import ProfileError
 from glovebox_sandboxes.plural import counted
@@ -20,6 +20,7 @@ from glovebox_server.cli.options import (
     emit,
     err,
     json_option,
+    out,
     state_directory,
 )
 from glovebox_server.cli.saving import write_new_file
@@ -73,10 +74,34 @@ def audit_bundle(settings: Settings, call: str | None, run: str | None, output: 
     return OK
 
 
-def _made(settings: Settings, directory: Path, of: str, identity: str) -> bytes | None:
-    def texts() -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        return _texts(settings)
+@click.command("prove", cls=CliCommand)
+@click.argument("call_id", metavar="CALL")
+@state_directory
+def audit_prove(settings: Settings, call_id: str) -> int:
+    """Print the inclusion proof of one call, as JSON.
 
+    Its records, and that they lie in a sealed segment.
+    """
+    directory = settings.state_dir / "audit"
+    call_id = find_call(directory, call_id)
+    try:
+        found = making.prove(directory, "call", call_id, partial(_texts, settings))
+    except NotSealedError:
+        hint = "`glovebox audit seal` seals it now; else the next day or 64 MiB will."
+        err.print(Text(f"Records of call {call_id} are in a segment that is not sealed yet: {hint}"))
+        return FAILED
+    except EvidenceError as problem:
+        err.print(Text(f"There is no proof: {problem}."))
+        return FAILED
+    if found is None:
+        err.print(Text(f"No record of call {call_id}. `glovebox audit tail` shows the latest calls."))
+        return FAILED
+    out.out(found.decode(), end="", highlight=False)
+    return OK
+
+
+def _made(settings: Settings, directory: Path, of: str, identity: str) -> bytes | None:
+    texts = partial(_texts, settings)
     try:
         return making.make(directory, of, identity, texts)
     except NotSealedError:
