@@ -6,6 +6,7 @@ file, the patch, the number of entries and the steps of the search for short hun
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 
@@ -27,11 +28,10 @@ MAX_NAME = 255
 """Bytes of a carried name."""
 _TOO_LARGE = "larger than what is left of the output limit"
 _CUT = "its end may be missing, the workspace was full when it was written"
-_CONTEXT = 3
-_MAX_EDITS = 300
-"""Differing lines up to which the shortest hunks are searched; beyond, one hunk replaces all."""
-_STEPS = 1_000_000
-"""Steps of that search in all files together: about a second."""
+_STEPS = 2_000_000
+"""Pairs of equal lines in the search for short hunks, in all files together: about a second."""
+_RARE = 200
+"""Occurrences of a line up to which it is searched in any file."""
 
 
 Copied = tuple[str, bool, bytes, int]
@@ -192,21 +192,23 @@ class Comparison:
             tab = "\t" if " " in name else ""
             names = f"--- {first + tab if old_mode else '/dev/null'}\n+++ {second + tab if new_mode else '/dev/null'}\n"
             head += index if old_mode and new_mode else ""
-            return (head + names).encode() + self._hunks(_lines(old), _lines(new))
+            return (head + names + self._hunks(_lines(old), _lines(new))).encode()
         return (head + index).encode() + b"GIT binary patch\n" + _literal(new)
 
-    def _hunks(self, old: list[bytes], new: list[bytes]) -> bytes:
-        start = 0
-        while start < min(len(old), len(new)) and old[start] == new[start]:
-            start += 1
-        end = 0
-        while end < min(len(old), len(new)) - start and old[-1 - end] == new[-1 - end]:
-            end += 1
-        a, b = old[start : len(old) - end], new[start : len(new) - end]
-        kept, spent = shortest(a, b, self._steps)
-        self._steps -= spent
-        runs = [(start + i, start + j, size) for i, j, size in kept]
-        return _written(old, new, [(0, 0, start), *runs, (len(old) - end, len(new) - end, end)])
+    def _hunks(self, old: list[str], new: list[str]) -> str:
+        """Return unified hunks; one that replaces all where the search for shorter ones takes too many steps."""
+        from collections import Counter
+        from difflib import unified_diff
+
+        counts = Counter(new)
+        most = max(_RARE, len(new) // 100 + 1)  # difflib leaves more frequent lines out of its search
+        self._steps -= sum(counts[line] for line in old if counts[line] <= most)
+        if self._steps >= 0:
+            lines = list(unified_diff(old, new))[2:]
+        else:
+            head = f"@@ -{min(1, len(old))},{len(old)} +{min(1, len(new))},{len(new)} @@\n"
+            lines = [head, *(f"-{line}" for line in old), *(f"+{line}" for line in new)]
+        return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
     def _skip(self, name: str, reason: str) -> None:
         if len(self.skipped) < MAX_SKIPPED:
@@ -226,84 +228,6 @@ def compare(
         rest = f"and {found.uncounted} more changes that are not in the patch"
         found.skipped.append({"name": "…", "reason": rest, "count": found.uncounted})
     return {**found.names, "counts": found.counts, "skipped": found.skipped}, found.patch
-
-
-def shortest(a: list[bytes], b: list[bytes], steps: int) -> tuple[list[tuple[int, int, int]], int]:
-    """Return runs of equal lines by Myers' greedy search, and the steps it took.
-
-    A run is (index in ``a``, index in ``b``, length). Where ``steps`` or ``_MAX_EDITS`` is too small, there is none.
-    """
-    reach = {1: 0}
-    trace: list[dict[int, int]] = []
-    spent = 0
-    for edits in range(min(_MAX_EDITS, len(a) + len(b)) + 1):
-        if spent > steps:
-            break
-        trace.append(dict(reach))
-        for k in range(-edits, edits + 1, 2):
-            spent += 1
-            down = k == -edits or (k != edits and reach[k - 1] < reach[k + 1])
-            x = reach[k + 1] if down else reach[k - 1] + 1
-            while x < len(a) and 0 <= x - k < len(b) and a[x] == b[x - k] and spent <= steps:
-                x += 1
-                spent += 1
-            reach[k] = x
-            if x >= len(a) and x - k >= len(b):
-                return _back(a, b, trace), spent
-    return [], spent
-
-
-def _back(a: list[bytes], b: list[bytes], trace: list[dict[int, int]]) -> list[tuple[int, int, int]]:
-    runs = []
-    x, y = len(a), len(b)
-    for edits in range(len(trace) - 1, -1, -1):
-        reach = trace[edits]
-        k = x - y
-        down = k == -edits or (k != edits and reach[k - 1] < reach[k + 1])
-        before = k + 1 if down else k - 1
-        from_x = reach[before] if edits else 0
-        from_y = from_x - before if edits else 0
-        at_x = from_x + (0 if down else 1) if edits else 0
-        if x > at_x:
-            runs.append((at_x, at_x - k, x - at_x))
-        x, y = from_x, from_y
-    return runs[::-1]
-
-
-def _written(old: list[bytes], new: list[bytes], equal: list[tuple[int, int, int]]) -> bytes:
-    """Return hunks for the changes between these equal runs; changes whose contexts meet share one."""
-    groups: list[list[tuple[int, int, int, int]]] = []
-    i = j = 0
-    for at, to, size in equal:
-        if at > i or to > j:
-            if not groups or i - groups[-1][-1][1] > 2 * _CONTEXT:
-                groups.append([])
-            groups[-1].append((i, at, j, to))
-        i, j = at + size, to + size
-    out = bytearray()
-    for group in groups:
-        first, last = group[0], group[-1]
-        lead = min(_CONTEXT, first[0])
-        end = min(len(old), last[1] + _CONTEXT)
-        ours, theirs = _range(first[0] - lead, end), _range(first[2] - lead, last[3] + end - last[1])
-        out += f"@@ -{ours} +{theirs} @@\n".encode()
-        at = first[0] - lead
-        for i, k, j, m in group:
-            _sign(out, b" ", old[at:i])
-            _sign(out, b"-", old[i:k])
-            _sign(out, b"+", new[j:m])
-            at = k
-        _sign(out, b" ", old[at:end])
-    return bytes(out)
-
-
-def _sign(out: bytearray, sign: bytes, lines: list[bytes]) -> None:
-    for line in lines:
-        out += sign + line + (b"" if line.endswith(b"\n") else b"\n\\ No newline at end of file\n")
-
-
-def _range(start: int, end: int) -> str:
-    return f"{start + 1 if end > start else start},{end - start}"
 
 
 def _literal(content: bytes) -> bytes:
@@ -345,11 +269,9 @@ def _read(path: str, size: int) -> bytes:
     return bytes(content)
 
 
-def _lines(content: bytes) -> list[bytes]:
+def _lines(content: bytes) -> list[str]:
     # By line feeds alone, as git does: str.splitlines has eight more ends of a line.
-    lines = content.split(b"\n")
-    last = lines.pop()
-    return [line + b"\n" for line in lines] + ([last] if last else [])
+    return [line.decode() for line in io.BytesIO(content)]
 
 
 def _is_text(content: bytes) -> bool:
