@@ -111,7 +111,6 @@ async def test_open_recovers_from_whatever_lies_in_the_folder(tmp_path: Path) ->
         torn = await keep(store, "torn", b"torn")
         record = tmp_path / "q" / "items" / torn.id / "record.json"
         record.write_bytes(record.read_bytes()[:50])
-    (tmp_path / "q" / "blobs" / ("0" * 64)).write_bytes(b"orphan")
     (tmp_path / "q" / "items" / "stranger").write_bytes(b"x")
     (tmp_path / "q" / "items" / "folder").symlink_to(outside)
     (tmp_path / "q" / "items" / ("0" * 32)).mkdir()
@@ -120,7 +119,7 @@ async def test_open_recovers_from_whatever_lies_in_the_folder(tmp_path: Path) ->
     (tmp_path / "q" / "incoming" / "dead" / "link").symlink_to(outside)
     async with a_store(tmp_path / "q") as store:
         assert await content(store, good.uri) == b"good"
-        expected = {f"blobs/{good.sha256}", f"items/{good.id}/content", f"items/{good.id}/record.json"}
+        expected = {f"items/{good.id}/content", f"items/{good.id}/record.json"}
         assert files(tmp_path / "q") == expected
     assert files(outside) == {"precious"}
 
@@ -233,7 +232,7 @@ def cancelling(work: Callable[[], object], scope: anyio.CancelScope) -> Callable
 CRASH = """
 import sys, anyio
 from pathlib import Path
-from tests.fixtures.artifact_stores import a_call, a_store, keep, limits, receive
+from tests.fixtures.artifact_stores import a_call, a_store, keep, limits, receive, receiving
 from glovebox_server.artifacts.collect import FLUSH_BYTES, DiskWorker
 
 async def main():
@@ -241,7 +240,7 @@ async def main():
         kept = await keep(store, "kept", b"kept")
         async with store.collect(a_call(), limits()) as collection:
             await receive(collection, "sealed", b"sealed")
-            async with collection.receive("half") as sink:
+            async with receiving(collection, "half") as sink:
                 await sink.write(b"x" * FLUSH_BYTES)
                 print(kept.uri, flush=True)
                 await anyio.sleep_forever()
@@ -269,7 +268,6 @@ async def test_sigkill_in_the_middle_of_a_file_leaves_nothing_of_it(tmp_path: Pa
         try:
             assert await survivor.sweep() == 0
             assert len(list(q.glob("incoming/*/*/content"))) == 2  # control: it is alive, so its files are left alone
-            assert len(list(q.glob("blobs/*"))) == 2
         finally:
             process.send_signal(signal.SIGKILL)
             await process.aclose()
@@ -277,12 +275,11 @@ async def test_sigkill_in_the_middle_of_a_file_leaves_nothing_of_it(tmp_path: Pa
         assert await survivor.sweep() == 0
         assert await content(survivor, kept) == b"kept"
         assert len(list(q.glob("incoming/*"))) == 1
-        assert len(list(q.glob("blobs/*"))) == 1
     assert not list(q.glob("incoming/*"))
-    assert len(files(q)) == 3
+    assert len(files(q)) == 2
 
 
-@pytest.mark.parametrize("step", ["mkdir", "open", "write", "fsync", "link", "replace", "rename"])
+@pytest.mark.parametrize("step", ["mkdir", "open", "write", "fsync", "rename"])
 async def test_a_disk_error_at_any_step_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -329,7 +326,7 @@ async def fails(
 
 def break_once(patched: pytest.MonkeyPatch, step: str, good: int) -> Callable[[], bool]:
     """Let one system call fail with a full disk, once, after some good ones; the answer tells whether it has."""
-    owner: object = Path if step in {"mkdir", "replace", "rename"} else os
+    owner: object = Path if step in {"mkdir", "rename"} else os
     real = getattr(owner, step)
     calls = [0]
 

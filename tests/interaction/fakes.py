@@ -170,8 +170,9 @@ class WaitingBroker:
 
     async def _keep(self, call: ToolCall) -> Link:
         async with self.artifacts.collect(call, LIMITS) as collection:
-            async with collection.receive("plot.txt") as sink:
-                await sink.write(f"made for {call.arguments['tag']}".encode())
+            sink = await collection.begin("plot.txt")
+            await sink.write(f"made for {call.arguments['tag']}".encode())
+            await sink.end()
             (kept,) = await collection.publish()
         return Link(
             uri=kept.uri, name=kept.name, media_type=kept.media_type, bytes=kept.bytes, sha256=kept.sha256,

@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 import anyio.lowlevel
 import pytest
-from tests.fixtures.artifact_stores import ALICE, BOB, limits
+from tests.fixtures.artifact_stores import ALICE, BOB, limits, receiving
 from tests.interaction.served import TIMEOUT_SECONDS, Served, served
 
 from glovebox_server.artifacts.record import Artifact
@@ -32,7 +32,7 @@ async def keep(server: Served, name: str, content: bytes = WHOLE, principal: Pri
         received=datetime.now(UTC),
     )
     async with server.app.artifacts.collect(call, limits(output_bytes=10_000_000)) as collection:
-        async with collection.receive(name) as sink:
+        async with receiving(collection, name) as sink:
             await sink.write(content)
         (kept,) = await collection.publish()
     return kept

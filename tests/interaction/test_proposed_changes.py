@@ -152,7 +152,7 @@ async def test_what_was_shown_is_there_after_a_yes(transport: Transport, era: Er
     after = {"notes.txt": b"after\n", "more.txt": b"x\x1by\n", "letters.txt": f"p\u0430y {'x' * 80}".encode()}
     assert held(place.folder) == after
     (asked,) = place.person.asked
-    for line in ("  │ -before", "  │ +after", "more.txt is new: 4 bytes", "  │ +x⟪U+001B⟫y", came["digest"]):
+    for line in ("  │ -before", "  │ +after", "more.txt: new, 4 bytes", "  │ +x⟪U+001B⟫y", came["digest"]):
         assert line in asked
     assert "Look closely: what would change holds 1 character outside ASCII" in asked
     assert all(len(line) <= COLUMNS for line in asked.split("\n"))

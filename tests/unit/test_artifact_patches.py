@@ -1,4 +1,4 @@
-"""A patch is marked by the paths it touches, however it is cut, spelled or flooded; it is never applied."""
+"""A patch is marked by the paths it touches, however it is spelled or flooded; it is never applied."""
 
 import os
 import tempfile
@@ -16,17 +16,14 @@ from _glovebox_guest.files import changes, overlay
 from glovebox_server.artifacts import patches
 from glovebox_server.artifacts.diff_form import WorkBudget
 from glovebox_server.artifacts.names import reasons
-from glovebox_server.artifacts.patches import MAX_NAMES, PatchPaths
+from glovebox_server.artifacts.patches import MAX_NAMES, patch_risks
 
 CHANGES = "it changes files when it is applied"
 
 
-def marks(patch: bytes, size: int = 1 << 20) -> str:
-    """Everything that is said of a patch, given in pieces of this size, but for what is said of each."""
-    paths = PatchPaths(WorkBudget())
-    for at in range(0, len(patch), size):
-        paths.feed(patch[at : at + size])
-    *said, last = paths.risks() or (CHANGES,)
+def marks(patch: bytes) -> str:
+    """Everything that is said of a patch, but for what is said of each."""
+    *said, last = patch_risks(patch, WorkBudget()) or (CHANGES,)
     assert last == CHANGES
     return "\n".join(said)
 
@@ -71,15 +68,14 @@ def ours(*names: str, content: bytes = b"x\n") -> bytes:
     ],
 )
 @pytest.mark.parametrize("content", [b"x\n", b"\0binary", b""])
-@pytest.mark.parametrize("size", [1, 7, 1 << 20])
-def test_what_tools_run_or_agents_obey_is_marked_by_path(name: str, why: str, content: bytes, size: int) -> None:
-    """As hunks, in git's binary form, or as a name alone; in pieces of any size."""
-    assert why in marks(ours("src/main.txt", name, content=content), size)
+def test_what_tools_run_or_agents_obey_is_marked_by_path(name: str, why: str, content: bytes) -> None:
+    """As hunks, in git's binary form, or as a name alone."""
+    assert why in marks(ours("src/main.txt", name, content=content))
 
 
 def test_the_control_a_patch_of_source_files_has_the_one_mark_of_each_patch() -> None:
     """Else nobody would look at the others; of nothing, nothing is said."""
-    assert PatchPaths(WorkBudget()).risks() == ()
+    assert patch_risks(b"", WorkBudget()) == ()
     assert marks(ours("src/main.py", "README.md", "web/app.js", "data.csv", "HEADER", "docs/commondirs.md")) == ""
 
 
@@ -130,7 +126,6 @@ LONG = "b" * 9000
 CHANGED = "diff --git a/l b/l\nindex 1234567..1234568 100644\n--- a/l\n+++ b/l\n@@ -1 +1 @@\n-a\n+b\n"
 
 
-@pytest.mark.parametrize("size", [1, 1 << 20])
 @pytest.mark.parametrize(
     ("patch", "made", "why"),
     [
@@ -155,17 +150,14 @@ CHANGED = "diff --git a/l b/l\nindex 1234567..1234568 100644\n--- a/l\n+++ b/l\n
         ("diff --git a/n b/n\nold mode 100644\nnew mode 100755\n", "n", "'n': it may be run as a program"),
     ],
 )  # fmt: skip
-def test_what_git_makes_of_an_odd_spelling_is_marked(
-    *, tmp_path: Path, patch: str, made: str, why: str, size: int
-) -> None:
+def test_what_git_makes_of_an_odd_spelling_is_marked(*, tmp_path: Path, patch: str, made: str, why: str) -> None:
     """The program itself makes the file (control), and the patch says what it is, or that it cannot be read."""
     run("init", "-q", ".", cwd=tmp_path)
     (tmp_path / "n").write_text("obey me\n")
     applied = run("apply", "-", cwd=tmp_path, given=patch.encode())
     assert applied.returncode == 0, applied.stderr
     assert os.path.lexists(tmp_path / made)
-    if size > 1 or len(patch) < 10_000:
-        assert why in marks(patch.encode(), size)
+    assert why in marks(patch.encode())
 
 
 @pytest.mark.parametrize(
@@ -184,14 +176,13 @@ def test_what_only_other_programs_take_apart_is_marked_too(patch: str, why: str)
     assert marks(CHANGED.encode()) == ""
 
 
-@pytest.mark.parametrize("size", [1, 1000, 1 << 20])
-def test_a_line_without_an_end_takes_no_memory_and_hides_nothing_behind_it(size: int) -> None:
+def test_a_line_without_an_end_hides_nothing_behind_it() -> None:
     """Only its beginning is looked at, which is said, and the next line is a line again."""
-    assert marks(b"+++ b/" + b"x" * 100_000 + b"/.envrc\n+++ b/CLAUDE.md\n", size).splitlines() == [
+    assert marks(b"+++ b/" + b"x" * 100_000 + b"/.envrc\n+++ b/CLAUDE.md\n").splitlines() == [
         "it touches 'CLAUDE.md': agents read it as instructions", "it cannot be read in full: look at what it makes",
     ]  # fmt: skip
     long = CHANGED.encode().replace(b"+b\n", b"+" * 100_000 + b"\n")
-    assert marks(long, size) == marks(long.replace(b"@@\n", b"@@ def " + b"f" * 5000 + b"\n"), size) == ""
+    assert marks(long) == marks(long.replace(b"@@\n", b"@@ def " + b"f" * 5000 + b"\n")) == ""
 
 
 class Counted:
@@ -226,10 +217,7 @@ def test_all_patches_of_a_call_are_charged_by_byte_and_line(monkeypatch: pytest.
     monkeypatch.setattr(patches, "reasons", looked_up)
     budget = WorkBudget()
     for _ in range(8):
-        paths = PatchPaths(budget)
-        for at in range(0, len(patch), 256 * 1024):
-            paths.feed(patch[at : at + 256 * 1024])
-        said = paths.risks()
+        said = patch_risks(patch, budget)
     assert "it was not read in full: not all of its paths were looked at" in said
     assert scanned.lines < 1 << 22
     assert looked_up.size < 3 << 20
@@ -239,9 +227,9 @@ def test_twenty_thousand_files_of_ours_are_read_in_full() -> None:
     """Control of the bound above, as is a large text of long lines."""
     names = (f"src/package/module_{number:05}.txt" for number in range(20_000))
     ours = "".join(CHANGED.replace("a/l", f"a/{name}").replace("b/l", f"b/{name}") for name in names)
-    assert marks(ours.encode(), 256 * 1024) == ""
+    assert marks(ours.encode()) == ""
     text = CHANGED.replace("+1 @@", "+1,400001 @@") + f"+{'x' * 79}\n" * 400_000
-    assert marks(text.encode(), 256 * 1024) == ""
+    assert marks(text.encode()) == ""
 
 
 def test_lines_of_files_are_no_paths() -> None:
@@ -257,7 +245,6 @@ OURS = "new file mode 100644\n--- /dev/null\n+++ b/n\n"
 AS_IT_IS = "index 1234567..1234568 100644\n--- a/n\n+++ b/n\n"
 
 
-@pytest.mark.parametrize("size", [1, 13, 1 << 20])
 @pytest.mark.parametrize(
     "patch",
     [
@@ -278,12 +265,11 @@ AS_IT_IS = "index 1234567..1234568 100644\n--- a/n\n+++ b/n\n"
         "",
     ],
 )  # fmt: skip
-def test_what_git_diff_writes_can_be_read_in_full(patch: str, size: int) -> None:
+def test_what_git_diff_writes_can_be_read_in_full(patch: str) -> None:
     """In every part of its form: control of the refusals below."""
-    assert marks(patch.encode(), size) == ""
+    assert marks(patch.encode()) == ""
 
 
-@pytest.mark.parametrize("size", [1, 1 << 20])
 @pytest.mark.parametrize(
     "patch",
     [
@@ -321,23 +307,22 @@ def test_what_git_diff_writes_can_be_read_in_full(patch: str, size: int) -> None
         _whole("new file mode 100644\n" + _literal(b"obey me\n").replace("literal", "+++ b/Makefile\nliteral"), ""),
     ],
 )  # fmt: skip
-def test_what_readers_may_read_differently_cannot_be_read_in_full(patch: str, size: int) -> None:
+def test_what_readers_may_read_differently_cannot_be_read_in_full(patch: str) -> None:
     """Found by attacks, and the nearest neighbours of what git writes: whatever is not that is marked, not imitated."""
-    assert UNREAD in marks(patch.encode(), size)
+    assert UNREAD in marks(patch.encode())
 
 
-@pytest.mark.parametrize("size", [1, 1 << 20])
 @pytest.mark.parametrize("how", ["copy", "rename"])
-def test_a_copy_says_whose_it_is_and_not_what(tmp_path: Path, size: int, how: str) -> None:
+def test_a_copy_says_whose_it_is_and_not_what(tmp_path: Path, how: str) -> None:
     """A link or a program comes without a mode.
 
     Where the patch says the kind, a program is marked, and git holds it against what lies there (control).
     """
     silent = f"diff --git a/n b/m\nsimilarity index 100%\n{how} from n\n{how} to m\n"
     told = silent.replace("100%", "90%") + AS_IT_IS.replace("b/n", "b/m") + "@@ -1 +1,2 @@\n x\n+y\n"
-    assert "'m': it is a copy of another file, or was another" in marks(silent.encode(), size)
-    assert marks(told.encode(), size) == ""
-    program = marks(told.replace("100644", "100755").encode(), size)
+    assert "'m': it is a copy of another file, or was another" in marks(silent.encode())
+    assert marks(told.encode()) == ""
+    program = marks(told.replace("100644", "100755").encode())
     assert ("'m': it may be run as a program" in program) is (how == "copy")
     (tmp_path / "n").symlink_to("x")
     assert run("apply", "-", cwd=tmp_path, given=silent.encode()).returncode == 0
@@ -372,18 +357,15 @@ def test_a_name_in_quotes_is_read_as_bytes() -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@example([CHANGED.encode(), b"\\\n"], 1)
+@example([CHANGED.encode(), b"\\\n"])
 @given(
     st.lists(
         st.one_of(
             st.binary(max_size=20),
             st.sampled_from([b"diff --git ", b"+++ ", b'"a/', b"\\", b"\n", CHANGED.encode(), b"@@ -1 +1 @@\n-\n+\n"]),
         )
-    ),
-    st.integers(1, 40),
+    )
 )
-def test_any_bytes_are_taken_and_the_words_are_plain(pieces: list[bytes], size: int) -> None:
-    """However they are cut; what is said can be printed anywhere."""
-    patch = b"".join(pieces)
-    assert marks(patch, size) == marks(patch)
-    assert marks(patch).replace("\n", "").isprintable()
+def test_any_bytes_are_taken_and_the_words_are_plain(pieces: list[bytes]) -> None:
+    """What is said can be printed anywhere."""
+    assert marks(b"".join(pieces)).replace("\n", "").isprintable()

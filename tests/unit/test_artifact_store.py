@@ -22,13 +22,14 @@ from tests.fixtures.artifact_stores import (
     keep,
     limits,
     receive,
+    receiving,
     untouched,
 )
 
 from glovebox_server.app import ARTIFACT_PARTS
 from glovebox_server.artifacts import diff_form, disk
 from glovebox_server.artifacts.collect import FLUSH_BYTES
-from glovebox_server.artifacts.record import ArtifactStoreError, decode, encode, id_of
+from glovebox_server.artifacts.record import decode, encode, id_of
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.errors import RefusedError
 
@@ -61,7 +62,7 @@ async def test_a_file_comes_back_with_its_record(tmp_path: Path) -> None:
             found = await receive(
                 collection, "plots/a.png", *(data[at : at + 9999] for at in range(0, len(data), 9999))
             )
-            assert collection.artifacts == (found,)
+            assert collection.sealed == [found]
             assert await collection.publish() == (found,)
         assert await content(store, found.uri) == data
         async with store.open(found.uri, ALICE) as reader:
@@ -84,7 +85,7 @@ async def test_an_address_survives_a_url_parser_and_cannot_be_guessed(tmp_path: 
         assert await content(store, str(AnyUrl(first.uri))) == b"x"
 
 
-async def test_everything_on_disk_is_private_and_named_by_digest(tmp_path: Path) -> None:
+async def test_everything_on_disk_is_private_and_named_at_random(tmp_path: Path) -> None:
     """Folders 0700, files 0600 whatever the umask, no executable bit, and no name from the sandbox."""
     before = os.umask(0)
     try:
@@ -96,37 +97,18 @@ async def test_everything_on_disk_is_private_and_named_by_digest(tmp_path: Path)
     for path in [tmp_path / "q", *(tmp_path / "q").rglob("*")]:
         assert stat.S_IMODE(path.lstat().st_mode) == (0o700 if path.is_dir() else 0o600)
     item = f"items/{found.id}"
-    assert files(tmp_path / "q") == {f"blobs/{found.sha256}", f"{item}/content", f"{item}/record.json"}
+    assert files(tmp_path / "q") == {f"{item}/content", f"{item}/record.json"}
 
 
-async def test_equal_content_is_stored_once_until_its_last_artifact_goes(tmp_path: Path) -> None:
-    """The link count is the reference count, and the reader of one does not depend on the other."""
-    clock = Clock()
-    async with a_store(tmp_path / "q", clock) as store:
-        first = await keep(store, "a.txt", b"same")
-        clock.now += TTL / 2
-        second = await keep(store, "b.txt", b"same", principal=BOB)
-        blob = tmp_path / "q" / "blobs" / first.sha256
-        assert blob.stat().st_nlink == 3
-        clock.now += TTL / 2
-        assert await store.sweep() == 1
-        assert blob.stat().st_nlink == 2
-        assert await content(store, second.uri, BOB) == b"same"
-        clock.now += TTL / 2
-        assert await store.sweep() == 1
-    assert files(tmp_path / "q") == set()
-
-
-async def test_a_damaged_blob_does_not_spread_to_new_artifacts(tmp_path: Path) -> None:
-    """Equal content arriving later replaces the damaged blob instead of linking to it."""
+async def test_second_names_of_content_that_earlier_versions_kept_are_removed(tmp_path: Path) -> None:
+    """The artifact has its own, and stays."""
     async with a_store(tmp_path / "q") as store:
-        first = await keep(store, "a.txt", b"same")
-        (tmp_path / "q" / "blobs" / first.sha256).write_bytes(b"evil")
-        second = await keep(store, "a.txt", b"same")
-        assert await content(store, second.uri) == b"same"
-        assert (tmp_path / "q" / "blobs" / first.sha256).read_bytes() == b"same"
-        with pytest.raises(ArtifactStoreError):
-            await content(store, first.uri)
+        found = await keep(store, "a.txt", b"same")
+    (tmp_path / "q/blobs").mkdir(mode=0o700)
+    (tmp_path / "q/blobs" / found.sha256).hardlink_to(tmp_path / "q/items" / found.id / "content")
+    async with a_store(tmp_path / "q") as store:
+        assert await content(store, found.uri) == b"same"
+    assert files(tmp_path / "q") == {f"items/{found.id}/content", f"items/{found.id}/record.json"}
 
 
 async def test_an_expired_artifact_is_unknown_before_and_after_it_is_swept(tmp_path: Path) -> None:
@@ -146,7 +128,7 @@ async def test_an_expired_artifact_is_unknown_before_and_after_it_is_swept(tmp_p
 
 
 async def test_nothing_is_visible_before_it_is_published_or_kept_without_it(tmp_path: Path) -> None:
-    """The audit record comes first: leaving without publish, or by an exception, removes content and blobs."""
+    """The audit record comes first: leaving without publish, or by an exception, removes the content."""
     async with a_store(tmp_path / "q") as store:
         with untouched(tmp_path / "q"):
             async with store.collect(a_call(), limits()) as collection:
@@ -163,7 +145,7 @@ async def test_an_interrupted_file_leaves_nothing_and_the_others_stay(tmp_path: 
         async with store.collect(a_call(), limits()) as collection:
             await receive(collection, "whole.txt", b"whole")
             with untouched(tmp_path / "q"), pytest.raises(EOFError):  # noqa: PT012 - the interruption is the subject
-                async with collection.receive("half.txt") as sink:
+                async with receiving(collection, "half.txt") as sink:
                     await sink.write(b"x" * FLUSH_BYTES)
                     raise EOFError
             (found,) = await collection.publish()
@@ -178,7 +160,7 @@ async def test_a_cancelled_call_leaves_nothing(tmp_path: Path) -> None:
             with anyio.CancelScope() as scope:
                 async with store.collect(a_call(), limits()) as collection:
                     await receive(collection, "whole.txt", b"whole")
-                    async with collection.receive("half.txt") as sink:
+                    async with receiving(collection, "half.txt") as sink:
                         await sink.write(b"x" * FLUSH_BYTES)
                         scope.cancel()
                         await sink.write(b"x" * FLUSH_BYTES)
@@ -189,7 +171,7 @@ async def test_a_cancelled_call_leaves_nothing(tmp_path: Path) -> None:
 async def test_several_files_may_arrive_at_once(tmp_path: Path) -> None:
     """Interleaved chunks of two files do not mix."""
     async with a_store(tmp_path / "q") as store, store.collect(a_call(), limits()) as collection:
-        async with collection.receive("a.txt") as first, collection.receive("b.txt") as second:
+        async with receiving(collection, "a.txt") as first, receiving(collection, "b.txt") as second:
             for _ in range(100):
                 await first.write(b"a")
                 await second.write(b"b")
@@ -229,7 +211,7 @@ async def test_a_file_whose_write_failed_cannot_end_well(tmp_path: Path) -> None
     """Who swallows the refusal of a chunk still does not get a file with a hole in it."""
     async with a_store(tmp_path / "q") as store, store.collect(a_call(), limits(output_bytes=4)) as collection:
         with pytest.raises(RefusedError) as found:  # noqa: PT012 - swallowing is the subject
-            async with collection.receive("a") as sink:
+            async with receiving(collection, "a") as sink:
                 with pytest.raises(RefusedError):
                     await sink.write(b"12345")
                 with pytest.raises(RefusedError):
@@ -345,7 +327,7 @@ async def test_a_server_does_not_disturb_a_file_another_is_receiving(tmp_path: P
     """Opening and sweeping clear away only what dead processes left."""
     async with a_store(tmp_path / "q") as first, first.collect(a_call(), limits()) as collection:
         await receive(collection, "sealed", b"sealed")
-        async with collection.receive("half") as sink:
+        async with receiving(collection, "half") as sink:
             await sink.write(b"x" * FLUSH_BYTES)
             async with a_store(tmp_path / "q") as second:
                 assert await second.sweep() == 0
@@ -369,7 +351,6 @@ async def test_many_calls_of_two_servers_at_once_stay_apart(tmp_path: Path) -> N
         for uri, data in got.items():
             assert await content(second, uri) == data
     assert len(got) == 40
-    assert len(list((tmp_path / "q" / "blobs").iterdir())) == 5
     assert not list((tmp_path / "q" / "incoming").iterdir())
 
 

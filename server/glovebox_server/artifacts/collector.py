@@ -1,7 +1,7 @@
 """Turns the output of a sandbox into artifacts: every file is checked and recorded, or recorded as refused."""
 
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
@@ -20,21 +20,19 @@ MAX_REFUSED = 128
 """Refused files with a record and a note of their own; the rest are counted, which bounds the log."""
 
 
+@dataclass(slots=True, eq=False)
 class Collector:
     """The collector of one call's files: ``async with Collector(…) as collector``; leaving drops incomplete ones."""
 
-    def __init__(
-        self, collection: Collection, recorder: CallRecorder, call: ToolCall, mask: Callable[[str], str] = str
-    ) -> None:
-        """Collect for this call; a file is refused if ``mask`` finds a secret in its name, i.e. changes it."""
-        self._collection = collection
-        self._recorder = recorder
-        self._call = call
-        self._mask = mask
-        self._skipped: list[SkippedFile] = []
-        self._uncounted = 0
-        self._open: set[_Receiving] = set()
-        self._images: dict[str, bytes] = {}
+    collection: Collection
+    recorder: CallRecorder
+    call: ToolCall
+    mask: Callable[[str], str] = str
+    """A file is refused if this finds a secret in its name, i.e. changes it."""
+    _skipped: list[SkippedFile] = field(default_factory=list)
+    _uncounted: int = 0
+    _open: "list[_Receiving]" = field(default_factory=list)
+    _images: dict[str, bytes] = field(default_factory=dict)
 
     async def __aenter__(self) -> Self:
         return self
@@ -43,24 +41,29 @@ class Collector:
         self, kind: type[BaseException] | None, problem: BaseException | None, traceback: TracebackType | None
     ) -> None:
         for receiving in tuple(self._open):
-            await receiving.drop(_INCOMPLETE)
+            await receiving.drop()
 
     async def accept(self, name: str, size: int, *, cut: bool = False) -> "_Receiving | None":
         """Accept one file that the guest announces; None refuses it. Size and ``cut`` are the guest's claims."""
-        masked = self._mask(name)
+        masked = self.mask(name)
         if masked != name:
             await self.refuse(masked, _NAMED)
             return None
-        receiving = _Receiving(self, name, keep=size <= MAX_BYTES, cut=cut)
-        return receiving if await receiving.begin(self._collection) else None
+        return await self._begin(name, keep=size <= MAX_BYTES, cut=cut)
 
-    def hold(self, receiving: "_Receiving") -> None:
-        """Track a file that has begun, until ``release``."""
-        self._open.add(receiving)
+    async def _begin(self, name: str, *, keep: bool = False, cut: bool = False) -> "_Receiving | None":
+        try:
+            sink = await self.collection.begin(name, cut=cut)
+        except RefusedError as refusal:
+            await self.refuse(name, refusal)
+            return None
+        receiving = _Receiving(self, sink, bytearray() if keep else None)
+        self._open.append(receiving)
+        return receiving
 
     def release(self, receiving: "_Receiving") -> None:
         """Stop tracking a file that has ended."""
-        self._open.discard(receiving)
+        self._open.remove(receiving)
 
     async def refuse(self, name: str, refusal: RefusedError) -> None:
         """Record that a file is not an artifact."""
@@ -87,9 +90,9 @@ class Collector:
             ArtifactStoreError: the store failed.
             AuditError: a record could not be written; nothing is visible.
         """
-        for receiving in sorted(self._open, key=lambda each: each.name):
-            await receiving.drop(_INCOMPLETE)
-            await self.refuse(receiving.name, _INCOMPLETE)
+        for receiving in sorted(self._open, key=lambda each: each.sink.name):
+            await receiving.drop()
+            await self.refuse(receiving.sink.name, _INCOMPLETE)
         for skipped in outcome.skipped:
             await self._record(quoted(skipped.name), skipped.reason, skipped.count)
         figures = await self._keep(outcome.blobs) if keep_pictures else {}
@@ -135,24 +138,24 @@ class Collector:
     async def _keep_texts(self, outcome: Outcome) -> dict[str, str]:
         _, cut = cut_output(outcome)
         # A program cannot learn its call's id, so none of its files has this name.
-        names = {name: f"{name}-{self._call.id[-6:]}.txt" for name in cut}
+        names = {name: f"{name}-{self.call.id[-6:]}.txt" for name in cut}
         return {name: uri for name, file in names.items() if (uri := await self._put(file, cut[name].whole))}
 
     async def _put(self, name: str, data: bytes) -> str | None:
         """Store bytes as a file of the call; return its URI, None if it is refused."""
-        receiving = _Receiving(self, name, keep=False)
-        if not await receiving.begin(self._collection):
+        receiving = await self._begin(name)
+        if receiving is None:
             return None
         await receiving.data(data)
         await receiving.end()
-        return receiving.uri
+        return receiving.sink.uri
 
     async def _publish(self) -> tuple[Artifact, ...]:
-        found = self._collection.artifacts
+        found = tuple(self.collection.sealed)
         for artifact in found:
-            await self._recorder.record(
+            await self.recorder.record(
                 ArtifactCollected(
-                    call_id=self._call.id,
+                    call_id=self.call.id,
                     name=artifact.name,
                     uri=artifact.uri,
                     sha256=artifact.sha256,
@@ -162,17 +165,17 @@ class Collector:
                 )
             )
         try:
-            published = await self._collection.publish()
+            published = await self.collection.publish()
         except RefusedError as refusal:
             for artifact in found:
                 await self.refuse(artifact.name, refusal)
             return ()
         # No await in between: a call cancelled there would lose track of what it has published.
-        self._recorder.published((artifact.uri for artifact in published), self._collection.withdraw)
+        self.recorder.published((artifact.uri for artifact in published), self.collection.withdraw)
         return published
 
     async def _record(self, name: str, reason: str, count: int | None) -> None:
-        await self._recorder.record(ArtifactRefused(call_id=self._call.id, name=name, reason=reason, count=count))
+        await self.recorder.record(ArtifactRefused(call_id=self.call.id, name=name, reason=reason, count=count))
 
 
 _NAMED = RefusedError("artifacts.name", "What looks like a secret is in its name.", "Give it another name.")
@@ -219,60 +222,44 @@ class _Looks:
             self.notes.append(f"{name}: not shown, no smaller copy was made of it in time; it is {kept}")
 
 
+@dataclass(slots=True, eq=False)
 class _Receiving:
     """One file on its way to the store. If refused, that is recorded and the rest of it discarded."""
 
-    def __init__(self, collector: Collector, name: str, *, keep: bool, cut: bool = False) -> None:
-        self.name = name
-        self.uri = ""
-        self._collector = collector
-        self._stack = AsyncExitStack()
-        self._sink: FileSink | None = None
-        self._kept: bytearray | None = bytearray() if keep else None
-        self._cut = cut
-
-    async def begin(self, collection: Collection) -> bool:
-        try:
-            self._sink = await self._stack.enter_async_context(collection.receive(self.name, cut=self._cut))
-        except RefusedError as refusal:
-            await self._collector.refuse(self.name, refusal)
-            return False
-        self.uri = self._sink.uri
-        self._collector.hold(self)
-        return True
+    _collector: Collector
+    sink: FileSink
+    _kept: bytearray | None
+    """Its content, if it may be a picture to show."""
+    _over: bool = False
 
     async def data(self, data: bytes) -> None:
-        if self._sink is None:
+        if self._over:
             return
         try:
-            await self._sink.write(data)
-        except RefusedError as refusal:
-            await self.drop(refusal)
-            await self._collector.refuse(self.name, refusal)
+            await self.sink.write(data)
+        except (RefusedError, ArtifactStoreError) as problem:
+            await self.drop()
+            if isinstance(problem, ArtifactStoreError):
+                raise
+            await self._collector.refuse(self.sink.name, problem)
             return
-        except ArtifactStoreError as problem:
-            await self.drop(problem)
-            raise
         if self._kept is not None:
             self._kept += data
             if len(self._kept) > MAX_BYTES:
                 self._kept = None
 
     async def end(self) -> None:
-        if self._sink is None:
+        if self._over:
             return
-        sink, self._sink = self._sink, None
-        self._collector.release(self)
-        try:
-            await self._stack.aclose()
-        except RefusedError as refusal:
-            await self._collector.refuse(self.name, refusal)
-            return
+        self._release()
+        await self.sink.end()
         if self._kept is not None:
-            self._collector.saw(sink.uri, bytes(self._kept))
+            self._collector.saw(self.sink.uri, bytes(self._kept))
 
-    async def drop(self, problem: Exception) -> None:
-        """Leave the store's block by an exception, which removes the file."""
-        self._sink = None
+    async def drop(self) -> None:
+        self._release()
+        await self.sink.drop()
+
+    def _release(self) -> None:
+        self._over = True
         self._collector.release(self)
-        await self._stack.__aexit__(type(problem), problem, problem.__traceback__)

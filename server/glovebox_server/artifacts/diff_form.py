@@ -1,42 +1,51 @@
-"""Checks that a patch has the form of ``git diff``, which every program reads alike. Pure: no I/O.
+"""Reads patches in the form of ``git diff`` that every program reads alike. Pure: no I/O.
 
 Readers may differ on any other form: which path is meant, where a file ends, what kind it is. So only this form is
 accepted: each file begins with ``diff --git`` and has the lines of git's documentation in order. Names are as git
 writes them and the same in every line. Hunks have the announced number of lines. Each file states its kind, or its
-source. Source: git-diff(1), "Generating patch text with -p". Memory is bounded.
+source. Source: git-diff(1), "Generating patch text with -p". The scanner's program contains this module: standard
+library only.
 """
 
+import base64
 import re
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Iterator
+from typing import Final, NamedTuple
 
+MAX_PATCH_BYTES: Final = 32 << 20
 LONGEST: Final = 1100
 """Bytes of a header line: two names of 255 bytes, with each character escaped, are fewer."""
-_LONGEST_HEAD: Final = 8 * LONGEST
 _WORK: Final = 512 * 1024 * 1024
 """Units of one ``WorkBudget``: about a second. 20,000 files of our own patches need less."""
 _STEP_COST: Final = 1024
 
-COPIED: Final = "it is a copy of another file, or was another, and whether that is a link or a program is not said"
-RUNS: Final = "it may be run as a program"
-
+FILES: Final = (b"100644", b"100755")
+"""Modes of regular files; those of the second may be run."""
 _KIND: Final = rb"(?:100644|100755|120000|160000)"
 _FILE: Final = rb"(?:100644|100755)"
-HEAD: Final = re.compile(
-    rb"diff --git (?P<both>.+)\n"
+_NAMES: Final = rb".{1,%d}" % LONGEST
+_HEAD: Final = re.compile(
+    rb"diff --git (?P<both>" + _NAMES + rb")\n"
     rb"(?:old mode " + _FILE + rb"\nnew mode (?P<changed>" + _FILE + rb")\n"
     rb"|new file mode (?P<made>" + _KIND + rb")\n|deleted file mode (?P<gone>" + _KIND + rb")\n)?"
     rb"(?:(?:dis)?similarity index \d{1,3}%\n)?"
-    rb"(?:(?P<how>rename|copy) from (?P<source>.+)\n(?P=how) to (?P<target>.+)\n)?"
-    rb"(?:index [0-9a-f]{4,64}\.\.[0-9a-f]{4,64}(?: (?P<kept>" + _FILE + rb"))?\n)?"
-    rb"(?:--- (?P<old>.+)\n\+\+\+ (?P<new>.+)\n|(?P<packed>GIT binary patch)\n|Binary files [ -~\x80-\xff]+ differ\n)?"
+    rb"(?:(?P<how>rename|copy) from (?P<source>" + _NAMES + rb")\n(?P=how) to (?P<target>" + _NAMES + rb")\n)?"
+    rb"(?:index (?P<before>[0-9a-f]{4,64})\.\.(?P<after>[0-9a-f]{4,64})(?: (?P<kept>" + _FILE + rb"))?\n)?"
+    rb"(?:--- (?P<old>" + _NAMES + rb")\n\+\+\+ (?P<new>" + _NAMES + rb")\n"
+    rb"|(?P<packed>GIT binary patch)\n|(?P<unseen>Binary files) [ -~\x80-\xff]{1,2200} differ\n)?"
 )
-_HUNK: Final = re.compile(rb"@@ -\d{1,9}(?:,(\d{1,9}))? \+\d{1,9}(?:,(\d{1,9}))? @@(?: .*)?")
-_BODY: Final = re.compile(rb"(?:(?:[-+ ]|\\ )[^\n]*\n)+")
-_PART: Final = re.compile(rb"(?:literal|delta) \d{1,10}")
-_PACKED: Final = re.compile(rb"(?:[A-Za-z][0-9A-Za-z!#-&(-+\-;-@^-`{-~]{5,65}\n)+")  # fmt: skip  # git's base 85
+_HUNK: Final = re.compile(
+    rb"@@ -(?P<first>\d{1,9})(?:,(?P<old>\d{1,9}))? \+\d{1,9}(?:,(?P<new>\d{1,9}))? @@(?: .*)?\n"
+    rb"(?P<lines>(?:(?:[-+ ]|\\ ).*\n)*+)"
+)
+_HALF: Final = re.compile(
+    rb"(?P<kind>literal|delta) (?P<size>\d{1,10})\n"
+    rb"(?P<lines>(?:[A-Za-z][0-9A-Za-z!#-&(-+\-;-@^-`{-~]{5,65}\n)*+)\n"  # git's base 85
+)
 _NAME: Final = re.compile(rb'[^"\\]+|"(?:[^"\\]|\\["\\]|\\[0-3][0-7]{2})+"')
 _ESCAPED: Final = re.compile(rb"\\([0-7]{1,3}|.)", re.DOTALL)
+_BEFORE_A: Final = ord("A") - 1
+_BEFORE_SMALL_A: Final = ord("a") - 27
 
 
 class WorkBudget:
@@ -53,109 +62,50 @@ class WorkBudget:
         return self.left >= 0
 
 
-class DiffForm:
-    """The check of one streamed patch."""
+class FilePatch(NamedTuple):
+    """One file of a patch."""
 
-    __slots__ = ("_budget", "_head", "_left", "_note", "_state", "_tail", "kept")
-
-    def __init__(self, note: Callable[[str, str], None], budget: WorkBudget) -> None:
-        """Take a callback for a reason to review a file and the file's path, and the budget of each step."""
-        self._note = note
-        self._budget = budget
-        self._tail = b""
-        self._state = "start"
-        """In the ``head`` of a file, its ``hunks``, ``packed`` lines of a binary file, or after its ``parts``."""
-        self._head = b""
-        self._left = [0, 0]
-        """Remaining lines of the old and the new file in a hunk."""
-        self.kept = True
-        """False once the form is broken."""
-
-    def feed(self, chunk: bytes) -> None:
-        """Check the next bytes, split anywhere."""
-        if not self.kept:
-            return
-        whole, end, rest = (self._tail + chunk).rpartition(b"\n")
-        # More of a line is not needed: for a header it is too long, and for a hunk the sign is enough.
-        self._tail = rest[: 2 * LONGEST]
-        lines, at = whole + end, 0
-        while self.kept and at < len(lines):
-            self.kept = self._budget.spend(_STEP_COST)
-            at = self._next(lines, at)
-
-    def finish(self) -> bool:
-        """Return whether the whole patch had the form, after the last byte."""
-        whole = not self._tail and not any(self._left) and self._state != "packed"
-        self.kept = self.kept and whole and (self._state != "head" or self._headed(""))
-        return self.kept
-
-    def _next(self, lines: bytes, at: int) -> int:
-        """Check lines from ``at`` on, and return where the next begin."""
-        if any(self._left):
-            return self._in_hunk(lines, at)
-        if self._state == "packed" and (found := _PACKED.match(lines, at)):
-            return found.end()
-        end = lines.index(b"\n", at)
-        self.kept = self.kept and self._take(lines[at : min(end, at + LONGEST + 1)])
-        return end + 1
-
-    def _in_hunk(self, lines: bytes, at: int) -> int:
-        found = _BODY.match(lines, at)
-        if not found:
-            self.kept = False
-            return at
-        run = b"\n" + found[0]
-        both = run.count(b"\n ")
-        self._left[0] -= both + run.count(b"\n-")
-        self._left[1] -= both + run.count(b"\n+")
-        self.kept = min(self._left) >= 0  # else lines outside a hunk follow, which begin without a sign
-        return found.end()
-
-    def _take(self, line: bytes) -> bool:
-        """Return whether a line outside of hunks and packed lines is allowed there."""
-        state = self._state
-        if state != "packed" and line.startswith(b"diff --git ") and len(line) <= LONGEST:
-            fits = state != "head" or self._headed("")
-            self._state, self._head = "head", line + b"\n"
-        elif state in {"head", "hunks"} and (found := _HUNK.fullmatch(line)):
-            fits = state == "hunks" or self._headed("text")
-            self._state = "hunks"
-            self._left = [1 if count is None else int(count) for count in found.groups()]
-            fits = fits and any(self._left)
-        elif state in {"head", "parts"} and _PART.fullmatch(line):
-            fits = state == "parts" or self._headed("packed")
-            self._state = "packed"
-        elif state == "packed":
-            fits = not line
-            self._state = "parts"
-        elif state == "head":
-            self._head += line + b"\n"
-            fits = len(line) <= LONGEST and len(self._head) <= _LONGEST_HEAD
-        else:
-            fits = state == "hunks" and line.startswith(b"\\ ")
-        return fits
-
-    def _headed(self, content: str) -> bool:
-        """Return whether the head that ends here has the form, for this kind of content."""
-        found = HEAD.fullmatch(self._head)
-        if not found or content != ("text" if found["old"] else "packed" if found["packed"] else ""):
-            return False
-        target = target_of(found)
-        if target is None:
-            return False
-        if found["how"] and not (found["changed"] or found["kept"]):
-            self._note(COPIED, target)
-        elif found["how"] == b"copy" and found["kept"] == b"100755":
-            self._note(RUNS, target)
-        return True
+    name: str
+    head: re.Match[bytes]
+    """Its head, whose groups are those of ``_HEAD``."""
+    parts: list[re.Match[bytes]]
+    """Its hunks, or the halves of a binary file: all matches of ``_HUNK``, or all of ``_HALF``."""
 
 
-def target_of(found: re.Match[bytes]) -> str | None:
+def read_patch(patch: bytes, budget: WorkBudget) -> Iterator[FilePatch]:
+    """Yield each file of a patch; raise ``ValueError`` where it has not the form, or the budget is spent."""
+    at = 0
+    while at < len(patch):
+        head = _HEAD.match(patch, at)
+        name = target_of(head) if head else None
+        if head is None or name is None or not budget.spend(_STEP_COST):
+            raise ValueError(at)
+        form = _HUNK if head["old"] else _HALF
+        parts, at = [], head.end()
+        while (head["old"] or head["packed"]) and (part := form.match(patch, at)):
+            if not budget.spend(_STEP_COST) or (head["old"] and not _is_whole(part)):
+                raise ValueError(at)
+            parts.append(part)
+            at = part.end()
+        if not parts and (head["old"] or head["packed"]):
+            raise ValueError(at)
+        yield FilePatch(name, head, parts)
+
+
+def _is_whole(hunk: re.Match[bytes]) -> bool:
+    """Return whether a hunk has as many lines of the old and the new file as it says."""
+    lines = b"\n" + hunk["lines"]
+    both = lines.count(b"\n ")
+    said = [1 if count is None else int(count) for count in hunk.group("old", "new")]
+    return any(said) and said == [both + lines.count(b"\n-"), both + lines.count(b"\n+")]
+
+
+def target_of(head: re.Match[bytes]) -> str | None:
     """Return the path in each line of a head; None if they differ, or the file's kind is open."""
-    both, made, gone = found["both"], found["made"], found["gone"]
-    source, target = found["source"], found["target"]
-    if not found["how"]:
-        if not (made or gone or found["changed"] or found["kept"]):
+    both, made, gone = head["both"], head["made"], head["gone"]
+    source, target = head["source"], head["target"]
+    if not head["how"]:
+        if not (made or gone or head["changed"] or head["kept"]):
             return None
         source = target = _without(both[: len(both) // 2])
     elif made or gone:
@@ -165,7 +115,7 @@ def target_of(found: re.Match[bytes]) -> str | None:
         return None
     old = b"/dev/null" if made else _ended(_with(b"a/", source))
     new = b"/dev/null" if gone else _ended(_with(b"b/", target))
-    return path if not found["old"] or (found["old"], found["new"]) == (old, new) else None
+    return path if not head["old"] or (head["old"], head["new"]) == (old, new) else None
 
 
 def path_of(name: bytes) -> str | None:
@@ -183,6 +133,13 @@ def path_of(name: bytes) -> str | None:
 def unescaped(text: bytes) -> bytes:
     """Return a quoted name without its escapes."""
     return _ESCAPED.sub(lambda found: _character(found[1]), text)
+
+
+def unpacked(lines: bytes) -> Iterator[bytes]:
+    """Yield the bytes of each line in git's base 85, whose first letter is its length; raise ``ValueError``."""
+    for line in lines.split():
+        length = line[0] - (_BEFORE_A if line[0] <= ord("Z") else _BEFORE_SMALL_A)
+        yield base64.b85decode(line[1:])[:length]
 
 
 def _character(code: bytes) -> bytes:

@@ -1,23 +1,19 @@
 """The quarantine directory: all disk access of the artifact store. Blocking calls for a worker thread.
 
-    blobs/<sha256>                     content by digest
-    items/<id>/{content,record.json}   one artifact; content is a hard link to its blob
+    items/<id>/{content,record.json}   one artifact
     incoming/<process>/<id>/…          files being received by one server process, which holds a lock on the folder
 
 Several server processes share the directory. These facts keep them from harming each other:
 
 1. An artifact is published by renaming its finished folder into ``items`` and removed by renaming it out: atomically.
-2. An artifact reads its own hard link, so a blob may be unlinked at any time; at worst equal content is stored twice.
-   The link count is the reference count: a blob with one link has no artifact.
-3. Changes of ``items`` hold a ``flock`` on the root folder; the kernel releases it when a process dies.
-4. An ``incoming`` folder whose lock can be taken belongs to a dead process and is removed.
+2. Changes of ``items`` hold a ``flock`` on the root folder; the kernel releases it when a process dies.
+3. An ``incoming`` folder whose lock can be taken belongs to a dead process and is removed.
 
-Paths are made of digests and random ids only. Must never be imported here: names from a sandbox, or anything async.
+Paths are made of random ids only. Must never be imported here: names from a sandbox, or anything async.
 """
 
 import errno
 import fcntl
-import hashlib
 import os
 import secrets
 import shutil
@@ -39,10 +35,9 @@ LOCK_WAIT_SECONDS: Final = 5.0
 _LOCK_POLL_SECONDS: Final = 0.005
 _RECORD_BYTES: Final = 64 * 1024
 """A record has a name of at most 512 bytes and a few sentences: anything larger is not a record."""
-_READ_BYTES: Final = 1024 * 1024
 _PRIVATE_DIR: Final = 0o700
 _PRIVATE_FILE: Final = 0o600
-_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # O_NONBLOCK: opening a FIFO must fail the check that follows, not hang
 _OLD: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -67,7 +62,6 @@ class Disk:
 
     def __init__(self, root: Path, *, max_bytes_total: int, parts: int) -> None:
         self._root = root
-        self._blobs = root / "blobs"
         self._items = root / "items"
         self._incoming = root / "incoming"
         self._mine = self._incoming / secrets.token_hex(8)
@@ -80,7 +74,7 @@ class Disk:
         """Create or check the directory, remove what crashes left, and take an ``incoming`` folder."""
         with translated("opening the artifact store"):
             self._root.parent.mkdir(parents=True, exist_ok=True)
-            for folder in (self._root, self._blobs, self._items, self._incoming):
+            for folder in (self._root, self._items, self._incoming):
                 _make_private(folder)
             with self._exclusive():  # else the folder, not locked yet, looks like a dead process's
                 self._mine.mkdir(mode=_PRIVATE_DIR)
@@ -105,7 +99,6 @@ class Disk:
     def seal(self, artifact: Artifact) -> None:
         """Make a received file and its record durable; it is not visible yet."""
         folder = self._mine / artifact.id
-        self._share(folder, artifact.sha256)
         record = os.open(folder / "record.json", _NEW, _PRIVATE_FILE)
         with os.fdopen(record, "wb") as file:
             file.write(encode(artifact))
@@ -113,12 +106,10 @@ class Disk:
             os.fsync(record)
         _sync(folder)
 
-    def drop(self, identifiers: Iterable[str], digests: Iterable[str]) -> None:
-        """Remove received files, and the blobs of sealed ones."""
+    def drop(self, identifiers: Iterable[str]) -> None:
+        """Remove received files."""
         for identifier in identifiers:
             shutil.rmtree(self._mine / identifier, ignore_errors=True)
-        for sha256 in digests:
-            _drop_unused(self._blobs / sha256)
 
     def publish(self, artifacts: tuple[Artifact, ...], now: datetime, room: int | None = None) -> None:
         """Make sealed files of one owner visible, all or none; ``room`` bounds its bytes, if less than one part.
@@ -149,7 +140,6 @@ class Disk:
         """Remove published files."""
         with self._exclusive():
             self._remove(artifact.id for artifact in artifacts)
-        self.drop((), [artifact.sha256 for artifact in artifacts])
 
     def load(self, identifier: str) -> Artifact | None:
         """Return the record of a visible artifact with its content in place, else None."""
@@ -193,8 +183,8 @@ class Disk:
         before = self._visible()
         over = [artifact.id for artifact in before if expired(artifact, now)]
         self._remove(over)
-        for blob in self._blobs.iterdir():
-            _drop_unused(blob)
+        for blob in (self._root / "blobs").glob("*"):  # earlier versions kept a second name of each content there
+            blob.unlink(missing_ok=True)
         return len(over)
 
     def _visible(self) -> list[Artifact]:
@@ -220,8 +210,6 @@ class Disk:
             shutil.rmtree(away, ignore_errors=True)
 
     def _crowded(self, artifacts: tuple[Artifact, ...], room: int | None) -> str | None:
-        # Every artifact counts in full, although equal content is stored once: else the remaining room would reveal
-        # to one principal what another has stored.
         visible = self._visible()
         owners = {artifact.owner for artifact in artifacts}
         theirs = [artifact for artifact in visible if artifact.owner in owners]
@@ -237,25 +225,6 @@ class Disk:
         if sum(artifact.bytes for artifact in theirs) + new > most_bytes:
             return f"Your artifacts may hold {most_bytes} bytes together, and {new} more do not fit."
         return None
-
-    def _share(self, folder: Path, sha256: str) -> None:
-        content, blob, spare = folder / "content", self._blobs / sha256, folder / "spare"
-        try:
-            os.link(content, blob, follow_symlinks=False)
-        except FileExistsError:
-            with suppress(FileNotFoundError):  # removed just now: then this content stays unshared
-                os.link(blob, spare, follow_symlinks=False)
-                known = os.open(spare, _OLD)
-                try:
-                    same = digest(known, at_most=content.lstat().st_size) == sha256
-                finally:
-                    os.close(known)
-                if same:
-                    spare.replace(content)
-                else:  # a damaged blob must not spread to new artifacts
-                    spare.unlink()
-                    os.link(content, spare, follow_symlinks=False)
-                    spare.replace(blob)
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
@@ -285,23 +254,6 @@ def records(root: Path, now: datetime) -> list[Artifact]:
             return []
         found = [disk.load(name) for name in names[:MAX_ARTIFACTS] if is_id(name)]
     return [artifact for artifact in found if artifact is not None and not expired(artifact, now)]
-
-
-def _drop_unused(blob: Path) -> None:
-    with suppress(FileNotFoundError):
-        if blob.lstat().st_nlink == 1:
-            blob.unlink()
-
-
-def digest(descriptor: int, *, at_most: int) -> str:
-    """Return the sha256 of an open file as hex; empty if it is longer than ``at_most`` bytes."""
-    state, left = hashlib.sha256(), at_most
-    while chunk := os.read(descriptor, _READ_BYTES):
-        left -= len(chunk)
-        if left < 0:
-            return ""
-        state.update(chunk)
-    return state.hexdigest()
 
 
 def _make_private(folder: Path) -> None:

@@ -1,22 +1,19 @@
-"""Finds the paths that a streamed patch touches, and marks them as ``names`` marks a file's own name.
+"""Finds the paths that a patch touches, and marks them as ``names`` marks a file's own name.
 
 Lines that may name a path are checked anywhere. A patch without the form of ``diff_form``, which every program reads
 alike, is marked as a whole: paths may have been missed. A patch is never applied here; ``git apply`` writes each path
-into a real folder. Pure: no I/O, bounded memory.
+into a real folder. Pure: no I/O.
 """
 
 import re
-from functools import partial
 from typing import Final
 
-from glovebox_server.artifacts.diff_form import LONGEST, RUNS, DiffForm, WorkBudget, unescaped
+from glovebox_server.artifacts.diff_form import FILES, LONGEST, WorkBudget, read_patch, unescaped
 from glovebox_server.artifacts.names import CODE, UNKNOWN, quoted, reasons
 
 ENDINGS: Final = (".patch", ".diff")
 MAX_NAMES: Final = 5
 """Paths listed for one reason; the rest are counted."""
-_LONGEST: Final = 1200
-"""Bytes of a line that are checked: two names of 255 bytes, with each character escaped, are fewer."""
 # In units of ``WorkBudget``. Checking a line takes as long as a hundred bytes of a longer one.
 _BYTE_COST: Final = 6
 _LINE_END_COST: Final = 128
@@ -28,9 +25,10 @@ _QUOTE_COST: Final = 4
 _REST: Final = "it was not read in full: not all of its paths were looked at"
 _CHANGES: Final = "it changes files when it is applied"
 _UNREAD: Final = "it cannot be read in full: look at what it makes"
-_INDENT: Final = b" \tX"
-"""Prefix of a line that patch(1) strips."""
-# A line of a file starts with a sign, and binary parts have no spaces.
+_COPIED: Final = "it is a copy of another file, or was another, and whether that is a link or a program is not said"
+_RUNS: Final = "it may be run as a program"
+_LINK: Final = "it makes a symbolic link or a submodule"
+# patch(1) strips blanks and X before a line. A line of a file starts with a sign, and binary parts have no spaces.
 _LINE: Final = re.compile(
     rb"^[ \tX]*+(?:- [ \tX]*+)*+(?:diff --git (?P<both>.+)"
     rb"|(?:(?:\+\+\+|---|\*\*\*|rename (?:from|to|old|new)|copy (?:from|to)) |Index:[ \t]*)(?P<one>.+)"
@@ -39,88 +37,79 @@ _LINE: Final = re.compile(
 )
 _QUOTED: Final = re.compile(r'"((?:[^"\\]|\\.)*+)"')
 _BLANK: Final = re.compile(r"[ \t\r\f\v]+")
-_FILES: Final = (b"100644", b"100755")
 _Marks = dict[str, tuple[list[str], int]]
 """The first paths and their number, by reason."""
-_LINK: Final = "it makes a symbolic link or a submodule"
 
 
-class PatchPaths:
-    """The marked paths of one patch."""
+def patch_risks(patch: bytes | None, budget: WorkBudget) -> tuple[str, ...]:
+    """Return one sentence for each reason to review a patch; None is one that is too large to be read.
 
-    __slots__ = ("_budget", "_empty", "_form", "_found", "_last", "_noted", "_over", "_shown", "_tail")
+    ``budget`` is shared by all patches of a call.
+    """
+    if patch == b"":
+        return ()
+    if patch is None or not budget.spend(
+        _BYTE_COST * len(patch) + _LINE_END_COST * patch.count(b"\n") + _SIGN_COST * patch.count(b"- ")
+    ):
+        return _REST, _CHANGES
+    told: _Marks = {}
+    found: _Marks = {}
+    has_form = _note_kinds(patch, budget, told)
+    unread = "" if has_form else _UNREAD
+    if not _note_paths(patch, budget, found):
+        unread = _REST
+    marks = [_sentence(reason, *paths) for reason, paths in (*found.items(), *told.items())]
+    return (*marks, *filter(None, (unread, _CHANGES)))
 
-    def __init__(self, budget: WorkBudget) -> None:
-        """Take the budget, shared by all patches of a call."""
-        self._budget = budget
-        self._over = False
-        self._tail = b""
-        self._last = ""
-        self._noted = {CODE, UNKNOWN}
-        """Reasons noted of the last path, or never noted."""
-        self._found: _Marks = {}
-        self._shown: _Marks = {}
-        self._form = DiffForm(partial(_note, self._shown), budget)
-        self._empty = True
 
-    def feed(self, chunk: bytes) -> None:
-        """Check the next bytes, split anywhere."""
-        self._empty = self._empty and not chunk
-        lines, signs = chunk.count(b"\n"), chunk.count(b"- ")
-        if not self._pay(_BYTE_COST * len(chunk) + _LINE_END_COST * lines + _SIGN_COST * signs):
-            return
-        self._form.feed(chunk)
-        window = self._tail + chunk
-        whole, _, rest = window.rpartition(b"\n")
-        # The start of a line defines it: the rest of a long one is not needed.
-        self._tail = rest.lstrip(_INDENT)[:_LONGEST]
-        self._look(whole)
+def _note_kinds(patch: bytes, budget: WorkBudget, marks: _Marks) -> bool:
+    """Note what copies and renames may be; return whether the whole patch has the form."""
+    try:
+        for name, head, _ in read_patch(patch, budget):
+            if head["how"] and not (head["changed"] or head["kept"]):
+                _note(marks, _COPIED, name)
+            elif head["how"] == b"copy" and head["kept"] == FILES[1]:
+                _note(marks, _RUNS, name)
+    except ValueError:
+        return False
+    return True
 
-    def risks(self) -> tuple[str, ...]:
-        """Return one sentence for each reason, after the last byte."""
-        self._look(self._tail)
-        self._tail = b""
-        if self._empty:
-            return ()
-        unread = _REST if self._over else "" if self._form.finish() else _UNREAD
-        marks = [_sentence(reason, *found) for reason, found in (*self._found.items(), *self._shown.items())]
-        return (*marks, *filter(None, (unread, _CHANGES)))
 
-    def _pay(self, cost: int) -> bool:
-        self._over = self._over or not self._budget.spend(cost)
-        return not self._over
+def _note_paths(patch: bytes, budget: WorkBudget, marks: _Marks) -> bool:
+    """Note the paths that lines name; return False if the budget is spent."""
+    last = ""
+    noted = {CODE, UNKNOWN}  # reasons noted of the last path, or never noted
+    for found in _LINE.finditer(patch):
+        if (mode := found["mode"]) is not None and (mode := mode.rstrip(b"\r")) != FILES[0]:
+            _note(marks, _RUNS if mode == FILES[1] else _LINK, last)
+        paths = _paths_within(found, budget)
+        if paths is None:
+            return False
+        if not paths or (len(paths) == 1 and paths[0] in {last, "/dev/null"}):
+            continue
+        if paths[0] not in {last, "/dev/null"}:  # up to three consecutive lines name one file
+            last = paths[0]
+            noted = {CODE, UNKNOWN}
+        if not budget.spend(_CHARACTER_COST * sum(map(len, paths))):
+            return False
+        for path in paths:
+            for reason in reasons(path).keys() - noted:
+                noted.add(reason)
+                _note(marks, reason, path)
+    return True
 
-    def _look(self, lines: bytes) -> None:
-        for found in _LINE.finditer(lines):
-            if not self._pay(_NAMES_COST):
-                return
-            if (mode := found["mode"]) is not None:
-                self._mode(mode.rstrip(b"\r"))
-            else:
-                self._names(found["both"] or found["one"], both=found["both"] is not None)
 
-    def _mode(self, mode: bytes) -> None:
-        if mode not in _FILES:
-            _note(self._found, _LINK, self._last)
-        elif mode == _FILES[1]:
-            _note(self._found, RUNS, self._last)
-
-    def _names(self, line: bytes, *, both: bool) -> None:
-        # An unclosed quotation mark is searched to the end of the line.
-        if len(line) > LONGEST or not self._pay((_NAMED_COST + _QUOTE_COST * line.count(b'"')) * len(line)):
-            return
-        path, *others = _paths(line, both=both)
-        if path not in {self._last, "/dev/null"}:  # up to three consecutive lines name one file
-            self._last = path
-            self._noted = {CODE, UNKNOWN}
-        elif not others:
-            return
-        for each in (path, *others):
-            if not self._pay(_CHARACTER_COST * len(each)):
-                return
-            for reason in reasons(each).keys() - self._noted:
-                self._noted.add(reason)
-                _note(self._found, reason, each)
+def _paths_within(found: re.Match[bytes], budget: WorkBudget) -> list[str] | None:
+    """Return the paths that a line may name; None if the budget is spent."""
+    line = found["both"] or found["one"] or b""
+    if not budget.spend(_NAMES_COST):
+        return None
+    if not line or len(line) > LONGEST:
+        return []
+    # An unclosed quotation mark is searched to the end of the line.
+    if not budget.spend((_NAMED_COST + _QUOTE_COST * line.count(b'"')) * len(line)):
+        return None
+    return _paths(line, both=found["both"] is not None)
 
 
 def _note(marks: _Marks, reason: str, path: str) -> None:

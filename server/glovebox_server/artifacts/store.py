@@ -130,10 +130,10 @@ class ArtifactStore:
         """Configure the store; nothing is touched before it is entered.
 
         Args:
-            directory: the quarantine, on a local file system with hard links; created with mode 0700.
+            directory: the quarantine, on a local file system; created with mode 0700.
             clock: returns the time, with a time zone.
             ttl: lifetime of an artifact.
-            max_bytes_total: of all artifacts, equal content counted each time.
+            max_bytes_total: of all artifacts.
             parts: divisor of these bytes, and of the number of artifacts, that gives one principal's share.
         """
         self._disk = Disk(directory, max_bytes_total=max_bytes_total, parts=parts)

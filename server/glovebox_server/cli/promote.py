@@ -132,8 +132,7 @@ def roll_back(settings: Settings, promotion: str) -> None:
 def _planned(
     settings: Settings, uris: Sequence[str], into: Target, folder: TargetFolder, *, apply: bool, scan: bool
 ) -> Planned:
-    planned = plan.planned_patch(settings, uris[0], into, folder) if apply else None
-    planned = planned or plan.planned(settings, uris, into, folder)
+    planned = plan.planned(settings, uris, into, folder, apply=apply)
     if scan and planned.artifacts:
         return planned.scanned(find_in_artifacts(settings, {each.uri: each.owner for each in planned.artifacts}))
     return planned
@@ -188,13 +187,8 @@ def _warn_if_uncleared(done: Promotion) -> None:
 
 def _show(planned: Planned, into: Target, folder: TargetFolder) -> None:
     for number, change in enumerate(planned.promotion.changes):
-        media_type, risks = planned.about(number)
-        before = f"{change.before.bytes} → " if change.before else ""
-        word = "changes" if change.before else "new"
-        told = f"{word}, {before}{counted(change.after.bytes, 'byte')}, {media_type}" if change.after else "goes"
-        if change.before and change.after and change.before.mode != change.after.mode:
-            told += f", mode {change.before.mode:03o} → {change.after.mode:03o}"
-        out.print(Plain(f"{change.name}: {told}"))
+        _, risks = planned.about(number)
+        out.print(Plain(f"{change.name}: {planned.told(number)}"))
         lines = planned.difference(folder, number)
         for risk in (*risks, *warn_of_letters("this file holds", "".join([change.name, *(lines or ())]))):
             out.print(Plain(f"  ! {risk}"), style="yellow")

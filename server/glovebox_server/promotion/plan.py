@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from glovebox_audit import chain
+from glovebox_sandboxes.plural import counted
 from glovebox_server import workspace
+from glovebox_server.artifacts.diff_form import MAX_PATCH_BYTES
 from glovebox_server.artifacts.disk import Disk, translated
 from glovebox_server.artifacts.media import Sniffer
 from glovebox_server.artifacts.names import CallNames, check_name, name_risks, quoted
@@ -33,6 +35,7 @@ _SHOWN_BYTES: Final = 256 * 1024
 _SHOWN_LINES: Final = 4000
 """Comparing takes quadratic time at worst: some seconds."""
 _CHUNK: Final = 1 << 20
+_FEWER: Final = "Promote fewer at a time, or by hand."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +86,17 @@ class Planned:
         runs = ("it may be run as a program",) if change.after.mode & 0o111 else ()
         return content.media_type, (*name_risks(change.name), *content.risks, *runs)
 
+    def told(self, number: int) -> str:
+        """Return what happens to a file: its size, its media type, and its mode if that changes."""
+        change, (media_type, _) = self.promotion.changes[number], self.about(number)
+        if change.after is None:
+            return "goes"
+        word = f"changes, {change.before.bytes} →" if change.before else "new,"
+        told = f"{word} {counted(change.after.bytes, 'byte')}, {media_type}"
+        if change.before and change.before.mode != change.after.mode:
+            told += f", mode {change.before.mode:03o} → {change.after.mode:03o}"
+        return told
+
     def difference(self, folder: TargetFolder, number: int) -> list[str] | None:
         """Return the ``diff -u`` lines of a file; None if it is not text, or too large."""
         change = self.promotion.changes[number]
@@ -119,87 +133,94 @@ def target(settings: Settings, into: dict[str, str], name: str) -> Target:
     return Target(name=name, path=found.path)
 
 
-def planned(settings: Settings, uris: Sequence[str], into: Target, folder: TargetFolder) -> Planned:
-    """Compute what would change in ``folder``, which is ``into``, open.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wanted:
+    """A file as it is to be, and as it is."""
+
+    name: str
+    artifact: Artifact
+    before: FileState | None
+    sha256: str = ""
+    """Empty to remove it."""
+    size: int = 0
+    runs: bool | None = None
+    content: bytes | None = None
+
+    @property
+    def after(self) -> FileState | None:
+        """Return its new state: execute permission follows read permission, or is removed for all."""
+        mode = self.before.mode & 0o777 if self.before else 0o666 & ~_umask()
+        if self.runs is not None:
+            mode = mode | (mode & 0o444) >> 2 if self.runs else mode & ~0o111
+        return FileState(sha256=self.sha256, bytes=self.size, mode=mode) if self.sha256 else None
+
+
+def planned(
+    settings: Settings, uris: Sequence[str], into: Target, folder: TargetFolder, *, apply: bool = False
+) -> Planned:
+    """Compute what would change in ``folder``, which is ``into``, open; with ``apply`` the one artifact is a patch.
 
     Raises:
-        RefusedError: an artifact is unknown, two have one name, or something is in the way.
+        RefusedError: an artifact is unknown, two have one name, the patch cannot be applied, or something is in the
+            way.
     """
     disk = Disk(settings.state_dir / "artifacts", max_bytes_total=0, parts=1)
     now = datetime.now(UTC)
     artifacts = [_artifact(disk, uri, now) for uri in dict.fromkeys(uris)]
-    if len(artifacts) > MAX_FILES:
-        raise RefusedError(
-            "promotion.files", f"{len(artifacts)} are more than {MAX_FILES}.", "Promote fewer at a time."
-        )
-    names, changes, kept, same = CallNames(), [], [], []
-    for artifact in sorted(artifacts, key=lambda each: each.name):
-        check_name(artifact.name)
-        names.add(artifact.name)
-        before = folder.look(artifact.name)
-        if before and before.sha256 == artifact.sha256:
-            same.append(artifact.name)
-            continue
-        mode = before.mode & 0o777 if before else 0o666 & ~_umask()
-        after = FileState(sha256=artifact.sha256, bytes=artifact.bytes, mode=mode)
-        changes.append(Change(name=artifact.name, before=before, after=after, origin=artifact.uri))
-        kept.append(artifact)
-    promotion = drafted(into.name, folder, changes)
-    return Planned(promotion=promotion, artifacts=tuple(kept), same=tuple(same), disk=disk)
-
-
-def planned_patch(settings: Settings, uri: str, into: Target, folder: TargetFolder) -> Planned:
-    """Compute what a patch would change in ``folder``, which is ``into``, open.
-
-    Raises:
-        RefusedError: the artifact is unknown or cannot be applied, or something is in the way.
-    """
-    disk = Disk(settings.state_dir / "artifacts", max_bytes_total=0, parts=1)
-    artifact = _artifact(disk, uri, datetime.now(UTC))
-
-    def read(name: str) -> bytes | None:
-        content = folder.head(name, patched.MAX_MADE_BYTES + 1)
-        if len(content) > patched.MAX_MADE_BYTES:
-            raise RefusedError("promotion.path", f"{quoted(name)} is too large to be patched.", "Change it by hand.")
-        if not content and not folder.is_there(name):
-            return None
-        digests[name] = hashlib.sha256(content).hexdigest()
-        return content
-
-    digests: dict[str, str] = {}
-    if artifact.bytes > patched.MAX_PATCH_BYTES:
-        raise RefusedError("promotion.patch", "The patch is too large; nothing was changed.", "Apply it by hand.")
-    found = patched.made(b"".join(_chunks(disk, artifact)), read)
-    changes, contents, same = [], [], []
-    for each in sorted(found, key=lambda each: each.name):
-        before = folder.look(each.name)
-        if (before.sha256 if before else None) != digests.get(each.name):
-            reason = f"{quoted(each.name)} is being changed right now; nothing was changed."
-            raise RefusedError("promotion.conflict", reason, "Run the command again.")
-        after = _seen(each, before)
-        if each.same or before == after:
-            same.append(each.name)
-            continue
-        changes.append(Change(name=each.name, before=before, after=after, origin=artifact.uri))
-        contents.append(each.content or b"")
-    if len(changes) > MAX_FILES:
-        raise RefusedError("promotion.files", f"{len(changes)} files are more than {MAX_FILES}.", "Apply it by hand.")
+    wanted = _patched(disk, artifacts[0], folder) if apply else _copied(artifacts, folder)
+    changing: list[_Wanted] = []
+    same: list[_Wanted] = []
+    for each in sorted(wanted, key=lambda each: each.name):
+        is_same = each.after == (each.before and replace(each.before, mode=each.before.mode & 0o777))
+        (same if is_same else changing).append(each)
+    if len(changing) > MAX_FILES:
+        raise RefusedError("promotion.files", f"{len(changing)} files are more than {MAX_FILES}.", _FEWER)
+    changes = [
+        Change(name=each.name, before=each.before, after=each.after, origin=each.artifact.uri) for each in changing
+    ]
     return Planned(
         promotion=drafted(into.name, folder, changes),
-        artifacts=(artifact,) * len(changes),
-        made=tuple(contents),
-        same=tuple(same),
+        artifacts=tuple(each.artifact for each in changing),
+        made=tuple(each.content or b"" for each in changing) if apply else None,
+        same=tuple(each.name for each in same),
         disk=disk,
     )
 
 
-def _seen(made: patched.Made, before: FileState | None) -> FileState | None:
-    if made.content is None:
-        return None
-    mode = before.mode & 0o777 if before else 0o666 & ~_umask()
-    if made.runs is not None:  # execute permission follows read permission, or is removed for all
-        mode = mode | (mode & 0o444) >> 2 if made.runs else mode & ~0o111
-    return FileState(sha256=hashlib.sha256(made.content).hexdigest(), bytes=len(made.content), mode=mode)
+def _copied(artifacts: Sequence[Artifact], folder: TargetFolder) -> Iterator[_Wanted]:
+    if len(artifacts) > MAX_FILES:
+        raise RefusedError("promotion.files", f"{len(artifacts)} are more than {MAX_FILES}.", _FEWER)
+    names = CallNames()
+    for each in artifacts:
+        check_name(each.name)
+        names.add(each.name)
+        before = folder.look(each.name)
+        yield _Wanted(name=each.name, artifact=each, before=before, sha256=each.sha256, size=each.bytes)
+
+
+def _patched(disk: Disk, artifact: Artifact, folder: TargetFolder) -> Iterator[_Wanted]:
+    states: dict[str, FileState | None] = {}
+
+    def read(name: str) -> bytes | None:
+        states[name] = state = folder.look(name)
+        if state is None:
+            return None
+        if state.bytes > patched.MAX_MADE_BYTES:
+            raise RefusedError("promotion.path", f"{quoted(name)} is too large to be patched.", "Change it by hand.")
+        content = folder.head(name, state.bytes)
+        if hashlib.sha256(content).hexdigest() != state.sha256:
+            reason = f"{quoted(name)} is being changed right now; nothing was changed."
+            raise RefusedError("promotion.conflict", reason, "Run the command again.")
+        return content
+
+    if artifact.bytes > MAX_PATCH_BYTES:
+        raise RefusedError("promotion.patch", "The patch is too large; nothing was changed.", "Apply it by hand.")
+    for each in patched.made(b"".join(_chunks(disk, artifact)), read):
+        file = _Wanted(name=each.name, artifact=artifact, before=states[each.name], runs=each.runs)
+        if each.content is not None:
+            digest = hashlib.sha256(each.content).hexdigest()
+            file = replace(file, sha256=digest, size=len(each.content), content=each.content)
+        yield file
 
 
 def drafted(name: str, folder: TargetFolder, changes: Iterable[Change], of: Promotion | None = None) -> Promotion:

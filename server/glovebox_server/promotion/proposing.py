@@ -122,11 +122,7 @@ class Proposals:
             raise RefusedError("promotion.patch", "A patch is applied by itself.", "Name one input.")
         into = plan.target(self.settings, dict(self.into()), call.arguments["into"])
         with opened(into.path, MAX_COMPARED_BYTES) as folder:
-            found = (
-                plan.planned_patch(self.settings, uris[0], into, folder)
-                if apply
-                else plan.planned(self.settings, uris, into, folder)
-            )
+            found = plan.planned(self.settings, uris, into, folder, apply=apply)
             if not found.promotion.changes:
                 reason = "Nothing would change: the files hold this already."
                 raise RefusedError("promotion.same", reason, "Nothing is left to do.")
@@ -221,13 +217,7 @@ def _shown(found: Planned, folder: TargetFolder) -> str:
 
 def _of_file(found: Planned, folder: TargetFolder, number: int) -> list[str]:
     change = found.promotion.changes[number]
-    media_type, risks = found.about(number)
-    before, after = change.before, change.after
-    sizes = " → ".join(str(each.bytes) for each in (before, after) if each)
-    word = "goes" if after is None else "changes" if before else "is new"
-    told = f"{visible(change.name)} {word}: {sizes} bytes {visible(media_type)}".rstrip()
-    if before and after and before.mode != after.mode:
-        told += f", mode {before.mode:03o} → {after.mode:03o}"
+    _, risks = found.about(number)
     difference = found.difference(folder, number)
     if difference is None:
         reason = (
@@ -235,7 +225,11 @@ def _of_file(found: Planned, folder: TargetFolder, number: int) -> list[str]:
         )
         raise RefusedError("promotion.shown", reason, _BY_HAND)
     marked = [f"  ! {visible(risk)}" for risk in risks]
-    return [told, *marked, *(f"  │ {visible(line)}" for line in difference or ("No line changes.",))]
+    return [
+        f"{visible(change.name)}: {visible(found.told(number))}",
+        *marked,
+        *(f"  │ {visible(line)}" for line in difference or ("No line changes.",)),
+    ]
 
 
 def _too_long(what: str) -> RefusedError:

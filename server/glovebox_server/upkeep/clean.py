@@ -96,9 +96,6 @@ def _artifacts(root: Path) -> Iterator[Item]:
 
 
 _GONE = "its server is gone"
-_NAMES = 2
-"""An artifact's content has a second name among the blobs, which goes with it; with more, another artifact has
-it too."""
 
 
 def _servers(audit: Path) -> Iterator[Item]:
@@ -128,13 +125,12 @@ def _folders(place: Path) -> list[Path]:
 
 
 def _size(place: Path) -> int:
-    """Return the bytes that go with it: of a file with another name elsewhere, none."""
+    """Return the bytes that go with it."""
     total = 0
     for folder, _, names in os.walk(place):
         for name in names:
             with contextlib.suppress(OSError):
-                found = (Path(folder) / name).lstat()
-                total += found.st_size if found.st_nlink <= _NAMES else 0
+                total += (Path(folder) / name).lstat().st_size
     return total
 
 

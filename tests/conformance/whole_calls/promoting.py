@@ -81,10 +81,7 @@ class CaseFolder:
         settings = self.app.settings
         into = plan.target(settings, self._into(), NAME)
         with opened(into.path) as folder, journals.locked(settings.state_dir) as journal:
-            if apply:
-                planned = plan.planned_patch(settings, uris[0], into, folder)
-            else:
-                planned = plan.planned(settings, uris, into, folder)
+            planned = plan.planned(settings, uris, into, folder, apply=apply)
             transaction.promote(folder, journal, planned.promotion, planned.content, self._record)
 
     def _roll_back(self) -> None:

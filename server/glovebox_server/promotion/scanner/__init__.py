@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from glovebox_server.artifacts import diff_form
 from glovebox_server.guards.redaction import patterns
 
 _MODULES: Final = ("budget", "markup", "ole", "documents", "archives", "patches", "pdf", "pictures", "look")
@@ -37,7 +38,7 @@ class ScanFindings:
 @cache
 def program() -> str:
     """Return a program that scans ``/input`` and prints ``findings`` and ``more`` of each file as JSON."""
-    files = {patterns.__name__: Path(patterns.__file__)}
+    files = {each.__name__: Path(str(each.__file__)) for each in (patterns, diff_form)}
     files.update((f"{__name__}.{name}", Path(__file__).with_name(f"{name}.py")) for name in _MODULES)
     texts = {name: file.read_text(encoding="utf-8") for name, file in files.items()}
     return f"""

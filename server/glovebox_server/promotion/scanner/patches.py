@@ -1,16 +1,13 @@
 """Patches of git: binary files in them."""
 
-import base64
 import re
 import zlib
-from collections.abc import Iterator
 
+from glovebox_server.artifacts.diff_form import unpacked
 from glovebox_server.promotion.scanner.budget import Findings, ScanBudget, ScannedPart, shown
 
 _FILE = re.compile(rb"^diff --git (?:.* )?\"?b/(.+?)\"?\r?$|^GIT binary patch\r?$", re.MULTILINE)
 _HALF = re.compile(rb"(literal|delta) (\d{1,10})\r?\n((?:[A-Za-z][!-~]{5,65}\r?\n)*)")
-_BEFORE_A = ord("A") - 1
-_BEFORE_SMALL_A = ord("a") - 27
 
 
 def is_patch(part: ScannedPart) -> bool:
@@ -41,7 +38,7 @@ def patch(part: ScannedPart, budget: ScanBudget) -> Findings:
 def _content(lines: bytes, budget: ScanBudget) -> tuple[bytes, bool]:
     unpacker, out = zlib.decompressobj(), bytearray()
     try:
-        for packed in _unpacked(lines):
+        for packed in unpacked(lines):
             out += unpacker.decompress(packed, budget.bytes + 1 - len(out))
             if unpacker.unconsumed_tail or len(out) > budget.bytes:
                 break
@@ -50,10 +47,3 @@ def _content(lines: bytes, budget: ScanBudget) -> tuple[bytes, bool]:
     finally:
         budget.bytes -= len(out)
     return bytes(out), unpacker.eof
-
-
-def _unpacked(lines: bytes) -> Iterator[bytes]:
-    """Yield decoded lines; the first letter of each is its length."""
-    for line in lines.split():
-        length = line[0] - (_BEFORE_A if line[0] <= ord("Z") else _BEFORE_SMALL_A)
-        yield base64.b85decode(line[1:])[:length]
