@@ -21,54 +21,39 @@ _ANCESTORS = 64
 
 
 def fix(words: str, root: Path = Path("/")) -> str:
-    """Return what most likely has to change, by bwrap's message."""
-    return _switch(words, root) or _surroundings(words, root)
-
-
-def _switch(words: str, root: Path) -> str | None:
-    if _read(root, f"proc/sys/{_APPARMOR}") == "1":
-        return (
-            f"AppArmor keeps bwrap from using user namespaces ({_APPARMOR.replace('/', '.')} is 1). Give bwrap a "
-            "profile (docs/operate/troubleshoot.md has it); or, as root, for every program: "
-            f"`sysctl -w {_APPARMOR.replace('/', '.')}=0`"
-        )
-    if nested(root) and ("ENOSPC" in words or _read(root, "proc/sys/user/max_user_namespaces") == "0"):
-        return (
-            "The sandbox around this process forbids user namespaces inside it, as bwrap --disable-userns does. Start "
-            f"that one without it, {_OUTSIDE}."
-        )
-    if nested(root) and "uid map" in words:
-        return (
-            "The sandbox around this process calls it root and took root's capabilities; the kernel lets such a user "
-            f"make no user namespace. Start that one with another number (bwrap --uid 1000 --gid 1000), {_OUTSIDE}."
-        )
-    for name, refuses, allows in _SWITCHES:
-        if _read(root, f"proc/sys/{name}") == refuses:
-            return f"Allow user namespaces, as root: `sysctl -w {name.replace('/', '.')}={allows}`"
-    return None
-
-
-def _surroundings(words: str, root: Path) -> str:
-    if chrooted(root):
-        return f"The kernel refuses user namespaces inside a chroot: enter it with pivot_root, {_OUTSIDE}."
-    if container(root) and (filtered(root) or apparmor_profile(root) or _masked(words)):
-        return _in_container(words, root)
-    if _masked(words):
-        return (
-            "Something around this process hides parts of procfs, or makes them read-only. In a systemd unit, take "
-            "ProtectKernelTunables=, ProtectKernelLogs= and ProtectProc= out; start an outer sandbox with a whole one; "
-            "or run Glovebox outside."
-        )
-    if filtered(root):
-        return (
-            "A filter of system calls around this process refuses them. In a systemd unit, take RestrictNamespaces= "
-            "and SystemCallFilter= out; an outer sandbox has to permit clone, unshare, mount, umount2 and pivot_root. "
-            "Or run Glovebox outside."
-        )
-    return (
-        "Allow user namespaces to unprivileged users. Likely causes: an outer sandbox or service manager that forbids "
-        "them, or a kernel built without them."
-    )
+    """Return what most likely has to change, by bwrap's message: of all causes that show, the first."""
+    most = _read(root, "proc/sys/user/max_user_namespaces")
+    apparmor = _APPARMOR.replace("/", ".")
+    causes = [
+        (_read(root, f"proc/sys/{_APPARMOR}") == "1",
+         (f"AppArmor keeps bwrap from using user namespaces ({apparmor} is 1). Give bwrap a profile "
+         "(docs/operate/troubleshoot.md has it); or, as root, for every program: "
+         f"`sysctl -w {apparmor}=0`")),
+        (nested(root) and ("ENOSPC" in words or most == "0"),
+         ("The sandbox around this process forbids user namespaces inside it, as bwrap --disable-userns does. Start "
+         f"that one without it, {_OUTSIDE}.")),
+        (nested(root) and "uid map" in words,
+         ("The sandbox around this process calls it root and took root's capabilities; the kernel lets such a user "
+         f"make no user namespace. Start that one with another number (bwrap --uid 1000 --gid 1000), {_OUTSIDE}.")),
+        *((_read(root, f"proc/sys/{name}") == refuses,
+           f"Allow user namespaces, as root: `sysctl -w {name.replace('/', '.')}={allows}`")
+          for name, refuses, allows in _SWITCHES),
+        (chrooted(root),
+         f"The kernel refuses user namespaces inside a chroot: enter it with pivot_root, {_OUTSIDE}."),
+        (container(root) and (filtered(root) or apparmor_profile(root) or _masked(words)), _in_container(words, root)),
+        (_masked(words),
+         ("Something around this process hides parts of procfs, or makes them read-only. In a systemd unit, take "
+         "ProtectKernelTunables=, ProtectKernelLogs= and ProtectProc= out; start an outer sandbox with a whole one; "
+         "or run Glovebox outside.")),
+        (filtered(root),
+         ("A filter of system calls around this process refuses them. In a systemd unit, take RestrictNamespaces= "
+         "and SystemCallFilter= out; an outer sandbox has to permit clone, unshare, mount, umount2 and pivot_root. "
+         "Or run Glovebox outside.")),
+        (True,
+         ("Allow user namespaces to unprivileged users. Likely causes: an outer sandbox or service manager that "
+         "forbids them, or a kernel built without them.")),
+    ]  # fmt: skip
+    return next(words for shows, words in causes if shows)
 
 
 def _in_container(words: str, root: Path) -> str:
@@ -146,18 +131,16 @@ def facts(root: Path = Path("/")) -> dict[str, Any]:
 
 def inside(root: Path = Path("/")) -> list[str]:
     """Return what is around this process, outermost first, as far as it shows; empty on a plain host."""
-    names = ("container", "bubblewrap", "user namespace", "chroot", "system-call filter")
-    found = (
-        container(root),
-        _below("bwrap", root),
-        nested(root),
-        chrooted(root),
-        filtered(root),
-    )
     confined = apparmor_profile(root)
-    return [name for name, there in zip(names, found, strict=True) if there] + [f"AppArmor profile {confined}"] * bool(
-        confined
-    )
+    found = {
+        "container": container(root),
+        "bubblewrap": _below("bwrap", root),
+        "user namespace": nested(root),
+        "chroot": chrooted(root),
+        "system-call filter": filtered(root),
+        f"AppArmor profile {confined}": bool(confined),
+    }
+    return [name for name, there in found.items() if there]
 
 
 def control_groups(root: Path) -> str:

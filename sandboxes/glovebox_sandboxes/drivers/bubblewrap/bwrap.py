@@ -6,11 +6,10 @@ The driver's plan says what is run; nothing here decides anything about isolatio
 import json
 import os
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
 
 import anyio
 import anyio.to_thread
@@ -86,7 +85,7 @@ class Launcher:
     @asynccontextmanager
     async def open(
         self, plan: Plan, directories: Mapping[str, Path], files: Mapping[str, bytes]
-    ) -> AsyncIterator["ProcessSandbox"]:
+    ) -> AsyncIterator[ProcessSandbox]:
         """Run ``argv`` of the plan's action during the block, in a group with ``cgroup`` of its action.
 
         Args:
@@ -100,22 +99,19 @@ class Launcher:
         async with AsyncExitStack() as stack:
             try:
                 waiting = self._wait(plan, stack)
-                with _Descriptors() as held:
-                    places = await self._open_all(plan, directories, held)
-                    places |= {key: held.memory(content) for key, content in files.items()}
-                    sandbox = await self._start(plan.action["argv"], places, held, waiting)
+                with ExitStack() as ours, ExitStack() as theirs:
+                    places = await self._open_all(plan, directories, theirs)
+                    places |= {key: _memory(content, theirs) for key, content in files.items()}
+                    sandbox = await self._start(plan.action["argv"], places, ours, theirs, waiting)
             except OSError as problem:  # no descriptor left, or bwrap ended at the gate
                 raise self._unavailable(f"a step of its start was refused: {problem.strerror}") from problem
-            try:
-                yield sandbox
-            finally:
-                with anyio.CancelScope(shield=True):
-                    await sandbox.kill()
+            stack.push_async_callback(_shielded, sandbox.kill)
+            yield sandbox
 
     @asynccontextmanager
     async def fork(
         self, plan: Plan, zygote: Zygote, seen: host_view.ZygoteView, user: int | None
-    ) -> AsyncIterator["ProcessSandbox"]:
+    ) -> AsyncIterator[ProcessSandbox]:
         """Have a zygote of this plan fork a sandbox during the block. Raises SandboxError.
 
         The fork must keep nothing in ``seen``; ``user`` is the zygote's on the host, if sandboxes can be others.
@@ -131,11 +127,8 @@ class Launcher:
                 words = read_words(waiting.detail) or "its zygote has ended"
                 raise self._unavailable(words)
             sandbox = ProcessSandbox(waiting.name, process, waiting.group, waiting.detail, zygote=seen)
-            try:
-                yield sandbox
-            finally:
-                with anyio.CancelScope(shield=True):
-                    await sandbox.kill()
+            stack.push_async_callback(_shielded, sandbox.kill)
+            yield sandbox
 
     def _wait(self, plan: Plan, stack: AsyncExitStack) -> "_SandboxParts":
         """Return the parts that precede a sandbox's first process; ``stack`` removes them."""
@@ -152,11 +145,17 @@ class Launcher:
         return _SandboxParts(name=name, group=group, detail=detail)
 
     async def _start(
-        self, argv: Sequence[str], places: dict[str, int], held: "_Descriptors", waiting: "_SandboxParts"
-    ) -> "ProcessSandbox":
+        self,
+        argv: Sequence[str],
+        places: dict[str, int],
+        ours: ExitStack,
+        theirs: ExitStack,
+        waiting: "_SandboxParts",
+    ) -> ProcessSandbox:
         info = users = None
         if USERS[0] in argv:
-            info, users = held.pipe("info", places, reading=True), held.pipe("users", places, reading=False)
+            info, places["info"] = _pipe(ours, theirs)
+            users, places["users"] = _pipe(ours, theirs, writing=True)
         group = waiting.group
         gated = self._hierarchy is not None and self._hierarchy.version > 1
         command = [_fill(part, places) for part in argv]
@@ -169,13 +168,13 @@ class Launcher:
             )
         except OSError as problem:
             raise self._unavailable(f"{argv[0]} cannot be run: {problem.strerror}") from problem
+        theirs.close()
         sandbox = ProcessSandbox(waiting.name, process, group, waiting.detail)
         try:
             if group is not None and gated:
                 group.add(process.pid)
                 await process.stream.send(b"\n")
             if info is not None and users is not None:
-                held.close([places["info"], places["users"]])
                 sandbox.user = await _map_users(info)
                 os.write(users, b"\0")
         except (anyio.BrokenResourceError, anyio.EndOfStream):
@@ -193,7 +192,7 @@ class Launcher:
         if self._janitor is not None:
             await self._janitor.stop()
 
-    async def _open_all(self, plan: Plan, directories: Mapping[str, Path], held: "_Descriptors") -> dict[str, int]:
+    async def _open_all(self, plan: Plan, directories: Mapping[str, Path], held: ExitStack) -> dict[str, int]:
         wanted = dict(directories)
         for number, mount in enumerate(plan.spec.mounts):
             wanted[f"mount{number}"] = Path(mount.source)
@@ -208,7 +207,9 @@ class Launcher:
             opened = await self._spawner.places(wanted.values())
         except OSError as problem:
             raise self._unavailable(f"a directory it has to mount cannot be opened: {problem.strerror}") from problem
-        return {name: held.keep(descriptor) for name, descriptor in zip(wanted, opened, strict=True)}
+        for descriptor in opened:
+            held.callback(os.close, descriptor)
+        return dict(zip(wanted, opened, strict=True))
 
     def _unavailable(self, reason: str) -> SandboxError:
         return SandboxError(f"Starting a {self._driver} sandbox", reason, "Run `glovebox doctor`.")
@@ -223,39 +224,27 @@ class _SandboxParts:
     detail: int
 
 
-class _Descriptors:
-    def __init__(self) -> None:
-        self._open: set[int] = set()
+def _memory(content: bytes, held: ExitStack) -> int:
+    """Open a file that exists only as this descriptor, at its beginning."""
+    descriptor = os.memfd_create("glovebox", os.MFD_CLOEXEC)
+    held.callback(os.close, descriptor)
+    os.write(descriptor, content)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close(self._open)
+def _pipe(ours: ExitStack, theirs: ExitStack, *, writing: bool = False) -> tuple[int, int]:
+    """Open a pipe; return our end, for reading or ``writing``, and bwrap's."""
+    ends = os.pipe2(os.O_CLOEXEC)
+    own, other = reversed(ends) if writing else ends
+    ours.callback(os.close, own)
+    theirs.callback(os.close, other)
+    return own, other
 
-    def keep(self, descriptor: int) -> int:
-        self._open.add(descriptor)
-        return descriptor
 
-    def memory(self, content: bytes) -> int:
-        """Open a file that exists only as this descriptor, at its beginning."""
-        descriptor = os.memfd_create("glovebox", os.MFD_CLOEXEC)
-        self._open.add(descriptor)
-        os.write(descriptor, content)
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        return descriptor
-
-    def pipe(self, name: str, places: dict[str, int], *, reading: bool) -> int:
-        """Open a pipe; bwrap gets its other end as ``name``."""
-        read, write = os.pipe2(os.O_CLOEXEC)
-        self._open |= {read, write}
-        places[name] = write if reading else read
-        return read if reading else write
-
-    def close(self, descriptors: Iterable[int]) -> None:
-        for descriptor in tuple(descriptors):
-            self._open.discard(descriptor)
-            os.close(descriptor)
+async def _shielded(action: Callable[[], Awaitable[None]]) -> None:
+    with anyio.CancelScope(shield=True):
+        await action()
 
 
 def tmpfs(target: str, size: int) -> list[str]:
@@ -286,11 +275,6 @@ async def _map_users(info: int) -> int:
     for kind in ("uid", "gid"):
         (place / f"{kind}_map").write_text(user_map(own, GUEST_UID))
     return own
-
-
-async def _shielded(action: Callable[[], Awaitable[None]]) -> None:
-    with anyio.CancelScope(shield=True):
-        await action()
 
 
 async def run(command: list[str]) -> tuple[int, str]:

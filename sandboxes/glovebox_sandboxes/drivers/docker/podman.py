@@ -44,6 +44,19 @@ _HOST_SETTLED: Mapping[str, Any] = {"AutoRemove": True, "LogConfig": {"Type": "n
                                     "Devices": [], "UTSMode": "", "UsernsMode": "",
                                     # Podman's own, always.
                                     "ReadonlyPaths": list(READ_ONLY)}  # fmt: skip
+_RENAMED = {"Entrypoint": "entrypoint", "User": "user", "WorkingDir": "work_dir", "Hostname": "hostname",
+            "Healthcheck": "healthconfig", "Labels": "labels", "OpenStdin": "stdin"}  # fmt: skip
+_HOST_RENAMED = {"Runtime": "oci_runtime", "Privileged": "privileged", "ReadonlyRootfs": "read_only_filesystem",
+                 "CapAdd": "cap_add", "CapDrop": "cap_drop", "ShmSize": "shm_size", "OomScoreAdj": "oom_score_adj",
+                 "MaskedPaths": "mask"}  # fmt: skip
+_FIXED: Mapping[str, Any] = {
+    "command": [], "remove": True, "log_configuration": {"driver": "none"}, "systemd": "false",
+    "image_volume_mode": "ignore",
+    # All that the image and Podman itself would add; the plan's variables are set after it.
+    "unsetenvall": True,
+    # No files of Podman's making in /etc: its hosts file would name the host's own hosts.
+    "manage_password": False, "use_image_hosts": True, "use_image_resolve_conf": True,
+}  # fmt: skip
 _OTHERWISE = ("nr_inodes", "uid", "gid", "mode")
 """Options of a tmpfs that Podman lacks, or rejects in combination with those."""
 
@@ -60,42 +73,19 @@ def specification(name: str, body: Mapping[str, Any], filter_path: str) -> dict[
     spec: dict[str, Any] = {
         "name": name,
         "image": top.pop("Image").removeprefix("sha256:"),
-        "entrypoint": top.pop("Entrypoint"),
-        "command": [],
         "env": {key: value for key, given, value in variables if given},
-        # All that the image and Podman itself would add; the plan's variables are set after it.
-        "unsetenvall": True,
-        "user": top.pop("User"),
-        "work_dir": top.pop("WorkingDir"),
-        "hostname": top.pop("Hostname"),
-        "healthconfig": top.pop("Healthcheck"),
         "stop_signal": int(signal.Signals[top.pop("StopSignal")]),
-        "labels": top.pop("Labels"),
-        "stdin": top.pop("OpenStdin"),
-        "remove": True,
-        "log_configuration": {"driver": "none"},
-        # No files of Podman's making in /etc: its hosts file would name the host's own hosts.
-        "manage_password": False,
-        "use_image_hosts": True,
-        "use_image_resolve_conf": True,
-        "systemd": "false",
-        "image_volume_mode": "ignore",
-        "oci_runtime": host.pop("Runtime"),
-        "privileged": host.pop("Privileged"),
-        "read_only_filesystem": host.pop("ReadonlyRootfs"),
-        "cap_add": host.pop("CapAdd"),
-        "cap_drop": host.pop("CapDrop"),
+        **_FIXED,
+        **{ours: top.pop(theirs) for theirs, ours in _RENAMED.items()},
+        **{ours: host.pop(theirs) for theirs, ours in _HOST_RENAMED.items()},
         **_security(host.pop("SecurityOpt"), filter_path),
         "netns": {"nsmode": host.pop("NetworkMode")},
         "ipcns": {"nsmode": host.pop("IpcMode")},
         "pidns": {"nsmode": host.pop("PidMode") or "private"},
         "utsns": {"nsmode": "private"},
         "cgroupns": {"nsmode": host.pop("CgroupnsMode")},
-        "shm_size": host.pop("ShmSize"),
-        "oom_score_adj": host.pop("OomScoreAdj"),
         "r_limits": _rlimits(host.pop("Ulimits")),
         "mounts": [*(_tmpfs(*each) for each in host.pop("Tmpfs").items()), *map(_bind, host.pop("Mounts"))],
-        "mask": host.pop("MaskedPaths"),
         **_resources(host),
     }
     if top.pop("NetworkDisabled") != (spec["netns"]["nsmode"] == "none"):
@@ -130,28 +120,15 @@ def _security(options: list[str], filter_path: str) -> dict[str, Any]:
 def _tmpfs(target: str, options: str) -> dict[str, Any]:
     kept = [each for each in options.split(",") if each.partition("=")[0] not in _OTHERWISE]
     # Podman makes it root's: so all may write; only the guest's user is inside. Memory bounds the number of files.
-    return {
-        "destination": target,
-        "type": "tmpfs",
-        "source": "tmpfs",
-        "options": [*kept, "mode=1777", "notmpcopyup"],
-    }
+    own = [*kept, "mode=1777", "notmpcopyup"]
+    return {"destination": target, "type": "tmpfs", "source": "tmpfs", "options": own}
 
 
 def _bind(mount: Mapping[str, Any]) -> dict[str, Any]:
-    options = mount["BindOptions"]
-    return {
-        "destination": mount["Target"],
-        "type": "bind",
-        "source": mount["Source"],
-        "options": [
-            "bind" if options["NonRecursive"] else "rbind",
-            "ro" if mount["ReadOnly"] else "rw",
-            options["Propagation"],
-            "nosuid",
-            "nodev",
-        ],
-    }
+    kind = "bind" if mount["BindOptions"]["NonRecursive"] else "rbind"
+    access = "ro" if mount["ReadOnly"] else "rw"
+    options = [kind, access, mount["BindOptions"]["Propagation"], "nosuid", "nodev"]
+    return {"destination": mount["Target"], "type": "bind", "source": mount["Source"], "options": options}
 
 
 def _resources(host: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 Only asks; each sandbox measures whether it is as planned (see ``contract.measure``).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +67,8 @@ def probe(engine: Engine, runtime: Runtime, data: Path | None = None) -> tuple[C
         processors=int(info.get("NCPU") or 1),
         added=("/etc/hostname", *(() if own is None else podman.MOUNTS)),
     )
-    gaps = _engine_gaps(info, engine.version, options, runtime) if own is None else _podman_gaps(info, own, runtime)
-    missing = (*gaps, *_group_gaps(info, host, own), *_image_gaps(image, configuration))
+    missing = _gaps(info, engine.version, options, host, own)
+    missing += _image_gaps(image, configuration)
     limits = _limits(info, groups)
     if runtime == "runsc":
         # The group counts the threads of gVisor's kernel too.
@@ -78,7 +78,7 @@ def probe(engine: Engine, runtime: Runtime, data: Path | None = None) -> tuple[C
         level=LEVEL[runtime],
         version=_version(engine.version, runtime),
         limits=limits,
-        missing=missing,
+        missing=tuple(Missing(what=what, fix=fix, fatal=fatal) for lacks, what, fix, fatal in missing if lacks),
     ), host
 
 
@@ -96,40 +96,47 @@ def _image(engine: Engine, tag: str) -> Mapping[str, Any] | None:
     return found
 
 
-def _engine_gaps(
-    info: Mapping[str, Any], version: Mapping[str, Any], options: list[str], runtime: Runtime
-) -> Iterator[Missing]:
-    api = tuple(int(part) for part in str(version.get("ApiVersion", "0")).split("."))
-    if info.get("OSType") != "linux" or api < MINIMUM_API:
-        yield Missing(
-            what="a Docker Engine 20.10 or newer for Linux", fix="Run `apt-get install docker.io`.", fatal=True
-        )
-    if "seccomp" not in options:
-        yield Missing(
-            what="seccomp in the Docker Engine", fix="Use a kernel and an Engine built with seccomp.", fatal=True
-        )
-    if runtime not in (info.get("Runtimes") or {}):
-        yield Missing(what=f"the runtime {runtime} in the Docker Engine", fix=_RUNTIME_FIX[runtime], fatal=True)
+_Gap = tuple[object, str, str, bool]
+"""True if it is missing; its name, the fix, and whether it is fatal."""
 
 
-def _podman_gaps(info: Mapping[str, Any], own: Mapping[str, Any], runtime: Runtime) -> Iterator[Missing]:
-    version = str(info.get("ServerVersion", "0")).split(".")
-    if tuple(int(part) for part in version[:2]) < podman.MINIMUM:
-        yield Missing(what="Podman 4.3 or newer", fix="Use a newer distribution, or the Docker Engine.", fatal=True)
-    if not own["security"]["seccompEnabled"]:
-        yield Missing(what="seccomp in Podman", fix="Use a kernel and a Podman built with seccomp.", fatal=True)
-    if runtime == "runsc":
-        yield Missing(
-            what="a Docker Engine: Podman is not asked for gVisor",
-            fix="Install what the driver needs to start runsc itself, see docs/operate/drivers.md.",
-            fatal=True,
-        )
-    elif own["ociRuntime"]["name"] not in podman.RUNTIMES:
-        yield Missing(
-            what=f"crun or runc as Podman's runtime, which is {own['ociRuntime']['name']}",
-            fix='Set runtime = "crun" in the [engine] section of containers.conf, and restart the service.',
-            fatal=True,
-        )
+def _gaps(
+    info: Mapping[str, Any], version: Mapping[str, Any], options: list[str], host: Host, own: Mapping[str, Any] | None
+) -> list[_Gap]:
+    if own is None:
+        api = tuple(int(part) for part in str(version.get("ApiVersion", "0")).split("."))
+        gaps: list[_Gap] = [
+            (info.get("OSType") != "linux" or api < MINIMUM_API,
+             "a Docker Engine 20.10 or newer for Linux", "Run `apt-get install docker.io`.", True),
+            ("seccomp" not in options,
+             "seccomp in the Docker Engine", "Use a kernel and an Engine built with seccomp.", True),
+            (host.runtime not in (info.get("Runtimes") or {}),
+             f"the runtime {host.runtime} in the Docker Engine", _RUNTIME_FIX[host.runtime], True),
+        ]  # fmt: skip
+    else:
+        release = tuple(int(part) for part in str(info.get("ServerVersion", "0")).split(".")[:2])
+        used = own["ociRuntime"]["name"]
+        gaps = [
+            (release < podman.MINIMUM,
+             "Podman 4.3 or newer", "Use a newer distribution, or the Docker Engine.", True),
+            (not own["security"]["seccompEnabled"],
+             "seccomp in Podman", "Use a kernel and a Podman built with seccomp.", True),
+            (host.runtime == "runsc", "a Docker Engine: Podman is not asked for gVisor",
+             "Install what the driver needs to start runsc itself, see docs/operate/drivers.md.", True),
+            (host.runtime != "runsc" and used not in podman.RUNTIMES,
+             f"crun or runc as Podman's runtime, which is {used}",
+             'Set runtime = "crun" in the [engine] section of containers.conf, and restart the service.', True),
+        ]  # fmt: skip
+    if not host.groups:
+        return [*gaps, (True, "no control groups: limits hold per process", GROUPS_FIX, False)]
+    gaps += [
+        (not info.get(field), f"the {name} controller, which enforces {limit}", _GROUP_FIX.format(name), True)
+        for field, (limit, name) in _CONTROLLERS.items()
+    ]
+    # Podman would warn of it in each container, and a warning means that a part was left out.
+    swap = not info.get("SwapLimit") and (own is not None or _host_has_swap())
+    what = "swap accounting: memory_bytes could be exceeded into swap"
+    return [*gaps, (swap, what, "Boot with swapaccount=1, or turn swap off: `swapoff -a`", True)]
 
 
 def _may_make_groups(info: Mapping[str, Any], own: Mapping[str, Any] | None) -> bool:
@@ -139,37 +146,14 @@ def _may_make_groups(info: Mapping[str, Any], own: Mapping[str, Any] | None) -> 
     return {controller for _, controller in _CONTROLLERS.values()} <= set(own["cgroupControllers"])
 
 
-def _group_gaps(info: Mapping[str, Any], host: Host, own: Mapping[str, Any] | None) -> Iterator[Missing]:
-    if not host.groups:
-        yield Missing(what="no control groups: limits hold per process", fix=GROUPS_FIX, fatal=False)
-        return
-    for field, (limit, controller) in _CONTROLLERS.items():
-        if not info.get(field):
-            yield Missing(
-                what=f"the {controller} controller, which enforces {limit}",
-                fix=_GROUP_FIX.format(controller),
-                fatal=True,
-            )
-    # Podman would warn of it in each container, and a warning means that a part was left out.
-    if not info.get("SwapLimit") and (own is not None or _host_has_swap()):
-        yield Missing(
-            what="swap accounting: memory_bytes could be exceeded into swap",
-            fix="Boot with swapaccount=1, or turn swap off: `swapoff -a`",
-            fatal=True,
-        )
-
-
-def _image_gaps(image: Mapping[str, Any] | None, configuration: Mapping[str, Any]) -> Iterator[Missing]:
-    if image is None:
-        yield Missing(what=f"the image {content.tag()}", fix=f"Run `{SETUP}`.", fatal=True)
-    elif configuration.get("Volumes"):
-        # A volume is a writable directory of the host's, outside every limit.
-        declared = ", ".join(sorted(configuration["Volumes"]))
-        yield Missing(
-            what=f"an image without volumes ({content.tag()} declares {declared})",
-            fix=f"Build it again: `docker rmi {content.tag()} && {SETUP}`",
-            fatal=True,
-        )
+def _image_gaps(image: Mapping[str, Any] | None, configuration: Mapping[str, Any]) -> list[_Gap]:
+    # A volume is a writable directory of the host's, outside every limit.
+    volumes, tag = ", ".join(sorted(configuration.get("Volumes") or ())), content.tag()
+    again = f"Build it again: `docker rmi {tag} && {SETUP}`"
+    return [
+        (image is None, f"the image {tag}", f"Run `{SETUP}`.", True),
+        (volumes, f"an image without volumes ({tag} declares {volumes})", again, True),
+    ]
 
 
 def _limits(info: Mapping[str, Any], groups: bool) -> Mapping[str, str]:
