@@ -8,6 +8,7 @@ leaves values to ``tomllib``.
 import re
 import tomllib
 from bisect import bisect_left
+from itertools import count
 from pathlib import Path
 
 from glovebox_profiles.errors import ProfileError
@@ -20,12 +21,13 @@ MAX_DEPTH = 24
 recursion limit, and the bound that keeps ``tomllib`` linear."""
 
 _BLANK = re.compile(r"(?:[ \t\n]|#[^\n]*)*")
-_SPACE = re.compile(r"[ \t]*")
-_BARE = re.compile(r"[A-Za-z0-9_-]+")
-_SCALAR = re.compile(r"[^,\]}\n#]+")
+_QUOTED = r'"(?:\\.|[^"\\\n])*"' r"|'[^'\n]*'"
+_PART = re.compile(rf"[ \t]*([A-Za-z0-9_-]+|{_QUOTED})[ \t]*(\.?)")
+_EQUALS = re.compile(r"=[ \t]*")
 # A multi-line string may end in up to five quotes: two of its own and the three that close it.
-_STRING = re.compile(r'"""(?:\\.|[^\\])*?"{3,5}' r"|'''.*?'{3,5}" r'|"(?:\\.|[^"\\\n])*"' r"|'[^'\n]*'", re.DOTALL)
-_KEY_STRING = re.compile(r'"(?:\\.|[^"\\\n])*"' r"|'[^'\n]*'")
+_SINGLE = re.compile(rf'"""(?:\\.|[^\\])*?"{{3,5}}|\'\'\'.*?\'{{3,5}}|{_QUOTED}|[^,\]}}\n#]+', re.DOTALL)
+_HEADER = re.compile(r"\[\[?")
+_CLOSING = {each: re.compile(re.escape(close)) for each, close in (("[[", "]]"), ("[", "]"), ("{", "}"))}
 
 
 def dotted(path: KeyPath) -> str:
@@ -41,8 +43,8 @@ class Positions:
         """Scan a text; ``path`` is only named in errors.
 
         Raises:
-            ProfileError: a key is given twice, the nesting is deeper than MAX_DEPTH, or the text is not TOML. The last
-                has no fix, because ``tomllib`` has the better message.
+            ProfileError: a key is given twice, or the nesting is deeper than MAX_DEPTH.
+            ValueError: the text is not TOML; ``tomllib`` has the better message.
         """
         self._path = path
         self._text = text.replace("\r\n", "\n")
@@ -62,33 +64,23 @@ class Positions:
 
     def _document(self) -> None:
         table: KeyPath = ()
-        self._skip(_BLANK)
+        self._take(_BLANK)
         while self._at < len(self._text):
-            if self._take("[["):
-                table = self._array_header()
-            elif self._take("["):
-                table = self._table_header()
+            line = self._line()
+            if header := _HEADER.match(self._text, self._at):
+                self._at = header.end()
+                table = self._resolve(self._key())
+                self._take(_CLOSING[header[0]])
+                if header[0] == "[[":
+                    self.headed[table] = self.headed.get(table, 0) + 1
+                    table = (*table, self.headed[table] - 1)
+                else:
+                    self._once(self._tables, table, line)
+                    self.headers[table] = self._at
+                self._record(table, line)
             else:
                 self._pair(table)
-            self._skip(_BLANK)
-
-    def _array_header(self) -> KeyPath:
-        line = self._line()
-        array = self._resolve(self._key())
-        self._expect("]]")
-        index = self.headed.get(array, 0)
-        self.headed[array] = index + 1
-        self._record((*array, index), line)
-        return (*array, index)
-
-    def _table_header(self) -> KeyPath:
-        line = self._line()
-        table = self._resolve(self._key())
-        self._expect("]")
-        self._once(self._tables, table, line)
-        self._record(table, line)
-        self.headers[table] = self._at
-        return table
+            self._take(_BLANK)
 
     def _resolve(self, key: KeyPath) -> KeyPath:
         """Point ``[a.b]`` into the newest element of ``[[a]]``."""
@@ -102,10 +94,9 @@ class Positions:
     def _pair(self, table: KeyPath) -> None:
         line = self._line()
         path = (*table, *self._key())
-        self._expect("=")
+        self._take(_EQUALS)
         self._once(self._given, path, line)
         self._record(path, line)
-        self._skip(_SPACE)
         begin = self._at
         self._value(path)
         self.values[path] = slice(begin, begin + len(self._text[begin : self._at].rstrip()))
@@ -113,54 +104,34 @@ class Positions:
     def _key(self) -> KeyPath:
         parts: list[str] = []
         while True:
-            self._skip(_SPACE)
-            if bare := _BARE.match(self._text, self._at):
-                parts.append(bare.group())
-                self._at = bare.end()
-            elif quoted := _KEY_STRING.match(self._text, self._at):
-                parts.append(self._unquote(quoted.group()))
-                self._at = quoted.end()
-            else:
-                raise self._unreadable("a key")
+            part, more = self._take(_PART).groups()
+            parts.append(str(tomllib.loads(f"k = {part}")["k"]) if part[0] in "'\"" else part)
             self._bound(len(parts), parts[0])
-            self._skip(_SPACE)
-            if not self._take("."):
+            if not more:
                 return tuple(parts)
-
-    def _unquote(self, raw: str) -> str:
-        try:
-            return str(tomllib.loads(f"k = {raw}")["k"])
-        except tomllib.TOMLDecodeError:
-            raise self._unreadable("a key") from None
 
     def _value(self, path: KeyPath) -> None:
         self._bound(len(path), dotted(path[:3]))
-        self._skip(_SPACE)
-        if self._take("["):
-            self._items(path, "]")
-        elif self._take("{"):
-            self._items(path, "}")
-        else:
-            match = _STRING.match(self._text, self._at) or _SCALAR.match(self._text, self._at)
-            if match is None:
-                raise self._unreadable("a value")
-            self._at = match.end()
-
-    def _items(self, path: KeyPath, close: str) -> None:
-        index = 0
-        self._skip(_BLANK)
-        while not self._take(close):
-            if close == "}":
+        opening = self._text[self._at : self._at + 1]
+        if opening not in _CLOSING:
+            self._take(_SINGLE)
+            return
+        self._at += 1
+        self._take(_BLANK)
+        for index in count():
+            if self._text.startswith(("]", "}"), self._at):
+                break
+            if opening == "{":
                 self._pair(path)
             else:
                 self._record((*path, index), self._line())
                 self._value((*path, index))
-                index += 1
-            self._skip(_BLANK)
-            if not self._take(","):
-                self._expect(close)
-                return
-            self._skip(_BLANK)
+            self._take(_BLANK)
+            if not self._text.startswith(",", self._at):
+                break
+            self._at += 1
+            self._take(_BLANK)
+        self._take(_CLOSING[opening])
 
     def _record(self, path: KeyPath, line: int) -> None:
         self._bound(len(path), dotted(path[:3]))
@@ -178,23 +149,12 @@ class Positions:
             reason = f"nested deeper than {MAX_DEPTH} levels"
             raise ProfileError(self._path, self._line(), key, reason, "Write it flatter.")
 
-    def _skip(self, pattern: re.Pattern[str]) -> None:
+    def _take(self, pattern: re.Pattern[str]) -> re.Match[str]:
         match = pattern.match(self._text, self._at)
-        self._at = match.end() if match else self._at
-
-    def _take(self, token: str) -> bool:
-        if not self._text.startswith(token, self._at):
-            return False
-        self._at += len(token)
-        return True
-
-    def _expect(self, token: str) -> None:
-        self._skip(_SPACE)
-        if not self._take(token):
-            raise self._unreadable(f"'{token}'")
+        if match is None:
+            raise ValueError("not TOML")
+        self._at = match.end()
+        return match
 
     def _line(self) -> int:
         return bisect_left(self._breaks, self._at) + 1
-
-    def _unreadable(self, wanted: str) -> ProfileError:
-        return ProfileError(self._path, self._line(), "", f"not TOML: {wanted} is missing here", "")

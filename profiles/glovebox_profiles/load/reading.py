@@ -87,11 +87,9 @@ def parse_toml(data: bytes, path: Path) -> tuple[dict[str, Any], Positions]:
         raise ProfileError(path, line, "", "not UTF-8 text", "Save the file as UTF-8.") from None
     try:
         positions = Positions(text, path)
-    except ProfileError as error:
-        if error.fix:
-            raise
+    except ValueError:
         _values(text, path)
-        raise ProfileError(path, error.line, error.key, error.reason, _TOML) from None
+        raise ProfileError(path, None, "", "not TOML", _TOML) from None
     return _values(text, path), positions
 
 
