@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import anyio
 import pytest
 from tests.fixtures.specs import SPEC
 
@@ -41,6 +42,7 @@ async def test_what_a_thread_is_taking_in_while_a_guard_is_made_is_covered(
     monkeypatch.setattr(index, "_publish", slowly)
     monkeypatch.setattr(hiding, "_index", of)
     async with hiding.guarding(SPEC, TOOL, ()) as hidden:
+        assert hidden is not None
         assert hidden.spec.masks == (".env",)
         await hidden.require()  # the control: what is covered is no reason to refuse
     index.close()
@@ -70,7 +72,11 @@ def test_what_is_printed_is_held_back_while_that_is_in_doubt_and_no_more_than_th
     """Within the bound it is shown once that is sure; what went beyond it is not, and neither is what comes after."""
     for size, shown in ((MAX_HELD - 1, ["x" * (MAX_HELD - 1) + "y"]), (MAX_HELD + 1, [])):
         guard, heard = Doubt(), list[str]()
-        printed = Hidden(spec=SPEC, guard=cast("SecretFileGuard", guard)).printed(heard.append)
+        hidden = Hidden(
+            spec=SPEC, index=cast("SecretFileIndex", None), guard=cast("SecretFileGuard", guard),
+            scope=cast("anyio.CancelScope", None),
+        )  # fmt: skip
+        printed = hidden.printed(heard.append)
         printed("x" * size)
         assert heard == []
         guard.holds = True

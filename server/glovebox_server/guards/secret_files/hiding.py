@@ -43,15 +43,15 @@ class Hiding:
         return spec if index is None else replace(spec, masks=await _masks(index, _revealed(reveal)))
 
     @asynccontextmanager
-    async def guarding(self, spec: SandboxSpec, tool: Tool, reveal: Sequence[str]) -> AsyncIterator["Hidden"]:
-        """Yield the same and a guard for one call, for the block.
+    async def guarding(self, spec: SandboxSpec, tool: Tool, reveal: Sequence[str]) -> AsyncIterator["Hidden | None"]:
+        """Yield the same and a guard for one call, for the block; None if it sees no workspace.
 
         Raises:
             UnsupportedSpecError: they cannot be hidden.
         """
         index = await self._index(spec, tool)
         if index is None:
-            yield Hidden(spec=spec)
+            yield None
             return
         self.used_at = time.monotonic()
         revealed, loop, scope = _revealed(reveal), asyncio.get_running_loop(), anyio.CancelScope()
@@ -89,9 +89,9 @@ class Hidden:
     """The secret files hidden from one call's program."""
 
     spec: SandboxSpec
-    index: "SecretFileIndex | None" = None
-    guard: "SecretFileGuard | None" = None
-    scope: anyio.CancelScope | None = None
+    index: "SecretFileIndex"
+    guard: "SecretFileGuard"
+    scope: anyio.CancelScope
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
@@ -100,9 +100,6 @@ class Hidden:
         Raises:
             RefusedError: as ``require``; the result is withheld.
         """
-        if self.scope is None:
-            yield
-            return
         with self.scope:
             yield
         await self.require()
@@ -113,8 +110,6 @@ class Hidden:
         Raises:
             RefusedError: one has.
         """
-        if self.index is None or self.guard is None:
-            return
         if not self.guard.holds:
             await anyio.to_thread.run_sync(self.index.drain)
         if self.guard.broken:
@@ -127,9 +122,6 @@ class Hidden:
 
     def printed(self, show: Callable[[str], None]) -> Callable[[str], None]:
         """Wrap ``show``: hold live output back until no secret file can be in it."""
-        guard = self.guard
-        if guard is None:
-            return show
         held, size = list[str](), 0
 
         def printed(text: str) -> None:
@@ -140,7 +132,7 @@ class Hidden:
             size += len(text)
             if size > MAX_HELD:
                 held.clear()
-            elif guard.holds:
+            elif self.guard.holds:
                 show("".join(held))
                 held.clear()
                 size = 0
@@ -173,6 +165,7 @@ async def mask(hiding: Hiding, call: Call) -> None:
     if now.spec is None:
         raise AssertionError(call.request.id)
     hidden = await call.stack.enter_async_context(hiding.guarding(now.spec, call.tool, now.reveal))
-    now.spec = hidden.spec
-    now.wrap_live.append(hidden.printed)
-    now.around_program.append(hidden.watching())
+    if hidden is not None:
+        now.spec = hidden.spec
+        now.wrap_live.append(hidden.printed)
+        now.around_program.append(hidden.watching())
