@@ -1,12 +1,10 @@
 """Events of questions to people. None of them is a record of a call: a question may outlive the call that asked it."""
 
-from dataclasses import dataclass
 from typing import Literal
 
 from glovebox_audit.events.base import Event
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalEvent(Event):
     """Anything that happens to one question; each record names it, and whose it is, by itself."""
 
@@ -22,7 +20,6 @@ class ApprovalEvent(Event):
     """Name of the tool."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalRequested(ApprovalEvent, kind="approval.requested"):
     """A call waits for a yes. On disk before anybody can see the question."""
 
@@ -56,7 +53,6 @@ class ApprovalRequested(ApprovalEvent, kind="approval.requested"):
     """What exactly: host and port, the tool, or the budget."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalAnswered(ApprovalEvent, kind="approval.answered"):
     """Somebody answered a question. On disk before the answer counts."""
 
@@ -76,7 +72,6 @@ class ApprovalAnswered(ApprovalEvent, kind="approval.answered"):
     """Where the question stands now: ``pending``, ``allowed`` or ``denied``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalWithdrawn(ApprovalEvent, kind="approval.withdrawn"):
     """A question, or a yes that was not used, was taken back."""
 
@@ -84,7 +79,6 @@ class ApprovalWithdrawn(ApprovalEvent, kind="approval.withdrawn"):
     """Principal of who took it back: the caller, whose call ended before an answer, or an operator."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalRefused(Event, kind="approval.refused"):
     """An answer did not count: forged, replayed, late, to another question, or of somebody who may not give it.
 
@@ -101,7 +95,6 @@ class ApprovalRefused(Event, kind="approval.refused"):
     """How it came."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GrantMade(ApprovalEvent, kind="grant.made"):
     """A yes lifts a denial, for one call or for a run. On disk before it does."""
 
@@ -115,7 +108,6 @@ class GrantMade(ApprovalEvent, kind="grant.made"):
     """How long it lasts; by the clock since boot."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GrantRevoked(ApprovalEvent, kind="grant.revoked"):
     """An operator took a grant back; a call that runs on it is not ended by this."""
 

@@ -5,15 +5,16 @@ No event may carry a secret, a host path or an environment variable: records rea
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, dataclass_transform
 
 #: Every event by its kind; each registers itself. docs/operate/audit-events.csv is generated from it.
 EVENTS: "dict[str, type[Event]]" = {}
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Anything that can be recorded. Subclasses name a ``kind`` that never changes its meaning."""
+    """Anything that can be recorded. A subclass is a frozen dataclass; its ``kind`` never changes its meaning."""
 
     kind: ClassVar[str]
     """Stable name, written into the record."""
@@ -21,10 +22,10 @@ class Event:
     """Whether this is the last record of its call."""
 
     def __init_subclass__(cls, *, kind: str | None = None, ends_call: bool = False) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
         if kind is not None:
             cls.kind, cls.ends_call = kind, ends_call
-        if "kind" in vars(cls):  # twice for each event: slots make its class anew, without the arguments
-            EVENTS[cls.kind] = cls
+            EVENTS[kind] = cls
 
 
 WHOSE = ("tool", "principal", "client", "run", "workflow")
@@ -34,7 +35,6 @@ NOT_YET = "(not yet)"
 """In place of a call's id: the event is drafted before its call comes, see ``chain.Draft.of_call``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CallEvent(Event):
     """Anything that belongs to one call. Whose it is, is in each of its records: ``CallRecorder`` fills it in."""
 

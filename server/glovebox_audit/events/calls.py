@@ -23,7 +23,6 @@ class Input:
     """Size of the content."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CallDecided(CallEvent, kind="call.decided"):
     """Policy decided about a call. On disk before anything starts."""
 
@@ -69,7 +68,6 @@ class CallDecided(CallEvent, kind="call.decided"):
     """What came with it, at most 512 characters."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxStarted(CallEvent, kind="sandbox.started"):
     """A sandbox stands, was measured and compared with its plan. On disk before the job goes in."""
 
@@ -91,7 +89,6 @@ class SandboxStarted(CallEvent, kind="sandbox.started"):
     """Whether no field differs; where one does, no job was given to it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EgressDecided(CallEvent, kind="egress.decided"):
     """Egress policy decided about one connection out of a sandbox. On disk before anything is dialled."""
 
@@ -115,7 +112,6 @@ class EgressDecided(CallEvent, kind="egress.decided"):
     """Name of the credential that was added to the request; never its value."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EgressAnswered(CallEvent, kind="egress.answered"):
     """A server answered a request that was allowed, or was tunnelled to, and that is over.
 
@@ -136,7 +132,6 @@ class EgressAnswered(CallEvent, kind="egress.answered"):
     """Whether that is all of it: it may have broken off, or a bound or the call's end cut it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ArtifactCollected(CallEvent, kind="artifact.collected"):
     """An output file passed its checks and lies in quarantine. The call's last record says which became readable."""
 
@@ -154,7 +149,6 @@ class ArtifactCollected(CallEvent, kind="artifact.collected"):
     """Why it must not be opened or promoted unseen, one sentence each; absent where nothing was noticed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ArtifactRefused(CallEvent, kind="artifact.refused"):
     """An output file failed a check and was dropped."""
 
@@ -166,7 +160,6 @@ class ArtifactRefused(CallEvent, kind="artifact.refused"):
     """How many files, where this stands for those beyond the ones that are named."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ArtifactScanned(CallEvent, kind="artifact.scanned"):
     """An output file was looked into for what acts when it is opened, or could not be; before the call's result."""
 
@@ -197,7 +190,6 @@ class Output:
     """How many bytes the program produced, dropped ones included."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CallFinished(CallEvent, kind="call.finished", ends_call=True):
     """The program ended, in whatever way; nothing of it runs, and its sandbox is gone or about to be."""
 
@@ -226,7 +218,6 @@ class CallFinished(CallEvent, kind="call.finished", ends_call=True):
     """Addresses of the files that the caller can read from now on; absent where there are none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CallCancelled(CallEvent, kind="call.cancelled", ends_call=True):
     """The call was stopped from outside; its sandbox is gone."""
 
@@ -241,7 +232,6 @@ class CallCancelled(CallEvent, kind="call.cancelled", ends_call=True):
     """Addresses of the files that the caller can read from now on; absent where there are none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CallFailed(CallEvent, kind="call.failed", ends_call=True):
     """Glovebox itself failed the call; nothing can be said about the program."""
 
@@ -258,7 +248,6 @@ class CallFailed(CallEvent, kind="call.failed", ends_call=True):
 LossCause = Literal["log", "server"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CallLost(CallEvent, kind="call.lost", ends_call=True):
     """A call is over, and its own last record is not in the log: how it ended is not known.
 
@@ -278,7 +267,6 @@ class CallLost(CallEvent, kind="call.lost", ends_call=True):
     """Kind of its last record before this one: so far it had come for certain."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiptSigned(CallEvent, kind="receipt.signed"):
     """The receipt of a call that policy allowed, written with the call's last record and right after it.
 

@@ -1,13 +1,11 @@
 """Events of the log itself: gaps and segments. Written by the log only."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from glovebox_audit.events.base import Event
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GapRecorded(Event, kind="log.gap"):
     """The log itself found bytes after its last whole record, left by a crash or a full disk. Written by the log only.
 
@@ -20,7 +18,6 @@ class GapRecorded(Event, kind="log.gap"):
     """Digest of exactly these bytes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentSealed(Event, kind="segment.sealed"):
     """A segment of the log ends here: the last record of its file. Written by the log only."""
 
@@ -36,7 +33,6 @@ class SegmentSealed(Event, kind="segment.sealed"):
     """The seal itself: the same, and the end of the chain before the segment and in it, signed as receipts are."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentBegun(Event, kind="segment.begun"):
     """A segment of the log begins: the first record of every file but the first, chained to the seal before.
 
@@ -54,7 +50,6 @@ class SegmentBegun(Event, kind="segment.begun"):
 RemovalReason = Literal["age", "size"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentRemoved(Event, kind="segment.removed"):
     """Retention is about to remove a sealed segment, the oldest. Written by the log only."""
 

@@ -21,7 +21,6 @@ class PromotedFile:
     """How many things a scan found in that artifact, which were accepted; absent where it was not looked into."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ProposalScanned(Event, kind="proposal.scanned"):
     """An artifact that a call proposes was looked into, or could not be. On disk before anybody is asked about it.
 
@@ -54,7 +53,6 @@ class ProposalScanned(Event, kind="proposal.scanned"):
     """Digest of the plan that was executed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PromotionApplied(Event, kind="promotion.applied"):
     """Files are about to be put into a folder that the operator named. On disk before the first is."""
 
@@ -72,7 +70,6 @@ class PromotionApplied(Event, kind="promotion.applied"):
     """Each with ``name``, ``before``, ``after``, ``origin``, an artifact, and ``findings`` where it was scanned."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PromotionRolledBack(Event, kind="promotion.rolled_back"):
     """Files are about to be put back as they were before a promotion. On disk before the first is."""
 

@@ -1,13 +1,11 @@
 """Events of a server as a whole: its start and end, profiles, the sandboxes it prepares."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from glovebox_audit.events.base import Event
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStarted(Event, kind="server.started"):
     """A server process opened the log and is about to accept calls."""
 
@@ -28,7 +26,6 @@ class ServerStarted(Event, kind="server.started"):
     """Digest of the lock that all in force agrees with, where one was asked for."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStopped(Event, kind="server.stopped"):
     """A server process ends in good order. Missing after a crash."""
 
@@ -38,7 +35,6 @@ class ServerStopped(Event, kind="server.stopped"):
     """Longest time in which nobody was served, since it began to serve; null where that is not measured."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestsRefused(Event, kind="requests.refused"):
     """Requests were refused before they became calls. Counts alone, at most every five seconds."""
 
@@ -51,7 +47,6 @@ class RequestsRefused(Event, kind="requests.refused"):
     ``count``: nothing that a request held."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyChanged(Event, kind="policy.changed"):
     """Another policy is in force from now on; calls under way keep what they were decided with."""
 
@@ -61,7 +56,6 @@ class PolicyChanged(Event, kind="policy.changed"):
     """Digest of the one that was in force."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyRefused(Event, kind="policy.refused"):
     """The policy's file was changed, and cannot be in force: the one before stays."""
 
@@ -71,7 +65,6 @@ class PolicyRefused(Event, kind="policy.refused"):
     """Digest of the policy that stays in force."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileLoaded(Event, kind="profile.loaded"):
     """A profile is in force from now on."""
 
@@ -85,7 +78,6 @@ class ProfileLoaded(Event, kind="profile.loaded"):
     """Its keys that weaken isolation, each with the reason given: ``key: because``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PoolChanged(Event, kind="pool.changed"):
     """Sandboxes of a plan are prepared ahead of their calls, or no longer."""
 

@@ -1,11 +1,8 @@
 """Events of stops, watch rules and tokens. They belong to no call: clients do not hear them."""
 
-from dataclasses import dataclass
-
 from glovebox_audit.events.base import Event
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StopMade(Event, kind="stop.made"):
     """Something is stopped from now on, until ``stop.lifted``: calls under way end, new ones are refused."""
 
@@ -21,7 +18,6 @@ class StopMade(Event, kind="stop.made"):
     """Who made it: a principal, or ``watch:`` and the rule."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StopLifted(Event, kind="stop.lifted"):
     """A stop is no longer in force."""
 
@@ -31,7 +27,6 @@ class StopLifted(Event, kind="stop.lifted"):
     """Who lifted it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WatchAlarm(Event, kind="watch.alarm"):
     """A watch rule found what it looks for. What it found is not in here: it may be a secret."""
 
@@ -58,7 +53,6 @@ class WatchAlarm(Event, kind="watch.alarm"):
     """Name of the workflow."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCreated(Event, kind="token.created"):
     """An operator is about to make a token. On disk before it is."""
 
@@ -74,7 +68,6 @@ class TokenCreated(Event, kind="token.created"):
     """When it ends, in UTC; absent where it does not."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRevoked(Event, kind="token.revoked"):
     """An operator ended a token. It is gone before this is written, so that nothing can keep it in force."""
 
