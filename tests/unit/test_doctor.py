@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rich.console import Console
 from tests.fixtures.consoles import printing_on
 
 from glovebox_sandboxes.contract.base import Capabilities, Missing
@@ -18,6 +17,7 @@ from glovebox_sandboxes.drivers import registry
 from glovebox_server import workspace
 from glovebox_server.cli import state
 from glovebox_server.cli.host import doctor
+from glovebox_server.cli.terminal import Terminal
 from glovebox_server.exits import OK, UNAVAILABLE, USAGE
 from glovebox_server.secret_files import SecretFileError
 from glovebox_server.settings import Settings
@@ -60,18 +60,18 @@ def host(monkeypatch: pytest.MonkeyPatch) -> dict[str, Capabilities]:
     return found
 
 
-def terminal(width: int = 80) -> Console:
+def terminal(width: int = 80) -> Terminal:
     """A terminal that can be read."""
-    return Console(file=io.StringIO(), force_terminal=True, color_system=None, width=width)
+    return Terminal(file=io.StringIO(), force_terminal=True, color_system=None, width=width)
 
 
-async def diagnose(settings: Settings, console: Console, *, as_json: bool = False) -> int:
+async def diagnose(settings: Settings, console: Terminal, *, as_json: bool = False) -> int:
     """Run the command, as far as it is asynchronous, on this terminal."""
     with printing_on(console, as_json=as_json):
         return await doctor._diagnose(settings)
 
 
-def shown(console: Console) -> list[str]:
+def shown(console: Terminal) -> list[str]:
     """Its lines."""
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().splitlines()
@@ -93,7 +93,7 @@ async def test_a_block_per_driver_is_readable_at_80_columns(settings: Settings, 
 
 async def test_in_a_pipe_nothing_is_broken_at_all(settings: Settings, host: dict[str, Capabilities]) -> None:
     """One line per fact, for grep."""
-    console = Console(file=io.StringIO(), width=80)
+    console = Terminal(file=io.StringIO(), width=80)
     await diagnose(settings, console)
     assert any(f"it cannot make namespaces, see {URL} for more" in line for line in shown(console))
 
@@ -216,13 +216,13 @@ async def test_a_workspace_that_holds_what_is_the_servers_is_found(
     settings: Settings, host: dict[str, Capabilities], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Exit 2, since a server would not start; where nobody named it, that none is served, which is no failure."""
-    console = Console(file=io.StringIO())
+    console = Terminal(file=io.StringIO())
     named = settings.model_copy(update={"workspace": tmp_path})
     assert await diagnose(named, console) == USAGE
     assert "workspace: wrong" in shown(console)
     assert f"contains the server's profiles directory, {settings.profiles_dir}" in "\n".join(shown(console))
     monkeypatch.chdir(tmp_path)
-    console = Console(file=io.StringIO())
+    console = Terminal(file=io.StringIO())
     unnamed = settings.model_copy(update={"workspace": None})
     assert await diagnose(unnamed, console) == OK
     assert "workspace: none" in shown(console)

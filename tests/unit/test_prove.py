@@ -11,7 +11,6 @@ from typing import Any
 import anyio
 import pytest
 from click.testing import CliRunner
-from rich.console import Console
 from tests.fixtures.consoles import printing_on
 
 from glovebox_sandboxes.conformance import case, host, prepared, prove, trial
@@ -26,6 +25,7 @@ from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.seccomp.cases import load_cases
 from glovebox_server.cli.host import scorecard
 from glovebox_server.cli.main import main
+from glovebox_server.cli.terminal import Terminal
 from glovebox_server.errors import AuditError
 from glovebox_server.exits import FAILED, OK, UNAVAILABLE
 from glovebox_server.settings import Settings
@@ -276,7 +276,7 @@ async def test_a_source_that_cannot_be_started_is_a_proof_that_fails() -> None:
 
 
 def _run(out: StringIO, *, names: tuple[str, ...] = (), as_json: bool = True) -> int:
-    with printing_on(Console(file=out, width=200), as_json=as_json):
+    with printing_on(Terminal(file=out, width=200), as_json=as_json):
         return anyio.run(lambda: scorecard.run(Settings(), names=names))
 
 

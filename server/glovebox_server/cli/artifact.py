@@ -3,7 +3,6 @@
 from datetime import UTC, datetime
 
 import click
-from rich.text import Text as Plain
 
 from glovebox_audit.printable import printable
 from glovebox_profiles.policy.model import is_principal
@@ -17,7 +16,7 @@ from glovebox_server.cli.options import (
     out,
     state_directory,
 )
-from glovebox_server.cli.terminal import new_table, print_table
+from glovebox_server.cli.terminal import print_table, table_of
 from glovebox_server.settings import Settings
 
 _COLUMNS = ("address", "file", "bytes", "type", "risks", "principal", "age", "of call")
@@ -83,13 +82,10 @@ def artifact_list(settings: Settings, principal: str | None, call_id: str | None
     if emit({"artifacts": [describe_artifact(each) for each in found]}):
         return
     columns = _ON_TERMINAL if out.is_terminal else _COLUMNS
-    table = new_table(*columns, right=["bytes"])
-    for each in found:
-        row = dict(zip(_COLUMNS, _row(each, now), strict=True))
-        table.add_row(*(Plain(row[column]) for column in columns))
-    if found:
-        print_table(out, table, folded=False)
-    out.print(Plain(f"{counted(len(found), 'artifact')}."))
+    rows = (dict(zip(_COLUMNS, _row(each, now), strict=True)) for each in found)
+    if table := table_of(({column: row[column] for column in columns} for row in rows), right=["bytes"]):
+        print_table(out, table)
+    out.print(f"{counted(len(found), 'artifact')}.")
 
 
 def _row(artifact: Artifact, now: datetime) -> tuple[str, ...]:

@@ -11,7 +11,6 @@ from typing import Any, BinaryIO
 import anyio
 import click
 from rich.console import Console
-from rich.text import Text as Plain
 
 from glovebox_audit.printable import LAYOUT, printable
 from glovebox_sandboxes import strict_json
@@ -108,7 +107,7 @@ async def _make_call(
         profile = app.profiles.get(tool)
         wanted = profile is not None and profile.files.workspace != "none"
         if wanted and (app.workspace.path is None or (app.workspace.closed and _was_unreadable(result))):
-            err.print(str(app.workspace), markup=False, highlight=False)
+            err.print(str(app.workspace))
     if not emit(result.structured):
         _show(result)
     if "refused" in result.structured:
@@ -156,7 +155,7 @@ class _TerminalListener:
 
     def progress(self, message: str) -> None:
         if self._console.is_terminal:
-            self._console.print(message, style="dim", markup=False, highlight=False)
+            self._console.print(message, style="dim")
 
     def printed(self, text: str) -> None:
         """Ignore it: the result shows it in full a moment later."""
@@ -174,7 +173,7 @@ class _TerminalListener:
             return None
         print_question(self._console, shown(question))
         termios.tcflush(sys.stdin, termios.TCIFLUSH)  # input typed before the question answers nothing
-        self._console.print(Plain("May it run? [y/N] "), end="")
+        self._console.print("May it run? [y/N] ", end="")
         await anyio.wait_readable(sys.stdin)
         said = os.read(sys.stdin.fileno(), MAX_ANSWER_BYTES).decode("utf-8", "replace").strip().lower()
         return ApprovalAnswer(
@@ -192,11 +191,11 @@ def _show(result: CallResult) -> None:
     for item in result.content:
         match item:
             case Text():
-                out.print(Plain(printable(item.text.removesuffix("\n"), LAYOUT)))
+                out.print(printable(item.text.removesuffix("\n"), LAYOUT))
             case Image():
-                out.print(f"[{item.media_type}, {len(item.data)} bytes]", style="cyan", markup=False)
+                out.print(f"[{item.media_type}, {len(item.data)} bytes]", style="cyan")
             case Link():
-                out.print(f"{item.name}  {item.uri}  {item.media_type}, {item.bytes} bytes", style="cyan", markup=False)
+                out.print(f"{item.name}  {item.uri}  {item.media_type}, {item.bytes} bytes", style="cyan")
 
 
 def _require_text(option: str, text: str) -> None:

@@ -72,4 +72,4 @@ def tell(problem: BaseException, err: Console, *, as_json: bool) -> None:
         print_json(sys.stdout, body)
     # It may quote a hostile name or file, and a terminal obeys what it prints.
     told = f"Refused ({problem.rule}): {problem}" if isinstance(problem, RefusedError) else str(problem)
-    err.print(printable(with_own_command(told), "\n"), style="red", markup=False, highlight=False)
+    err.print(printable(with_own_command(told), "\n"), style="red")

@@ -52,4 +52,4 @@ def completion(shell: str) -> None:
     """
     found = get_completion_class(shell)
     if found is not None:
-        out.out(found(main, {}, "glovebox", COMPLETE).source(), highlight=False)
+        out.out(found(main, {}, "glovebox", COMPLETE).source())

@@ -16,11 +16,12 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 from pydantic import ValidationError
+from rich.text import Text
 
 from glovebox_audit.printable import printable
 from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_server.cli import state
-from glovebox_server.cli.terminal import Shown, Terminal, print_json, print_shown
+from glovebox_server.cli.terminal import Shown, Terminal, print_json, print_table
 from glovebox_server.errors import InternalError, OutputError
 from glovebox_server.settings import Settings, unknown_variables
 
@@ -47,11 +48,16 @@ def importing() -> Iterator[None]:
         gc.enable()
 
 
-#: Seconds of each unit.
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 #: Words for days, and how many days ago each began.
 _DAYS = {"today": 0, "yesterday": 1}
+
+
+def duration(text: str) -> timedelta | None:
+    """Parse ``90m`` or ``30d``; None if it is none."""
+    found = re.fullmatch(r"(\d{1,6})([smhdw])", text)
+    return found and timedelta(**{_UNITS[found[2]]: int(found[1])})
 
 
 class TimeOrAge(click.ParamType[datetime]):
@@ -61,23 +67,30 @@ class TimeOrAge(click.ParamType[datetime]):
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
         """Parse ``2h``, ``yesterday``, ``2026-11-22`` or ``2026-11-22T10:00:00+01:00``."""
-        ago = re.fullmatch(r"(\d{1,6})([smhdw])", value)
         try:
-            if ago is not None:
-                return datetime.now(UTC) - timedelta(seconds=int(ago[1]) * _UNITS[ago[2]])
+            if (ago := duration(value)) is not None:
+                return datetime.now(UTC) - ago
             if value in _DAYS:
                 value = str(datetime.now(UTC).astimezone().date() - timedelta(days=_DAYS[value]))
             found = datetime.fromisoformat(value)
-            local = (
-                re.fullmatch(r"[\dW-]+", value, re.ASCII) is not None
-            )  # a day, which astimezone reads as a local one
-            return (found if found.tzinfo or local else found.replace(tzinfo=UTC)).astimezone(UTC)
+            is_day = re.fullmatch(r"[\dW-]+", value, re.ASCII)  # astimezone reads it as a local one
+            return (found if found.tzinfo or is_day else found.replace(tzinfo=UTC)).astimezone(UTC)
         except (ValueError, OverflowError):
-            self.fail(
-                f"{value!r} is neither a day (yesterday, 2026-11-22) or time (2026-11-22T10:00) nor how long ago (2h).",
-                param,
-                ctx,
-            )
+            told = "a day (yesterday, 2026-11-22) or time (2026-11-22T10:00) nor how long ago (2h)"
+            self.fail(f"{value!r} is neither {told}.", param, ctx)
+
+
+class Lifetime(click.ParamType[timedelta]):
+    """A duration."""
+
+    name = "time"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+        """Parse ``12h`` or ``30d``."""
+        found = duration(value)
+        if not found or value.endswith("s"):
+            self.fail(f"{value!r} is not how long, as 90m, 12h, 30d or 8w.", param, ctx)
+        return found
 
 
 class ReadFile(click.Path[Path]):
@@ -94,65 +107,48 @@ class ReadFile(click.Path[Path]):
         return found
 
 
-def directories(command: _Command) -> _Command:
+_DIRECTORIES = {
+    "workspace": "Directory the tools may read (GLOVEBOX_WORKSPACE); else the current one, over http none.",
+    "profiles-dir": "Your own profiles (GLOVEBOX_PROFILES_DIR).",
+    "policy": "Who may call what (GLOVEBOX_POLICY); else policy.toml beside your profiles, if it is there.",
+    "data-dir": "The sandboxes' runtime (GLOVEBOX_DATA_DIR).",
+    "state-dir": "Audit log, artifacts, token (GLOVEBOX_STATE_DIR); else as /etc/glovebox/glovebox.toml says.",
+}
+"""Options that name settings, and their help."""
+
+
+def directories(command: _Command, *, opens_state: bool = False) -> _Command:
     """Add the options for directories; each overrides its environment variable."""
-    return _directories(command, opens_state=False)
-
-
-def state_directory(command: _Command) -> _Command:
-    """Add ``directories`` to a command that opens the state directory: it locates it, and becomes its owner."""
-    return _directories(command, opens_state=True)
-
-
-def _directories(command: _Command, *, opens_state: bool) -> _Command:
-    for name, text in (
-        ("workspace", "Directory the tools may read (GLOVEBOX_WORKSPACE); else the current one, over http none."),
-        ("profiles-dir", "Your own profiles (GLOVEBOX_PROFILES_DIR)."),
-        ("policy", "Who may call what (GLOVEBOX_POLICY); else policy.toml beside your profiles, if it is there."),
-        ("data-dir", "The sandboxes' runtime (GLOVEBOX_DATA_DIR)."),
-        ("state-dir", "Audit log, artifacts, token (GLOVEBOX_STATE_DIR); else as /etc/glovebox/glovebox.toml says."),
-    ):
+    for name, text in _DIRECTORIES.items():
         kind = click.Path(file_okay=name == "policy", dir_okay=name != "policy")
-        command = click.option(f"--{name}", type=kind, default=None, help=text)(command)
+        command = click.option(f"--{name}", type=kind, help=text)(command)
+    names = [name.replace("-", "_") for name in _DIRECTORIES]
 
     @functools.wraps(command)
-    def with_settings(
-        *args: Any,
-        workspace: str | None,
-        profiles_dir: str | None,
-        policy: str | None,
-        data_dir: str | None,
-        state_dir: str | None,
-        **kwargs: Any,
-    ) -> Any:
-        given: dict[str, Any] = {
-            "workspace": workspace,
-            "profiles_dir": profiles_dir,
-            "policy": policy,
-            "data_dir": data_dir,
-            "state_dir": state_dir,
-        }
+    def with_settings(*args: Any, **kwargs: Any) -> Any:
+        named = {name: path for name in names if (path := kwargs.pop(name)) is not None}
         if unknown := unknown_variables(os.environ):
             raise click.UsageError(printable(" ".join(unknown)))
-        named = {key: value for key, value in given.items() if value is not None}
         settings = _settings(named)
         # A server that a client starts is the user's own, whatever the machine serves.
         if opens_state and kwargs.get("transport") != "stdio":
-            is_named = "state_dir" in settings.model_fields_set
-            settings = state.locate(settings)
-            if not is_named and click.get_current_context().info_name != "serve":  # which begins a server
-                state.require_one(settings)
+            # ``serve`` begins a server; other commands are about those there are.
+            settings = state.locate(settings, guesses=click.get_current_context().info_name == "serve")
             if state.become_owner(settings.state_dir):
                 settings = _settings(named | {"state_dir": settings.state_dir})
-        for name in given:
-            wrong = _wrong(settings, name)
-            if wrong is not None:
+        for name in names:
+            if (wrong := _wrong(settings, name)) is not None:
                 hint = f"--{name.replace('_', '-')}, GLOVEBOX_{name.upper()}"
                 raise click.BadParameter(f"{getattr(settings, name)} {wrong}.", param_hint=hint)
         click.get_current_context().meta[_STATE_DIR] = settings.state_dir
         return command(*args, settings=settings, **kwargs)
 
     return with_settings  # type: ignore[return-value]  # a decorator that adds a keyword
+
+
+def state_directory(command: _Command) -> _Command:
+    """Add ``directories`` to a command that opens the state directory: it locates it, and becomes its owner."""
+    return directories(command, opens_state=True)
 
 
 def _settings(named: Mapping[str, Any]) -> Settings:
@@ -192,10 +188,9 @@ def lock_options(command: _Command) -> _Command:
     command = click.option("--locked", metavar="FILE", type=file, help=locked)(command)
 
     @functools.wraps(command)
-    def with_lock(*args: Any, settings: Settings, locked: Path | None, require_signed: Path | None, **kw: Any) -> Any:
-        given = {"locked": locked, "require_signed": require_signed}
-        named = {name: path for name, path in given.items() if path is not None}
-        return command(*args, settings=settings.model_copy(update=named), **kw)
+    def with_lock(*args: Any, settings: Settings, **kwargs: Any) -> Any:
+        named = {name: path for name in ("locked", "require_signed") if (path := kwargs.pop(name)) is not None}
+        return command(*args, settings=settings.model_copy(update=named), **kwargs)
 
     return with_lock  # type: ignore[return-value]  # a decorator that takes keywords away
 
@@ -243,19 +238,19 @@ def wants_json() -> bool:
     return context is not None and bool(context.meta.get(_JSON))
 
 
-def emit(value: object, shown: Shown | None = None, *, indent: int | None = 2) -> bool:
-    """Print a value: as JSON with ``--json``, else as ``shown``; return whether it was JSON.
+def emit(value: object, *shown: Shown | None, indent: int | None = 2) -> bool:
+    """Print a value: as JSON with ``--json``, else as ``shown``, tables and lines; return whether it was JSON.
 
-    Args:
-        value: JSON.
-        shown: a table, which fits 80 columns, or a line; None if the command prints it itself.
-        indent: of the JSON; None for one line.
+    ``indent`` is the JSON's; None for one line.
     """
     if wants_json():
         print_json(out.file, value, indent=indent)
         return True
-    if shown is not None:
-        print_shown(out, shown)
+    for each in shown:
+        if isinstance(each, str | Text):
+            out.print(each)
+        elif each is not None:
+            print_table(out, each)
     return False
 
 
@@ -326,10 +321,11 @@ def require_http(transport: str, *names: str) -> None:
 
 def given(settings: Settings, *names: str) -> list[str]:
     """Return the directories that are not the default, as options with absolute paths."""
-    chosen = [name for name in names if name in settings.model_fields_set]
-    return [
-        word for name in chosen for word in (f"--{name.replace('_', '-')}", str(getattr(settings, name).absolute()))
-    ]
+    words: list[str] = []
+    for name in names:
+        if name in settings.model_fields_set:
+            words += [f"--{name.replace('_', '-')}", str(getattr(settings, name).absolute())]
+    return words
 
 
 def complete_tool(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[str]:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import anyio
 import click
-from rich.text import Text as Plain
 
 from glovebox_audit.printable import LAYOUT, printable
 from glovebox_sandboxes.contract.errors import DiagnosedError
@@ -58,10 +57,10 @@ def artifact_save(settings: Settings, uri: str, output: Path | None, principal: 
             if output is None:
                 await reader.check()  # printed output cannot be taken back
             for risk in reader.artifact.risks:
-                err.print(f"Look before you open, run, copy or apply it: {risk}.", style="yellow", markup=False)
+                err.print(f"Look before you open, run, copy or apply it: {risk}.", style="yellow")
             await save(reader.chunks(), output)
             if not emit({"file": str(output), **describe_artifact(reader.artifact)}) and output is not None:
-                err.print(Plain(f"{output}: {counted(reader.artifact.bytes, 'byte')}."))
+                err.print(f"{output}: {counted(reader.artifact.bytes, 'byte')}.")
 
     anyio.run(make)
 

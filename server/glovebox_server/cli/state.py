@@ -119,15 +119,21 @@ def find_directories(settings: Settings, *, named: bool) -> list[Path]:
     return list(unique.values())
 
 
-def locate(settings: Settings) -> Settings:
-    """Return the settings with the machine's state directory, unless one was named."""
-    if "state_dir" in settings.model_fields_set or (place := read_machine_file()) is None:
+def locate(settings: Settings, *, guesses: bool = True) -> Settings:
+    """Return the settings with the machine's state directory, unless one was named.
+
+    Raises MisnamedError, unless ``guesses``, if none was named and several have live servers.
+    """
+    if "state_dir" in settings.model_fields_set:
         return settings
-    return settings.model_copy(update={"state_dir": place})
+    if (place := read_machine_file()) is not None:
+        settings = settings.model_copy(update={"state_dir": place})
+    if not guesses:
+        _require_one(settings)
+    return settings
 
 
-def require_one(settings: Settings) -> None:
-    """Refuse to guess between directories. Raises MisnamedError if several have live servers."""
+def _require_one(settings: Settings) -> None:
     busy, places = [], find_directories(settings, named=False)
     for place in places if len(places) > 1 else ():
         with suppress(DiagnosedError):

@@ -5,9 +5,9 @@ which must stay exact, do not come here; JSON is ASCII and has nothing to escape
 """
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import IO, TYPE_CHECKING, Any, Literal, Union
+from typing import IO, TYPE_CHECKING, Any, Union
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -39,8 +39,8 @@ class Terminal(Console):
     """A console that passes all text through ``printable``, even if a caller forgets to."""
 
     def __init__(self, **options: Any) -> None:
-        """Take rich's options; lines are not broken, and text is not coloured or drawn by its content."""
-        super().__init__(**{"soft_wrap": True, "highlight": False, "emoji": False} | options)
+        """Take rich's options; lines are not broken, and text is not styled, coloured or drawn by its content."""
+        super().__init__(**{"soft_wrap": True, "highlight": False, "emoji": False, "markup": False} | options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Render, and pass no controls except rich's own."""
@@ -49,33 +49,29 @@ class Terminal(Console):
             yield segment if control else Segment(printable(text, LAYOUT), style)
 
 
-def new_table(*titles: str, right: Collection[str] = (), whole: bool = False) -> "Table":
-    """Return a table without rows; ``right`` are titles of columns of numbers, ``whole`` cells are not folded."""
+def table_of(rows: Iterable[Mapping[str, str | Text]], right: Collection[str] = ()) -> "Table | None":
+    """Return a table of rows, each a cell by its column's title; None without rows.
+
+    ``right`` are titles of columns of numbers. No cell is read as markup.
+    """
     from rich.table import Table  # noqa: PLC0415 - only where one is printed
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in titles:
-        justify: Literal["right", "left"] = "right" if title in right else "left"
-        table.add_column(title, justify=justify, overflow="ellipsis" if whole else "fold", no_wrap=whole)
+    table = None
+    for row in rows:
+        if table is None:
+            table = Table(box=None, pad_edge=False, header_style="bold")
+            for title in row:
+                table.add_column(title, justify="right" if title in right else "left", overflow="fold")
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row.values()))
     return table
 
 
-def print_table(console: Console, table: "Table", *, folded: bool = True, wide: int = _WIDE) -> None:
-    """Print a table, its cells folded to the width of a terminal; into a pipe one line for each row, for grep.
+def print_table(console: Console, table: "Table", wide: int = _WIDE) -> None:
+    """Print a table; into a pipe one line for each row, for grep.
 
-    A table that is not folded shows a terminal no column that is empty or all 0; if it still does not fit, cells that
-    are not for copying are folded.
-
-    Args:
-        console: where to.
-        table: no cell of it is read as markup.
-        folded: False if cells are for copying, so that a terminal must not break them either.
-        wide: columns into a pipe, for rows that people read and that may take several lines.
+    A terminal is shown no column that is empty or all 0. Where the rest does not fit, cells that are not for copying
+    are folded. ``wide`` is the width of a pipe, for rows that people read and that may take several lines.
     """
-    if console.is_terminal and folded:
-        _narrow(table, console.width)
-        console.print(table, markup=False)
-        return
     if console.is_terminal:
         said = [each for each in table.columns if not {str(cell) for cell in each.cells} <= {"", "0"}]
         table.columns = [replace(each, _index=index) for index, each in enumerate(said)]
@@ -88,14 +84,6 @@ def print_table(console: Console, table: "Table", *, folded: bool = True, wide: 
         text = Text.assemble(*((segment.text, segment.style or "") for segment in line))
         text.rstrip()  # on a terminal trailing blanks would become lines of their own
         console.print(text, soft_wrap=True)
-
-
-def print_shown(console: Console, shown: Shown) -> None:
-    """Print a table as ``print_table`` does, its cells whole; else a line, none of it read as markup."""
-    if isinstance(shown, str | Text):
-        console.print(Text(shown) if isinstance(shown, str) else shown)
-    else:
-        print_table(console, shown, folded=False)
 
 
 def _narrow(table: "Table", room: int) -> None:

@@ -74,7 +74,7 @@ def audit_tail(settings: Settings, count: int, follow: bool, everything: bool) -
             found = [line for line in read.tail(log, count) if wanted(line)]
             _show_lines(found)
             if count and not found:
-                out.print(Text("No record of a call. `glovebox audit tail --all` shows the servers' own."))
+                out.print("No record of a call. `glovebox audit tail --all` shows the servers' own.")
 
 
 @audit.command("verify")
@@ -110,7 +110,7 @@ def audit_verify(
         by_id = {dsse.key_id(key): key for key in given}
         report = verify_log(settings.state_dir / "audit", known, anchors=kept, keys=by_id, new=not everything)
     except ValueError as error:
-        out.print(Text(str(error)))
+        out.print(str(error))
         return USAGE
     if not emit(asdict(report), indent=None):
         _show_report(report, anchored=known is not None or bool(kept), signed=bool(given))
@@ -141,7 +141,7 @@ def audit_head(settings: Settings) -> None:
     directory = settings.state_dir / "audit"
     last = read.head(directory)
     if not emit({"anchor": f"{last.seq}:{last.hash}", **asdict(last)}, indent=None):
-        out.out(f"{last.seq}:{last.hash}", highlight=False)
+        out.out(f"{last.seq}:{last.hash}")
 
 
 async def _follow(directory: Path, count: int, wanted: _Wanted) -> None:
@@ -194,11 +194,11 @@ def _verify_proof(file: Path, key: Ed25519PublicKey) -> int:
     if emit(told, indent=None):
         return OK
     for record in proved.records:
-        out.print(Text(f"{record.seq}  {record.time}  {record.kind}"))
+        out.print(f"{record.seq}  {record.time}  {record.kind}")
     where = ", ".join(f"{seal.segment} (sealed {seal.time})" for seal in proved.seals)
     count = counted(len(proved.records), "record")
-    out.print(Text(f"{count} of {proved.id} lie in segment {where}.", style="green"))
-    out.print(Text(f"signed with key {proved.keys[0]}"))
+    out.print(f"{count} of {proved.id} lie in segment {where}.", style="green")
+    out.print(f"signed with key {proved.keys[0]}")
     return OK
 
 
@@ -228,13 +228,13 @@ def _show_lines(lines: Iterable[LogLine]) -> None:
         if emit({"unreadable": str(line.error)} if record is None else json.loads(record.line), indent=None):
             continue
         if record is None:
-            out.print(Text(f"        no record: {line.error} ({len(line.raw)} bytes)", style="red"))
+            out.print(f"        no record: {line.error} ({len(line.raw)} bytes)", style="red")
         else:
             text = Text(f"{record.seq:>7} {record.time} ")
             text.append(record.kind, style="bold")
             text.append(f" {record.call_id or record.server} ", style="cyan")
             text.append(_brief(record.data))
-            out.print(text, soft_wrap=True)
+            out.print(text)
 
 
 def _brief(data: Mapping[str, object]) -> str:
@@ -250,9 +250,9 @@ def _show_report(report: VerifyReport, *, anchored: bool, signed: bool) -> None:
     for problem in report.problems:
         file = "" if problem.file == LOG_NAME and problem.line else problem.file
         place = " ".join(filter(None, (file, f"line {problem.line}" if problem.line else "")))
-        out.print(Text(f"{printable(place)}: {problem.kind}: {printable(problem.detail)}", style="red"))
+        out.print(f"{printable(place)}: {problem.kind}: {printable(problem.detail)}", style="red")
     if report.omitted:
-        out.print(Text(f"and {counted(report.omitted, 'more problem')}", style="red"))
+        out.print(f"and {counted(report.omitted, 'more problem')}", style="red")
     verdict = "whole" if report.ok else "NOT what was written"
     if report.problems and all(each.kind == "anchor" and each.line is None for each in report.problems):
         verdict = "not compared with the anchor; nothing else is wrong"
@@ -265,5 +265,5 @@ def _show_report(report: VerifyReport, *, anchored: bool, signed: bool) -> None:
         found += f", {counted(report.segments, 'sealed segment')} ({checked})"
     if report.removed:
         found += f", segments up to {report.removed} removed on record"
-    out.print(Text(f"{found}, the log is {verdict} ({against})."))
-    out.print(Text(f"head {report.head.seq}:{report.head.hash}"))
+    out.print(f"{found}, the log is {verdict} ({against}).")
+    out.print(f"head {report.head.seq}:{report.head.hash}")

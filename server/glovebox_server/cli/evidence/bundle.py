@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
-from rich.text import Text
 
 from glovebox_audit.bundle import archive, report
 from glovebox_audit.bundle import verify as verifying
@@ -45,10 +44,10 @@ def bundle_verify(file: Path, keys: tuple[Path, ...]) -> int:
     try:
         given = {dsse.key_id(key): key for key in map(public_key, keys)}
     except ValueError as problem:
-        out.print(Text(str(problem)))
+        out.print(str(problem))
         return USAGE
     if not file.is_file():  # a pipe without a writer would block
-        out.print(Text(f"{file} is no file: name the bundle itself."))
+        out.print(f"{file} is no file: name the bundle itself.")
         return USAGE
     with file.open("rb") as opened:
         content = opened.read(archive.MAX_BYTES + 1)
@@ -65,7 +64,7 @@ def bundle_verify(file: Path, keys: tuple[Path, ...]) -> int:
         data = records[0].data
         held = counted(len(report.withheld(evidence.receipts.get(call))), "thing")
         words = f"{records[0].time}  {call}  {data.get('tool')}  {report.outcome(records)}  {held} withheld"
-        out.print(Text(words))
+        out.print(words)
     first, last = evidence.seals[0], evidence.seals[-1]
     where = f"segment {first.segment}" if first is last else f"segments {first.segment} to {last.segment}"
     said = (
@@ -74,13 +73,11 @@ def bundle_verify(file: Path, keys: tuple[Path, ...]) -> int:
     )
     if keys:
         but, style = ("", "green") if found.report_checked else (f" but for {archive.REPORT}", "yellow")
-        out.print(Text(f"PROVED{but} with {' '.join(evidence.keys)}: {said}.", style=style))
+        out.print(f"PROVED{but} with {' '.join(evidence.keys)}: {said}.", style=style)
     else:
-        out.print(Text(f"consistent, signer unknown (no --key): {said}.", style="yellow"))
+        out.print(f"consistent, signer unknown (no --key): {said}.", style="yellow")
     if not found.report_checked:
-        out.print(
-            Text(f"{archive.REPORT} proves nothing: it says that it is of version {printable(evidence.version)[:40]}.")
-        )
+        out.print(f"{archive.REPORT} proves nothing: it says that it is of version {printable(evidence.version)[:40]}.")
     return OK
 
 

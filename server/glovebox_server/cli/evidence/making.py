@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.text import Text
 
 from glovebox_audit.bundle import make as making
 from glovebox_audit.bundle.make import NotSealedError
@@ -61,10 +60,10 @@ def audit_bundle(settings: Settings, call: str | None, run: str | None, output: 
         content = _made(settings, directory, of, identity)
     except (EvidenceError, NotSealedError) as problem:
         why = str(problem) or "its records go on being written: try again once the run is over"
-        err.print(Text(f"There is no bundle: {why}."))
+        err.print(f"There is no bundle: {why}.")
         return FAILED
     if content is None:
-        err.print(Text(f"No record of {of} {identity}. `glovebox audit query` finds calls, and shows their runs."))
+        err.print(f"No record of {of} {identity}. `glovebox audit query` finds calls, and shows their runs.")
         return FAILED
     write_new_file(output, content)
     emit(
@@ -88,15 +87,15 @@ def audit_prove(settings: Settings, call_id: str) -> int:
         found = making.prove(directory, "call", call_id, partial(_texts, settings))
     except NotSealedError:
         hint = "`glovebox audit seal` seals it now; else the next day or 64 MiB will."
-        err.print(Text(f"Records of call {call_id} are in a segment that is not sealed yet: {hint}"))
+        err.print(f"Records of call {call_id} are in a segment that is not sealed yet: {hint}")
         return FAILED
     except EvidenceError as problem:
-        err.print(Text(f"There is no proof: {problem}."))
+        err.print(f"There is no proof: {problem}.")
         return FAILED
     if found is None:
-        err.print(Text(f"No record of call {call_id}. `glovebox audit tail` shows the latest calls."))
+        err.print(f"No record of call {call_id}. `glovebox audit tail` shows the latest calls.")
         return FAILED
-    out.out(found.decode(), end="", highlight=False)
+    out.out(found.decode(), end="")
     return OK
 
 

@@ -72,7 +72,7 @@ def audit_show(settings: Settings, call_id: str) -> int:
         _print(out, records, _around(directory, records))
     else:
         hint = "`glovebox audit tail` shows the latest calls."
-        err.print(Text(f"No record of call {call_id} in {_files(directory)}. {hint}"))
+        err.print(f"No record of call {call_id} in {_files(directory)}. {hint}")
     return OK if records else FAILED
 
 
@@ -98,7 +98,7 @@ def _print(console: Console, records: Sequence[Record], around: Sequence[Record]
     for title, words, style in _rows(records, around):
         line = Text(("" if title == before else title).ljust(_WIDTH), style="cyan")
         before = title or before
-        console.print(line.append(printable(words), style=style or "default"), soft_wrap=True)
+        console.print(line.append(printable(words), style=style or "default"))
 
 
 def _rows(records: Sequence[Record], around: Sequence[Record]) -> Iterator[_Row]:

@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 from rich.progress import Progress
-from rich.table import Table
 from rich.text import Text
 
 from glovebox_audit import chain
@@ -30,7 +29,7 @@ from glovebox_server.cli.options import (
     state_directory,
     wants_json,
 )
-from glovebox_server.cli.terminal import new_table
+from glovebox_server.cli.terminal import table_of
 from glovebox_server.errors import MisnamedError
 from glovebox_server.exits import FAILED, OK
 from glovebox_server.settings import Settings
@@ -69,12 +68,12 @@ def audit_query(settings: Settings, *, text: str | None, limit: int, **given: An
     directory = settings.state_dir / "audit"
     with show_indexing() as told:
         found = ask.ask(directory, filters, limit, told)
-    emit(asdict(found), _table(found.calls) if found.calls else "No call fits.")
+    emit(asdict(found), table_of(map(_row, found.calls), right=["ms"]) or "No call fits.")
     if found.more and not wants_json():
-        err.print(Text(f"The newest {counted(len(found.calls), 'call')}; there are more (--limit)."), style="dim")
+        err.print(f"The newest {counted(len(found.calls), 'call')}; there are more (--limit).", style="dim")
     if found.damaged:
         words = f"{counted(found.damaged, 'call')} left out: the record was changed. Run `glovebox audit verify --all`."
-        err.print(Text(words), style="red")
+        err.print(words, style="red")
     return FAILED if found.damaged else OK
 
 
@@ -91,24 +90,22 @@ def show_indexing() -> Iterator[Told]:
             bar.update(task, completed=done, total=most)
 
     try:
-        yield Told(say=lambda words: err.print(Text(words), style="dim"), progress=progress)
+        yield Told(say=lambda words: err.print(words, style="dim"), progress=progress)
     finally:
         if bar.live.is_started:
             bar.stop()
 
 
-def _table(calls: tuple[CallSummary, ...]) -> Table:
-    table = new_table("time", "call", "outcome", "tool", "by", "client", "ms", right=["ms"], whole=True)
-    for each in calls:
-        spent = "" if each.elapsed_ms is None else f"{each.elapsed_ms:.0f}"
-        cells = (each.call_id, Text(_outcome(each), style=_STYLES.get(each.outcome, "red")), each.tool, each.principal)
-        time_ = each.time[:19].replace("T", " ")
-        table.add_row(time_, *(_text(cell) for cell in cells), _text(each.through), spent)
-    return table
-
-
-def _text(cell: str | Text) -> Text:
-    return cell if isinstance(cell, Text) else Text(printable(cell))
+def _row(call: CallSummary) -> dict[str, str | Text]:
+    return {
+        "time": call.time[:19].replace("T", " "),
+        "call": call.call_id,
+        "outcome": Text(_outcome(call), style=_STYLES.get(call.outcome, "red")),
+        "tool": call.tool,
+        "by": call.principal,
+        "client": call.through,
+        "ms": "" if call.elapsed_ms is None else f"{call.elapsed_ms:.0f}",
+    }
 
 
 def _outcome(call: CallSummary) -> str:

@@ -28,7 +28,7 @@ from glovebox_server.cli.options import (
     state_directory,
     wants_json,
 )
-from glovebox_server.cli.terminal import new_table, print_table
+from glovebox_server.cli.terminal import print_table, table_of
 from glovebox_server.exits import FAILED, OK, USAGE
 from glovebox_server.receipts import keys
 from glovebox_server.settings import Settings
@@ -50,8 +50,8 @@ def receipt_key(settings: Settings) -> None:
     signer = keys.Signer.load(settings.state_dir)
     if emit({"key_id": signer.key_id, "public_key": signer.public_pem()}):
         return
-    out.out(signer.public_pem(), end="", highlight=False)
-    err.print(Text(f"key {signer.key_id}"))
+    out.out(signer.public_pem(), end="")
+    err.print(f"key {signer.key_id}")
 
 
 @receipt.command("show")
@@ -65,18 +65,18 @@ def receipt_show(settings: Settings, wanted: str) -> int:
     try:
         content, _ = _find(settings.state_dir / "audit", wanted)
         if isinstance(content, str):
-            err.print(Text(printable(content)))
+            err.print(printable(content))
             return FAILED
         envelope = dsse.parse(content)
         said = statement.parse(envelope.payload)
     except EvidenceError as problem:
-        err.print(Text(f"Not a receipt: {printable(str(problem))}."))
+        err.print(f"Not a receipt: {printable(str(problem))}.")
         return FAILED
     if wants_json():
-        out.out(content.removesuffix(b"\n").decode(), highlight=False)
+        out.out(content.removesuffix(b"\n").decode())
         return OK
     _show(said)
-    out.print(Text(f"Says key {printable(envelope.key_id)}; prove it with `glovebox receipt verify`.", style="dim"))
+    out.print(f"Says key {printable(envelope.key_id)}; prove it with `glovebox receipt verify`.", style="dim")
     return OK
 
 
@@ -104,16 +104,16 @@ def receipt_verify(settings: Settings, wanted: str, key: Path | None, audit: Pat
         given = keys.own_public(state) if key is None else parse_public(_read(key))
     except (ValueError, OSError) as problem:
         words = (isinstance(problem, OSError) and problem.strerror) or str(problem)
-        out.print(Text(printable(f"The key {key} cannot be used: {words}.")))
+        out.print(printable(f"The key {key} cannot be used: {words}."))
         return USAGE
     if given is None:
-        out.print(Text(printable(f"No key was made in {state}: name the server's public key with --key.")))
+        out.print(printable(f"No key was made in {state}: name the server's public key with --key."))
         return USAGE
     try:
         content, log = _find(audit or state / "audit", wanted)
         if isinstance(content, str):
             if not emit({"ok": False, "reason": content}, indent=None):
-                err.print(Text(printable(content)))
+                err.print(printable(content))
             return FAILED
         audit = audit or log
         proved = verify_receipt(content, given, audit)
@@ -122,14 +122,14 @@ def receipt_verify(settings: Settings, wanted: str, key: Path | None, audit: Pat
     if not emit(_report(proved, audited=audit is not None), indent=None):
         where = f"its place {proved.statement.predicate.audit.seq} in the audit log is right"
         place = where if audit else "its place in the audit log was not looked at"
-        out.print(Text(f"The receipt of {proved.statement.predicate.call.id} holds: {place}.", style="green"))
+        out.print(f"The receipt of {proved.statement.predicate.call.id} holds: {place}.", style="green")
         whose = ", this server's" if key is None else ""
-        out.print(Text(f"{proved.digest}, signed with key {proved.key_id}{whose}"))
+        out.print(f"{proved.digest}, signed with key {proved.key_id}{whose}")
     return OK
 
 
 def _refuse_name(wanted: str) -> int:
-    err.print(Text(f"{printable(wanted)[:200]!r} is neither a file nor the id of a call."))
+    err.print(f"{printable(wanted)[:200]!r} is neither a file nor the id of a call.")
     return USAGE
 
 
@@ -193,17 +193,25 @@ def _show(said: Statement) -> None:
 
 
 def _show_fields(said: Statement) -> None:
-    if said.predicate.isolation is None or not said.predicate.isolation.fields:
+    if said.predicate.isolation is None:
         return
-    table = new_table("isolation", "planned", "inside", "outside", "verdict")
-    table.columns[0].min_width = 36  # the longest of them
-    for each in said.predicate.isolation.fields:
-        values = (each.planned, each.inside, each.outside)
-        style = {"ok": "green", "differs": "red"}.get(each.verdict, "yellow")
-        cells = ("" if value is None else _cell(value) for value in values)
-        table.add_row(each.field, *(Text(printable(cell)) for cell in cells), Text(each.verdict, style=style))
-    print_table(out, table, wide=_COLUMNS)
+    styles = {"ok": "green", "differs": "red"}
+    table = table_of(
+        {
+            "isolation": each.field,
+            "planned": _cell(each.planned),
+            "inside": _cell(each.inside),
+            "outside": _cell(each.outside),
+            "verdict": Text(each.verdict, style=styles.get(each.verdict, "yellow")),
+        }
+        for each in said.predicate.isolation.fields
+    )
+    if table:
+        table.columns[0].min_width = 36  # the longest of them
+        print_table(out, table, wide=_COLUMNS)
 
 
 def _cell(value: object) -> str:
+    if value is None:
+        return ""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -5,8 +5,6 @@ import os
 import anyio
 import click
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from glovebox_sandboxes.contract.base import mechanisms
 from glovebox_sandboxes.drivers import registry
@@ -20,7 +18,7 @@ from glovebox_server.cli.options import (
     json_option,
     out,
 )
-from glovebox_server.cli.terminal import new_table, print_table
+from glovebox_server.cli.terminal import print_table, table_of
 from glovebox_server.mcp.manifest import Manifest, build_manifest
 from glovebox_server.settings import Settings
 from glovebox_server.startup.policy import governed
@@ -55,31 +53,38 @@ async def _find(settings: Settings) -> Manifest:
 
 
 def _print(out: Console, found: Manifest) -> None:
-    out.print(Text(f"Glovebox {found['glovebox']}, tools {found['tools_digest']}, profiles {found['profiles_digest']}"))
+    out.print(f"Glovebox {found['glovebox']}, tools {found['tools_digest']}, profiles {found['profiles_digest']}")
     if found["policy_digest"]:
-        out.print(Text(f"role {found['role'] or 'none'}, policy {found['policy_digest']}"))
-    table = new_table("driver", "level", "usable", "version", "limits by")
-    for driver in found["drivers"]:
-        usable = "yes, experimental" if driver["experimental"] else "yes"
-        usable = usable if driver["usable"] else "no"
-        table.add_row(driver["name"], driver["level"], usable, driver["version"], mechanisms(driver["limits"]))
-    _section(out, table)
-    refused = ["why it does not run here"] if any(tool["refused"] for tool in found["tools"]) else []
-    table = new_table("tool", "driver", "network", "workspace", "files out, in", *refused)
-    for tool in found["tools"]:
-        files = f"{'yes' if tool['output'] else 'no'}, {'yes' if tool['inputs'] else 'no'}"
-        driver = tool["driver"] or "none"
-        cells = (tool["name"], driver, tool["network"], tool["workspace"], files, tool["refused"])
-        table.add_row(*cells[: len(table.columns)])
-    _section(out, table)
+        out.print(f"role {found['role'] or 'none'}, policy {found['policy_digest']}")
+    drivers = [
+        {
+            "driver": each["name"],
+            "level": each["level"],
+            "usable": "no" if not each["usable"] else "yes, experimental" if each["experimental"] else "yes",
+            "version": each["version"],
+            "limits by": mechanisms(each["limits"]),
+        }
+        for each in found["drivers"]
+    ]
+    is_refused = any(each["refused"] for each in found["tools"])
+    tools = [
+        {
+            "tool": each["name"],
+            "driver": each["driver"] or "none",
+            "network": each["network"],
+            "workspace": each["workspace"],
+            "files out, in": f"{'yes' if each['output'] else 'no'}, {'yes' if each['inputs'] else 'no'}",
+            **({"why it does not run here": each["refused"]} if is_refused else {}),
+        }
+        for each in found["tools"]
+    ]
+    for rows in (drivers, tools):
+        if table := table_of(rows):
+            out.print()
+            print_table(out, table)
     if found["workspace"]["refused"]:
-        out.print(Text(f"\n{found['workspace']['refused']}"))
-    out.print(Text("\nunsupported or experimental in a profile", style="bold"))
+        out.print(f"\n{found['workspace']['refused']}")
+    out.print("\nunsupported or experimental in a profile", style="bold")
     for feature in found["features"]:
         value = f'{feature["key"]} = "{feature["value"]}"'
-        out.print(Text(f"{value}: {feature['status']}: {feature['reason']}. {feature['instead']}"))
-
-
-def _section(out: Console, table: Table) -> None:
-    out.print()
-    print_table(out, table)
+        out.print(f"{value}: {feature['status']}: {feature['reason']}. {feature['instead']}")

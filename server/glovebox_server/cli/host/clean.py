@@ -4,11 +4,10 @@ from dataclasses import asdict
 from functools import partial
 
 import click
-from rich.text import Text as Plain
 
 from glovebox_sandboxes.plural import counted
-from glovebox_server.cli.options import CliCommand, emit, json_option, out, state_directory
-from glovebox_server.cli.terminal import new_table, print_table
+from glovebox_server.cli.options import CliCommand, emit, json_option, state_directory
+from glovebox_server.cli.terminal import table_of
 from glovebox_server.secret_files import prepare_state
 from glovebox_server.settings import Settings
 from glovebox_server.upkeep import clean as cleaning
@@ -29,12 +28,10 @@ def clean(settings: Settings, dry_run: bool) -> None:
     kept = retention(settings)
     items = cleaning.look(settings, kept) if dry_run else cleaning.clean(settings, kept, partial(audit_log, settings))
     total = sum(item.bytes for item in items)
-    if emit({"removed": not dry_run, "bytes": total, "items": [asdict(item) for item in items]}):
-        return
-    table = new_table("kind", "name", "bytes", "why", right=["bytes"])
-    for item in items:
-        table.add_row(item.kind, Plain(item.name), str(item.bytes), item.why)
-    if items:
-        print_table(out, table)
+    rows = [{"kind": each.kind, "name": each.name, "bytes": str(each.bytes), "why": each.why} for each in items]
     words = "would be removed" if dry_run else "removed"
-    out.print(Plain(f"{counted(len(items), 'item')}, {counted(total, 'byte')}, {words}."))
+    emit(
+        {"removed": not dry_run, "bytes": total, "items": [asdict(item) for item in items]},
+        table_of(rows, right=["bytes"]),
+        f"{counted(len(items), 'item')}, {counted(total, 'byte')}, {words}.",
+    )

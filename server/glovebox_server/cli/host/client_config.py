@@ -14,8 +14,17 @@ from typing import Any
 import click
 
 from glovebox_server import workspace
-from glovebox_server.cli.options import CliCommand, ReadFile, emit, given, json_option, require_http, state_directory
-from glovebox_server.cli.rules.token import Lifetime, to_show
+from glovebox_server.cli.options import (
+    CliCommand,
+    Lifetime,
+    ReadFile,
+    emit,
+    given,
+    json_option,
+    require_http,
+    state_directory,
+)
+from glovebox_server.cli.rules.token import to_show
 from glovebox_server.errors import MisnamedError
 from glovebox_server.failures import own_command
 from glovebox_server.settings import Settings

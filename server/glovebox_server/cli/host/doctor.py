@@ -126,7 +126,7 @@ def _show_readiness(ready: Readiness, unusable: str, advice: str | None, width: 
     if advice:
         out.print()
         for line in _laid_out(advice, width, ""):
-            out.print(Text(line), soft_wrap=True)
+            out.print(line)
 
 
 def _verdict(out: Console, what: str, word: str) -> None:
@@ -216,9 +216,9 @@ def _block(out: Console, found: Capabilities, width: int | None) -> None:
 
 def _line(out: Console, label: str, words: str, width: int | None) -> None:
     lines = _laid_out(words, width and max(1, width - _LABEL), " " * _LABEL)
-    out.print(Text(f"  {label}".ljust(_LABEL) + next(lines, "")), soft_wrap=True)
+    out.print(f"  {label}".ljust(_LABEL) + next(lines, ""))
     for line in lines:
-        out.print(Text(line), soft_wrap=True)
+        out.print(line)
 
 
 def _laid_out(words: str, width: int | None, indent: str) -> Iterator[str]:

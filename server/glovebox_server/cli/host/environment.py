@@ -8,7 +8,6 @@ from dataclasses import asdict
 
 import anyio
 import click
-from rich.text import Text
 
 from glovebox_audit.printable import printable
 from glovebox_sandboxes.contract.base import Driver
@@ -30,7 +29,7 @@ from glovebox_server.cli.options import (
     json_option,
     out,
 )
-from glovebox_server.cli.terminal import new_table, print_table
+from glovebox_server.cli.terminal import table_of
 from glovebox_server.settings import Settings
 from glovebox_server.upkeep import environments as keeping
 
@@ -50,14 +49,18 @@ def environment() -> None:
 def environment_list(settings: Settings) -> None:
     """Each with its state, size, digest and the tools that have it."""
     listed = keeping.listed(settings, apps.load_profiles(settings))
-    if emit({"environments": [asdict(each) for each in listed]}):
-        return
-    table = new_table("name", "MiB", "digest", "tools", "from", "state", right=["MiB"])
-    for each in listed:
-        mib = f"{each.bytes / _MIB:.0f}" if each.bytes else ""
-        cells = (each.name, mib, each.digest[:19], ", ".join(each.tools), each.source, each.state)
-        table.add_row(*(Text(printable(cell)) for cell in cells))
-    print_table(out, table)
+    rows = [
+        {
+            "name": each.name,
+            "MiB": f"{each.bytes / _MIB:.0f}" if each.bytes else "",
+            "digest": each.digest[:19],
+            "tools": ", ".join(each.tools),
+            "from": each.source,
+            "state": each.state,
+        }
+        for each in listed
+    ]
+    emit({"environments": [asdict(each) for each in listed]}, table_of(rows, right=["MiB"]))
 
 
 @environment.command("update")
@@ -99,7 +102,7 @@ def environment_remove(settings: Settings, name: str, force: bool, docker: bool)
     if emit({"removed": name, "bytes": freed, "images": images}):
         return
     more = f", with {counted(len(images), 'image')} of Docker's" if docker else ""
-    out.print(Text(printable(f"{name} is removed{more}, {freed / _MIB:.0f} MiB freed; its file and lock stay.")))
+    out.print(printable(f"{name} is removed{more}, {freed / _MIB:.0f} MiB freed; its file and lock stay."))
 
 
 async def _check_all(driver: Driver, chosen: Sequence[Environment], built: Sequence[Runtime]) -> None:
@@ -111,7 +114,7 @@ async def _check_all(driver: Driver, chosen: Sequence[Environment], built: Seque
         except SandboxError as problem:
             failed.append(problem)
     for earlier in failed[:-1]:
-        err.print(printable(str(earlier)), style="red", markup=False, highlight=False)
+        err.print(printable(str(earlier)), style="red")
     if failed:
         raise failed[-1]
 
@@ -148,7 +151,7 @@ def _show_steps() -> Iterator[Tell]:
         def tell(step: str) -> None:
             status.update(step)
             if not err.is_terminal:
-                err.print(step, markup=False, highlight=False)
+                err.print(step)
 
         yield tell
 
@@ -190,6 +193,6 @@ def setup(settings: Settings, docker: bool, base: str | None, names: tuple[str, 
         words = f"Ready: Python {built[0].version} in {settings.data_dir}"
         if more := [each.name for each in chosen[1:]]:
             words += f", with {', '.join(more)}: name one in a profile (python.environment) to use it"
-        err.print(words, style="green", markup=False, highlight=False)
+        err.print(words, style="green")
 
     anyio.run(make)

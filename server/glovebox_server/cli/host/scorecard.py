@@ -12,7 +12,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from rich.text import Text
 
 from glovebox_audit.printable import printable
@@ -27,7 +26,7 @@ from glovebox_sandboxes.host import surroundings
 from glovebox_sandboxes.plural import counted
 from glovebox_server.app import VERSION
 from glovebox_server.cli.options import emit, err, out
-from glovebox_server.cli.terminal import print_table
+from glovebox_server.cli.terminal import print_table, table_of
 from glovebox_server.exits import FAILED, OK, UNAVAILABLE
 from glovebox_server.settings import Settings
 
@@ -72,7 +71,7 @@ async def run(settings: Settings, *, names: tuple[str, ...]) -> int:
                 proofs += await _both_ways(driver, suite, host, tell)
             if not err.is_terminal:
                 seconds = sum(each.seconds for each in proofs if each.capabilities.driver == name)
-                err.print(f"{name}: {seconds:.0f} s", markup=False, highlight=False)
+                err.print(f"{name}: {seconds:.0f} s")
     missing = [each for each in unusable if names or not proofs]
     holds = all(proof.holds for proof in proofs) and not missing
     if not emit(_json(suite, proofs, unusable, began=began, holds=holds)):
@@ -134,7 +133,10 @@ def _proof_json(proof: Proof) -> dict[str, Any]:
     }
 
 
-_STATUSES = ("held", "failed", "gap", "closed", "skipped")
+_STATUSES = {
+    "held": "held", "failed": "failed", "gap": "known gap", "closed": "gap closed", "skipped": "not run"
+}  # fmt: skip
+"""The title of each in a table."""
 
 
 def _counts(findings: Iterable[CaseFinding]) -> Mapping[str, int]:
@@ -150,17 +152,17 @@ _WAYS: Mapping[Start, str] = {"cold": "started for a call", "forked": "prepared 
 def _print(out: Console, suite: tuple[cases.ClaimCase, ...], proofs: list[Proof], unusable: list[Capabilities]) -> None:
     facts = surroundings.facts()
     who = "root" if facts["root"] else "a normal user"
-    out.print(Text(f"Glovebox {VERSION}, {len(suite)} cases ({cases.digest(suite)[:19]})"))
+    out.print(f"Glovebox {VERSION}, {len(suite)} cases ({cases.digest(suite)[:19]})")
     around = f", inside: {', '.join(facts['inside'])}" if facts["inside"] else ""
     words = f"{facts['system']}, kernel {facts['kernel']}, as {who}, control groups {facts['control_groups']}{around}"
-    out.print(Text(words))
+    out.print(words)
     for proof in proofs:
         _print_proof(out, proof)
     for each in unusable:
         out.print()
-        out.print(Text(f"{each.driver}: not usable here, nothing proved", style="yellow"))
+        out.print(f"{each.driver}: not usable here, nothing proved", style="yellow")
         for item in each.missing:
-            out.print(Text(f"  {item.what}\n    → {item.fix}"))
+            out.print(f"  {item.what}\n    → {item.fix}")
 
 
 def _print_proof(out: Console, proof: Proof) -> None:
@@ -168,15 +170,14 @@ def _print_proof(out: Console, proof: Proof) -> None:
     out.print()
     limits = f"limits by {mechanisms(found.limits)}"
     words = f"{found.driver}  {found.level}  {found.version}  {limits}  {_WAYS[proof.start]}"
-    out.print(Text(words, style="bold"))
-    table = Table(box=None, pad_edge=False, header_style="dim", show_footer=False)
-    table.add_column("area")
-    for title in ("held", "failed", "known gap", "gap closed", "not run"):
-        table.add_column(title, justify="right")
+    out.print(words, style="bold")
+    rows: list[dict[str, str | Text]] = []
     for area in dict.fromkeys(each.area for each in proof.findings):
         counts = _counts(each for each in proof.findings if each.area == area)
-        table.add_row(area, *(_cell(status, counts[status]) for status in _STATUSES))
-    print_table(out, table)
+        cells = {title: _cell(status, counts[status]) for status, title in _STATUSES.items()}
+        rows.append({"area": area, **cells})
+    if table := table_of(rows, right=_STATUSES.values()):
+        print_table(out, table)
     for title, status, style in (
         ("failed", "failed", "red"), ("known gap that holds now: delete the entry", "closed", "red"),
         ("known gap", "gap", "yellow"), ("not run", "skipped", "dim"),
@@ -187,10 +188,10 @@ def _print_proof(out: Console, proof: Proof) -> None:
             words = "\n".join([f"because {each.reason}"] * bool(each.reason) + [*each.seen] * (status == "failed"))
             # One sandbox that did not start fails many claims for one reason.
             if words and words != told:
-                out.print(Text(indent(_harmless(words), "    ")))
+                out.print(indent(_harmless(words), "    "))
             told = words
     for note in proof.notes:
-        out.print(Text(f"note: {note}", style="yellow"))
+        out.print(f"note: {note}", style="yellow")
     words = f"{proof.count('held')} of {len(proof.findings)} claims hold, {counted(proof.count('gap'), 'known gap')}"
     words += f", {proof.count('skipped')} not run, {proof.seconds:.0f} s"
     verdict = ("PROVED", "bold green") if proof.holds else ("NOT PROVED", "bold red")

@@ -5,31 +5,24 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from datetime import datetime
 from typing import Any, Final
 
 import click
-from rich.table import Table
-from rich.text import Text
 
-from glovebox_audit import read
-from glovebox_audit.chain import Record
 from glovebox_audit.printable import printable
 from glovebox_profiles.policy.model import Reach
 from glovebox_sandboxes.plural import counted
 from glovebox_server.cli import state
 from glovebox_server.cli.options import (
     LazyGroup,
-    TimeOrAge,
     emit,
     err,
     json_option,
     out,
     state_directory,
 )
-from glovebox_server.cli.terminal import new_table, print_question
+from glovebox_server.cli.terminal import print_question, table_of
 from glovebox_server.errors import RefusedError
-from glovebox_server.guards.approvals import stats as counting
 from glovebox_server.guards.approvals import store
 from glovebox_server.guards.approvals.lifting import permanent
 from glovebox_server.guards.approvals.question import MAX_REASON, ApprovalAnswer
@@ -44,7 +37,6 @@ _OPEN: Final[tuple[State, ...]] = ("pending", "allowed")
 _LEAST: Final = 6
 """Shortest prefix of an id, ``a_`` included."""
 _WATCH_SECONDS: Final = 0.25
-_KINDS: Final = (b'"approval.', b'"call.decided"')
 
 
 @click.group(cls=LazyGroup)
@@ -59,7 +51,9 @@ def approvals() -> None:
 def approvals_list(settings: Settings, everything: bool) -> None:
     """Questions that wait, and yeses that are good; the newest first."""
     found = _standings(settings, () if everything else _OPEN)
-    emit({"approvals": [_described(each) for each in found]}, _table(found) if found else "No call waits for approval.")
+    emit(
+        {"approvals": [_described(each) for each in found]}, table_of(map(_row, found)) or "No call waits for approval."
+    )
 
 
 @approvals.command("show")
@@ -77,9 +71,9 @@ def approvals_show(settings: Settings, wanted: str) -> None:
             f"; {each.by} said {'yes' if each.allow else 'no'}{f': {each.reason}' * bool(each.reason)}"
             for each in found.answers
         ]
-        out.print(Text(f"It is {found.state}{f' by {found.used_by}' * bool(found.used_by)}{''.join(said)}."))
+        out.print(f"It is {found.state}{f' by {found.used_by}' * bool(found.used_by)}{''.join(said)}.")
     if found.question.folder:
-        out.print(Text(f"Folder on this host, which clients are not shown: {found.question.folder}"))
+        out.print(f"Folder on this host, which clients are not shown: {found.question.folder}")
     print_question(out, shown(found.question))
 
 
@@ -135,7 +129,7 @@ def approvals_grants(settings: Settings) -> None:
     found = [each for each in _standings(settings, ("allowed",)) if each.question.subject.lifted]
     emit(
         {"grants": [_described(each) for each in found]},
-        _table(found) if found else "Nothing is granted beyond the policy.",
+        table_of(map(_row, found)) or "Nothing is granted beyond the policy.",
     )
 
 
@@ -162,43 +156,20 @@ def approvals_watch(settings: Settings) -> None:
         time.sleep(_WATCH_SECONDS)
 
 
-@approvals.command("stats")
-@click.option("--since", type=TimeOrAge(), default="7d", show_default=True, help="Since then, or so long ago: 2h.")
-@json_option
-@state_directory
-def approvals_stats(settings: Settings, since: datetime) -> None:
-    """How often people are asked, and what they say.
-
-    Prompts for 100 calls, share of yes, time to an answer. From the audit log.
-    """
-    found = counting.counted(_records(settings), since)
-    if emit(asdict(found)):
-        return
-    rate = "nobody answered" if found.approval_rate is None else f"{found.approval_rate:.0%} of them yes"
-    took = "" if found.median_seconds is None else f", after {found.median_seconds:.1f} seconds (median)"
-    out.print(Text(f"{counted(found.calls, 'call')}, {counted(found.asked, 'question')}: "
-                   f"{found.prompts_per_100_calls:g} for 100 calls."))  # fmt: skip
-    out.print(Text(f"{counted(found.answered, 'answer')}, {rate}{took}."))
-    for rule, times in found.by_rule.items():
-        out.print(Text(f"  {rule}: {times}"))
-
-
 def _show_rule(settings: Settings, wanted: str) -> None:
     with _store(settings) as database:
         about = _named(database, wanted).question.subject
     if about.lifted is None:
         names = " and ".join(about.rules)
         reason = f"This question lifts no denial: it is asked since {names} of a profile or the policy wants it."
-        raise RefusedError(
-            "approval.rule", reason, "Change that rule, if it asks too often: `glovebox approvals stats`."
-        )
+        raise RefusedError("approval.rule", reason, "Change that rule, if it asks too often.")
     lines = permanent(about.lifted, about.target, about.tool)
     if emit({"lifts": {"what": about.lifted, "target": about.target}, "diff": list(lines)}):
         return
     for line in lines:
-        out.print(Text(line))
+        out.print(line)
     then = ", then restart the server" if about.lifted == "host" else "; servers follow within seconds"
-    out.print(Text(f"Nothing was answered. Make the change yourself{then}."))  # profiles are read at the start
+    out.print(f"Nothing was answered. Make the change yourself{then}.")  # profiles are read at the start
 
 
 def _answer(settings: Settings, wanted: str, *, allow: bool, reach: Reach, reason: str = "") -> None:
@@ -267,15 +238,11 @@ def _self() -> str:
     return f"local:{state.OPERATOR}"
 
 
-def _table(found: Sequence[Standing]) -> Table:
-    table = new_table("id", "state", "principal", "tool", "for", "left", "why", whole=True)
-    for each in found:
-        about = each.question.subject
-        over = each.state not in _OPEN or each.left <= 0
-        left = "" if over else f"{max(0, each.left) / 60:.0f} min"
-        cells = (each.question.id, each.state, about.principal, about.tool, each.reach, left)
-        table.add_row(*(Text(cell) for cell in cells), Text(each.question.why))
-    return table
+def _row(each: Standing) -> dict[str, str]:
+    about = each.question.subject
+    left = f"{each.left / 60:.0f} min" if each.state in _OPEN and each.left > 0 else ""
+    row = {"id": each.question.id, "state": each.state, "principal": about.principal, "tool": about.tool}
+    return row | {"for": each.reach, "left": left, "why": each.question.why}
 
 
 def _described(each: Standing, *, whole: bool = False) -> dict[str, Any]:
@@ -317,19 +284,3 @@ def _described(each: Standing, *, whole: bool = False) -> dict[str, Any]:
             "workspace_may_change": question.workspace_may_change,
         }
     return found
-
-
-def _records(settings: Settings) -> Iterator[Record]:
-    """Yield records of decisions and of approval requests, in the order of the log."""
-    with read.opened(settings.state_dir / "audit") as snapshot:
-        for number in snapshot.sealed:
-            with snapshot.segment(number) as (file, size):
-                yield from _of_interest(read.lines(file, 0, size))
-        if snapshot.log is not None:
-            yield from _of_interest(read.lines(snapshot.log, 0, snapshot.size))
-
-
-def _of_interest(lines: Iterator[read.LogLine]) -> Iterator[Record]:
-    for line in lines:
-        if line.record is not None and any(kind in line.raw for kind in _KINDS):
-            yield line.record

@@ -5,7 +5,6 @@ from datetime import UTC
 from typing import Any
 
 import click
-from rich.text import Text as Plain
 
 from glovebox_audit.printable import printable
 from glovebox_sandboxes.contract.errors import DiagnosedError
@@ -18,7 +17,7 @@ from glovebox_server.cli.options import (
     out,
     state_directory,
 )
-from glovebox_server.cli.terminal import new_table, print_table
+from glovebox_server.cli.terminal import table_of
 from glovebox_server.errors import MisnamedError
 from glovebox_server.exits import OK, UNAVAILABLE, USAGE
 from glovebox_server.guards.watch import canaries
@@ -61,18 +60,21 @@ def canary_list(settings: Settings) -> int:
     """
     found = canaries_of(settings.state_dir).read()
     damaged = [{"what": each.what, "reason": each.reason, "fix": each.fix} for each in found.damaged]
-    if emit({"canaries": [_described(each) for each in found.items], "damaged": damaged}):
+    rows = [
+        {
+            "id": each.id,
+            "stands": "yes" if each.stands else "no",
+            "made": f"{each.made.astimezone(UTC):%Y-%m-%d %H:%M}",
+            "file": str(each.file),
+        }
+        for each in found.items
+    ]
+    if emit({"canaries": [_described(each) for each in found.items], "damaged": damaged}, table_of(rows)):
         return UNAVAILABLE if damaged else OK
-    table = new_table("id", "stands", "made", "file")
-    for each in found.items:
-        made = f"{each.made.astimezone(UTC):%Y-%m-%d %H:%M}"
-        table.add_row(each.id, "yes" if each.stands else "no", made, Plain(str(each.file)))
-    if found.items:
-        print_table(out, table, folded=False)
     for problem in found.damaged:
-        out.print(Plain(f"Not looked for: {problem}"), style="red")
+        out.print(f"Not looked for: {problem}", style="red")
     words = "1 canary" if len(found.items) == 1 else f"{len(found.items)} canaries"
-    out.print(Plain(f"{words}."))
+    out.print(f"{words}.")
     return UNAVAILABLE if found.damaged else OK
 
 
@@ -89,7 +91,7 @@ def canary_remove(settings: Settings, canary_id: str | None, everything: bool) -
     known = {each.id: each for each in files.read().items}
     gone = [name for name in files.names() if canary_id in {None, name}]
     if canary_id is not None and not gone:
-        out.print(Plain(f"There is no canary {printable(canary_id)}: `glovebox canary list` shows them."))
+        out.print(f"There is no canary {printable(canary_id)}: `glovebox canary list` shows them.")
         return USAGE
     for name in gone:
         if name in known:

@@ -12,8 +12,9 @@ from glovebox_server.cli.options import (
     directories,
     emit,
     json_option,
+    out,
 )
-from glovebox_server.cli.rules.showing import described, say
+from glovebox_server.cli.rules.showing import described
 from glovebox_server.cli.saving import replace_file
 from glovebox_server.exits import OK, USAGE
 from glovebox_server.proof import signature
@@ -41,7 +42,7 @@ def profiles_lock(settings: Settings, file: Path, force: bool) -> None:
         return
     policy = "the policy" if found.policy is not None else "no policy"
     counts = f"{counted(len(found.profiles), 'profile')}, {policy}, {counted(len(found.tools), 'tool')}"
-    say(f"{file}: {counts}. {Lock.read(file).digest}")
+    out.print(f"{file}: {counts}. {Lock.read(file).digest}")
 
 
 @click.command("sign", cls=CliCommand)
@@ -58,7 +59,7 @@ def profiles_sign(file: Path, key: Path) -> None:
     replace_file(place, signature.sign(lock.data, private), force=True)
     key_id = dsse.key_id(private.public_key())
     if not emit({"file": str(place), "lock": lock.digest, "key_id": key_id}):
-        say(f"{place}: signed with key {key_id}")
+        out.print(f"{place}: signed with key {key_id}")
 
 
 def check_lock(settings: Settings, file: Path) -> int:
@@ -67,8 +68,8 @@ def check_lock(settings: Settings, file: Path) -> int:
     differences = lock.differences(_effective(settings))
     if not emit({"lock": lock.digest, "errors": [described(each) for each in differences]}):
         for each in differences:
-            say(str(each), "red")
-        say(f"{counted(len(differences), 'difference')} from {file}.")
+            out.print(str(each), style="red")
+        out.print(f"{counted(len(differences), 'difference')} from {file}.")
     return USAGE if differences else OK
 
 

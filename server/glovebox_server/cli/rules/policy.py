@@ -22,10 +22,11 @@ from glovebox_server.cli.options import (
     directories,
     emit,
     json_option,
+    out,
     state_directory,
 )
-from glovebox_server.cli.rules.showing import described, say, say_change
-from glovebox_server.exits import FAILED, OK, USAGE
+from glovebox_server.cli.rules.showing import described, show_widening
+from glovebox_server.exits import OK, USAGE
 from glovebox_server.guards.watch.rules import actions
 from glovebox_server.settings import Settings
 from glovebox_server.startup.policy import load, policy_file, workspaces
@@ -59,9 +60,9 @@ def policy_check(settings: Settings, path: Path | None) -> int:
     if emit({"path": str(path), "digest": digest(found), **counts}):
         return OK
     amounts = f"{counted(len(found.roles), 'role')}, {counted(len(found.example), 'example')}"
-    say(f"{path}: {amounts}, no error.\n{digest(found)}")
+    out.print(f"{path}: {amounts}, no error.\n{digest(found)}")
     for warning in warnings:
-        say(f"Warning: {warning}")
+        out.print(f"Warning: {warning}")
     return OK
 
 
@@ -95,7 +96,7 @@ def policy_explain(
     if isinstance(names, Refusal):
         if emit({"principal": principal, "roles": [], "refused": asdict(names), "sections": []}):
             return
-        say(f"{principal} may call nothing ({names.rule}): {names}")
+        out.print(f"{principal} may call nothing ({names.rule}): {names}")
         return
     rights = combine_roles(policy, names, profiles)
     served = workspace.find(settings, "http" if principal.startswith(("token:", "oauth:")) else "stdio")
@@ -103,7 +104,7 @@ def policy_explain(
     sections = explaining.explain(rights, profiles, principal=principal, served=where)
     fields = {"principal": principal, "roles": list(names), "refused": None}
     if not emit({**fields, "sections": [asdict(section) for section in sections]}):
-        say(render(sections))
+        out.print(render(sections))
 
 
 @policy.command("diff")
@@ -115,13 +116,7 @@ def policy_diff(settings: Settings, a: Path, b: Path) -> int:
     """Compare two policies, with your profiles; exit 1 if one is wider."""
     before, after = _read(a), _read(b)
     changes = comparing.diff(before, after, load_profiles(settings), actions({}))
-    widened = any(each.direction == "widening" for each in changes)
-    if emit({"widening": widened, "changes": [asdict(each) for each in changes]}):
-        return FAILED if widened else OK
-    for each in changes:
-        say_change(each)
-    say("Something widens." if widened else "Nothing widens.")
-    return FAILED if widened else OK
+    return show_widening({"changes": [asdict(each) for each in changes]}, {"": changes})
 
 
 def _read(path: Path) -> Policy:

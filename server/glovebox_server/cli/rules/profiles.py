@@ -10,7 +10,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
-from rich.text import Text
 
 from glovebox_audit.printable import printable
 from glovebox_profiles.diff import KeyChange, diff, diff_sets
@@ -40,10 +39,10 @@ from glovebox_server.cli.options import (
     out,
 )
 from glovebox_server.cli.rules.lock import check_lock
-from glovebox_server.cli.rules.showing import described, found_for, say, say_change, to_toml
+from glovebox_server.cli.rules.showing import WIDENING, described, found_for, say_change, show_widening, to_toml
 from glovebox_server.cli.saving import replace_file
-from glovebox_server.cli.terminal import new_table, print_table
-from glovebox_server.exits import FAILED, OK, USAGE
+from glovebox_server.cli.terminal import table_of
+from glovebox_server.exits import OK, USAGE
 from glovebox_server.proof import signature
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
@@ -71,28 +70,24 @@ def profiles() -> None:
 def profiles_list(settings: Settings) -> None:
     """One line per tool."""
     found = load_profiles(settings)
-    rows = [
-        {
-            "tool": tool,
-            "risk": profile.risk,
-            "isolation": list(profile.isolation),
-            "network": profile.network.mode,
-            "approval": profile.approval,
-            "digest": found.digests[tool],
-            "source": str(found.source(tool)),
-            "shipped": found.source(tool).parent == SHIPPED,
-        }
-        for tool, profile in found.items()
-    ]
-    table = new_table("tool", "risk", "isolation", "network", "approval", "from")
+    rows, described_all = [], []
     for tool, profile in found.items():
-        network = f"{len(profile.network.allow)} rules" if profile.network.allow else "none"
         source = found.source(tool)
-        where = "shipped" if source.parent == SHIPPED else str(source)
-        cells = (tool, profile.risk, ", ".join(profile.isolation), network, profile.approval, where)
-        table.add_row(*(Text(cell) for cell in cells))
-    if not emit({"digest": found.digest, "profiles": rows}):
-        print_table(out, table)
+        shipped = source.parent == SHIPPED
+        told = {"tool": tool, "risk": profile.risk, "isolation": list(profile.isolation)}
+        told |= {"network": profile.network.mode, "approval": profile.approval, "digest": found.digests[tool]}
+        described_all.append({**told, "source": str(source), "shipped": shipped})
+        rows.append(
+            {
+                "tool": tool,
+                "risk": profile.risk,
+                "isolation": ", ".join(profile.isolation),
+                "network": f"{len(profile.network.allow)} rules" if profile.network.allow else "none",
+                "approval": profile.approval,
+                "from": "shipped" if shipped else str(source),
+            }
+        )
+    emit({"digest": found.digest, "profiles": described_all}, table_of(rows))
 
 
 @profiles.command("show")
@@ -107,7 +102,7 @@ def profiles_show(settings: Settings, tool: str) -> None:
     found = load_profiles(settings)
     profile, source, digest = found_for(found, tool), found.source(tool), found.digests[tool]
     if not emit({"digest": digest, "source": str(source), "profile": effective(profile)}):
-        say(f"# from {source}\n# {digest}\n{to_toml(profile)}")
+        out.print(f"# from {source}\n# {digest}\n{to_toml(profile)}")
 
 
 @profiles.command("explain")
@@ -121,9 +116,9 @@ def profiles_explain(settings: Settings, tool: str) -> int:
     errors = objections(settings, [(found.source(tool), profile)])
     sections = [asdict(section) for section in explain(profile)]
     if not emit({"tool": tool, "sections": sections, "errors": [described(error) for error in errors]}):
-        say(f"{profile.tool}\n\n{render(explain(profile))}")
+        out.print(f"{profile.tool}\n\n{render(explain(profile))}")
         for error in errors:
-            say(str(error), "red")
+            out.print(str(error), style="red")
     return USAGE if errors else OK
 
 
@@ -178,12 +173,15 @@ def _check(settings: Settings, paths: Sequence[Path]) -> int:
     lost = {each.path for each in errors}
     for path in others:
         if path not in lost:
-            say(f"{printable(str(path))}: not read, since it is not named TOOL.toml in the directory itself", "dim")
+            out.print(
+                f"{printable(str(path))}: not read, since it is not named TOOL.toml in the directory itself",
+                style="dim",
+            )
     _say_nothing(absent)
     for each in errors:
-        say(str(each), "red")
+        out.print(str(each), style="red")
     total = sum(1 + len(error.more) for error in errors)
-    say(f"{counted(len(checked), 'profile')} checked, {counted(total, 'error')}.")
+    out.print(f"{counted(len(checked), 'profile')} checked, {counted(total, 'error')}.")
     return USAGE if errors else OK
 
 
@@ -235,16 +233,16 @@ def profiles_set(settings: Settings, tool: str, changes: tuple[tuple[tuple[str, 
     for change in found:
         say_change(change)
     for error in errors:
-        say(str(error), "red")
+        out.print(str(error), style="red")
     if errors or not found:
-        say(f"{file}: not written, {'see above' if errors else 'since nothing changes'}.")
+        out.print(f"{file}: not written, {'see above' if errors else 'since nothing changes'}.")
         return USAGE if errors else OK
-    say("Something widens." if widened else "Nothing widens.")
-    say(f"{file}: {'copied from the shipped profile and ' if source != file else ''}changed; restart servers.")
+    out.print(WIDENING[widened])
+    out.print(f"{file}: {'copied from the shipped profile and ' if source != file else ''}changed; restart servers.")
     if locked:
         sign = " and sign it again" if signature.place(locked).exists() else ""
         renew = f"Review the change, then run `glovebox profiles lock --force {shlex.quote(str(locked))}`{sign}."
-        say(f"{locked}: holds the profile as it was, so `--locked` refuses the new one. {renew}", "yellow")
+        out.print(f"{locked}: holds the profile as it was, so `--locked` refuses the new one. {renew}", style="yellow")
     return OK
 
 
@@ -255,16 +253,8 @@ def profiles_set(settings: Settings, tool: str, changes: tuple[tuple[tuple[str, 
 def profiles_diff(a: Path, b: Path) -> int:
     """Compare two profiles, or directories; exit 1 if one is wider."""
     changes = _changes(a, b)
-    widened = any(change.direction == "widening" for found in changes.values() for change in found)
     tools = {tool: [asdict(change) for change in found] for tool, found in changes.items()}
-    if emit({"widening": widened, "tools": tools}):
-        return FAILED if widened else OK
-    for tool, found in changes.items():
-        say(tool, "bold")
-        for change in found:
-            say_change(change)
-    say("Something widens." if widened else "Nothing widens.")
-    return FAILED if widened else OK
+    return show_widening({"tools": tools}, changes)
 
 
 def _showing_nothing(found: Sequence[tuple[Path, Profile]], workspace: Path | None) -> Iterator[dict[str, str]]:
@@ -278,7 +268,7 @@ def _showing_nothing(found: Sequence[tuple[Path, Profile]], workspace: Path | No
 def _say_nothing(absent: Sequence[dict[str, str]]) -> None:
     for each in absent:
         text = f"{printable(each['path'])}: files.reveal: {json.dumps(each['reveal'])} shows nothing: {each['reason']}."
-        say(text, "yellow")
+        out.print(text, style="yellow")
 
 
 def _absent(path: str, workspace: Path | None) -> str:

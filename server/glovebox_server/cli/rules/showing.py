@@ -1,19 +1,21 @@
 """Shared by commands about profiles, locks and policies: one profile, its TOML, a change, an error."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-from rich.text import Text
 
 from glovebox_audit.printable import printable
 from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.diff import KeyChange
 from glovebox_profiles.errors import ProfileError, nearest
 from glovebox_profiles.model import Profile, effective
-from glovebox_server.cli.options import out
+from glovebox_server.cli.options import emit, out
+from glovebox_server.exits import FAILED, OK
 
 _STYLES = {"widening": "bold red", "narrowing": "green", "neutral": "dim"}
+
+
+WIDENING = {True: "Something widens.", False: "Nothing widens."}
 
 
 def found_for(profiles: ProfileSet, tool: str) -> Profile:
@@ -33,12 +35,20 @@ def described(error: ProfileError) -> dict[str, Any]:
 
 def say_change(change: KeyChange) -> None:
     """Print one change: its direction, key and sentence."""
-    say(f"  {change.direction:<9}  {change.key}  {change.sentence}", _STYLES[change.direction])
+    out.print(f"  {change.direction:<9}  {change.key}  {change.sentence}", style=_STYLES[change.direction])
 
 
-def say(text: str, style: str = "") -> None:
-    """Print text without markup."""
-    out.print(Text(text, style=style), soft_wrap=True)
+def show_widening(fields: dict[str, Any], changes: Mapping[str, Sequence[KeyChange]]) -> int:
+    """Print changes by title, ``fields`` as JSON; return ``FAILED`` if one widens."""
+    widened = any(change.direction == "widening" for found in changes.values() for change in found)
+    if not emit({"widening": widened, **fields}):
+        for title, found in changes.items():
+            if title:
+                out.print(title, style="bold")
+            for change in found:
+                say_change(change)
+        out.print(WIDENING[widened])
+    return FAILED if widened else OK
 
 
 def to_toml(profile: Profile, comments: Mapping[str, str] | None = None) -> str:

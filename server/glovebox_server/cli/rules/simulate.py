@@ -21,9 +21,10 @@ from glovebox_server.cli.options import (
     complete_tool,
     emit,
     json_option,
+    out,
     state_directory,
 )
-from glovebox_server.cli.rules.showing import found_for, say, say_change, to_toml
+from glovebox_server.cli.rules.showing import found_for, say_change, to_toml
 from glovebox_server.cli.saving import replace_file
 from glovebox_server.exits import FAILED, OK
 from glovebox_server.proof.sealed import opener
@@ -74,14 +75,14 @@ def profiles_simulate(settings: Settings, candidate: Path, since: datetime, key:
         return FAILED if found.otherwise else OK
     for each in found.otherwise:
         words = f"{each.time[:19]}  {each.call_id}  {each.tool}  {each.was} -> {each.now}  ({each.rule})"
-        say(printable(words), _STYLES.get(each.now, ""))
+        out.print(printable(words), style=_STYLES.get(each.now, ""))
     how = "--key KEY opens those that are sealed" if key is None else "none was sealed to this key"
     for tool, many in sorted(found.unknown.items()):
         words = f"{tool}: {counted(many, 'call')} unknown, since the arguments were not kept as they were: {KEEPING}"
-        say(f"{words}; {how}.", "yellow")
+        out.print(f"{words}; {how}.", style="yellow")
     unknown = sum(found.unknown.values())
     told = f"{counted(len(found.otherwise), 'call')} otherwise, {found.same} the same, {unknown} unknown"
-    say(f"{told}, {found.elsewhere} not decided by a profile.")
+    out.print(f"{told}, {found.elsewhere} not decided by a profile.")
     return FAILED if found.otherwise else OK
 
 
@@ -115,18 +116,18 @@ def profiles_suggest(settings: Settings, tool: str, *, since: datetime, output: 
     if emit({**asdict(found), "profile": effective(found.profile)}):
         return OK if found.calls else FAILED
     if not found.calls:
-        say(f"No call of {tool} was allowed since {since:%Y-%m-%d %H:%M}: nothing can be suggested.")
+        out.print(f"No call of {tool} was allowed since {since:%Y-%m-%d %H:%M}: nothing can be suggested.")
         return FAILED
     for change in found.changes:
         say_change(change)
         if why := found.based_on.get(change.key):
-            say(printable(f"             {why}"), "dim")
+            out.print(printable(f"             {why}"), style="dim")
     for name, many in found.unknown.items():
-        say(f"  unknown    {name}  stays: not known of {counted(many, 'call')}.", "yellow")
-    say(f"{counted(len(found.changes), 'change')}, based on {said}.")
+        out.print(f"  unknown    {name}  stays: not known of {counted(many, 'call')}.", style="yellow")
+    out.print(f"{counted(len(found.changes), 'change')}, based on {said}.")
     if found.refused or found.lifted:
-        say(f"Not based on {counted(found.refused, 'refused call')}; denials lifted for {found.lifted}.")
+        out.print(f"Not based on {counted(found.refused, 'refused call')}; denials lifted for {found.lifted}.")
     if output is not None:
         words = ["glovebox", "profiles", "simulate", str(output), *(["--key", str(key)] if key else [])]
-        say(f"{output}: try it with `{shlex.join(words)}`.")
+        out.print(f"{output}: try it with `{shlex.join(words)}`.")
     return OK

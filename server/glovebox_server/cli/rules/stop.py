@@ -13,7 +13,6 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
-from rich.text import Text as Plain
 
 from glovebox_audit.events import Event, StopLifted, draft
 from glovebox_audit.printable import printable
@@ -37,7 +36,7 @@ from glovebox_server.cli.options import (
     state_directory,
     wants_json,
 )
-from glovebox_server.cli.terminal import new_table, print_table
+from glovebox_server.cli.terminal import table_of
 from glovebox_server.errors import AuditError, MisnamedError
 from glovebox_server.exits import NO_SERVER, OK, UNAVAILABLE, USAGE
 from glovebox_server.guards.stops.stop import KIND, MAX_BECAUSE, SCOPES, Scope, Stop, new_stop, stops_of
@@ -123,7 +122,7 @@ def stop(settings: Settings, *, everything: bool, because: str, **given: str | N
     for outcome in outcomes:
         _report(found, outcome, several=len(places) > 1)
     for unreached in problems:
-        err.print(Plain(str(unreached)), style="red")
+        err.print(str(unreached), style="red")
     if scope in ("run", "workflow") or name.startswith("oauth:"):
         _warn_if_unseen(settings, scope, name)
     if problems:
@@ -131,7 +130,7 @@ def stop(settings: Settings, *, everything: bool, because: str, **given: str | N
     if any(outcome["servers"] for outcome in outcomes):
         return OK
     if not wants_json():
-        err.print(Plain("No server is live there: the stop is stored for those that begin later."), style="yellow")
+        err.print("No server is live there: the stop is stored for those that begin later.", style="yellow")
     return NO_SERVER
 
 
@@ -152,14 +151,11 @@ def _target(given: Mapping[str, str | None], *, everything: bool) -> tuple[Scope
 
 def _places(settings: Settings, *, everything: bool) -> tuple[Settings, list[Path]]:
     """Return the settings with the intended directory, and all directories."""
-    is_named = "state_dir" in settings.model_fields_set
-    settings = state.locate(settings)
-    if everything:
-        on_line = click.get_current_context().get_parameter_source("state_dir") is ParameterSource.COMMANDLINE
-        return settings, state.find_directories(settings, named=on_line)
-    if not is_named:
-        state.require_one(settings)
-    return settings, [settings.state_dir]
+    settings = state.locate(settings, guesses=everything)
+    if not everything:
+        return settings, [settings.state_dir]
+    on_line = click.get_current_context().get_parameter_source("state_dir") is ParameterSource.COMMANDLINE
+    return settings, state.find_directories(settings, named=on_line)
 
 
 _TOOL = click.Option(["--tool"])
@@ -179,7 +175,7 @@ def resume(settings: Settings, stop_id: str | None, everything: bool) -> int:
     names = files.names()
     lifted = names if stop_id is None else [name for name in names if name == stop_id]
     if stop_id is not None and not lifted:
-        out.print(Plain(f"There is no stop {printable(stop_id)}: `glovebox stops list` shows them."))
+        out.print(f"There is no stop {printable(stop_id)}: `glovebox stops list` shows them.")
         return USAGE
     if lifted:
         log = audit_log(settings)
@@ -191,7 +187,7 @@ def resume(settings: Settings, stop_id: str | None, everything: bool) -> int:
         files.remove(name)
     if not emit({"lifted": lifted}):
         where = state.describe(settings.state_dir, state.live_servers(settings.state_dir))
-        out.print(Plain(f"{counted(len(lifted), 'stop')} lifted in {where}."))
+        out.print(f"{counted(len(lifted), 'stop')} lifted in {where}.")
     return OK
 
 
@@ -214,18 +210,22 @@ def stops_list(settings: Settings) -> int:
         fix = "Run `glovebox resume --all`: it makes it anew, and nothing is stopped then."
         found = replace(found, damaged=(SecretFileError(KIND, files.path, "it is gone, with the stops in it", fix),))
     damaged = [{"what": each.what, "reason": each.reason, "fix": each.fix} for each in found.damaged]
-    if emit({"stops": [_described(each) for each in found.items], "damaged": damaged}):
+    rows = [
+        {
+            "id": each.id,
+            "what": _words(each),
+            "made": f"{each.made.astimezone(UTC):%Y-%m-%d %H:%M}",
+            "by": each.by,
+            "because": each.because,
+        }
+        for each in found.items
+    ]
+    if emit({"stops": [_described(each) for each in found.items], "damaged": damaged}, table_of(rows)):
         return UNAVAILABLE if damaged else OK
-    table = new_table("id", "what", "made", "by", "because")
-    for each in found.items:
-        made_at = f"{each.made.astimezone(UTC):%Y-%m-%d %H:%M}"
-        table.add_row(each.id, Plain(_words(each)), made_at, Plain(each.by), Plain(each.because))
-    if found.items:
-        print_table(out, table, folded=False)
     for problem in found.damaged:
-        err.print(Plain(f"Everything is stopped: {problem}"), style="red")
+        err.print(f"Everything is stopped: {problem}", style="red")
     where = state.describe(settings.state_dir, state.live_servers(settings.state_dir))
-    out.print(Plain(f"{counted(len(found.items), 'stop')} in force in {where}."))
+    out.print(f"{counted(len(found.items), 'stop')} in force in {where}.")
     return UNAVAILABLE if found.damaged else OK
 
 
@@ -243,12 +243,12 @@ def _report(stop: Stop, outcome: Mapping[str, Any], *, several: bool) -> None:
     undo = f"glovebox resume {stop.id}{f' --state-dir {place}' * several}"
     if not wants_json():
         where = state.describe(place, outcome["servers"])
-        out.print(Plain(f"{_words(stop)} is stopped in {where}: {stop.id}. `{undo}` lifts it."))
+        out.print(f"{_words(stop)} is stopped in {where}: {stop.id}. `{undo}` lifts it.")
     if not outcome["whole"]:
         words = "The disk has no room for what is stopped, so everything is"
-        err.print(Plain(f"{words}, until `{undo}`. Free space there."), style="red")
+        err.print(f"{words}, until `{undo}`. Free space there.", style="red")
     if outcome["problem"]:
-        err.print(Plain(f"It is in force, and not in the audit log: {outcome['problem']}"), style="red")
+        err.print(f"It is in force, and not in the audit log: {outcome['problem']}", style="red")
 
 
 def _attempt(settings: Settings, place: Path, stop: Stop) -> dict[str, Any] | DiagnosedError:
@@ -300,7 +300,7 @@ def _warn_if_unseen(settings: Settings, scope: Scope, name: str) -> None:
         seen = state.run_as_owner(settings.state_dir, is_seen)
     if not seen:
         words = f"No call of {scope} {name} is on record. It is stopped before its first call, or misspelt."
-        err.print(Plain(words), style="yellow")
+        err.print(words, style="yellow")
 
 
 def _me() -> str:

@@ -1,11 +1,9 @@
 """``glovebox token``: makes, lists and revokes bearer tokens; and the one that ``client-config`` shows."""
 
-import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import click
-from rich.text import Text as Plain
 
 from glovebox_audit.events import TokenCreated, TokenRevoked
 from glovebox_sandboxes.plural import counted
@@ -13,13 +11,14 @@ from glovebox_server import app as apps
 from glovebox_server.cli import state
 from glovebox_server.cli.options import (
     LazyGroup,
+    Lifetime,
     emit,
     err,
     json_option,
     out,
     state_directory,
 )
-from glovebox_server.cli.terminal import new_table, print_table
+from glovebox_server.cli.terminal import table_of
 from glovebox_server.errors import MisnamedError
 from glovebox_server.settings import Settings
 from glovebox_server.startup import policy as policies
@@ -32,22 +31,6 @@ from glovebox_server.upkeep.log import recording
 FIRST = "default"
 #: Replaces a token that is not shown in a client's configuration.
 PLACEHOLDER = "TOKEN"
-
-
-_UNITS = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-
-
-class Lifetime(click.ParamType[timedelta]):
-    """A duration."""
-
-    name = "time"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
-        """Parse ``12h`` or ``30d``."""
-        found = re.fullmatch(r"([1-9]\d{0,5})([mhdw])", value)
-        if found is None:
-            self.fail(f"{value!r} is not how long, as 90m, 12h, 30d or 8w.", param, ctx)
-        return timedelta(seconds=int(found[1]) * _UNITS[found[2]])
 
 
 @click.group(cls=LazyGroup)
@@ -69,9 +52,9 @@ def token_create(
     made, secret = _made(settings, name, role=role, workflow=workflow, lifetime=expires)
     if emit({**_fields(made, None), "token": secret}):
         return
-    out.print(Plain(secret))
+    out.print(secret)
     ends = "It does not expire." if made.expires is None else f"It ends {_time(made.expires)}."
-    err.print(Plain(f"This is {made.principal}, shown once: only its hash is kept. {ends}"))
+    err.print(f"This is {made.principal}, shown once: only its hash is kept. {ends}")
 
 
 @token.command("list")
@@ -81,25 +64,24 @@ def token_list(settings: Settings) -> None:
     """Each with its role, workflow, making, last use and end."""
     place = settings.state_dir / tokens.DIRECTORY
     found = [(each, tokens.last_used(place, each.name)) for each in tokens.load(place, None).values()]
-    if emit({"tokens": [_fields(each, used) for each, used in found]}):
-        return
-    table = new_table("name", "role", "workflow", "made", "ends", "last used", "kept as")
-    for each, used in found:
-        table.add_row(
-            each.name,
-            each.role or "",
-            each.workflow or "",
-            _time(each.made) if each.made else "",
-            _time(each.expires) if each.expires else "never",
-            _time(used) if used else "",
-            "plain" if each.plain else "hash",
-        )
-    if found:
-        print_table(out, table, folded=False)
-    else:
-        out.print(Plain("There are no tokens. `glovebox token create NAME` makes one."))
-    if any(each.plain for each, _ in found):
-        out.print(Plain("plain: its file holds the token itself; `glovebox token migrate` keeps the hash alone."))
+    rows = [
+        {
+            "name": each.name,
+            "role": each.role or "",
+            "workflow": each.workflow or "",
+            "made": _time(each.made) if each.made else "",
+            "ends": _time(each.expires) if each.expires else "never",
+            "last used": _time(used) if used else "",
+            "kept as": "plain" if each.plain else "hash",
+        }
+        for each, used in found
+    ]
+    plain = "plain: its file holds the token itself; `glovebox token migrate` keeps the hash alone."
+    emit(
+        {"tokens": [_fields(each, used) for each, used in found]},
+        table_of(rows) or "There are no tokens. `glovebox token create NAME` makes one.",
+        plain if any(each.plain for each, _ in found) else None,
+    )
 
 
 @token.command("revoke")
@@ -153,7 +135,7 @@ def to_show(
         return saved
     if name is not None and (name not in known or role or lifetime):
         made, secret = _made(settings, name, role=role, workflow=None, lifetime=lifetime)
-        err.print(Plain(f"Made {made.principal}. It is shown here alone: only its hash is kept."))
+        err.print(f"Made {made.principal}. It is shown here alone: only its hash is kept.")
         return secret
     for other in [name] if name else sorted(known, key=lambda other: (other != FIRST, other)):
         text = tokens.plain_of(place, other) if known[other].plain else None
@@ -163,7 +145,7 @@ def to_show(
         fix = "Name the file in which it was saved with --token-file, or make another with a new name."
         raise MisnamedError(f"Showing the token {name!r}", "only its hash is kept", fix)
     told = f"No token was made: put one in the place of {PLACEHOLDER}. `--token NAME` makes one"
-    err.print(Plain(f"{told}, and `--token-file FILE` shows one that was saved in a file."))
+    err.print(f"{told}, and `--token-file FILE` shows one that was saved in a file.")
     return PLACEHOLDER
 
 

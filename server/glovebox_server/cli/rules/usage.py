@@ -2,12 +2,9 @@
 
 import csv
 import os
-from collections.abc import Sequence
 from datetime import datetime
 
 import click
-from rich.table import Table
-from rich.text import Text as Plain
 
 from glovebox_audit.printable import printable
 from glovebox_profiles.policy.model import SPENDING
@@ -21,7 +18,7 @@ from glovebox_server.cli.options import (
     state_directory,
     wants_json,
 )
-from glovebox_server.cli.terminal import new_table
+from glovebox_server.cli.terminal import table_of
 from glovebox_server.guards.budgets import store
 from glovebox_server.guards.budgets.store import BY, UsageRow, used
 from glovebox_server.settings import Settings
@@ -59,7 +56,7 @@ def usage(settings: Settings, *, by: tuple[str, ...], since: datetime, as_csv: b
         with database.opened(path, store.SCHEMA) as kept:
             found = kept.query_now(lambda connection: used(connection, since, by))
     elif not as_csv and not wants_json():
-        err.print(Plain("Nothing is counted: no server of this state directory has had a policy with budgets."))
+        err.print("Nothing is counted: no server of this state directory has had a policy with budgets.")
     if as_csv:
         writer = csv.writer(out.file, lineterminator="\n")
         writer.writerow([*by, *SPENDING, "lost"])
@@ -67,17 +64,17 @@ def usage(settings: Settings, *, by: tuple[str, ...], since: datetime, as_csv: b
             writer.writerow([*map(_cell, row.by.values()), *row.spent.values(), row.lost])
         return
     rows = [{**row.by, **row.spent, "lost": row.lost} for row in found]
-    shown = _table(found, by) if found else None
-    emit({"since": since.isoformat(timespec="seconds"), "by": list(by), "usage": rows}, shown)
+    shown = [{**row.by, **_spent(row)} for row in found]
+    table = table_of(shown, right=[title for row in shown for title in row if title not in by])
+    emit({"since": since.isoformat(timespec="seconds"), "by": list(by), "usage": rows}, table)
 
 
-def _table(found: Sequence[UsageRow], by: Sequence[str]) -> Table:
-    numbers = [name.replace("_seconds", " s").replace("_bytes", " B") for name in (*SPENDING, "lost")]
-    table = new_table(*by, *numbers, right=numbers)
-    for each in found:
-        spent = [f"{n:,.3f}".rstrip("0").rstrip(".") if isinstance(n, float) else f"{n:,}" for n in each.spent.values()]
-        table.add_row(*each.by.values(), *spent, f"{each.lost:,}")
-    return table
+def _spent(row: UsageRow) -> dict[str, str]:
+    told = {name.replace("_seconds", " s").replace("_bytes", " B"): n for name, n in row.spent.items()}
+    return {
+        name: f"{n:,.3f}".rstrip("0").rstrip(".") if isinstance(n, float) else f"{n:,}"
+        for name, n in (told | {"lost": row.lost}).items()
+    }
 
 
 def _cell(text: str) -> str:
