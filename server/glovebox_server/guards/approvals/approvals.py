@@ -183,7 +183,7 @@ class Approvals:
         form = self._left_open.get(question.id)
         if form is None:
             form = _ClientQuestion()
-            self._start(self._asked, form, question, listener)
+            self._start(self._ask, form, question, listener)
         try:
             with anyio.move_on_after(max(WAIT_SECONDS, listener.waits())):
                 await form.over.wait()
@@ -202,11 +202,36 @@ class Approvals:
         found = await self.standing(question.id)
         return found.state if found else "expired"
 
-    async def _asked(self, form: "_ClientQuestion", question: Question, listener: Listener) -> None:
+    async def _elicit(self, form: "_ClientQuestion", question: Question, listener: Listener) -> None:
+        form.shown = True
+        try:
+            given = await listener.ask(question)
+            if given is not None:
+                await self.answer(question.id, given)
+            elif form.left_open or not listener.waits():
+                form.scope.cancel()
+        except RefusedError:  # another answer came first
+            pass
+        except Exception as raised:  # noqa: BLE001 - a value, because the task group would wrap it
+            form.problem = raised
+            form.scope.cancel()
+        finally:
+            form.shown = False
+
+    async def _ask(self, form: "_ClientQuestion", question: Question, listener: Listener) -> None:
         """Ask until decided; report errors to the caller, or log them once it has left."""
         try:
             with form.scope:
-                await self._ask(form, question, listener)
+                async with anyio.create_task_group() as tasks:
+                    if question.asked.by != "operator" and not question.asked.another_principal:
+                        tasks.start_soon(self._elicit, form, question, listener)
+                    elif not listener.waits():
+                        form.scope.cancel()
+                    try:
+                        await self._until_decided(question.id)
+                    except StoreError as problem:  # a value, for the same reason
+                        form.problem = form.problem or problem
+                    tasks.cancel_scope.cancel()
         except Exception as raised:  # noqa: BLE001 - an internal error ends no server
             form.problem = raised
         finally:
@@ -215,33 +240,6 @@ class Approvals:
                 del self._left_open[question.id]
                 if form.problem is not None:
                     _log.error("What was said to %s was not taken: %s", question.id, form.problem)
-
-    async def _ask(self, form: "_ClientQuestion", question: Question, listener: Listener) -> None:
-
-        async def ask() -> None:
-            form.shown = True
-            try:
-                given = await listener.ask(question)
-                if given is not None:
-                    await self.answer(question.id, given)
-                elif form.left_open or not listener.waits():
-                    form.scope.cancel()
-            except RefusedError:  # another answer came first
-                pass
-            except Exception as raised:  # noqa: BLE001 - a value, because a task group would wrap it
-                form.problem = raised
-                form.scope.cancel()
-            finally:
-                form.shown = False
-
-        async with anyio.create_task_group() as tasks:
-            if question.asked.by != "operator" and not question.asked.another_principal:
-                tasks.start_soon(ask)
-            elif not listener.waits():
-                form.scope.cancel()
-            unreadable = await self._until_decided(question.id)
-            form.problem = form.problem or unreadable
-            tasks.cancel_scope.cancel()
 
     async def answer(self, identifier: str, given: ApprovalAnswer) -> Standing:
         """Take an answer; return the state of the question then.
@@ -374,21 +372,18 @@ class Approvals:
         with suppress(StoreError, AuditError), anyio.CancelScope(shield=True):
             await self._write(lambda db: store.abandon(db, question, self._clock(), self._record))
 
-    async def _until_decided(self, identifier: str) -> StoreError | None:
-        """Return once nothing has to be waited for, or the error that keeps that from being known."""
+    async def _until_decided(self, identifier: str) -> None:
+        """Return once nothing has to be waited for. Raises StoreError."""
         began = anyio.current_time()
         while True:
             async with self._looking:
                 now = anyio.current_time()
                 if now - self._looked >= POLL_SECONDS or self._looked < began:
-                    try:
-                        database = await self._store()
-                        self._undecided = await database.query(lambda db: store.undecided(db, self._clock()))
-                    except StoreError as problem:  # a value, because a task group would wrap it
-                        return problem
+                    database = await self._store()
+                    self._undecided = await database.query(lambda db: store.undecided(db, self._clock()))
                     self._looked = now
             if identifier not in self._undecided:
-                return None
+                return
             await anyio.sleep(POLL_SECONDS)
 
     async def _store(self) -> Database:
