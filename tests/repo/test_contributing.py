@@ -60,6 +60,14 @@ def test_there_are_examples_of_each_kind() -> None:
     assert [patch for patch, text in zip(patches, EXAMPLES.values(), strict=True) if f"]({patch})" not in text] == []
 
 
+def test_a_guard_is_its_folder_and_one_line_elsewhere() -> None:
+    """Of the product: no file beside the registry is touched, and that by one line."""
+    parts = re.split(r"^diff --git ", (ROOT / FOLDER / "guard.patch").read_text(), flags=re.MULTILINE)
+    (registry,) = [part for part in parts if "new file" not in part and part]
+    assert registry.startswith("a/server/glovebox_server/guards/registry.py ")
+    assert len(re.findall(r"^[+-](?![+-])", registry, re.MULTILINE)) == 1
+
+
 @pytest.mark.parametrize(("context", "fits"), [("b", True), ("c", False)])
 def test_a_patch_that_does_not_fit_fails(context: str, fits: bool, tmp_path: Path) -> None:
     """One that fits is the control: it is applied once, and found applied."""

@@ -7,7 +7,8 @@ its ``when``, so that its code is not entered.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from glovebox_sandboxes.pool.pool import SandboxProvider
 from glovebox_server.artifacts.store import ArtifactStore
@@ -17,7 +18,6 @@ from glovebox_server.egress import EgressGate
 from glovebox_server.guards.admission.admission import Admission, wait_for_turn
 from glovebox_server.guards.approvals import guard as approval_guard
 from glovebox_server.guards.approvals.approvals import Approvals
-from glovebox_server.guards.budgets import guard as budget_guard
 from glovebox_server.guards.credentials.sources import CredentialCache
 from glovebox_server.guards.network.guard import NetworkOpener
 from glovebox_server.guards.proposals.guard import Proposer, refuse_unasked
@@ -25,7 +25,6 @@ from glovebox_server.guards.redaction import guard as redaction_guard
 from glovebox_server.guards.redaction.detector import Forms
 from glovebox_server.guards.repeats import repeats
 from glovebox_server.guards.repeats.repeats import Repeats
-from glovebox_server.guards.scanning import guard as scan_guard
 from glovebox_server.guards.scanning.guard import FileScanner
 from glovebox_server.guards.secret_files import hiding as secret_files
 from glovebox_server.guards.secret_files.hiding import Hiding
@@ -77,6 +76,11 @@ class GuardSet(Guards):
         return self.credentials.forms(rights.credentials) if rights.credentials else redaction_guard.NO_FORMS
 
 
+def _guard(folder: str) -> Any:
+    """Return the module ``guard`` of a folder below ``guards``, so that its line here needs no import."""
+    return import_module(f"{__package__}.{folder}.guard")
+
+
 def _objections(guards: GuardSet) -> list[Objection]:
     known = guards.repeats
     objections = list[Objection]([lambda request: known.refusal(request) if known.failing else None])
@@ -126,7 +130,7 @@ def _around_turn(guards: GuardSet) -> list[GuardLink]:
         links.append(GuardLink(guard=approval_guard.lift_budget, when=lambda call: bool(call.now.rights.lifts)))
     if guards.budgets is not None:
         # Before approvals: a call that no budget is left for uses no approval up.
-        links.append(GuardLink(guard=partial(budget_guard.reserve, guards.budgets)))
+        links.append(GuardLink(guard=partial(_guard("budgets").reserve, guards.budgets)))
     if guards.approvals is None:
         links.append(GuardLink(guard=refuse_unasked, when=lambda call: bool(call.now.changes)))
     else:  # last, so that an approval is used up by a call that runs
@@ -159,7 +163,7 @@ def _around_run(guards: GuardSet) -> list[GuardLink]:
     # Holds output back until it is known that no secret file appeared.
     links.append(GuardLink(guard=partial(secret_files.mask, guards.hiding), when=_sees_workspace))
     # Files are published by then, and taken back with the call.
-    links.append(GuardLink(guard=partial(scan_guard.scan, _scanner(guards)), when=_scans))
+    links.append(GuardLink(guard=partial(_guard("scanning").scan, _scanner(guards)), when=_scans))
     # Last: what every other guard sees of a result is masked.
     links.append(GuardLink(guard=partial(redaction_guard.mask, guards.forms_of, on_secret), when=_masks))
     return links
