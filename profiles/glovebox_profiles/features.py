@@ -23,16 +23,6 @@ class Feature:
     instead: str
     """The alternative."""
 
-    @property
-    def id(self) -> str:
-        """Return ``KEY=VALUE``, which is stable."""
-        return f"{self.key}={self.value}"
-
-    @property
-    def words(self) -> str:
-        """Return the whole sentence."""
-        return f'"{self.value}" is not supported by this version: {self.reason}. {self.instead}'
-
 
 _NETWORK = 'A profile says "none", or "egress" with the hosts in network.allow.'
 
@@ -75,17 +65,10 @@ FEATURES: Final = (
 )
 """In the order of the profile's keys."""
 
-_BY_ID = {each.id: each for each in FEATURES}
-
-
-def find_feature(key: str, value: str) -> Feature:
-    """Return the feature of this key and value; raise KeyError if it is simply supported, or unknown."""
-    return _BY_ID[f"{key}={value}"]
-
 
 def refuse_unsupported(key: str, value: object) -> object:
     """Return ``value``, or raise ValueError with the manifest's words if this version lacks it."""
-    feature = _BY_ID.get(f"{key}={value}") if isinstance(value, str) else None
-    if feature is not None and feature.status == "unsupported":
-        raise ValueError(feature.words)
+    for each in FEATURES:
+        if (each.key, each.value, each.status) == (key, value, "unsupported"):
+            raise ValueError(f'"{value}" is not supported by this version: {each.reason}. {each.instead}')
     return value

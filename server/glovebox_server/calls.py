@@ -178,3 +178,24 @@ class Listener(Protocol):
 
     async def ask(self, question: "Question") -> "ApprovalAnswer | None":
         """Ask the person at the client, and wait for the answer; None if this client cannot be asked."""
+
+
+class SilentListener:
+    """A listener of a call without a follower: it shows nothing, asks nobody and waits for no answer."""
+
+    def progress(self, message: str) -> None:
+        """Ignore it."""
+
+    def printed(self, text: str) -> None:
+        """Ignore it."""
+
+    def ended_by(self) -> str:
+        """Return ``client``."""
+        return "client"
+
+    def waits(self) -> float:
+        """Return 0: it waits for no answer."""
+        return 0
+
+    async def ask(self, question: object) -> None:
+        """Answer nothing."""

@@ -13,7 +13,7 @@ from tests.interaction.served import served
 from tests.repo.files import ROOT
 
 from glovebox_profiles.errors import ProfileError
-from glovebox_profiles.features import FEATURES, Feature, find_feature
+from glovebox_profiles.features import FEATURES, Feature
 from glovebox_profiles.load.loader import load, parse
 from glovebox_sandboxes.contract.base import Capabilities, Missing
 from glovebox_sandboxes.contract.errors import UnsupportedSpecError
@@ -64,7 +64,12 @@ def _profile(feature: Feature) -> str:
     return "\n".join([*head, *([f"[{section}]", f'{key} = "{feature.value}"'] if section else [])]) + "\n"
 
 
-@pytest.mark.parametrize("feature", UNSUPPORTED, ids=lambda each: each.id)
+def found_feature(key: str, value: str) -> Feature:
+    """The feature of this key and value."""
+    return next(each for each in FEATURES if (each.key, each.value) == (key, value))
+
+
+@pytest.mark.parametrize("feature", UNSUPPORTED, ids=lambda each: f"{each.key}={each.value}")
 def test_a_profile_that_asks_for_what_is_not_there_is_refused_in_the_manifests_words(feature: Feature) -> None:
     """Reason and way out are the manifest's, word for word."""
     with pytest.raises(ProfileError) as caught:
@@ -76,7 +81,7 @@ def test_a_profile_that_asks_for_what_is_not_there_is_refused_in_the_manifests_w
 
 def test_what_is_experimental_loads() -> None:
     """The control: the same profile with a value that is there."""
-    assert parse(_profile(find_feature("isolation", "gvisor")).encode(), Path("run_python.toml"))
+    assert parse(_profile(found_feature("isolation", "gvisor")).encode(), Path("run_python.toml"))
 
 
 def _loaded(directory: Path, **texts: str) -> Any:
@@ -154,7 +159,7 @@ def test_the_command_tells_what_calls_get_here(tmp_path: Path) -> None:
 
 def test_a_wrong_profile_ends_the_command_with_its_line(tmp_path: Path) -> None:
     """Exit code 2, as everywhere."""
-    (tmp_path / "run_python.toml").write_text(_profile(find_feature("network.mode", "proxied")))
+    (tmp_path / "run_python.toml").write_text(_profile(found_feature("network.mode", "proxied")))
     result = CliRunner().invoke(main, ["capabilities", "--profiles-dir", str(tmp_path)])
     assert result.exit_code == 2
     assert "run_python.toml:6: network.mode" in result.output

@@ -10,7 +10,7 @@ from rich.text import Text as Plain
 from glovebox_audit.printable import printable
 from glovebox_sandboxes.contract.errors import DiagnosedError, SandboxError
 from glovebox_server import app as apps
-from glovebox_server.calls import CallResult, Link, Principal, Text
+from glovebox_server.calls import CallResult, Link, Principal, SilentListener, Text
 from glovebox_server.cli.artifact import check_principal
 from glovebox_server.cli.options import (
     CliCommand,
@@ -23,27 +23,6 @@ from glovebox_server.exits import FAILED, OK
 from glovebox_server.promotion import reencoder, scanner, scanning
 from glovebox_server.promotion.scanner import ScanFindings
 from glovebox_server.settings import Settings
-
-
-class SilentListener:
-    """A listener of a call without a follower."""
-
-    def progress(self, message: str) -> None:
-        """Ignore it."""
-
-    def printed(self, text: str) -> None:
-        """Ignore it."""
-
-    def ended_by(self) -> str:
-        """Return ``client``."""
-        return "client"
-
-    def waits(self) -> float:
-        """Return 0: it waits for no answer."""
-        return 0
-
-    async def ask(self, question: object) -> None:
-        """Answer nothing."""
 
 
 @click.command("scan", cls=CliCommand)

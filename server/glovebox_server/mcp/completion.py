@@ -12,9 +12,8 @@ import mcp_types as types
 from mcp.shared.exceptions import MCPError
 
 from glovebox_server.artifacts.record import Artifact
-from glovebox_server.calls import CallResult, Listener, Principal
+from glovebox_server.calls import CallResult, Listener, Principal, SilentListener
 from glovebox_server.failures import foreseen
-from glovebox_server.guards.approvals.question import Question
 from glovebox_server.mcp import prompts
 
 #: Values in one answer, by the specification.
@@ -34,27 +33,6 @@ _PATTERN: Final = str.maketrans(dict.fromkeys("*?[]{}", "?"))
 Submit = Callable[[Principal, str, Mapping[str, Any], Listener], Awaitable[CallResult]]
 
 Owned = Callable[[Principal], Awaitable[list[Artifact]]]
-
-
-class _Unheard:
-    """A listener for a call without an audience."""
-
-    def progress(self, message: str) -> None:
-        """Ignore progress."""
-
-    def printed(self, text: str) -> None:
-        """Ignore output."""
-
-    def ended_by(self) -> str:
-        """Return the client: it gave up, or its user typed on."""
-        return "client"
-
-    def waits(self) -> bool:
-        """Return False: a person types meanwhile."""
-        return False
-
-    async def ask(self, _question: Question) -> None:
-        """Do not ask."""
 
 
 async def complete(
@@ -86,7 +64,7 @@ async def _paths(typed: str, principal: Principal, submit: Submit) -> list[str]:
     structured: Any = {}
     with anyio.move_on_after(SECONDS):
         try:
-            result = await submit(principal, _LIST, {"pattern": pattern, "limit": MAX_VALUES + 1}, _Unheard())
+            result = await submit(principal, _LIST, {"pattern": pattern, "limit": MAX_VALUES + 1}, SilentListener())
         except Exception as error:
             if not foreseen(error):
                 raise

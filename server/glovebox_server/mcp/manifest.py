@@ -18,7 +18,7 @@ from glovebox_sandboxes.conformance import case as cases
 from glovebox_sandboxes.contract.base import Capabilities
 from glovebox_sandboxes.contract.errors import UnsupportedSpecError
 from glovebox_sandboxes.contract.spec import Limits
-from glovebox_sandboxes.drivers.registry import NAMES, Drivers
+from glovebox_sandboxes.drivers.registry import DRIVERS, NAMES, Drivers
 from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_server.core.rights import Rights
 from glovebox_server.mcp import catalogue
@@ -130,10 +130,7 @@ def _driver(found: Capabilities) -> dict[str, Any]:
         "level": found.level,
         "version": found.version,
         "usable": found.usable,
-        "experimental": any(
-            (feature.key, feature.value, feature.status) == ("isolation", found.driver, "experimental")
-            for feature in FEATURES
-        ),
+        "experimental": any(each.name == found.driver and each.experimental for each in DRIVERS),
         "limits": dict(found.limits) if found.usable else {},
         "missing": [
             {"what": without_paths(lack.what), "fix": without_paths(lack.fix), "fatal": lack.fatal}
