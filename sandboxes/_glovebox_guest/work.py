@@ -88,7 +88,7 @@ def work(
         original = overlay.copy(
             *config["overlay"], max_files=limits["workspace_files"], max_bytes=limits["workspace_bytes"]
         )
-    except (overlay.UnfitError, OSError) as problem:
+    except (ValueError, OSError) as problem:
         return _not_started(str(problem))
     return _done(loop, child, job, config, started, original)
 

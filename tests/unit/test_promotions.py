@@ -338,10 +338,10 @@ def test_what_somebody_changed_after_a_crash_stays(place: Place, monkeypatch: py
     killed_before_the_end(place, monkeypatch)
     (place.folder / "changed.txt").write_bytes(b"mine")
     (found,) = place.recover()
-    assert found.kept == ("changed.txt",)
+    assert found.promotion.kept == ("changed.txt",)
     assert "changed.txt" in str(found)
     assert held(place.folder) == BEFORE | {"changed.txt": b"mine"}
-    assert (place.state / "promotions" / found.id / "0").read_bytes() == BEFORE["changed.txt"]
+    assert (place.state / "promotions" / found.promotion.id / "0").read_bytes() == BEFORE["changed.txt"]
     assert place.recover() == []
 
 

@@ -12,7 +12,7 @@ import stat
 
 from _glovebox_guest.files import git
 from _glovebox_guest.files.output import full_since
-from _glovebox_guest.files.overlay import MAX_DEPTH, MAX_LOOK, UnfitError, digest_of, walk
+from _glovebox_guest.files.overlay import MAX_DEPTH, MAX_LOOK, digest_of, walk
 from _glovebox_guest.stdlib import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Comparison:
     def _tried(self, name: str, status: os.stat_result | None) -> None:
         try:
             self._one(name, status)
-        except UnfitError as reason:
+        except ValueError as reason:
             self._skip(name, str(reason))
         except OSError as problem:
             self._skip(name, f"cannot be read: {problem.strerror}")
@@ -107,22 +107,22 @@ class Comparison:
         runs = False
         if regular and status is not None:
             if self._full_since is not None and status.st_size and status.st_mtime_ns >= self._full_since:
-                raise UnfitError(_CUT)  # applied, it would replace what is whole
+                raise ValueError(_CUT)  # applied, it would replace what is whole
             if not status.st_mode & stat.S_IRUSR:
                 os.chmod(path, 0o600)
             if status.st_size > self._room:
-                raise UnfitError(_TOO_LARGE)
+                raise ValueError(_TOO_LARGE)
             after = _read(path, status.st_size)
             runs = bool(status.st_mode & stat.S_IXUSR)
         old = None if before is None else self._before(name, before)
         if git.hands_to_programs(name, old or b"", after):
-            raise UnfitError("it has git hand files to programs that its config names")
+            raise ValueError("it has git hand files to programs that its config names")
         kind = "created" if old is None else "changed" if regular else "deleted"
         old_mode = None if before is None else _mode(runs=before[1])
         new_mode = _mode(runs=runs) if regular else None
         part = self._part(name, old_mode, old or b"", new_mode, after)
         if len(part) > self._room or not self._left:
-            raise UnfitError(_TOO_LARGE if self._left else "too many changed files")
+            raise ValueError(_TOO_LARGE if self._left else "too many changed files")
         self._room -= len(part)
         self._left -= 1
         into = self._deletions if kind == "deleted" else self._rest
@@ -133,10 +133,10 @@ class Comparison:
 
     def _before(self, name: str, before: Copied) -> bytes:
         if before[3] > self._room:
-            raise UnfitError(_TOO_LARGE)
+            raise ValueError(_TOO_LARGE)
         old = _read(os.path.join(self._source, name), before[3])
         if _digest(old) != before[2]:
-            raise UnfitError("the original was changed meanwhile")
+            raise ValueError("the original was changed meanwhile")
         return old
 
     def _same(self, name: str, before: Copied, status: os.stat_result) -> bool:
@@ -152,25 +152,25 @@ class Comparison:
 
     def _check(self, name: str, before: Copied | None, status: os.stat_result | None) -> None:
         if (before is not None and before[0] == "link") or (status is not None and stat.S_ISLNK(status.st_mode)):
-            raise UnfitError("a symbolic link")
+            raise ValueError("a symbolic link")
         # git aborts half-way when something it cannot remove lies in the way.
         if status is not None and before is not None and stat.S_ISDIR(status.st_mode):
-            raise UnfitError("a folder stands in the place of a file")
+            raise ValueError("a folder stands in the place of a file")
         if before is None and name in self._folders:
-            raise UnfitError("it stands in the place of a folder")
+            raise ValueError("it stands in the place of a folder")
         if status is not None and not stat.S_ISREG(status.st_mode):
-            raise UnfitError("not a regular file")
+            raise ValueError("not a regular file")
         if not name.isprintable() or len(name.encode("utf-8", "replace")) > MAX_NAME:
-            raise UnfitError("its name is not plain text of bounded length")
+            raise ValueError("its name is not plain text of bounded length")
         if forbidden := git.why_not(name, self._layout):
-            raise UnfitError(forbidden)
+            raise ValueError(forbidden)
         parts = name.split("/")
         if status is not None and any("/".join(parts[:end]) in self._original.files for end in range(1, len(parts))):
-            raise UnfitError("its folder stands in the place of a file or a link")
+            raise ValueError("its folder stands in the place of a file or a link")
         for end in range(1, len(parts) + 1):
             reason = self._original.absent.get("/".join(parts[:end]))
             if reason:
-                raise UnfitError(f"the original was not copied: {reason}")
+                raise ValueError(f"the original was not copied: {reason}")
 
     def _part(self, name: str, old_mode: str | None, old: bytes, new_mode: str | None, new: bytes) -> bytes:
         first, second = _quoted(f"a/{name}"), _quoted(f"b/{name}")

@@ -26,10 +26,6 @@ PAGE = 4096
 _CHUNK = 1 << 20
 
 
-class UnfitError(Exception):
-    """A workspace cannot be copied, or a change in it not carried; the text is the reason."""
-
-
 class Original:
     """Copied entries, and those that could not be copied."""
 
@@ -51,11 +47,11 @@ def copy(source: str, target: str, *, max_files: int, max_bytes: int) -> Origina
     owner's execute permission are kept. Special and unreadable files have no copy.
 
     Raises:
-        UnfitError: there are more entries or bytes than may be copied, or it cannot be read; nothing was copied.
+        ValueError: there are more entries or bytes than may be copied, or it cannot be read; nothing was copied.
         OSError: the copy could not be written.
     """
     if not os.access(source, os.R_OK | os.X_OK):  # or it would look as if it were empty
-        raise UnfitError("it cannot be read (permission denied)")
+        raise ValueError("it cannot be read (permission denied)")
     found = list(_counted(source, max_files, max_bytes))
     original = Original([name for name, _ in found])
     for name, status in found:
@@ -102,10 +98,10 @@ def _counted(source: str, max_files: int, max_bytes: int) -> Iterator[tuple[str,
         if len(found) >= MAX_LOOK:
             break
         if name.count("/") >= MAX_DEPTH:
-            raise UnfitError(f"it has folders more than {MAX_DEPTH} deep")
+            raise ValueError(f"it has folders more than {MAX_DEPTH} deep")
     if len(found) > max_files or size > max_bytes:
         least = "at least " if len(found) >= MAX_LOOK else ""
-        raise UnfitError(
+        raise ValueError(
             f"it holds {least}{len(found)} files and folders with {size} bytes (in pages of {PAGE}), "
             f"and {max_files} with {max_bytes} bytes may be copied"
         )

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -36,16 +37,14 @@ _State = tuple[int, int, int, int]
 """Device, inode, size and mtime: if two are equal, the content was not changed in between."""
 
 
+@dataclass(frozen=True, slots=True)
 class ArtifactReader:
     """An open artifact. Content that was changed since it was stored is never returned."""
 
-    __slots__ = ("_descriptor", "_verified", "_worker", "artifact")
-
-    def __init__(self, artifact: Artifact, descriptor: int, worker: DiskWorker, verified: dict[str, _State]) -> None:
-        self.artifact = artifact
-        self._descriptor = descriptor
-        self._worker = worker
-        self._verified = verified
+    artifact: Artifact
+    _descriptor: int
+    _worker: DiskWorker
+    _verified: dict[str, _State]
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """Yield the content in pieces of at most ``CHUNK_BYTES``, hashing it.

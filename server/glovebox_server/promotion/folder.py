@@ -120,7 +120,7 @@ class TargetFolder:
         """Return the missing parent folders of a file, outermost first."""
         parts = name.split("/")[:-1]
         ways = ["/".join(parts[: count + 1]) for count in range(len(parts))]
-        return [way for way in ways if not self._is_there(f"{way}/.")]
+        return [way for way in ways if not self.is_there(f"{way}/.")]
 
     def make(self, way: str, mode: int = 0o777) -> None:
         """Create a folder, which must not exist."""
@@ -131,9 +131,8 @@ class TargetFolder:
     def unmake(self, ways: Iterable[str]) -> None:
         """Remove these folders if they exist and are empty, the last first."""
         for way in reversed(list(ways)):
-            with suppress(OSError, RefusedError), self._parent_of(way) as (parent, leaf):
-                os.rmdir(leaf, dir_fd=parent)
-                os.fsync(parent)
+            with suppress(OSError, RefusedError):
+                self._remove(way)
 
     def write(self, name: str, chunks: Iterable[bytes], mode: int, owner: tuple[int, int] | None) -> str:
         """Write a new file durably, and return its digest."""
@@ -161,7 +160,11 @@ class TargetFolder:
 
     def is_there(self, name: str) -> bool:
         """Return whether anything has this name."""
-        return self._is_there(name)
+        with self.parent(name) as found, suppress(FileNotFoundError):
+            if found is not None:
+                os.stat(found[1], dir_fd=found[0], follow_symlinks=False)
+                return True
+        return False
 
     def sync(self, names: Iterable[str]) -> None:
         """Make the parent folders of these files durable."""
@@ -178,6 +181,9 @@ class TargetFolder:
             for leaf in os.listdir(found[0]):  # noqa: PTH208 - by descriptor
                 with suppress(IsADirectoryError):
                     os.unlink(leaf, dir_fd=found[0])
+        self._remove(way)
+
+    def _remove(self, way: str) -> None:
         with self._parent_of(way) as (parent, leaf):
             os.rmdir(leaf, dir_fd=parent)
             os.fsync(parent)
@@ -212,16 +218,6 @@ class TargetFolder:
             raise _in_the_way(name, "what is there has other names too, which would no longer be the same file")
         if found.st_size > self._largest:
             raise _in_the_way(name, f"what is there is larger than {self._largest} bytes")
-
-    def _is_there(self, name: str) -> bool:
-        with self.parent(name) as found:
-            if found is None:
-                return False
-            try:
-                os.stat(found[1], dir_fd=found[0], follow_symlinks=False)
-            except FileNotFoundError:
-                return False
-            return True
 
     @contextmanager
     def _parent_of(self, name: str) -> Iterator[tuple[int, str]]:

@@ -30,6 +30,7 @@ Content = Callable[[int], Iterable[bytes]]
 """Maps a change's number to the file's new content."""
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_UNSETTLED: Final = ("staging", "moving")
 _NOT_THERE: Final = frozenset({errno.EEXIST, errno.ENOENT})
 
 
@@ -37,26 +38,29 @@ _NOT_THERE: Final = frozenset({errno.EEXIST, errno.ENOENT})
 class Recovered:
     """The outcome of an interrupted promotion."""
 
-    id: str
-    folder: str
-    in_force: bool
-    """True if all changes are in effect, False if none is."""
-    kept: tuple[str, ...] = ()
-    """Files that were changed since, and stayed."""
+    promotion: Promotion
     problem: str = ""
-    settled: bool = True
-    """False while files are still to be put back. Staged files may be left, which do no harm."""
+
+    @property
+    def in_force(self) -> bool:
+        """Return True if all changes are in effect, False if none is."""
+        return self.promotion.state in IN_FORCE
+
+    @property
+    def settled(self) -> bool:
+        """Return False while files are still to be put back. Staged files may be left, which do no harm."""
+        return self.promotion.state not in _UNSETTLED
 
     def __str__(self) -> str:
+        into = f"{self.promotion.id}, into {self.promotion.folder},"
         if self.problem and self.settled:
             how = "in force" if self.in_force else "put back"
-            ready = "what was laid ready cannot be cleared away yet"
-            return f"{self.id}, into {self.folder}, is {how}, but {ready}: {self.problem}"
+            return f"{into} is {how}, but what was laid ready cannot be cleared away yet: {self.problem}"
         if self.problem:
-            return f"{self.id}, into {self.folder}, was interrupted and cannot be put back yet: {self.problem}"
+            return f"{into} was interrupted and cannot be put back yet: {self.problem}"
         ended = "had changed all its files, and is in force" if self.in_force else "was put back"
-        kept = f", but for what somebody changed since: {', '.join(map(quoted, self.kept))}" if self.kept else ""
-        return f"{self.id}, into {self.folder}, was interrupted: it {ended}{kept}."
+        kept = ", ".join(map(quoted, self.promotion.kept))
+        return f"{into} was interrupted: it {ended}{f', but for what somebody changed since: {kept}' if kept else ''}."
 
 
 def promote(
@@ -122,24 +126,17 @@ def recover(journal: Journal, record: Record) -> list[Recovered]:
     """
     found = []
     for promotion in interrupted(journal.all()):
-        settled = promotion
+        settled, problem = promotion, ""
         try:
             with _translated("to bring it to an end", then="."), opened(Path(promotion.path)) as folder:
                 require_same(folder, promotion)
-                if promotion.state in ("staging", "moving"):
+                if promotion.state in _UNSETTLED:
                     record(_rolled_back(promotion, "interrupted"))
                     settled = _undo(folder, journal, promotion)
-                ended = _clear(folder, journal, settled)
-        except RefusedError as problem:
-            found.append(
-                Recovered(
-                    id=promotion.id, folder=promotion.folder, in_force=settled.state == "moved", kept=settled.kept,
-                    problem=problem.reason, settled=settled.state in ("moved", "undone"),
-                )
-            )  # fmt: skip
-        else:
-            done = ended.state == "applied"
-            found.append(Recovered(id=ended.id, folder=ended.folder, in_force=done, kept=ended.kept))
+                settled = _clear(folder, journal, settled)
+        except RefusedError as refusal:
+            problem = refusal.reason
+        found.append(Recovered(promotion=settled, problem=problem))
     return found
 
 
