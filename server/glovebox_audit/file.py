@@ -137,7 +137,7 @@ class LogFile:
                     with contextlib.suppress(OSError):  # the records are on the disk, and an older place is as good
                         self._writer.settle(since)
         except OSError as error:
-            raise self._place.unavailable(f"record {_kind(drafts[0])}", error) from error
+            raise place.unavailable(self._directory, f"record {_kind(drafts[0])}", error) from error
         if self._tail.size >= self._due_size or time.time() >= self._due_time:
             # The records are on the disk, whatever becomes of this. The next commit finishes what is begun.
             self._due_size, self._due_time = self._tail.size + _AGAIN_BYTES, math.inf
@@ -165,7 +165,7 @@ class LogFile:
         Raises:
             AuditError: the log cannot be written to, or its file may not be renamed.
         """
-        with self._place.translated("seal a segment"):
+        with place.translated(self._directory, "seal a segment"):
             if not self._place.may_rename(self._log_fd):
                 fix = f"Run `chattr -a {self._directory / LOG_NAME}`, or make the directory writable."
                 raise self._place.refused(f"{LOG_NAME} may not be renamed", fix)
@@ -173,7 +173,7 @@ class LogFile:
 
     def retain(self) -> list[int]:
         """Remove expired segments and return their numbers; raises AuditError if the log cannot be written."""
-        with self._place.translated("remove old segments"), self._locked():
+        with place.translated(self._directory, "remove old segments"), self._locked():
             self._catch_up()
             return self._retain()
 

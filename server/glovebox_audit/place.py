@@ -129,14 +129,6 @@ class LogDirectory:
         """Return the error for a log that a later version wrote."""
         return self.refused(str(problem), _FIX_NEWER)
 
-    def translated(self, attempted: str) -> contextlib.AbstractContextManager[None]:
-        """Turn an OSError into AuditError."""
-        return translated(self.path, attempted)
-
-    def unavailable(self, attempted: str, error: OSError) -> AuditError:
-        """Return the error for a failure of the disk."""
-        return _unavailable(self.path, attempted, error)
-
     def _check(self, found: os.stat_result, kind: int, path: Path) -> None:
         if stat.S_IFMT(found.st_mode) != kind or (kind == stat.S_IFREG and found.st_nlink != 1):
             raise self.refused(f"{path} is not a file of its own", "Move it away.")
@@ -173,10 +165,11 @@ def translated(path: Path, attempted: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _unavailable(path, attempted, error) from error
+        raise unavailable(path, attempted, error) from error
 
 
-def _unavailable(path: Path, attempted: str, error: OSError) -> AuditError:
+def unavailable(path: Path, attempted: str, error: OSError) -> AuditError:
+    """Return the error for a failure of the disk."""
     full = error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
     access = error.errno in {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST}
     link = error.errno == errno.ELOOP or (error.errno == errno.ENOTDIR and path.is_symlink())

@@ -7,7 +7,6 @@ The log is its sealed segments and ``audit.jsonl``. A segment that retention rem
 import bisect
 import contextlib
 import fcntl
-import itertools
 import math
 import os
 import time
@@ -88,19 +87,19 @@ class Snapshot:
 
     def oldest_first(self) -> Iterator[tuple[BinaryIO, int]]:
         """Yield every file that is still there, with its length in bytes."""
-        for number in self.sealed:
-            with contextlib.suppress(FileNotFoundError), self.segment(number) as found:
-                yield found
-        if self.log is not None:
-            yield self.log, self.size
+        return self._files([*self.sealed, None])
 
     def newest_first(self) -> Iterator[tuple[BinaryIO, int]]:
         """Yield every file that is still there, with its length in bytes."""
-        if self.log is not None:
-            yield self.log, self.size
-        for number in reversed(self.sealed):
-            with contextlib.suppress(FileNotFoundError), self.segment(number) as found:
-                yield found
+        return self._files([None, *reversed(self.sealed)])
+
+    def _files(self, numbers: Iterable[int | None]) -> Iterator[tuple[BinaryIO, int]]:
+        for number in numbers:
+            if number is not None:
+                with contextlib.suppress(FileNotFoundError), self.segment(number) as found:
+                    yield found
+            elif self.log is not None:
+                yield self.log, self.size
 
 
 @contextlib.contextmanager
@@ -109,7 +108,7 @@ def opened(directory: Path) -> Iterator[Snapshot]:
     with contextlib.ExitStack() as stack:
         with _translated(directory, missing=True):
             head = stack.enter_context(_locked(directory))
-            sealed, strays = tuple(files.sealed(directory)), tuple(files.strays(directory))
+            sealed, strays = files.listed(directory)
             log: BinaryIO | None = None
             try:
                 descriptor = stack.enter_context(files.opened(directory / LOG_NAME))
@@ -121,7 +120,9 @@ def opened(directory: Path) -> Iterator[Snapshot]:
             content = None if head is None else os.pread(head, chain.HEAD_BYTES + 1, 0)
             if head is not None:
                 fcntl.flock(head, fcntl.LOCK_UN)
-        yield Snapshot(directory=directory, head=content, log=log, size=size, sealed=sealed, strays=strays)
+        yield Snapshot(
+            directory=directory, head=content, log=log, size=size, sealed=tuple(sealed), strays=tuple(strays)
+        )
 
 
 @contextlib.contextmanager
@@ -290,22 +291,18 @@ def _start_of_last(log: BinaryIO, size: int, count: int) -> int:
     return 0
 
 
-def records_of(directory: Path, call_id: str) -> Iterator[Record]:
-    """Yield the records of one call, newest segment first; raises like ``opened``.
+def records_of(directory: Path, call_id: str) -> list[Record]:
+    """Return the records of one call, searched from the newest segment on; raises like ``opened``.
 
     The first is its ``call.decided``, which names the principal: check that before a client sees them.
     """
     with opened(directory) as snapshot:
-        holding: list[int] = []
-        for back, (log, size) in enumerate(snapshot.newest_first()):
-            kinds = {record.kind for record in records_in(log, size, call_id)}
-            if kinds:
-                holding.insert(0, back)
-            if CallDecided.kind in kinds:
+        found: list[Record] = []
+        for log, size in snapshot.newest_first():
+            found[:0] = records_in(log, size, call_id)
+            if any(record.kind == CallDecided.kind for record in found):
                 break
-        for back in holding:
-            for log, size in itertools.islice(snapshot.newest_first(), back, back + 1):
-                yield from records_in(log, size, call_id)
+        return found
 
 
 def records_near(directory: Path, call_id: str, charge: Callable[[int], None]) -> Generator[Record, None, None]:

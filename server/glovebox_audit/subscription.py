@@ -3,6 +3,7 @@
 A slow reader gets the numbers of the records it missed and reads them from the disk.
 """
 
+from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -42,40 +43,35 @@ class Subscription(ObjectReceiveStream[Record | Missed]):
         """Take the filters, None for any, and how many records may wait."""
         self._call_id = call_id
         self._principal = principal
-        self._send, self._receive = anyio.create_memory_object_stream[Record](capacity)
-        self._missed: Missed | None = None
+        self._capacity = capacity
+        self._items: deque[Record | Missed] = deque()
+        self._news = anyio.Event()
+        self._over: type[Exception] | None = None
         self.offered = False
         """True once there has been a record for it."""
 
     def offer(self, record: Record, owner: str | None) -> None:
         """Deliver one record, and the principal it belongs to, without ever waiting."""
-        if self._call_id not in {None, record.call_id} or self._principal not in {None, owner}:
+        wanted = self._call_id in {None, record.call_id} and self._principal in {None, owner}
+        if not wanted or self._over is not None:
             return
         self.offered = True
-        # No record may overtake the notice of missed ones: count on until the reader gets it.
-        if self._missed is None:
-            try:
-                self._send.send_nowait(record)
-            except anyio.WouldBlock:
-                self._missed = Missed(count=1, first=record.seq, last=record.seq)
-            except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-                return
+        missed = self._items[-1] if self._items else None
+        if isinstance(missed, Missed):
+            # No record may overtake the notice of missed ones: count on until the reader gets it.
+            self._items[-1] = Missed(count=missed.count + 1, first=missed.first, last=record.seq)
+        elif len(self._items) < self._capacity:
+            self._items.append(record)
         else:
-            missed = self._missed
-            self._missed = Missed(count=missed.count + 1, first=missed.first, last=record.seq)
+            self._items.append(Missed(count=1, first=record.seq, last=record.seq))
+        self._news.set()
 
     def give_up(self, unread: Record | Missed | None) -> Missed | None:
         """Return a notice of all that stays unread, with ``unread``, the last item; None for none."""
-        left = [unread]
-        with suppress(anyio.WouldBlock, anyio.EndOfStream):
-            while True:
-                left.append(self._receive.receive_nowait())
-        left.append(self._missed)
-        self._missed = None
+        left = [item for item in (unread, *self._items) if item is not None]
+        self._items.clear()
         notices = [
-            Missed(count=1, first=item.seq, last=item.seq) if isinstance(item, Record) else item
-            for item in left
-            if item is not None
+            Missed(count=1, first=item.seq, last=item.seq) if isinstance(item, Record) else item for item in left
         ]
         if not notices:
             return None
@@ -83,7 +79,8 @@ class Subscription(ObjectReceiveStream[Record | Missed]):
 
     def finish(self) -> None:
         """End the stream after the waiting records: the log is closing."""
-        self._send.close()
+        self._over = self._over or anyio.EndOfStream
+        self._news.set()
 
     async def receive(self) -> Record | Missed:
         """Return the next record, or a notice of those missed before it.
@@ -93,18 +90,18 @@ class Subscription(ObjectReceiveStream[Record | Missed]):
             anyio.ClosedResourceError: this subscription was closed.
         """
         await anyio.lowlevel.checkpoint()
-        try:
-            return self._receive.receive_nowait()
-        except (anyio.WouldBlock, anyio.EndOfStream):
-            if self._missed is not None:
-                missed, self._missed = self._missed, None
-                return missed
-        return await self._receive.receive()
+        while not self._items:
+            if self._over is not None:
+                raise self._over
+            self._news = anyio.Event()
+            await self._news.wait()
+        return self._items.popleft()
 
     async def aclose(self) -> None:
         """Stop receiving."""
-        self._send.close()
-        self._receive.close()
+        self._items.clear()
+        self._over = anyio.ClosedResourceError
+        self._news.set()
 
 
 async def follow(directory: Path, count: int) -> AsyncGenerator[LogLine, None]:

@@ -1,6 +1,6 @@
 """The events of the audit log, by family; their drafts, and calls under way.
 
-A new event is a class in the module of its family, with its kind: that makes it a dataclass, and puts it into ``EVENTS``.
+A new event is a class in the module of its family, with its kind: so it is a dataclass, and in ``EVENTS``.
 """
 
 from glovebox_audit.events.approvals import *  # noqa: F403 - all its events

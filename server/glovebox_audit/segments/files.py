@@ -36,25 +36,19 @@ def name(number: int) -> str:
 
 def sealed(directory: Path) -> list[int]:
     """Return the numbers of the sealed segments, in order; raises OSError unless the folder is missing."""
-    return sorted(number for each in _names(directory) if (number := _number(each)) is not None)
+    return list(listed(directory)[0])
 
 
-def strays(directory: Path) -> list[str]:
-    """Return the other paths in the folder of the sealed segments; raises likewise."""
-    return sorted(f"{DIRECTORY}/{each}" for each in _names(directory) if _number(each) is None)
-
-
-def _names(directory: Path) -> list[str]:
+def listed(directory: Path) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Return the numbers of the sealed segments, in order, and other paths among them; raises likewise."""
     try:
-        return os.listdir(directory / DIRECTORY)  # noqa: PTH208 - names, not paths
+        names = os.listdir(directory / DIRECTORY)  # noqa: PTH208 - names, not paths
     except FileNotFoundError:
-        return []
-
-
-def _number(found: str) -> int | None:
-    match = _NAME.fullmatch(found)
-    number = int(match[1]) if match else 0
-    return number if number > 0 and name(number) == f"{DIRECTORY}/{found}" else None
+        return (), ()
+    numbers = {f"{DIRECTORY}/{each}": int(match[1]) for each in names if (match := _NAME.fullmatch(each))}
+    found = sorted(number for path, number in numbers.items() if number > 0 and name(number) == path)
+    ours = set(map(name, found))
+    return tuple(found), tuple(sorted({f"{DIRECTORY}/{each}" for each in names} - ours))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
