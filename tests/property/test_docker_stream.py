@@ -45,7 +45,6 @@ def test_every_cut_of_the_bytes_gives_the_same_streams(sent: list[tuple[int, byt
 
     for stream in (STDOUT, STDERR, ENGINE_ERROR):
         assert joined(chunks, stream) == b"".join(data for number, data in sent if number == stream)
-    assert demultiplexer.between_frames
     assert all(chunk.data for chunk in chunks)
 
 
@@ -86,4 +85,3 @@ def test_a_false_length_makes_nothing_wait() -> None:
     """Control for the bound: a frame that announces 4 GiB is passed on as its bytes come, not collected."""
     demultiplexer = Demultiplexer()
     assert demultiplexer.receive(b"\1\0\0\0\xff\xff\xff\xffhello") == [Chunk(STDOUT, b"hello")]
-    assert not demultiplexer.between_frames

@@ -148,9 +148,9 @@ async def test_a_bait_that_cannot_be_planted_is_named(monkeypatch: pytest.Monkey
     ("text", "reason"),
     [
         (WHOLE + "\nprogram = '1'\ncontrol = {}\nstdot = '1'",
-         "one.toml: case 'x': stdot: unknown field; there are id, claim, seeds, "),
+         "one.toml: case 'x': stdot: Extra inputs are not permitted"),
         (WHOLE + "\nprogram = '1'\ncontrol = {endde = 'exited'}",
-         "one.toml: case 'x': control.endde: unknown field; there are where, program, "),
+         "one.toml: case 'x': control.endde: Extra inputs are not permitted"),
         ("[[case]]\nid = 'x'\narea = 'y'", "one.toml: case 'x': area: is the name of the file"),
         ("[[case]]\nclaim = 'X.'", "one.toml: case 1: id: Field required"),
         ("[[cases]]\nid = 'x'", "one.toml: it may hold [[case]] entries and nothing else, not cases"),

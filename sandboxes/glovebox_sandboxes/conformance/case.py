@@ -10,9 +10,10 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Iterable
+from dataclasses import replace
 from importlib import resources
 from importlib.resources.abc import Traversable
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -21,17 +22,9 @@ from glovebox_sandboxes.contract.spec import Limits
 
 #: Of every case, unless it sets its own. Small, so that a limit is reached at once.
 LIMITS = Limits(
-    wall_seconds=20.0,
-    cpu_seconds=10,
-    memory_bytes=256 * 2**20,
-    pids=32,
-    scratch_bytes=16 * 2**20,
-    output_bytes=4 * 2**20,
-    output_files=8,
-    stream_bytes=64 * 2**10,
-    workspace_bytes=4 * 2**20,
-    workspace_files=200,
-)
+    wall_seconds=20.0, cpu_seconds=10, memory_bytes=256 * 2**20, pids=32, scratch_bytes=16 * 2**20,
+    output_bytes=4 * 2**20, output_files=8, stream_bytes=64 * 2**10, workspace_bytes=4 * 2**20, workspace_files=200,
+)  # fmt: skip
 
 _Pattern = Annotated[str, Field(max_length=1000)]
 
@@ -120,10 +113,8 @@ class Case(ClaimCase):
 
     def in_force(self) -> Limits:
         """Return the limits of this case's sandbox."""
-        values: dict[str, Any] = {name: getattr(LIMITS, name) for name in Limits.__slots__}
-        for name, value in self.limits.items():
-            values[name] = type(values[name])(value)
-        return Limits(**values)
+        own: Any = {name: type(getattr(LIMITS, name))(value) for name, value in self.limits.items()}
+        return replace(LIMITS, **own)
 
 
 AnyCase = TypeVar("AnyCase", bound="ClaimCase")
@@ -183,18 +174,7 @@ def _read(kind: type[AnyCase], where: str, area: str, entry: dict[str, Any]) -> 
     except ValidationError as problem:
         first = problem.errors()[0]
         place = first["loc"]
-        what = first["msg"]
-        if first["type"] == "extra_forbidden":
-            what = f"unknown field; there are {', '.join(_fields(kind, place))}"
-        raise ValueError(": ".join(filter(None, (where, ".".join(map(str, place)), what)))) from None
-
-
-def _fields(kind: type[BaseModel], place: tuple[int | str, ...]) -> tuple[str, ...]:
-    model: Any = kind
-    for part in (each for each in place[:-1] if isinstance(each, str)):
-        options = (model.model_fields[part].annotation, *get_args(model.model_fields[part].annotation))
-        model = next(each for each in options if isinstance(each, type) and issubclass(each, BaseModel))
-    return tuple(name for name in model.model_fields if name != "area")
+        raise ValueError(": ".join(filter(None, (where, ".".join(map(str, place)), first["msg"])))) from None
 
 
 def _frozen(value: Any) -> Any:

@@ -4,8 +4,6 @@ The controls stay out: they attack the host for real, and belong to the tests of
 profile, the server, or one driver in particular.
 """
 
-import io
-import json
 import platform
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -15,7 +13,7 @@ from typing import Any, Literal
 
 import anyio
 
-from glovebox_sandboxes.conformance import trial
+from glovebox_sandboxes.conformance import layout, trial
 from glovebox_sandboxes.conformance.case import LIMITS, Case, ClaimCase
 from glovebox_sandboxes.conformance.host import Planted
 from glovebox_sandboxes.contract.base import Capabilities, Driver
@@ -197,7 +195,7 @@ async def system_calls(driver: Driver, host: Planted) -> list[CaseFinding]:
     began = anyio.current_time()
     seen = await trial.see(driver, source, _CALLS_LIMITS, host)
     seconds = round((anyio.current_time() - began) / len(cases), 3)
-    answers = _answers(seen.outcome.stdout.text if seen.outcome else "")
+    answers = layout.answers(seen.outcome.stdout.text if seen.outcome else "")
     missing = f"there is no answer: {seen.unavailable or seen.outcome}"
     otherwise = _NOT_THE_FILTER.get(driver.capabilities.driver, _LANDLOCKED)
     findings = []
@@ -218,14 +216,6 @@ def _wrong(case: calls.SyscallCase, answers: Mapping[str, Any], otherwise: Mappi
         for name, answer in wanted.items()
         if answers.get(name) != answer
     )
-
-
-def _answers(printed: str) -> Mapping[str, Any]:
-    try:
-        found = json.load(io.StringIO(printed or "{}"))
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _call_finding(name: str, claim: str, status: Status, **more: Any) -> CaseFinding:

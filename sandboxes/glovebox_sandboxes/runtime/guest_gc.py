@@ -33,56 +33,42 @@ def held(directories: Iterable[Path]) -> Iterator[None]:
 
 def remove(data: Path, current: Collection[Path]) -> int:
     """Remove what is older than a day, not ``current``, and not used by a running server; return the number."""
-    return sum(_remove(path) for path in _others(data, current))
+    return sum(_remove(path) for path in removable(data, current))
 
 
 def removable(data: Path, current: Collection[Path]) -> list[Path]:
     """Return what ``remove`` would remove now; nothing is changed."""
-    found = []
-    for path in _others(data, current):
-        with suppress(OSError), _unused(path):
-            found.append(path)
-    return found
+    found = [path for pattern in _PATTERNS for path in sorted(data.glob(pattern)) if path not in current]
+    # Users of the earlier single runtime lock only its guest, so it stays as long.
+    held_back = any(path.name.startswith("guest-") and not unused(path) for path in found)
+    return [path for path in found if unused(path, _OLD_SECONDS) and not (held_back and path.name == "runtime")]
 
 
-def unused(path: Path) -> bool:
-    """Return whether no running server uses it, whatever its age."""
+def unused(path: Path, seconds: float = 0) -> bool:
+    """Return whether no running server uses a directory that is at least so old."""
     try:
-        with _exclusive(path):
+        with _unused(path, seconds):
             return True
     except OSError:
         return False
 
 
-def _others(data: Path, current: Collection[Path]) -> list[Path]:
-    """Return unreferenced ones. Users of the earlier single runtime lock only its guest, so it stays as long."""
-    found = [path for pattern in _PATTERNS for path in sorted(data.glob(pattern)) if path not in current]
-    held_back = any(path.name.startswith("guest-") and not unused(path) for path in found)
-    return [path for path in found if not (held_back and path.name == "runtime")]
-
-
 @contextmanager
-def _unused(path: Path) -> Iterator[None]:
-    """Lock an unused and old one; raise OSError for anything else."""
-    with _exclusive(path) as place:
-        if time.time() - os.fstat(place).st_mtime < _OLD_SECONDS:
-            raise BlockingIOError
-        yield
-
-
-@contextmanager
-def _exclusive(path: Path) -> Iterator[int]:
+def _unused(path: Path, seconds: float) -> Iterator[None]:
+    """Lock a directory that is unused and so old; raise OSError for anything else."""
     place = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield place
+        if seconds and time.time() - os.fstat(place).st_mtime < seconds:
+            raise BlockingIOError
+        yield
     finally:
         os.close(place)
 
 
 def _remove(path: Path) -> bool:
     try:
-        with _unused(path):
+        with _unused(path, _OLD_SECONDS):
             # Renamed first: a guest under its name counts as whole.
             going = path.with_name(f".building-{secrets.token_hex(8)}")
             path.rename(going)

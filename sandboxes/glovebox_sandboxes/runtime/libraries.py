@@ -47,11 +47,8 @@ async def copy(root: Path, originals: list[str]) -> None:
 
 async def _linked(programs: list[str], root: Path) -> dict[str, Path]:
     """Return what the dynamic linker loads with each of the host's own files, by name."""
-    found: dict[str, Path] = {}
-    for batch in range(0, len(programs), 200):
-        # ldd ends with 1 if one of the files is not dynamic; only its output counts.
-        found |= _named(await output(["ldd", *programs[batch : batch + 200]], check=False), root)
-    return found
+    # ldd ends with 1 if one of the files is not dynamic; only its output counts.
+    return _named(await output(["ldd", *programs], check=False), root) if programs else {}
 
 
 def _named(told: str, root: Path) -> dict[str, Path]:

@@ -39,11 +39,6 @@ class Demultiplexer:
         self._stream = 0
         self._remaining = 0
 
-    @property
-    def between_frames(self) -> bool:
-        """Report whether the stream could end here without losing part of a frame."""
-        return not self._header and self._remaining == 0
-
     def receive(self, data: bytes) -> list[Chunk]:
         """Return the chunks in ``data``, none empty. Raises ValueError if a terminal or another program answers."""
         chunks: list[Chunk] = []
