@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import getitem
 from typing import Any, Literal
 
 from glovebox_profiles import egress, words
 from glovebox_profiles.model import Profile, effective
-from glovebox_profiles.order import DESCRIPTIVE, DIMENSIONS, value_at
+from glovebox_profiles.order import KEYS, Dimension, Key
 
 Direction = Literal["widening", "narrowing", "neutral"]
 
@@ -38,18 +40,7 @@ def diff(a: Profile | None, b: Profile | None) -> tuple[KeyChange, ...]:
         return _whole(a, b)
     if a.tool != b.tool:
         raise ValueError(f"{a.tool} and {b.tool} are different tools; compare versions of one.")
-    changes: list[KeyChange] = []
-    for each in DIMENSIONS:
-        before, after = each.of(a), each.of(b)
-        if before == after:
-            continue
-        if not each.within(after, before):
-            direction: Direction = "widening"
-        else:
-            direction = "neutral" if each.within(before, after) else "narrowing"
-        changes.append(_change(each.key, a, b, direction))
-    changes.extend(_change(key, a, b, "neutral") for key in DESCRIPTIVE if value_at(a, key) != value_at(b, key))
-    return tuple(sorted(changes, key=lambda change: tuple(words.LABELS).index(change.key)))
+    return tuple(_change(each, a, b) for each in KEYS if each.of(a) != each.of(b))
 
 
 def diff_sets(a: Mapping[str, Profile], b: Mapping[str, Profile]) -> dict[str, tuple[KeyChange, ...]]:
@@ -74,26 +65,25 @@ def _whole(a: Profile | None, b: Profile | None) -> tuple[KeyChange, ...]:
     )
 
 
-def _change(key: str, a: Profile, b: Profile, direction: Direction) -> KeyChange:
-    before, after = value_at(a, key), value_at(b, key)
-    if key == "network.allow":
-        sentence = _hosts(before, after)
-    elif key == "example":
-        sentence = f"{words.LABELS[key]}: changed; they are checked at load and grant nothing."
+def _change(each: Key, a: Profile, b: Profile) -> KeyChange:
+    before, after = each.of(a), each.of(b)
+    direction: Direction = "neutral"
+    if isinstance(each, Dimension) and not each.within(after, before):
+        direction = "widening"
+    elif isinstance(each, Dimension) and not each.within(before, after):
+        direction = "narrowing"
+    if each.key == "network.allow":
+        sentence = f"{each.label}: {_hosts(before, after)}."
+    elif each.key == "example":
+        sentence = f"{each.label}: changed; they are checked at load and grant nothing."
     else:
-        sentence = f"{words.LABELS[key]}: {words.value(key, before)} → {words.value(key, after)}."
-    return KeyChange(key=key, before=_json_at(a, key), after=_json_at(b, key), direction=direction, sentence=sentence)
+        sentence = f"{each.label}: {each.words(before)} → {each.words(after)}."
+    json = (reduce(getitem, each.key.split("."), effective(side)) for side in (a, b))
+    return KeyChange(key=each.key, before=next(json), after=next(json), direction=direction, sentence=sentence)
 
 
 def _hosts(before: tuple[egress.EgressRule, ...], after: tuple[egress.EgressRule, ...]) -> str:
     added = [words.rule(each) for each in after if not egress.covers_all(before, [each])]
     removed = [words.rule(each) for each in before if not egress.covers_all(after, [each])]
     parts = [f"{name} {words.listed(rules)}" for name, rules in (("now also", added), ("no longer", removed)) if rules]
-    return f"{words.LABELS['network.allow']}: {'; '.join(parts) or 'written differently, the same in effect'}."
-
-
-def _json_at(profile: Profile, key: str) -> Any:
-    value: Any = effective(profile)
-    for part in key.split("."):
-        value = value[part]
-    return value
+    return "; ".join(parts) or "written differently, the same in effect"

@@ -1,17 +1,17 @@
 """Orders profiles: decides key by key whether one permits no more than another. Pure; used by ``meet`` and ``diff``.
 
 Each key that grants or bounds something is one dimension with two matching operations. ``within(a, b)`` is true if
-``b`` permits everything that ``a`` permits; ``meet(a, b)`` is the most that both permit. Keys that only describe are
-listed apart, so that a new key is in one of the lists (a test compares with the model).
+``b`` permits everything that ``a`` permits; ``meet(a, b)`` is the most that both permit. ``KEYS`` has every key with
+its words, also those that only describe (a test compares with the model).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from itertools import combinations
 from typing import Any
 
-from glovebox_profiles import egress
+from glovebox_profiles import egress, words
 from glovebox_profiles.model import Profile, Revealed
 from glovebox_sandboxes.contract.spec import DEFAULT
 from glovebox_sandboxes.drivers.registry import NAMES
@@ -20,17 +20,27 @@ RISKS = ("low", "medium", "high")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dimension:
-    """A key of a profile that grants or bounds something."""
+class Key:
+    """A key of a profile, for a reviewer."""
 
     key: str
     """Dotted, as in the file."""
-    within: Callable[[Any, Any], bool]
-    meet: Callable[[Any, Any], Any]
+    label: str
+    """Its name."""
+    words: Callable[[Any], str] = str
+    """Writes a value."""
 
     def of(self, profile: Profile) -> Any:
         """Return the key's value."""
         return value_at(profile, self.key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dimension(Key):
+    """A key that grants or bounds something."""
+
+    within: Callable[[Any, Any], bool]
+    meet: Callable[[Any, Any], Any]
 
 
 def value_at(profile: Profile, key: str) -> Any:
@@ -63,17 +73,24 @@ def _stronger(one: str, other: str) -> bool:
     return NAMES.index(one) > NAMES.index(other)
 
 
-def _ladder(key: str, *rungs: object) -> Dimension:
-    """Order a choice: narrowest first."""
+def _ladder(key: str, label: str, choices: Mapping[Any, str]) -> Dimension:
+    """Order a choice: narrowest first, each with its words."""
+    rungs = tuple(choices)
     return Dimension(
         key=key,
+        label=label,
+        words=choices.__getitem__,
         within=lambda a, b: rungs.index(a) <= rungs.index(b),
         meet=lambda a, b: rungs[min(rungs.index(a), rungs.index(b))],
     )
 
 
-def _at_most(key: str) -> Dimension:
-    return Dimension(key=key, within=lambda a, b: bool(a <= b), meet=min)
+def _at_most(key: str, label: str, write: Callable[[Any], str] = words.number) -> Dimension:
+    return Dimension(key=key, label=label, words=write, within=lambda a, b: bool(a <= b), meet=min)
+
+
+def _each(write: Callable[[Any], str], none: str) -> Callable[[Any], str]:
+    return lambda given: words.listed(map(write, given), none=none)
 
 
 def reveal_within(a: tuple[Revealed, ...], b: tuple[Revealed, ...]) -> bool:
@@ -95,56 +112,84 @@ def _covers(those: tuple[Revealed, ...], one: Revealed) -> bool:
     return any(f"{one.path}/".startswith(f"{each.path}/") for each in those)
 
 
-DIMENSIONS: tuple[Dimension, ...] = (
-    Dimension(key="isolation", within=isolation_within, meet=isolation_meet),
-    _ladder("approval", "ask", "none"),
-    _ladder("files.workspace", "none", "read", "overlay"),
-    _ladder("files.output", False, True),
-    _ladder("files.scan", True, False),
-    _ladder("files.inputs", False, True),
-    Dimension(key="files.reveal", within=reveal_within, meet=reveal_meet),
-    _ladder("network.mode", "none", "egress"),
-    Dimension(key="network.allow", within=lambda a, b: egress.covers_all(b, a), meet=egress.meet),
+KEYS: tuple[Key, ...] = (
+    Key(key="tool", label="Tool"),
+    Key(key="description", label="Description"),
+    Key(key="risk", label="Stated risk"),
+    Dimension(
+        key="isolation", label="Accepted isolation, preferred first", words=words.listed,
+        within=isolation_within, meet=isolation_meet,
+    ),
+    _ladder(
+        "approval", "Approval by a person", {"ask": "asked for before every call", "none": "not asked for"}
+    ),
+    _ladder(
+        "files.workspace", "Workspace",
+        {"none": "not visible", "read": "readable", "overlay": "readable, with writes kept apart"},
+    ),
+    _ladder("files.output", "Giving files back", {False: "no", True: "yes"}),
+    _ladder("files.scan", "Looking into files given back", {True: "yes", False: "no"}),
+    _ladder("files.inputs", "Taking files of earlier calls as input", {False: "no", True: "yes"}),
+    Dimension(
+        key="files.reveal", label="Files shown though named as secrets are", words=_each(words.revealed, "none"),
+        within=reveal_within, meet=reveal_meet,
+    ),
+    _ladder("network.mode", "Network", {"none": "none at all", "egress": "the listed hosts only"}),
+    Dimension(
+        key="network.allow", label="Hosts it may reach", words=_each(words.rule, "no host"),
+        within=lambda a, b: egress.covers_all(b, a), meet=egress.meet,
+    ),
     # Both allow and refuse the same requests; but with `inspect` ordinary programs can make them.
-    _ladder("network.tls", "tunnel", "inspect"),
-    _at_most("network.max_bytes"),
-    _at_most("network.max_redirects"),
-    _at_most("network.max_connections"),
+    _ladder(
+        "network.tls", "Programs' own TLS",
+        {"tunnel": "passed unread, by CONNECT rules only", "inspect": "ended inside, each request decided"},
+    ),
+    _at_most("network.max_bytes", "Size of one response", words.size),
+    _at_most("network.max_redirects", "Redirects followed"),
+    _at_most("network.max_connections", "Connections in all"),
     # A credential is injected as it stands or not at all: of two different ones neither is narrower.
     Dimension(
-        key="network.credential",
+        key="network.credential", label="Keys lent to its requests", words=_each(words.credential, "none"),
         within=lambda a, b: all(each in b for each in a),
         meet=lambda a, b: tuple(sorted((each for each in a if each in b), key=lambda each: each.name)),
     ),
-    _at_most("limits.wall_seconds"),
-    _at_most("limits.cpu_seconds"),
-    _at_most("limits.memory"),
-    _at_most("limits.pids"),
-    _at_most("limits.processors"),
-    _at_most("limits.scratch"),
-    _at_most("limits.workspace.bytes"),
-    _at_most("limits.workspace.files"),
-    _at_most("limits.output.bytes"),
-    _at_most("limits.output.files"),
-    _at_most("limits.stream"),
-    _ladder("limits.enforce", "cgroup", "any"),
+    _at_most("limits.wall_seconds", "Seconds of real time"),
+    _at_most("limits.cpu_seconds", "Seconds of processor time"),
+    _at_most("limits.memory", "Memory", words.size),
+    _at_most("limits.pids", "Processes and threads at a time"),
+    _at_most("limits.processors", "Processors at a time"),
+    _at_most("limits.scratch", "Scratch space in /tmp", words.size),
+    _at_most("limits.workspace.bytes", "Size of the workspace's copy", words.size),
+    _at_most("limits.workspace.files", "Files in the workspace's copy"),
+    _at_most("limits.output.bytes", "Size of all files given back", words.size),
+    _at_most("limits.output.files", "Number of files given back"),
+    _at_most("limits.stream", "Kept of stdout and of stderr, each", words.size),
+    _ladder(
+        "limits.enforce", "Required enforcement of limits",
+        {"cgroup": "for the sandbox as a whole (cgroup)", "any": "per process where the host has no cgroup"},
+    ),
     # Of two different sets of packages neither is narrower; the default, which every sandbox may have, is below all.
     Dimension(
-        key="python.environment",
-        within=lambda a, b: a in (b, DEFAULT),
-        meet=lambda a, b: a if a == b else DEFAULT,
+        key="python.environment", label="Python packages",
+        within=lambda a, b: a in (b, DEFAULT), meet=lambda a, b: a if a == b else DEFAULT,
     ),
-    _ladder("python.start", "cold", "warm"),
+    _ladder(
+        "python.start", "Sandboxes", {"cold": "started when a call comes", "warm": "ready before a call comes"}
+    ),
+    Key(key="python.preload", label="Modules imported ahead of the call", words=words.listed),
     Dimension(
-        key="audit.keep",
-        within=lambda a, b: set(a) <= set(b),
-        meet=lambda a, b: tuple(sorted(set(a) & set(b))),
+        key="audit.keep", label="Recorded in full in the audit log", words=words.listed,
+        within=lambda a, b: set(a) <= set(b), meet=lambda a, b: tuple(sorted(set(a) & set(b))),
     ),
-    _ladder("result.redact", "refuse", "mask", "none"),
-)
+    _ladder(
+        "result.redact", "Secrets in output",
+        {"refuse": "withhold the result", "mask": "are replaced by their kind", "none": "are given back"},
+    ),
+    Key(key="example", label="Examples"),
+)  # fmt: skip
+"""In the order of the file. What is no dimension grants nothing; a program can import preloaded modules itself."""
 
-DESCRIPTIVE: tuple[str, ...] = ("tool", "description", "risk", "python.preload", "example")
-"""Keys that grant nothing. A preloaded module is one the program could import itself."""
+DIMENSIONS = tuple(each for each in KEYS if isinstance(each, Dimension))
 
 
 def within(a: Profile, b: Profile) -> bool:

@@ -9,7 +9,7 @@ from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.mistakes import valid_keys
 from glovebox_profiles.meet import meet
 from glovebox_profiles.model import Profile
-from glovebox_profiles.order import DESCRIPTIVE, DIMENSIONS, within
+from glovebox_profiles.order import DIMENSIONS, KEYS, within
 
 
 def met(*all_of: Profile) -> Profile | None:
@@ -108,7 +108,7 @@ def test_within_is_an_order_in_every_dimension(a: Profile, b: Profile, c: Profil
 
 def test_every_key_of_the_model_is_a_dimension_or_descriptive() -> None:
     """A new key cannot be forgotten by meet and diff."""
-    ordered = {dimension.key for dimension in DIMENSIONS} | set(DESCRIPTIVE)
+    ordered = {each.key for each in KEYS}
     leaves = set()
     for key in valid_keys():
         name = ".".join(key)

@@ -12,9 +12,8 @@ from glovebox_profiles.explain import explain, render
 from glovebox_profiles.load.loader import SHIPPED, load, parse
 from glovebox_profiles.load.mistakes import valid_keys
 from glovebox_profiles.model import MIB, Profile, digest
-from glovebox_profiles.order import DESCRIPTIVE, DIMENSIONS
+from glovebox_profiles.order import KEYS
 from glovebox_profiles.schema import SCHEMA_FILE, schema_text
-from glovebox_profiles.words import LABELS
 from glovebox_sandboxes.contract.spec import WORKSPACE, Mount
 from glovebox_server.cli.rules.showing import to_toml
 from glovebox_server.receipts.recorder import withheld
@@ -193,7 +192,10 @@ def test_a_tool_that_changes_files_is_not_said_to_change_none(approval: str) -> 
 
 def test_every_key_has_a_label() -> None:
     """So neither diff nor explain falls back to a key's name."""
-    assert set(LABELS) == {dimension.key for dimension in DIMENSIONS} | set(DESCRIPTIVE)
+    given = profile()
+    for each in KEYS:
+        assert each.label[0].isupper(), each.key
+        assert each.words(each.of(given)), each.key
 
 
 def test_the_committed_schema_is_the_generated_one() -> None:

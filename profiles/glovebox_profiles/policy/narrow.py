@@ -12,10 +12,8 @@ from pydantic import ValidationError
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.meet import meet
 from glovebox_profiles.model import Profile, effective
-from glovebox_profiles.order import DIMENSIONS, value_at
+from glovebox_profiles.order import DIMENSIONS
 from glovebox_profiles.policy.model import Narrow
-from glovebox_profiles.words import LABELS
-from glovebox_profiles.words import value as in_words
 
 _FIX = "A role only takes away; what a tool may do at most stands in its profile."
 
@@ -33,8 +31,8 @@ def narrow_profile(profile: Profile, keys: Narrow) -> Profile:
     for each in DIMENSIONS:
         if not _has(given, each.key) or each.within(each.of(wanted), each.of(profile)):
             continue
-        before, after = (in_words(each.key, value_at(side, each.key)) for side in (profile, wanted))
-        reason = f"would widen the profile of {profile.tool}, which a role cannot: {LABELS[each.key]}"
+        before, after = (each.words(each.of(side)) for side in (profile, wanted))
+        reason = f"would widen the profile of {profile.tool}, which a role cannot: {each.label}"
         raise ProfileError(profile.tool, None, each.key, f"{reason}: {before} → {after}", _FIX)
     return meet(profile, wanted)
 
