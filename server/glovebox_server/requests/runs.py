@@ -9,10 +9,9 @@ import hashlib
 import hmac
 import secrets
 
+from glovebox_audit.chain import ID_DIGITS
 from glovebox_sandboxes.contract.errors import RefusedError
 
-#: Crockford's base 32, as of call ids.
-_DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"
 _ID_DIGITS = 26
 _MAC_BYTES = 16
 #: ``r_``, 26 characters, a full stop and 16 bytes in base64 without padding.
@@ -67,4 +66,4 @@ def _bytes(text: str) -> bytes:
 
 
 def _id(entropy: bytes) -> str:
-    return "r_" + "".join(_DIGITS[byte & 31] for byte in entropy[:_ID_DIGITS])
+    return "r_" + "".join(ID_DIGITS[byte & 31] for byte in entropy[:_ID_DIGITS])

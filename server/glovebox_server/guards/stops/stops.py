@@ -61,7 +61,7 @@ class Stops:
         self._files = files
         self._tasks = tasks
         self._overdue: set[anyio.Event] = set()
-        self._making: dict[tuple[Scope, str], anyio.Event] = {}
+        self._making = anyio.Lock()
         self._here: list[Stop] = []
         self._audit = audit
         self._running: set[Stopped] = set()
@@ -135,17 +135,12 @@ class Stops:
         """
         new = new_stop(scope, name, because=because, by=by, made=datetime.now(UTC))
         with anyio.CancelScope(shield=True):
-            while making := self._making.get((scope, name)):
-                await making.wait()
-            self._look()
-            known = (each for each in (*self._found.items, *self._here) if (each.scope, each.name) == (scope, name))
-            stop = next(known, new)
-            if stop is new:
-                self._making[scope, name] = anyio.Event()
-                try:
+            async with self._making:
+                self._look()
+                known = (each for each in (*self._found.items, *self._here) if (each.scope, each.name) == (scope, name))
+                stop = next(known, new)
+                if stop is new:
                     await self._make(new)
-                finally:
-                    self._making.pop((scope, name)).set()
         return stop
 
     async def _make(self, stop: Stop) -> None:
