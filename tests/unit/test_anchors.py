@@ -185,7 +185,7 @@ def test_a_log_that_was_put_back_is_found_by_the_anchors_alone(tmp_path: Path) -
     for wrong, said in (("x\n", "line 1 is no anchor"), ("", "there is no anchor in it"), (lines[0] + "é", "line 2")):
         kept.write_text(wrong)
         told = CliRunner().invoke(main, words)
-        assert (told.exit_code, said in told.stdout) == (USAGE, True)
+        assert (told.exit_code, said in told.stderr) == (USAGE, True)
 
 
 def test_anchors_of_segments_that_retention_removed_are_not_missed(tmp_path: Path) -> None:

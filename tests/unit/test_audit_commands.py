@@ -237,7 +237,7 @@ def test_a_call_is_sealed_proved_and_the_proof_checked_elsewhere(sealed: tuple[P
         (("audit", "prove", "c_none"), 1, "No record of call c_none"),
         (("audit", "prove", "not an id"), 2, "is not the id of a call"),
         (("audit", "verify", "--proof", "proof.json"), 2, "--proof takes one --key"),
-        (("audit", "verify", "--proof", "proof.json", "--key", "k", "--all"), 2, "--proof takes one --key"),
+        (("audit", "verify", "--proof", "proof.json", "--key", "KEY", "--all"), 2, "--proof takes one --key"),
         (("audit", "verify", "--key", "/nowhere.pem"), 2, "The key /nowhere.pem cannot be used"),
     ],
 )
@@ -245,7 +245,8 @@ def test_what_cannot_be_proved_is_said(
     sealed: tuple[Path, Path], asked: tuple[str, ...], code: int, words: str
 ) -> None:
     """With the exit code of each."""
-    found, out, err = said(*asked, "--state-dir", sealed[0])
+    state, key = sealed
+    found, out, err = said(*(str(key) if word == "KEY" else word for word in asked), "--state-dir", state)
     assert (found, words in out + err) == (code, True)
 
 

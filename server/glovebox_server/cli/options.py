@@ -25,6 +25,7 @@ from glovebox_server.cli.terminal import Shown, Terminal, print_json, print_tabl
 from glovebox_server.errors import InternalError, OutputError
 from glovebox_server.settings import Settings, unknown_variables
 
+T = TypeVar("T")
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 #: Where a command notes its state directory, for the handling of its failures.
@@ -105,6 +106,26 @@ class ReadFile(click.Path[Path]):
         if found.exists() and not found.is_file():
             self.fail(f"ReadFile {str(found)!r} is no regular file: name the file itself.", param, ctx)
         return found
+
+
+class ParsedFile(click.ParamType[T]):
+    """The content of a regular file, parsed."""
+
+    name = "file"
+
+    def __init__(self, what: str, parse: Callable[[bytes], T], most: int) -> None:
+        """Take the name of the content, what parses it or raises ValueError, and how many bytes of it are read."""
+        self._what, self._parse, self._most = what, parse, most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> T:
+        """Read and parse it."""
+        path = ReadFile().convert(value, param, ctx)
+        try:
+            with path.open("rb") as file:
+                return self._parse(file.read(self._most))
+        except (ValueError, OSError) as problem:
+            words = (isinstance(problem, OSError) and problem.strerror) or str(problem)
+            self.fail(printable(f"The {self._what} {path} cannot be used: {words}."), param, ctx)
 
 
 _DIRECTORIES = {

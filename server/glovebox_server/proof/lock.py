@@ -69,21 +69,16 @@ def policy_keys(policy: Policy) -> dict[str, Any]:
 
 def written(content: Mapping[str, Any]) -> bytes:
     """Return the one form of a lock: sorted, a value a line."""
-    return ("\n".join(row for _, row in _rows(content)) + "\n").encode()
+    return f"{json.dumps(content, indent=1, sort_keys=True)}\n".encode()
 
 
-def _rows(value: Any, path: KeyPath = (), name: str = "", comma: str = "") -> Iterator[tuple[KeyPath, str]]:
-    """Yield each line of a lock, and its key path."""
-    pad = " " * len(path)
-    if not isinstance(value, dict | list) or not value:
-        yield path, f"{pad}{name}{json.dumps(value)}{comma}"
-        return
-    pairs: list[tuple[str | int, Any]] = sorted(value.items()) if isinstance(value, dict) else list(enumerate(value))
-    yield path, f"{pad}{name}{'{' if isinstance(value, dict) else '['}"
-    for place, (key, each) in enumerate(pairs, 1):
-        named = f"{json.dumps(key)}: " if isinstance(value, dict) else ""
-        yield from _rows(each, (*path, key), named, "," if place < len(pairs) else "")
-    yield path, f"{pad}{'}' if isinstance(value, dict) else ']'}{comma}"
+def _paths(value: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
+    """Yield the key path of each line of a lock."""
+    yield path
+    if isinstance(value, dict | list) and value:
+        for key, each in sorted(value.items()) if isinstance(value, dict) else enumerate(value):
+            yield from _paths(each, (*path, key))
+        yield path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +109,7 @@ class Lock:
         if not (shaped and same and kind == TYPE):
             raise ProfileError(path, None, "", "is not as it was written: it was edited", fix)
         lines: dict[KeyPath, int] = {}
-        for line, (place, _) in enumerate(_rows(content), 1):
+        for line, place in enumerate(_paths(content), 1):
             lines.setdefault(place, line)
         return cls(path=path, data=data, content=content, lines=lines)
 

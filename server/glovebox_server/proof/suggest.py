@@ -7,7 +7,7 @@ not kept, stays as it is and is reported. A suggestion is within what is in effe
 import hashlib
 import json
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -44,12 +44,10 @@ MAX_ALLOW: Final = 32 * 1024
 MAX_PATHS: Final = 32
 """Paths of one host that are listed: a reviewer reads no longer list. Beyond it the rule's own stay."""
 
-_BROKEN_OFF: Final = frozenset({CallCancelled.kind, CallFailed.kind})
+_ENDS: Final = frozenset({CallCancelled.kind, CallFailed.kind, CallFinished.kind})
 """A call that ended so has all it did on record; one that is lost, or still runs, has not."""
 
-KINDS: Final = _BROKEN_OFF | {
-    each.kind for each in (CallDecided, EgressDecided, ArtifactCollected, ArtifactRefused, CallFinished)
-}
+KINDS: Final = _ENDS | {each.kind for each in (CallDecided, EgressDecided, ArtifactCollected, ArtifactRefused)}
 """The records that a suggestion is made from."""
 
 _Asked = tuple[str, str, int, str]
@@ -62,18 +60,26 @@ class _ObservedCall:
     """False if its decision is not among the records: it began before them."""
     url: tuple[str, str] | None = None
     """Digest and path of the URL in its arguments."""
-    reached: list[tuple[_Asked, str]] = field(default_factory=list)
-    """Its connections, each with the digest of what was asked for."""
-    attempts: int = 0
-    """Connections, and refused ones: some of these count against ``network.max_connections`` too."""
-    refused: bool = False
-    """A file of it was dropped."""
-    files: int = 0
-    bytes: int = 0
-    usage: Mapping[str, Any] | None = None
-    """Missing if it has not finished, or its end is unknown."""
-    ended: str = ""
-    """Kind of its end; empty without a record of it."""
+    did: defaultdict[str, list[Mapping[str, Any]]] = field(default_factory=lambda: defaultdict(list))
+    """The data of its other records, by kind. Refused connections count against ``network.max_connections`` too."""
+
+    @property
+    def reached(self) -> list[tuple[_Asked, str]]:
+        """Return its connections, each with the digest of what was asked for."""
+        return [
+            (
+                (str(each["scheme"]), str(each["host"]), int(each["port"]), str(each.get("method") or "CONNECT")),
+                str(each.get("asked_digest")),
+            )
+            for each in self.did[EgressDecided.kind]
+            if each.get("effect") == "allow"
+        ]
+
+    @property
+    def usage(self) -> Mapping[str, Any] | None:
+        """Return what was counted, with how it ended; None if it has not finished, or its end is unknown."""
+        ends = self.did[CallFinished.kind]
+        return {**(ends[-1].get("usage") or {}), "ended": ends[-1].get("ended")} if ends else None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,7 +112,6 @@ class _ObservedUse:
         self.inputs = 0
         self.unknown = 0
         self.asked_seconds = 0.0
-        self.credentials: Counter[str] = Counter()
 
     def decided(self, record: Record) -> None:
         data, found = record.data, self.found
@@ -134,33 +139,10 @@ class _ObservedUse:
     @property
     def open_ended(self) -> int:
         """Return the number of allowed calls without a recorded end: they run, or are lost."""
-        return sum(call.allowed and not call.ended for call in self.calls.values())
+        return sum(call.allowed and not any(call.did[kind] for kind in _ENDS) for call in self.calls.values())
 
     def of(self, record: Record) -> _ObservedCall:
         return self.calls.setdefault(record.call_id or "", _ObservedCall())
-
-    def take(self, record: Record) -> None:
-        data, kind = record.data, record.kind
-        if kind == CallDecided.kind:
-            self.decided(record)
-        elif kind == EgressDecided.kind:
-            call = self.of(record)
-            call.attempts += 1
-            if data.get("effect") != "allow":
-                return
-            asked = (str(data["scheme"]), str(data["host"]), int(data["port"]), str(data.get("method") or "CONNECT"))
-            call.reached.append((asked, str(data.get("asked_digest"))))
-            self.credentials.update([data["credential"]] if data.get("credential") else [])
-        elif kind == ArtifactCollected.kind:
-            call = self.of(record)
-            call.files, call.bytes = call.files + 1, call.bytes + int(data["bytes"])
-        elif kind == ArtifactRefused.kind:
-            self.of(record).refused = True
-        elif kind == CallFinished.kind:
-            call = self.of(record)
-            call.usage, call.ended = data.get("usage") or {}, str(data.get("ended"))
-        elif kind in _BROKEN_OFF:
-            self.of(record).ended = kind
 
 
 def suggest(records: Iterable[Record], tool: Tool, profile: Profile, open_sealed: Opened | None = None) -> Suggested:
@@ -170,8 +152,12 @@ def suggest(records: Iterable[Record], tool: Tool, profile: Profile, open_sealed
     """
     used = _ObservedUse(tool, profile, open_sealed)
     for record in records:
-        if record.data.get("tool") == tool.name:
-            used.take(record)
+        if record.data.get("tool") != tool.name:
+            continue
+        if record.kind == CallDecided.kind:
+            used.decided(record)
+        else:
+            used.of(record).did[record.kind].append(record.data)
     found = used.found
     if not found.calls:
         return found
@@ -197,28 +183,23 @@ def suggest(records: Iterable[Record], tool: Tool, profile: Profile, open_sealed
 def _limits(used: _ObservedUse, limits: dict[str, Any]) -> None:
     """Narrow time, processor time, memory and output; each stays if a call reached it, or was not counted."""
     found, bounds = used.found, used.profile.limits
-    ran = [call for call in used.calls.values() if call.allowed and call.usage is not None]
+    ran = [usage for call in used.calls.values() if call.allowed and (usage := call.usage) is not None]
     uncounted = found.calls - len(ran)
-    for key, name, unit, floor in (
-        ("wall_seconds", "wall_ms", 1000, model.WALL_SECONDS[0]),
-        ("cpu_seconds", "cpu_ms", 1000, model.CPU_SECONDS[0]),
-        ("memory", "memory_peak_bytes", 1, model.MEMORY[0]),
+    for key, name, counter, unit, floor, cut in (
+        ("wall_seconds", "wall_ms", "", 1000, model.WALL_SECONDS[0], "timed_out"),
+        ("cpu_seconds", "cpu_ms", "cpu_from", 1000, model.CPU_SECONDS[0], "limit"),
+        ("memory", "memory_peak_bytes", "memory_from", 1, model.MEMORY[0], "out_of_memory"),
     ):
         # The guest's count is a lower bound, of the program's processes: not what the limit covers.
-        counter = {"cpu_ms": "cpu_from", "memory_peak_bytes": "memory_from"}.get(name)
-        amounts = [
-            float(call.usage[name]) / unit
-            for call in ran
-            if call.usage and call.usage.get(name) is not None and (not counter or call.usage.get(counter) == "group")
-        ]
+        counted_whole = [each for each in ran if not counter or each.get(counter) == "group"]
+        amounts = [float(each[name]) / unit for each in counted_whole if each.get(name) is not None]
         lacking = uncounted + len(ran) - len(amounts)
         if key == "wall_seconds":
             lacking = max(lacking, used.unknown)  # each may have asked for more time than it took
         if lacking:
             found.unknown[f"limits.{key}"] = lacking
             continue
-        cut = {"wall_seconds": "timed_out", "cpu_seconds": "limit", "memory": "out_of_memory"}[key]
-        if any(call.ended == cut for call in ran):
+        if any(each["ended"] == cut for each in ran):
             continue
         most = max(amounts)
         wanted = max(_with_room(key, most, MIB if key == "memory" else 1), floor)
@@ -236,7 +217,8 @@ def _with_room(key: str, most: float, step: int = 1) -> int:
 
 def _files(used: _ObservedUse, values: dict[str, Any]) -> None:
     found, files, output = used.found, values["files"], values["limits"]["output"]
-    giving = [call for call in used.calls.values() if call.files or call.refused]
+    collected = ArtifactCollected.kind
+    giving = [call.did for call in used.calls.values() if call.did[collected] or call.did[ArtifactRefused.kind]]
     # A program may have written more there than it left; a running one may still write.
     unseen = found.calls if used.tool.imports else used.open_ended
     if used.profile.files.output and unseen:
@@ -247,8 +229,9 @@ def _files(used: _ObservedUse, values: dict[str, Any]) -> None:
         output.update(bytes=model.OUTPUT_BYTES[0], files=model.OUTPUT_FILES[0])
         for key in ("files.output", "limits.output.bytes", "limits.output.files"):
             found.based_on[key] = f"none of {counted(found.calls, 'call')} gave a file back"
-    elif giving and not any(call.refused for call in giving):
-        most, many = max(call.bytes for call in giving), max(call.files for call in giving)
+    elif giving and not any(did[ArtifactRefused.kind] for did in giving):
+        most = max(sum(int(file["bytes"]) for file in did[collected]) for did in giving)
+        many = max(len(did[collected]) for did in giving)
         bound = used.profile.limits.output
         output["bytes"] = min(_with_room("output.bytes", most, MIB), bound.bytes)
         output["files"] = min(_with_room("output.files", many), bound.files)
@@ -301,10 +284,11 @@ def _network(used: _ObservedUse, values: dict[str, Any]) -> None:
         network["allow"] = tables
         hosts = ", ".join(f"{host} {counted(many, 'time')}" for host, many in times.most_common(12))
         found.based_on["network.allow"] = f"{calls} reached: {hosts}{', …' if len(times) > 12 else ''}"  # noqa: PLR2004 - of a line
-        lent = [each for each in used.profile.network.credential if each.name in used.credentials]
+        added = {each.get("credential") for call in used.calls.values() for each in call.did[EgressDecided.kind]}
+        lent = [each for each in used.profile.network.credential if each.name in added]
         network["credential"] = [each.model_dump(mode="json") for each in lent]
         found.based_on["network.credential"] = f"the others were added to no request of {calls}"
-    most = max(call.attempts for call in used.calls.values())
+    most = max(len(call.did[EgressDecided.kind]) for call in used.calls.values())
     network["max_connections"] = min(_with_room("max_connections", most), used.profile.network.max_connections)
     found.based_on["network.max_connections"] = f"at most {most} in one of {calls}"
 

@@ -11,19 +11,23 @@ import click
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from rich.text import Text
 
-from glovebox_audit import anchors, chain, read, subscription
+from glovebox_audit import chain, read, subscription
+from glovebox_audit.anchors import MAX_BYTES
+from glovebox_audit.anchors import read as read_anchors
 from glovebox_audit.bundle import archive, evidence
 from glovebox_audit.chain import EvidenceError
 from glovebox_audit.file import LOG_NAME
 from glovebox_audit.printable import printable
 from glovebox_audit.read import LogLine
-from glovebox_audit.receipts import dsse, keys
+from glovebox_audit.receipts import dsse
+from glovebox_audit.receipts.keys import MAX_KEY_BYTES, parse_public
 from glovebox_audit.verifier.report import VerifyReport
 from glovebox_audit.verify import verify as verify_log
 from glovebox_sandboxes.plural import counted
 from glovebox_server.cli.evidence.query import lines_option
 from glovebox_server.cli.options import (
     LazyGroup,
+    ParsedFile,
     ReadFile,
     emit,
     json_option,
@@ -31,7 +35,7 @@ from glovebox_server.cli.options import (
     state_directory,
     wants_json,
 )
-from glovebox_server.exits import FAILED, OK, USAGE
+from glovebox_server.exits import FAILED, OK
 from glovebox_server.settings import Settings
 from glovebox_server.upkeep.log import audit_log
 
@@ -40,7 +44,8 @@ _LINE = 400
 _Wanted = Callable[[LogLine], bool]
 
 
-_file = ReadFile()
+KEY = ParsedFile("key", parse_public, MAX_KEY_BYTES)
+_ANCHORS = ParsedFile("anchors", read_anchors, MAX_BYTES + 1)
 
 
 @click.group(
@@ -79,18 +84,18 @@ def audit_tail(settings: Settings, count: int, follow: bool, everything: bool) -
 
 @audit.command("verify")
 @click.option("--anchor", help="SEQ:HASH noted down earlier (`glovebox audit head`): finds a log cut and rewritten.")
-@click.option("--anchors", type=_file, help="The same for each line of this file, as a server keeps them.")
-@click.option("--key", "keys", multiple=True, type=_file, help="A public key: check the signature of each seal too.")
+@click.option("--anchors", type=_ANCHORS, help="The same for each line of this file, as a server keeps them.")
+@click.option("--key", "keys", multiple=True, type=KEY, help="A public key: check the signature of each seal too.")
 @click.option("--all", "everything", is_flag=True, help="Read again what was found whole before.")
-@click.option("--proof", type=_file, help="Check this inclusion proof instead, with --key and nothing else.")
+@click.option("--proof", type=ReadFile(), help="Check this inclusion proof instead, with --key and nothing else.")
 @json_option
 @state_directory
 def audit_verify(
     settings: Settings,
     *,
     anchor: str | None,
-    anchors: Path | None,
-    keys: tuple[Path, ...],
+    anchors: list[chain.Head] | None,
+    keys: tuple[Ed25519PublicKey, ...],
     everything: bool,
     proof: Path | None,
 ) -> int:
@@ -98,22 +103,19 @@ def audit_verify(
 
     Or where lines were removed, added or reordered.
     """
-    try:
-        if proof is not None and (anchor is not None or anchors is not None or everything or len(keys) != 1):
+    if proof is not None:
+        if anchor is not None or anchors is not None or everything or len(keys) != 1:
             words = "--proof takes one --key, the server's public key, and no --anchor, --anchors, --all."
             raise click.UsageError(words)
-        given = [public_key(path) for path in keys]
-        if proof is not None:
-            return _verify_proof(proof, given[0])
+        return _verify_proof(proof, keys[0])
+    try:
         known = None if anchor is None else chain.parse_anchor(anchor)
-        kept = [] if anchors is None else _anchors(anchors)
-        by_id = {dsse.key_id(key): key for key in given}
-        report = verify_log(settings.state_dir / "audit", known, anchors=kept, keys=by_id, new=not everything)
     except ValueError as error:
-        out.print(str(error))
-        return USAGE
+        raise click.BadParameter(f"{error}.", param_hint="--anchor") from None
+    by_id = {dsse.key_id(key): key for key in keys}
+    report = verify_log(settings.state_dir / "audit", known, anchors=anchors or [], keys=by_id, new=not everything)
     if not emit(asdict(report), indent=None):
-        _show_report(report, anchored=known is not None or bool(kept), signed=bool(given))
+        _show_report(report, anchored=known is not None or bool(anchors), signed=bool(keys))
     return OK if report.ok else FAILED
 
 
@@ -200,26 +202,6 @@ def _verify_proof(file: Path, key: Ed25519PublicKey) -> int:
     out.print(f"{count} of {proved.id} lie in segment {where}.", style="green")
     out.print(f"signed with key {proved.keys[0]}")
     return OK
-
-
-def _anchors(path: Path) -> list[chain.Head]:
-    """Read anchors that a server kept. Raises ValueError with a sentence."""
-    try:
-        with path.open("rb") as file:
-            return anchors.read(file.read(anchors.MAX_BYTES + 1))
-    except (ValueError, OSError) as problem:
-        words = (isinstance(problem, OSError) and problem.strerror) or str(problem)
-        raise ValueError(f"The anchors {path} cannot be used: {words}.") from None
-
-
-def public_key(path: Path) -> Ed25519PublicKey:
-    """Read a public key. Raises ValueError with a sentence."""
-    try:
-        with path.open("rb") as file:
-            return keys.parse_public(file.read(keys.MAX_KEY_BYTES))
-    except (ValueError, OSError) as problem:
-        words = (isinstance(problem, OSError) and problem.strerror) or str(problem)
-        raise ValueError(f"The key {path} cannot be used: {words}.") from None
 
 
 def _show_lines(lines: Iterable[LogLine]) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from glovebox_audit.bundle import archive, report
 from glovebox_audit.bundle import verify as verifying
@@ -11,10 +12,9 @@ from glovebox_audit.chain import EvidenceError, Record
 from glovebox_audit.printable import printable
 from glovebox_audit.receipts import dsse
 from glovebox_sandboxes.plural import counted
-from glovebox_server.cli.evidence.audit import not_proved, public_key
+from glovebox_server.cli.evidence.audit import KEY, not_proved
 from glovebox_server.cli.options import (
     LazyGroup,
-    ReadFile,
     emit,
     json_option,
     out,
@@ -32,20 +32,14 @@ def bundle() -> None:
 
 @bundle.command("verify")
 @click.argument("file", type=_file)
-@click.option(
-    "--key", "keys", multiple=True, type=ReadFile(), help="The server's public key, not from whoever sent FILE."
-)
+@click.option("--key", "keys", multiple=True, type=KEY, help="The server's public key, not from whoever sent FILE.")
 @json_option
-def bundle_verify(file: Path, keys: tuple[Path, ...]) -> int:
+def bundle_verify(file: Path, keys: tuple[Ed25519PublicKey, ...]) -> int:
     """Check a bundle of `audit bundle`, offline.
 
     It shows what ran, what was withheld, and that no more of it is on record.
     """
-    try:
-        given = {dsse.key_id(key): key for key in map(public_key, keys)}
-    except ValueError as problem:
-        out.print(str(problem))
-        return USAGE
+    given = {dsse.key_id(key): key for key in keys}
     if not file.is_file():  # a pipe without a writer would block
         out.print(f"{file} is no file: name the bundle itself.")
         return USAGE

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import click
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from rich.table import Table
 from rich.text import Text
 
@@ -11,15 +12,13 @@ from glovebox_audit import chain
 from glovebox_audit.chain import EvidenceError
 from glovebox_audit.printable import printable
 from glovebox_audit.receipts import dsse, statement
-from glovebox_audit.receipts.keys import parse_public
 from glovebox_audit.receipts.statement import Statement
 from glovebox_audit.receipts.verify import VerifiedReceipt, of_call
 from glovebox_audit.receipts.verify import verify as verify_receipt
-from glovebox_server.cli.evidence.audit import not_proved
+from glovebox_server.cli.evidence.audit import KEY, not_proved
 from glovebox_server.cli.evidence.query import find_call
 from glovebox_server.cli.options import (
     LazyGroup,
-    ReadFile,
     emit,
     err,
     json_flag,
@@ -82,7 +81,7 @@ def receipt_show(settings: Settings, wanted: str) -> int:
 
 @receipt.command("verify")
 @click.argument("wanted", metavar="CALL|FILE")
-@click.option("--key", type=ReadFile(), help="Public key; else that of this server.")
+@click.option("--key", type=KEY, help="Public key; else that of this server.")
 @click.option(
     "--audit",
     type=click.Path(path_type=Path, file_okay=False),
@@ -90,22 +89,16 @@ def receipt_show(settings: Settings, wanted: str) -> int:
 )
 @json_option
 @state_directory
-def receipt_verify(settings: Settings, wanted: str, key: Path | None, audit: Path | None) -> int:
+def receipt_verify(settings: Settings, wanted: str, key: Ed25519PublicKey | None, audit: Path | None) -> int:
     """Prove a receipt, of a call made here or in a file.
 
     Exit 1 and the reason if it does not hold.
     """
     state = settings.state_dir
-    if (
-        Path(wanted).exists() and not Path(wanted).is_file() and not chain.is_name(wanted)
-    ):  # a pipe without a writer would block
+    # A pipe without a writer would block.
+    if Path(wanted).exists() and not Path(wanted).is_file() and not chain.is_name(wanted):
         return _refuse_name(wanted)
-    try:
-        given = keys.own_public(state) if key is None else parse_public(_read(key))
-    except (ValueError, OSError) as problem:
-        words = (isinstance(problem, OSError) and problem.strerror) or str(problem)
-        out.print(printable(f"The key {key} cannot be used: {words}."))
-        return USAGE
+    given = key or keys.own_public(state)
     if given is None:
         out.print(printable(f"No key was made in {state}: name the server's public key with --key."))
         return USAGE
