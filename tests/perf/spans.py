@@ -38,7 +38,7 @@ POINTS: dict[str, str] = {
     "glovebox_sandboxes.drivers.registry:Drivers.choose": "driver and plan: choose",
     "glovebox_server.artifacts.store:ArtifactStore.collect": "artifacts: a place for them",
     "glovebox_sandboxes.pool.pool:Pool.take": "sandbox: take from the pool",
-    "glovebox_server.core.run:run": "job: body, ending",
+    "glovebox_server.core.broker:run": "job: body, ending",
     "glovebox_sandboxes.session.connection:GuestConnection.run": "job: over the wire and back",
     "glovebox_server.artifacts.collector:Collector.deliver": "artifacts: deliver",
     "glovebox_server.guards.journal.journal:call_finished": "outcome: digests",
