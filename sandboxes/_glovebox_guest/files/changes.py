@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import stat
+from _blake2 import blake2b
 
 from _glovebox_guest.files import git
 from _glovebox_guest.files.output import full_since
@@ -135,7 +136,7 @@ class Comparison:
         if before[3] > self._room:
             raise ValueError(_TOO_LARGE)
         old = _read(os.path.join(self._source, name), before[3])
-        if _digest(old) != before[2]:
+        if blake2b(old).digest() != before[2]:
             raise ValueError("the original was changed meanwhile")
         return old
 
@@ -250,12 +251,6 @@ def _blob(content: bytes) -> str:
     from _glovebox_guest.stdlib import sha1
 
     return str(sha1(b"blob %d\0" % len(content) + content).hexdigest())
-
-
-def _digest(content: bytes) -> bytes:
-    from _blake2 import blake2b
-
-    return blake2b(content).digest()
 
 
 def _read(path: str, size: int) -> bytes:

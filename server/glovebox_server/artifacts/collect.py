@@ -34,10 +34,6 @@ CUT: Final = "its end may be missing: /output was full when it was written"
 _KEEPING: Final = "keeping an output file"
 
 
-def nothing() -> None:
-    """Return no inspector."""
-
-
 class DiskWorker:
     """A runner of blocking disk work in its own threads, which translates failures."""
 

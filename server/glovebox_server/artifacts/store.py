@@ -18,7 +18,7 @@ from typing import Final, Self
 from anyio import CancelScope
 
 from glovebox_sandboxes.contract.spec import Limits
-from glovebox_server.artifacts.collect import Collection, DiskWorker, Looks, nothing
+from glovebox_server.artifacts.collect import Collection, DiskWorker, Looks
 from glovebox_server.artifacts.disk import MAX_ARTIFACTS, Disk
 from glovebox_server.artifacts.record import Artifact, ArtifactStoreError, expired, id_of, unknown
 from glovebox_server.calls import Principal, ToolCall
@@ -163,7 +163,7 @@ class ArtifactStore:
 
     @asynccontextmanager
     async def collect(
-        self, call: ToolCall, limits: Limits, room: int | None = None, look: Looks = nothing
+        self, call: ToolCall, limits: Limits, room: int | None = None, look: Looks = lambda: None
     ) -> AsyncIterator[Collection]:
         """Receive one call's files. What was not published on leaving is removed.
 

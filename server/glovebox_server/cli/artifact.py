@@ -1,5 +1,6 @@
 """``glovebox artifact``: lists artifacts; its other subcommands are elsewhere."""
 
+from dataclasses import asdict
 from datetime import UTC, datetime
 
 import click
@@ -96,21 +97,11 @@ def _row(artifact: Artifact, now: datetime) -> tuple[str, ...]:
 
 def describe_artifact(artifact: Artifact) -> dict[str, object]:
     """Return an artifact as JSON has it."""
-    return {
-        "uri": artifact.uri,
-        "name": artifact.name,
-        "sha256": artifact.sha256,
-        "bytes": artifact.bytes,
-        "media_type": artifact.media_type,
-        "risks": list(artifact.risks),
-        "call_id": artifact.call_id,
-        "principal": artifact.owner,
-        "client": artifact.client,
-        "run": artifact.run,
-        "workflow": artifact.workflow,
-        "created": artifact.created.isoformat(),
-        "expires": artifact.expires.isoformat(),
-    }
+    told = asdict(artifact)
+    del told["tool"]
+    told["principal"] = told.pop("owner")
+    dates = {"created": artifact.created.isoformat(), "expires": artifact.expires.isoformat()}
+    return {**told, "risks": list(artifact.risks), **dates}
 
 
 def _age(artifact: Artifact, now: datetime) -> str:

@@ -53,7 +53,7 @@ class TargetFolder:
         self._largest = largest
         found = os.fstat(descriptor)
         self.device, self.inode = found.st_dev, found.st_ino
-        self._descriptor = descriptor
+        self.descriptor = descriptor
 
     @contextmanager
     def parent(self, name: str) -> Iterator[tuple[int, str] | None]:
@@ -63,7 +63,7 @@ class TargetFolder:
             RefusedError: a segment of the path is a link, not a folder, or on another file system.
         """
         *way, leaf = name.split("/")
-        held = os.dup(self._descriptor)
+        held = os.dup(self.descriptor)
         try:
             for part in way:
                 try:
@@ -110,12 +110,6 @@ class TargetFolder:
         with self._open(name) as descriptor:
             return b"" if descriptor is None else os.pread(descriptor, most, 0)
 
-    def owner(self, name: str) -> tuple[int, int] | None:
-        """Return user and group of a file. Raises as ``look``."""
-        with self._open(name) as descriptor:
-            found = None if descriptor is None else os.fstat(descriptor)
-            return (found.st_uid, found.st_gid) if found else None
-
     def missing(self, name: str) -> list[str]:
         """Return the missing parent folders of a file, outermost first."""
         parts = name.split("/")[:-1]
@@ -134,8 +128,8 @@ class TargetFolder:
             with suppress(OSError, RefusedError):
                 self._remove(way)
 
-    def write(self, name: str, chunks: Iterable[bytes], mode: int, owner: tuple[int, int] | None) -> str:
-        """Write a new file durably, and return its digest."""
+    def write(self, name: str, chunks: Iterable[bytes], mode: int, like: str | None = None) -> str:
+        """Write a new file durably, with the owner of another if that exists, and return its digest."""
         with self._parent_of(name) as (parent, leaf):
             descriptor = os.open(leaf, _NEW, 0o600, dir_fd=parent)
         digest = hashlib.sha256()
@@ -144,11 +138,18 @@ class TargetFolder:
                 digest.update(chunk)
                 file.write(chunk)
             file.flush()
-            if owner is not None and owner != (os.fstat(descriptor).st_uid, os.fstat(descriptor).st_gid):
-                os.fchown(descriptor, *owner)
+            if like is not None:
+                self._give(descriptor, like)
             os.fchmod(descriptor, mode)
             os.fsync(descriptor)
         return digest.hexdigest()
+
+    def _give(self, descriptor: int, like: str) -> None:
+        with self._open(like) as other:
+            wanted = os.fstat(descriptor if other is None else other)
+        made = os.fstat(descriptor)
+        if (made.st_uid, made.st_gid) != (wanted.st_uid, wanted.st_gid):
+            os.fchown(descriptor, wanted.st_uid, wanted.st_gid)
 
     def exchange(self, one: str, other: str) -> None:
         """Exchange two files atomically."""

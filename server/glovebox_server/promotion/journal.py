@@ -13,7 +13,6 @@ import fcntl
 import os
 import re
 import secrets
-import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -102,9 +101,10 @@ def new_id() -> str:
 class Journal:
     """The journal of a state directory, with its lock held; see ``locked``."""
 
-    def __init__(self, directory: SecretDirectory) -> None:
-        """Take the open directory."""
+    def __init__(self, directory: SecretDirectory, folder: TargetFolder) -> None:
+        """Take the directory, open."""
         self._directory = directory
+        self._folder = folder
         self.path = directory.path
 
     def save(self, promotion: Promotion) -> None:
@@ -113,17 +113,21 @@ class Journal:
 
     def keep(self, promotion: Promotion, number: int, chunks: Iterable[bytes]) -> str:
         """Store a file's old content durably, and return its digest."""
-        with self._contents(promotion.id, make=True) as contents:
-            return contents.write(str(number), chunks, 0o600, None)
+        name = f"{promotion.id}/{number}"
+        if not self._folder.is_there(promotion.id):
+            self._folder.make(promotion.id, 0o700)
+        digest = self._folder.write(name, chunks, 0o600)
+        self._folder.sync([name])
+        return digest
 
     def contents(self, identifier: str, number: int) -> Iterator[bytes]:
         """Yield a file's old content."""
-        with self._contents(identifier) as contents:
-            yield from contents.chunks(str(number))
+        return self._folder.chunks(f"{identifier}/{number}")
 
     def forget(self, identifier: str) -> None:
         """Remove the old contents."""
-        shutil.rmtree(self.path / identifier, ignore_errors=True)
+        with suppress(OSError):
+            self._folder.clear(identifier)
 
     def all(self) -> list[Promotion]:
         """Return every promotion, oldest first; raise ``SecretFileError`` if an entry is malformed."""
@@ -136,16 +140,6 @@ class Journal:
             self.forget(each.id)
             self._directory.remove(f"{each.id}.json")
 
-    @contextmanager
-    def _contents(self, identifier: str, *, make: bool = False) -> Iterator[TargetFolder]:
-        place = self.path / identifier
-        if make:
-            place.mkdir(mode=0o700, exist_ok=True)
-        with opened(place) as found:
-            yield found
-            if make:
-                found.sync(["."])
-
 
 @contextmanager
 def locked(state_dir: Path, *, seconds: float = LOCK_SECONDS) -> Iterator[Journal]:
@@ -155,13 +149,9 @@ def locked(state_dir: Path, *, seconds: float = LOCK_SECONDS) -> Iterator[Journa
         RefusedError: rule ``promotion.busy``: another process holds the lock for longer than ``seconds``.
         SecretFileError: the journal or the state directory cannot be used safely.
     """
-    with secret_files.opened(state_dir / FOLDER, _KIND) as directory:
-        descriptor = os.open(directory.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            _take(descriptor, time.monotonic() + seconds)
-            yield Journal(directory)
-        finally:
-            os.close(descriptor)
+    with secret_files.opened(state_dir / FOLDER, _KIND) as directory, opened(directory.path) as folder:
+        _take(folder.descriptor, time.monotonic() + seconds)
+        yield Journal(directory, folder)
 
 
 def listed(state_dir: Path) -> list[Promotion]:

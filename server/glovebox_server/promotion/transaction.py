@@ -213,9 +213,8 @@ def _stage(folder: TargetFolder, journal: Journal, promotion: Promotion, content
         if change.before and journal.keep(promotion, number, folder.chunks(change.name)) != change.before.sha256:
             raise _conflict(change.name)
         if change.after:
-            owner = folder.owner(change.name)
             staged = f"{promotion.stage}/{number}"
-            if folder.write(staged, content(number), change.after.mode, owner) != change.after.sha256:
+            if folder.write(staged, content(number), change.after.mode, change.name) != change.after.sha256:
                 reason = f"What was kept for {quoted(change.name)} is no longer what it was; nothing was changed."
                 raise RefusedError("promotion.content", reason, "Check the disk of the state directory.")
     folder.sync([f"{promotion.stage}/."])
