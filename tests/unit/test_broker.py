@@ -20,7 +20,7 @@ from glovebox_audit.events import draft
 from glovebox_audit.log import Then
 from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.load.loader import SHIPPED, load
-from glovebox_sandboxes.contract.base import Capabilities, ColdSource, Plan, SandboxStats, Source
+from glovebox_sandboxes.contract.base import Capabilities, Plan, SandboxStats, Source
 from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
 from glovebox_sandboxes.contract.measure import Expected
 from glovebox_sandboxes.contract.spec import GUEST_UID, SandboxSpec
@@ -156,7 +156,7 @@ class Driver:
         """Starts them the same way."""
         if not self.prepares:
             raise SandboxError("Preparing", "this test wants them cold", "")
-        yield ColdSource(open=lambda: self.open(plan), bytes_each=1)
+        yield Source(open=lambda: self.open(plan), bytes_each=1)
 
     class Sandbox(Weightless):
         """A live one."""

@@ -17,7 +17,7 @@ from glovebox_sandboxes.conformance import case, host, prepared, prove, trial
 from glovebox_sandboxes.conformance.case import Case, Control
 from glovebox_sandboxes.conformance.host import Planted
 from glovebox_sandboxes.conformance.prepared import Prepared
-from glovebox_sandboxes.contract.base import Capabilities, ColdSource, Driver, Missing, Plan, Source
+from glovebox_sandboxes.contract.base import Capabilities, Driver, Missing, Plan, Source
 from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
 from glovebox_sandboxes.contract.measure import Expected
 from glovebox_sandboxes.contract.spec import SandboxSpec
@@ -55,7 +55,7 @@ class Dummy:
     @asynccontextmanager
     async def source(self, _plan: Plan) -> AsyncIterator[Source]:
         """Of sandboxes that nobody opens."""
-        yield ColdSource(open=lambda: pytest.fail("opened"), bytes_each=1, quick=self._quick)
+        yield Source(open=lambda: pytest.fail("opened"), bytes_each=1, quick=self._quick)
 
 
 def a_case(identity: str, **more: object) -> Case:
@@ -263,8 +263,8 @@ async def test_a_source_that_cannot_be_started_is_a_proof_that_fails() -> None:
         @asynccontextmanager
         async def source(self, _plan: Plan) -> AsyncIterator[Source]:
             if self.name:
-                raise SandboxError("ColdSource a zygote", "it broke", "")
-            yield ColdSource(open=lambda: pytest.fail("opened"), bytes_each=1)
+                raise SandboxError("Starting a zygote", "it broke", "")
+            yield Source(open=lambda: pytest.fail("opened"), bytes_each=1)
 
     driver: Any = Broken()
     assert await prepared.has_another_way(driver)

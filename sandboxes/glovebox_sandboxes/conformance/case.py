@@ -3,7 +3,7 @@
 The format of ``cases/*.toml``. An *attempt* is a few lines in a process of their own, in one sandbox with the others.
 Its answer is ``ok``, an errno's name, an exception's, a signal's, or the value of ``answer``. A *program* has a sandbox
 to itself. Both can use the names in ``layout.PRELUDE``. Patterns are regular expressions: they match the whole of an
-answer, and a part of a stream. Nothing here may import a driver or do I/O beyond reading its own files.
+answer, and a part of a stream.
 """
 
 import hashlib

@@ -1,7 +1,4 @@
-"""Plants things on the host, while cases run, that a sandbox must not change, read, reach or see.
-
-Nothing here may import a driver, a profile or the server.
-"""
+"""Plants things on the host, while cases run, that a sandbox must not change, read, reach or see."""
 
 import hashlib
 import os

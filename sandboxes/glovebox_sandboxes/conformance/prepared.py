@@ -1,7 +1,4 @@
-"""A driver of prepared sandboxes, so that its proof holds for calls that find one ready.
-
-Nothing here may import a profile, the server, or one driver in particular.
-"""
+"""A driver of prepared sandboxes, so that its proof holds for calls that find one ready."""
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager

@@ -1,7 +1,6 @@
 """Proves every claim against one driver on this host, and reports the findings.
 
-The controls stay out: they attack the host for real, and belong to the tests of the cases. Nothing here may import a
-profile, the server, or one driver in particular.
+The controls stay out: they attack the host for real, and belong to the tests of the cases.
 """
 
 import platform

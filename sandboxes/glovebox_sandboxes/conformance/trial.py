@@ -1,7 +1,4 @@
-"""Runs cases in sandboxes of one driver, and judges the results from inside and outside.
-
-Nothing here may import a profile, the server, or one driver in particular.
-"""
+"""Runs cases in sandboxes of one driver, and judges the results from inside and outside."""
 
 import os
 import re
@@ -157,13 +154,14 @@ def _inside(case: Case, seen: TrialResult) -> list[str]:
         return [f"the sandbox failed: {seen.unavailable}"]
     value = found.value if isinstance(found.value, dict) else {}
     error = value.get("error") or {}
-    problems = []
-    if not _is_one(found.ended, case.ended):
-        problems.append(f"it {found.ended} ({found.code}) instead of {case.ended}")
-    if case.code is not None and found.code != case.code:
-        problems.append(f"its code is {found.code} instead of {case.code}")
-    if not _is_one(error.get("type", ""), case.error):
-        problems.append(f"its error is {error} instead of {case.error or None}")
+    wrong = {
+        f"it {found.ended} ({found.code}) instead of {case.ended}": not _is_one(found.ended, case.ended),
+        f"its code is {found.code} instead of {case.code}": case.code not in (None, found.code),
+        f"its error is {error} instead of {case.error or None}": not _is_one(error.get("type", ""), case.error),
+        f"{found.stdout.dropped_bytes} and {found.stderr.dropped_bytes} bytes were dropped": case.dropped
+        != bool(found.stdout.dropped_bytes or found.stderr.dropped_bytes),
+    }
+    problems = [what for what, is_wrong in wrong.items() if is_wrong]
     for what, pattern, text in (
         ("reason", case.reason, found.reason),
         ("standard output", case.stdout, found.stdout.text),
@@ -172,8 +170,6 @@ def _inside(case: Case, seen: TrialResult) -> list[str]:
     ):
         if pattern and not re.search(pattern, text):
             problems.append(f"its {what} is {text[-500:]!r} and does not match {pattern}")
-    if case.dropped != bool(found.stdout.dropped_bytes or found.stderr.dropped_bytes):
-        problems.append(f"{found.stdout.dropped_bytes} and {found.stderr.dropped_bytes} bytes were dropped")
     problems += _collected(case, seen, {each.name: each.reason for each in found.skipped})
     if problems and found.stderr.text:
         problems.append(f"standard error ends with {found.stderr.text[-800:]!r}")

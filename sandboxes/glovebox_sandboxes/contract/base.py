@@ -119,19 +119,16 @@ class Sandbox(Protocol):
         """Return the host's observations so far; complete once the sandbox is dead."""
 
 
-class Source(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
     """A source of prepared sandboxes of one plan."""
 
-    @property
-    def quick(self) -> bool:
-        """Return whether ``open`` is quicker here than the driver's own."""
-
-    @property
-    def bytes_each(self) -> int:
-        """Return the approximate memory of a waiting sandbox."""
-
-    def open(self) -> AbstractAsyncContextManager[Sandbox]:
-        """Open a prepared sandbox, as ``Driver.open``."""
+    open: Callable[[], AbstractAsyncContextManager[Sandbox]]
+    """Open a prepared sandbox, as ``Driver.open``."""
+    bytes_each: int
+    """Approximate memory of a waiting sandbox."""
+    quick: bool = False
+    """``open`` is quicker here than the driver's own; else it starts every sandbox from nothing, as for a call."""
 
 
 class Driver(Protocol):
@@ -165,12 +162,3 @@ class Driver(Protocol):
         Raises:
             SandboxError: it could not be started.
         """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ColdSource:
-    """A source that starts every sandbox from nothing, as for a call."""
-
-    open: Callable[[], AbstractAsyncContextManager[Sandbox]]
-    bytes_each: int
-    quick: bool = False

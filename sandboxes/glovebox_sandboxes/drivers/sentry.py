@@ -1,8 +1,7 @@
 """Settings of the guest on gVisor's kernel, the sentry, for every driver that starts it. Pure.
 
 Unlike Linux, the sentry has no Landlock and lets any process of a user signal process 1. And runsc's own way to a
-seccomp filter inside answers every refusal with EPERM, where libc waits for ENOSYS. Nothing here may import a driver, a
-profile or the server.
+seccomp filter inside answers every refusal with EPERM, where libc waits for ENOSYS.
 """
 
 from collections.abc import Mapping

@@ -12,7 +12,6 @@ import stat
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
@@ -123,9 +122,10 @@ class Environment(_EnvironmentFile):
         return hashlib.sha256(data).hexdigest()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuntimeRecord:
+class RuntimeRecord(BaseModel):
     """The runtime that is built under a name."""
+
+    model_config = ConfigDict(frozen=True)
 
     lock: str
     """Digest of the lock it was built from."""
@@ -208,7 +208,7 @@ def record(data: Path, environment: Environment, lock: str) -> None:
     _records(data).mkdir(exist_ok=True)
     path = _records(data) / f"{environment.name}.json"
     new = path.with_suffix(".new")
-    new.write_text(json.dumps({"lock": lock, "modules": list(environment.modules)}))
+    new.write_text(RuntimeRecord(lock=lock, modules=environment.modules).model_dump_json())
     new.replace(path)
 
 
@@ -216,12 +216,9 @@ def recorded(data: Path) -> Mapping[str, RuntimeRecord]:
     """Return the built environments of a data directory except the default, by name."""
     found = {}
     for path in sorted(_records(data).glob("*.json")):
-        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            with path.open("rb") as file:
-                said = json.loads(file.read(MAX_RECORD))
-            lock, modules = str(said["lock"]), tuple(str(each) for each in said["modules"])
+        with suppress(OSError, ValueError), path.open("rb") as file:
             if _NAME.fullmatch(path.stem) and path.stem != DEFAULT:
-                found[path.stem] = RuntimeRecord(lock=lock, modules=modules)
+                found[path.stem] = RuntimeRecord.model_validate_json(file.read(MAX_RECORD))
     return found
 
 

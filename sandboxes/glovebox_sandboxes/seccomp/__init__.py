@@ -1,7 +1,6 @@
 """The system-call policy of sandboxed programs, in the two forms that drivers need.
 
 ``policy.json`` is the source, ``policy`` reads it, ``filters`` turns it into a BPF program and into Docker's document.
-Nothing here may import a driver, a profile or the server.
 """
 
 from glovebox_sandboxes.seccomp.filters import bpf, bpf_for_filtering, bpf_for_zygote, docker_profile

@@ -1,8 +1,7 @@
 """Calls that the filter must refuse and allow, as data: ``cases.json``, resolved to numbers for one machine.
 
 The unit tests run the cases under bubblewrap; a conformance suite can run the same ones under any driver. Pass
-:func:`payload` to ``attempt.py`` inside the sandbox and compare its answers. Nothing here may import a driver, a
-profile or the server.
+:func:`payload` to ``attempt.py`` inside the sandbox and compare its answers.
 """
 
 import json

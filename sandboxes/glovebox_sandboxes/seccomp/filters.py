@@ -1,6 +1,6 @@
 """The policy in the two forms runtimes take: a BPF program (bubblewrap) and Docker's JSON document.
 
-The only user of libseccomp. Nothing here may import a driver, a profile or the server.
+The only user of libseccomp.
 """
 
 import os

@@ -8,7 +8,8 @@ can reach (sandboxes/glovebox_sandboxes/host/staging.py). See bwrap(1), user_nam
 import os
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -131,22 +132,8 @@ class Bubblewrap(wall.Walled):
                 words = (await sandbox.stats()).detail or "it ended without a word"
                 raise SandboxError("Starting a zygote", words, "Run `glovebox doctor`.") from None
             seen = ZygoteView(namespaces=namespaces, filters=(await sandbox.host_view()).filters)
-            yield _Forking(launcher=self._launcher, plan=plan, zygote=zygote, seen=seen, user=sandbox.user)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Forking:
-    launcher: bwrap.Launcher
-    plan: Plan
-    zygote: Zygote
-    seen: ZygoteView
-    user: int | None
-    quick: bool = True
-    bytes_each: int = FORK_BYTES
-
-    def open(self) -> AbstractAsyncContextManager[Sandbox]:
-        """See ``Source.open``."""
-        return self.launcher.fork(self.plan, self.zygote, self.seen, self.user)
+            fork = partial(self._launcher.fork, plan, zygote, seen, sandbox.user)
+            yield Source(open=fork, bytes_each=FORK_BYTES, quick=True)
 
 
 @asynccontextmanager

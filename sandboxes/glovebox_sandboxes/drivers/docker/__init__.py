@@ -1,7 +1,6 @@
 """The docker driver: sandboxes as containers of the local Docker Engine.
 
 ``plan`` makes the request, ``probe`` finds what is possible, ``engine`` speaks to the Engine, ``driver`` does the rest.
-Nothing here may import a profile or the server.
 """
 
 from glovebox_sandboxes.drivers.docker.driver import DockerDriver, connect

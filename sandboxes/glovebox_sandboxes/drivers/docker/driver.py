@@ -1,9 +1,9 @@
-"""Open containers as ``plan`` decided. Nothing of the server here."""
+"""Open containers as ``plan`` decided."""
 
 import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import anyio.abc
 import anyio.to_thread
 import structlog
 
-from glovebox_sandboxes.contract.base import Capabilities, ColdSource, Driver, Plan, SandboxStats, Source
+from glovebox_sandboxes.contract.base import Capabilities, Driver, Plan, SandboxStats, Source
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.drivers.docker import janitor, probe, usage
@@ -44,7 +44,8 @@ class DockerSandbox:
     def __init__(
         self, sandbox_id: str, name: str, engine: Engine, stream: AttachedStream, action: Mapping[str, Any]
     ) -> None:
-        self._id = sandbox_id
+        self.id = sandbox_id
+        self.channel: anyio.abc.ByteStream = stream
         self._action = action
         self._name = name
         self._engine = engine
@@ -55,18 +56,7 @@ class DockerSandbox:
         self._found: Mapping[str, Any] | None = None
         self._located = anyio.Event()
         self._last = SandboxStats()
-        self._out_of_memory = False
         self._looked = False
-
-    @property
-    def id(self) -> str:
-        """Return part of the container's name."""
-        return self._id
-
-    @property
-    def channel(self) -> anyio.abc.ByteStream:
-        """Return the guest's standard input and output."""
-        return self._stream
 
     async def locate(self) -> None:
         """Find the container's control groups, and complete its limits: once, beside the guest's own start."""
@@ -78,7 +68,7 @@ class DockerSandbox:
                 self._seen = bool(self._groups) or usage.started(pid, container)
                 self._bounded = usage.bound_sockets(self._groups)
         except SandboxError as problem:
-            _log.warning("a container cannot be inspected", sandbox=self._id, reason=problem.reason)
+            _log.warning("a container cannot be inspected", sandbox=self.id, reason=problem.reason)
         finally:
             self._located.set()
 
@@ -124,12 +114,7 @@ class DockerSandbox:
         await self._located.wait()
         if not self._looked:
             await self._look()
-        return SandboxStats(
-            out_of_memory=self._out_of_memory or self._last.out_of_memory,
-            memory_peak_bytes=self._last.memory_peak_bytes,
-            cpu_seconds=self._last.cpu_seconds,
-            detail=self._stream.last_words,
-        )
+        return replace(self._last, detail=self._stream.last_words)
 
     async def _look(self) -> None:
         reading = cgroup.statistics(self._groups)
@@ -138,11 +123,12 @@ class DockerSandbox:
             return
         if self._groups:
             # They existed and are gone: so is every process, and the Engine is about to report why.
-            self._out_of_memory |= await self._engine.ran_out_of_memory(self._name)
-            return
-        # Control groups are not visible (this server may be in a container): only the Engine's word.
-        found = await self._engine.inspect(self._name)
-        self._out_of_memory |= found is not None and bool(found["State"]["OOMKilled"])
+            killed = await self._engine.ran_out_of_memory(self._name)
+        else:
+            # Control groups are not visible (this server may be in a container): only the Engine's word.
+            found = await self._engine.inspect(self._name)
+            killed = found is not None and bool(found["State"]["OOMKilled"])
+        self._last = replace(self._last, out_of_memory=self._last.out_of_memory or killed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +146,8 @@ class DockerDriver:
     """Driver of containers of the local Docker Engine; made by ``connect``."""
 
     def __init__(self, capabilities: Capabilities, connection: _EngineLink | None) -> None:
-        self._capabilities = capabilities
+        self.name = capabilities.driver
+        self.capabilities = capabilities
         self._connection = connection
         self._seccomp = docker_profile()
 
@@ -191,16 +178,6 @@ class DockerDriver:
                 connection = _EngineLink(engine=engine, host=host, remover=remover, janitor=cleaner, mark=mark)
                 driver = cls(capabilities, connection)
             yield driver
-
-    @property
-    def name(self) -> str:
-        """Return the word used in profiles."""
-        return self._capabilities.driver
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Return the findings of the probe when the driver was made."""
-        return self._capabilities
 
     @property
     def leaked(self) -> Mapping[str, str]:
@@ -254,10 +231,10 @@ class DockerDriver:
     def source(self, plan: Plan) -> AbstractAsyncContextManager[Source]:
         """See ``Driver.source``."""
         each = READY_BYTES + PRELOADED_BYTES * bool(plan.spec.preload)
-        return nullcontext(ColdSource(open=partial(self.open, plan), bytes_each=each))
+        return nullcontext(Source(open=partial(self.open, plan), bytes_each=each))
 
     def _connected(self) -> _EngineLink:
-        fatal = next((missing for missing in self._capabilities.missing if missing.fatal), None)
+        fatal = next((missing for missing in self.capabilities.missing if missing.fatal), None)
         if fatal is not None:
             raise SandboxError("Using Docker", f"it lacks {fatal.what}", fatal.fix)
         if self._connection is None:

@@ -253,17 +253,22 @@ def _sentence(problem: Exception) -> str:
     return str(plain or problem).strip().rstrip(".")[:_REASON_CHARACTERS]
 
 
+_FIXES: tuple[tuple[tuple[type[BaseException], ...], str], ...] = (
+    ((PermissionError,),
+     "Let this user speak to the Engine (usermod -aG docker USER, then log in anew), or use rootless Docker."),
+    ((requests.Timeout, TimeoutError),
+     "The Engine is overloaded or hangs: see journalctl -u docker, and restart it if need be."),
+    ((FileNotFoundError,), "Install and start it: `apt-get install docker.io && systemctl start docker`"),
+    ((OSError,), "Start it: systemctl start docker"),
+)  # fmt: skip
+
+
 def _fix(problem: BaseException) -> str:
+    # What the Engine itself answers is an OSError too, by the HTTP client's classes.
+    kinds = _FIXES[: 3 if isinstance(problem, APIError) else 4]
     causes = list(_chain(problem))
-    if any(isinstance(cause, PermissionError) for cause in causes):
-        return "Let this user speak to the Engine (usermod -aG docker USER, then log in anew), or use rootless Docker."
-    if any(isinstance(cause, requests.Timeout | TimeoutError) for cause in causes):
-        return "The Engine is overloaded or hangs: see journalctl -u docker, and restart it if need be."
-    if any(isinstance(cause, FileNotFoundError) for cause in causes):
-        return "Install and start it: `apt-get install docker.io && systemctl start docker`"
-    if not isinstance(problem, APIError) and any(isinstance(cause, OSError) for cause in causes):
-        return "Start it: systemctl start docker"
-    return "See the Engine's log: journalctl -u docker"
+    fixes = (fix for kind, fix in kinds if any(isinstance(cause, kind) for cause in causes))
+    return next(fixes, "See the Engine's log: journalctl -u docker")
 
 
 def _chain(problem: BaseException | None) -> Iterator[BaseException]:

@@ -3,7 +3,7 @@
 Podman also answers the Engine's API on its socket, but silently ignores parts of "Create a container": cgroup
 namespace, masked paths, runtime, and without root every ulimit. So containers are made by its own call
 (https://docs.podman.io/en/latest/_static/api.html, "ContainerCreateLibpod"), which has a word for each; all else uses
-the Engine's. A part of the plan without a word here is rejected. Nothing of the server here.
+the Engine's. A part of the plan without a word here is rejected.
 """
 
 import hashlib

@@ -1,7 +1,6 @@
 """Demultiplex the Engine's attach stream (no I/O) into the byte stream of a sandbox.
 
-All that the Engine sends passes here, so nothing is held beyond one header and one read. Nothing here may import the
-SDK, a profile or the server.
+All that the Engine sends passes here, so nothing is held beyond one header and one read.
 
 The format is described at https://docs.docker.com/reference/api/engine/ under "Attach to a container": a header of
 eight bytes (stream, three zeros, payload length in network order) and the payload.

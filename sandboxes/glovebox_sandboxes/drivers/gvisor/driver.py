@@ -9,7 +9,7 @@ from pathlib import Path
 
 import anyio
 
-from glovebox_sandboxes.contract.base import Capabilities, ColdSource, Driver, Missing, Plan, Sandbox, Source
+from glovebox_sandboxes.contract.base import Capabilities, Driver, Missing, Plan, Sandbox, Source
 from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
 from glovebox_sandboxes.contract.spec import Limits, SandboxSpec
 from glovebox_sandboxes.drivers.bubblewrap import bwrap, wall
@@ -54,7 +54,7 @@ class Gvisor(wall.Walled):
     def source(self, plan: Plan) -> AbstractAsyncContextManager[Source]:
         """See ``Driver.source``."""
         each = READY_BYTES + PRELOADED_BYTES * bool(plan.spec.preload)
-        return nullcontext(ColdSource(open=partial(self.open, plan), bytes_each=each))
+        return nullcontext(Source(open=partial(self.open, plan), bytes_each=each))
 
 
 @asynccontextmanager

@@ -1,1 +1,1 @@
-"""Contents and builds of container images. Nothing here may import a profile or the server."""
+"""Contents and builds of container images."""
