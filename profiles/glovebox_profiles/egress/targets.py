@@ -132,6 +132,10 @@ class TargetError(RefusedError, ValueError):
     """A host, port, URL or pattern that is refused before any rule applies; ``egress.spelling``, for instance."""
 
 
+def _misspelt(reason: str, hint: str) -> TargetError:
+    return TargetError("egress.spelling", reason, hint)
+
+
 def quoted(text: str) -> str:
     """Return hostile text for a message: printable ASCII in quotes, escapes for the rest, bounded."""
     escaped = ascii(text[:QUOTED_CHARACTERS])
@@ -174,8 +178,7 @@ def parse_address(text: str) -> Address | None:
     except ValueError:
         address = IPv4Address(0)
     if str(address) != text or (isinstance(address, IPv6Address) and address.scope_id is not None):
-        raise TargetError(
-            "egress.spelling",
+        raise _misspelt(
             f"{quoted(text)} is an unusual spelling of an address.",
             "Write it as 1.2.3.4, or lower case and compressed for IPv6.",
         )
@@ -217,21 +220,17 @@ def pattern_covers(wide: str, narrow: str) -> bool:
 def _labels(text: str) -> list[str]:
     """Split a name into lower-case labels, or raise with the problem and the correct form."""
     if not text.isascii():
-        raise TargetError(
-            "egress.spelling",
+        raise _misspelt(
             f"{quoted(text)} is not ASCII.",
             "Write an international name in its xn-- form, as the browser's address bar copies it.",
         )
     if len(text) > MAX_HOST:
-        raise TargetError(
-            "egress.spelling", f"{quoted(text)} is too long for a host.", f"{MAX_HOST} characters are the limit."
-        )
+        raise _misspelt(f"{quoted(text)} is too long for a host.", f"{MAX_HOST} characters are the limit.")
     labels = text.lower().split(".")
     if labels[-1] == "" and len(labels) > 1:
-        raise TargetError("egress.spelling", f"{quoted(text)} ends in a dot.", "Leave the last dot out.")
+        raise _misspelt(f"{quoted(text)} ends in a dot.", "Leave the last dot out.")
     if any(len(label) > MAX_LABEL or not _LABEL.fullmatch(label) for label in labels):
-        raise TargetError(
-            "egress.spelling",
+        raise _misspelt(
             f"{quoted(text)} is not a host name.",
             f"Letters, digits and hyphens in labels of 1 to {MAX_LABEL} characters, joined by dots.",
         )
@@ -312,19 +311,17 @@ def parse_url(method: str, url: str) -> EgressTarget:
     if method not in METHODS - {"CONNECT"}:
         raise TargetError("egress.method", f"{quoted(method)} is not a method of a request.", "Use GET or HEAD.")
     if len(url) > MAX_URL:
-        raise TargetError("egress.spelling", "The URL is too long.", f"{MAX_URL} characters are the limit.")
+        raise _misspelt("The URL is too long.", f"{MAX_URL} characters are the limit.")
     found = _URL.fullmatch(url)
     if found is None:
-        raise TargetError("egress.spelling", f"{quoted(url)} is not an absolute URL.", "Write it as https://host/path.")
+        raise _misspelt(f"{quoted(url)} is not an absolute URL.", "Write it as https://host/path.")
     scheme, authority, path, query = found[1].lower(), found[2], found[3], found[4] or ""
     if scheme not in DEFAULT_PORTS:
         raise TargetError("egress.scheme", f"The scheme {quoted(scheme)} is not served.", "Use https or http.")
     host, port = parse_authority(authority)
     if "\\" in query or not _PRINTABLE.fullmatch(url):
-        raise TargetError(
-            "egress.spelling",
-            f"{quoted(url)} has a space, backslash, control or non-ASCII character in it.",
-            "Percent-encode it.",
+        raise _misspelt(
+            f"{quoted(url)} has a space, backslash, control or non-ASCII character in it.", "Percent-encode it."
         )
     return EgressTarget(
         method=method,
@@ -344,7 +341,7 @@ def parse_connect(authority: str) -> EgressTarget:
     """
     host, port = parse_authority(authority)
     if port is None:
-        raise TargetError("egress.spelling", f"{quoted(authority)} has no port.", "Write it as host:443.")
+        raise _misspelt(f"{quoted(authority)} has no port.", "Write it as host:443.")
     if parse_address(host) is not None:
         raise TargetError("egress.tunnel", f"A tunnel to the address {host} has no name to check.", "Use a name.")
     return EgressTarget(method="CONNECT", scheme="https", host=host, port=port, path="")
@@ -357,20 +354,18 @@ def parse_authority(authority: str) -> tuple[str, int | None]:
         TargetError: Rule ``egress.spelling`` or ``egress.address``.
     """
     if "@" in authority:
-        raise TargetError(
-            "egress.spelling", "The URL carries a user name or password.", "Leave out everything up to the @."
-        )
+        raise _misspelt("The URL carries a user name or password.", "Leave out everything up to the @.")
     found = _AUTHORITY.fullmatch(authority)
     if found is None:
-        raise TargetError("egress.spelling", f"{quoted(authority)} is not a host and port.", "Write it as host:443.")
+        raise _misspelt(f"{quoted(authority)} is not a host and port.", "Write it as host:443.")
     bracketed, plain, port = found.groups()
     if bracketed is not None and ":" not in bracketed:
-        raise TargetError("egress.spelling", "Only IPv6 addresses stand in brackets.", "Leave the brackets out.")
+        raise _misspelt("Only IPv6 addresses stand in brackets.", "Leave the brackets out.")
     host = parse_host(plain if bracketed is None else bracketed)
     if port is None:
         return host, None
     if not _PORT.fullmatch(port) or int(port) > 65535:  # noqa: PLR2004 - the highest port there is
-        raise TargetError("egress.spelling", f"{quoted(port)} is not a port.", "1 to 65535, without leading zeros.")
+        raise _misspelt(f"{quoted(port)} is not a port.", "1 to 65535, without leading zeros.")
     return host, int(port)
 
 

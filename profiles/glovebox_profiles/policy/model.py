@@ -6,7 +6,6 @@ workspace, the quota and the turns: those stay the server's. Reading the file is
 
 import re
 from functools import cache
-from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, Field, create_model, model_validator
@@ -90,10 +89,6 @@ def _principal(text: str) -> str:
     return text
 
 
-def _host(text: str) -> str:
-    return parse_pattern(text)
-
-
 def _path(text: str) -> str:
     if not text.startswith("/") or ".." in text.split("/"):
         raise ValueError("must be an absolute path without ..")
@@ -103,7 +98,7 @@ def _path(text: str) -> str:
 Principal = Annotated[str, Field(max_length=512), AfterValidator(_principal)]
 _Scope = Annotated[str, Field(min_length=1, max_length=256)]
 _Named = Field(max_length=MAX_NAMED)
-_Host = Annotated[str, AfterValidator(_host)]
+_Host = Annotated[str, AfterValidator(parse_pattern)]
 _Path = Annotated[str, Field(max_length=4096), AfterValidator(_path)]
 
 
@@ -227,10 +222,6 @@ class Rate(Table):
 Rule = Budget | Approval | Lift | Rate
 
 
-def _one_each(names: Any) -> None:
-    require_distinct(tuple(names))
-
-
 class Role(Table):
     """What somebody in this role may do: never more than the profiles."""
 
@@ -255,9 +246,9 @@ class Role(Table):
 
     @model_validator(mode="after")
     def _says_each_once(self) -> "Role":
-        _one_each(self.tools)
-        _one_each(each.what for each in self.lift)
-        _one_each((each.host, each.every) for each in self.rate)
+        require_distinct(self.tools)
+        require_distinct(tuple(each.what for each in self.lift))
+        require_distinct(tuple((each.host, each.every) for each in self.rate))
         return self
 
 
@@ -323,8 +314,8 @@ class Policy(Table):
 
     @model_validator(mode="after")
     def _names_are_ids(self) -> "Policy":
-        _one_each(chain.from_iterable((each.name for each in role.budget) for role in self.roles.values()))
-        _one_each(chain.from_iterable((each.name for each in role.approval) for role in self.roles.values()))
+        require_distinct(tuple(each.name for role in self.roles.values() for each in role.budget))
+        require_distinct(tuple(each.name for role in self.roles.values() for each in role.approval))
         return self
 
 

@@ -207,15 +207,15 @@ class Resources:
         """
         try:
             if uri == capabilities.URI:
-                return types.ReadResourceResult(contents=[_json_contents(uri, await self._capabilities(principal))])
-            if uri == BUDGET.uri:
-                left = [asdict(each) for each in await self._stores.left(principal, run)]
-                return types.ReadResourceResult(contents=[_json_contents(uri, json.dumps({"left": left}))])
-            if uri.startswith("audit://"):
-                return await self._read_call(principal, uri)
-            if uri.startswith("receipt://"):
-                return await self._read_receipt(principal, uri)
-            return await self._read_artifact(principal, uri)
+                text = await self._capabilities(principal)
+            elif uri == BUDGET.uri:
+                text = json.dumps({"left": [asdict(each) for each in await self._stores.left(principal, run)]})
+            elif uri.startswith(("audit://", "receipt://")):
+                text = await self._read_call(principal, uri)
+            else:
+                return await self._read_artifact(principal, uri)
+            contents = types.TextResourceContents(uri=uri, mime_type="application/json", text=text)
+            return types.ReadResourceResult(contents=[contents])
         except RefusedError as error:
             raise MCPError(types.INVALID_PARAMS, str(error), {"uri": uri[:_MAX_URI], "rule": error.rule}) from None
         except StoreError as error:
@@ -265,27 +265,15 @@ class Resources:
 
         return mask
 
-    async def _read_call(self, principal: Principal, uri: str) -> types.ReadResourceResult:
-        match = _CALL_URI.fullmatch(uri)
-        if match is None:
-            raise _unknown()
-        records = await self._records(principal, match[1])
-        body = [delivery.show_record(record) for record in records]
-        text = rfc8785.dumps({"records": body}).decode()
-        return types.ReadResourceResult(
-            contents=[types.TextResourceContents(uri=uri, mime_type="application/json", text=text)]
-        )
-
-    async def _read_receipt(self, principal: Principal, uri: str) -> types.ReadResourceResult:
-        match = _RECEIPT_URI.fullmatch(uri)
-        if match is None:
-            raise _unknown()
-        records = await self._records(principal, match[1], ReceiptSigned.kind)
-        # Exactly the bytes that the receipt's digest covers.
-        receipt = canonical(records[0].data["envelope"]).decode()
-        return types.ReadResourceResult(
-            contents=[types.TextResourceContents(uri=uri, mime_type="application/json", text=receipt)]
-        )
+    async def _read_call(self, principal: Principal, uri: str) -> str:
+        if match := _CALL_URI.fullmatch(uri):
+            records = await self._records(principal, match[1])
+            return rfc8785.dumps({"records": [delivery.show_record(record) for record in records]}).decode()
+        if match := _RECEIPT_URI.fullmatch(uri):
+            records = await self._records(principal, match[1], ReceiptSigned.kind)
+            # Exactly the bytes that the receipt's digest covers.
+            return canonical(records[0].data["envelope"]).decode()
+        raise _unknown()
 
     async def _records(self, principal: Principal, call_id: str, kind: str | None = None) -> list[Record]:
         """Return the records of a caller's call, or those of one kind, after the caller's earlier scans are paid for.
@@ -427,10 +415,6 @@ def _chosen(near: Generator[Record, None, None], principal: Principal, kind: str
             return []
         wanted = (record for record in chain([first], records) if kind in {None, record.kind})
         return list(islice(wanted, MAX_RECORDS))
-
-
-def _json_contents(uri: str, text: str) -> types.TextResourceContents:
-    return types.TextResourceContents(uri=uri, mime_type="application/json", text=text)
 
 
 def _unknown(call_id: str = "") -> RefusedError:
