@@ -58,6 +58,18 @@ def sign(payload: bytes, key: Ed25519PrivateKey, identity: str) -> dict[str, Any
     }
 
 
+class EnvelopeSigner:
+    """A private key that signs statements."""
+
+    def __init__(self, key: Ed25519PrivateKey) -> None:
+        self._key = key
+        self.key_id = key_id(key.public_key())
+
+    def sign(self, payload: bytes) -> dict[str, Any]:
+        """Return the envelope around a payload, as JSON."""
+        return sign(payload, self._key, self.key_id)
+
+
 def parse(content: bytes) -> Envelope:
     """Parse an unverified envelope; one line feed may end it.
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from glovebox_audit import chain, read
 from glovebox_audit.chain import EvidenceError, Head
 from glovebox_audit.events import RemovalReason, SegmentSealed
+from glovebox_audit.receipts.dsse import EnvelopeSigner
 from glovebox_audit.segments import files, merkle
 from glovebox_audit.segments.counts import Counts
-from glovebox_audit.segments.statements import Signs
 
 #: File size before it is sealed: about 5,000 calls. One proof reads it in a tenth of a second.
 SEGMENT_BYTES = 64 << 20
@@ -40,7 +40,7 @@ class Retention:
 class Rotation:
     """The limits and the signer of a log's rotation."""
 
-    signer: Signs
+    signer: EnvelopeSigner
     segment_bytes: int = SEGMENT_BYTES
     segment_seconds: float = SEGMENT_SECONDS
     retention: Retention = Retention()

@@ -7,7 +7,7 @@ statement has one form only, so its facts determine its bytes.
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -16,18 +16,6 @@ from glovebox_audit.chain import EvidenceError
 from glovebox_audit.events import RemovalReason, SegmentRemoved, SegmentSealed
 from glovebox_audit.receipts import dsse
 from glovebox_audit.receipts.names import STATEMENT_TYPE, is_newer
-
-
-class Signs(Protocol):
-    """The part of ``keys.Signer`` that is needed here."""
-
-    @property
-    def key_id(self) -> str:
-        """Return the key's id."""
-
-    def sign(self, payload: bytes) -> dict[str, Any]:
-        """Return the envelope around ``payload``."""
-
 
 _NUMBERS = frozenset({"segment", "lines", "bytes", "names"})
 
@@ -65,7 +53,7 @@ class _SegmentStatement:
             }
         )
 
-    def event(self, signer: Signs) -> SegmentSealed | SegmentRemoved:
+    def event(self, signer: dsse.EnvelopeSigner) -> SegmentSealed | SegmentRemoved:
         """Return the event that records it, with the statement signed."""
         repeated = {name: getattr(self, name) for name in self.repeated}
         return self.recorded_as(**repeated, key=signer.key_id, envelope=signer.sign(self.payload()))

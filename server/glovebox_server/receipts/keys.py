@@ -4,10 +4,8 @@ The private key never leaves its file and this process; nothing here prints or l
 """
 
 import os
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
@@ -23,14 +21,8 @@ NAME = "receipts.pem"
 _RECEIPT_KEY, _OPERATOR_KEY = "receipt key", "signing key"
 
 
-class Signer:
+class Signer(dsse.EnvelopeSigner):
     """Holds the private key. Make it with ``load``."""
-
-    def __init__(self, key: Ed25519PrivateKey) -> None:
-        self._key = key
-        self.key_id = dsse.key_id(key.public_key())
-        self.sign: Callable[[bytes], dict[str, Any]] = partial(dsse.sign, key=key, identity=self.key_id)
-        """Returns the envelope around a payload, as JSON."""
 
     @classmethod
     def load(cls, state_dir: Path) -> Self:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
 import anyio
 
@@ -28,9 +28,8 @@ from glovebox_audit.events import (
     SandboxStarted,
     draft_receipt,
 )
-from glovebox_audit.log import Then
-from glovebox_audit.receipts import names
-from glovebox_audit.segments.statements import Signs
+from glovebox_audit.log import AuditLog, Then
+from glovebox_audit.receipts import dsse, names
 from glovebox_profiles import words
 from glovebox_profiles.compile import CHANGES
 from glovebox_profiles.model import Profile
@@ -64,22 +63,6 @@ def elapsed_ms(call: ToolCall) -> float:
     return round((datetime.now(UTC) - call.received).total_seconds() * 1000, _MS_DIGITS)
 
 
-class RecorderLog(Protocol):
-    """The part of ``AuditLog`` that is needed here."""
-
-    async def append_all(
-        self, events: Sequence[Event | Draft], then: Callable[[Sequence[Draft]], Then] | None = None
-    ) -> list[Record]:
-        """See ``AuditLog.append_all``."""
-
-    def lose(self, call_id: str, reason: str) -> None:
-        """See ``AuditLog.lose``."""
-
-    @property
-    def head(self) -> Head:
-        """See ``AuditLog.head``."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
     """The address and digest of a call's receipt, for its result."""
@@ -96,8 +79,8 @@ class Receipt:
 class ReceiptIssuer:
     """Issues a signed receipt with the last record of each call."""
 
-    log: RecorderLog
-    signer: Signs
+    log: AuditLog
+    signer: dsse.EnvelopeSigner
     version: str
     server_id: str
     """Id of the server process, as in its records."""

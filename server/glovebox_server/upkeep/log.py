@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 from glovebox_audit.events import Event, draft
 from glovebox_audit.file import LogFile
+from glovebox_audit.receipts.dsse import EnvelopeSigner
 from glovebox_audit.segments.rotation import Retention, Rotation
-from glovebox_audit.segments.statements import Signs
 from glovebox_sandboxes.host.owner import new_owner
 from glovebox_server.receipts.keys import Signer
 from glovebox_server.settings import Settings
@@ -18,7 +18,7 @@ def retention(settings: Settings) -> Retention:
     return Retention(seconds=None if days is None else days * 86400, bytes=None if mib is None else mib * 2**20)
 
 
-def rotation(settings: Settings, signer: Signs) -> Rotation:
+def rotation(settings: Settings, signer: EnvelopeSigner) -> Rotation:
     """Return how the audit log rotates."""
     return Rotation(signer=signer, retention=retention(settings))
 
