@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
@@ -128,8 +127,10 @@ class Approvals:
         """Open the approvals of a state directory; the first call that needs the store opens it."""
         with ExitStack() as files:
             async with anyio.create_task_group() as tasks:
-                opening = partial(_entered, files, state_dir)
-                yield cls(opening, audit, tools, environment, start=tasks.start_soon, clock=clock)
+                yield cls(
+                    lambda: files.enter_context(store.opened(state_dir)),
+                    audit, tools, environment, start=tasks.start_soon, clock=clock,
+                )  # fmt: skip
                 tasks.cancel_scope.cancel()
 
     async def consult(self, proposal: Proposal, settled: State | None) -> Decision | Question:
@@ -404,12 +405,8 @@ class Approvals:
         anyio.from_thread.run(self._audit.append, event, token=self._token)
 
 
-def _entered(files: ExitStack, state_dir: Path) -> Database:
-    return files.enter_context(store.opened(state_dir))
-
-
 def _over(state: State) -> str:
-    """Return the rule that refuses a call whose question ended so; a yes that is there no more was used."""
+    """Return the rule that refuses a call whose question ended so; an approval that is gone was used."""
     return "approval.used" if state == "allowed" else f"approval.{state}"
 
 

@@ -83,14 +83,14 @@ class BudgetRemainder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Funds:
-    """What one budget holds for its spender."""
+    """The amounts of one budget for its spender."""
 
     line: BudgetLine
     left: Amounts
     refills: int | None
     """In milliseconds of the wall clock; None if it lasts as long as the run."""
     takes: Amounts = field(default_factory=dict)
-    """What a call reserves of it."""
+    """Reserved by a call."""
 
     def remainders(self) -> list[BudgetRemainder]:
         """Return what is left, one entry for each thing that it bounds."""

@@ -123,7 +123,7 @@ class UsageRow:
 
 
 class Ledger:
-    """What was spent, in one transaction, at one moment."""
+    """All spending, in one transaction, at one moment."""
 
     def __init__(self, connection: sqlite3.Connection, clocks: Clocks) -> None:
         self.connection = connection
@@ -133,7 +133,7 @@ class Ledger:
         self._mark = advanced(self._kept, clocks)
         self._time = self._mark.wall
         self.is_untidy = found is None or self._time - found[3] >= TIDY_MS
-        """Whether ``tidy`` is due."""
+        """``tidy`` is due."""
 
     def reserve(self, server: str, asked: ReservationRequest) -> list[Funds] | Refusal:
         """Reserve what a call may spend of all its budgets, or of none.
