@@ -15,7 +15,6 @@ import sys
 import tomllib
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar, cast
@@ -40,17 +39,6 @@ OPERATOR: Final = os.getuid()
 def _refuse_file(reason: str, fix: str) -> DiagnosedError:
     """Return the failure to read the machine's file: no command knows its directory then."""
     return DiagnosedError(f"Reading {MACHINE_FILE}", reason, fix)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
-    """The user whose rights a directory needs."""
-
-    uid: int
-    gid: int
-    name: str | None
-    """Missing for a user in no registry, as one of systemd's ``DynamicUser=`` whose service is down."""
-    home: str
 
 
 def read_machine_file() -> Path | None:
@@ -176,7 +164,7 @@ def run_as_owner(directory: Path, act: Callable[[], T]) -> T:
         except DiagnosedError as problem:
             said = {"problem": [problem.what, problem.reason, problem.fix]}
         except OSError as problem:
-            said = {"problem": [f"Using {directory} as user {owner.uid}", str(problem), "Run it as that user."]}
+            said = {"problem": [f"Using {directory} as user {owner.pw_uid}", str(problem), "Run it as that user."]}
         finally:
             os.write(writer, json.dumps(said).encode())
             os._exit(0)
@@ -185,7 +173,7 @@ def run_as_owner(directory: Path, act: Callable[[], T]) -> T:
         answer = json.loads(pipe.read() or b"{}")
     os.waitpid(child, 0)
     if "result" not in answer:
-        ended = (f"Using {directory} as user {owner.uid}", "the process for it ended", "Run it as that user.")
+        ended = (f"Using {directory} as user {owner.pw_uid}", "the process for it ended", "Run it as that user.")
         raise DiagnosedError(*answer.get("problem", ended))
     return cast("T", answer["result"])
 
@@ -201,18 +189,19 @@ def become_owner(directory: Path) -> bool:
     return owner is not None
 
 
-def _become(owner: Owner, directory: Path) -> None:
+def _become(owner: pwd.struct_passwd, directory: Path) -> None:
+    uid, gid = owner.pw_uid, owner.pw_gid
     staging.uncover(directory)
-    if owner.name is None:
-        os.setgroups([])
+    if owner.pw_name:
+        os.initgroups(owner.pw_name, gid)
     else:
-        os.initgroups(owner.name, owner.gid)
-    os.setresgid(owner.gid, owner.gid, owner.gid)
-    os.setresuid(owner.uid, owner.uid, owner.uid)
-    os.environ["HOME"] = owner.home
+        os.setgroups([])
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+    os.environ["HOME"] = owner.pw_dir
 
 
-def _other_owner(directory: Path) -> Owner | None:
+def _other_owner(directory: Path) -> pwd.struct_passwd | None:
     """Return the user to become; None if this process has the rights it needs, or can have no others."""
     try:
         status = _nearest(directory).stat()
@@ -225,10 +214,9 @@ def _other_owner(directory: Path) -> Owner | None:
     if status.st_uid == _ROOT:
         return None
     try:
-        known = pwd.getpwuid(status.st_uid)
-    except KeyError:
-        return Owner(uid=status.st_uid, gid=status.st_gid, name=None, home="/")
-    return Owner(uid=status.st_uid, gid=known.pw_gid, name=known.pw_name, home=known.pw_dir)
+        return pwd.getpwuid(status.st_uid)
+    except KeyError:  # in no registry, as one of systemd's ``DynamicUser=`` whose service is down
+        return pwd.struct_passwd(("", "", status.st_uid, status.st_gid, "", "/", ""))
 
 
 def _nearest(directory: Path) -> Path:

@@ -30,18 +30,11 @@ from glovebox_server.cli.terminal import print_table, table_of
 from glovebox_server.exits import FAILED, OK, UNAVAILABLE
 from glovebox_server.settings import Settings
 
-KNOWN = ", ".join(registry.NAMES)
-
 _SENTENCE = 400
 """Characters of one line of evidence on the scorecard; the JSON has all."""
 
 FORMAT = 1
 """Version of the JSON; a change that could break a reader raises it."""
-
-
-def unknown(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names that are no driver's."""
-    return tuple(name for name in names if name not in registry.NAMES)
 
 
 async def run(settings: Settings, *, names: tuple[str, ...]) -> int:
@@ -98,9 +91,8 @@ def _progress(err: Console) -> Progress:
 
 
 def _json(
-    suite: Iterable[cases.ClaimCase], proofs: list[Proof], unusable: list[Capabilities], *, began: datetime, holds: bool
+    suite: tuple[cases.Case, ...], proofs: list[Proof], unusable: list[Capabilities], *, began: datetime, holds: bool
 ) -> dict[str, Any]:
-    suite = tuple(suite)
     return {
         "format": FORMAT,
         "glovebox": VERSION,
@@ -108,16 +100,12 @@ def _json(
         "host": surroundings.facts(),
         "started": began.isoformat(timespec="seconds"),
         "holds": holds,
-        "drivers": [_proof_json(each) for each in proofs] + [_unusable_json(each) for each in unusable],
+        "drivers": [*map(_proof_json, proofs), *({**_capabilities_json(each), "proved": False} for each in unusable)],
     }
 
 
 def _capabilities_json(found: Capabilities) -> dict[str, Any]:
     return {**asdict(found), "limits": dict(found.limits), "usable": found.usable}
-
-
-def _unusable_json(found: Capabilities) -> dict[str, Any]:
-    return {**_capabilities_json(found), "proved": False}
 
 
 def _proof_json(proof: Proof) -> dict[str, Any]:
