@@ -53,7 +53,7 @@ async def test_a_refused_step_is_told_and_leaves_nothing(
                 pytest.fail("it must not open")
     assert len(list(Path("/proc/self/fd").iterdir())) == before
     assert list(groups.iterdir()) == []
-    await driver.close()
+    await driver._launcher.close()
 
 
 async def test_a_workspace_with_mounts_inside_is_refused_before_anything_starts(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ async def test_a_workspace_with_mounts_inside_is_refused_before_anything_starts(
     plain = Mount(source=str(tmp_path), target=WORKSPACE)
     async with driver.open(driver.plan(replace(SPEC, mounts=(plain,)))):
         pass  # the control
-    await driver.close()
+    await driver._launcher.close()
 
 
 @pytest.mark.parametrize("refused", [False, True])

@@ -123,8 +123,7 @@ AnyCase = TypeVar("AnyCase", bound="ClaimCase")
 def load(folder: Traversable | None = None) -> tuple[Case, ...]:
     """Return every case of the folder, by default the shipped ones, in the order of the files' names.
 
-    Raises:
-        ValueError: a file is wrong, or two cases have the same id; names file, case and problem.
+    Raises ValueError: a file is wrong, or two cases have the same id; names file, case and problem.
     """
     return read_all(folder or _SHIPPED, Case)
 

@@ -54,8 +54,7 @@ class TrialResult:
 async def judge(driver: Driver, case: Case, host: Planted) -> Verdict:
     """Run a case that is a program, in a sandbox of its own (or two), and judge it.
 
-    Raises:
-        UnsupportedSpecError: the driver cannot enforce what the case needs.
+    Raises UnsupportedSpecError: the driver cannot enforce what the case needs.
     """
     fingerprint = host.fingerprint()
     problems: list[str] = []

@@ -145,20 +145,14 @@ class Driver(Protocol):
     def plan(self, spec: SandboxSpec) -> Plan:
         """Return the plan; starts nothing.
 
-        Raises:
-            UnsupportedSpecError: some field cannot be enforced here. Never enforced partly, never downgraded.
+        Raises UnsupportedSpecError: some field cannot be enforced here. Never enforced partly, never downgraded.
         """
 
     def open(self, plan: Plan) -> AbstractAsyncContextManager[Sandbox]:
-        """Start a sandbox. However the context is left, nothing of the sandbox remains.
-
-        Raises:
-            SandboxError: it could not be started.
-        """
+        """Start a sandbox. However the context is left, nothing of the sandbox remains. Raises SandboxError."""
 
     def source(self, plan: Plan) -> AbstractAsyncContextManager[Source]:
         """Provide prepared sandboxes for the length of the block; all of them must be closed before it ends.
 
-        Raises:
-            SandboxError: it could not be started.
+        Raises SandboxError: it could not be started.
         """

@@ -124,8 +124,7 @@ class Drivers:
     async def choose(self, names: tuple[str, ...], spec: SandboxSpec) -> tuple[Driver, Plan]:
         """Return the first driver that can enforce every part of the spec, and its plan.
 
-        Raises:
-            UnsupportedSpecError: none can; says what the first one lacks and what to do, then why no other can.
+        Raises UnsupportedSpecError: none can; says what the first one lacks and what to do, then why no other can.
         """
         reasons: list[tuple[str, str]] = []
         for name in names:

@@ -103,8 +103,7 @@ class Environment(_EnvironmentFile):
     def locked(self) -> str:
         """Return the digest of its lock, which names every file by hash and fits the current file.
 
-        Raises:
-            EnvironmentFileError: it is missing, has anything except packages, or was made for another file.
+        Raises EnvironmentFileError: it is missing, has anything except packages, or was made for another file.
         """
         update = f"Run `glovebox environment update {self.name}`."
         if not self.lock.exists():
@@ -141,8 +140,7 @@ def named(directory: Path) -> list[str]:
 def load(name: str, directory: Path) -> Environment:
     """Return the environment of that name, the operator's before the shipped one.
 
-    Raises:
-        EnvironmentFileError: it is missing, or its file is unsafe, unreadable or wrong.
+    Raises EnvironmentFileError: it is missing, or its file is unsafe, unreadable or wrong.
     """
     if not _NAME.fullmatch(name):
         raise EnvironmentFileError(f"The environment {name!r}", "that is no name for one", f"Use {_NAMES}.")

@@ -46,13 +46,7 @@ async def write(environment: Environment, python: Path, tell: Callable[[str], No
         wanted = [f"{name}=={version}" for name, version in versions.items()]
         for name, (_, digest) in found.items():
             files.setdefault(name, set()).add(digest)
-    text = _HEAD.format(
-        file=environment.path.name,
-        name=environment.name,
-        pythons=", ".join(serieses),
-        machines=" and ".join(machines),
-        fits=environment.fits,
-    )
+    text = _HEAD.format(each=environment, pythons=", ".join(serieses), machines=" and ".join(machines))
     for name in sorted(versions):
         hashes = " \\\n".join(f"    --hash=sha256:{digest}" for digest in sorted(files[name]))
         text += f"{name}=={versions[name]} \\\n{hashes}\n"
@@ -64,9 +58,9 @@ async def write(environment: Environment, python: Path, tell: Callable[[str], No
 
 _SERIES = "import json, sys; print(json.dumps('%d.%d' % sys.version_info[:2]))"
 _HEAD = """\
-# Every file that may be installed for {file}, by hash. Written by `glovebox environment update {name}`.
+# Every file that may be installed for {each.path.name}, by hash. Written by `glovebox environment update {each.name}`.
 # CPython {pythons}; Linux (glibc 2.28 or newer) on {machines}.
-# Fits {fits}
+# Fits {each.fits}
 
 """
 

@@ -240,8 +240,7 @@ def _make(data: Path) -> None:
 async def _alone(data: Path, tell: Callable[[str], None]) -> AsyncIterator[None]:
     """Wait until no other process builds; the kernel releases its lock if it dies.
 
-    Raises:
-        SandboxError: it builds for longer than any build takes.
+    Raises SandboxError: it builds for longer than any build takes.
     """
     place = os.open(data, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -35,8 +35,7 @@ class SyscallCase:
 def load_cases(machine: str) -> tuple[SyscallCase, ...]:
     """Return the cases of ``machine`` (as in ``uname -m``): old calls have no number on younger machines.
 
-    Raises:
-        SandboxError: libseccomp, which has the numbers, is missing.
+    Raises SandboxError: libseccomp, which has the numbers, is missing.
     """
     data = json.loads(resources.files(__package__).joinpath("cases.json").read_bytes())
     return tuple(case for entry in data["cases"] if (case := _case(entry, machine)) is not None)

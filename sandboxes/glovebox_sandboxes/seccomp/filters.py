@@ -102,8 +102,7 @@ def _comparison(library: Any, condition: Condition, value: int) -> Any:
 def compile_policy(policy: SeccompPolicy, machine: str) -> bytes:
     """Compile ``policy`` for ``machine`` (as in ``uname -m``): an array of ``struct sock_filter``.
 
-    Raises:
-        SandboxError: libseccomp is missing or refuses the policy, or the policy does not know the machine.
+    Raises SandboxError: libseccomp is missing or refuses the policy, or the policy does not know the machine.
     """
     if machine not in policy.architectures:
         raise SandboxError(
@@ -144,19 +143,14 @@ def exported(rules: Any) -> bytes:
 def number(name: str, machine: str) -> int | None:
     """Return the number of a system call on ``machine``; None if the machine or this libseccomp has none.
 
-    Raises:
-        SandboxError: libseccomp is missing.
+    Raises SandboxError: libseccomp is missing.
     """
     found = int(libseccomp().resolve_syscall(_AUDIT_ARCH[machine], name))
     return found if found >= 0 else None
 
 
 def bpf() -> bytes:
-    """Return the compiled filter for this machine, for ``bwrap --seccomp FD``.
-
-    Raises:
-        SandboxError: As :func:`compile_policy`.
-    """
+    """Return the compiled filter for this machine, for ``bwrap --seccomp FD``. Raises SandboxError."""
     return _compiled()
 
 

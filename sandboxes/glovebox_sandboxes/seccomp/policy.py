@@ -148,8 +148,7 @@ def _apart(first: tuple[Condition, ...], second: tuple[Condition, ...]) -> bool:
 def parse(content: bytes) -> SeccompPolicy:
     """Read a policy, strictly.
 
-    Raises:
-        ValueError: It is not JSON of the form that seccomp.md describes, or contradicts itself.
+    Raises ValueError: It is not JSON of the form that seccomp.md describes, or contradicts itself.
     """
     policy = SeccompPolicy.model_validate_json(content)
     own = {"errno": policy.errno}

@@ -43,24 +43,24 @@ _START_SECONDS = 10.0
 async def find(trial: tuple[str, ...]) -> tuple[str, str, list[Missing]]:
     """Find bwrap and try these arguments; return its path, its version, and what it lacks."""
     program = which("bwrap")
+    setpriv = changes_user() and not Path(SETPRIV).exists()  # noqa: ASYNC240 - once
+    gaps = [
+        (setpriv, "setpriv is not installed", "Run `apt-get install util-linux`."),
+        (is_kernels_root(), ROOT_ALONE, ROOT_FIX),
+        (program is None, "bwrap is not installed", "Run `apt-get install bubblewrap`."),
+    ]
     version = ""
-    missing = None
-    if changes_user() and not Path(SETPRIV).exists():  # noqa: ASYNC240 - once
-        missing = Missing(what="setpriv is not installed", fix="Run `apt-get install util-linux`.", fatal=True)
-    elif is_kernels_root():
-        missing = Missing(what=ROOT_ALONE, fix=ROOT_FIX, fatal=True)
-    elif program is None:
-        missing = Missing(what="bwrap is not installed", fix="Run `apt-get install bubblewrap`.", fatal=True)
-    else:
+    if program is not None and not any(lacks for lacks, *_ in gaps):
         version = (await run([program, "--version"]))[1].removeprefix("bubblewrap ").strip()
-        if tuple(int(part) for part in version.split(".") if part.isdigit()) < MINIMUM:
-            fix = "Install bubblewrap 0.8 or newer (Debian 12 has it)."
-            missing = Missing(what=f"bwrap is version {version}", fix=fix, fatal=True)
-        else:
-            code, words = await run([program, *trial])
-            if code != 0:
-                missing = Missing(what=f"it cannot make namespaces: {words}", fix=surroundings.fix(words), fatal=True)
-    return program or "bwrap", version, [missing] if missing else []
+        old = tuple(int(part) for part in version.split(".") if part.isdigit()) < MINIMUM
+        code, words = (0, "") if old else await run([program, *trial])
+        fix = "Install bubblewrap 0.8 or newer (Debian 12 has it)."
+        gaps = [
+            (old, f"bwrap is version {version}", fix),
+            (code != 0, f"it cannot make namespaces: {words}", surroundings.fix(words) if code else ""),
+        ]
+    first = [Missing(what=what, fix=fix, fatal=True) for lacks, what, fix in gaps if lacks][:1]
+    return program or "bwrap", version, first
 
 
 async def groups(server_id: str) -> cgroup.Hierarchy | None:

@@ -58,13 +58,9 @@ class ProbeResult:
 
 
 async def probe(trial: tuple[str, ...], own: Iterable[Missing], data: Path, owner: str) -> ProbeResult:
-    """Find out what this host has of the needs of every driver behind bwrap.
+    """Find out what this host has of the needs of every driver behind bwrap, beside those it looked for itself.
 
-    Args:
-        trial: arguments with which bwrap is tried out.
-        own: what the driver itself found missing.
-        data: the directory that holds the runtime.
-        owner: names the control groups.
+    ``trial`` are arguments with which bwrap is tried out; ``owner`` names the control groups.
     """
     program, version, missing = await bwrap.find(trial)
     # A path without links names what is mounted.
@@ -74,13 +70,7 @@ async def probe(trial: tuple[str, ...], own: Iterable[Missing], data: Path, owne
     hierarchy = await bwrap.groups(owner)
     if hierarchy is None:
         missing.append(Missing(what="no control groups: limits hold per process", fix=cgroup.fix(), fatal=False))
-    return ProbeResult(
-        program=program,
-        version=version,
-        runtimes=built,
-        hierarchy=hierarchy,
-        missing=tuple(missing),
-    )
+    return ProbeResult(program=program, version=version, runtimes=built, hierarchy=hierarchy, missing=tuple(missing))
 
 
 class Walled:
@@ -112,11 +102,8 @@ class Walled:
         if found is None:
             raise environments.not_built(spec.environment)
         if spec.require_cgroup and self._hierarchy is None:
-            raise UnsupportedSpecError(
-                "limits.enforce",
-                "this host lets us make no control groups, so limits hold per process only",
-                cgroup.fix(),
-            )
+            reason = "this host lets us make no control groups, so limits hold per process only"
+            raise UnsupportedSpecError("limits.enforce", reason, cgroup.fix())
         return found
 
     def _start(self, plan: Plan, files: Mapping[str, bytes]) -> AbstractAsyncContextManager[ProcessSandbox]:
@@ -133,11 +120,7 @@ class Walled:
                 yield self
         finally:
             with anyio.CancelScope(shield=True):
-                await self.close()
-
-    async def close(self) -> None:
-        """End the starting thread, and remove this server's control groups."""
-        await self._launcher.close()
+                await self._launcher.close()
 
 
 def own_mounts(spec: SandboxSpec) -> list[tuple[str, int]]:

@@ -139,11 +139,7 @@ def make(spec: SandboxSpec, host: Host, seccomp: Mapping[str, Any]) -> Plan:
         "Labels": {LABEL + key: value for key, value in sorted(spec.labels)},
         "Tty": False,
         # The container's input ends with our connection, and so, the guest being process 1, does the container.
-        "OpenStdin": True,
-        "StdinOnce": True,
-        "AttachStdin": True,
-        "AttachStdout": True,
-        "AttachStderr": True,
+        **dict.fromkeys(("OpenStdin", "StdinOnce", "AttachStdin", "AttachStdout", "AttachStderr"), True),
         # NetworkMode none: the Engine sets up no network; runc still makes an empty namespace with its loopback up.
         "NetworkDisabled": True,
         "HostConfig": _host_config(spec, host, seccomp, writable),
@@ -202,11 +198,8 @@ def _host_config(
             "seccomp=" + json.dumps(seccomp, sort_keys=True, separators=(",", ":")),
             *(["apparmor=docker-default"] if host.apparmor else []),
         ],
-        "IpcMode": "private",
-        "PidMode": "",
-        "UTSMode": "",
-        "UsernsMode": "",
-        "CgroupnsMode": "private",
+        **dict.fromkeys(("IpcMode", "CgroupnsMode"), "private"),
+        **dict.fromkeys(("PidMode", "UTSMode", "UsernsMode"), ""),
         "Init": False,
         "Devices": [],
         **(_groups(outside, min(limits.processors, host.processors)) if host.groups else {}),
@@ -214,10 +207,9 @@ def _host_config(
         "OomScoreAdj": 500,
         "ShmSize": _SHARED_MEMORY,
         "Ulimits": [
+            {"Name": name, "Soft": value, "Hard": value}
             # 1 and not 0: a core_pattern that is a pipe ignores 0, but the kernel gives up at 1, see core(5).
-            _ulimit("core", 1),
-            _ulimit("cpu", limits.cpu_seconds + _CPU_ALLOWANCE),
-            _ulimit("nofile", _OPEN_FILES),
+            for name, value in (("core", 1), ("cpu", limits.cpu_seconds + _CPU_ALLOWANCE), ("nofile", _OPEN_FILES))
         ],
         "Tmpfs": {target: _tmpfs(size) for target, size in sorted(writable.items())},
         "Mounts": [_bind(mount) for mount in spec.mounts],
@@ -282,8 +274,7 @@ def check_closed(body: Mapping[str, Any]) -> None:
 def check_source(source: str, socket: str) -> None:
     """Check one directory of the host that a sandbox is to see; links in ``source`` are resolved where it matters.
 
-    Raises:
-        UnsupportedSpecError: it contains the host's devices, secrets or daemons, or lies in one of their places.
+    Raises UnsupportedSpecError: it contains the host's devices, secrets or daemons, or lies in one of their places.
     """
     for place in (*_HOST_CONTROL, socket):
         if _holds(place, source) or _holds(source, place):
@@ -295,22 +286,19 @@ def check_source(source: str, socket: str) -> None:
 
 
 def _check_limits(spec: SandboxSpec) -> None:
-    limits = spec.limits
     least = {
-        "memory_bytes": (limits.memory_bytes, MINIMUM_MEMORY),
-        "pids": (limits.pids, MINIMUM_PIDS),
-        "cpu_seconds": (limits.cpu_seconds, 1),
-        "scratch_bytes": (limits.scratch_bytes, MINIMUM_TMPFS),
-        "output_bytes": (limits.output_bytes, MINIMUM_TMPFS if spec.output else 0),
-        "workspace_bytes": (limits.workspace_bytes, MINIMUM_TMPFS if spec.overlay else 0),
+        "memory_bytes": MINIMUM_MEMORY,
+        "pids": MINIMUM_PIDS,
+        "cpu_seconds": 1,
+        "scratch_bytes": MINIMUM_TMPFS,
+        "output_bytes": MINIMUM_TMPFS * spec.output,
+        "workspace_bytes": MINIMUM_TMPFS * spec.overlay,
     }
-    for name, (value, minimum) in least.items():
+    for name, minimum in least.items():
+        value = getattr(spec.limits, name)
         if value < minimum:
-            raise UnsupportedSpecError(
-                f"limits.{name}",
-                f"{value} cannot be enforced by Docker, where small values mean no limit",
-                f"Use at least {minimum}.",
-            )
+            reason = f"{value} cannot be enforced by Docker, where small values mean no limit"
+            raise UnsupportedSpecError(f"limits.{name}", reason, f"Use at least {minimum}.")
 
 
 def _check_mount(mount: Mount, socket: str) -> None:
@@ -326,10 +314,6 @@ def _check_mount(mount: Mount, socket: str) -> None:
 
 def _holds(outer: str, inner: str) -> bool:
     return outer in ("/", inner) or inner.startswith(outer + "/")
-
-
-def _ulimit(name: str, value: int) -> dict[str, Any]:
-    return {"Name": name, "Soft": value, "Hard": value}
 
 
 def _groups(limits: Limits, processors: int) -> dict[str, int]:

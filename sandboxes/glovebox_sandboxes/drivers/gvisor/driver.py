@@ -39,13 +39,8 @@ class Gvisor(wall.Walled):
                 f"{spec.limits.memory_bytes} is less than gVisor's kernel and the guest need themselves",
                 f"Use at least {plans.MINIMUM_MEMORY}.",
             )
-        return plans.make(
-            spec,
-            runtime,
-            programs=self._programs,
-            version=self.capabilities.version,
-            hierarchy=self._hierarchy,
-        )
+        version = self.capabilities.version
+        return plans.make(spec, runtime, programs=self._programs, version=version, hierarchy=self._hierarchy)
 
     def open(self, plan: Plan) -> AbstractAsyncContextManager[Sandbox]:
         """See ``Driver.open``."""

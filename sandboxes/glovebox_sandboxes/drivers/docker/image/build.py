@@ -67,8 +67,7 @@ async def build(
 async def remove(lock: str) -> list[str]:
     """Remove the images with this lock's digest, for every guest version, and return their names.
 
-    Raises:
-        SandboxError: the Engine is unavailable, or a sandbox uses one of them.
+    Raises SandboxError: the Engine is unavailable, or a sandbox uses one of them.
     """
     with translated("Removing images"), await anyio.to_thread.run_sync(_connected) as api:
         return await anyio.to_thread.run_sync(_remove, api, content.tag(lock))
