@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
 import rfc8785
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -27,7 +26,7 @@ from pydantic import (
 from glovebox_profiles import egress
 from glovebox_profiles.egress import EgressRule
 from glovebox_profiles.egress.headers import NOT_LENT, require_harmless
-from glovebox_profiles.egress.rules import PathPattern
+from glovebox_profiles.egress.rules import PathPattern, reads
 from glovebox_profiles.egress.targets import Method, parse_pattern
 from glovebox_profiles.features import refuse_unsupported
 from glovebox_sandboxes.contract.spec import DEFAULT
@@ -209,7 +208,7 @@ class Credential(Table):
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,31}$")]
     """What records, receipts and refusals call it."""
-    host: Annotated[str, Field(max_length=253), AfterValidator(_require_one_host)]
+    host: Annotated[str, Field(max_length=253), reads(_require_one_host)]
     """The one host it is for, reached over TLS alone; no `*`."""
     methods: Annotated[tuple[Method, ...], LISTED, Field(min_length=1)] = ("GET", "HEAD")
     """Methods of requests that get it."""

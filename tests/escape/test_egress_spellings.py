@@ -6,7 +6,8 @@ from ipaddress import ip_address
 import pytest
 
 from glovebox_profiles.egress import EgressRule, decide_url
-from glovebox_profiles.egress.targets import TargetError, first_refused, parse_host, refusal
+from glovebox_profiles.egress.targets import first_refused, parse_host, refusal
+from glovebox_sandboxes.contract.errors import RefusedError
 
 ALLOWED = [EgressRule(host="*.google.com"), EgressRule(host="google.com")]
 
@@ -42,7 +43,7 @@ def test_a_disguised_host_is_not_a_subdomain(host: str) -> None:
     decision = decide_url("GET", f"https://{host}/", ALLOWED)
     assert decision.effect == "deny"
     assert decision.rule in {"egress.spelling", "egress.host"}
-    with pytest.raises(TargetError) as refused:
+    with pytest.raises(RefusedError) as refused:
         parse_host(host)
     assert refused.value.rule == "egress.spelling"
 
@@ -73,7 +74,7 @@ def test_another_spelling_of_loopback_is_refused(spelling: str) -> None:
     """E7: the C library takes each of these for 127.0.0.1, a check of the text does not."""
     assert not spelling.startswith("127.0.0.1") or spelling.endswith(".")
     assert socket.inet_aton(spelling.rstrip(".")) == b"\x7f\0\0\1"
-    with pytest.raises(TargetError) as refused:
+    with pytest.raises(RefusedError) as refused:
         parse_host(spelling)
     assert refused.value.rule == "egress.spelling"
 
@@ -96,7 +97,7 @@ def test_another_spelling_of_loopback_is_refused(spelling: str) -> None:
 )
 def test_what_ends_in_a_number_is_no_name(spelling: str) -> None:
     """E7: no public name ends in a number, and parsers disagree about each of these."""
-    with pytest.raises(TargetError) as refused:
+    with pytest.raises(RefusedError) as refused:
         parse_host(spelling)
     assert refused.value.rule == "egress.spelling"
 
@@ -107,7 +108,7 @@ def test_what_ends_in_a_number_is_no_name(spelling: str) -> None:
 )
 def test_another_spelling_of_ipv6_is_refused(spelling: str) -> None:
     """E7: one address, one spelling."""
-    with pytest.raises(TargetError):
+    with pytest.raises(RefusedError):
         parse_host(spelling)
 
 
@@ -209,6 +210,6 @@ def test_one_bad_answer_condemns_the_set() -> None:
 )
 def test_local_and_metadata_names_are_refused_without_a_look_up(host: str) -> None:
     """E7: some names are answered by the machine or its cloud, and never by the public tree."""
-    with pytest.raises(TargetError) as refused:
+    with pytest.raises(RefusedError) as refused:
         parse_host(host)
     assert refused.value.rule == "egress.address"

@@ -9,13 +9,13 @@ from glovebox_profiles.egress import EgressRule, decide, decide_url, parse_url
 from glovebox_profiles.egress.targets import (
     METHODS,
     EgressTarget,
-    TargetError,
     is_plain,
     normalise_path,
     parse_authority,
     parse_connect,
     parse_host,
 )
+from glovebox_sandboxes.contract.errors import RefusedError
 
 _METHODS = sorted(METHODS)
 
@@ -57,16 +57,16 @@ def _rule(host: str, path: str, flags: int) -> EgressRule | None:
 
 def _parts(content: str) -> None:
     """The readers of single parts are total, and what they give is read as itself."""
-    with suppress(TargetError):
+    with suppress(RefusedError):
         host = parse_host(content)
         assert parse_host(host) == host
-    with suppress(TargetError):
+    with suppress(RefusedError):
         path = normalise_path(content)
         assert normalise_path(path) == path
-    with suppress(TargetError):
+    with suppress(RefusedError):
         host, port = parse_authority(content)
         assert parse_authority(f"{f'[{host}]' if ':' in host else host}{f':{port}' if port else ''}") == (host, port)
-    with suppress(TargetError):
+    with suppress(RefusedError):
         tunnel = parse_connect(content)
         assert tunnel.path == ""
         assert parse_connect(f"{tunnel.host}:{tunnel.port}") == tunnel
@@ -84,12 +84,12 @@ def check(data: bytes) -> None:
         _parts(url)
         rules = [rule] if rule else []
         decision = decide_url(method, url, rules)
-        with suppress(TargetError):
+        with suppress(RefusedError):
             tunnel = parse_connect(url)
             assert (decide(tunnel, rules).effect == "allow") == any(_named(each, tunnel) for each in rules)
     try:
         target = parse_url(method, url)
-    except TargetError:
+    except RefusedError:
         assert decision.effect == "deny"
         return
     assert (decision.effect == "allow") == any(_named(each, target) for each in rules)

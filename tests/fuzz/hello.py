@@ -2,7 +2,8 @@
 
 from tests.fuzz.harness import pieces
 
-from glovebox_profiles.egress.targets import TargetError, parse_host
+from glovebox_profiles.egress.targets import parse_host
+from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.egress.clienthello import MAX_HELLO, ClientHello
 
 
@@ -12,7 +13,7 @@ def _read(data: bytes, size: int) -> tuple[str | None, str | None]:
         for piece in pieces(data, size):
             name = reader.feed(piece) or name  # what follows the hello in one piece is looked at, too
             assert len(reader.raw) <= MAX_HELLO + len(piece)
-    except TargetError as refused:
+    except RefusedError as refused:
         return None, refused.reason
     return name, None
 

@@ -15,7 +15,8 @@ from anyio.abc import ByteStream
 from tests.fuzz.harness import bounded, pieces, text
 
 from glovebox_profiles.egress import parse_url
-from glovebox_profiles.egress.targets import METHODS, TargetError
+from glovebox_profiles.egress.targets import METHODS
+from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.egress.events import PeerError
 from glovebox_server.egress.http1 import Exchange, RequestClock
 from glovebox_server.egress.limits import READ_BYTES, EgressLimits
@@ -134,7 +135,7 @@ def _request(data: bytes) -> None:
         try:
             target = parse_url(method, url)
             headers, _ = request_headers(asked, method, body, LIMITS)
-        except TargetError:
+        except RefusedError:
             return
         peer = _Peer()
         _run(Exchange(peer, _Timeless(), LIMITS).send(target, headers, body))

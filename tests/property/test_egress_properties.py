@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from tests.fixtures.tls_hello import made_hello, real_hello, server_name
 
 from glovebox_profiles.egress import EgressRule, EgressTarget, covers, covers_all, decide, decide_url, meet, parse_url
-from glovebox_profiles.egress.targets import TargetError, matches, parse_host
+from glovebox_profiles.egress.targets import matches, parse_host
+from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.egress.clienthello import MAX_HELLO, ClientHello
 from glovebox_server.egress.events import PeerError
 from glovebox_server.egress.http1 import PIECE_BYTES, BodyDecoder
@@ -126,7 +127,7 @@ hostile = st.text(st.characters() | st.sampled_from(".-:%@/\\[]?#\x00\r\n*\uff0e
 @example("evil\x00.example.org")
 def test_any_text_is_a_canonical_host_or_a_refusal(text: str) -> None:
     """The grammar is total, idempotent, and what it lets through is plain."""
-    with suppress(TargetError):
+    with suppress(RefusedError):
         host = parse_host(text)
         assert parse_host(host) == host
         assert set(host) <= set(string.ascii_lowercase + string.digits + "-.:")
@@ -154,7 +155,7 @@ def test_any_url_is_denied_unless_its_host_is_listed(text: str, start: str) -> N
 def test_any_bytes_are_a_name_a_refusal_or_not_enough(data: bytes, start: bytes) -> None:
     """The ClientHello reader is total and bounded."""
     reader = ClientHello()
-    with suppress(TargetError):
+    with suppress(RefusedError):
         reader.feed(start + data)
         assert len(reader.raw) <= MAX_HELLO
 
@@ -174,7 +175,7 @@ def test_a_damaged_hello_is_read_the_same_whole_and_in_pieces(at: int, flip: int
         try:
             for piece in pieces:
                 name = name or reader.feed(piece)
-        except TargetError as refused:
+        except RefusedError as refused:
             return refused.reason
         return name
 
@@ -187,11 +188,11 @@ def test_the_hello_reader_agrees_with_the_grammar(name: str) -> None:
     """Whatever name is inside, the reader says what ``parse_host`` says."""
     try:
         expected: str | None = parse_host(name)
-    except TargetError:
+    except RefusedError:
         expected = None
     try:
         found = ClientHello().feed(made_hello(server_name(name.encode())))
-    except TargetError:
+    except RefusedError:
         found = None
     assert found == expected
 

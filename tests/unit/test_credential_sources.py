@@ -15,11 +15,10 @@ import anyio.to_thread
 import pytest
 
 from glovebox_profiles.egress import EgressRule
-from glovebox_profiles.egress.targets import TargetError
 from glovebox_profiles.explain import explain
 from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_profiles.model import Credential, Network
-from glovebox_sandboxes.contract.errors import DiagnosedError
+from glovebox_sandboxes.contract.errors import DiagnosedError, RefusedError
 from glovebox_server.guards.credentials import sources
 from glovebox_server.guards.credentials.injector import CredentialInjector
 from glovebox_server.guards.credentials.sources import CredentialCache, read, unusable
@@ -386,7 +385,7 @@ async def test_a_bad_source_refuses_the_request_with_its_name_and_the_fix(
     """What a call is told; the value is in none of it. The control: a source that is mended gives the value."""
     monkeypatch.setattr(sources, "SECONDS", 0.3)
     lent = Credential(name="tracker", host="a.example.org", paths=("/*",), header="Key", source=program(lines))
-    with pytest.raises(TargetError) as refused:
+    with pytest.raises(RefusedError) as refused:
         await CredentialInjector(credentials=(lent,), read=CredentialCache().value).read_value(lent)
     assert refused.value.rule == "egress.credential"
     assert refused.value.reason == f"The credential tracker cannot be used: {reason}."

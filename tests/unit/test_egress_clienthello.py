@@ -3,7 +3,7 @@
 import pytest
 from tests.fixtures.tls_hello import made_hello, real_hello, server_name, vector
 
-from glovebox_profiles.egress.targets import TargetError
+from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.egress.clienthello import MAX_HELLO, ClientHello
 
 NAME = server_name(b"files.example.org")
@@ -53,7 +53,7 @@ def test_a_hello_may_span_records() -> None:
 )
 def test_anything_else_is_refused_with_its_reason(data: bytes, reason: str) -> None:
     """E10: no TLS, no name, two names, a hidden name, too much; made the same way without the flaw it is read."""
-    with pytest.raises(TargetError, match=reason) as refused:
+    with pytest.raises(RefusedError, match=reason) as refused:
         ClientHello().feed(data)
     assert refused.value.rule == "egress.sni"
     assert ClientHello().feed(made_hello(NAME, (21, bytes(100)))) == "files.example.org"
@@ -64,6 +64,6 @@ def test_anything_else_is_refused_with_its_reason(data: bytes, reason: str) -> N
 )
 def test_a_server_name_obeys_the_grammar_of_hosts(name: bytes) -> None:
     """E1: a name that a server may read otherwise is not a name here."""
-    with pytest.raises(TargetError):
+    with pytest.raises(RefusedError):
         ClientHello().feed(made_hello(server_name(name)))
     assert ClientHello().feed(made_hello(server_name(b"files.example.org"))) == "files.example.org"

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from glovebox_profiles.egress.targets import TargetError
 from glovebox_profiles.model import Credential
+from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.egress.limits import EgressLimits
 from glovebox_server.egress.request import request_headers
 
@@ -123,5 +123,5 @@ def test_headers_that_apis_require_cross_with_a_key_alone() -> None:
     without, _ = request_headers(said, "GET", b"", EgressLimits())
     assert dict(without).keys() == {"if-match", "accept", "user-agent", "accept-encoding"}
     for bad in ([("prefer", "a"), ("Prefer", "b")], [("prefer", "a\r\nx-b: c")]):
-        with pytest.raises(TargetError):
+        with pytest.raises(RefusedError):
             request_headers(bad, "GET", b"", EgressLimits(), lent)

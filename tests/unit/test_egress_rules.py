@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from glovebox_profiles.egress import EgressRule, covers, covers_all, decide, decide_url, meet, parse_connect, parse_url
-from glovebox_profiles.egress.targets import TargetError
+from glovebox_sandboxes.contract.errors import RefusedError
 
 PYPI = EgressRule.model_validate({"host": "pypi.org", "methods": ["GET"], "paths": ["/simple/*"]})
 DOCS = EgressRule.model_validate({"host": "*.example.org", "schemes": ["http", "https"]})
@@ -260,6 +260,6 @@ def test_a_url_has_one_canonical_form(written: str, canonical: str) -> None:
 )
 def test_a_path_that_could_be_read_in_two_ways_is_refused(path: str) -> None:
     """Servers decode, resolve and cut in different orders; a path rule must not depend on which."""
-    with pytest.raises(TargetError) as refused:
+    with pytest.raises(RefusedError) as refused:
         parse_url("GET", f"https://example.org{path}")
     assert refused.value.rule == "egress.path"

@@ -1,7 +1,6 @@
 """The hosts a sandbox may connect to: pure grammar and decisions, no sockets, no look-ups, no files.
 
-``egress`` does the networking and asks here; ``model`` builds the rules. Standard library only: never import anything
-of ``server`` or ``sandboxes`` here.
+The server's ``egress`` does the networking and asks here. Never import anything of ``server`` here.
 """
 
 from glovebox_profiles.egress.rules import (

@@ -5,7 +5,7 @@ one of them allows; an empty list allows nothing. So the intersection of two lis
 products.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
@@ -15,7 +15,6 @@ from glovebox_profiles.egress.targets import (
     DEFAULT_PORTS,
     EgressTarget,
     Method,
-    TargetError,
     is_plain,
     matches,
     normalise_path,
@@ -24,6 +23,7 @@ from glovebox_profiles.egress.targets import (
     pattern_covers,
     quoted,
 )
+from glovebox_sandboxes.contract.errors import RefusedError
 
 ANY_PATH = "/*"
 #: Hosts of a profile in a refusal: enough to choose from, few enough for a model to read.
@@ -43,7 +43,19 @@ def _ports_of(given: Mapping[str, Any]) -> frozenset[int]:
     return frozenset(DEFAULT_PORTS[scheme] for scheme in given.get("schemes", ()))
 
 
-PathPattern = Annotated[str, AfterValidator(_require_path_pattern)]
+def reads(read: Callable[[str], str]) -> AfterValidator:
+    """Return a reader of a host or path as a validator: pydantic reports ValueErrors alone."""
+
+    def checked(text: str) -> str:
+        try:
+            return read(text)
+        except RefusedError as refused:
+            raise ValueError(str(refused)) from None
+
+    return AfterValidator(checked)
+
+
+PathPattern = Annotated[str, reads(_require_path_pattern)]
 # Strictness is lifted for the lists themselves only: TOML has lists, frozen data has sets.
 _LISTED = Field(strict=False, min_length=1)
 
@@ -53,7 +65,7 @@ class EgressRule(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
 
-    host: Annotated[str, AfterValidator(parse_pattern)]
+    host: Annotated[str, reads(parse_pattern)]
     """One host, or `*.example.org` for every subdomain of it and not `example.org` itself."""
     schemes: Annotated[frozenset[Literal["https", "http"]], _LISTED] = frozenset({"https"})
     """`https`, `http`."""
@@ -128,11 +140,11 @@ def decide_url(method: str, url: str, rules: Sequence[EgressRule]) -> EgressDeci
     """Decide about a URL as written; deny one that cannot be read strictly."""
     try:
         return decide(parse_url(method, url), rules)
-    except TargetError as error:
+    except RefusedError as error:
         return denial(error)
 
 
-def denial(error: TargetError) -> EgressDecision:
+def denial(error: RefusedError) -> EgressDecision:
     """Return the decision about an unreadable target."""
     return EgressDecision(effect="deny", rule=error.rule, reason=error.reason, hint=error.hint)
 

@@ -128,12 +128,8 @@ _GLOBAL_UNICAST = IPv6Network("2000::/3")
 _ISATAP = frozenset({0x00005EFE, 0x02005EFE})
 
 
-class TargetError(RefusedError, ValueError):
-    """A host, port, URL or pattern that is refused before any rule applies; ``egress.spelling``, for instance."""
-
-
-def _misspelt(reason: str, hint: str) -> TargetError:
-    return TargetError("egress.spelling", reason, hint)
+def _misspelt(reason: str, hint: str) -> RefusedError:
+    return RefusedError("egress.spelling", reason, hint)
 
 
 def quoted(text: str) -> str:
@@ -146,17 +142,17 @@ def parse_host(text: str) -> str:
     """Return the canonical form of a host: a lower-case name, or an address. Port and brackets are not part of it.
 
     Raises:
-        TargetError: It breaks the rules above, is an address that is not public, or is a local name.
+        RefusedError: It breaks the rules above, is an address that is not public, or is a local name.
     """
     address = parse_address(text)
     if address is not None:
         name = refusal(address)
         if name is not None:
-            raise TargetError("egress.address", f"{address} is {name}.", "Only public addresses can be reached.")
+            raise RefusedError("egress.address", f"{address} is {name}.", "Only public addresses can be reached.")
         return str(address)
     labels = _labels(text)
     if len(labels) == 1 or labels[-1] in _LOCAL_SUFFIXES or ".".join(labels) in _METADATA_NAMES:
-        raise TargetError(
+        raise RefusedError(
             "egress.address",
             f"{quoted(text)} is the name of something local.",
             "Only public hosts can be reached; write the full name, such as docs.python.org.",
@@ -168,7 +164,7 @@ def parse_address(text: str) -> Address | None:
     """Return the address if ``text`` is its canonical spelling, None if it is a name.
 
     Raises:
-        TargetError: It is another spelling of an address (decimal, octal, hexadecimal, short, zone id, …).
+        RefusedError: It is another spelling of an address (decimal, octal, hexadecimal, short, zone id, …).
     """
     last = text.rstrip(".").rpartition(".")[2]
     if not _COLONS.fullmatch(text) and not _NUMBER.fullmatch(last.lower()):
@@ -189,11 +185,11 @@ def parse_pattern(text: str) -> str:
     """Return the canonical form of a rule's host: an exact host, or ``*.`` and a name of at least two labels.
 
     Raises:
-        TargetError: It is neither.
+        RefusedError: It is neither.
     """
     if not text.startswith("*."):
         if "*" in text:
-            raise TargetError(
+            raise RefusedError(
                 "egress.host",
                 f"{quoted(text)} would match too much.",
                 "A rule names one host, or all subdomains of one as *.example.org; there is no rule for every host.",
@@ -201,7 +197,7 @@ def parse_pattern(text: str) -> str:
         return parse_host(text)
     base = text[2:]
     if parse_address(base) is not None or len(_labels(base)) < MIN_WILDCARD_LABELS:
-        raise TargetError(
+        raise RefusedError(
             "egress.host", f"{quoted(text)} would match too much.", "At least two labels after the star: *.example.org."
         )
     return f"*.{parse_host(base)}"
@@ -305,11 +301,11 @@ def parse_url(method: str, url: str) -> EgressTarget:
     """Parse an absolute http or https URL. A fragment is dropped: it is never sent.
 
     Raises:
-        TargetError: With rule ``egress.method``, ``egress.spelling``, ``egress.scheme``, ``egress.address`` or
+        RefusedError: With rule ``egress.method``, ``egress.spelling``, ``egress.scheme``, ``egress.address`` or
             ``egress.path``.
     """
     if method not in METHODS - {"CONNECT"}:
-        raise TargetError("egress.method", f"{quoted(method)} is not a method of a request.", "Use GET or HEAD.")
+        raise RefusedError("egress.method", f"{quoted(method)} is not a method of a request.", "Use GET or HEAD.")
     if len(url) > MAX_URL:
         raise _misspelt("The URL is too long.", f"{MAX_URL} characters are the limit.")
     found = _URL.fullmatch(url)
@@ -317,7 +313,7 @@ def parse_url(method: str, url: str) -> EgressTarget:
         raise _misspelt(f"{quoted(url)} is not an absolute URL.", "Write it as https://host/path.")
     scheme, authority, path, query = found[1].lower(), found[2], found[3], found[4] or ""
     if scheme not in DEFAULT_PORTS:
-        raise TargetError("egress.scheme", f"The scheme {quoted(scheme)} is not served.", "Use https or http.")
+        raise RefusedError("egress.scheme", f"The scheme {quoted(scheme)} is not served.", "Use https or http.")
     host, port = parse_authority(authority)
     if "\\" in query or not _PRINTABLE.fullmatch(url):
         raise _misspelt(
@@ -337,13 +333,13 @@ def parse_connect(authority: str) -> EgressTarget:
     """Parse the ``host:port`` of a CONNECT request.
 
     Raises:
-        TargetError: It is not a name and a port; the tunnel's TLS cannot be verified against an address.
+        RefusedError: It is not a name and a port; the tunnel's TLS cannot be verified against an address.
     """
     host, port = parse_authority(authority)
     if port is None:
         raise _misspelt(f"{quoted(authority)} has no port.", "Write it as host:443.")
     if parse_address(host) is not None:
-        raise TargetError("egress.tunnel", f"A tunnel to the address {host} has no name to check.", "Use a name.")
+        raise RefusedError("egress.tunnel", f"A tunnel to the address {host} has no name to check.", "Use a name.")
     return EgressTarget(method="CONNECT", scheme="https", host=host, port=port, path="")
 
 
@@ -351,7 +347,7 @@ def parse_authority(authority: str) -> tuple[str, int | None]:
     """Return canonical host and port (None where none is written) of a URL's authority.
 
     Raises:
-        TargetError: Rule ``egress.spelling`` or ``egress.address``.
+        RefusedError: Rule ``egress.spelling`` or ``egress.address``.
     """
     if "@" in authority:
         raise _misspelt("The URL carries a user name or password.", "Leave out everything up to the @.")
@@ -375,7 +371,7 @@ def normalise_path(path: str) -> str:
     Percent-encodings of unreserved characters are decoded, the others written in upper case (RFC 3986 section 6.2.2).
 
     Raises:
-        TargetError: Rule ``egress.path``: dot segments; slashes, backslashes, control characters or further encodings
+        RefusedError: Rule ``egress.path``: dot segments; slashes, backslashes, control characters or further encodings
             in encoded form; characters a path cannot have. A server may read each of these as another path.
     """
 
@@ -422,7 +418,7 @@ def _stands_for_itself(character: str) -> bool:
     return unicodedata.category(character)[0] in "LMN" and unicodedata.normalize("NFKC", character) == character
 
 
-def _bad_path(path: str, what: str) -> TargetError:
-    return TargetError(
+def _bad_path(path: str, what: str) -> RefusedError:
+    return RefusedError(
         "egress.path", f"The path {quoted(path)} has {what}.", "Write the plain path that the server will see."
     )

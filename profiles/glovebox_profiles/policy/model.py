@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, Field, create_model, model_validator
 
+from glovebox_profiles.egress.rules import reads
 from glovebox_profiles.egress.targets import parse_pattern
 from glovebox_profiles.model import (
     LISTED,
@@ -98,7 +99,7 @@ def _path(text: str) -> str:
 Principal = Annotated[str, Field(max_length=512), AfterValidator(_principal)]
 _Scope = Annotated[str, Field(min_length=1, max_length=256)]
 _Named = Field(max_length=MAX_NAMED)
-_Host = Annotated[str, AfterValidator(parse_pattern)]
+_Host = Annotated[str, reads(parse_pattern)]
 _Path = Annotated[str, Field(max_length=4096), AfterValidator(_path)]
 
 

@@ -14,10 +14,9 @@ from pydantic import ValidationError
 from glovebox_audit.chain import new_call_id
 from glovebox_audit.events.calls import Effect
 from glovebox_profiles.egress import decide_url, parse_url
-from glovebox_profiles.egress.targets import TargetError
 from glovebox_profiles.model import Profile, digest
 from glovebox_profiles.order import value_at
-from glovebox_sandboxes.contract.errors import Refusal
+from glovebox_sandboxes.contract.errors import Refusal, RefusedError
 from glovebox_sandboxes.plural import counted
 from glovebox_server.calls import Decision, Listener, Principal, ToolCall, Trace
 from glovebox_server.core.call import Call
@@ -220,7 +219,7 @@ def _objection(
 def _place(method: str, url: str) -> str:
     try:
         target = parse_url(method, url)
-    except TargetError:
+    except RefusedError:
         return "an address that cannot be read"
     return f"{target.host} port {target.port}"
 

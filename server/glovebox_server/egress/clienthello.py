@@ -6,7 +6,8 @@ Rule 3  Exactly one host name in exactly one ``server_name`` extension; none, tw
 Sources: RFC 8446 sections 4.1.2 and 5.1, RFC 6066 section 3, RFC 9849 (encrypted ClientHello).
 """
 
-from glovebox_profiles.egress.targets import TargetError, parse_host
+from glovebox_profiles.egress.targets import parse_host
+from glovebox_sandboxes.contract.errors import RefusedError
 
 #: Post-quantum key shares make hellos of about 2 KiB, long session tickets 4 more.
 MAX_HELLO = 16 * 1024
@@ -39,7 +40,7 @@ class ClientHello:
     def feed(self, data: bytes) -> str | None:
         """Take more bytes; return the canonical server name, or None while the hello is incomplete.
 
-        Raises TargetError (``egress.sni``) if it is no ClientHello, or has no single readable server name.
+        Raises RefusedError (``egress.sni``) if it is no ClientHello, or has no single readable server name.
         """
         if len(data) > self.room:
             raise _refused(f"the first {MAX_HELLO} bytes hold no complete TLS ClientHello")
@@ -134,7 +135,7 @@ def _server_name(hello: _Fields) -> str:
     return parse_host(name.rest().decode("latin-1"))
 
 
-def _refused(what: str) -> TargetError:
-    return TargetError(
+def _refused(what: str) -> RefusedError:
+    return RefusedError(
         "egress.sni", f"The tunnel was closed: {what}.", "Speak TLS with the host's own name and without ECH."
     )

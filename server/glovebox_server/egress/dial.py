@@ -21,7 +21,8 @@ import anyio.lowlevel
 from anyio.abc import ByteStream, SocketStream
 from anyio.streams.tls import TLSStream
 
-from glovebox_profiles.egress.targets import Address, TargetError, first_refused, parse_address
+from glovebox_profiles.egress.targets import Address, first_refused, parse_address
+from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.egress.events import PeerError
 from glovebox_server.egress.limits import EgressLimits
 
@@ -138,13 +139,13 @@ async def resolve(host: str, resolver: Resolver, seconds: float) -> tuple[Addres
 def check(host: str, addresses: tuple[Address, ...]) -> None:
     """Refuse a whole DNS answer if one address in it is not public, or is this machine's own.
 
-    The message names the kind of address, not the address: a sandbox learns no internal address. Raises TargetError
+    The message names the kind of address, not the address: a sandbox learns no internal address. Raises RefusedError
     with rule ``egress.address``.
     """
     refused = first_refused(addresses)
     what = f"is {refused[1]}" if refused else "belongs to this machine" if any(map(is_own, addresses)) else None
     if what is not None:
-        raise TargetError(
+        raise RefusedError(
             "egress.address", f"{host} resolves to an address that {what}.", "Only public addresses can be reached."
         )
 

@@ -52,7 +52,7 @@ class EgressAttempt:
     """For resolving and connecting; on the event loop's clock."""
     is_recorded: bool = False
     read: "Callable[[EgressAttempt], None] | None" = field(default=None, repr=False)
-    """Sets ``target``, or raises ``TargetError``."""
+    """Sets ``target``, or raises ``RefusedError``."""
     decide: Decide = decide
     on_allowed: "Callable[[EgressAttempt], Awaitable[None]] | None" = field(default=None, repr=False)
     """Awaited once the rules allow it: a tunnel then says where it leads."""

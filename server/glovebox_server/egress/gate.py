@@ -15,7 +15,7 @@ from anyio.abc import ByteStream, SocketStream
 
 from glovebox_profiles.egress import EgressRule, EgressTarget, decide_inspected
 from glovebox_profiles.egress.rules import denial
-from glovebox_profiles.egress.targets import TargetError
+from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.egress.authority import Authority
 from glovebox_server.egress.dial import Dial, Resolver, check, dial, resolve, system_resolver, within
 from glovebox_server.egress.events import ConnectNext, EgressAnswer, EgressAttempt, PeerError
@@ -98,19 +98,19 @@ class EgressGate:
     async def connect(self, attempt: EgressAttempt) -> None:
         """Pass an attempt through all links, the last of which dials and uses the connection.
 
-        Raises TargetError if it is refused, which is recorded; PeerError if it could not be resolved or connected.
+        Raises RefusedError if it is refused, which is recorded; PeerError if it could not be resolved or connected.
         """
         await enter(self.links, attempt)
 
     async def check(self, attempt: EgressAttempt, then: ConnectionLink) -> None:
-        """Check an attempt against the rules alone, then enter ``then``. Raises TargetError, recorded, if refused."""
+        """Check an attempt against the rules alone, then enter ``then``. Raises RefusedError, recorded, if refused."""
         await enter((self.record_refusals, self.read_target, self.apply_rules, then), attempt)
 
     async def record_refusals(self, attempt: EgressAttempt, connect_next: ConnectNext) -> None:
         """Record a link's refusal, unless the attempt is on record."""
         try:
             await connect_next(attempt)
-        except TargetError as error:
+        except RefusedError as error:
             if not attempt.is_recorded:
                 attempt.decision = denial(error)
                 await self._record(attempt)
@@ -131,7 +131,7 @@ class EgressGate:
                 # Requests come out of TLS that ends inside the sandbox, so a person is asked about a request.
                 inspected = attempt.decide is decide_inspected
                 self.unnamed.add(replace(target, method="GET", path="/") if inspected else target)
-            raise TargetError(decision.rule, decision.reason, decision.hint)
+            raise RefusedError(decision.rule, decision.reason, decision.hint)
         await connect_next(attempt)
 
     async def open_tunnel(self, attempt: EgressAttempt, connect_next: ConnectNext) -> None:
@@ -249,12 +249,12 @@ class CountedStream(ByteStream):
 
 def _target(attempt: EgressAttempt) -> EgressTarget:
     if attempt.target is None:
-        raise TargetError("egress.undecided", "Nothing was decided.", "")
+        raise RefusedError("egress.undecided", "Nothing was decided.", "")
     return attempt.target
 
 
-def _exhausted(name: str, what: str) -> TargetError:
-    return TargetError(f"egress.{name}", f"This call already {what}.", "Close some, or make another call.")
+def _exhausted(name: str, what: str) -> RefusedError:
+    return RefusedError(f"egress.{name}", f"This call already {what}.", "Close some, or make another call.")
 
 
 @cache

@@ -15,8 +15,9 @@ from anyio.abc import ByteStream
 from anyio.lowlevel import checkpoint
 
 from glovebox_profiles.egress import EgressTarget, parse_url
-from glovebox_profiles.egress.targets import TargetError, quoted
+from glovebox_profiles.egress.targets import quoted
 from glovebox_profiles.model import Credential
+from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_sandboxes.session.connection import Duplex
 from glovebox_server.egress.dial import secure, within
 from glovebox_server.egress.events import EgressAnswer, EgressAttempt, Headers, PeerError, refusal
@@ -81,7 +82,7 @@ async def request(
     try:
         while await asked.hop():
             pass
-    except TargetError as refused:
+    except RefusedError as refused:
         await stream.reset(refusal(refused.rule, refused.reason, refused.hint, asked.hops))
     except PeerError as failed:
         # It may quote the server, which got the key.
@@ -153,7 +154,7 @@ class _Request:
             why = "A redirect leads from https to http."
         else:
             return
-        raise TargetError("egress.redirect", why, "Ask for the final URL directly.")
+        raise RefusedError("egress.redirect", why, "Ask for the final URL directly.")
 
     async def _exchange(self, attempt: EgressAttempt, stream: ByteStream) -> None:
         gate, target, sent = self.gate, attempt.target, attempt.sent_target
@@ -239,17 +240,17 @@ def request_headers(
 ) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
     """Return the headers to send and the names of those left out.
 
-    A credential whose key the request gets may name further headers. Raises TargetError (``egress.header`` or
+    A credential whose key the request gets may name further headers. Raises RefusedError (``egress.header`` or
     ``egress.body``) if they are too long, repeated, or not plain text.
     """
     if body and method not in _WITH_BODY:
-        raise TargetError("egress.body", f"A {method} request carries no body.", "Put it into the URL's query.")
+        raise RefusedError("egress.body", f"A {method} request carries no body.", "Put it into the URL's query.")
     if len(body) > limits.request_body_bytes:
-        raise TargetError(
+        raise RefusedError(
             "egress.body", "The request's body is too large.", f"{limits.request_body_bytes} bytes are the limit."
         )
     if sum(len(name) + len(value) for name, value in headers) > limits.request_header_bytes:
-        raise TargetError(
+        raise RefusedError(
             "egress.header", "The request's headers are too large.", f"{limits.request_header_bytes} bytes in all."
         )
     own = {name.lower() for name in credential.headers} if credential else set()
@@ -262,7 +263,7 @@ def request_headers(
         if name in fixed or not (typed or name in _PASSED or name in own):
             dropped[quoted(name)] = None
         elif name in passed or not _VALUE.fullmatch(value):
-            raise TargetError(
+            raise RefusedError(
                 "egress.header", f"The header {name} is said twice or is not plain text.", "Printable ASCII, once."
             )
         else:

@@ -23,7 +23,7 @@ import anyio
 import anyio.to_thread
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from glovebox_profiles.egress.targets import TargetError
+from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_sandboxes.session.connection import Duplex
 from glovebox_server.egress.authority import Authority
 from glovebox_server.egress.events import refusal
@@ -96,7 +96,7 @@ async def _trust(gate: EgressGate, stream: Duplex) -> None:
 async def _certificate(gate: EgressGate, authority: Authority, stream: Duplex, meta: ConnectMeta) -> None:
     try:
         host = await find_inspected_host(gate, meta.authority)
-    except TargetError as refused:
+    except RefusedError as refused:
         await stream.reset(refusal(refused.rule, refused.reason, refused.hint))
         return
     leaf = "" if host is None else await anyio.to_thread.run_sync(authority.leaf, host)

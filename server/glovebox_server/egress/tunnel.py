@@ -8,7 +8,8 @@ import anyio
 from anyio.abc import ByteReceiveStream, ByteStream
 
 from glovebox_profiles.egress import decide, decide_inspected, parse_connect
-from glovebox_profiles.egress.targets import TargetError, quoted
+from glovebox_profiles.egress.targets import quoted
+from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_sandboxes.session.connection import Duplex
 from glovebox_server.egress.clienthello import ClientHello
 from glovebox_server.egress.events import ConnectNext, EgressAnswer, EgressAttempt, PeerError, refusal
@@ -50,7 +51,7 @@ async def connect(gate: EgressGate, authority: str, guest: Duplex) -> None:
     attempt = EgressAttempt(kind="connect", asked=authority, read=_read, on_allowed=open_tunnel, use=carry)
     try:
         await gate.connect(attempt)
-    except TargetError as refused:
+    except RefusedError as refused:
         if pump is None:
             await guest.reset(refusal(refused.rule, refused.reason, refused.hint))
             return
@@ -63,7 +64,7 @@ async def connect(gate: EgressGate, authority: str, guest: Duplex) -> None:
 async def find_inspected_host(gate: EgressGate, authority: str) -> str | None:
     """Return the host whose TLS ends inside the sandbox; None if a rule tunnels it.
 
-    Raises TargetError, recorded, if no request to it could be allowed, or no certificate is left for it.
+    Raises RefusedError, recorded, if no request to it could be allowed, or no certificate is left for it.
     """
     host: str | None = None
 
@@ -73,7 +74,7 @@ async def find_inspected_host(gate: EgressGate, authority: str) -> str | None:
             return
         if gate.authority is None or not gate.authority.has_room(attempt.target.host):
             why = "This call has certificates for as many hosts as it can have."
-            raise TargetError("egress.attempts", why, "Ask fewer hosts, or make another call.")
+            raise RefusedError("egress.attempts", why, "Ask fewer hosts, or make another call.")
         host = attempt.target.host
 
     await gate.check(EgressAttempt(kind="connect", asked=authority, read=_read, decide=decide_inspected), find)
@@ -92,13 +93,13 @@ async def _hello(guest: ByteReceiveStream, host: str, limits: EgressLimits) -> b
             try:
                 name = hello.feed(await guest.receive(max(1, hello.room)))
             except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
-                raise TargetError("egress.sni", "The tunnel was closed before its ClientHello.", "") from None
+                raise RefusedError("egress.sni", "The tunnel was closed before its ClientHello.", "") from None
     if name is None:
-        raise TargetError(
+        raise RefusedError(
             "egress.sni", f"No TLS ClientHello came within {limits.hello_seconds:g} seconds.", "Speak TLS first."
         )
     if name != host:
-        raise TargetError(
+        raise RefusedError(
             "egress.sni",
             f"The tunnel to {host} was used to ask for {quoted(name)}.",
             "Open a tunnel to the host that TLS is spoken with.",

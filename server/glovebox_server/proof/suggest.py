@@ -25,9 +25,9 @@ from glovebox_audit.events import (
 from glovebox_profiles import egress, model
 from glovebox_profiles.diff import KeyChange, diff
 from glovebox_profiles.egress import EgressRule
-from glovebox_profiles.egress.targets import TargetError
 from glovebox_profiles.model import MIB, Profile
 from glovebox_profiles.order import within
+from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_sandboxes.plural import counted
 from glovebox_server.proof.sealed import Opened, arguments_of
 from glovebox_server.tools.base import Tool
@@ -133,7 +133,7 @@ class _ObservedUse:
             method, url = self.tool.request(arguments)
             try:
                 call.url = _digest(url), egress.parse_url(method, url).path
-            except TargetError:
+            except RefusedError:
                 call.url = None
 
     @property

@@ -10,9 +10,10 @@ from typing import Final
 
 from glovebox_profiles.egress import EgressRule, parse_url
 from glovebox_profiles.egress import decide as decide_egress
-from glovebox_profiles.egress.targets import EgressTarget, TargetError
+from glovebox_profiles.egress.targets import EgressTarget
 from glovebox_profiles.model import Profile
 from glovebox_profiles.policy.model import Lift
+from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.calls import Decision, Grant, ToolCall
 from glovebox_server.core.rights import Rights
 from glovebox_server.guards.approvals.question import Lifted, RequiredApproval
@@ -103,7 +104,7 @@ def liftable_host(method: str, url: str, profile: Profile) -> str | None:
     """Return a request's host, with scheme and port, if only its name is denied and it may be public."""
     try:
         target = parse_url(method, url)
-    except TargetError:
+    except RefusedError:
         return None
     return host_of(target) if may_be_lifted(target, profile) else None
 

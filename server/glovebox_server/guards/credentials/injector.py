@@ -10,9 +10,9 @@ from urllib.parse import quote, unquote_plus, unquote_to_bytes
 import anyio.to_thread
 
 from glovebox_profiles.egress import EgressRule, EgressTarget, decide
-from glovebox_profiles.egress.targets import TargetError, quoted
+from glovebox_profiles.egress.targets import quoted
 from glovebox_profiles.model import Credential
-from glovebox_sandboxes.contract.errors import DiagnosedError
+from glovebox_sandboxes.contract.errors import DiagnosedError, RefusedError
 from glovebox_server.egress import ConnectNext, EgressAttempt, EgressLimits, request_headers
 from glovebox_server.guards.credentials import places
 from glovebox_server.guards.credentials.places import Headers
@@ -119,13 +119,13 @@ class CredentialInjector:
         """Return a credential's value, and mask it in every later answer of this call.
 
         Raises:
-            TargetError: Rule ``egress.credential``; it is unavailable.
+            RefusedError: Rule ``egress.credential``; it is unavailable.
         """
         try:
             value = await self.read(credential.source)
         except DiagnosedError as failed:
             reason = f"The credential {credential.name} cannot be used: {failed.reason}."
-            raise TargetError("egress.credential", reason, f"The operator must act. {failed.fix}") from None
+            raise RefusedError("egress.credential", reason, f"The operator must act. {failed.fix}") from None
         if value.text not in self._known:
             self.used |= await anyio.to_thread.run_sync(derive_forms, credential.name, value.text)
             self._known.add(value.text)
@@ -151,16 +151,16 @@ def require_usable(credential: Credential, target: EgressTarget, headers: Header
     """Refuse a request that would defeat masking, or that sets what is injected.
 
     Raises:
-        TargetError: Rule ``egress.credential``.
+        RefusedError: Rule ``egress.credential``.
     """
     name = credential.name
     if any(header.lower() in {"range", "if-range"} for header, _ in headers):
         # RFC 9110 section 14.2: parts of an answer could be asked for that hold parts of the value.
-        raise TargetError("egress.credential", f"With the credential {name}, no Range is asked for.", "Ask for all.")
+        raise RefusedError("egress.credential", f"With the credential {name}, no Range is asked for.", "Ask for all.")
     named = [unquote_plus(part.partition("=")[0]) for part in target.query.replace(";", "&").split("&")]
     if credential.query is not None and named.count(credential.query) > (credential.env is not None):
         reason = f"The broker adds {credential.query} with the credential {name}."
-        raise TargetError("egress.credential", reason, "Leave that parameter out.")
+        raise RefusedError("egress.credential", reason, "Leave that parameter out.")
 
 
 def count_public_characters(value: str) -> int:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 
 from glovebox_audit.events import EgressAnswered, EgressDecided
-from glovebox_profiles.egress.targets import TargetError
+from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.core.call import Call, Ran
 from glovebox_server.egress import (
     Authority,
@@ -106,7 +106,7 @@ def _count_for(call: Call) -> ConnectionLink:
         for hook in call.now.on_connect:
             refusal = await hook(attempt.target.host if attempt.target else "")
             if refusal is not None:
-                raise TargetError(refusal.rule, refusal.reason, refusal.hint)
+                raise RefusedError(refusal.rule, refusal.reason, refusal.hint)
         await connect_next(attempt)
 
     return count
