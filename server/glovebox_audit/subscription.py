@@ -16,8 +16,9 @@ from anyio.abc import ObjectReceiveStream
 
 from glovebox_audit import read
 from glovebox_audit.chain import Record
+from glovebox_audit.offsets import OffsetReader
 from glovebox_audit.place import AuditError
-from glovebox_audit.read import LogLine, Snapshot
+from glovebox_audit.read import LogLine
 
 #: Records that wait for one reader. A call makes about ten; a slower reader reads from the disk.
 MAX_WAITING_RECORDS = 256
@@ -110,29 +111,19 @@ async def follow(directory: Path, count: int) -> AsyncGenerator[LogLine, None]:
     Raises:
         AuditError: there is no log, it cannot be read, or it became shorter.
     """
-    with read.opened(directory) as snapshot:
+    with read.opened(directory) as snapshot, OffsetReader(snapshot) as log:
         for line in await anyio.to_thread.run_sync(read.last_lines, snapshot, count):
             yield line
-        at, number = snapshot.size, _number(snapshot)
+        at = log.end
     while True:
-        with read.opened(directory) as snapshot:
-            now = _number(snapshot)
-            behind = [each for each in snapshot.sealed if number <= each < now]
-            for each in behind:  # sealed since
-                with suppress(FileNotFoundError), snapshot.segment(each) as (log, size):
-                    for line in read.lines(log, at, size):
-                        yield line
-                at = 0
-            number = now
-            if snapshot.log is not None:
-                if snapshot.size < at:
-                    attempted, fix = f"follow the audit log in {directory}", "Run `glovebox audit verify`."
-                    raise AuditError(attempted, "it became shorter", fix)
-                for line in read.lines(snapshot.log, at, snapshot.size):
+        # What retention removes in this moment is passed over.
+        with suppress(FileNotFoundError), read.opened(directory) as snapshot, OffsetReader(snapshot) as log:
+            if log.end < at:
+                attempted, fix = f"follow the audit log in {directory}", "Run `glovebox audit verify`."
+                raise AuditError(attempted, "it became shorter", fix)
+            at = max(at, log.start)
+            for file, base, size in log.files_from(at):
+                for line in read.lines(file, at - base, size):
                     yield line
-                    at = line.end
+                at = base + size
         await anyio.sleep(_POLL_SECONDS)
-
-
-def _number(snapshot: Snapshot) -> int:
-    return snapshot.sealed[-1] + 1 if snapshot.sealed else 1
