@@ -67,11 +67,8 @@ def clean(settings: Settings, retention: Retention, open_log: Callable[[], LogFi
         finally:
             disk.stop()
     if kinds & {"server", "segment"}:
-        log = open_log()  # so does a log
-        try:
+        with contextlib.closing(open_log()) as log:  # so does a log
             log.retain()
-        finally:
-            log.close()
     found = runtime.every(settings.data_dir)
     if DEFAULT in found:
         guest_gc.remove(settings.data_dir, _current(found))

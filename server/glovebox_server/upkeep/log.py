@@ -1,7 +1,7 @@
 """The audit log of a state directory by its settings: its retention, and its opening for a command."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from glovebox_audit.events import Event, draft
 from glovebox_audit.file import LogFile
@@ -33,12 +33,9 @@ def audit_log(settings: Settings) -> LogFile:
 @contextmanager
 def recording(settings: Settings) -> Iterator[Callable[[Event], None]]:
     """Open the audit log for the block, and yield a function that writes one event of no call to it."""
-    log = audit_log(settings)
+    with closing(audit_log(settings)) as log:
 
-    def record(event: Event) -> None:
-        log.commit([draft(event)])
+        def record(event: Event) -> None:
+            log.commit([draft(event)])
 
-    try:
         yield record
-    finally:
-        log.close()

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -126,11 +126,8 @@ def audit_seal(settings: Settings) -> None:
     """Seal what is written so far, so that it can be proved."""
     directory = settings.state_dir / "audit"
     read.head(directory)  # where there is no log, none is made
-    log = audit_log(settings)
-    try:
+    with closing(audit_log(settings)) as log:
         number = log.seal()
-    finally:
-        log.close()
     done = "There is nothing to seal: no record since the last seal." if number is None else f"Sealed segment {number}."
     emit({"segment": number}, done)
 

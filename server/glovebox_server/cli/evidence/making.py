@@ -1,5 +1,6 @@
 """``glovebox audit bundle`` and ``audit prove``: what a call or run did, to check anywhere."""
 
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -104,11 +105,8 @@ def _made(settings: Settings, directory: Path, of: str, identity: str) -> bytes 
     try:
         return making.make(directory, of, identity, texts)
     except NotSealedError:
-        log = audit_log(settings)
-        try:
+        with closing(audit_log(settings)) as log:
             log.seal()
-        finally:
-            log.close()
         return making.make(directory, of, identity, texts)
 
 

@@ -5,6 +5,7 @@ from datetime import UTC
 from typing import Any
 
 import click
+from rich.text import Text
 
 from glovebox_audit.printable import printable
 from glovebox_sandboxes.contract.errors import DiagnosedError
@@ -69,12 +70,12 @@ def canary_list(settings: Settings) -> int:
         }
         for each in found.items
     ]
-    if emit({"canaries": [_described(each) for each in found.items], "damaged": damaged}, table_of(rows)):
-        return UNAVAILABLE if damaged else OK
-    for problem in found.damaged:
-        out.print(f"Not looked for: {problem}", style="red")
-    words = "1 canary" if len(found.items) == 1 else f"{len(found.items)} canaries"
-    out.print(f"{words}.")
+    emit(
+        {"canaries": [_described(each) for each in found.items], "damaged": damaged},
+        table_of(rows),
+        *(Text(f"Not looked for: {each}", style="red") for each in found.damaged),
+        "1 canary." if len(found.items) == 1 else f"{len(found.items)} canaries.",
+    )
     return UNAVAILABLE if found.damaged else OK
 
 

@@ -4,7 +4,7 @@ import os
 import re
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -178,16 +178,12 @@ def resume(settings: Settings, stop_id: str | None, everything: bool) -> int:
         out.print(f"There is no stop {printable(stop_id)}: `glovebox stops list` shows them.")
         return USAGE
     if lifted:
-        log = audit_log(settings)
-        try:
+        with closing(audit_log(settings)) as log:
             log.commit([draft(StopLifted(stop=name, by=_me())) for name in lifted], {})
-        finally:
-            log.close()
     for name in lifted:
         files.remove(name)
-    if not emit({"lifted": lifted}):
-        where = state.describe(settings.state_dir, state.live_servers(settings.state_dir))
-        out.print(f"{counted(len(lifted), 'stop')} lifted in {where}.")
+    where = state.describe(settings.state_dir, state.live_servers(settings.state_dir))
+    emit({"lifted": lifted}, f"{counted(len(lifted), 'stop')} lifted in {where}.")
     return OK
 
 
@@ -220,12 +216,11 @@ def stops_list(settings: Settings) -> int:
         }
         for each in found.items
     ]
-    if emit({"stops": [_described(each) for each in found.items], "damaged": damaged}, table_of(rows)):
-        return UNAVAILABLE if damaged else OK
-    for problem in found.damaged:
-        err.print(f"Everything is stopped: {problem}", style="red")
     where = state.describe(settings.state_dir, state.live_servers(settings.state_dir))
-    out.print(f"{counted(len(found.items), 'stop')} in force in {where}.")
+    told = f"{counted(len(found.items), 'stop')} in force in {where}."
+    if not emit({"stops": [_described(each) for each in found.items], "damaged": damaged}, table_of(rows), told):
+        for problem in found.damaged:
+            err.print(f"Everything is stopped: {problem}", style="red")
     return UNAVAILABLE if found.damaged else OK
 
 
