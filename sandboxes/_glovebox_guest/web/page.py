@@ -58,8 +58,8 @@ def _value(payload: dict[str, Any]) -> dict[str, Any]:
     if is_html and not payload.get("raw", False):
         from _glovebox_guest.web.readable import readable
 
-        page = readable(text, payload["url"], most)
-        title, text, cut = page.title, page.text, cut or page.cut
+        title, text, more = readable(text, payload["url"], most)
+        cut = cut or more
     return _shown(media_type or ("text/html" if is_html else "text/plain"), charset, title, text, most, cut=cut)
 
 
