@@ -287,8 +287,7 @@ def test_a_folder_nested_deeper_than_a_path_can_be_does_not_end_the_walk(workspa
 )
 def test_matching_takes_no_time_to_speak_of_whatever_the_pattern(pattern: str, path: str) -> None:
     """The control is the same pattern with ordinary groups and stars, which does not end on an input this long."""
-    parts = pattern.split("/")
-    compiled = re.compile(glob.expression(parts))
+    compiled = re.compile(glob.expression(pattern))
     started = time.process_time()
     assert compiled.fullmatch(path) is None
     assert time.process_time() - started < 1.0

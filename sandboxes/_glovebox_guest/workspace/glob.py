@@ -1,8 +1,9 @@
 """File-name patterns as regular expressions of bounded cost. Standard library only; pure.
 
-``*`` and ``?`` stay within one name, ``**`` is any number of folders, ``[a-z]`` and ``[!a-z]`` one character, ``{a,b}``
-alternatives. The text between two stars has a fixed length, so its earliest match is as good as any later one: an
-atomic group keeps the engine from trying the others, and matching stays linear in practice.
+``*`` and ``?`` stay within one name, ``**`` is any number of folders, ``[a-z]`` and ``[!a-z]`` one character, and a
+backslash makes the next one itself. See gitignore(5), and wildmatch.c of git's sources, whose oddities are kept. The
+text between two stars has a fixed length, so its earliest match is as good as any later one: an atomic group keeps the
+engine from trying the others, and no pattern takes more than a few passes over a path.
 """
 
 from __future__ import annotations
@@ -14,6 +15,27 @@ MAX_ALTERNATIVES = 64
 SPECIAL = frozenset("*?[{")
 """Characters that make a name a pattern."""
 _BRACES = re.compile(r"\{([^{}]*,[^{}]*)\}")
+_TOKEN = re.compile(
+    r"(?P<deep>(?<![^/])\*\*+(?:(?P<slash>\\?/)|\Z))|(?P<stars>\*+)|(?P<any>\?)|\\(?P<escaped>.)|(?P<plain>[^\\\[])",
+    re.DOTALL,
+)
+_MEMBER = re.compile(r"\[:(?P<named>[^\]]*):\]|\\?+(?P<first>.)(?:-(?!\])\\?+(?P<last>.))?", re.DOTALL)
+_FOLDERS = "(?:[^/]*+/)"
+# git has the letters of ASCII alone.
+_POSIX = {
+    "alnum": "a-zA-Z0-9",
+    "alpha": "a-zA-Z",
+    "blank": " \\t",
+    "cntrl": "\\x00-\\x1f\\x7f",
+    "digit": "0-9",
+    "graph": "!-~",
+    "lower": "a-z",
+    "print": " -~",
+    "punct": "!-/:-@\\[-`{-~",
+    "space": " \\t\\n\\r",
+    "upper": "A-Z",
+    "xdigit": "0-9a-fA-F",
+}
 
 
 def alternatives(pattern: str) -> list[str]:
@@ -36,65 +58,74 @@ def alternatives(pattern: str) -> list[str]:
     return done
 
 
-def expression(parts: list[str]) -> str:
-    """Return the regular expression of a pattern without braces, for a whole relative path."""
-    groups: list[list[str]] = [[]]
-    for part in parts:
-        if part == "**":
-            groups.append([])
-        else:
-            groups[-1].append(_name(part))
-    first, *rest = ["/".join(group) for group in groups]
-    if not rest:
-        return first
-    *middle, last = rest
-    head = f"{first}/" if first else ""
-    between = "".join(f"(?>(?:[^/]++/)*?{group}/)" for group in middle if group)
-    return f"{head}{between}" + (f"(?:[^/]++/)*{last}" if last else "(?s:.+)")
+def expression(pattern: str, *, across: bool = True, lenient: bool = False) -> str:
+    """Return the regular expression of a pattern without braces, for a whole path, or a name: not ``across`` folders.
 
-
-def _name(part: str) -> str:
-    """Return the expression of one part of a path: pieces of fixed length between stars."""
-    first, *rest = [_piece(piece) for piece in _split_at_stars(part)]
-    if not rest:
-        return first
-    *middle, last = rest
-    # A star alone does not match an empty name.
-    least = "(?=[^/])" if not first else ""
-    return least + first + "".join(f"(?>[^/]*?{piece})" for piece in middle if piece) + "[^/]*" + last
-
-
-def _split_at_stars(part: str) -> list[list[str]]:
-    """Return the pieces between stars, each as a list of ``?``, ``[…]`` and single characters."""
-    pieces: list[list[str]] = [[]]
+    Raises ValueError for a pattern that matches nothing, and for a range from the end to the beginning unless
+    ``lenient``, as git is.
+    """
+    # Of each stretch between folders in any number: the pieces between stars.
+    stretches = [[""]]
+    between: list[str] = []
+    tail = ""
     at = 0
-    while at < len(part):
-        close = _end_of_class(part, at) if part[at] == "[" else -1
-        symbol = part[at : close + 1] if close > 0 else part[at]
-        at += len(symbol)
-        if symbol == "*":
-            pieces.append([])
+    while at < len(pattern):
+        token = _TOKEN.match(pattern, at)
+        if token is None:
+            text, at = _set(pattern, at, lenient=lenient)
+            stretches[-1][-1] += text
+            continue
+        at = token.end()
+        if token["deep"] and across and token["slash"]:
+            # Behind an escaped slash git does not try zero folders for the stars.
+            between.append("*" if token["slash"] == "/" else "+")
+            stretches.append([""])
+        elif token["deep"] and across:
+            tail = "(?s:.*)"
+        elif token["deep"] or token["stars"]:
+            stretches[-1].append("")
         else:
-            pieces[-1].append(symbol)
-    return pieces
+            stretches[-1][-1] += "[^/]" if token["any"] else re.escape(token["escaped"] or token["plain"])
+    first, *others = map(_between_stars, stretches)
+    expression = first
+    for number, (times, stretch) in enumerate(zip(between, others, strict=True), 1):
+        last = number == len(between)
+        expression += f"{_FOLDERS}{times}{stretch}" if last else f"(?>{_FOLDERS}{times}?{stretch})"
+    return expression + tail
 
 
-def _end_of_class(part: str, at: int) -> int:
-    """Return where the class that opens at ``at`` closes, -1 for never; its first member may be a ``]``."""
-    start = at + 2 if part[at + 1 : at + 2] in ("!", "^") else at + 1
-    return part.find("]", start + 1)
+def _between_stars(pieces: list[str]) -> str:
+    """Join pieces of fixed length with stars."""
+    first, *rest = pieces
+    if not rest:
+        return first
+    *middle, last = rest
+    return first + "".join(f"(?>[^/]*?{piece})" for piece in middle) + "[^/]*" + last
 
 
-def _piece(symbols: list[str]) -> str:
-    return "".join(_symbol(symbol) for symbol in symbols)
+def _set(pattern: str, at: int, *, lenient: bool) -> tuple[str, int]:
+    """Return the regular expression of ``[…]``, which begins at ``at``, and the index behind it."""
+    negated = pattern[at + 1 : at + 2] in ("!", "^")
+    begin = at = at + 1 + negated
+    members = ""
+    while at == begin or pattern[at : at + 1] != "]":
+        member = _MEMBER.match(pattern, at)
+        if member is None:
+            raise ValueError("it ends within [ or behind a backslash")
+        at = member.end()
+        first, last = member["first"], member["last"]
+        if first is None:
+            members += _class(member["named"])
+        elif last is None or first <= last:
+            members += re.escape(first) + (f"-{re.escape(last)}" if last else "")
+        elif lenient:
+            members += re.escape(first)
+        else:
+            raise ValueError(f"{first}-{last} is no range of characters")
+    return (f"[^/{members}]" if negated else f"(?!/)[{members}]"), at + 1
 
 
-def _symbol(symbol: str) -> str:
-    if symbol == "?":
-        return "[^/]"
-    if len(symbol) == 1:
-        return re.escape(symbol)
-    body = symbol[1:-1]
-    negated = body[0] in "!^"
-    members = "".join("-" if character == "-" else re.escape(character) for character in body[negated:])
-    return f"(?!/)[{'^' if negated else ''}{members}]"
+def _class(name: str) -> str:
+    if name not in _POSIX:
+        raise ValueError(f"[:{name}:] is no class of characters")
+    return _POSIX[name]

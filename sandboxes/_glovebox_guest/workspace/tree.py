@@ -229,7 +229,7 @@ def _compiled(parts: list[str]) -> tuple[int | None, Matcher]:
     """Return the depth the pattern reaches in folders (None for any), and its path matcher."""
     try:
         patterns = [paths.parts(pattern) for pattern in glob.alternatives("/".join(parts))]
-        expression = "|".join(f"(?:{glob.expression(pattern)})" for pattern in patterns)
+        expression = "|".join(f"(?:{glob.expression(_escaped('/'.join(pattern)))})" for pattern in patterns)
         match = re.compile(expression).fullmatch
     except (ValueError, re.error) as error:
         hint = "Patterns have *, ?, [a-z], {a,b} within a name and ** for any number of folders."
@@ -238,6 +238,12 @@ def _compiled(parts: list[str]) -> tuple[int | None, Matcher]:
         ) from None
     deep = any("**" in pattern for pattern in patterns)
     return None if deep else max(map(len, patterns)), match
+
+
+def _escaped(pattern: str) -> str:
+    """Escape what stands for itself in a caller's pattern: a backslash, and a bracket that nothing closes."""
+    pattern = pattern.replace("\\", "\\\\")
+    return pattern if "]" in pattern else pattern.replace("[", "\\[")
 
 
 def _no_folder(parts: list[str]) -> JobRefusedError:
