@@ -60,7 +60,7 @@ def explain(rights: RoleRights, profiles: Mapping[str, Profile], *, principal: s
 
 
 def rule_words(rule: Rule) -> str:
-    """Write one rule of a role: what it bounds or asks for, of what, who answers, and how long a yes stands."""
+    """Write one rule of a role: what it bounds or asks for, of what, who answers, and how long an approval stands."""
     match rule:
         case Budget():
             given = [(key, value) for key in SPENDING if (value := getattr(rule, key)) is not None]

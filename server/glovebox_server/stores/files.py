@@ -30,7 +30,7 @@ _TICK_NS = 50_000_000
 
 
 class StoredItem(BaseModel):
-    """What one file holds, which is named by its id."""
+    """The content of one file, which is named by its id."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 

@@ -121,8 +121,7 @@ async def serve_http(
         address, bound = listener.getsockname()[:2]
         names = host_names(address, bound, allowed_hosts)
         surface = McpServer(app, partial(by_token, workflow=workflow))
-        # A server with a configured name does not also accept its loopback address: a token for another server of this
-        # machine at that address would be valid here.
+        # With a configured name, not its loopback address too: tokens for other servers there would be valid here.
         authority = None
         if oauth is not None:
             authority = TokenAuthority(oauth, allowed_hosts or names, scopes or Scopes())

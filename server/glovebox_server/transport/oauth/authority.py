@@ -24,7 +24,7 @@ from glovebox_server.transport.callers import TokenGrant
 from glovebox_server.transport.oauth import verify
 from glovebox_server.transport.oauth.checks import Checks
 from glovebox_server.transport.oauth.issuer import TokenIssuer
-from glovebox_server.transport.oauth.verify import Key, OAuth, Reason, TokenError
+from glovebox_server.transport.oauth.verify import IssuerKey, OAuth, Reason, TokenError
 from glovebox_server.transport.tokens import digest_of
 
 #: Where the metadata of a protected resource is (RFC 9728, 3.1), before the path of the resource.
@@ -88,7 +88,7 @@ class TokenAuthority:
         self._bases = tuple(dict.fromkeys(base_of(host) for host in hosts))
         self._kept: OrderedDict[str, TokenGrant] = OrderedDict()
         # Of every grant that is cached or in use: the gate holds those, so they are bounded there.
-        self._keys: WeakKeyDictionary[TokenGrant, Key] = WeakKeyDictionary()
+        self._keys: WeakKeyDictionary[TokenGrant, IssuerKey] = WeakKeyDictionary()
         self.checks = Checks()
         self.issuer.on_change = self._withdraw
 

@@ -20,7 +20,7 @@ import structlog
 
 from glovebox_sandboxes import strict_json
 from glovebox_sandboxes.contract.errors import DiagnosedError
-from glovebox_server.transport.oauth.verify import Header, Key, TokenError, keys_of
+from glovebox_server.transport.oauth.verify import Header, IssuerKey, TokenError, keys_of
 
 #: Bytes of one document, and seconds for all of them.
 MAX_DOCUMENT: Final = 256 * 1024
@@ -48,7 +48,7 @@ class TokenIssuer:
         self.url = url
         self.clock = clock
         self._local = _checked(url, url)
-        self._keys: dict[str, Key] = {}
+        self._keys: dict[str, IssuerKey] = {}
         self._confirmed = self._attempted = -STALE_SECONDS
         self._asking = False
         self._waiting = 0
@@ -56,11 +56,11 @@ class TokenIssuer:
         self.on_change: Callable[[], None] = lambda: None
         """Called when the keys have changed."""
 
-    def publishes(self, key: Key) -> bool:
+    def publishes(self, key: IssuerKey) -> bool:
         """Return whether the issuer publishes a key now."""
         return any(each.thumbprint == key.thumbprint for each in self._fresh().values())
 
-    async def key(self, header: Header) -> Key | None:
+    async def key(self, header: Header) -> IssuerKey | None:
         """Return the key that a token names; ask the issuer for an unknown one, within its rate.
 
         Raises:
@@ -115,7 +115,7 @@ class TokenIssuer:
         if changed:
             self.on_change()
 
-    async def _keys_now(self) -> dict[str, Key]:
+    async def _keys_now(self) -> dict[str, IssuerKey]:
         place = urlsplit(self.url)
         path, base = place.path.rstrip("/"), f"{place.scheme}://{place.netloc}"
         # By RFC 8414, 3.1, and by OpenID Connect Discovery, 4, with the path in front.
@@ -168,14 +168,14 @@ class TokenIssuer:
         except ValueError as problem:
             raise self._unusable(f"{url}: {problem}") from None
 
-    def _find(self, header: Header) -> Key | None:
+    def _find(self, header: Header) -> IssuerKey | None:
         keys = self._fresh()
         if header.key is not None:
             return keys.get(header.key)
         fitting = [key for key in keys.values() if header.algorithm in key.algorithms]
         return fitting[0] if len(fitting) == 1 else None
 
-    def _fresh(self) -> dict[str, Key]:
+    def _fresh(self) -> dict[str, IssuerKey]:
         return self._keys if self.clock() - self._confirmed < STALE_SECONDS else {}
 
     def _unusable(self, reason: str) -> DiagnosedError:

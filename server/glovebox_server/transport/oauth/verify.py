@@ -76,7 +76,7 @@ class TokenError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Key:
+class IssuerKey:
     """A published key of the issuer."""
 
     key: Any
@@ -132,7 +132,7 @@ def header_of(token: str, expected: OAuth) -> Header:
     return Header(algorithm=algorithm, key=key)
 
 
-def identity_of(token: str, header: Header, key: Key, expected: OAuth) -> TokenGrant:
+def identity_of(token: str, header: Header, key: IssuerKey, expected: OAuth) -> TokenGrant:
     """Check the signature of a token, and everything else once more; return its owner, without roles.
 
     The principal is ``oauth:ISSUER#SUBJECT``; characters of a subject except letters, digits and ``-._~@|:`` are
@@ -160,7 +160,7 @@ def identity_of(token: str, header: Header, key: Key, expected: OAuth) -> TokenG
     )
 
 
-def keys_of(document: Any) -> dict[str, Key]:
+def keys_of(document: Any) -> dict[str, IssuerKey]:
     """Return the usable signing keys of a JWK set (RFC 7517) by ``kid``; skip the others.
 
     Raises:
@@ -171,7 +171,7 @@ def keys_of(document: Any) -> dict[str, Key]:
         raise ValueError("it is no JWK set: it has no list `keys`")  # noqa: TRY004 - of what strangers wrote
     if len(listed) > MAX_KEYS:
         raise ValueError(f"it has more than {MAX_KEYS} keys")
-    found: dict[str, Key] = {}
+    found: dict[str, IssuerKey] = {}
     for each in listed:
         key = _key(each) if isinstance(each, dict) else None
         kid = each.get("kid", "") if key else None
@@ -180,7 +180,7 @@ def keys_of(document: Any) -> dict[str, Key]:
     return found
 
 
-def _key(jwk: Mapping[str, Any]) -> Key | None:
+def _key(jwk: Mapping[str, Any]) -> IssuerKey | None:
     kind, curve = str(jwk.get("kty")), None if jwk.get("kty") == "RSA" else str(jwk.get("crv"))
     allowed = _ALGORITHMS.get((kind, curve), ())
     own, operations = jwk.get("alg"), jwk.get("key_ops", ["verify"])
@@ -195,7 +195,7 @@ def _key(jwk: Mapping[str, Any]) -> Key | None:
     if isinstance(key, RSAPublicKey) and (key.key_size not in _RSA_BITS or key.public_numbers().e > _MAX_EXPONENT):
         return None
     text = json.dumps(jwk, sort_keys=True).encode()
-    return Key(key=key, algorithms=algorithms, thumbprint=hashlib.sha256(text).hexdigest())
+    return IssuerKey(key=key, algorithms=algorithms, thumbprint=hashlib.sha256(text).hexdigest())
 
 
 def _object(part: str) -> Mapping[str, Any]:
