@@ -23,10 +23,6 @@ _HELD = 64 * 1024
 """Bytes of frames that wait for others: fewer writes wake the host less often."""
 
 
-class HostGoneError(Exception):
-    """The host closed the wire: the job has no recipient."""
-
-
 class StreamHandler:
     """Handles the events of one stream. Subclasses override what they need."""
 
@@ -106,13 +102,13 @@ class Loop:
             self._poll.unregister(descriptor)
 
     def send(self, frames: bytes) -> None:
-        """Queue frames, written before this loop waits again; raises HostGoneError."""
+        """Queue frames, written before this loop waits again; raises EOFError if the host closed the wire."""
         self._held += frames
         if len(self._held) >= _HELD:
             self.flush()
 
     def flush(self) -> None:
-        """Write queued frames; raises HostGoneError."""
+        """Write queued frames; raises EOFError if the host closed the wire."""
         if not self._held:
             return
         held, self._held = self._held, bytearray()
@@ -121,7 +117,7 @@ class Loop:
             while view:
                 view = view[os.write(self._out, view) :]
         except OSError:
-            raise HostGoneError from None
+            raise EOFError from None
 
     def open(self, kind: str, meta: Mapping[str, Any], handler: StreamHandler, *, duplex: bool = False) -> int:
         """Open a stream to the host."""
@@ -149,7 +145,7 @@ class Loop:
     def _receive(self) -> None:
         data = os.read(self._in, _READ)
         if not data:
-            raise HostGoneError
+            raise EOFError
         for event in self.wire.receive(data):
             if isinstance(event, wire.Message):
                 if event.kind == "stop":

@@ -11,7 +11,7 @@ import sys
 from _glovebox_guest import landlock
 from _glovebox_guest.jsontext import loads
 from _glovebox_guest.kernel import add_filter, get_dumpable, set_dumpable
-from _glovebox_guest.loop import HostGoneError, Loop
+from _glovebox_guest.loop import Loop
 from _glovebox_guest.measure import measure
 from _glovebox_guest.stdlib import TYPE_CHECKING, signal
 
@@ -90,7 +90,7 @@ def serve(config: dict[str, Any]) -> NoReturn:
         # The host reads what the sandbox has used before it ends it; with process 1 the counters would be gone.
         while os.read(wire_in, 4096):
             pass
-    except HostGoneError:
+    except EOFError:
         # The host is gone. Process 1 ends, and with it the sandbox.
         os._exit(1)
     os._exit(0)

@@ -66,10 +66,13 @@ _KEYS = frozenset({"seq", "time", "server", "kind", "call_id", "data", "prev", "
 class EvidenceError(Exception):
     """Bytes that do not prove their claim, or break a rule of the format; the message is the exact reason."""
 
-    def __init__(self, reason: str, *, kind: Literal["newer", "edited"] | None = None, seq: int | None = None) -> None:
+    def __init__(
+        self, reason: str, *, kind: Literal["newer", "edited", "unsealed"] | None = None, seq: int | None = None
+    ) -> None:
         """Take the reason; of a record with another hash than it claims also its number, which cannot be trusted.
 
-        ``kind`` is ``newer`` for a format that this version does not support, ``edited`` for such a record.
+        ``kind`` is ``newer`` for a format that this version does not support, ``edited`` for such a record,
+        ``unsealed`` for records in the current segment, which nobody has signed yet.
         """
         super().__init__(reason)
         self.kind = kind

@@ -22,12 +22,13 @@ from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.loader import SHIPPED, is_absent, load
 from glovebox_profiles.model import Effect, Profile
 from glovebox_profiles.policy.model import Policy
+from glovebox_sandboxes.contract.errors import MisnamedError
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.host.owner import new_owner
 from glovebox_sandboxes.pool import pool as pools
 from glovebox_sandboxes.pool.pool import SandboxProvider
 from glovebox_sandboxes.pool.ready_queue import IDLE_SECONDS
-from glovebox_sandboxes.runtime.environments import Environment, EnvironmentFileError
+from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_server import event_loop, workspace
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import Principal
@@ -402,7 +403,7 @@ def _packages(environments: Mapping[str, Environment], tool: str) -> str:
         return ""
     try:
         return environments[tool].locked()
-    except EnvironmentFileError:
+    except MisnamedError:
         return environments[tool].fits
 
 

@@ -6,7 +6,7 @@
 from pathlib import Path
 
 from glovebox_audit.place import AuditError
-from glovebox_sandboxes.contract.errors import DiagnosedError, Refusal, RefusedError
+from glovebox_sandboxes.contract.errors import DiagnosedError, MisnamedError, Refusal, RefusedError
 from glovebox_server.redaction import without_paths
 
 _MAX_NAME = 64
@@ -32,10 +32,6 @@ class InvalidArgumentsError(Exception):
         self.tool = tool
         self.problems = problems
         self.fields = fields
-
-
-class MisnamedError(DiagnosedError):
-    """A name in a command or setting is missing, taken, or not usable so, as a workspace with the server in it."""
 
 
 class StoreError(DiagnosedError):

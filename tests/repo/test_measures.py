@@ -16,14 +16,14 @@ AT_MOST = {
     "egress_files": 25,  # 25
     "longest_function": 60,  # 60
     "app_opened": 29,  # 40
-    "product_lines": 63_477,  # 52,000
-    "code_lines": 43_938,  # 35,000
+    "product_lines": 60_753,  # 52,000
+    "code_lines": 41_858,  # 35,000
     "shared_class_names": 0,  # 10
-    "exception_classes": 45,  # 25
+    "exception_classes": 25,  # 25
     "inner_imports": 11,  # 15
     "words": 29_756,  # 30,000
-    # 1,400 of them were product: the harness of whole calls, which `doctor --prove` no longer runs.
-    "test_lines": 79_731,  # 52,000
+    # 1,500 of them were product: the harness of whole calls, and what turns a stream of the guest into events.
+    "test_lines": 79_775,  # 52,000
     "core_files": 25,
     "core_lines": 6_000,
 }

@@ -13,9 +13,9 @@ from click.testing import CliRunner, Result
 from tests.fixtures import wheels
 
 from glovebox_profiles.errors import ProfileError
-from glovebox_sandboxes.contract.errors import SandboxError
+from glovebox_sandboxes.contract.errors import MisnamedError, SandboxError
 from glovebox_sandboxes.runtime import environments, guest_gc, libraries, locks, packages, runtime
-from glovebox_sandboxes.runtime.environments import Environment, EnvironmentFileError
+from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_server import app as apps
 from glovebox_server.cli.main import main
 from glovebox_server.settings import Settings
@@ -86,7 +86,7 @@ def asked(settings: Settings, *words: str) -> Result:
 def test_a_file_names_packages_and_nothing_else(package: str, settings: Settings) -> None:
     """No address, path, marker or option of pip's; the control is a name with bounds."""
     assert written(settings, text='packages = ["Tiny[a,b] >=1, <3", "tiny2==1.0", "x~=1"]').packages[2] == "x~=1"
-    with pytest.raises(EnvironmentFileError, match=r"own\.toml: packages\.0: String should"):
+    with pytest.raises(MisnamedError, match=r"own\.toml: packages\.0: String should"):
         written(settings, text=f"packages = [{json.dumps(package)}]")
 
 
@@ -110,23 +110,23 @@ def test_a_file_that_is_unsafe_or_wrong_is_refused(
 ) -> None:
     """Which file, and why; the control is the same file before."""
     spoil(written(settings).path)
-    with pytest.raises(EnvironmentFileError, match=problem):
+    with pytest.raises(MisnamedError, match=problem):
         environments.load("own", settings.environments_dir)
 
 
 @pytest.mark.parametrize("name", ["..", "a/b", "A", "", "x" * 40, "own.toml"])
 def test_a_name_leads_nowhere_else(name: str, settings: Settings) -> None:
     """No path is made of what is no name; one of nobody's is told with what there is."""
-    with pytest.raises(EnvironmentFileError, match="that is no name for one"):
+    with pytest.raises(MisnamedError, match="that is no name for one"):
         environments.load(name, settings.environments_dir)
-    with pytest.raises(EnvironmentFileError, match=r"none of that name. There are: default, science, viz\. Or write"):
+    with pytest.raises(MisnamedError, match=r"none of that name. There are: default, science, viz\. Or write"):
         environments.load("nobody", settings.environments_dir)
 
 
 def test_the_default_is_nobody_elses(settings: Settings) -> None:
     """A file of that name would not be in force; said, not ignored. One of another shipped name replaces it."""
     assert written(settings, "viz").path == settings.environments_dir / "viz.toml"
-    with pytest.raises(EnvironmentFileError, match="default is the shipped environment's name"):
+    with pytest.raises(MisnamedError, match="default is the shipped environment's name"):
         written(settings, "default")
 
 
@@ -162,7 +162,7 @@ async def test_a_lock_names_every_file_by_hash_and_holds_until_the_file_changes(
         file.write("# a note\n")
     assert environments.load("own", settings.environments_dir).locked() == first
     edited = written(settings, text='packages = ["tiny<2"]')
-    with pytest.raises(EnvironmentFileError, match=r"made before own\.toml .* Run `glovebox environment update own`"):
+    with pytest.raises(MisnamedError, match=r"made before own\.toml .* Run `glovebox environment update own`"):
         edited.locked()
     assert "tiny==1.0" in await locked(edited)
     assert edited.locked() != first
@@ -178,7 +178,7 @@ async def test_a_lock_that_says_anything_else_is_refused(line: str, index: Path,
     count = len((await locked(environment)).splitlines())
     with environment.lock.open("a") as file:
         file.write(f"{line}\n")
-    with pytest.raises(EnvironmentFileError, match=rf"own\.lock:{count + 1}: it is neither a package"):
+    with pytest.raises(MisnamedError, match=rf"own\.lock:{count + 1}: it is neither a package"):
         environment.locked()
 
 

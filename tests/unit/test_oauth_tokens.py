@@ -28,7 +28,7 @@ def at(seconds: int) -> int:
     return int(time.time()) + seconds
 
 
-def published(issuer: AnIssuer = ISSUER) -> dict[str, verify.Key]:
+def published(issuer: AnIssuer = ISSUER) -> dict[str, verify.IssuerKey]:
     """Its keys, as they are read."""
     return verify.keys_of({"keys": [key.as_dict(private=False) for key in issuer.keys.values()]})
 

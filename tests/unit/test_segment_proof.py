@@ -11,7 +11,7 @@ from tests.fixtures.audit_logs import decided, finished
 
 from glovebox_audit import chain, read
 from glovebox_audit.bundle import evidence
-from glovebox_audit.bundle.make import NotSealedError, prove
+from glovebox_audit.bundle.make import prove
 from glovebox_audit.chain import EvidenceError
 from glovebox_audit.events import draft
 from glovebox_audit.file import LogFile
@@ -66,7 +66,7 @@ def test_every_call_of_a_sealed_segment_can_be_proved(directory: Path) -> None:
 def test_what_is_not_sealed_yet_cannot_be_proved(directory: Path) -> None:
     """Nobody has signed it; once it is sealed it can (the control)."""
     segments.fill(directory, 1, first=99, size=10**9)
-    with pytest.raises(NotSealedError):
+    with pytest.raises(EvidenceError, match="go on being written"):
         proof_of(directory, "c_99")
     file = LogFile(directory, "s_2", segments.rotation(10**9))
     assert file.seal() is not None

@@ -48,6 +48,10 @@ class DiagnosedError(Exception):
         self.fix = fix
 
 
+class MisnamedError(DiagnosedError):
+    """A name in a command or setting is missing, taken, or not usable so, as an environment whose file is wrong."""
+
+
 class UnsupportedSpecError(DiagnosedError):
     """A driver cannot enforce one part of a spec on this host, so nothing was started. ``what`` is the spec's field."""
 

@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from glovebox_sandboxes.contract.errors import DiagnosedError, UnsupportedSpecError
+from glovebox_sandboxes.contract.errors import MisnamedError, UnsupportedSpecError
 from glovebox_sandboxes.contract.spec import DEFAULT
 from glovebox_sandboxes.host import permissions
 from glovebox_sandboxes.host.identity import changes_user
@@ -51,10 +51,6 @@ _LINE = re.compile(
     r"#.*|[A-Za-z0-9._-]+==[A-Za-z0-9.!+_-]+(?: \\| --hash=sha256:[0-9a-f]{64})?| *--hash=sha256:[0-9a-f]{64}(?: \\)?|"
 )
 _FITS = re.compile(r"^# Fits (sha256:[0-9a-f]{64})$", re.MULTILINE)
-
-
-class EnvironmentFileError(DiagnosedError):
-    """An environment is missing, or its file or lock is invalid."""
 
 
 class _EnvironmentFile(BaseModel):
@@ -103,21 +99,19 @@ class Environment(_EnvironmentFile):
     def locked(self) -> str:
         """Return the digest of its lock, which names every file by hash and fits the current file.
 
-        Raises EnvironmentFileError: it is missing, has anything except packages, or was made for another file.
+        Raises MisnamedError: it is missing, has anything except packages, or was made for another file.
         """
         update = f"Run `glovebox environment update {self.name}`."
         if not self.lock.exists():
-            raise EnvironmentFileError(f"The environment {self.name}", f"{self.lock} is not there", update)
+            raise MisnamedError(f"The environment {self.name}", f"{self.lock} is not there", update)
         data = _read(self.lock)
         lines = data.decode("utf-8", "replace").splitlines()
         wrong = next((number for number, line in enumerate(lines, 1) if not _LINE.fullmatch(line)), 0)
         if wrong:
-            raise EnvironmentFileError(
-                f"{self.lock}:{wrong}", "it is neither a package with its hashes nor a note", update
-            )
+            raise MisnamedError(f"{self.lock}:{wrong}", "it is neither a package with its hashes nor a note", update)
         fits = _FITS.search(data.decode("utf-8", "replace"))
         if fits is None or fits[1] != self.fits:
-            raise EnvironmentFileError(f"{self.lock}", f"it was made before {self.path.name} became what it is", update)
+            raise MisnamedError(f"{self.lock}", f"it was made before {self.path.name} became what it is", update)
         return hashlib.sha256(data).hexdigest()
 
 
@@ -140,27 +134,27 @@ def named(directory: Path) -> list[str]:
 def load(name: str, directory: Path) -> Environment:
     """Return the environment of that name, the operator's before the shipped one.
 
-    Raises EnvironmentFileError: it is missing, or its file is unsafe, unreadable or wrong.
+    Raises MisnamedError: it is missing, or its file is unsafe, unreadable or wrong.
     """
     if not _NAME.fullmatch(name):
-        raise EnvironmentFileError(f"The environment {name!r}", "that is no name for one", f"Use {_NAMES}.")
+        raise MisnamedError(f"The environment {name!r}", "that is no name for one", f"Use {_NAMES}.")
     own = directory / f"{name}.toml"
     if name == DEFAULT and directory != SHIPPED and os.path.lexists(own):
-        raise EnvironmentFileError(str(own), f"{DEFAULT} is the shipped environment's name", "Give yours another.")
+        raise MisnamedError(str(own), f"{DEFAULT} is the shipped environment's name", "Give yours another.")
     path = own if os.path.lexists(own) else SHIPPED / own.name
     if not path.exists() and not path.is_symlink():
         fix = (
             f"There are: {', '.join(named(directory))}. Or write {own}, and run `glovebox setup --environment {name}`."
         )
-        raise EnvironmentFileError(f"The environment {name}", "there is none of that name", fix)
+        raise MisnamedError(f"The environment {name}", "there is none of that name", fix)
     try:
         said = _EnvironmentFile.model_validate(tomllib.loads(_read(path).decode()))
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
-        raise EnvironmentFileError(f"{path}: {key}", first["msg"], "See docs/operate/install.md.") from None
+        raise MisnamedError(f"{path}: {key}", first["msg"], "See docs/operate/install.md.") from None
     except ValueError as error:  # neither TOML nor UTF-8
-        raise EnvironmentFileError(str(path), f"not TOML: {error}", "See https://toml.io/en/v1.0.0.") from None
+        raise MisnamedError(str(path), f"not TOML: {error}", "See https://toml.io/en/v1.0.0.") from None
     modules = said.modules or tuple(_imported(package) for package in said.packages)
     return Environment(**{**dict(said), "modules": modules, "name": name, "path": path})
 
@@ -183,10 +177,10 @@ def _read(path: Path) -> bytes:
             data = file.read(MAX_FILE + 1) if stat.S_ISREG(status.st_mode) else b"\0" * (MAX_FILE + 1)
     except OSError as error:
         reason = "it is a symbolic link" if path.is_symlink() else f"it cannot be read: {error.strerror}"
-        raise EnvironmentFileError(str(path), reason, "Put the file itself there, readable.") from None
+        raise MisnamedError(str(path), reason, "Put the file itself there, readable.") from None
     if len(data) > MAX_FILE:
         reason = f"it is no regular file of at most {MAX_FILE // 1024} KiB"
-        raise EnvironmentFileError(str(path), reason, "It is a page of text.")
+        raise MisnamedError(str(path), reason, "It is a page of text.")
     return data
 
 
@@ -194,7 +188,7 @@ def _require_own(path: Path, flaw: tuple[str, str] | None) -> None:
     if flaw is not None:
         problem, command = flaw
         fix = f"Who can change it decides what programs import. Review what it holds, then: {command} {path}"
-        raise EnvironmentFileError(str(path), f"it {problem}", fix)
+        raise MisnamedError(str(path), f"it {problem}", fix)
 
 
 def _records(data: Path) -> Path:

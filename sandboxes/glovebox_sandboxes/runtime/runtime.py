@@ -187,7 +187,7 @@ async def build(data: Path, tell: Callable[[str], None], environment: Environmen
     Raises:
         SandboxError: something is missing on this host, with the command that adds it; or others could change what
             is there.
-        EnvironmentFileError: its lock is invalid.
+        MisnamedError: its lock is invalid.
         OSError: the data directory cannot be written.
     """
     data = data.resolve()  # noqa: ASYNC240 - once, in a command

@@ -15,11 +15,6 @@ from glovebox_audit.events import CallDecided
 from glovebox_audit.read import Snapshot
 from glovebox_audit.segments import counts, proof
 
-
-class NotSealedError(Exception):
-    """Records are in the current segment, which is not signed yet."""
-
-
 Texts = Callable[[], tuple[Mapping[str, Any], Mapping[str, Any]]]
 """Profiles and policies in effect now, by digest."""
 
@@ -34,8 +29,8 @@ def prove(directory: Path, of: str, identity: str, texts: Texts) -> bytes | None
     """Return the evidence of a ``call`` or ``run``, as ``evidence.read`` takes it; None if the log has no record of it.
 
     Raises:
-        NotSealedError: some of its records are in the current segment.
-        EvidenceError: a segment is not what was sealed, or its seal counts no records.
+        EvidenceError: a segment is not what was sealed, or its seal counts no records; of kind ``unsealed`` if some of
+            its records are in the current segment.
         AuditError: the log cannot be read.
     """
     wanted = partial(is_of, of, identity)
@@ -45,7 +40,7 @@ def prove(directory: Path, of: str, identity: str, texts: Texts) -> bytes | None
             for line in reading.lines(snapshot.log, 0, snapshot.size)
             if identity.encode() in line.raw
         ):
-            raise NotSealedError
+            raise EvidenceError("its records go on being written: try again once the run is over", kind="unsealed")
         segments = list(_segments(snapshot, of, identity, wanted))
     if not any(each["records"] for each in segments):
         return None

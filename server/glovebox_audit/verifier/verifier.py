@@ -287,7 +287,7 @@ class Verifier:
         if not fresh:
             return
         self._unreadable += 1
-        if line.error is not None and line.error.kind is not None:
+        if line.error is not None and line.error.kind is not None and line.error.kind != "unsealed":
             self.note(line.number, line.error.seq, line.error.kind, str(line.error))
         elif not line.raw.endswith(b"\n") and len(line.raw) < chain.MAX_LINE_BYTES:
             detail = "the line has no end: a crash in mid-write, which the next server records, or a cut"

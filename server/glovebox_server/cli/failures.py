@@ -13,7 +13,6 @@ from rich.console import Console
 from glovebox_audit.printable import printable
 from glovebox_profiles.errors import ProfileError
 from glovebox_sandboxes.contract.errors import DiagnosedError
-from glovebox_sandboxes.runtime.environments import EnvironmentFileError
 from glovebox_server.cli.terminal import print_json
 from glovebox_server.errors import MisnamedError, RefusedError
 from glovebox_server.exits import UNAVAILABLE, USAGE
@@ -22,7 +21,6 @@ from glovebox_server.failures import failure_of, with_own_command
 _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (MisnamedError, USAGE),
     (ProfileError, USAGE),
-    (EnvironmentFileError, USAGE),
     (DiagnosedError, UNAVAILABLE),
 )
 """Exit codes of failures that no call ends in; ``glovebox_server.failures`` has the others."""

@@ -13,7 +13,7 @@ from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.model import Profile
 from glovebox_sandboxes.contract.spec import DEFAULT, PACKAGES
 from glovebox_sandboxes.runtime import environments, guest_gc, runtime
-from glovebox_sandboxes.runtime.environments import Environment, EnvironmentFileError, RuntimeRecord
+from glovebox_sandboxes.runtime.environments import Environment, RuntimeRecord
 from glovebox_server.errors import MisnamedError
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
@@ -42,7 +42,7 @@ class Listed:
 def of_profile(settings: Settings, profile: Profile) -> Environment:
     """Return the environment that a profile names, locked and built as its file and lock say.
 
-    Raises EnvironmentFileError, with the command, if it does not exist or is not built so.
+    Raises MisnamedError, with the command, if it does not exist or is not built so.
     """
     found = environments.load(profile.python.environment, settings.environments_dir)
     if found.name == DEFAULT:
@@ -50,11 +50,11 @@ def of_profile(settings: Settings, profile: Profile) -> Environment:
     record = environments.recorded(settings.data_dir).get(found.name)
     setup = f"Run `glovebox setup --environment {found.name}`."
     if record is None:
-        raise EnvironmentFileError(f"The environment {found.name}", "it is not built here", setup)
+        raise MisnamedError(f"The environment {found.name}", "it is not built here", setup)
     if record.lock != found.locked():
-        raise EnvironmentFileError(f"The environment {found.name}", "it was built from another lock", setup)
+        raise MisnamedError(f"The environment {found.name}", "it was built from another lock", setup)
     if not runtime.is_built(settings.data_dir, record.lock):
-        raise EnvironmentFileError(f"The environment {found.name}", "its last build failed or was removed", setup)
+        raise MisnamedError(f"The environment {found.name}", "its last build failed or was removed", setup)
     return found
 
 
@@ -100,7 +100,7 @@ def _require_preload(settings: Settings, profile: Profile, path: Path) -> None:
 def _required(settings: Settings, profile: Profile, path: Path) -> Environment:
     try:
         return of_profile(settings, profile)
-    except EnvironmentFileError as problem:
+    except MisnamedError as problem:
         setup = f"`glovebox setup --environment {profile.python.environment}`"
         fix = problem.fix if "glovebox " in problem.fix else f"{problem.fix} Then run {setup}."
         reason = f'is "{profile.python.environment}": {problem.reason}'
@@ -127,7 +127,7 @@ def _listed(name: str, own: Path, data: Path, profiles: Mapping[str, Profile]) -
             lock = found.locked()
             if record is not None and record.lock != lock:
                 state = f"built from another lock: run `glovebox setup --environment {name}`"
-    except EnvironmentFileError as problem:
+    except MisnamedError as problem:
         state = f"{problem.reason}: {problem.fix}"
         if name not in environments.named(own):
             state = f"its file is gone: run `glovebox environment remove {name}`"
@@ -163,17 +163,17 @@ def size(path: Path) -> int:
 def removable(settings: Settings, profiles: Mapping[str, Profile], name: str, *, force: bool) -> RuntimeRecord:
     """Return the record of a built environment that may be removed.
 
-    Raises EnvironmentFileError if it is not built, it is the default, or a profile names it without ``force``.
+    Raises MisnamedError if it is not built, it is the default, or a profile names it without ``force``.
     """
     what = f"Removing the environment {name}"
     if name == DEFAULT:
-        raise EnvironmentFileError(what, "every server needs it", "Leave it.")
+        raise MisnamedError(what, "every server needs it", "Leave it.")
     record = environments.recorded(settings.data_dir).get(name)
     if record is None:
-        raise EnvironmentFileError(what, "it is not built here", "See `glovebox environment list`.")
+        raise MisnamedError(what, "it is not built here", "See `glovebox environment list`.")
     if (tools := _tools(name, profiles)) and not force:
         fix = "Change that, or add --force: then no server starts with it."
-        raise EnvironmentFileError(what, f"the profile of {', '.join(tools)} names it", fix)
+        raise MisnamedError(what, f"the profile of {', '.join(tools)} names it", fix)
     return record
 
 

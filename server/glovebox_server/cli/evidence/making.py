@@ -8,7 +8,6 @@ from typing import Any
 import click
 
 from glovebox_audit.bundle import make as making
-from glovebox_audit.bundle.make import NotSealedError
 from glovebox_audit.chain import EvidenceError
 from glovebox_profiles import model as profiles_model
 from glovebox_profiles.errors import ProfileError
@@ -59,9 +58,8 @@ def audit_bundle(settings: Settings, call: str | None, run: str | None, output: 
         of, identity = "call", find_call(directory, call or "")
     try:
         content = _made(settings, directory, of, identity)
-    except (EvidenceError, NotSealedError) as problem:
-        why = str(problem) or "its records go on being written: try again once the run is over"
-        err.print(f"There is no bundle: {why}.")
+    except EvidenceError as problem:
+        err.print(f"There is no bundle: {problem}.")
         return FAILED
     if content is None:
         err.print(f"No record of {of} {identity}. `glovebox audit query` finds calls, and shows their runs.")
@@ -86,12 +84,10 @@ def audit_prove(settings: Settings, call_id: str) -> int:
     call_id = find_call(directory, call_id)
     try:
         found = making.prove(directory, "call", call_id, partial(_texts, settings))
-    except NotSealedError:
-        hint = "`glovebox audit seal` seals it now; else the next day or 64 MiB will."
-        err.print(f"Records of call {call_id} are in a segment that is not sealed yet: {hint}")
-        return FAILED
     except EvidenceError as problem:
-        err.print(f"There is no proof: {problem}.")
+        hint = "`glovebox audit seal` seals it now; else the next day or 64 MiB will."
+        unsealed = f"Records of call {call_id} are in a segment that is not sealed yet: {hint}"
+        err.print(unsealed if problem.kind == "unsealed" else f"There is no proof: {problem}.")
         return FAILED
     if found is None:
         err.print(f"No record of call {call_id}. `glovebox audit tail` shows the latest calls.")
@@ -104,7 +100,9 @@ def _made(settings: Settings, directory: Path, of: str, identity: str) -> bytes 
     texts = partial(_texts, settings)
     try:
         return making.make(directory, of, identity, texts)
-    except NotSealedError:
+    except EvidenceError as problem:
+        if problem.kind != "unsealed":
+            raise
         with closing(audit_log(settings)) as log:
             log.seal()
         return making.make(directory, of, identity, texts)

@@ -11,12 +11,12 @@ import click
 
 from glovebox_audit.printable import printable
 from glovebox_sandboxes.contract.base import Driver
-from glovebox_sandboxes.contract.errors import SandboxError
+from glovebox_sandboxes.contract.errors import MisnamedError, SandboxError
 from glovebox_sandboxes.contract.spec import DEFAULT
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.plural import counted
 from glovebox_sandboxes.runtime import environments, guest_gc, locks, runtime, trial
-from glovebox_sandboxes.runtime.environments import Environment, EnvironmentFileError
+from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_sandboxes.runtime.runtime import Runtime
 from glovebox_server import app as apps
 from glovebox_server.cli.options import (
@@ -73,7 +73,7 @@ def environment_update(settings: Settings, name: str) -> None:
     found = environments.load(name, own)
     if found.shipped:
         fix = f"Copy {found.path} to {own}, under another name if both are to be used, and lock that."
-        raise EnvironmentFileError(f"Locking {name}", "it is shipped with its lock", fix)
+        raise MisnamedError(f"Locking {name}", "it is shipped with its lock", fix)
 
     async def make() -> int:
         with _show_steps() as tell:
@@ -122,7 +122,7 @@ async def _check_all(driver: Driver, chosen: Sequence[Environment], built: Seque
 async def _chosen(settings: Settings, names: tuple[str, ...], tell: Tell) -> list[Environment]:
     """Return the default and the named ones; without names, those set up before, as an upgrade may change them.
 
-    Raises EnvironmentFileError if a named one cannot be followed.
+    Raises MisnamedError if a named one cannot be followed.
     """
     own = settings.environments_dir
     chosen = [environments.load(DEFAULT, own)]
@@ -131,7 +131,7 @@ async def _chosen(settings: Settings, names: tuple[str, ...], tell: Tell) -> lis
             found = environments.load(name, own)
             found.locked()
             chosen.append(found)
-        except EnvironmentFileError as problem:
+        except MisnamedError as problem:
             tell(printable(f"Left as it is: {problem}"))
     for name in dict.fromkeys(names):
         found = environments.load(name, own)

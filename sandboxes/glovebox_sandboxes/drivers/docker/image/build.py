@@ -46,7 +46,7 @@ async def build(
 
     Raises:
         SandboxError: the Engine, the base or the packages are unavailable; says what to do.
-        EnvironmentFileError: the environment's lock cannot be followed.
+        MisnamedError: the environment's lock cannot be followed.
     """
     lock, file = (environment.locked(), environment.lock) if environment else ("", content.LOCK)
     tag = content.tag(lock)
