@@ -159,7 +159,7 @@ async def test_building_what_is_there_changes_nothing() -> None:
 async def test_a_base_without_python_is_refused_before_anything_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     """It says which image, and how to name another; no container of the question stays."""
     base = "glovebox-test/empty:1"
-    monkeypatch.setattr(content, "tag", lambda: "glovebox-test/none:1")
+    monkeypatch.setattr(content, "tag", lambda _: "glovebox-test/none:1")
     with client() as api:
         api.import_image_from_data(bytes(10_240), repository="glovebox-test/empty", tag="1")
         try:
