@@ -72,7 +72,7 @@ class EvidenceError(Exception):
         """Take the reason; of a record with another hash than it claims also its number, which cannot be trusted.
 
         ``kind`` is ``newer`` for a format that this version does not support, ``edited`` for such a record,
-        ``unsealed`` for records in the current segment, which nobody has signed yet.
+        ``unsealed`` for records in the current segment, which is not signed yet.
         """
         super().__init__(reason)
         self.kind = kind

@@ -181,7 +181,7 @@ class Listener(Protocol):
 
 
 class SilentListener:
-    """A listener of a call without a follower: it shows nothing, asks nobody and waits for no answer."""
+    """A listener that ignores progress and output, and cannot ask."""
 
     def progress(self, message: str) -> None:
         """Ignore it."""

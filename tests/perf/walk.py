@@ -12,8 +12,8 @@ How files and moves are counted:
   next sandbox, and stops are polled. When they run is a matter of time; it made the number vary by ten files.
 - An idle event loop first waits ``PATIENCE_SECONDS``, so that a result comes in one read. Otherwise the machine decides
   how many reads there are, at 15 to 20 moves each. The smallest of ``CALLS`` calls counts.
-- A guest that sends much lets others have a turn after half a millisecond. Counting makes each step many times as
-  long, so here a turn takes a second.
+- A guest's connection lets others have a turn after half a millisecond of work. A call that is not counted never works
+  that long. Counting makes each step many times as long, and a busy machine more so: here a turn takes a second.
 - The *egress part* of a call is what is entered in the context of ``CONNECTION``: by it, and by tasks and threads that
   work for it.
 """

@@ -16,7 +16,7 @@ AT_MOST = {
     "egress_files": 25,  # 25
     "longest_function": 60,  # 60
     "app_opened": 29,  # 40
-    "product_lines": 60_753,  # 52,000
+    "product_lines": 60_749,  # 52,000
     "code_lines": 41_858,  # 35,000
     "shared_class_names": 0,  # 10
     "exception_classes": 25,  # 25

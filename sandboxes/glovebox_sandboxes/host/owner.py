@@ -133,7 +133,7 @@ def remove_all(parent: str) -> None:
         except FileNotFoundError:
             return
         except OSError:
-            time.sleep(0.005)
+            time.sleep(0.005)  # killed processes leave their group a moment later
         else:
             return
 

@@ -77,7 +77,7 @@ class SocketStream(anyio.abc.ByteStream):
                 await ready(self._end)
 
     async def send_eof(self) -> None:
-        """Raise: the wire marks its own end, so a call is a mistake."""
+        """Raise: anyio demands this method, and the wire marks its own end, so a call is a mistake."""
         raise NotImplementedError
 
     async def aclose(self) -> None:

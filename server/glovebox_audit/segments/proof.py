@@ -1,4 +1,4 @@
-"""A segment's part of the evidence: records with their audit paths, and the signed seal. Nobody else's records."""
+"""The evidence from one segment: the records of this call or run with their audit paths, and the signed seal."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO

@@ -15,6 +15,7 @@ import anyio
 import anyio.lowlevel
 
 from glovebox_audit.chain import Head
+from glovebox_audit.events import CallFinished
 from glovebox_profiles.compile import to_spec
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.contract.outcome import Outcome
@@ -39,7 +40,7 @@ from glovebox_server.core.call import (
 from glovebox_server.core.inputs import open_inputs
 from glovebox_server.core.result import build_refusal, build_result
 from glovebox_server.errors import RefusedError
-from glovebox_server.receipts.recorder import CallRecorder, Receipt
+from glovebox_server.receipts.recorder import CallRecorder
 from glovebox_server.tools.base import Tool, cut_output
 
 
@@ -53,8 +54,8 @@ class CallRecords(Protocol):
     async def decide(self, call: Call) -> CallRecorder:
         """Record the decision about a call; return the recorder of its other records."""
 
-    async def finish(self, call: Call, ran: Ran) -> Receipt:
-        """Record the end of a call that ran."""
+    async def describe_end(self, call: Call, ran: Ran) -> CallFinished:
+        """Return the last record of a call that ran."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,20 +184,19 @@ class Broker:
                     await anyio.lowlevel.checkpoint_if_cancelled()  # the last point before changes
                 with anyio.CancelScope(shield=now.perform is not None):  # changes in effect are recorded
                     ran = await (now.perform or self._run_guarded)(call)
-                    receipt = await self.journal.finish(call, ran)
+                    finished = now.finished = await self.journal.describe_end(call, ran)
+                    receipt = await now.records.finish(finished)
         except RefusedError as refusal:
             if now.perform is None:
                 raise
             raise CallDeniedError(refusal.refusal) from refusal
         # After the block: the end is recorded, and must not be again.
-        if now.finished is None:
-            raise AssertionError(call.request.id)
-        self._note_end(call, failed=bool(now.finished.failed))
+        self._note_end(call, failed=bool(finished.failed))
         if now.withheld is not None:
             return build_refusal(call.request, deny(now.decision, now.withheld), self.journal.head)
         return build_result(
             call.tool, call.request, ran.outcome, ran.delivered, decision=now.decision, plan=ran.plan,
-            elapsed_ms=now.finished.elapsed_ms, receipt=receipt, secrets=now.redacted,
+            elapsed_ms=finished.elapsed_ms, receipt=receipt, secrets=now.redacted,
             masks=now.spec.masks if now.spec else (), scans=ran.scans, answer=ran.answer,
         )  # fmt: skip
 

@@ -84,7 +84,7 @@ def _guard(folder: str) -> Any:
 def _objections(guards: GuardSet) -> list[Objection]:
     known = guards.repeats
     objections = list[Objection]([lambda request: known.refusal(request) if known.failing else None])
-    if guards.stops is not None:  # first: whoever repeats a call sees the stop
+    if guards.stops is not None:  # first, so that a caller who repeats a call sees the stop
         objections.insert(0, guards.stops.refusal)
     return objections
 

@@ -387,12 +387,6 @@ async def _lifespan(_server: Server[Any]) -> AsyncIterator[Watches]:
         tasks.cancel_scope.cancel()
 
 
-def client_of(ctx: Context) -> str | None:
-    """Return the client's own name, for the record only."""
-    params = ctx.session.client_params
-    return None if params is None else f"{params.client_info.name} {params.client_info.version}"[:128]
-
-
 def session_of(ctx: Context) -> str | None:
     """Return the transport's name for the session of the request, if any.
 

@@ -40,7 +40,7 @@ from glovebox_server.calls import Principal
 from glovebox_server.core.rights import ActivePolicy
 from glovebox_server.failures import with_own_command
 from glovebox_server.mcp.delivery import Context
-from glovebox_server.mcp.server import MESSAGES_PATH, McpServer, ServedApp, client_of
+from glovebox_server.mcp.server import MESSAGES_PATH, McpServer, ServedApp
 from glovebox_server.requests.refusals import Refusals
 from glovebox_server.transport import downloads, logs, tokens
 from glovebox_server.transport.addresses import BACKLOG, bracket_address, host_names, open_listener, proxy_networks
@@ -58,7 +58,7 @@ from glovebox_server.transport.callers import Callers, Shares
 from glovebox_server.transport.http_timeouts import TimeoutProtocol
 from glovebox_server.transport.oauth.authority import Scopes, TokenAuthority
 from glovebox_server.transport.oauth.verify import OAuth
-from glovebox_server.transport.stdio import GRACE_SECONDS, end_on_signal, serve_stdio, serve_stream
+from glovebox_server.transport.stdio import GRACE_SECONDS, client_of, end_on_signal, serve_stdio, serve_stream
 from glovebox_server.transport.tokens import TokenFiles
 from glovebox_server.upkeep.readiness import ReadinessProbe
 

@@ -29,7 +29,7 @@ from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_server.calls import Principal
 from glovebox_server.exits import ENDING, signal_name
 from glovebox_server.mcp.delivery import Context
-from glovebox_server.mcp.server import SERVED, McpServer, ServedApp, client_of
+from glovebox_server.mcp.server import SERVED, McpServer, ServedApp
 from glovebox_server.transport import logs
 
 #: Longest line in bytes, the same as an HTTP body's. Code and arguments of a call are far below it.
@@ -121,6 +121,12 @@ def claim_fds() -> Iterator[StdioFds]:
 
 #: Seconds that answers to cancelled calls may take on their way out before open streams are cut.
 GRACE_SECONDS = 2
+
+
+def client_of(ctx: Context) -> str | None:
+    """Return the client's own name, for the record only."""
+    params = ctx.session.client_params
+    return None if params is None else f"{params.client_info.name} {params.client_info.version}"[:128]
 
 
 async def serve_stdio(app: ServedApp, wire: StdioFds | None = None, *, workflow: str | None = None) -> str:

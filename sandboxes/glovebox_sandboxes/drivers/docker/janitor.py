@@ -40,5 +40,6 @@ if __name__ == "__main__":
     shutil.rmtree(sys.argv[3], ignore_errors=True)
     # Three sweeps, half a second apart: the Engine may still be busy with the dead server's last request.
     for sweeps_before in range(1 if regular else 3):
-        time.sleep(0.5 * bool(sweeps_before))
+        if sweeps_before:
+            time.sleep(0.5)
         sweep(sys.argv[1], sys.argv[2])

@@ -32,7 +32,7 @@ def bundle() -> None:
 
 @bundle.command("verify")
 @click.argument("file", type=_file)
-@click.option("--key", "keys", multiple=True, type=KEY, help="The server's public key, not from whoever sent FILE.")
+@click.option("--key", "keys", multiple=True, type=KEY, help="The server's public key, from the server's operator.")
 @json_option
 def bundle_verify(file: Path, keys: tuple[Ed25519PublicKey, ...]) -> int:
     """Check a bundle of `audit bundle`, offline.

@@ -31,7 +31,7 @@ from glovebox_server.core.inputs import Inputs
 from glovebox_server.core.rights import Rights
 from glovebox_server.guards.redaction.detector import Forms
 from glovebox_server.guards.redaction.guard import mask_value
-from glovebox_server.receipts.recorder import CallRecorder, Receipt, ReceiptIssuer, elapsed_ms
+from glovebox_server.receipts.recorder import CallRecorder, ReceiptIssuer, elapsed_ms
 
 if TYPE_CHECKING:
     from glovebox_server.promotion.scanning import Scan
@@ -195,17 +195,12 @@ class CallJournal:
         await recorder.record(event)
         return recorder
 
-    async def finish(self, call: Call, ran: Ran) -> Receipt:
-        """Record the end of a call that ran.
-
-        Raises:
-            AuditError: The record is not in the log.
-        """
+    async def describe_end(self, call: Call, ran: Ran) -> CallFinished:
+        """Return the last record of a call that ran."""
         now, outcome = call.now, ran.outcome
         failed = ran.answer.failed or now.withheld is not None
         finish = partial(call_finished, call.request, outcome, now.profile, now.redacted, failed=failed)
         # Digests of pictures take tens of milliseconds, which would block all other calls.
         finished = await anyio.to_thread.run_sync(finish) if outcome.blobs or outcome.shown else finish()
         usage = {**finished.usage, **ran.usage}
-        now.finished = replace(finished, elapsed_ms=elapsed_ms(call.request), usage=usage, **ran.recorded)
-        return await now.records.finish(now.finished)
+        return replace(finished, elapsed_ms=elapsed_ms(call.request), usage=usage, **ran.recorded)

@@ -49,12 +49,12 @@ class Hiding:
         Raises:
             UnsupportedSpecError: they cannot be hidden.
         """
-        index = await self._index(spec, tool)
+        revealed, index = _revealed(reveal), await self._index(spec, tool)
         if index is None:
             yield None
             return
         self.used_at = time.monotonic()
-        revealed, loop, scope = _revealed(reveal), asyncio.get_running_loop(), anyio.CancelScope()
+        loop, scope = asyncio.get_running_loop(), anyio.CancelScope()
         # Guarded before it is asked what there is: nothing comes in between.
         with index.guarding(revealed, lambda: _soon(loop, scope)) as guard:
             if not index.settled:  # what a thread took in before the guard was there may not be said yet
