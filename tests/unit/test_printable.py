@@ -97,46 +97,40 @@ def test_a_table_that_is_not_folded_leaves_out_what_says_nothing(*, terminal: bo
     assert console.file.getvalue().splitlines()[1] == f"{'a' * 20}  {blank}2026-11-22 19:47  local:1000  short"
 
 
-def test_a_table_fits_a_terminal_of_80_columns() -> None:
-    """With cells as long as they come; what is copied is not broken. Into a pipe each row is one line (control)."""
-    identifier = "c_" + "0" * 26
-    for terminal in (True, False):
-        console = Terminal(file=io.StringIO(), force_terminal=terminal, color_system=None, width=COLUMNS)
-        row = {
-            "time": "2026-11-22 19:47:00",
-            "call": identifier,
-            "outcome": "denied: network.address",
-            "tool": "read_workspace_file",
-            "by": "token:team",
-            "client": "An editor",
-            "ms": "12345",
-        }
-        table = table_of([row], right=["ms"])
-        assert table
-        print_table(console, table)
-        assert isinstance(console.file, io.StringIO)
-        lines = console.file.getvalue().splitlines()
-        assert (max(map(len, lines)) <= COLUMNS) == terminal
-        assert any(identifier in line for line in lines)
+ROW = {
+    "time": "2026-11-22 19:47:00",
+    "call": "c_" + "0" * 26,
+    "outcome": "denied: network.address",
+    "tool": "read_workspace_file",
+    "by": "token:team",
+    "client": "An editor",
+    "ms": "12345",
+}
 
 
-def test_a_narrow_table_breaks_no_word_that_has_room() -> None:
-    """Each word of a listing of everyday calls stands whole on a line; only one too long for its column does not."""
-    console = Terminal(file=io.StringIO(), force_terminal=True, color_system=None, width=COLUMNS)
-    row = {
-        "time": "2026-11-22 19:47:00",
-        "call": "c_" + "0" * 26,
-        "outcome": "denied: network.allow",
-        "tool": "run_python",
-        "by": "local:0",
-        "client": "over cli",
-        "ms": "1632",
-    }
+def printed_row(row: dict[str, str], *, terminal: bool) -> str:
+    """A table of one row, as a console of 80 columns shows it."""
+    console = Terminal(file=io.StringIO(), force_terminal=terminal, color_system=None, width=COLUMNS)
     table = table_of([row], right=["ms"])
     assert table
     print_table(console, table)
     assert isinstance(console.file, io.StringIO)
-    printed = console.file.getvalue()
+    return console.file.getvalue()
+
+
+def test_a_table_fits_a_terminal_of_80_columns() -> None:
+    """With cells as long as they come; what is copied is not broken. Into a pipe each row is one line (control)."""
+    for terminal in (True, False):
+        lines = printed_row(ROW, terminal=terminal).splitlines()
+        assert (max(map(len, lines)) <= COLUMNS) == terminal
+        assert any(ROW["call"] in line for line in lines)
+
+
+def test_a_narrow_table_breaks_no_word_that_has_room() -> None:
+    """Each word of a listing of everyday calls stands whole on a line; only one too long for its column does not."""
+    row = ROW | {"outcome": "denied: network.allow", "tool": "run_python", "by": "local:0"}
+    row |= {"client": "over cli", "ms": "1632"}
+    printed = printed_row(row, terminal=True)
     assert max(map(len, printed.splitlines())) <= COLUMNS
     assert {*row, *" ".join(row.values()).split()} - set(printed.split()) == {"network.allow"}
 
