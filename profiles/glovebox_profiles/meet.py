@@ -33,11 +33,7 @@ def meet(a: Profile, b: Profile) -> Profile:
     values["network"]["credential"] = [
         each for each in values["network"]["credential"] if egress.meet(allow, [each.rule()])
     ]
-    values |= {
-        "tool": a.tool,
-        "description": a.description,
-        "risk": max(a.risk, b.risk, key=RISKS.index),
-    }
+    values |= {"tool": a.tool, "description": a.description, "risk": max(a.risk, b.risk, key=RISKS.index)}
     shared = [module for module in a.python.preload if module in b.python.preload]
     same = a.python.environment == b.python.environment  # what one imports, another may not have
     values["python"]["preload"] = shared if same and values["python"]["start"] == "warm" else []

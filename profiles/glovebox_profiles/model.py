@@ -13,15 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
 import rfc8785
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from glovebox_profiles import egress
 from glovebox_profiles.egress import EgressRule

@@ -47,10 +47,9 @@ def measure(
         "hostname": os.uname().nodename,
         "kernel": f"{os.uname().sysname} {os.uname().release} {os.uname().version}",
         "python": sys.version.split()[0],
-        "present": [
-            *(path for path in hidden if os.path.lexists(path)),
-            *(path for path in masked if _readable(path)),
-        ][:_MOST_PRESENT],
+        "present": [*(path for path in hidden if os.path.lexists(path)), *(path for path in masked if _readable(path))][
+            :_MOST_PRESENT
+        ],
         "system": _system(),
         # Values this kernel does not report are listed, and the plan must have expected exactly those.
         "unmeasured": [name for name in CAPABILITIES if name not in reported]

@@ -48,9 +48,7 @@ FAILURES: dict[type[Exception], Failure] = {
         ),
     ),
     InvalidArgumentsError: Failure(
-        classed="invalid",
-        exit_code=USAGE,
-        sentence=lambda error, _: f"Invalid arguments, nothing was started. {error}",
+        classed="invalid", exit_code=USAGE, sentence=lambda error, _: f"Invalid arguments, nothing was started. {error}"
     ),
     RefusedError: Failure(
         classed="refused",

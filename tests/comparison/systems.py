@@ -133,10 +133,7 @@ class Docker(_Foreign):
         argv = ["docker", "run", "--rm", "--name", name, *self.options(limits), "-v", f"{host.workspace}:/workspace:ro"]
         program = self._program(text, host, INSIDE, name)
         return await running.run(
-            [*argv, self._image, *PYTHON, program],
-            seconds=limits.wall_seconds + self.slack,
-            env=caller(),
-            cwd=scratch,
+            [*argv, self._image, *PYTHON, program], seconds=limits.wall_seconds + self.slack, env=caller(), cwd=scratch
         )
 
     async def clean(self, name: str) -> None:
@@ -280,12 +277,7 @@ class LlmSandbox(_Foreign):
         ended = ran.ended
         if found["problem"] and ended == "ended":
             return Seen(ended="timed_out" if "Timeout" in found["problem"] else "failed", note=found["problem"])
-        return Seen(
-            ended=ended,
-            stdout=found["stdout"],
-            stderr=found["stderr"],
-            note=f"exit status {found['code']}",
-        )
+        return Seen(ended=ended, stdout=found["stdout"], stderr=found["stderr"], note=f"exit status {found['code']}")
 
 
 class McpRunPython(_Foreign):

@@ -89,17 +89,7 @@ async def _run(case: Case, text: str, places: Mapping[str, str], host: Planted, 
     prefix = _NAMESPACES if case.control.where == "namespaces" else ()
     ran = _Ran(ended="running")
     process = await anyio.open_process(
-        [
-            *_WITH_US,
-            *prefix,
-            _PYTHON,
-            "-I",
-            "-B",
-            "-X",
-            "utf8",
-            "-c",
-            layout.program(text, places, host.names),
-        ],
+        [*_WITH_US, *prefix, _PYTHON, "-I", "-B", "-X", "utf8", "-c", layout.program(text, places, host.names)],
         stderr=None,
         env={**os.environ, _MARK: mark},
         cwd=places["WORKSPACE"],

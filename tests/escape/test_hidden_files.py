@@ -351,8 +351,7 @@ async def test_whole_calls_hide_what_the_profile_does_not_reveal(tmp_path: Path)
         found = await submitted(app, "search_workspace", {"pattern": MARK, "include_ignored": True, "limit": 1000})
         assert not {match["path"] for match in found.structured["matches"]} & set(SECRETS)
         asked = types.CompleteRequestParams(
-            ref=types.PromptReference(name="analyse_file"),
-            argument=types.CompletionArgument(name="path", value=".e"),
+            ref=types.PromptReference(name="analyse_file"), argument=types.CompletionArgument(name="path", value=".e")
         )
         me = Principal(id="local:test", transport="cli")
         completed = await complete(asked, me, app.broker.submit, app.artifacts.owned, app.tools)

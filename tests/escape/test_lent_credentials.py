@@ -104,8 +104,7 @@ async def test_a_key_stands_in_the_parameter_it_names(wires: Cable) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "method"),
-    [(f"https://{API}/v2/me", "GET"), (f"https://{API}/v1/me", "POST"), (f"https://{API}/v1", "GET")],
+    ("url", "method"), [(f"https://{API}/v2/me", "GET"), (f"https://{API}/v1/me", "POST"), (f"https://{API}/v1", "GET")]
 )
 async def test_what_a_key_is_not_for_is_asked_without_it(wires: Cable, url: str, method: str) -> None:
     """Another path, another method: allowed by the profile, and nothing is added."""

@@ -169,19 +169,11 @@ async def test_sigterm_of_a_server_ends_its_calls(driver: str, tmp_path: Path) -
     process = await anyio.open_process(_command(settings, "serve"), stderr=subprocess.DEVNULL, cwd=ROOT)
     async with process:
         assert process.stdin is not None
-        hello = {
-            "protocolVersion": "2025-06-18",
-            "capabilities": {},
-            "clientInfo": {"name": "t", "version": "1"},
-        }
+        hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
         for message in (
             {"id": 1, "method": "initialize", "params": hello},
             {"method": "notifications/initialized"},
-            {
-                "id": 2,
-                "method": "tools/call",
-                "params": {"name": "run_python", "arguments": {"code": PROGRAM}},
-            },
+            {"id": 2, "method": "tools/call", "params": {"name": "run_python", "arguments": {"code": PROGRAM}}},
         ):
             await process.stdin.send(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
         started = await _started(settings, process.pid)

@@ -129,10 +129,7 @@ async def test_the_control_the_driver_as_it_is(tmp_path: Path) -> None:
         (without("--unshare-net"), SHARED),
         (without("--unshare-net"), "interfaces"),
         (without("--unshare-ipc"), SHARED),
-        (
-            lambda argv: without("--unshare-uts")(without("--hostname", values=1)(argv)),
-            SHARED,
-        ),
+        (lambda argv: without("--unshare-uts")(without("--hostname", values=1)(argv)), SHARED),
         (without("--unshare-cgroup"), SHARED),
         (instead(["--cap-drop", "ALL"], ["--cap-add", "CAP_NET_RAW"]), "capabilities"),
         (without("--seccomp", values=1), "seccomp"),

@@ -81,10 +81,7 @@ DENIED = {
     "write about itself in /proc": ("open('/proc/self/comm', 'w').write('x')", "EACCES"),
     "read it through /proc": ("open('/proc/self/root/output/secret').read()", "EACCES"),
     "read it after chdir": ("os.chdir('/output'); open('secret').read()", "EACCES"),
-    "open it again for reading": (
-        "open('/proc/self/fd/%d' % os.open('/output/secret', os.O_WRONLY)).read()",
-        "EACCES",
-    ),
+    "open it again for reading": ("open('/proc/self/fd/%d' % os.open('/output/secret', os.O_WRONLY)).read()", "EACCES"),
     "read what was just written": ("open('/output/own', 'w').write('x'); open('/output/own').read()", "EACCES"),
     "read and write": ("os.open('/output/secret', os.O_RDWR)", "EACCES"),
     "read in a child": ("subprocess.run(['/bin/cat', '/output/secret'], check=True)", "exit"),

@@ -170,15 +170,7 @@ async def test_sigkill_of_a_server_with_sandboxes_that_stand_ready(settings: Set
 
 async def _killed(settings: Settings, number: int) -> None:
     places = ["--workspace", str(settings.workspace), "--profiles-dir", str(settings.profiles_dir)]
-    command = [
-        sys.executable,
-        "-m",
-        "glovebox_server",
-        "serve",
-        *places,
-        "--state-dir",
-        str(settings.state_dir),
-    ]
+    command = [sys.executable, "-m", "glovebox_server", "serve", *places, "--state-dir", str(settings.state_dir)]
     hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
     process = await anyio.open_process(command, stderr=subprocess.DEVNULL, cwd=ROOT)
     async with process:

@@ -379,10 +379,7 @@ async def test_a_caller_leaves_the_others_their_connections(tmp_path: Path) -> N
             with anyio.fail_after(TIMEOUT_SECONDS):
                 while (await _status(server, ask))[0] != 200:  # noqa: ASYNC110 - until the server has noticed
                     await anyio.sleep(0.005)
-    async with (
-        served(tmp_path / "one", "http", "alice") as server,
-        _held(server, _request(server, "GET", "/sse"), 10),
-    ):
+    async with served(tmp_path / "one", "http", "alice") as server, _held(server, _request(server, "GET", "/sse"), 10):
         assert (await _status(server, _request(server, "GET", "/health")))[0] == 200
 
 
@@ -483,10 +480,7 @@ async def test_a_revision_that_is_not_served_is_answered_with_all_that_are(tmp_p
 
 async def test_header_and_body_must_agree(tmp_path: Path) -> None:
     """M5: a modern request whose headers name another method, tool or version than its body is refused."""
-    meta = {
-        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
-        "io.modelcontextprotocol/clientCapabilities": {},
-    }
+    meta = {"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {}}
     params = {"name": "run_python", "arguments": {"code": "1"}, "_meta": meta}
     body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}).encode()
     sound = {"Mcp-Protocol-Version": "2026-07-28", "Mcp-Method": "tools/call", "Mcp-Name": "run_python"}

@@ -59,11 +59,7 @@ LOOKS = (
     Look(memory="memory-bare", driver="bubblewrap", preload=()),
     Look(memory="memory-pandas", driver="bubblewrap", preload=_PANDAS),
     Look(
-        memory="memory-shipped",
-        driver="bubblewrap",
-        preload=None,
-        processor="idle-bubblewrap",
-        server="memory-server",
+        memory="memory-shipped", driver="bubblewrap", preload=None, processor="idle-bubblewrap", server="memory-server"
     ),
     Look(memory="memory-docker", driver="docker", preload=(), processor="idle-docker"),
     Look(memory="memory-docker-pandas", driver="docker", preload=_PANDAS),

@@ -110,10 +110,7 @@ async def burst(setup: Setup) -> dict[str, Series]:
     """Calls at once, on a server that has answered none yet."""
     times: list[float] = []
     lost: list[str] = []
-    async with (
-        clients.over_http(setup) as listening,
-        AsyncExitStack() as stack,
-    ):
+    async with clients.over_http(setup) as listening, AsyncExitStack() as stack:
         callers = [await stack.enter_async_context(listening.connected()) for _ in range(BURST)]
 
         async def call(caller: Caller, request: bytes) -> None:

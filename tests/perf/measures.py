@@ -163,10 +163,7 @@ def _count_classes(nodes: Mapping[str, list[ast.AST]]) -> dict[str, int]:
     while more := {key for key in bases.keys() - counted if bases[key] & exceptions}:
         counted |= more
         exceptions |= {name for _, name in more}
-    return {
-        "shared_class_names": sum(len(where) > 1 for where in modules.values()),
-        "exception_classes": len(counted),
-    }
+    return {"shared_class_names": sum(len(where) > 1 for where in modules.values()), "exception_classes": len(counted)}
 
 
 def count(parts: Collection[str]) -> tuple[dict[str, int], dict[str, list[str]]]:

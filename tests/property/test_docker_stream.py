@@ -6,14 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glovebox_sandboxes.drivers.docker.stream import (
-    ENGINE_ERROR,
-    HEADER_BYTES,
-    STDERR,
-    STDOUT,
-    Chunk,
-    Demultiplexer,
-)
+from glovebox_sandboxes.drivers.docker.stream import ENGINE_ERROR, HEADER_BYTES, STDERR, STDOUT, Chunk, Demultiplexer
 
 frames = st.lists(st.tuples(st.sampled_from([STDOUT, STDERR, ENGINE_ERROR]), st.binary(max_size=200)), max_size=20)
 

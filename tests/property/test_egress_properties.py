@@ -50,9 +50,7 @@ rule_lists = st.lists(rules, max_size=4)
 TARGETS = [
     EgressTarget(method=method, scheme=scheme, host=host, port=port, path=path)
     for host, (method, scheme, path), port in product(
-        HOSTS,
-        [*product(["GET", "POST"], ["http", "https"], PATHS), ("CONNECT", "https", "")],
-        [80, 443],
+        HOSTS, [*product(["GET", "POST"], ["http", "https"], PATHS), ("CONNECT", "https", "")], [80, 443]
     )
 ]
 

@@ -72,10 +72,7 @@ HEADERS = {
     "Mcp-Method": "tools/call",
     "Mcp-Name": "run_python",
 }
-META = {
-    "io.modelcontextprotocol/protocolVersion": "2026-07-28",
-    "io.modelcontextprotocol/clientCapabilities": {},
-}
+META = {"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {}}
 SHORT = "open('/output/a.txt', 'w').write('kept')\nprint('hi')"
 LONG = "import os, time\nif os.fork() == 0: os.setsid()\ntime.sleep(3)"
 FLOOD = "print('x' * 60_000)"

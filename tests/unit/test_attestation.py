@@ -222,12 +222,7 @@ def test_a_containers_limits_are_read_back(version: int, tmp_path: Path) -> None
     """On both versions, in the kernel's own words."""
     names = ("memory", "pids", "cpu", "") if version == 1 else ("",)
     texts = {
-        1: {
-            "memory.limit_in_bytes": "64",
-            "pids.max": "9",
-            "cpu.cfs_quota_us": "1",
-            "cpu.cfs_period_us": "2",
-        },
+        1: {"memory.limit_in_bytes": "64", "pids.max": "9", "cpu.cfs_quota_us": "1", "cpu.cfs_period_us": "2"},
         2: {"memory.max": "64", "pids.max": "9", "cpu.max": "1 2"},
     }
     for file, text in texts[version].items():

@@ -67,10 +67,7 @@ CALLS: dict[str, tuple[CallEvent, ...]] = {
     "c_exit": (begun("c_exit", client="Cursor"), replace(finished("c_exit"), exit_code=3)),
     "c_time": (begun("c_time"), replace(finished("c_time"), ended="timed_out", exit_code=None)),
     "c_gone": (begun("c_gone"), CallCancelled(call_id="c_gone", by="client", elapsed_ms=1.5)),
-    "c_fail": (
-        begun("c_fail"),
-        CallFailed(call_id="c_fail", error="SandboxError", reason="no bwrap", elapsed_ms=1),
-    ),
+    "c_fail": (begun("c_fail"), CallFailed(call_id="c_fail", error="SandboxError", reason="no bwrap", elapsed_ms=1)),
     "c_lost": (
         begun("c_lost"),
         CallLost(call_id="c_lost", cause="log", reason="gone", run_by="s", decided="2026", last="call.decided"),

@@ -58,10 +58,7 @@ TAMPERING: dict[str, tuple[Callable[[Lines], Lines], list[tuple[int, str]]]] = {
     "cut in mid-line": (lambda x: [*x[:9], x[9][:40]], [(10, "torn")]),
     "cut the last line feed": (lambda x: [*x[:9], x[9][:-1]], [(10, "torn")]),
     "append bytes": (lambda x: [*x, b"\0\xff"], [(11, "torn")]),
-    "change the first link": (
-        lambda x: [x[0].replace(chain.GENESIS.encode(), b"1" * 64), *x[1:]],
-        [(1, "edited")],
-    ),
+    "change the first link": (lambda x: [x[0].replace(chain.GENESIS.encode(), b"1" * 64), *x[1:]], [(1, "edited")]),
 }
 
 

@@ -191,11 +191,7 @@ def test_paths_that_cannot_be_read_are_one_sentence_without_host_paths(path: str
 @pytest.mark.parametrize("mode", [0o700, 0o600, 0o711])
 @pytest.mark.parametrize(
     ("tool", "arguments"),
-    [
-        ("list_workspace_files", {}),
-        ("search_workspace", {"pattern": "x"}),
-        ("read_workspace_file", {"path": "a.txt"}),
-    ],
+    [("list_workspace_files", {}), ("search_workspace", {"pattern": "x"}), ("read_workspace_file", {"path": "a.txt"})],
 )
 def test_a_workspace_closed_to_the_sandbox_is_no_empty_one(
     tool: str, arguments: dict[str, str], mode: int, home: Home
@@ -309,10 +305,7 @@ def test_a_runtime_that_is_not_built_is_told_with_the_command_that_builds_it(hom
     [
         ("exit 1", "version"),
         ('test "$1" = --version && echo "bubblewrap 0.4.1"', "0.8"),
-        (
-            'test "$1" = --version && exec echo "bubblewrap 0.8.0"; echo "No permissions" >&2; exit 1',
-            "namespaces",
-        ),
+        ('test "$1" = --version && exec echo "bubblewrap 0.8.0"; echo "No permissions" >&2; exit 1', "namespaces"),
         (DEAD_AFTER_THE_PROBE, "it broke"),
     ],
 )
@@ -356,15 +349,7 @@ def test_a_full_disk_refuses_calls_before_anything_runs(free: int, home: Home) -
     state = home.base / "state"
     state.mkdir()
     fill = f"head -c {64 * 1024} /dev/zero > {state}/filler 2>/dev/null; truncate -s -{free} {state}/filler"
-    call = [
-        sys.executable,
-        "-m",
-        "glovebox_server",
-        "call",
-        "run_python",
-        "--args",
-        '{"code": "print(6 * 7)"}',
-    ]
+    call = [sys.executable, "-m", "glovebox_server", "call", "run_python", "--args", '{"code": "print(6 * 7)"}']
     script = f'mount -t tmpfs -o size=48k,mode=700 none {state} && {fill}; exec "$@"'
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", script, "sh", *call, *home.options],

@@ -79,11 +79,7 @@ async def linked(script: Script) -> AsyncIterator[GuestConnection]:
 
 
 async def converse(
-    script: Script,
-    taker: Taker | None = None,
-    *,
-    inputs: Sequence[tuple[str, bytes]] = (),
-    serve: Serve | None = None,
+    script: Script, taker: Taker | None = None, *, inputs: Sequence[tuple[str, bytes]] = (), serve: Serve | None = None
 ) -> GuestOutcome:
     """One whole conversation."""
     async with linked(script) as link:

@@ -47,8 +47,7 @@ def test_commands_are_whole_and_know_their_exit_code() -> None:
 
 
 @pytest.mark.parametrize(
-    ("readme", "reason"),
-    [("# It\n", "no block"), ("<!-- run -->\n```sh\nit 'never\n```\n", "ends within")],
+    ("readme", "reason"), [("# It\n", "no block"), ("<!-- run -->\n```sh\nit 'never\n```\n", "ends within")]
 )
 def test_a_readme_that_cannot_be_typed_is_an_error(readme: str, reason: str) -> None:
     """Nothing to type must not look like everything typed."""

@@ -9,12 +9,7 @@ from tests import conftest
 def reported(outcome: Literal["passed", "skipped"], *, expected: bool = False) -> pytest.TestReport:
     """What comes of a test's report on its way through our hook."""
     report: pytest.TestReport = pytest.TestReport(
-        "t.py::t",
-        ("t.py", 1, "t"),
-        {},
-        outcome,
-        ("t.py", 1, "Skipped: not root"),
-        "call",
+        "t.py::t", ("t.py", 1, "t"), {}, outcome, ("t.py", 1, "Skipped: not root"), "call"
     )
     if expected:
         report.wasxfail = "a known gap"

@@ -11,15 +11,7 @@ import psutil
 import pytest
 from tests.fixtures.whole_commands import GLOVEBOX, started, traceless
 
-from glovebox_server.exits import (
-    INTERRUPTED,
-    NOBODY_READS,
-    OK,
-    TERMINATED,
-    UNAVAILABLE,
-    UNFORESEEN,
-    USAGE,
-)  # fmt: skip
+from glovebox_server.exits import INTERRUPTED, NOBODY_READS, OK, TERMINATED, UNAVAILABLE, UNFORESEEN, USAGE  # fmt: skip
 
 NOBODY = 65534
 

@@ -11,8 +11,7 @@ SAID = "It is not built. Run `glovebox setup --docker`, or see glovebox.dev."
 
 
 @pytest.mark.parametrize(
-    ("path", "named"),
-    [("", True), ("{own}", True), ("{other}", True), ("{linked}", False), ("{other}:{linked}", True)],
+    ("path", "named"), [("", True), ("{own}", True), ("{other}", True), ("{linked}", False), ("{other}:{linked}", True)]
 )
 def test_a_command_is_named_by_its_path_unless_every_path_finds_it(
     path: str, named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

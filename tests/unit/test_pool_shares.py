@@ -94,10 +94,7 @@ async def test_more_sandboxes_are_not_more_of_the_processors() -> None:
 
 
 async def _hold(
-    scene: Scene,
-    key: str,
-    waits: Callable[[], Awaitable[None]] = checkpoint,
-    order: list[str] | None = None,
+    scene: Scene, key: str, waits: Callable[[], Awaitable[None]] = checkpoint, order: list[str] | None = None
 ) -> None:
     async with scene.pool.take(scene.driver, PLAN, COLD, key=key, waits=waits):
         if order is not None:

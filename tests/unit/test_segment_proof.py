@@ -128,15 +128,9 @@ LIES: dict[str, tuple[Any, str]] = {
     "no segment": (lambda x: x.update(segments=[]), "it has no record of call c_0"),
     "a key more": (lambda x: x.update(more=1), "or does not have its fields"),
     "a wrong index": (lambda x: record(x).update(index=True), "it does not have the fields of a record"),
-    "a record twice": (
-        lambda x: x["segments"][0]["records"].append(record(x)),
-        "of its records, and the bundle 3",
-    ),
+    "a record twice": (lambda x: x["segments"][0]["records"].append(record(x)), "of its records, and the bundle 3"),
     "another order": (swap, "not in the order of the log"),
-    "a segment twice": (
-        lambda x: x["segments"].append(x["segments"][0]),
-        "segment 1 does not follow the one before",
-    ),
+    "a segment twice": (lambda x: x["segments"].append(x["segments"][0]), "segment 1 does not follow the one before"),
     "no seal": (lambda x: x["segments"][0].update(seal=None), "seal 1: it is no record"),
     "another type": (lambda x: x.update(type="x"), "or does not have its fields"),
     "a newer type": (lambda x: x.update(type=evidence.TYPE[:-1] + "2"), "made by a newer Glovebox"),

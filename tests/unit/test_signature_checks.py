@@ -167,10 +167,7 @@ async def test_a_site_with_many_networks_of_ipv6_keeps_no_other_address_out(monk
         tasks.start_soon(check, "2001:db8:0:9::/64")
         tasks.start_soon(check, "198.51.100.7")
         await anyio.wait_all_tasks_blocked()
-        assert [name for name, error in ended.items() if error == "busy"] == [
-            "2001:db8:0:9::/64",
-            "2001:db8:0:1::/64",
-        ]
+        assert [name for name, error in ended.items() if error == "busy"] == ["2001:db8:0:9::/64", "2001:db8:0:1::/64"]
         for _ in range(40):
             await processor.pass_time(1)
         assert ended["198.51.100.7"] == "signature"

@@ -48,10 +48,7 @@ def test_calls_that_would_be_decided_otherwise_are_named(tmp_path: Path) -> None
         replace(allowed, call_id="c_other", tool="fetch_url", arguments={"url": "https://a.org"}),
     )
     named = {each["call_id"]: (each["was"], each["now"], each["rule"]) for each in found["otherwise"]}
-    assert named == {
-        "c_long": ("allow", "deny", "limits.wall_seconds"),
-        "c_asked": ("ask", "allow", "approval.ask"),
-    }
+    assert named == {"c_long": ("allow", "deny", "limits.wall_seconds"), "c_asked": ("ask", "allow", "approval.ask")}
     assert (code, found["same"], found["unknown"], found["elsewhere"]) == (FAILED, 1, {}, 0)
 
 

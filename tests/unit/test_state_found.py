@@ -229,11 +229,7 @@ def test_an_unknown_token_is_an_error_and_what_may_come_a_warning(machine: Machi
     assert (status, machine.stopped()) == (USAGE, [])
     assert 'The nearest is "token:ci-main".' in text
     assert machine.command("stop", "--principal", "token:ci-main", *place)[0] == NO_SERVER
-    coming = (
-        ("--principal", "oauth:https://id.example#alice"),
-        ("--workflow", "release"),
-        ("--run", f"r_{'0' * 26}"),
-    )
+    coming = (("--principal", "oauth:https://id.example#alice"), ("--workflow", "release"), ("--run", f"r_{'0' * 26}"))
     for option, name in coming:
         status, text = machine.command("stop", option, name, *place)
         assert status == NO_SERVER, text

@@ -149,10 +149,7 @@ def profile_files(directory: Path) -> tuple[Path, ...]:
 
 def _entries(directory: Path, *, owned: bool = True) -> dict[str, bool]:
     """Return sorted names in a directory that no other user can have changed, and whether each is a folder."""
-    with (
-        open_directory(directory, owned=owned, above=directory != SHIPPED) as handle,
-        os.scandir(handle) as entries,
-    ):
+    with open_directory(directory, owned=owned, above=directory != SHIPPED) as handle, os.scandir(handle) as entries:
         return dict(sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries))
 
 

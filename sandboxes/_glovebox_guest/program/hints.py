@@ -471,10 +471,7 @@ _KINDS: tuple[tuple[type[BaseException] | str, Callable[[Any], str]], ...] = (
     (KeyError, _key),
     (UnicodeDecodeError, _decoding),
     (EOFError, lambda problem: _NOBODY if "reading a line" in _text(problem) else ""),
-    (
-        MemoryError,
-        lambda _: "Load less at a time: only the columns and rows you need, or one part after another.",
-    ),
+    (MemoryError, lambda _: "Load less at a time: only the columns and rows you need, or one part after another."),
     (RecursionError, lambda _: "The recursion does not end, or goes too deep: use a loop."),
     (RuntimeError, lambda problem: _running(_text(problem))),
     (ValueError, lambda problem: _PAGE if "vl-convert" in _text(problem) else ""),

@@ -53,11 +53,7 @@ KINDS: tuple[tuple[str, str, bytes], ...] = (
         ),
         b"",
     ),
-    (
-        "a password or token of a tool",
-        ".npmrc .yarnrc.yml .pypirc pip.conf .m2/settings.xml gradle.properties",
-        _LOGIN,
-    ),
+    ("a password or token of a tool", ".npmrc .yarnrc.yml .pypirc pip.conf .m2/settings.xml gradle.properties", _LOGIN),
     ("a password in an address", ".git/**/config .git/**/config.worktree", _LOGIN_OF_GIT),
     ("the state of an infrastructure, passwords among it", "*.tfstate *.tfstate.backup", b""),
     ("what its name says", "secrets.json secrets.toml secrets.yaml secrets.yml", b""),

@@ -10,15 +10,7 @@ from functools import cached_property, partial
 from typing import Any, Literal
 
 from glovebox_sandboxes.contract.base import Driver, Plan
-from glovebox_sandboxes.contract.measure import (
-    Difference,
-    Expected,
-    Measured,
-    foreign,
-    more_groups,
-    shared,
-    writable,
-)
+from glovebox_sandboxes.contract.measure import Difference, Expected, Measured, foreign, more_groups, shared, writable
 from glovebox_sandboxes.host.host_view import HostView
 from glovebox_sandboxes.host.identity import changes_user, kernels_root
 

@@ -23,12 +23,7 @@ _THREADS_PER_TASK = 4
 
 
 def command(
-    python: str,
-    spec: SandboxSpec,
-    *,
-    hidden: tuple[str, ...],
-    elsewhere: Mapping[str, str],
-    counted: bool = True,
+    python: str, spec: SandboxSpec, *, hidden: tuple[str, ...], elsewhere: Mapping[str, str], counted: bool = True
 ) -> tuple[str, ...]:
     """Return the arguments of a guest on the sentry, as ``guest_tree.command``; ``counted`` by a control group."""
     return guest_tree.command(

@@ -72,10 +72,7 @@ class SandboxEvent(Enum):
 
 # A call returns its sandbox whatever its state, for instance when the server is stopped under it.
 TRANSITIONS: Mapping[SandboxState, Mapping[SandboxEvent, SandboxState]] = {
-    SandboxState.PREPARING: {
-        SandboxEvent.ATTESTED: SandboxState.READY,
-        SandboxEvent.FAILED: SandboxState.ENDING,
-    },
+    SandboxState.PREPARING: {SandboxEvent.ATTESTED: SandboxState.READY, SandboxEvent.FAILED: SandboxState.ENDING},
     SandboxState.READY: {
         SandboxEvent.GRANTED: SandboxState.LEASED,
         SandboxEvent.RETURNED: SandboxState.ENDING,
@@ -83,18 +80,13 @@ TRANSITIONS: Mapping[SandboxState, Mapping[SandboxEvent, SandboxState]] = {
         SandboxEvent.DISCARDED: SandboxState.ENDING,
         SandboxEvent.FAILED: SandboxState.ENDING,
     },
-    SandboxState.LEASED: {
-        SandboxEvent.RETURNED: SandboxState.ENDING,
-        SandboxEvent.FAILED: SandboxState.ENDING,
-    },
+    SandboxState.LEASED: {SandboxEvent.RETURNED: SandboxState.ENDING, SandboxEvent.FAILED: SandboxState.ENDING},
     SandboxState.ENDING: {
         SandboxEvent.RETURNED: SandboxState.ENDING,
         SandboxEvent.FAILED: SandboxState.ENDING,
         SandboxEvent.CLOSED: SandboxState.GONE,
     },
-    SandboxState.GONE: {
-        SandboxEvent.RETURNED: SandboxState.GONE,
-    },
+    SandboxState.GONE: {SandboxEvent.RETURNED: SandboxState.GONE},
 }
 
 

@@ -18,7 +18,7 @@ def files() -> Mapping[str, bytes]:
     """Return content by path below ``/guest``."""
     found = {
         # A mount point, hidden while in use.
-        f"{ORIGINAL.removeprefix(GUEST + '/')}/README": b"The workspace, where the program has a copy of it.\n",
+        f"{ORIGINAL.removeprefix(GUEST + '/')}/README": b"The workspace, where the program has a copy of it.\n"
     }
     for path in sorted(_PACKAGE.rglob("*.py")):
         found[f"{_PACKAGE.name}/{path.relative_to(_PACKAGE)}"] = path.read_bytes()

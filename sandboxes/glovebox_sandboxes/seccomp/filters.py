@@ -50,9 +50,7 @@ def compiling() -> Iterator[Any]:
         yield library
     except OSError as error:
         raise SandboxError(
-            "compile the seccomp filter",
-            f"libseccomp refused a rule ({error})",
-            "Update libseccomp2 to 2.5 or later",
+            "compile the seccomp filter", f"libseccomp refused a rule ({error})", "Update libseccomp2 to 2.5 or later"
         ) from error
 
 
@@ -209,9 +207,4 @@ def _docker_rules(group: Allow | Refuse, answer: int | None) -> Iterator[dict[st
 def _docker_argument(condition: Condition, value: int) -> dict[str, Any]:
     if condition.mask == FULL_MASK:
         return {"index": condition.argument, "value": value, "op": "SCMP_CMP_EQ"}
-    return {
-        "index": condition.argument,
-        "value": condition.mask,
-        "valueTwo": value,
-        "op": "SCMP_CMP_MASKED_EQ",
-    }
+    return {"index": condition.argument, "value": condition.mask, "valueTwo": value, "op": "SCMP_CMP_MASKED_EQ"}

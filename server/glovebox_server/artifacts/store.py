@@ -118,13 +118,7 @@ class ArtifactStore:
     """The files of all calls: ``async with ArtifactStore(…) as store``. Processes may share a directory."""
 
     def __init__(
-        self,
-        directory: Path,
-        *,
-        clock: Callable[[], datetime],
-        ttl: timedelta,
-        max_bytes_total: int,
-        parts: int,
+        self, directory: Path, *, clock: Callable[[], datetime], ttl: timedelta, max_bytes_total: int, parts: int
     ) -> None:
         """Configure the store; nothing is touched before it is entered.
 

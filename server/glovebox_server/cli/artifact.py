@@ -10,13 +10,7 @@ from glovebox_profiles.policy.model import is_principal
 from glovebox_sandboxes.plural import counted
 from glovebox_server.artifacts.disk import records
 from glovebox_server.artifacts.record import Artifact, id_of
-from glovebox_server.cli.options import (
-    LazyGroup,
-    emit,
-    json_option,
-    out,
-    state_directory,
-)
+from glovebox_server.cli.options import LazyGroup, emit, json_option, out, state_directory
 from glovebox_server.cli.terminal import print_table, table_of
 from glovebox_server.settings import Settings
 

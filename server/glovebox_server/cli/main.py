@@ -34,9 +34,7 @@ _LAZY = {
 
 
 @click.group(
-    cls=LazyGroup,
-    lazy=_LAZY,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    cls=LazyGroup, lazy=_LAZY, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
 @click.version_option(version("glovebox-mcp"), prog_name="glovebox")
 def main() -> None:

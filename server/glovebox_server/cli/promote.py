@@ -13,16 +13,7 @@ from glovebox_audit.printable import printable
 from glovebox_sandboxes.plural import counted
 from glovebox_server import app as apps
 from glovebox_server.artifacts.names import quoted
-from glovebox_server.cli.options import (
-    CliCommand,
-    WordForm,
-    emit,
-    err,
-    json_option,
-    out,
-    state_directory,
-    wants_json,
-)
+from glovebox_server.cli.options import CliCommand, WordForm, emit, err, json_option, out, state_directory, wants_json
 from glovebox_server.cli.scan import find_in_artifacts
 from glovebox_server.errors import RefusedError
 from glovebox_server.exits import OK, REFUSED
@@ -55,14 +46,7 @@ _ID = WordForm("p_[0-9a-f]{20}", "p_ and 20 characters, as `glovebox artifact pr
 @json_option
 @state_directory
 def promote(
-    settings: Settings,
-    *,
-    uris: tuple[str, ...],
-    into: str,
-    apply: bool,
-    expect: str | None,
-    scan: bool,
-    accept: bool,
+    settings: Settings, *, uris: tuple[str, ...], into: str, apply: bool, expect: str | None, scan: bool, accept: bool
 ) -> int:
     """Copy artifacts into a folder, all or none.
 

@@ -12,13 +12,7 @@ from glovebox_sandboxes.contract.errors import DiagnosedError, SandboxError
 from glovebox_server import app as apps
 from glovebox_server.calls import CallResult, Link, Principal, SilentListener, Text
 from glovebox_server.cli.artifact import check_principal
-from glovebox_server.cli.options import (
-    CliCommand,
-    emit,
-    json_option,
-    out,
-    state_directory,
-)
+from glovebox_server.cli.options import CliCommand, emit, json_option, out, state_directory
 from glovebox_server.exits import FAILED, OK
 from glovebox_server.promotion import reencoder, scanner, scanning
 from glovebox_server.promotion.scanner import ScanFindings

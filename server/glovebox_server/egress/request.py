@@ -36,15 +36,7 @@ MAX_REASON: Final = 256
 #: overrides, rewritten URLs) or another body than the whole (ranges). A profile may name further ones, for the one host
 #: that gets the operator's key.
 _PASSED = frozenset(
-    {
-        "accept",
-        "accept-language",
-        "if-match",
-        "if-modified-since",
-        "if-none-match",
-        "if-unmodified-since",
-        "user-agent",
-    }
+    {"accept", "accept-language", "if-match", "if-modified-since", "if-none-match", "if-unmodified-since", "user-agent"}
 )
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 #: Not returned: framing and encoding are undone, the connection is ours, and a sandbox keeps no cookies.
@@ -232,11 +224,7 @@ def _join(base: str, location: str) -> str:
 
 
 def request_headers(
-    headers: Headers,
-    method: str,
-    body: bytes,
-    limits: EgressLimits,
-    credential: Credential | None = None,
+    headers: Headers, method: str, body: bytes, limits: EgressLimits, credential: Credential | None = None
 ) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
     """Return the headers to send and the names of those left out.
 

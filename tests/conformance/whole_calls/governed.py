@@ -147,11 +147,7 @@ class CaseGovernance:
             await self._approvals().answer(
                 question,
                 ApprovalAnswer(
-                    allow=allow,
-                    by=by,
-                    channel="operator",
-                    reach="run" if reach == ["run"] else "call",
-                    digest=digest,
+                    allow=allow, by=by, channel="operator", reach="run" if reach == ["run"] else "call", digest=digest
                 ),
             )
 

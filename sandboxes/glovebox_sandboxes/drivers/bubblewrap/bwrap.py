@@ -145,12 +145,7 @@ class Launcher:
         return _SandboxParts(name=name, group=group, detail=detail)
 
     async def _start(
-        self,
-        argv: Sequence[str],
-        places: dict[str, int],
-        ours: ExitStack,
-        theirs: ExitStack,
-        waiting: "_SandboxParts",
+        self, argv: Sequence[str], places: dict[str, int], ours: ExitStack, theirs: ExitStack, waiting: "_SandboxParts"
     ) -> ProcessSandbox:
         info = users = None
         if USERS[0] in argv:

@@ -57,12 +57,7 @@ class Bubblewrap(wall.Walled):
                 "runtime": runtime.digest,
             },
             expected=wall.expected(
-                spec,
-                _DEVICES,
-                masks=spec.masked,
-                namespaces=NAMESPACES,
-                hidden=wall.HIDDEN,
-                kept_groups=_kept_groups(),
+                spec, _DEVICES, masks=spec.masked, namespaces=NAMESPACES, hidden=wall.HIDDEN, kept_groups=_kept_groups()
             ),
             rlimits=() if self._hierarchy else ("memory_bytes", "pids"),
         )

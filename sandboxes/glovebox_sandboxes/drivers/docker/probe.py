@@ -21,11 +21,7 @@ SETUP = "glovebox setup --docker"
 MINIMUM_API = (1, 41)
 """Engine 20.10: the first that can give a container its own cgroup namespace."""
 # Field of the Engine's "info", its limit, and the kernel's controller.
-_CONTROLLERS = {
-    "MemoryLimit": ("memory_bytes", "memory"),
-    "PidsLimit": ("pids", "pids"),
-    "CpuCfsQuota": ("cpu", "cpu"),
-}
+_CONTROLLERS = {"MemoryLimit": ("memory_bytes", "memory"), "PidsLimit": ("pids", "pids"), "CpuCfsQuota": ("cpu", "cpu")}
 _RUNTIME_FIX: Mapping[Runtime, str] = {
     "runc": "Run `apt-get install runc`.",
     "crun": "Run `apt-get install crun`.",

@@ -62,12 +62,7 @@ _KERNEL_WRITABLE = ("/dev", "/dev/pts", "/proc")
 
 
 def make(
-    spec: SandboxSpec,
-    runtime: Runtime,
-    *,
-    programs: tuple[str, ...],
-    version: str,
-    hierarchy: cgroup.Hierarchy | None,
+    spec: SandboxSpec, runtime: Runtime, *, programs: tuple[str, ...], version: str, hierarchy: cgroup.Hierarchy | None
 ) -> Plan:
     """Return the plan for ``spec``; ``programs`` are bwrap and runsc; without ``hierarchy`` there are no groups."""
     return Plan(
@@ -150,9 +145,7 @@ def _config(spec: SandboxSpec, runtime: Runtime, *, counted: bool) -> dict[str, 
             "capabilities": {name: [] for name in ("ambient", "bounding", "effective", "inheritable", "permitted")},
             "noNewPrivileges": True,
         },
-        "linux": {
-            "namespaces": [{"type": name} for name in ("ipc", "mount", "network", "pid", "uts")],
-        },
+        "linux": {"namespaces": [{"type": name} for name in ("ipc", "mount", "network", "pid", "uts")]},
     }
 
 

@@ -13,13 +13,7 @@ from glovebox_audit.printable import printable
 from glovebox_audit.receipts import dsse
 from glovebox_sandboxes.plural import counted
 from glovebox_server.cli.evidence.audit import KEY, not_proved
-from glovebox_server.cli.options import (
-    LazyGroup,
-    emit,
-    json_option,
-    out,
-    wants_json,
-)
+from glovebox_server.cli.options import LazyGroup, emit, json_option, out, wants_json
 from glovebox_server.exits import OK, USAGE
 
 _file = click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -85,10 +79,7 @@ def _verified_fields(
         "keys": evidence.keys,
         evidence.of: evidence.id,
         "calls": {
-            call: {
-                "outcome": report.outcome(records),
-                "withheld": report.withheld(evidence.receipts.get(call)),
-            }
+            call: {"outcome": report.outcome(records), "withheld": report.withheld(evidence.receipts.get(call))}
             for call, records in calls.items()
         },
         "records": len(evidence.records),

@@ -14,14 +14,7 @@ from glovebox_profiles.errors import ProfileError
 from glovebox_sandboxes.plural import counted
 from glovebox_server import app, workspace
 from glovebox_server.cli.evidence.query import find_call, find_run
-from glovebox_server.cli.options import (
-    CliCommand,
-    emit,
-    err,
-    json_option,
-    out,
-    state_directory,
-)
+from glovebox_server.cli.options import CliCommand, emit, err, json_option, out, state_directory
 from glovebox_server.cli.saving import write_new_file
 from glovebox_server.errors import MisnamedError
 from glovebox_server.exits import FAILED, OK

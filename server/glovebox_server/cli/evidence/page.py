@@ -30,13 +30,7 @@ from glovebox_audit.query.outcomes import RUNNING
 from glovebox_audit.segments.files import LOG_NAME
 from glovebox_sandboxes.plural import counted
 from glovebox_server.cli.evidence.query import find_call, lines_option, show_indexing
-from glovebox_server.cli.options import (
-    CliCommand,
-    err,
-    out,
-    state_directory,
-    wants_json,
-)
+from glovebox_server.cli.options import CliCommand, err, out, state_directory, wants_json
 from glovebox_server.cli.terminal import print_json
 from glovebox_server.exits import FAILED, OK
 from glovebox_server.settings import Settings

@@ -17,16 +17,7 @@ from glovebox_audit.receipts.verify import VerifiedReceipt, of_call
 from glovebox_audit.receipts.verify import verify as verify_receipt
 from glovebox_server.cli.evidence.audit import KEY, not_proved
 from glovebox_server.cli.evidence.query import find_call
-from glovebox_server.cli.options import (
-    LazyGroup,
-    emit,
-    err,
-    json_flag,
-    json_option,
-    out,
-    state_directory,
-    wants_json,
-)
+from glovebox_server.cli.options import LazyGroup, emit, err, json_flag, json_option, out, state_directory, wants_json
 from glovebox_server.cli.terminal import print_table, table_of
 from glovebox_server.exits import FAILED, OK, USAGE
 from glovebox_server.receipts import keys

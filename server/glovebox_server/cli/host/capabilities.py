@@ -11,13 +11,7 @@ from glovebox_sandboxes.drivers import registry
 from glovebox_server import workspace
 from glovebox_server.app import VERSION, load_profiles
 from glovebox_server.calls import Principal
-from glovebox_server.cli.options import (
-    CliCommand,
-    directories,
-    emit,
-    json_option,
-    out,
-)
+from glovebox_server.cli.options import CliCommand, directories, emit, json_option, out
 from glovebox_server.cli.terminal import print_table, table_of
 from glovebox_server.mcp.manifest import Manifest, build_manifest
 from glovebox_server.settings import Settings

@@ -137,10 +137,7 @@ def for_http(url: str, token: str) -> str:
             f"VS Code: .vscode/mcp.json; it asks for the token, which is {token}",
             _json({"inputs": [asked], "servers": {"glovebox": code}}),
         ),
-        (
-            "Cursor: ~/.cursor/mcp.json",
-            _json({"mcpServers": {"glovebox": {"url": f"{url}/mcp", "headers": headers}}}),
-        ),
+        ("Cursor: ~/.cursor/mcp.json", _json({"mcpServers": {"glovebox": {"url": f"{url}/mcp", "headers": headers}}})),
         ("Clients that only know HTTP with SSE", f"{url}/sse\nAuthorization: {bearer}"),
     )
 

@@ -46,10 +46,7 @@ async def run(settings: Settings, *, names: tuple[str, ...]) -> int:
     began = datetime.now(UTC)
     proofs: list[Proof] = []
     unusable: list[Capabilities] = []
-    async with (
-        hosts.planted() as host,
-        registry.opened(settings.data_dir, f"prove{os.getpid()}") as available,
-    ):
+    async with hosts.planted() as host, registry.opened(settings.data_dir, f"prove{os.getpid()}") as available:
         for name in names or registry.NAMES:
             driver = await available.get(name)
             if not driver.capabilities.usable:

@@ -13,14 +13,7 @@ from glovebox_audit.printable import printable
 from glovebox_profiles.policy.model import Reach
 from glovebox_sandboxes.plural import counted
 from glovebox_server.cli import state
-from glovebox_server.cli.options import (
-    LazyGroup,
-    emit,
-    err,
-    json_option,
-    out,
-    state_directory,
-)
+from glovebox_server.cli.options import LazyGroup, emit, err, json_option, out, state_directory
 from glovebox_server.cli.terminal import print_question, table_of
 from glovebox_server.errors import RefusedError
 from glovebox_server.guards.approvals import store

@@ -11,13 +11,7 @@ from glovebox_audit.printable import printable
 from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_sandboxes.plural import counted
 from glovebox_server import workspace
-from glovebox_server.cli.options import (
-    LazyGroup,
-    emit,
-    json_option,
-    out,
-    state_directory,
-)
+from glovebox_server.cli.options import LazyGroup, emit, json_option, out, state_directory
 from glovebox_server.cli.terminal import table_of
 from glovebox_server.errors import MisnamedError
 from glovebox_server.exits import OK, UNAVAILABLE, USAGE

@@ -7,13 +7,7 @@ import click
 from glovebox_audit.receipts import dsse
 from glovebox_sandboxes.plural import counted
 from glovebox_server import app, workspace
-from glovebox_server.cli.options import (
-    CliCommand,
-    directories,
-    emit,
-    json_option,
-    out,
-)
+from glovebox_server.cli.options import CliCommand, directories, emit, json_option, out
 from glovebox_server.cli.rules.showing import described
 from glovebox_server.cli.saving import replace_file
 from glovebox_server.exits import OK, USAGE

@@ -17,14 +17,7 @@ from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.plural import counted
 from glovebox_server import workspace
 from glovebox_server.app import load_profiles
-from glovebox_server.cli.options import (
-    LazyGroup,
-    directories,
-    emit,
-    json_option,
-    out,
-    state_directory,
-)
+from glovebox_server.cli.options import LazyGroup, directories, emit, json_option, out, state_directory
 from glovebox_server.cli.rules.showing import described, show_widening
 from glovebox_server.exits import OK, USAGE
 from glovebox_server.guards.watch.rules import actions
@@ -74,12 +67,7 @@ def policy_check(settings: Settings, path: Path | None) -> int:
 @json_option
 @state_directory
 def policy_explain(
-    settings: Settings,
-    *,
-    principal: str,
-    workflow: str | None,
-    roles: tuple[str, ...],
-    scopes: tuple[str, ...],
+    settings: Settings, *, principal: str, workflow: str | None, roles: tuple[str, ...], scopes: tuple[str, ...]
 ) -> None:
     """What PRINCIPAL may do, spend and is asked about, in plain words. PRINCIPAL is as token:NAME or local:1000."""
     path = _file(settings)

@@ -30,14 +30,7 @@ from glovebox_profiles.load.reading import read_bytes
 from glovebox_profiles.model import Profile, effective
 from glovebox_sandboxes.plural import counted
 from glovebox_server.app import check_example, load_profiles, profile_directories
-from glovebox_server.cli.options import (
-    LazyGroup,
-    complete_tool,
-    directories,
-    emit,
-    json_option,
-    out,
-)
+from glovebox_server.cli.options import LazyGroup, complete_tool, directories, emit, json_option, out
 from glovebox_server.cli.rules.lock import check_lock
 from glovebox_server.cli.rules.showing import WIDENING, described, found_for, say_change, show_widening, to_toml
 from glovebox_server.cli.saving import replace_file

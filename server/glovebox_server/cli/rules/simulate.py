@@ -15,15 +15,7 @@ from glovebox_profiles.model import effective
 from glovebox_sandboxes.plural import counted
 from glovebox_server.app import check_example, load_profiles
 from glovebox_server.cli.evidence.page import KEEPING
-from glovebox_server.cli.options import (
-    CliCommand,
-    TimeOrAge,
-    complete_tool,
-    emit,
-    json_option,
-    out,
-    state_directory,
-)
+from glovebox_server.cli.options import CliCommand, TimeOrAge, complete_tool, emit, json_option, out, state_directory
 from glovebox_server.cli.rules.showing import found_for, say_change, to_toml
 from glovebox_server.cli.saving import replace_file
 from glovebox_server.exits import FAILED, OK

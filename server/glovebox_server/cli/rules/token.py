@@ -9,15 +9,7 @@ from glovebox_audit.events import TokenCreated, TokenRevoked
 from glovebox_sandboxes.plural import counted
 from glovebox_server import app as apps
 from glovebox_server.cli import state
-from glovebox_server.cli.options import (
-    LazyGroup,
-    Lifetime,
-    emit,
-    err,
-    json_option,
-    out,
-    state_directory,
-)
+from glovebox_server.cli.options import LazyGroup, Lifetime, emit, err, json_option, out, state_directory
 from glovebox_server.cli.terminal import table_of
 from glovebox_server.errors import MisnamedError
 from glovebox_server.settings import Settings
@@ -113,12 +105,7 @@ def token_migrate(settings: Settings) -> None:
 
 
 def to_show(
-    settings: Settings,
-    *,
-    name: str | None,
-    file: Path | None,
-    role: str | None,
-    lifetime: timedelta | None,
+    settings: Settings, *, name: str | None, file: Path | None, role: str | None, lifetime: timedelta | None
 ) -> str:
     """Return the token for a client's configuration; make one only if a new name was given.
 

@@ -8,16 +8,7 @@ import click
 
 from glovebox_audit.printable import printable
 from glovebox_profiles.policy.model import SPENDING
-from glovebox_server.cli.options import (
-    CliCommand,
-    TimeOrAge,
-    emit,
-    err,
-    json_option,
-    out,
-    state_directory,
-    wants_json,
-)
+from glovebox_server.cli.options import CliCommand, TimeOrAge, emit, err, json_option, out, state_directory, wants_json
 from glovebox_server.cli.terminal import table_of
 from glovebox_server.guards.budgets import store
 from glovebox_server.guards.budgets.store import BY, UsageRow, used

@@ -122,12 +122,7 @@ def artifact_scanned(call: ToolCall, scan: "Scan") -> ArtifactScanned:
 
 
 def call_finished(
-    call: ToolCall,
-    outcome: Outcome,
-    profile: Profile,
-    redacted: Mapping[str, int],
-    *,
-    failed: bool,
+    call: ToolCall, outcome: Outcome, profile: Profile, redacted: Mapping[str, int], *, failed: bool
 ) -> CallFinished:
     """Return the record of a call's end, its usage, and digests of its output."""
     usage: dict[str, Any] = asdict(outcome.usage)

@@ -26,10 +26,7 @@ _MARKUP = (
     ("a script", _form(_ELEMENT + rb"script\b")),
     ("a handler of events", _form(rb"<[^<]*[\s/\"']on[a-z]{3,60}\s*=")),
     ("a javascript: address", _form(rb"j\s*a\s*v\s*a\s*s\s*c\s*r\s*i\s*p\s*t\s*:")),
-    (
-        "a frame or an embedded object",
-        _form(_ELEMENT + rb"(?:iframe|frame|fencedframe|object|embed|applet|portal)\b"),
-    ),
+    ("a frame or an embedded object", _form(_ELEMENT + rb"(?:iframe|frame|fencedframe|object|embed|applet|portal)\b")),
     ("other markup inside a drawing", _form(_ELEMENT + rb"foreignObject\b")),
     ("a page that leads elsewhere by itself", _form(rb"[\s/\"']http-equiv" + _IS + rb"refresh\b")),
     ("an address that is told when a link is followed", _form(_ELEMENT + rb"(?:a|area)\b[^<]*[\s/\"']ping\s*=")),
