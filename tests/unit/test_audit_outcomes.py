@@ -23,7 +23,7 @@ from glovebox_audit.events import (
     StopMade,
     draft,
 )
-from glovebox_server.cli.options import TimeOrAge
+from glovebox_server.cli.options import time_or_age
 
 __all__ = ["log"]
 
@@ -133,10 +133,10 @@ def test_yesterday_is_a_local_day(log: Path, monkeypatch: pytest.MonkeyPatch) ->
     time.tzset()
     try:
         midnight = datetime.combine(datetime.now(UTC).astimezone().date(), datetime.min.time()).astimezone(UTC)
-        read = TimeOrAge().convert
-        assert read("today", None, None) == read(str(midnight.astimezone().date()), None, None) == midnight
-        assert read("yesterday", None, None) == midnight - timedelta(days=1)
-        assert read("2026-11-22T00:00", None, None) == datetime(2026, 11, 22, tzinfo=UTC)
+        read = time_or_age
+        assert read("today") == read(str(midnight.astimezone().date())) == midnight
+        assert read("yesterday") == midnight - timedelta(days=1)
+        assert read("2026-11-22T00:00") == datetime(2026, 11, 22, tzinfo=UTC)
         now = monkeypatch
         now.setattr("glovebox_audit.file._now", lambda: f"{midnight - timedelta(seconds=1):%Y-%m-%dT%H:%M:%S.%fZ}")
         write(log, begun("c_late"), finished("c_late"))

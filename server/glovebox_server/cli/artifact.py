@@ -10,7 +10,7 @@ from glovebox_profiles.policy.model import is_principal
 from glovebox_sandboxes.plural import counted
 from glovebox_server.artifacts.disk import records
 from glovebox_server.artifacts.record import Artifact, id_of
-from glovebox_server.cli.options import LazyGroup, emit, json_option, out, state_directory
+from glovebox_server.cli.options import LazyGroup, command, emit, out
 from glovebox_server.cli.terminal import print_table, table_of
 from glovebox_server.settings import Settings
 
@@ -60,11 +60,9 @@ def artifact() -> None:
     """Files that programs made: list, save, promote them. `glovebox artifact URI` saves, too."""
 
 
-@artifact.command("list")
+@command("list", artifact)
 @click.option("--principal", callback=check_principal, help="Of this caller only: local:UID or token:NAME.")
 @click.option("--call", "call_id", metavar="CALL", help="Of this call only.")
-@json_option
-@state_directory
 def artifact_list(settings: Settings, principal: str | None, call_id: str | None) -> None:
     """One line per artifact of any caller, newest first."""
     state_dir = settings.state_dir

@@ -17,19 +17,7 @@ from glovebox_sandboxes import strict_json
 from glovebox_server import app as apps
 from glovebox_server import workspace
 from glovebox_server.calls import CallResult, Image, Link, Principal, Text
-from glovebox_server.cli.options import (
-    CliCommand,
-    WordForm,
-    complete_tool,
-    emit,
-    err,
-    json_option,
-    lock_options,
-    out,
-    state_directory,
-    wants_json,
-    workflow_option,
-)
+from glovebox_server.cli.options import command, complete_tool, emit, err, out, wants_json, word_form, workflow_option
 from glovebox_server.cli.terminal import print_question
 from glovebox_server.errors import InvalidArgumentsError
 from glovebox_server.exits import FAILED, OK, REFUSED
@@ -46,7 +34,7 @@ _MAX_ARGUMENTS = 1 << 20
 MAX_ANSWER_BYTES = 4096
 
 
-@click.command(cls=CliCommand)
+@command("call", makes_calls=True)
 @click.argument("tool", shell_complete=complete_tool)
 @click.option(
     "--args",
@@ -63,13 +51,10 @@ MAX_ANSWER_BYTES = 4096
 @click.option(
     "--run",
     metavar="ID",
-    type=WordForm("r_[0-9a-hjkmnp-tv-z]{26}", "r_ and 26 characters, as `audit show` has it"),
+    type=word_form("r_[0-9a-hjkmnp-tv-z]{26}", "r_ and 26 characters, as `audit show` has it"),
     help="Go on in this run, as a refusal names it; else the call is one of its own.",
 )
 @workflow_option
-@json_option
-@state_directory
-@lock_options
 def call(
     settings: Settings,
     *,

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -26,7 +26,6 @@ from glovebox_server.errors import InternalError, OutputError
 from glovebox_server.settings import Settings, unknown_variables
 
 T = TypeVar("T")
-_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 #: Where a command notes its state directory, for the handling of its failures.
 _STATE_DIR = "glovebox.state_dir"
@@ -61,115 +60,142 @@ def duration(text: str) -> timedelta | None:
     return found and timedelta(**{_UNITS[found[2]]: int(found[1])})
 
 
-class TimeOrAge(click.ParamType[datetime]):
-    """A time, or an age. A day is a local one: ``yesterday`` from its midnight, as ``today`` and dates do."""
+def time_or_age(value: str) -> datetime:
+    """Parse ``2h``, ``yesterday``, ``2026-11-22`` (local days, from midnight) or ``2026-11-22T10:00:00+01:00``."""
+    try:
+        if (ago := duration(value)) is not None:
+            return datetime.now(UTC) - ago
+        day = str(datetime.now(UTC).astimezone().date() - timedelta(days=_DAYS[value])) if value in _DAYS else value
+        found = datetime.fromisoformat(day)
+        is_day = re.fullmatch(r"[\dW-]+", day, re.ASCII)  # astimezone reads it as a local one
+        return (found if found.tzinfo or is_day else found.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        told = "a day (yesterday, 2026-11-22) or time (2026-11-22T10:00) nor how long ago (2h)"
+        raise click.BadParameter(f"{value!r} is neither {told}.") from None
 
-    name = "time"
 
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        """Parse ``2h``, ``yesterday``, ``2026-11-22`` or ``2026-11-22T10:00:00+01:00``."""
+def lifetime(value: str) -> timedelta:
+    """Parse ``12h`` or ``30d``."""
+    found = duration(value)
+    if not found or value.endswith("s"):
+        raise click.BadParameter(f"{value!r} is not how long, as 90m, 12h, 30d or 8w.")
+    return found
+
+
+def regular_file(value: str) -> Path:
+    """Refuse a path that is no regular file: a pipe without a writer would block. Its reader says if it is missing."""
+    if (path := Path(value)).exists() and not path.is_file():
+        raise click.BadParameter(f"{value!r} is no regular file: name the file itself.")
+    return path
+
+
+def parsed_file(what: str, parse: Callable[[bytes], T], most: int) -> Callable[[str], T]:
+    """Return a type of options: the content of a regular file, of which ``most`` bytes are read, parsed."""
+
+    def file(value: str) -> T:
+        path = regular_file(value)
         try:
-            if (ago := duration(value)) is not None:
-                return datetime.now(UTC) - ago
-            if value in _DAYS:
-                value = str(datetime.now(UTC).astimezone().date() - timedelta(days=_DAYS[value]))
-            found = datetime.fromisoformat(value)
-            is_day = re.fullmatch(r"[\dW-]+", value, re.ASCII)  # astimezone reads it as a local one
-            return (found if found.tzinfo or is_day else found.replace(tzinfo=UTC)).astimezone(UTC)
-        except (ValueError, OverflowError):
-            told = "a day (yesterday, 2026-11-22) or time (2026-11-22T10:00) nor how long ago (2h)"
-            self.fail(f"{value!r} is neither {told}.", param, ctx)
-
-
-class Lifetime(click.ParamType[timedelta]):
-    """A duration."""
-
-    name = "time"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
-        """Parse ``12h`` or ``30d``."""
-        found = duration(value)
-        if not found or value.endswith("s"):
-            self.fail(f"{value!r} is not how long, as 90m, 12h, 30d or 8w.", param, ctx)
-        return found
-
-
-class ReadFile(click.Path[Path]):
-    """A regular file to read; its reader reports whether it exists."""
-
-    def __init__(self) -> None:
-        super().__init__(path_type=Path, dir_okay=False)
-
-    def convert(self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Refuse a file that is not regular: a pipe without a writer would block."""
-        found = super().convert(value, param, ctx)
-        if found.exists() and not found.is_file():
-            self.fail(f"ReadFile {str(found)!r} is no regular file: name the file itself.", param, ctx)
-        return found
-
-
-class ParsedFile(click.ParamType[T]):
-    """The content of a regular file, parsed."""
-
-    name = "file"
-
-    def __init__(self, what: str, parse: Callable[[bytes], T], most: int) -> None:
-        """Take the name of the content, what parses it or raises ValueError, and how many bytes of it are read."""
-        self._what, self._parse, self._most = what, parse, most
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> T:
-        """Read and parse it."""
-        path = ReadFile().convert(value, param, ctx)
-        try:
-            with path.open("rb") as file:
-                return self._parse(file.read(self._most))
+            with path.open("rb") as opened:
+                return parse(opened.read(most))
         except (ValueError, OSError) as problem:
             words = (isinstance(problem, OSError) and problem.strerror) or str(problem)
-            self.fail(printable(f"The {self._what} {path} cannot be used: {words}."), param, ctx)
+            raise click.BadParameter(printable(f"The {what} {path} cannot be used: {words}.")) from None
+
+    return file
 
 
-_DIRECTORIES = {
+def word_form(pattern: str, words: str) -> Callable[[str], str]:
+    """Return a type of options: a word that matches a pattern, which ``words`` describe for a person."""
+
+    def word(value: str) -> str:
+        if not re.fullmatch(pattern, value, re.ASCII):
+            raise click.BadParameter(f"{value!r} is none: {words}.")
+        return value
+
+    return word
+
+
+workflow_option = click.option(
+    "--workflow",
+    metavar="NAME",
+    type=word_form("[a-z][a-z0-9-]{0,63}", "1 to 64 of a-z 0-9 -, the first of them a letter"),
+    help="What calls are part of, where their token is bound to nothing.",
+)
+
+_FOLDERS = {
     "workspace": "Directory the tools may read (GLOVEBOX_WORKSPACE); else the current one, over http none.",
-    "profiles-dir": "Your own profiles (GLOVEBOX_PROFILES_DIR).",
+    "profiles_dir": "Your own profiles (GLOVEBOX_PROFILES_DIR).",
     "policy": "Who may call what (GLOVEBOX_POLICY); else policy.toml beside your profiles, if it is there.",
-    "data-dir": "The sandboxes' runtime (GLOVEBOX_DATA_DIR).",
-    "state-dir": "Audit log, artifacts, token (GLOVEBOX_STATE_DIR); else as /etc/glovebox/glovebox.toml says.",
+    "data_dir": "The sandboxes' runtime (GLOVEBOX_DATA_DIR).",
+    "state_dir": "Audit log, artifacts, token (GLOVEBOX_STATE_DIR); else as /etc/glovebox/glovebox.toml says.",
 }
-"""Options that name settings, and their help."""
+"""Options that name settings, of every command that takes settings, and their help."""
+
+_LOCK = {
+    "locked": "Refuse profiles, policy and tools that differ from this lock (GLOVEBOX_LOCKED).",
+    "require_signed": "Refuse a lock that the holder of this public key did not sign (GLOVEBOX_REQUIRE_SIGNED).",
+}
+"""The same, of commands that make calls."""
 
 
-def directories(command: _Command, *, opens_state: bool = False) -> _Command:
-    """Add the options for directories; each overrides its environment variable."""
-    for name, text in _DIRECTORIES.items():
-        kind = click.Path(file_okay=name == "policy", dir_okay=name != "policy")
-        command = click.option(f"--{name}", type=kind, help=text)(command)
-    names = [name.replace("-", "_") for name in _DIRECTORIES]
+def command(
+    name: str,
+    group: click.Group | None = None,
+    *,
+    opens: Literal["state", "settings", "nothing"] = "state",
+    json: str = "Print one JSON object.",
+    makes_calls: bool = False,
+) -> Callable[[Callable[..., int | None]], click.Command]:
+    """Return a decorator that makes a command, with ``--json`` (unless its help is empty) and options for settings.
 
-    @functools.wraps(command)
-    def with_settings(*args: Any, **kwargs: Any) -> Any:
-        named = {name: path for name in names if (path := kwargs.pop(name)) is not None}
-        if unknown := unknown_variables(os.environ):
-            raise click.UsageError(printable(" ".join(unknown)))
-        settings = _settings(named)
-        # A server that a client starts is the user's own, whatever the machine serves.
-        if opens_state and kwargs.get("transport") != "stdio":
-            # ``serve`` begins a server; other commands are about those there are.
-            settings = state.locate(settings, guesses=click.get_current_context().info_name == "serve")
-            if state.become_owner(settings.state_dir):
-                settings = _settings(named | {"state_dir": settings.state_dir})
-        for name in names:
-            if (wrong := _wrong(settings, name)) is not None:
-                hint = f"--{name.replace('_', '-')}, GLOVEBOX_{name.upper()}"
-                raise click.BadParameter(f"{getattr(settings, name)} {wrong}.", param_hint=hint)
-        click.get_current_context().meta[_STATE_DIR] = settings.state_dir
-        return command(*args, settings=settings, **kwargs)
+    ``opens="state"``: it opens the state directory, so it locates it, and becomes its owner; ``"settings"``: it only
+    takes ``settings``.
+    """
 
-    return with_settings  # type: ignore[return-value]  # a decorator that adds a keyword
+    def made(act: Callable[..., int | None]) -> click.Command:
+        found = click.command(name, cls=CliCommand)(act)
+        if json:
+            found.params.append(
+                click.Option(["--json"], is_flag=True, expose_value=False, callback=_note_json, help=json)
+            )
+        if opens != "nothing":
+            texts = _FOLDERS | (_LOCK if makes_calls else {})
+            found.params += [_setting_option(each, text) for each, text in texts.items()]
+            found.callback = functools.partial(_with_settings, act, [*texts], opens_state=opens == "state")
+        if group is not None:
+            group.add_command(found)
+        return found
+
+    return made
 
 
-def state_directory(command: _Command) -> _Command:
-    """Add ``directories`` to a command that opens the state directory: it locates it, and becomes its owner."""
-    return directories(command, opens_state=True)
+def _setting_option(name: str, text: str) -> click.Option:
+    is_file = name not in _FOLDERS or name == "policy"
+    kind = click.Path(file_okay=is_file, dir_okay=not is_file)
+    return click.Option([f"--{name.replace('_', '-')}"], type=kind, help=text)
+
+
+def _with_settings(
+    act: Callable[..., int | None], names: list[str], /, *, opens_state: bool, **kwargs: Any
+) -> int | None:
+    """Do what a command does, with settings; each option overrides its environment variable."""
+    context = click.get_current_context()
+    named = {name: path for name in names if (path := kwargs.pop(name)) is not None}
+    if unknown := unknown_variables(os.environ):
+        raise click.UsageError(printable(" ".join(unknown)))
+    settings = _settings(named)
+    # A server that a client starts is the user's own, whatever the machine serves.
+    if opens_state and kwargs.get("transport") != "stdio":
+        # ``serve`` begins a server; other commands are about those there are.
+        settings = state.locate(settings, guesses=context.info_name == "serve")
+        if state.become_owner(settings.state_dir):
+            settings = _settings(named | {"state_dir": settings.state_dir})
+    for name in _FOLDERS:
+        if (wrong := _wrong(settings, name)) is not None:
+            hint = f"--{name.replace('_', '-')}, GLOVEBOX_{name.upper()}"
+            raise click.BadParameter(f"{getattr(settings, name)} {wrong}.", param_hint=hint)
+    context.meta[_STATE_DIR] = settings.state_dir
+    return act(settings=settings, **kwargs)
 
 
 def _settings(named: Mapping[str, Any]) -> Settings:
@@ -190,9 +216,8 @@ def _wrong(settings: Settings, name: str) -> str | None:
         return None
     try:
         str(path).encode()  # records and digests are UTF-8
-        if name == "policy":  # its reader checks it
-            return None
-        return None if stat.S_ISDIR(path.stat().st_mode) else "is not a directory"
+        # A policy's reader checks it.
+        return None if name == "policy" or stat.S_ISDIR(path.stat().st_mode) else "is not a directory"
     except UnicodeEncodeError:
         return "is not UTF-8: rename it, or name another"
     except OSError as problem:
@@ -200,57 +225,8 @@ def _wrong(settings: Settings, name: str) -> str | None:
         return None if later else f"cannot be used: {problem.strerror}"
 
 
-def lock_options(command: _Command) -> _Command:
-    """Add the options of commands that make calls: the required lock, and its required signer."""
-    file = click.Path(path_type=Path)
-    signed = "Refuse a lock that the holder of this public key did not sign (GLOVEBOX_REQUIRE_SIGNED)."
-    command = click.option("--require-signed", metavar="KEY", type=file, help=signed)(command)
-    locked = "Refuse profiles, policy and tools that differ from this lock (GLOVEBOX_LOCKED)."
-    command = click.option("--locked", metavar="FILE", type=file, help=locked)(command)
-
-    @functools.wraps(command)
-    def with_lock(*args: Any, settings: Settings, **kwargs: Any) -> Any:
-        named = {name: path for name in ("locked", "require_signed") if (path := kwargs.pop(name)) is not None}
-        return command(*args, settings=settings.model_copy(update=named), **kwargs)
-
-    return with_lock  # type: ignore[return-value]  # a decorator that takes keywords away
-
-
-class WordForm(click.ParamType[str]):
-    """A word that matches a pattern."""
-
-    name = "name"
-
-    def __init__(self, pattern: str, words: str) -> None:
-        """Take the pattern, and its description for a person."""
-        self._pattern = re.compile(pattern, re.ASCII)
-        self._words = words
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the word, or fail with its description."""
-        if not self._pattern.fullmatch(value):
-            self.fail(f"{value!r} is none: {self._words}.", param, ctx)
-        return value
-
-
-workflow_option = click.option(
-    "--workflow",
-    metavar="NAME",
-    type=WordForm("[a-z][a-z0-9-]{0,63}", "1 to 64 of a-z 0-9 -, the first of them a letter"),
-    help="What calls are part of, where their token is bound to nothing.",
-)
-
-
 def _note_json(ctx: click.Context, _option: click.Parameter, given: bool) -> None:
     ctx.meta[_JSON] = given
-
-
-def json_flag(text: str) -> Callable[[_Command], _Command]:
-    """Return the option ``--json``, for ``emit`` and ``wants_json``, with this help."""
-    return click.option("--json", is_flag=True, expose_value=False, callback=_note_json, help=text)
-
-
-json_option = json_flag("Print one JSON object.")
 
 
 def wants_json() -> bool:

@@ -13,7 +13,7 @@ from glovebox_audit.printable import printable
 from glovebox_sandboxes.plural import counted
 from glovebox_server import app as apps
 from glovebox_server.artifacts.names import quoted
-from glovebox_server.cli.options import CliCommand, WordForm, emit, err, json_option, out, state_directory, wants_json
+from glovebox_server.cli.options import command, emit, err, out, wants_json, word_form
 from glovebox_server.cli.scan import find_in_artifacts
 from glovebox_server.errors import RefusedError
 from glovebox_server.exits import OK, REFUSED
@@ -33,18 +33,16 @@ MAX_SHOWN_LINES = 400
 """Of one file's diff: a longer one is for an editor, on a copy."""
 
 
-_ID = WordForm("p_[0-9a-f]{20}", "p_ and 20 characters, as `glovebox artifact promotions` has it")
+_ID = word_form("p_[0-9a-f]{20}", "p_ and 20 characters, as `glovebox artifact promotions` has it")
 
 
-@click.command("promote", cls=CliCommand)
+@command("promote")
 @click.argument("uris", metavar="URI…", nargs=-1, required=True)
 @click.option("--into", metavar="FOLDER", required=True, help="One of those that [promote] of policy.toml names.")
 @click.option("--apply", is_flag=True, help="The artifact is a patch (changes.patch): change the files that it names.")
 @click.option("--expect", metavar="DIGEST", help="Do it without asking, if this is the digest of what would change.")
 @click.option("--scan", is_flag=True, help="Look into each artifact first; refuse where something is found.")
 @click.option("--accept-findings", "accept", is_flag=True, help="Promote despite findings of --scan, which are shown.")
-@json_option
-@state_directory
 def promote(
     settings: Settings, *, uris: tuple[str, ...], into: str, apply: bool, expect: str | None, scan: bool, accept: bool
 ) -> int:
@@ -80,9 +78,7 @@ def promote(
     return OK
 
 
-@click.command("promotions", cls=CliCommand)
-@json_option
-@state_directory
+@command("promotions")
 def promotions(settings: Settings) -> None:
     """What was promoted, newest first, and whether it was put back. Puts back what was interrupted."""
     _recover(settings)
@@ -98,10 +94,8 @@ def promotions(settings: Settings) -> None:
     out.print(Plain(f"{counted(len(found), 'promotion')}."))
 
 
-@click.command("rollback", cls=CliCommand)
+@command("rollback")
 @click.argument("promotion", metavar="ID", type=_ID)
-@json_option
-@state_directory
 def roll_back(settings: Settings, promotion: str) -> None:
     """Put every file of a promotion back as it was.
 

@@ -20,7 +20,7 @@ from glovebox_server import app as apps
 from glovebox_server import workspace
 from glovebox_server.calls import Principal
 from glovebox_server.cli.artifact import check_address, check_principal, describe_artifact
-from glovebox_server.cli.options import CliCommand, emit, err, json_option, state_directory, wants_json
+from glovebox_server.cli.options import command, emit, err, wants_json
 from glovebox_server.errors import MisnamedError
 from glovebox_server.settings import Settings
 
@@ -34,12 +34,10 @@ def _failure(place: Path, error: OSError, fix: str) -> DiagnosedError:
     return kind(f"{place} cannot be written", error.strerror or str(error), fix)
 
 
-@click.command("save", cls=CliCommand)
+@command("save")
 @click.argument("uri", callback=check_address)
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="File to write; else stdout.")
 @click.option("--principal", callback=check_principal, help="Whose it is, where it is not yours: token:NAME over HTTP.")
-@json_option
-@state_directory
 def artifact_save(settings: Settings, uri: str, output: Path | None, principal: str | None) -> None:
     """Write an artifact to a new file, or to standard output.
 

@@ -12,18 +12,16 @@ from glovebox_sandboxes.contract.errors import DiagnosedError, SandboxError
 from glovebox_server import app as apps
 from glovebox_server.calls import CallResult, Link, Principal, SilentListener, Text
 from glovebox_server.cli.artifact import check_principal
-from glovebox_server.cli.options import CliCommand, emit, json_option, out, state_directory
+from glovebox_server.cli.options import command, emit, out
 from glovebox_server.exits import FAILED, OK
 from glovebox_server.promotion import reencoder, scanner, scanning
 from glovebox_server.promotion.scanner import ScanFindings
 from glovebox_server.settings import Settings
 
 
-@click.command("scan", cls=CliCommand)
+@command("scan")
 @click.argument("uris", metavar="URI…", nargs=-1, required=True)
 @click.option("--principal", callback=check_principal, help="Whose they are, where they are not yours: token:NAME.")
-@json_option
-@state_directory
 def scan(settings: Settings, uris: tuple[str, ...], principal: str | None) -> int:
     """Look, in a sandbox, for what acts when files are opened.
 
@@ -40,11 +38,9 @@ def scan(settings: Settings, uris: tuple[str, ...], principal: str | None) -> in
     return FAILED if any(each.count for each in found.values()) else OK
 
 
-@click.command("reencode", cls=CliCommand)
+@command("reencode")
 @click.argument("uris", metavar="URI…", nargs=-1, required=True)
 @click.option("--principal", callback=check_principal, help="Whose they are, where they are not yours: token:NAME.")
-@json_option
-@state_directory
 def reencode(settings: Settings, uris: tuple[str, ...], principal: str | None) -> int:
     """Make pictures anew in a sandbox, of their pixels alone.
 

@@ -12,7 +12,7 @@ from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_server import app as apps
 from glovebox_server import event_loop
 from glovebox_server.app import App
-from glovebox_server.cli.options import CliCommand, given, lock_options, require_http, state_directory, workflow_option
+from glovebox_server.cli.options import command, given, require_http, workflow_option
 from glovebox_server.mcp import catalogue
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
@@ -24,7 +24,7 @@ from glovebox_server.transport.oauth.verify import OAuth
 _LEVELS = ("debug", "info", "warning", "error")
 
 
-@click.command(cls=CliCommand)
+@command("serve", makes_calls=True, json="")
 @click.option(
     "--transport",
     type=click.Choice(["stdio", "http"]),
@@ -48,8 +48,6 @@ _LEVELS = ("debug", "info", "warning", "error")
 @click.option("--oauth-audience", multiple=True, help="What such tokens are for, if not this server's addresses.")
 @click.option("--oauth-any-type", is_flag=True, help="Accept tokens whose `typ` is not at+jwt.")
 @workflow_option
-@state_directory
-@lock_options
 def serve(
     settings: Settings,
     *,

@@ -24,17 +24,8 @@ from glovebox_audit.receipts.keys import MAX_KEY_BYTES, parse_public
 from glovebox_audit.verifier.report import VerifyReport
 from glovebox_audit.verify import verify as verify_log
 from glovebox_sandboxes.plural import counted
-from glovebox_server.cli.evidence.query import lines_option
-from glovebox_server.cli.options import (
-    LazyGroup,
-    ParsedFile,
-    ReadFile,
-    emit,
-    json_option,
-    out,
-    state_directory,
-    wants_json,
-)
+from glovebox_server.cli.evidence.query import LINES
+from glovebox_server.cli.options import LazyGroup, command, emit, out, parsed_file, regular_file, wants_json
 from glovebox_server.exits import FAILED, OK
 from glovebox_server.settings import Settings
 from glovebox_server.upkeep.log import audit_log
@@ -44,8 +35,8 @@ _LINE = 400
 _Wanted = Callable[[LogLine], bool]
 
 
-KEY = ParsedFile("key", parse_public, MAX_KEY_BYTES)
-_ANCHORS = ParsedFile("anchors", read_anchors, MAX_BYTES + 1)
+KEY = parsed_file("key", parse_public, MAX_KEY_BYTES)
+_ANCHORS = parsed_file("anchors", read_anchors, MAX_BYTES + 1)
 
 
 @click.group(
@@ -61,12 +52,10 @@ def audit() -> None:
     """What happened, and whether the log of it is whole."""
 
 
-@audit.command("tail")
+@command("tail", audit, json=LINES)
 @click.option("-n", "--limit", "count", default=20, show_default=True, help="How many records.")
 @click.option("-f", "--follow", is_flag=True, help="Go on as records are written.")
 @click.option("--all", "everything", is_flag=True, help="Show the servers' own records too, as --json does.")
-@lines_option
-@state_directory
 def audit_tail(settings: Settings, count: int, follow: bool, everything: bool) -> None:
     """The last records of calls."""
     log = settings.state_dir / "audit"
@@ -82,14 +71,12 @@ def audit_tail(settings: Settings, count: int, follow: bool, everything: bool) -
                 out.print("No record of a call. `glovebox audit tail --all` shows the servers' own.")
 
 
-@audit.command("verify")
+@command("verify", audit)
 @click.option("--anchor", help="SEQ:HASH noted down earlier (`glovebox audit head`): finds a log cut and rewritten.")
 @click.option("--anchors", type=_ANCHORS, help="The same for each line of this file, as a server keeps them.")
 @click.option("--key", "keys", multiple=True, type=KEY, help="A public key: check the signature of each seal too.")
 @click.option("--all", "everything", is_flag=True, help="Read again what was found whole before.")
-@click.option("--proof", type=ReadFile(), help="Check this inclusion proof instead, with --key and nothing else.")
-@json_option
-@state_directory
+@click.option("--proof", type=regular_file, help="Check this inclusion proof instead, with --key and nothing else.")
 def audit_verify(
     settings: Settings,
     *,
@@ -119,9 +106,7 @@ def audit_verify(
     return OK if report.ok else FAILED
 
 
-@audit.command("seal")
-@json_option
-@state_directory
+@command("seal", audit)
 def audit_seal(settings: Settings) -> None:
     """Seal what is written so far, so that it can be proved."""
     directory = settings.state_dir / "audit"
@@ -132,9 +117,7 @@ def audit_seal(settings: Settings) -> None:
     emit({"segment": number}, done)
 
 
-@audit.command("head")
-@json_option
-@state_directory
+@command("head", audit)
 def audit_head(settings: Settings) -> None:
     """The end of the chain, to be kept elsewhere as an anchor."""
     directory = settings.state_dir / "audit"

@@ -13,7 +13,7 @@ from glovebox_audit.printable import printable
 from glovebox_audit.receipts import dsse
 from glovebox_sandboxes.plural import counted
 from glovebox_server.cli.evidence.audit import KEY, not_proved
-from glovebox_server.cli.options import LazyGroup, emit, json_option, out, wants_json
+from glovebox_server.cli.options import LazyGroup, command, emit, out, wants_json
 from glovebox_server.exits import OK, USAGE
 
 _file = click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -24,10 +24,9 @@ def bundle() -> None:
     """What one call or run did, as one file to check anywhere."""
 
 
-@bundle.command("verify")
+@command("verify", bundle, opens="nothing")
 @click.argument("file", type=_file)
 @click.option("--key", "keys", multiple=True, type=KEY, help="The server's public key, from the server's operator.")
-@json_option
 def bundle_verify(file: Path, keys: tuple[Ed25519PublicKey, ...]) -> int:
     """Check a bundle of `audit bundle`, offline.
 

@@ -14,7 +14,7 @@ from glovebox_profiles.errors import ProfileError
 from glovebox_sandboxes.plural import counted
 from glovebox_server import app, workspace
 from glovebox_server.cli.evidence.query import find_call, find_run
-from glovebox_server.cli.options import CliCommand, emit, err, json_option, out, state_directory
+from glovebox_server.cli.options import command, emit, err, out
 from glovebox_server.cli.saving import write_new_file
 from glovebox_server.errors import MisnamedError
 from glovebox_server.exits import FAILED, OK
@@ -25,7 +25,7 @@ from glovebox_server.tools import TOOLS
 from glovebox_server.upkeep.log import audit_log
 
 
-@click.command("bundle", cls=CliCommand)
+@command("bundle")
 @click.option("--call", metavar="CALL", help="Of this call.")
 @click.option("--run", metavar="ID", help="Of all calls of this run, as `audit show` has it, or `last`.")
 @click.option(
@@ -35,8 +35,6 @@ from glovebox_server.upkeep.log import audit_log
     type=click.Path(path_type=Path, dir_okay=False),
     help="A file that does not exist yet.",
 )
-@json_option
-@state_directory
 def audit_bundle(settings: Settings, call: str | None, run: str | None, output: Path) -> int:
     """Write one file that shows what a call or a run did.
 
@@ -65,9 +63,8 @@ def audit_bundle(settings: Settings, call: str | None, run: str | None, output: 
     return OK
 
 
-@click.command("prove", cls=CliCommand)
+@command("prove", json="")
 @click.argument("call_id", metavar="CALL")
-@state_directory
 def audit_prove(settings: Settings, call_id: str) -> int:
     """Print the inclusion proof of one call, as JSON.
 

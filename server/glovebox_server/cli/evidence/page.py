@@ -29,8 +29,8 @@ from glovebox_audit.query import ask, calls
 from glovebox_audit.query.outcomes import RUNNING
 from glovebox_audit.segments.files import LOG_NAME
 from glovebox_sandboxes.plural import counted
-from glovebox_server.cli.evidence.query import find_call, lines_option, show_indexing
-from glovebox_server.cli.options import CliCommand, err, out, state_directory, wants_json
+from glovebox_server.cli.evidence.query import LINES, find_call, show_indexing
+from glovebox_server.cli.options import command, err, out, wants_json
 from glovebox_server.cli.terminal import print_json
 from glovebox_server.exits import FAILED, OK
 from glovebox_server.settings import Settings
@@ -46,10 +46,8 @@ KEEPING = (
 _VALUE = "the result as JSON"
 
 
-@click.command("show", cls=CliCommand)
+@command("show", json=LINES)
 @click.argument("call_id", metavar="[CALL]", default="last")
-@lines_option
-@state_directory
 def audit_show(settings: Settings, call_id: str) -> int:
     """One call as a page: what was asked, decided, done, and spent.
 

@@ -19,16 +19,7 @@ from glovebox_audit.query.calls import CallSummary
 from glovebox_audit.query.index import Filters
 from glovebox_audit.query.outcomes import OUTCOMES
 from glovebox_sandboxes.plural import counted
-from glovebox_server.cli.options import (
-    CliCommand,
-    TimeOrAge,
-    emit,
-    err,
-    json_flag,
-    json_option,
-    state_directory,
-    wants_json,
-)
+from glovebox_server.cli.options import command, emit, err, time_or_age, wants_json
 from glovebox_server.cli.terminal import table_of
 from glovebox_server.errors import MisnamedError
 from glovebox_server.exits import FAILED, OK
@@ -36,11 +27,11 @@ from glovebox_server.settings import Settings
 
 #: Delay before a person wants to see progress.
 _PATIENCE_SECONDS = 1.0
-lines_option = json_flag("Print the records, one JSON object per line.")
+LINES = "Print the records, one JSON object per line."
 _STYLES = {"succeeded": "green", "running": "cyan", "denied": "yellow", "ask": "yellow"}
 
 
-@click.command("query", cls=CliCommand)
+@command("query")
 @click.option("--tool", "tools", multiple=True, help="Calls of this tool.")
 @click.option("--principal", "principals", multiple=True, help="Calls of this caller, as token:ci or local:1000.")
 @click.option("--client", "clients", multiple=True, help="Calls of this program, as it is shown; '' for none.")
@@ -49,16 +40,14 @@ _STYLES = {"succeeded": "green", "running": "cyan", "denied": "yellow", "ask": "
 @click.option("--outcome", "outcomes", multiple=True, type=click.Choice(OUTCOMES), help="Calls that came out so.")
 @click.option(
     "--since",
-    type=TimeOrAge(),
+    type=time_or_age,
     help="Not before this time (UTC unless it names a zone), local day (yesterday), or 2h ago.",
 )
-@click.option("--until", type=TimeOrAge(), help="Before this time, or the beginning of this day: today.")
+@click.option("--until", type=time_or_age, help="Before this time, or the beginning of this day: today.")
 @click.option("--grep", "text", help="Calls of which a record has this text, in upper or lower case.")
 @click.option(
     "-n", "--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="How many, the newest first."
 )
-@json_option
-@state_directory
 def audit_query(settings: Settings, *, text: str | None, limit: int, **given: Any) -> int:
     """Find calls, the newest first.
 

@@ -17,7 +17,7 @@ from glovebox_audit.receipts.verify import VerifiedReceipt, of_call
 from glovebox_audit.receipts.verify import verify as verify_receipt
 from glovebox_server.cli.evidence.audit import KEY, not_proved
 from glovebox_server.cli.evidence.query import find_call
-from glovebox_server.cli.options import LazyGroup, emit, err, json_flag, json_option, out, state_directory, wants_json
+from glovebox_server.cli.options import LazyGroup, command, emit, err, out, wants_json
 from glovebox_server.cli.terminal import print_table, table_of
 from glovebox_server.exits import FAILED, OK, USAGE
 from glovebox_server.receipts import keys
@@ -32,9 +32,7 @@ def receipt() -> None:
     """Signed proof of what one call was, got and did."""
 
 
-@receipt.command("key")
-@json_option
-@state_directory
+@command("key", receipt)
 def receipt_key(settings: Settings) -> None:
     """The public key, for whoever verifies; made where there is none."""
     signer = keys.Signer.load(settings.state_dir)
@@ -44,10 +42,8 @@ def receipt_key(settings: Settings) -> None:
     err.print(f"key {signer.key_id}")
 
 
-@receipt.command("show")
+@command("show", receipt, json="Print the receipt itself, as `receipt verify` takes it.")
 @click.argument("wanted", metavar="CALL|FILE")
-@json_flag("Print the receipt itself, as `receipt verify` takes it.")
-@state_directory
 def receipt_show(settings: Settings, wanted: str) -> int:
     """What a receipt says; of a call made here, or in a file."""
     if not Path(wanted).is_file() and not chain.is_name(wanted):
@@ -70,7 +66,7 @@ def receipt_show(settings: Settings, wanted: str) -> int:
     return OK
 
 
-@receipt.command("verify")
+@command("verify", receipt)
 @click.argument("wanted", metavar="CALL|FILE")
 @click.option("--key", type=KEY, help="Public key; else that of this server.")
 @click.option(
@@ -78,8 +74,6 @@ def receipt_show(settings: Settings, wanted: str) -> int:
     type=click.Path(path_type=Path, file_okay=False),
     help="Log to find its place in; of a CALL this server's.",
 )
-@json_option
-@state_directory
 def receipt_verify(settings: Settings, wanted: str, key: Ed25519PublicKey | None, audit: Path | None) -> int:
     """Prove a receipt, of a call made here or in a file.
 

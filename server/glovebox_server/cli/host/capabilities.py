@@ -3,7 +3,6 @@
 import os
 
 import anyio
-import click
 from rich.console import Console
 
 from glovebox_sandboxes.contract.base import mechanisms
@@ -11,7 +10,7 @@ from glovebox_sandboxes.drivers import registry
 from glovebox_server import workspace
 from glovebox_server.app import VERSION, load_profiles
 from glovebox_server.calls import Principal
-from glovebox_server.cli.options import CliCommand, directories, emit, json_option, out
+from glovebox_server.cli.options import command, emit, out
 from glovebox_server.cli.terminal import print_table, table_of
 from glovebox_server.mcp.manifest import Manifest, build_manifest
 from glovebox_server.settings import Settings
@@ -20,9 +19,7 @@ from glovebox_server.tools import TOOLS
 from glovebox_server.upkeep import environments
 
 
-@click.command(cls=CliCommand)
-@json_option
-@directories
+@command("capabilities", opens="settings")
 def capabilities(settings: Settings) -> None:
     """Show what can be used here, before any call.
 

@@ -6,7 +6,7 @@ from functools import partial
 import click
 
 from glovebox_sandboxes.plural import counted
-from glovebox_server.cli.options import CliCommand, emit, json_option, state_directory
+from glovebox_server.cli.options import command, emit
 from glovebox_server.cli.terminal import table_of
 from glovebox_server.secret_files import prepare_state
 from glovebox_server.settings import Settings
@@ -14,10 +14,8 @@ from glovebox_server.upkeep import clean as cleaning
 from glovebox_server.upkeep.log import audit_log, retention
 
 
-@click.command(cls=CliCommand)
+@command("clean")
 @click.option("--dry-run", is_flag=True, help="Show it, and remove nothing.")
-@json_option
-@state_directory
 def clean(settings: Settings, dry_run: bool) -> None:
     """Remove expired artifacts and leftovers of dead servers.
 

@@ -14,16 +14,7 @@ from typing import Any
 import click
 
 from glovebox_server import workspace
-from glovebox_server.cli.options import (
-    CliCommand,
-    Lifetime,
-    ReadFile,
-    emit,
-    given,
-    json_option,
-    require_http,
-    state_directory,
-)
+from glovebox_server.cli.options import command, emit, given, lifetime, regular_file, require_http
 from glovebox_server.cli.rules.token import to_show
 from glovebox_server.errors import MisnamedError
 from glovebox_server.failures import own_command
@@ -42,7 +33,7 @@ _FLEETING = (
 )
 
 
-@click.command("client-config", cls=CliCommand)
+@command("client-config")
 @click.option(
     "--transport",
     type=click.Choice(["stdio", "http"]),
@@ -56,12 +47,10 @@ _FLEETING = (
 )
 @click.option("--token", metavar="NAME", help="Make this token and show it, or show one whose file holds it (http).")
 @click.option("--role", help="What the token that is made may do, as of `token create`.")
-@click.option("--expires", type=Lifetime(), help="When it ends: 12h, 30d.")
+@click.option("--expires", type=lifetime, help="When it ends: 12h, 30d.")
 @click.option(
-    "--token-file", metavar="FILE", type=ReadFile(), help="Show the token that was saved in this file (http)."
+    "--token-file", metavar="FILE", type=regular_file, help="Show the token that was saved in this file (http)."
 )
-@json_option
-@state_directory
 def client_config(
     settings: Settings,
     *,

@@ -25,7 +25,7 @@ from glovebox_sandboxes.host import surroundings
 from glovebox_server import app as apps
 from glovebox_server import workspace
 from glovebox_server.cli import state
-from glovebox_server.cli.options import CliCommand, directories, emit, json_option, out
+from glovebox_server.cli.options import command, emit, out
 from glovebox_server.errors import MisnamedError
 from glovebox_server.exits import OK, UNAVAILABLE, USAGE
 from glovebox_server.secret_files import SecretFileError
@@ -46,7 +46,7 @@ _JOINT = "\N{NO-BREAK SPACE}"
 """Replaces the spaces of a command while its sentence is laid out."""
 
 
-@click.command(cls=CliCommand)
+@command("doctor", opens="settings")
 @click.option("--prove", is_flag=True, help="Attack the sandboxes of this host and say what held: 0 all, 1 not all.")
 @click.option(
     "--driver",
@@ -55,8 +55,6 @@ _JOINT = "\N{NO-BREAK SPACE}"
     type=click.Choice(registry.NAMES),
     help="Prove this driver (may be repeated); else every usable one.",
 )
-@json_option
-@directories
 def doctor(settings: Settings, prove: bool, names: tuple[str, ...]) -> int:
     """Show what this host can enforce, and what fixes the rest."""
     if not prove:

@@ -19,16 +19,7 @@ from glovebox_sandboxes.runtime import environments, guest_gc, locks, runtime, t
 from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_sandboxes.runtime.runtime import Runtime
 from glovebox_server import app as apps
-from glovebox_server.cli.options import (
-    CliCommand,
-    LazyGroup,
-    complete_environment,
-    directories,
-    emit,
-    err,
-    json_option,
-    out,
-)
+from glovebox_server.cli.options import LazyGroup, command, complete_environment, emit, err, out
 from glovebox_server.cli.terminal import table_of
 from glovebox_server.settings import Settings
 from glovebox_server.upkeep import environments as keeping
@@ -43,9 +34,7 @@ def environment() -> None:
     """Python packages for programs: named sets, locked by hash. `glovebox setup --environment` builds."""
 
 
-@environment.command("list")
-@json_option
-@directories
+@command("list", environment, opens="settings")
 def environment_list(settings: Settings) -> None:
     """Each with its state, size, digest and the tools that have it."""
     listed = keeping.listed(settings, apps.load_profiles(settings))
@@ -63,10 +52,8 @@ def environment_list(settings: Settings) -> None:
     emit({"environments": [asdict(each) for each in listed]}, table_of(rows, right=["MiB"]))
 
 
-@environment.command("update")
+@command("update", environment, opens="settings")
 @click.argument("name", shell_complete=complete_environment)
-@json_option
-@directories
 def environment_update(settings: Settings, name: str) -> None:
     """Lock the newest versions that its file allows; build nothing."""
     own = settings.environments_dir
@@ -85,12 +72,10 @@ def environment_update(settings: Settings, name: str) -> None:
     emit(fields, printable(words))
 
 
-@environment.command("remove")
+@command("remove", environment, opens="settings")
 @click.argument("name", shell_complete=complete_environment)
 @click.option("--force", is_flag=True, help="Also where a profile names it; then no server starts with that profile.")
 @click.option("--docker", is_flag=True, help="Also the Docker Engine's images of it, which others may use too.")
-@json_option
-@directories
 def environment_remove(settings: Settings, name: str, force: bool, docker: bool) -> None:
     """Remove what is built of an environment; its file and lock stay."""
     record = keeping.removable(settings, apps.load_profiles(settings), name, force=force)
@@ -156,7 +141,7 @@ def _show_steps() -> Iterator[Tell]:
         yield tell
 
 
-@click.command(cls=CliCommand)
+@command("setup", opens="settings")
 @click.option("--docker", is_flag=True, help="Build the docker driver's image too.")
 @click.option("--base", help="Image to build it from: CPython 3.11 or newer, glibc (python:3.12-slim).")
 @click.option(
@@ -166,8 +151,6 @@ def _show_steps() -> Iterator[Tell]:
     shell_complete=complete_environment,
     help="Build this one too (may be repeated); see `environment`.",
 )
-@json_option
-@directories
 def setup(settings: Settings, docker: bool, base: str | None, names: tuple[str, ...]) -> None:
     """Build the sandboxes' Python: once, and after an upgrade."""
 

@@ -13,7 +13,7 @@ from glovebox_audit.printable import printable
 from glovebox_profiles.policy.model import Reach
 from glovebox_sandboxes.plural import counted
 from glovebox_server.cli import state
-from glovebox_server.cli.options import LazyGroup, emit, err, json_option, out, state_directory
+from glovebox_server.cli.options import LazyGroup, command, emit, err, out
 from glovebox_server.cli.terminal import print_question, table_of
 from glovebox_server.errors import RefusedError
 from glovebox_server.guards.approvals import store
@@ -37,10 +37,8 @@ def approvals() -> None:
     """Answer calls that wait for approval, and see what was granted."""
 
 
-@approvals.command("list")
+@command("list", approvals)
 @click.option("--all", "everything", is_flag=True, help="Those that are over too, of the last seven days.")
-@json_option
-@state_directory
 def approvals_list(settings: Settings, everything: bool) -> None:
     """Questions that wait, and yeses that are good; the newest first."""
     found = _standings(settings, () if everything else _OPEN)
@@ -49,10 +47,8 @@ def approvals_list(settings: Settings, everything: bool) -> None:
     )
 
 
-@approvals.command("show")
+@command("show", approvals)
 @click.argument("wanted", metavar="ID")
-@json_option
-@state_directory
 def approvals_show(settings: Settings, wanted: str) -> None:
     """What would run, what it may do, and why it is asked. ID is a question's, or its beginning."""
     with _store(settings) as database:
@@ -70,12 +66,10 @@ def approvals_show(settings: Settings, wanted: str) -> None:
     print_question(out, shown(found.question))
 
 
-@approvals.command("allow")
+@command("allow", approvals)
 @click.argument("wanted", metavar="ID")
 @click.option("--run", "for_run", is_flag=True, help="For identical calls of the run too, where the rule permits it.")
 @click.option("--rule", is_flag=True, help="Print the change that would lift the denial for good; answer nothing.")
-@json_option
-@state_directory
 def approvals_allow(settings: Settings, wanted: str, for_run: bool, rule: bool) -> None:
     """Say yes to a question. Look at it first: `approvals show`."""
     if rule and for_run:
@@ -86,11 +80,9 @@ def approvals_allow(settings: Settings, wanted: str, for_run: bool, rule: bool) 
         _answer(settings, wanted, allow=True, reach="run" if for_run else "call")
 
 
-@approvals.command("deny")
+@command("deny", approvals)
 @click.argument("wanted", metavar="ID")
 @click.option("--reason", default="", help="Why, in at most 500 characters: the model reads it.")
-@json_option
-@state_directory
 def approvals_deny(settings: Settings, wanted: str, reason: str) -> None:
     """Say no to a question, or take a yes back that is still good.
 
@@ -101,10 +93,8 @@ def approvals_deny(settings: Settings, wanted: str, reason: str) -> None:
     _answer(settings, wanted, allow=False, reach="call", reason=reason)
 
 
-@approvals.command("revoke")
+@command("revoke", approvals)
 @click.argument("wanted", metavar="ID")
-@json_option
-@state_directory
 def approvals_revoke(settings: Settings, wanted: str) -> None:
     """Take a yes or a grant back; no call passes on it any more. What runs goes on: `glovebox stop` ends that."""
     with _store(settings) as database, recording(settings) as record:
@@ -114,9 +104,7 @@ def approvals_revoke(settings: Settings, wanted: str) -> None:
     emit(_described(found), f"{identifier} is withdrawn: no call passes on it any more.")
 
 
-@approvals.command("grants")
-@json_option
-@state_directory
+@command("grants", approvals)
 def approvals_grants(settings: Settings) -> None:
     """Denials that somebody lifted, and for how long."""
     found = [each for each in _standings(settings, ("allowed",)) if each.question.subject.lifted]
@@ -126,9 +114,7 @@ def approvals_grants(settings: Settings) -> None:
     )
 
 
-@approvals.command("watch")
-@json_option
-@state_directory
+@command("watch", approvals)
 def approvals_watch(settings: Settings) -> None:
     """Print each question as it comes, until interrupted.
 

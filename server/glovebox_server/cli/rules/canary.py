@@ -11,7 +11,7 @@ from glovebox_audit.printable import printable
 from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_sandboxes.plural import counted
 from glovebox_server import workspace
-from glovebox_server.cli.options import LazyGroup, emit, json_option, out, state_directory
+from glovebox_server.cli.options import LazyGroup, command, emit, out
 from glovebox_server.cli.terminal import table_of
 from glovebox_server.errors import MisnamedError
 from glovebox_server.exits import OK, UNAVAILABLE, USAGE
@@ -25,10 +25,8 @@ def canary() -> None:
     """Files whose content stops any call that sends it."""
 
 
-@canary.command("plant")
+@command("plant", canary)
 @click.option("--name", help="Its path in the workspace; else deploy-credentials.env.")
-@json_option
-@state_directory
 def canary_plant(settings: Settings, name: str | None) -> None:
     """Put one into the workspace; servers know it at once."""
     served = workspace.find(settings, "cli")
@@ -45,9 +43,7 @@ def canary_plant(settings: Settings, name: str | None) -> None:
     emit({"canary": _described(planted)}, f"{planted.file} is planted: {planted.id}.")
 
 
-@canary.command("list")
-@json_option
-@state_directory
+@command("list", canary)
 def canary_list(settings: Settings) -> int:
     """Where they are, and whether they stand.
 
@@ -73,11 +69,9 @@ def canary_list(settings: Settings) -> int:
     return UNAVAILABLE if found.damaged else OK
 
 
-@canary.command("remove")
+@command("remove", canary)
 @click.argument("canary_id", metavar="[ID]", required=False)
 @click.option("--all", "everything", is_flag=True, help="Every canary.")
-@json_option
-@state_directory
 def canary_remove(settings: Settings, canary_id: str | None, everything: bool) -> int:
     """Take one out of its workspace, and forget it."""
     if (canary_id is None) is not everything:

@@ -7,7 +7,7 @@ import click
 from glovebox_audit.receipts import dsse
 from glovebox_sandboxes.plural import counted
 from glovebox_server import app, workspace
-from glovebox_server.cli.options import CliCommand, directories, emit, json_option, out
+from glovebox_server.cli.options import command, emit, out
 from glovebox_server.cli.rules.showing import described
 from glovebox_server.cli.saving import replace_file
 from glovebox_server.exits import OK, USAGE
@@ -20,11 +20,9 @@ from glovebox_server.tools import TOOLS
 from glovebox_server.upkeep.environments import required
 
 
-@click.command("lock", cls=CliCommand)
+@command("lock", opens="settings")
 @click.argument("file", default="glovebox.lock", type=click.Path(path_type=Path))
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
-@json_option
-@directories
 def profiles_lock(settings: Settings, file: Path, force: bool) -> None:
     """Write down what is in force: profiles, policy, tools.
 
@@ -39,10 +37,9 @@ def profiles_lock(settings: Settings, file: Path, force: bool) -> None:
     out.print(f"{file}: {counts}. {Lock.read(file).digest}")
 
 
-@click.command("sign", cls=CliCommand)
+@command("sign", opens="nothing")
 @click.argument("file", default="glovebox.lock", type=click.Path(path_type=Path))
 @click.option("--key", required=True, type=click.Path(path_type=Path), help="Your Ed25519 private key, in PEM.")
-@json_option
 def profiles_sign(file: Path, key: Path) -> None:
     """Sign a lock, into FILE.sig: for `serve --require-signed`.
 

@@ -17,7 +17,7 @@ from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.plural import counted
 from glovebox_server import workspace
 from glovebox_server.app import load_profiles
-from glovebox_server.cli.options import LazyGroup, directories, emit, json_option, out, state_directory
+from glovebox_server.cli.options import LazyGroup, command, emit, out
 from glovebox_server.cli.rules.showing import described, show_widening
 from glovebox_server.exits import OK, USAGE
 from glovebox_server.guards.watch.rules import actions
@@ -32,10 +32,8 @@ def policy() -> None:
     """Who may call what, how much of it, and who is asked."""
 
 
-@policy.command("check")
+@command("check", policy, opens="settings")
 @click.argument("path", required=False, type=click.Path(path_type=Path))
-@json_option
-@directories
 def policy_check(settings: Settings, path: Path | None) -> int:
     """Load the policy, or PATH, and decide its examples."""
     own, path = path is None, path or _file(settings)
@@ -59,13 +57,11 @@ def policy_check(settings: Settings, path: Path | None) -> int:
     return OK
 
 
-@policy.command("explain")
+@command("explain", policy)
 @click.argument("principal")
 @click.option("--workflow", help="What it works in.")
 @click.option("--role", "roles", multiple=True, help="Role that its token gives.")
 @click.option("--scope", "scopes", multiple=True, help="Scope of its OAuth token.")
-@json_option
-@state_directory
 def policy_explain(
     settings: Settings, *, principal: str, workflow: str | None, roles: tuple[str, ...], scopes: tuple[str, ...]
 ) -> None:
@@ -95,11 +91,9 @@ def policy_explain(
         out.print(render(sections))
 
 
-@policy.command("diff")
+@command("diff", policy, opens="settings")
 @click.argument("a", type=click.Path(path_type=Path))
 @click.argument("b", type=click.Path(path_type=Path))
-@json_option
-@directories
 def policy_diff(settings: Settings, a: Path, b: Path) -> int:
     """Compare two policies, with your profiles; exit 1 if one is wider."""
     before, after = _read(a), _read(b)

@@ -30,7 +30,7 @@ from glovebox_profiles.load.reading import read_bytes
 from glovebox_profiles.model import Profile, effective
 from glovebox_sandboxes.plural import counted
 from glovebox_server.app import check_example, load_profiles, profile_directories
-from glovebox_server.cli.options import LazyGroup, complete_tool, directories, emit, json_option, out
+from glovebox_server.cli.options import LazyGroup, command, complete_tool, emit, out
 from glovebox_server.cli.rules.lock import check_lock
 from glovebox_server.cli.rules.showing import WIDENING, described, found_for, say_change, show_widening, to_toml
 from glovebox_server.cli.saving import replace_file
@@ -57,9 +57,7 @@ def profiles() -> None:
     """What each tool may do."""
 
 
-@profiles.command("list")
-@json_option
-@directories
+@command("list", profiles, opens="settings")
 def profiles_list(settings: Settings) -> None:
     """One line per tool."""
     found = load_profiles(settings)
@@ -83,10 +81,8 @@ def profiles_list(settings: Settings) -> None:
     emit({"digest": found.digest, "profiles": described_all}, table_of(rows))
 
 
-@profiles.command("show")
+@command("show", profiles, opens="settings")
 @click.argument("tool", shell_complete=complete_tool)
-@json_option
-@directories
 def profiles_show(settings: Settings, tool: str) -> None:
     """The whole profile in force, every default filled in.
 
@@ -98,10 +94,8 @@ def profiles_show(settings: Settings, tool: str) -> None:
         out.print(f"# from {source}\n# {digest}\n{to_toml(profile)}")
 
 
-@profiles.command("explain")
+@command("explain", profiles, opens="settings")
 @click.argument("tool", shell_complete=complete_tool)
-@json_option
-@directories
 def profiles_explain(settings: Settings, tool: str) -> int:
     """What a tool may read, write, reach and spend, in plain words."""
     found = load_profiles(settings)
@@ -115,11 +109,9 @@ def profiles_explain(settings: Settings, tool: str) -> int:
     return USAGE if errors else OK
 
 
-@profiles.command("check")
+@command("check", profiles, opens="settings")
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--locked", metavar="FILE", type=click.Path(path_type=Path), help="Compare all in force with this lock.")
-@json_option
-@directories
 def profiles_check(settings: Settings, paths: tuple[Path, ...], locked: Path | None) -> int:
     """Load profiles and run their examples.
 
@@ -193,11 +185,9 @@ class Setting(click.ParamType[tuple[tuple[str, ...], str]]):
         return tuple(key.split(".")), text
 
 
-@profiles.command("set")
+@command("set", profiles, opens="settings")
 @click.argument("tool", shell_complete=complete_tool)
 @click.argument("changes", metavar="KEY=VALUE...", nargs=-1, required=True, type=Setting())
-@json_option
-@directories
 def profiles_set(settings: Settings, tool: str, changes: tuple[tuple[tuple[str, ...], str], ...]) -> int:
     """Change keys of your profile of a tool; comments stay.
 
@@ -239,10 +229,9 @@ def profiles_set(settings: Settings, tool: str, changes: tuple[tuple[tuple[str, 
     return OK
 
 
-@profiles.command("diff")
+@command("diff", profiles, opens="nothing")
 @click.argument("a", type=click.Path(path_type=Path))
 @click.argument("b", type=click.Path(path_type=Path))
-@json_option
 def profiles_diff(a: Path, b: Path) -> int:
     """Compare two profiles, or directories; exit 1 if one is wider."""
     changes = _changes(a, b)

@@ -15,7 +15,7 @@ from glovebox_profiles.model import effective
 from glovebox_sandboxes.plural import counted
 from glovebox_server.app import check_example, load_profiles
 from glovebox_server.cli.evidence.page import KEEPING
-from glovebox_server.cli.options import CliCommand, TimeOrAge, complete_tool, emit, json_option, out, state_directory
+from glovebox_server.cli.options import command, complete_tool, emit, out, time_or_age
 from glovebox_server.cli.rules.showing import found_for, say_change, to_toml
 from glovebox_server.cli.saving import replace_file
 from glovebox_server.exits import FAILED, OK
@@ -32,7 +32,7 @@ _STYLES = {"allow": "bold red", "deny": "green", "ask": "green"}
 
 _since = click.option(
     "--since",
-    type=TimeOrAge(),
+    type=time_or_age,
     default="30d",
     show_default=True,
     help="Calls since this time (UTC), local day, or 30d ago.",
@@ -42,12 +42,10 @@ _since = click.option(
 _key = click.option("--key", type=click.Path(path_type=Path), help="The private key to which arguments were sealed.")
 
 
-@click.command("simulate", cls=CliCommand)
+@command("simulate")
 @click.argument("candidate", type=click.Path(path_type=Path))
 @_since
-@json_option
 @_key
-@state_directory
 def profiles_simulate(settings: Settings, candidate: Path, since: datetime, key: Path | None) -> int:
     """Decide recorded calls again, under another profile.
 
@@ -78,7 +76,7 @@ def profiles_simulate(settings: Settings, candidate: Path, since: datetime, key:
     return FAILED if found.otherwise else OK
 
 
-@click.command("suggest", cls=CliCommand)
+@command("suggest")
 @click.argument("tool", shell_complete=complete_tool)
 @_since
 @click.option(
@@ -87,9 +85,7 @@ def profiles_simulate(settings: Settings, candidate: Path, since: datetime, key:
     type=click.Path(path_type=Path),
     help="Write the suggested profile here: a new TOOL.toml, or a directory.",
 )
-@json_option
 @_key
-@state_directory
 def profiles_suggest(settings: Settings, tool: str, *, since: datetime, output: Path | None, key: Path | None) -> int:
     """The narrowest profile for what recorded calls used.
 

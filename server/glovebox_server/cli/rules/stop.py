@@ -24,18 +24,7 @@ from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_sandboxes.plural import counted
 from glovebox_server.cli import state
 from glovebox_server.cli.evidence.query import show_indexing
-from glovebox_server.cli.options import (
-    CliCommand,
-    LazyGroup,
-    complete_tool,
-    directories,
-    emit,
-    err,
-    json_option,
-    out,
-    state_directory,
-    wants_json,
-)
+from glovebox_server.cli.options import LazyGroup, command, complete_tool, emit, err, out, wants_json
 from glovebox_server.cli.terminal import table_of
 from glovebox_server.errors import AuditError, MisnamedError
 from glovebox_server.exits import NO_SERVER, OK, UNAVAILABLE, USAGE
@@ -86,7 +75,7 @@ _FORMS = {
 """The form of each name: a mistyped one would stop no call."""
 
 
-@click.command(cls=CliCommand)
+@command("stop", opens="settings")
 @click.option("--call", metavar="ID", help="This call.")
 @click.option("--run", metavar="ID", help="All calls of this run.")
 @click.option("--principal", metavar="ID", help="All calls of this caller, as token:ci or local:1000.")
@@ -98,8 +87,6 @@ _FORMS = {
     default="The operator gave no reason.",
     help="Why, in a sentence: every caller that is stopped reads it.",
 )
-@json_option
-@directories
 def stop(settings: Settings, *, everything: bool, because: str, **given: str | None) -> int:
     """End running calls within a second, and refuse new ones.
 
@@ -161,11 +148,9 @@ def _places(settings: Settings, *, everything: bool) -> tuple[Settings, list[Pat
 _TOOL = click.Option(["--tool"])
 
 
-@click.command(cls=CliCommand)
+@command("resume")
 @click.argument("stop_id", metavar="[ID]", required=False)
 @click.option("--all", "everything", is_flag=True, help="Every stop.")
-@json_option
-@state_directory
 def resume(settings: Settings, stop_id: str | None, everything: bool) -> int:
     """Lift a stop, or all of them."""
     if (stop_id is None) is not everything:
@@ -192,9 +177,7 @@ def stops() -> None:
     """Stops in force: see `glovebox stop` and `glovebox resume`."""
 
 
-@stops.command("list")
-@json_option
-@state_directory
+@command("list", stops)
 def stops_list(settings: Settings) -> int:
     """The stops in force, the oldest first.
 

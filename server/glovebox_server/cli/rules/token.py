@@ -9,7 +9,7 @@ from glovebox_audit.events import TokenCreated, TokenRevoked
 from glovebox_sandboxes.plural import counted
 from glovebox_server import app as apps
 from glovebox_server.cli import state
-from glovebox_server.cli.options import LazyGroup, Lifetime, emit, err, json_option, out, state_directory
+from glovebox_server.cli.options import LazyGroup, command, emit, err, lifetime, out
 from glovebox_server.cli.terminal import table_of
 from glovebox_server.errors import MisnamedError
 from glovebox_server.settings import Settings
@@ -30,13 +30,11 @@ def token() -> None:
     """Bearer tokens of callers over HTTP. A running server follows within a second."""
 
 
-@token.command("create")
+@command("create", token)
 @click.argument("name")
 @click.option("--role", help="What it may do, of policy.toml; else what policy.toml says of token:NAME.")
 @click.option("--workflow", help="What its calls are part of.")
-@click.option("--expires", type=Lifetime(), help="When it ends: 12h, 30d. Never, unless given.")
-@json_option
-@state_directory
+@click.option("--expires", type=lifetime, help="When it ends: 12h, 30d. Never, unless given.")
 def token_create(
     settings: Settings, *, name: str, role: str | None, workflow: str | None, expires: timedelta | None
 ) -> None:
@@ -49,9 +47,7 @@ def token_create(
     err.print(f"This is {made.principal}, shown once: only its hash is kept. {ends}")
 
 
-@token.command("list")
-@json_option
-@state_directory
+@command("list", token)
 def token_list(settings: Settings) -> None:
     """Each with its role, workflow, making, last use and end."""
     place = settings.state_dir / tokens.DIRECTORY
@@ -76,10 +72,8 @@ def token_list(settings: Settings) -> None:
     )
 
 
-@token.command("revoke")
+@command("revoke", token)
 @click.argument("name")
-@json_option
-@state_directory
 def token_revoke(settings: Settings, name: str) -> None:
     """End a token, and what is under way with it."""
     place = settings.state_dir / tokens.DIRECTORY
@@ -94,9 +88,7 @@ def token_revoke(settings: Settings, name: str) -> None:
     )
 
 
-@token.command("migrate")
-@json_option
-@state_directory
+@command("migrate", token)
 def token_migrate(settings: Settings) -> None:
     """Keep only the hash of tokens whose files hold the token itself."""
     done = tokens.migrate(settings.state_dir / tokens.DIRECTORY)

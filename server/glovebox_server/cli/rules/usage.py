@@ -8,7 +8,7 @@ import click
 
 from glovebox_audit.printable import printable
 from glovebox_profiles.policy.model import SPENDING
-from glovebox_server.cli.options import CliCommand, TimeOrAge, emit, err, json_option, out, state_directory, wants_json
+from glovebox_server.cli.options import command, emit, err, out, time_or_age, wants_json
 from glovebox_server.cli.terminal import table_of
 from glovebox_server.guards.budgets import store
 from glovebox_server.guards.budgets.store import BY, UsageRow, used
@@ -29,14 +29,12 @@ class _By(click.ParamType[tuple[str, ...]]):
         return names
 
 
-@click.command(cls=CliCommand)
+@command("usage")
 @click.option("--by", type=_By(), default="principal,tool", show_default=True, help=f"Some of {','.join(BY)}.")
 @click.option(
-    "--since", type=TimeOrAge(), default="7d", show_default=True, help="Since this time (UTC), local day, or 7d ago."
+    "--since", type=time_or_age, default="7d", show_default=True, help="Since this time (UTC), local day, or 7d ago."
 )
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
-@json_option
-@state_directory
 def usage(settings: Settings, *, by: tuple[str, ...], since: datetime, as_csv: bool) -> None:
     """Show what calls have spent, where policy.toml has budgets."""
     if as_csv and wants_json():
