@@ -15,10 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 import rfc8785
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from glovebox_profiles import egress
-from glovebox_profiles.egress import EgressRule
-from glovebox_profiles.egress.headers import NOT_LENT, require_harmless
-from glovebox_profiles.egress.rules import PathPattern, reads
+from glovebox_profiles.egress.rules import NOT_LENT, EgressRule, PathPattern, meet, reads, require_harmless
 from glovebox_profiles.egress.targets import Method, parse_pattern
 from glovebox_profiles.features import refuse_unsupported
 from glovebox_sandboxes.contract.spec import DEFAULT
@@ -226,7 +223,7 @@ class Credential(Table):
     def _fits(self) -> Self:
         if (self.header is None) == (self.query is None):
             raise ValueError('takes either header or query, for instance header = "Authorization"')
-        if self.header is not None and self.header.lower() in NOT_LENT:
+        if self.header is not None and NOT_LENT.fullmatch(self.header.lower()):
             raise ValueError(f"{self.header} frames or routes a request, so no credential can stand in it")
         if self.query is not None and self.prefix:
             raise ValueError("takes a prefix in a header only")
@@ -282,7 +279,7 @@ class Network(Table):
         require_distinct(tuple(each.name for each in credentials))
         require_distinct(tuple(each.env for each in credentials if each.env is not None))
         for each in credentials:
-            if not egress.meet(info.data.get("allow", ()), [each.rule()]):
+            if not meet(info.data.get("allow", ()), [each.rule()]):
                 raise ValueError(f'"{each.name}" is for requests to {each.host} that no rule of network.allow allows')
         return credentials
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from functools import lru_cache
 
-from glovebox_profiles.egress import EgressRule
+from glovebox_profiles.egress.rules import EgressRule
 from glovebox_profiles.egress.targets import DEFAULT_PORTS
 from glovebox_profiles.model import Credential, Revealed
 

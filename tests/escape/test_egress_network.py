@@ -26,7 +26,7 @@ from tests.fixtures.internet import (
     wires,
 )
 
-from glovebox_profiles.egress import EgressRule
+from glovebox_profiles.egress.rules import EgressRule
 from glovebox_server.egress.events import EgressAttempt
 from glovebox_server.egress.limits import EgressLimits
 

@@ -5,7 +5,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from glovebox_profiles.egress import EgressRule, decide_url
+from glovebox_profiles.egress.rules import EgressRule, decide_url
 from glovebox_profiles.egress.targets import first_refused, parse_host, refusal
 from glovebox_sandboxes.contract.errors import RefusedError
 

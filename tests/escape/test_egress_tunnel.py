@@ -15,7 +15,7 @@ from tests.fixtures.guest_streams import Accepted, Closed, Denied, GuestStream, 
 from tests.fixtures.internet import OTHER, PRIVATE, SITE, Cable, Internet, internet, wires
 from tests.fixtures.tls_hello import made_hello, real_hello, server_name
 
-from glovebox_profiles.egress import EgressRule
+from glovebox_profiles.egress.rules import EgressRule
 from glovebox_server.egress.gate import Traffic
 from glovebox_server.egress.limits import EgressLimits
 from glovebox_server.egress.tunnel import connect

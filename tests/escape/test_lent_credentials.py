@@ -24,7 +24,7 @@ from tests.fixtures.internet import (
     wires,
 )
 
-from glovebox_profiles.egress import EgressRule
+from glovebox_profiles.egress.rules import EgressRule
 from glovebox_profiles.model import Credential
 from glovebox_server.egress.limits import EgressLimits
 from glovebox_server.egress.request import PIECE_SEARCHED

@@ -13,7 +13,7 @@ from tests.fixtures.brokered import glovebox, profile
 from tests.fixtures.guest_streams import Denied
 from tests.fixtures.internet import OTHER, SITE, Cable, answering, fetch, internet, ok, wires
 
-from glovebox_profiles.egress import EgressRule
+from glovebox_profiles.egress.rules import EgressRule
 from glovebox_profiles.model import Credential
 from glovebox_server.guards.credentials.injector import CredentialInjector, make_placeholder
 from glovebox_server.guards.credentials.sources import CredentialValue, unusable

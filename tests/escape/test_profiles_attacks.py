@@ -9,7 +9,7 @@ from tests.fixtures.access_lists import let_in
 from tests.fixtures.profile_texts import MINIMAL, decide_by_name, profile
 
 from glovebox_profiles.compile import to_spec
-from glovebox_profiles.egress import decide_url
+from glovebox_profiles.egress.rules import decide_url
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.loader import SHIPPED, load, parse, read
 

@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 from tests.fuzz.harness import bounded, text
 
-from glovebox_profiles.egress import EgressRule, decide, decide_url, parse_url
+from glovebox_profiles.egress.rules import EgressRule, decide, decide_url
 from glovebox_profiles.egress.targets import (
     METHODS,
     EgressTarget,
@@ -14,6 +14,7 @@ from glovebox_profiles.egress.targets import (
     parse_authority,
     parse_connect,
     parse_host,
+    parse_url,
 )
 from glovebox_sandboxes.contract.errors import RefusedError
 

@@ -14,8 +14,7 @@ import h11
 from anyio.abc import ByteStream
 from tests.fuzz.harness import bounded, pieces, text
 
-from glovebox_profiles.egress import parse_url
-from glovebox_profiles.egress.targets import METHODS
+from glovebox_profiles.egress.targets import METHODS, parse_url
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.egress.events import PeerError
 from glovebox_server.egress.http1 import Exchange, RequestClock

@@ -14,8 +14,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.fixtures.tls_hello import made_hello, real_hello, server_name
 
-from glovebox_profiles.egress import EgressRule, EgressTarget, covers, covers_all, decide, decide_url, meet, parse_url
-from glovebox_profiles.egress.targets import matches, parse_host
+from glovebox_profiles.egress.rules import EgressRule, covers, covers_all, decide, decide_url, meet
+from glovebox_profiles.egress.targets import EgressTarget, matches, parse_host, parse_url
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.egress.clienthello import MAX_HELLO, ClientHello
 from glovebox_server.egress.events import PeerError

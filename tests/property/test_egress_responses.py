@@ -8,7 +8,7 @@ import anyio.abc
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from glovebox_profiles.egress import parse_url
+from glovebox_profiles.egress.targets import parse_url
 from glovebox_server.egress.events import PeerError
 from glovebox_server.egress.http1 import Exchange, RequestClock
 from glovebox_server.egress.limits import EgressLimits

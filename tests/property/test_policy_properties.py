@@ -12,8 +12,7 @@ from glovebox_profiles.model import Profile, effective
 from glovebox_profiles.order import DIMENSIONS, within
 from glovebox_profiles.policy.diff import diff
 from glovebox_profiles.policy.model import Approval, Budget, Lift, Narrow, Policy, Role
-from glovebox_profiles.policy.narrow import narrow_profile
-from glovebox_profiles.policy.rights import RoleRights, combine_roles, roles_in_force
+from glovebox_profiles.policy.rights import RoleRights, combine_roles, narrow_profile, roles_in_force
 from glovebox_sandboxes.contract.errors import Refusal
 
 TOOL = "probe"

@@ -4,12 +4,10 @@ import pytest
 from hypothesis import given
 from tests.fixtures.profile_texts import profile, profiles
 
-from glovebox_profiles.diff import diff
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.mistakes import valid_keys
-from glovebox_profiles.meet import meet
 from glovebox_profiles.model import Profile
-from glovebox_profiles.order import DIMENSIONS, KEYS, within
+from glovebox_profiles.order import DIMENSIONS, KEYS, diff, meet, within
 
 
 def met(*all_of: Profile) -> Profile | None:

@@ -10,7 +10,7 @@ from tests.fixtures.profile_texts import MINIMAL
 
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.loader import SHIPPED, parse
-from glovebox_profiles.load.positions import KeyPath, Positions
+from glovebox_profiles.load.reading import KeyPath, Positions
 from glovebox_profiles.model import Profile
 from glovebox_profiles.order import within
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from glovebox_profiles.load.editing import set_value
 from glovebox_profiles.load.loader import SHIPPED, load, parse
+from glovebox_profiles.load.reading import set_value
 from glovebox_profiles.model import Profile
 from glovebox_sandboxes.runtime import environments
 from glovebox_server.mcp import catalogue

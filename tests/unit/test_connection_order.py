@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from glovebox_profiles.egress import EgressTarget
 from glovebox_profiles.egress.rules import EgressDecision
+from glovebox_profiles.egress.targets import EgressTarget
 from glovebox_server.egress import ConnectNext, EgressAttempt, EgressGate
 from glovebox_server.egress.gate import enter
 from glovebox_server.guards.connections import order_links

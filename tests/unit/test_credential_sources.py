@@ -14,7 +14,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from glovebox_profiles.egress import EgressRule
+from glovebox_profiles.egress.rules import EgressRule
 from glovebox_profiles.explain import explain
 from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_profiles.model import Credential, Network

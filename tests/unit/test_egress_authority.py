@@ -7,7 +7,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from glovebox_profiles.egress import EgressRule
+from glovebox_profiles.egress.rules import EgressRule
 from glovebox_server.egress.authority import MAX_LEAVES, Authority
 
 RULES = [EgressRule(host="docs.example.org"), EgressRule(host="*.files.example.net"), EgressRule(host="93.184.216.34")]

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from glovebox_profiles.egress import EgressRule, covers, covers_all, decide, decide_url, meet, parse_connect, parse_url
+from glovebox_profiles.egress.rules import EgressRule, covers, covers_all, decide, decide_url, meet
+from glovebox_profiles.egress.targets import parse_connect, parse_url
 from glovebox_sandboxes.contract.errors import RefusedError
 
 PYPI = EgressRule.model_validate({"host": "pypi.org", "methods": ["GET"], "paths": ["/simple/*"]})

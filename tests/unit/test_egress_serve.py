@@ -7,7 +7,7 @@ import anyio
 import pytest
 from tests.fixtures.internet import plain_gate
 
-from glovebox_profiles.egress import EgressRule
+from glovebox_profiles.egress.rules import EgressRule
 from glovebox_profiles.egress.targets import Address
 from glovebox_sandboxes.session.connection import Duplex
 from glovebox_server.egress.authority import MAX_LEAVES, Authority

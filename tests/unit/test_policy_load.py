@@ -85,7 +85,7 @@ def test_a_policy_loads_as_it_is_written(tmp_path: Path) -> None:
         ),
         (('"token:support" = ', '"support" = '), "principals.support", "a principal is", "policy.md"),
         (("version = 1\n", ""), "version", "required, and missing", "policy.md"),
-        (("[principals]", "[principals]\n[watch]"), "watch", "given twice", "Keep one"),
+        (("[principals]", "[principals]\n[watch]"), "", "Cannot declare ('watch',) twice", "toml.io"),
         (
             ("wall_seconds = 20", "wall_seconds = 40"), "roles.analyst.narrow.run_python.limits.wall_seconds",
             "would widen the profile of run_python, which a role cannot: Seconds of real time: 30 → 40",
@@ -123,7 +123,7 @@ def test_a_mistake_is_named_with_line_key_and_nearest(
     assert hint in error.fix
     at = text[: text.index(new)].count("\n") + 1
     assert error.line is not None
-    assert at <= error.line <= at + new.count("\n") or problem == "given twice"
+    assert at <= error.line <= at + new.count("\n") or "twice" in problem
 
 
 def test_the_line_is_that_of_the_mistake(tmp_path: Path) -> None:

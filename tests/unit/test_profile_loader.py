@@ -11,9 +11,8 @@ import pytest
 from tests.fixtures.profile_texts import MINIMAL, decide_by_name, profile
 
 from glovebox_profiles.errors import MAX_ERRORS, ProfileError
-from glovebox_profiles.load.editing import set_value
 from glovebox_profiles.load.loader import MAX_PROFILES, SHIPPED, is_absent, load, parse, read
-from glovebox_profiles.load.reading import MAX_FILE
+from glovebox_profiles.load.reading import MAX_FILE, set_value
 from glovebox_profiles.model import GIB, KIB, MIB, digest
 
 PATH = Path("probe.toml")
@@ -125,9 +124,9 @@ def test_sizes_are_numbers_or_texts_with_a_binary_unit(text: str, expected: int)
         ("[[example]]\ncall = { at = 1979-05-27 }\nexpect='allow'", 6, "example[0].call", "JSON", "docs"),
         ("[[example]]\ncall = { at = nan }\nexpect='allow'", 6, "example[0].call", "JSON", "docs"),
         ("[[example]]\ncall = {}", 5, "example[0].expect", "missing", "docs/use/profiles"),
-        ("[limits]\npids = 9\n[limits]\n", 7, "limits", "given twice, first on line 5", "Keep one"),
-        ("[limits]\npids = 9\npids = 10", 7, "limits.pids", "given twice, first on line 6", "Keep one"),
-        ("tool = 'other'", 5, "tool", "given twice, first on line 1", "Keep one"),
+        ("[limits]\npids = 9\n[limits]\n", 7, "", "not TOML: Cannot declare ('limits',) twice", "toml.io"),
+        ("[limits]\npids = 9\npids = 10", 7, "", "not TOML: Cannot overwrite a value", "toml.io"),
+        ("tool = 'other'", 5, "", "not TOML: Cannot overwrite a value", "toml.io"),
         ("[limits]\npids = ", 6, "", "not TOML", "toml.io"),
         ("[limits\npids = 9", 5, "", "not TOML", "toml.io"),
         ("x = " + "[" * 40, 5, "x[0][0]", "nested deeper", "flatter"),

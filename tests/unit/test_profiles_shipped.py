@@ -7,7 +7,7 @@ import pytest
 from tests.fixtures.profile_texts import decide_by_name, profile
 
 from glovebox_profiles.compile import to_spec
-from glovebox_profiles.egress import decide_url
+from glovebox_profiles.egress.rules import decide_url
 from glovebox_profiles.explain import explain, render
 from glovebox_profiles.load.loader import SHIPPED, load, parse
 from glovebox_profiles.load.mistakes import valid_keys

@@ -9,7 +9,7 @@ import pytest
 from tests.fixtures.guest_streams import GuestStream
 
 from glovebox_audit.events import CallEvent, draft
-from glovebox_profiles.egress import EgressRule
+from glovebox_profiles.egress.rules import EgressRule
 from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_profiles.model import Network, Profile
 from glovebox_server.app import check_example

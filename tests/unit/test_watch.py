@@ -20,8 +20,8 @@ from tests.unit.test_stops import NAMES, a_call
 from glovebox_audit.chain import Record
 from glovebox_audit.events import Event
 from glovebox_audit.log import AuditLog
-from glovebox_profiles.egress import parse_url
 from glovebox_profiles.egress.rules import EgressDecision
+from glovebox_profiles.egress.targets import parse_url
 from glovebox_profiles.policy.model import WatchAction
 from glovebox_server.calls import Decision, Principal
 from glovebox_server.cli.main import main

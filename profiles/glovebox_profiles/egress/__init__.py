@@ -2,29 +2,3 @@
 
 The server's ``egress`` does the networking and asks here. Never import anything of ``server`` here.
 """
-
-from glovebox_profiles.egress.rules import (
-    EgressDecision,
-    EgressRule,
-    covers,
-    covers_all,
-    decide,
-    decide_inspected,
-    decide_url,
-    meet,
-)
-from glovebox_profiles.egress.targets import EgressTarget, parse_connect, parse_url
-
-__all__ = [
-    "EgressDecision",
-    "EgressRule",
-    "EgressTarget",
-    "covers",
-    "covers_all",
-    "decide",
-    "decide_inspected",
-    "decide_url",
-    "meet",
-    "parse_connect",
-    "parse_url",
-]

@@ -5,9 +5,10 @@ one of them allows; an empty list allows nothing. So the intersection of two lis
 products.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_serializer, model_validator
 
@@ -39,10 +40,6 @@ def _require_path_pattern(pattern: str) -> str:
     return pattern
 
 
-def _ports_of(given: Mapping[str, Any]) -> frozenset[int]:
-    return frozenset(DEFAULT_PORTS[scheme] for scheme in given.get("schemes", ()))
-
-
 def reads(read: Callable[[str], str]) -> AfterValidator:
     """Return a reader of a host or path as a validator: pydantic reports ValueErrors alone."""
 
@@ -69,7 +66,9 @@ class EgressRule(BaseModel):
     """One host, or `*.example.org` for every subdomain of it and not `example.org` itself."""
     schemes: Annotated[frozenset[Literal["https", "http"]], _LISTED] = frozenset({"https"})
     """`https`, `http`."""
-    ports: Annotated[frozenset[Annotated[int, Field(ge=1, le=65535)]], _LISTED] = Field(default_factory=_ports_of)
+    ports: Annotated[frozenset[Annotated[int, Field(ge=1, le=65535)]], _LISTED] = Field(
+        default_factory=lambda given: frozenset(DEFAULT_PORTS[scheme] for scheme in given.get("schemes", ()))
+    )
     """Left out: the ports of the schemes, 443 and 80."""
     methods: Annotated[frozenset[Method], _LISTED] = frozenset({"GET", "HEAD"})
     """Left out: GET and HEAD. `CONNECT` grants an opaque tunnel, which hides method and path."""
@@ -121,19 +120,8 @@ def decide_inspected(target: EgressTarget, rules: Sequence[EgressRule]) -> Egres
 
     Each request that comes through it is decided by itself.
     """
-    return decide(
-        target,
-        [
-            rule.model_copy(update={"methods": frozenset({"CONNECT"}), "paths": frozenset({ANY_PATH})})
-            if _asks_https(rule)
-            else rule
-            for rule in rules
-        ],
-    )
-
-
-def _asks_https(rule: EgressRule) -> bool:
-    return "https" in rule.schemes and rule.methods != {"CONNECT"}
+    tunnel = {"methods": frozenset({"CONNECT"}), "paths": frozenset({ANY_PATH})}
+    return decide(target, [rule.model_copy(update=tunnel) if "https" in rule.schemes else rule for rule in rules])
 
 
 def decide_url(method: str, url: str, rules: Sequence[EgressRule]) -> EgressDecision:
@@ -252,13 +240,10 @@ def _intersection(one: EgressRule, other: EgressRule) -> EgressRule | None:
         host = one.host
     else:
         return None
-    schemes, ports = one.schemes & other.schemes, one.ports & other.ports
-    methods = one.methods & other.methods
-    paths = {path for path in one.paths if any(_path_covers(wide, path) for wide in other.paths)}
-    paths |= {path for path in other.paths if any(_path_covers(wide, path) for wide in one.paths)}
-    if not (schemes and ports and methods and paths):
-        return None
-    return EgressRule(host=host, schemes=schemes, ports=ports, methods=methods, paths=frozenset(paths))
+    parts = {name: getattr(one, name) & getattr(other, name) for name in ("schemes", "ports", "methods")}
+    parts["paths"] = frozenset(path for path in one.paths if any(_path_covers(wide, path) for wide in other.paths))
+    parts["paths"] |= {path for path in other.paths if any(_path_covers(wide, path) for wide in one.paths)}
+    return EgressRule(host=host, **parts) if all(parts.values()) else None
 
 
 def _path_covers(wide: str, narrow: str) -> bool:
@@ -266,3 +251,41 @@ def _path_covers(wide: str, narrow: str) -> bool:
     if narrow.endswith("/*"):
         return wide.endswith("/*") and narrow[:-1].startswith(wide[:-1])
     return path_matches(wide, narrow)
+
+
+NOT_LENT: Final = re.compile(
+    r"accept-encoding|connection|content-(length|type)|expect|host|if-range|keep-alive|max-forwards|proxy-connection"
+    r"|range|te|trailer|transfer-encoding|upgrade"
+)
+"""Headers that frame or route a request, or would defeat the search for keys in the answer (RFC 9110, 9112)."""
+
+_AUTHENTICATES: Final = re.compile(
+    r"(.*-)?(auth.*|cookies?2?|tokens?|jwt|secret|password|passwd|credentials?|sessions?|signature|apikey)(-.*)?"
+    r"|(.*-)?(api|access|account|app|application|functions|master|private|secret|service|shared|subscription)-key(-.*)?"
+    r"|(x-)?key|.*(remote|client|real|connecting)-(ip|user|addr)|.*client-cert.*|x-ssl-.*"
+)
+"""Headers that would carry a foreign key out, or make a server trust an address."""
+_ROUTES: Final = re.compile(
+    r"proxy-.*|.*forwarded.*|(x-)?http-?method.*|x-method.*|.*-override|x-original-.*|x-rewrite-.*|x-host|x-.*-(host|url|uri)"
+    r"|via|alt-used|destination|depth|overwrite|front-end-https|early-data|http2-settings|sec-.*|upgrade-.*"
+    r"|request-range|content-(encoding|range|transfer-encoding)|x-range|x-accel-.*|x-sendfile.*"
+)
+"""By these some servers answer another request than the one that was decided."""
+
+
+def require_harmless(names: Iterable[str], own: str | None) -> None:
+    """Raise ValueError if an added header authenticates, frames, routes or overrides a request, or is named twice.
+
+    ``own`` is the key's own header; None if the key stands in the query.
+    """
+    seen: set[str] = set()
+    for name in map(str.lower, names):
+        if name in seen:
+            raise ValueError(f"{name} is named twice in headers and set_headers")
+        seen.add(name)
+        if own is not None and name == own.lower():
+            raise ValueError(f"{name} is where the key stands, so headers and set_headers cannot name it")
+        if _AUTHENTICATES.fullmatch(name):
+            raise ValueError(f"{name} authenticates, so headers and set_headers cannot name it")
+        if NOT_LENT.fullmatch(name) or _ROUTES.fullmatch(name):
+            raise ValueError(f"{name} frames, routes or overrides a request, so headers and set_headers cannot name it")

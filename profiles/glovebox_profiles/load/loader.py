@@ -14,11 +14,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from glovebox_profiles.compile import ProfileSet
-from glovebox_profiles.egress import EgressRule, meet
+from glovebox_profiles.egress.rules import EgressRule, meet
 from glovebox_profiles.errors import ProfileError, nearest
 from glovebox_profiles.load.mistakes import RULES, Mistake, describe_mistakes, failing_examples, raise_mistakes
-from glovebox_profiles.load.positions import KeyPath, dotted
-from glovebox_profiles.load.reading import open_directory, parse_toml, read_bytes
+from glovebox_profiles.load.reading import KeyPath, dotted, open_directory, parse_toml, read_bytes
 from glovebox_profiles.model import Effect, Profile
 
 SHIPPED = Path(__file__).parent.parent / "data"

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from glovebox_profiles.errors import ProfileError
-from glovebox_profiles.load.positions import KeyPath, dotted
+from glovebox_profiles.load.reading import KeyPath, dotted
 from glovebox_profiles.model import Effect, Profile
 
 Mistake = tuple[KeyPath, str, str]

@@ -3,24 +3,227 @@
 Reads profiles and the policy alike; their models check the values.
 """
 
+import json
 import os
 import re
 import stat
 import tomllib
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from glovebox_profiles.errors import ProfileError
-from glovebox_profiles.load.positions import Positions
 from glovebox_sandboxes.host import permissions
 from glovebox_sandboxes.host.identity import changes_user
+
+KeyPath = tuple[str | int, ...]
+"""Keys and array indexes from the top of the document."""
+
+MAX_DEPTH = 24
+"""Keys and brackets around one value. A profile needs four; an example's arguments may add some. Far below Python's
+recursion limit, and the bound that keeps ``tomllib`` linear."""
 
 MAX_FILE = 64 * 1024
 """Bytes of one file: some hundred times a usual profile, and few enough to parse at once."""
 
 _TOML = "See https://toml.io/en/v1.0.0."
+
+_BLANK = re.compile(r"(?:[ \t\n]|#[^\n]*)*")
+_QUOTED = r'"(?:\\.|[^"\\\n])*"' r"|'[^'\n]*'"
+_PART = re.compile(rf"[ \t]*([A-Za-z0-9_-]+|{_QUOTED})[ \t]*(\.?)")
+_EQUALS = re.compile(r"=[ \t]*")
+# A multi-line string may end in up to five quotes: two of its own and the three that close it.
+_SINGLE = re.compile(rf'"""(?:\\.|[^\\])*?"{{3,5}}|\'\'\'.*?\'{{3,5}}|{_QUOTED}|[^,\]}}\n#]+', re.DOTALL)
+_HEADER = re.compile(r"\[\[?")
+_CLOSING = {each: re.compile(re.escape(close)) for each, close in (("[[", "]]"), ("[", "]"), ("{", "}"))}
+
+
+def dotted(path: KeyPath) -> str:
+    """Write a key path as a person would: ``network.allow[0].host``."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return text.removeprefix(".")
+
+
+class Positions:
+    """Positions in one TOML text, whose line ends are line feeds."""
+
+    def __init__(self, text: str, path: Path) -> None:
+        """Scan a text; ``path`` is only named in errors.
+
+        Raises:
+            ProfileError: The nesting is deeper than MAX_DEPTH.
+            ValueError: the text is not TOML; ``tomllib`` has the better message.
+        """
+        self._path = path
+        self._text = text.replace("\r\n", "\n")
+        self._at = 0
+        self._breaks = [match.start() for match in re.finditer("\n", self._text)]
+        self.lines: dict[KeyPath, int] = {}
+        """Line of every key, table and array element, counted from 1."""
+        self.headed: dict[KeyPath, int] = {}
+        """Number of elements of each array that stand below ``[[headers]]`` of their own."""
+        self.values: dict[KeyPath, slice] = {}
+        """Characters of the value of each key that is given."""
+        self.headers: dict[KeyPath, int] = {}
+        """Character behind each ``[header]``."""
+        self._document()
+
+    def _document(self) -> None:
+        table: KeyPath = ()
+        self._take(_BLANK)
+        while self._at < len(self._text):
+            line = self._line()
+            if header := _HEADER.match(self._text, self._at):
+                self._at = header.end()
+                table = self._resolve(self._key())
+                self._take(_CLOSING[header[0]])
+                if header[0] == "[[":
+                    self.headed[table] = self.headed.get(table, 0) + 1
+                    table = (*table, self.headed[table] - 1)
+                else:
+                    self.headers[table] = self._at
+                self._record(table, line)
+            else:
+                self._pair(table)
+            self._take(_BLANK)
+
+    def _resolve(self, key: KeyPath) -> KeyPath:
+        """Point ``[a.b]`` into the newest element of ``[[a]]``."""
+        path: KeyPath = ()
+        for part in key:
+            if count := self.headed.get(path):
+                path = (*path, count - 1)
+            path = (*path, part)
+        return path
+
+    def _pair(self, table: KeyPath) -> None:
+        line = self._line()
+        path = (*table, *self._key())
+        self._take(_EQUALS)
+        self._record(path, line)
+        begin = self._at
+        self._value(path)
+        self.values[path] = slice(begin, begin + len(self._text[begin : self._at].rstrip()))
+
+    def _key(self) -> KeyPath:
+        parts: list[str] = []
+        while True:
+            part, more = self._take(_PART).groups()
+            parts.append(str(tomllib.loads(f"k = {part}")["k"]) if part[0] in "'\"" else part)
+            self._bound(len(parts), parts[0])
+            if not more:
+                return tuple(parts)
+
+    def _value(self, path: KeyPath) -> None:
+        self._bound(len(path), dotted(path[:3]))
+        opening = self._text[self._at : self._at + 1]
+        if opening not in _CLOSING:
+            self._take(_SINGLE)
+            return
+        self._at += 1
+        self._take(_BLANK)
+        for index in count():
+            if self._text.startswith(("]", "}"), self._at):
+                break
+            if opening == "{":
+                self._pair(path)
+            else:
+                self._record((*path, index), self._line())
+                self._value((*path, index))
+            self._take(_BLANK)
+            if not self._text.startswith(",", self._at):
+                break
+            self._at += 1
+            self._take(_BLANK)
+        self._take(_CLOSING[opening])
+
+    def _record(self, path: KeyPath, line: int) -> None:
+        self._bound(len(path), dotted(path[:3]))
+        for length in range(1, len(path) + 1):
+            self.lines.setdefault(path[:length], line)
+
+    def _bound(self, depth: int, key: str) -> None:
+        if depth > MAX_DEPTH:
+            reason = f"nested deeper than {MAX_DEPTH} levels"
+            raise ProfileError(self._path, self._line(), key, reason, "Write it flatter.")
+
+    def _take(self, pattern: re.Pattern[str]) -> re.Match[str]:
+        match = pattern.match(self._text, self._at)
+        if match is None:
+            raise ValueError("not TOML")
+        self._at = match.end()
+        return match
+
+    def _line(self) -> int:
+        return bisect_left(self._breaks, self._at) + 1
+
+
+def set_value(data: bytes, path: Path, key: KeyPath, value: str) -> bytes:
+    """Return a profile's bytes with one value set.
+
+    Args:
+        data: A file that ``loader.parse`` accepts.
+        path: Its name, for errors.
+        key: Of tables, and indexes of arrays of tables.
+        value: TOML; anything else is a text.
+
+    Raises:
+        ProfileError: The key has no place in the file that a command could write to.
+    """
+    written, parsed = _read_value(value)
+    values, positions = parse_toml(data, path)
+    wanted = _with_value(values, key, parsed)
+    text = data.decode()
+    edited = _edit(text.replace("\r\n", "\n"), positions, key, written)
+    result = (edited.replace("\n", "\r\n") if "\r\n" in text else edited).encode()
+    # The parser, not the edit, decides what the file now says.
+    if wanted is None or parse_toml(result, path)[0] != wanted:
+        raise ProfileError(path, None, dotted(key), "cannot be set by a command", "Edit the file.")
+    return result
+
+
+def _read_value(text: str) -> tuple[str, Any]:
+    try:
+        found = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
+        found = {}
+    return (text, found["value"]) if found.keys() == {"value"} else (json.dumps(text, ensure_ascii=False), text)
+
+
+def _with_value(values: Any, key: KeyPath, value: Any) -> Any:
+    """Return a copy of parsed TOML with one value set; None if the key leads through a non-table."""
+    name, rest = key[0], key[1:]
+    if isinstance(values, list) and isinstance(name, int):
+        inner = _with_value(values[name], rest, value)
+        return None if inner is None else [*values[:name], inner, *values[name + 1 :]]
+    if not isinstance(values, Mapping):
+        return None
+    inner = _with_value(values.get(str(name), {}), rest, value) if rest else value
+    return None if inner is None else {**values, name: inner}
+
+
+def _edit(text: str, positions: Positions, key: KeyPath, value: str) -> str:
+    if place := positions.values.get(key):
+        return text[: place.start] + value + text[place.stop :]
+    for depth in range(len(key) - 1, 0, -1):
+        table, pair = key[:depth], f"{dotted(key[depth:])} = {value}"
+        if table in positions.headers:
+            return _insert_line(text, positions.headers[table], pair)
+        if (place := positions.values.get(table)) and text[place.start] == "{":
+            inside = text[place.start + 1 : place.stop - 1].rstrip()
+            return f"{text[: place.start]}{{{inside}{',' if inside.strip() else ''} {pair} }}{text[place.stop :]}"
+    if len(key) == 1 or key[:1] in positions.lines:
+        return _insert_line(text, positions.values[("tool",)].stop, f"{dotted(key)} = {value}")
+    return f"{text.rstrip()}\n\n[{dotted(key[:-1])}]\n{key[-1]} = {value}\n"
+
+
+def _insert_line(text: str, at: int, line: str) -> str:
+    end = text.find("\n", at)
+    end = len(text) if end < 0 else end
+    return f"{text[:end]}\n{line}{text[end:]}"
 
 
 def read_bytes(path: Path, most: int = MAX_FILE) -> bytes:
@@ -32,42 +235,36 @@ def read_bytes(path: Path, most: int = MAX_FILE) -> bytes:
     Raises:
         ProfileError: Another user can have written it, or it cannot be read.
     """
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise unreadable_error(path, error) from None
-    try:
-        status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode):
+    with _open(path, os.O_NOFOLLOW | os.O_NONBLOCK) as handle:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise ProfileError(path, None, "", "not a regular file", "Put the file itself there.")
-        _check_owner(path, handle)
+        _check_owner(path, permissions.flaw(handle))
         with os.fdopen(handle, "rb", closefd=False) as file:
             return file.read(most + 1)
-    except OSError as error:
-        raise unreadable_error(path, error) from None
-    finally:
-        os.close(handle)
 
 
 @contextmanager
 def open_directory(directory: Path, *, owned: bool, above: bool) -> Iterator[int]:
     """Open a directory to list it; raise ProfileError if another user can write it, or it cannot be read."""
-    try:
-        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise unreadable_error(directory, error) from None
-    try:
+    with _open(directory, os.O_DIRECTORY) as handle:
         if owned:
-            _check_owner(directory, handle)
+            _check_owner(directory, permissions.flaw(handle))
             # As for the runtime: root's server must not be led to a directory that another user can exchange.
-            found = permissions.flaw_above(directory.absolute()) if above and changes_user() else None
-            if found is not None:
-                raise _changeable(*found)
+            if above and changes_user() and (found := permissions.flaw_above(directory.absolute())):
+                _check_owner(found[0], found[1:])
         yield handle
+
+
+@contextmanager
+def _open(path: Path, flags: int) -> Iterator[int]:
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
+        try:
+            yield handle
+        finally:
+            os.close(handle)
     except OSError as error:
-        raise unreadable_error(directory, error) from None
-    finally:
-        os.close(handle)
+        raise unreadable_error(path, error) from None
 
 
 def parse_toml(data: bytes, path: Path) -> tuple[dict[str, Any], Positions]:
@@ -77,9 +274,8 @@ def parse_toml(data: bytes, path: Path) -> tuple[dict[str, Any], Positions]:
         ProfileError: They are too many, or not strict TOML; names ``path``.
     """
     if len(data) > MAX_FILE:
-        raise ProfileError(
-            path, None, "", f"larger than {MAX_FILE // 1024} KiB", "Write less: a page of text is usual."
-        )
+        reason = f"larger than {MAX_FILE // 1024} KiB"
+        raise ProfileError(path, None, "", reason, "Write less: a page of text is usual.")
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -105,21 +301,16 @@ def _values(text: str, path: Path) -> dict[str, Any]:
         raise ProfileError(path, None, "", f"not TOML: {error}", "Write a smaller number.") from None
 
 
-def _check_owner(path: Path, handle: int) -> None:
-    found = permissions.flaw(handle)
-    if found is not None:
-        raise _changeable(path, *found)
-
-
-def _changeable(path: Path, problem: str, command: str) -> ProfileError:
-    hint = f"Who can change it decides what tools may do. Review it, then: {command} {path}"
-    return ProfileError(path, None, "", problem, hint)
+def _check_owner(path: Path, flaw: tuple[str, str] | None) -> None:
+    if flaw is not None:
+        problem, command = flaw
+        hint = f"Who can change it decides what tools may do. Review it, then: {command} {path}"
+        raise ProfileError(path, None, "", problem, hint)
 
 
 def unreadable_error(path: Path, error: OSError) -> ProfileError:
     """Return the error for a file or directory that cannot be read."""
     linked = path.is_symlink()
     problem = "a symbolic link" if linked else f"cannot be read: {error.strerror}"
-    return ProfileError(
-        path, None, "", problem, "Copy the file here." if linked else "Check that it exists and its permissions."
-    )
+    fix = "Copy the file here." if linked else "Check that it exists and its permissions."
+    return ProfileError(path, None, "", problem, fix)

@@ -1,23 +1,23 @@
 """Compares two versions of a policy, and reports which changes allow more. Pure.
 
 In doubt a change is called widening: another workspace, another window of a budget, another condition of an approval. A
-role's narrowing of a profile is compared as profiles are, by ``glovebox_profiles.diff``.
+role's narrowing of a profile is compared as profiles are, by ``glovebox_profiles.order``.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from itertools import combinations
 from pathlib import PurePosixPath
 from typing import Any, Final
 
-from glovebox_profiles import diff as profile_diff
-from glovebox_profiles.diff import Direction, KeyChange
+from glovebox_profiles import order
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.model import Profile
+from glovebox_profiles.order import Direction, KeyChange
 from glovebox_profiles.policy.explain import rule_words
 from glovebox_profiles.policy.model import SPENDING, Narrow, Policy, Role, Rule, WatchAction
-from glovebox_profiles.policy.narrow import narrow_profile
-from glovebox_profiles.policy.rights import role_named
+from glovebox_profiles.policy.rights import narrow_profile, role_named
 
 _WATCH: Final = ("off", "record", "slow", "ask", "stop")
 """Actions of a watch rule, weakest first."""
@@ -41,7 +41,7 @@ def diff(
     changes.extend(_promote(a.promote.into, b.promote.into))
     if a.example != b.example:
         sentence = "Examples changed; they are checked at load and grant nothing."
-        changes.append(_change("example", len(a.example), len(b.example), "neutral", sentence))
+        changes.append(KeyChange("example", len(a.example), len(b.example), "neutral", sentence))
     return tuple(changes)
 
 
@@ -55,7 +55,7 @@ def _assigned(a: Policy, b: Policy, profiles: Mapping[str, Profile]) -> Iterator
             judged = direction or _reassigned(a, b, before, after, profiles)
             words = f"{_role_words(before)} → {_role_words(after)}"
             alone = "; what its token gives counts alone now" if direction and key.startswith("principals") else ""
-            yield _change(key, before, after, judged, f"{words}{alone}.")
+            yield KeyChange(key, before, after, judged, f"{words}{alone}.")
 
     yield from change("default", a.default, b.default)
     for name in {**a.principals, **b.principals}:
@@ -74,7 +74,7 @@ def _assigned(a: Policy, b: Policy, profiles: Mapping[str, Profile]) -> Iterator
     given = [name for name in dict.fromkeys(a.scopes.values()) if name in b.roles]
     if any(_order(a, pair) != _order(b, pair) for pair in combinations(given, 2)):
         sentence = "The roles stand in another order: of those that a token's scopes give the first counts."
-        yield _change("roles", list(a.roles), list(b.roles), "widening", sentence)
+        yield KeyChange("roles", list(a.roles), list(b.roles), "widening", sentence)
 
 
 def _order(policy: Policy, pair: tuple[str, str]) -> bool:
@@ -100,31 +100,28 @@ def _role(a: Role | None, b: Role | None, profiles: Mapping[str, Profile]) -> It
         if a is not b:
             direction: Direction = "widening" if a is None else "narrowing"
             sentence = "The role is new." if a is None else "The role is gone: whoever had it may call nothing."
-            yield _change("", None, None, direction, sentence)
+            yield KeyChange("", None, None, direction, sentence)
         return
     added, removed = ([tool for tool in x.tools if tool not in y.tools] for x, y in ((b, a), (a, b)))
     if added or removed:
         parts = [f"{word} {', '.join(tools)}" for word, tools in (("now also", added), ("no longer", removed)) if tools]
-        yield _change("tools", a.tools, b.tools, "widening" if added else "narrowing", f"Tools: {'; '.join(parts)}.")
+        yield KeyChange("tools", a.tools, b.tools, "widening" if added else "narrowing", f"Tools: {'; '.join(parts)}.")
     if a.workspace != b.workspace:
         below = bool(a.workspace and b.workspace and PurePosixPath(b.workspace).is_relative_to(a.workspace))
         sentence = f"Workspace: {a.workspace or 'the server’s'} → {b.workspace or 'the server’s'}."
-        yield _change("workspace", a.workspace, b.workspace, "narrowing" if below else "widening", sentence)
+        yield KeyChange("workspace", a.workspace, b.workspace, "narrowing" if below else "widening", sentence)
+    share = "the server's share"
     for key, what in (("artifacts_mib", "MiB of artifacts"), ("turns", "Calls at a time")):
-        before, after = getattr(a, key), getattr(b, key)
-        if before != after:
-            share = "the server's share"
-            yield _change(key, before, after, _less(before, after), f"{what}: {before or share} → {after or share}.")
+        old, new = getattr(a, key), getattr(b, key)
+        if old != new:
+            yield KeyChange(key, old, new, _less(old, new), f"{what}: {old or share} → {new or share}.")
     for tool in {**a.narrow, **b.narrow}:
         if tool in a.tools and tool in b.tools:
             yield from (_at(f"narrow.{tool}", each) for each in _narrow(tool, a, b, profiles))
-    yield from _rules(_named_rules(a), _named_rules(b))
-
-
-def _rules(before: Mapping[str, Rule], after: Mapping[str, Rule]) -> Iterator[KeyChange]:
-    for name in sorted({**before, **after}, key=lambda name: _TABLES.index(name.partition(".")[0])):
-        if before.get(name) != after.get(name):
-            yield _of_rule(name, before.get(name), after.get(name))
+    before, after = _named_rules(a), _named_rules(b)
+    names = sorted({**before, **after}, key=lambda name: _TABLES.index(name.partition(".")[0]))
+    changed = (name for name in names if before.get(name) != after.get(name))
+    yield from (_of_rule(name, before.get(name), after.get(name)) for name in changed)
 
 
 def _named_rules(role: Role) -> dict[str, Rule]:
@@ -141,45 +138,38 @@ def _narrow(tool: str, a: Role, b: Role, profiles: Mapping[str, Profile]) -> Ite
     before, after = (each.narrow.get(tool, Narrow()) for each in (a, b))
     if before == after:
         return
-    if tool in profiles:
-        try:
-            found = profile_diff.diff(*(narrow_profile(profiles[tool], each) for each in (before, after)))
-        except ProfileError:
-            found = None
-        if found is not None:
-            yield from (each for each in found if each.direction != "neutral")
-            return
+    with suppress(ProfileError, KeyError):
+        found = order.diff(*(narrow_profile(profiles[tool], each) for each in (before, after)))
+        yield from (each for each in found if each.direction != "neutral")
+        return
     sentence = "What it narrows changed, and does not fit the profile in force: it cannot be compared."
-    yield _change("", _json(before), _json(after), "widening", sentence)
+    yield KeyChange("", _json(before), _json(after), "widening", sentence)
 
 
 def _of_rule(key: str, before: Any, after: Any) -> KeyChange:
     """Judge a new, gone or changed rule: a lift allows, and every other rule demands something of calls."""
     lifts = key.startswith("lift.")
-    if before is None:
-        direction: Direction = "widening" if lifts else "narrowing"
-        return _change(key, None, _json(after), direction, f"New: {rule_words(after)}")
-    if after is None:
-        direction = "narrowing" if lifts else "widening"
-        return _change(key, _json(before), None, direction, f"Gone: {rule_words(before)}")
     a, b = _json(before), _json(after)
+    if before is None or after is None:
+        direction: Direction = "widening" if lifts == (before is None) else "narrowing"
+        words = f"New: {rule_words(after)}" if before is None else f"Gone: {rule_words(before)}"
+        return KeyChange(key, a, b, direction, words)
     changed = [name for name in a if a[name] != b[name]]
     direction = _worst({_JUDGES[name](a[name], b[name]) if name in _JUDGES else "widening" for name in changed})
     sentence = ", ".join(f"{name} {_plain(a[name])} → {_plain(b[name])}" for name in changed)
-    return _change(key, a, b, direction, f"{sentence}.")
+    return KeyChange(key, a, b, direction, f"{sentence}.")
 
 
 def _watch(a: Policy, b: Policy, defaults: Mapping[str, WatchAction]) -> Iterator[KeyChange]:
     for rule in {**a.watch, **b.watch}:
         given = a.watch.get(rule), b.watch.get(rule)
-        before, after = (each or defaults.get(rule) for each in given)
         if given[0] == given[1]:
             continue
-        direction: Direction = "neutral" if before == after else "widening"
-        if after == "stop" or (before and after and _WATCH.index(after) > _WATCH.index(before)):
-            direction = "neutral" if before == after else "narrowing"
+        before, after = (each or defaults.get(rule) for each in given)
+        stricter = after == "stop" or (before and after and _WATCH.index(after) > _WATCH.index(before))
+        direction: Direction = "neutral" if before == after else "narrowing" if stricter else "widening"
         sentence = f"{before or 'its default'} → {after or 'its default'}."
-        yield _change(f"watch.{rule}", *given, direction, sentence)
+        yield KeyChange(f"watch.{rule}", *given, direction, sentence)
 
 
 def _promote(a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[KeyChange]:
@@ -188,7 +178,7 @@ def _promote(a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[KeyChange]:
         if before != after:
             direction: Direction = "narrowing" if after is None else "widening"
             sentence = f"Files may be promoted into: {before or 'none'} → {after or 'none'}."
-            yield _change(f"promote.into.{name}", before, after, direction, sentence)
+            yield KeyChange(f"promote.into.{name}", before, after, direction, sentence)
 
 
 def _less(before: float | None, after: float | None) -> Direction:
@@ -201,8 +191,7 @@ def _plain(value: Any) -> str:
 
 
 def _worst(found: Collection[Direction]) -> Direction:
-    order: tuple[Direction, ...] = ("widening", "narrowing")
-    return next((each for each in order if each in found), "neutral")
+    return "widening" if "widening" in found else "narrowing" if "narrowing" in found else "neutral"
 
 
 def _narrowest(value: object) -> Callable[[Any, Any], Direction]:
@@ -224,10 +213,6 @@ _JUDGES: Final[Mapping[str, Callable[[Any, Any], Direction]]] = {
 
 def _json(given: Any) -> Any:
     return None if given is None else given.model_dump(mode="json", exclude_unset=isinstance(given, Narrow))
-
-
-def _change(key: str, before: Any, after: Any, direction: Direction, sentence: str) -> KeyChange:
-    return KeyChange(key=key, before=before, after=after, direction=direction, sentence=sentence)
 
 
 def _at(prefix: str, change: KeyChange) -> KeyChange:

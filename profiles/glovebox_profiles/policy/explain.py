@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 
 from glovebox_profiles import words
-from glovebox_profiles.diff import diff
 from glovebox_profiles.explain import Section
 from glovebox_profiles.model import Profile
+from glovebox_profiles.order import diff
 from glovebox_profiles.policy.model import CALLER_MINUTES, SPENDING, Budget, By, Lift, Rate, Rule
 from glovebox_profiles.policy.rights import RoleRights
 from glovebox_sandboxes.plural import counted

@@ -11,11 +11,10 @@ from pydantic import ValidationError
 
 from glovebox_profiles.errors import ProfileError, nearest
 from glovebox_profiles.load.mistakes import Mistake, describe_mistakes, failing_examples, raise_mistakes
-from glovebox_profiles.load.positions import KeyPath, dotted
-from glovebox_profiles.load.reading import open_directory, parse_toml, read_bytes
+from glovebox_profiles.load.reading import KeyPath, dotted, open_directory, parse_toml, read_bytes
 from glovebox_profiles.model import Effect, Profile
 from glovebox_profiles.policy.model import Policy, PolicyExample, Role
-from glovebox_profiles.policy.narrow import narrow_profile
+from glovebox_profiles.policy.rights import narrow_profile
 
 PAGE = "docs/operate/policy.md"
 
@@ -80,11 +79,8 @@ def _parse(data: bytes, path: Path) -> tuple[Policy, Mapping[KeyPath, int]]:
         raise describe_mistakes(error, path, lines, Policy, PAGE) from None
     first = lines.get(("example", 0))
     if first is None:
-        reason, fix = (
-            "there is none, so the file may have lost its end",
-            "End it with an [[example]] of what is refused.",
-        )
-        raise ProfileError(path, None, "example", reason, fix)
+        reason = "there is none, so the file may have lost its end"
+        raise ProfileError(path, None, "example", reason, "End it with an [[example]] of what is refused.")
     # Truncated, a role would lose its narrowing, or a principal the role that narrows.
     if behind := [key for key, line in lines.items() if key[0] != "example" and line >= first]:
         reason, fix = "stands behind an example, and a file that was cut short would lose it", "Put the examples last."
@@ -94,9 +90,12 @@ def _parse(data: bytes, path: Path) -> tuple[Policy, Mapping[KeyPath, int]]:
 
 def _mistakes(policy: Policy, known: KnownNames) -> Iterator[Mistake]:
     """Yield mistakes of a well-formed policy: unknown names, and roles that would widen."""
-    for key, role in _named_roles(policy):
-        if role not in policy.roles:
-            yield _absent(key, "role", role, policy.roles)
+    if policy.default is not None and policy.default not in policy.roles:
+        yield _absent(("default",), "role", policy.default, policy.roles)
+    for table in ("principals", "scopes", "workflows"):
+        for name, role in getattr(policy, table).items():
+            if role not in policy.roles:
+                yield _absent((table, name), "role", role, policy.roles)
     for name, given in policy.roles.items():
         yield from _of_role(("roles", name), given, known.profiles)
     for rule in policy.watch:
@@ -124,14 +123,6 @@ def _of_role(at: KeyPath, role: Role, profiles: Mapping[str, Profile]) -> Iterat
             narrow_profile(profiles[tool], keys)
         except ProfileError as problem:
             yield (*at, "narrow", tool, *problem.key.split(".")), problem.reason, problem.fix
-
-
-def _named_roles(policy: Policy) -> Iterator[tuple[KeyPath, str]]:
-    if policy.default is not None:
-        yield ("default",), policy.default
-    for table in ("principals", "scopes", "workflows"):
-        for name, role in getattr(policy, table).items():
-            yield (table, name), role
 
 
 def _absent(key: KeyPath, what: str, name: str, there: Iterable[str]) -> Mistake:

@@ -8,14 +8,65 @@ workspace comes from the roles that name one.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import pairwise
+from itertools import pairwise, product
+from typing import Any
+
+from pydantic import ValidationError
 
 from glovebox_profiles.errors import ProfileError
-from glovebox_profiles.meet import meet
-from glovebox_profiles.model import Profile
-from glovebox_profiles.policy.model import Approval, Budget, Lift, Policy, Rate, Role
-from glovebox_profiles.policy.narrow import narrow_profile
+from glovebox_profiles.model import Profile, effective
+from glovebox_profiles.order import DIMENSIONS, meet, put_value
+from glovebox_profiles.policy.model import Approval, Budget, Lift, Narrow, Policy, Rate, Role
 from glovebox_sandboxes.contract.errors import Refusal
+
+_FIX = "A role only takes away; what a tool may do at most stands in its profile."
+
+
+def narrow_profile(profile: Profile, keys: Narrow) -> Profile:
+    """Return what both the profile and a role's keys permit: the profile itself if no key is narrower.
+
+    Raises:
+        ProfileError: A key would permit more than the profile, or cannot be combined with it.
+    """
+    given = _by_key(keys.model_dump(exclude_unset=True))
+    if not given:
+        return profile
+    wanted = _wanted(profile, given)
+    for each in DIMENSIONS:
+        if each.key in given and not each.within(each.of(wanted), each.of(profile)):
+            before, after = (each.words(each.of(side)) for side in (profile, wanted))
+            reason = f"would widen the profile of {profile.tool}, which a role cannot: {each.label}"
+            raise ProfileError(profile.tool, None, each.key, f"{reason}: {before} → {after}", _FIX)
+    return meet(profile, wanted)
+
+
+def _by_key(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of nested tables by their dotted keys."""
+    found: dict[str, Any] = {}
+    for name, value in table.items():
+        found |= _by_key(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return found
+
+
+def _wanted(profile: Profile, given: Mapping[str, Any]) -> Profile:
+    values = effective(profile) | {"example": []}
+    for key, value in given.items():
+        put_value(values, key, value)
+    network, python = values["network"], values["python"]
+    if "network.allow" not in given and given.get("network.mode") == "none":
+        network["allow"] = []
+    if "network.mode" not in given and given.get("network.allow", True) in ([], ()):
+        network["mode"] = "none"
+    if python["start"] == "cold" or python["environment"] != profile.python.environment:
+        python["preload"] = []
+    try:
+        return Profile.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        key = ".".join(str(part) for part in first["loc"] if isinstance(part, str))
+        sentence = first["msg"].removeprefix("Value error, ").rstrip(".")
+        raise ProfileError(profile.tool, None, key, f"{sentence[:1].lower()}{sentence[1:]}", _FIX) from None
+
 
 #: Joins the names of roles that are in effect together.
 AND = "+"
@@ -103,7 +154,7 @@ def combine_roles(policy: Policy, names: Sequence[str], profiles: Mapping[str, P
     workspaces = {each.workspace for each in roles if each.workspace is not None}
     return RoleRights(
         role=AND.join(names),
-        profiles=_profiles(roles, profiles),
+        profiles=_narrowed(roles, profiles, of_all=True),
         workspace=workspaces.pop() if len(workspaces) == 1 else None,
         conflict=len(workspaces) > 1,
         artifacts_mib=_least(each.artifacts_mib for each in roles),
@@ -117,29 +168,20 @@ def combine_roles(policy: Policy, names: Sequence[str], profiles: Mapping[str, P
 
 def profiles_beyond(policy: Policy, names: Sequence[str], profiles: Mapping[str, Profile]) -> dict[str, Profile]:
     """Return the profiles of tools that only some of these roles have, as those roles narrow them."""
-    roles = [policy.roles[name] for name in names]
-    return _narrowed(
-        {
-            tool: (profile, [each for each in roles if tool in each.tools])
-            for tool, profile in profiles.items()
-            if not all(tool in each.tools for each in roles)
-        }
-    )
+    return _narrowed([policy.roles[name] for name in names], profiles, of_all=False)
 
 
-def _profiles(roles: Sequence[Role], profiles: Mapping[str, Profile]) -> dict[str, Profile]:
-    had = {tool: profile for tool, profile in profiles.items() if all(tool in each.tools for each in roles)}
-    return _narrowed({tool: (profile, roles) for tool, profile in had.items()})
-
-
-def _narrowed(profiles: Mapping[str, tuple[Profile, Sequence[Role]]]) -> dict[str, Profile]:
-    """Narrow each profile by its roles; drop those that cannot be."""
+def _narrowed(roles: Sequence[Role], profiles: Mapping[str, Profile], *, of_all: bool) -> dict[str, Profile]:
+    """Narrow the profiles of tools that all roles have, or only some; drop those that cannot be narrowed."""
     found = {}
-    for tool, (profile, roles) in profiles.items():
+    for tool, profile in profiles.items():
+        having = [each for each in roles if tool in each.tools]
+        if (len(having) == len(roles)) != of_all:
+            continue
         try:
             found[tool] = reduce(
                 lambda one, other: one if one == other else meet(one, other),
-                (narrow_profile(profile, each.narrow[tool]) for each in roles if tool in each.narrow),
+                (narrow_profile(profile, each.narrow[tool]) for each in having if tool in each.narrow),
                 profile,
             )
         except ProfileError:
@@ -165,13 +207,9 @@ def _strictest(rates: Iterable[Rate]) -> tuple[Rate, ...]:
 def _lifted_by_both(a: tuple[Lift, ...], b: tuple[Lift, ...]) -> tuple[Lift, ...]:
     """Return the lifts of both sides, with the answerers that both accept."""
     found = []
-    for one in a:
-        for other in b:
-            if one.what != other.what:
-                continue
-            ways = {one.by, other.by} - {"either"}
-            if len(ways) > 1:
-                continue
-            by = ways.pop() if ways else "either"
-            found.append(Lift(what=one.what, by=by, expires_minutes=min(one.expires_minutes, other.expires_minutes)))
+    for one, other in product(a, b):
+        ways = {one.by, other.by} - {"either"}
+        if one.what == other.what and len(ways) <= 1:
+            minutes = min(one.expires_minutes, other.expires_minutes)
+            found.append(Lift(what=one.what, by=ways.pop() if ways else "either", expires_minutes=minutes))
     return tuple(found)

@@ -13,7 +13,8 @@ from pydantic import ValidationError
 
 from glovebox_audit.chain import new_call_id
 from glovebox_audit.events.calls import Effect
-from glovebox_profiles.egress import decide_url, parse_url
+from glovebox_profiles.egress.rules import decide_url
+from glovebox_profiles.egress.targets import parse_url
 from glovebox_profiles.model import Profile, digest
 from glovebox_profiles.order import value_at
 from glovebox_sandboxes.contract.errors import Refusal, RefusedError

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, cast
 
 from glovebox_audit.events import CallFinished
-from glovebox_profiles.egress import EgressTarget
+from glovebox_profiles.egress.targets import EgressTarget
 from glovebox_profiles.model import Profile
 from glovebox_sandboxes.contract.base import Plan
 from glovebox_sandboxes.contract.errors import Refusal

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from glovebox_profiles.egress import EgressRule
+from glovebox_profiles.egress.rules import EgressRule
 from glovebox_profiles.egress.targets import parse_address
 
 if TYPE_CHECKING:

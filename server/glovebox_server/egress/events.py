@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from anyio.abc import ByteStream
 
-from glovebox_profiles.egress import EgressDecision, EgressRule, EgressTarget, decide
-from glovebox_profiles.egress.targets import Address
+from glovebox_profiles.egress.rules import EgressDecision, EgressRule, decide
+from glovebox_profiles.egress.targets import Address, EgressTarget
 
 Headers = Sequence[tuple[str, str]]
 Decide = Callable[[EgressTarget, Sequence[EgressRule]], EgressDecision]

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 from anyio import aclose_forcefully
 from anyio.abc import ByteStream, SocketStream
 
-from glovebox_profiles.egress import EgressRule, EgressTarget, decide_inspected
-from glovebox_profiles.egress.rules import denial
+from glovebox_profiles.egress.rules import EgressRule, decide_inspected, denial
+from glovebox_profiles.egress.targets import EgressTarget
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.egress.authority import Authority
 from glovebox_server.egress.dial import Dial, Resolver, check, dial, resolve, system_resolver, within

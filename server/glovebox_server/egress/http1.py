@@ -12,7 +12,7 @@ import anyio
 import h11
 from anyio.abc import ByteStream
 
-from glovebox_profiles.egress import EgressTarget
+from glovebox_profiles.egress.targets import EgressTarget
 from glovebox_server.egress.events import PeerError
 from glovebox_server.egress.limits import READ_BYTES, EgressLimits
 

@@ -14,8 +14,7 @@ from urllib.parse import urljoin
 from anyio.abc import ByteStream
 from anyio.lowlevel import checkpoint
 
-from glovebox_profiles.egress import EgressTarget, parse_url
-from glovebox_profiles.egress.targets import quoted
+from glovebox_profiles.egress.targets import EgressTarget, parse_url, quoted
 from glovebox_profiles.model import Credential
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_sandboxes.session.connection import Duplex

@@ -7,8 +7,8 @@ bytes and time are counted.
 import anyio
 from anyio.abc import ByteReceiveStream, ByteStream
 
-from glovebox_profiles.egress import decide, decide_inspected, parse_connect
-from glovebox_profiles.egress.targets import quoted
+from glovebox_profiles.egress.rules import decide, decide_inspected
+from glovebox_profiles.egress.targets import parse_connect, quoted
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_sandboxes.session.connection import Duplex
 from glovebox_server.egress.clienthello import ClientHello

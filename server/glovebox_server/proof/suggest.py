@@ -22,11 +22,12 @@ from glovebox_audit.events import (
     CallFinished,
     EgressDecided,
 )
-from glovebox_profiles import egress, model
-from glovebox_profiles.diff import KeyChange, diff
-from glovebox_profiles.egress import EgressRule
+from glovebox_profiles import model
+from glovebox_profiles.egress.rules import EgressRule, covers_all
+from glovebox_profiles.egress.rules import meet as meet_rules
+from glovebox_profiles.egress.targets import parse_url
 from glovebox_profiles.model import MIB, Profile
-from glovebox_profiles.order import within
+from glovebox_profiles.order import KeyChange, diff, within
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_sandboxes.plural import counted
 from glovebox_server.proof.sealed import Opened, arguments_of
@@ -132,7 +133,7 @@ class _ObservedUse:
         if self.tool.request is not None:
             method, url = self.tool.request(arguments)
             try:
-                call.url = _digest(url), egress.parse_url(method, url).path
+                call.url = _digest(url), parse_url(method, url).path
             except RefusedError:
                 call.url = None
 
@@ -275,12 +276,12 @@ def _network(used: _ObservedUse, values: dict[str, Any]) -> None:
         found.unknown["network.allow (paths)"] = unknown
     narrowed = [each for asked, known in paths.items() for each in _rules(asked, known, rules)]
     kept = list(_joined(narrowed))
-    if not egress.covers_all(rules, kept):  # two rules allow what is one here
+    if not covers_all(rules, kept):  # two rules allow what is one here
         kept = narrowed
     tables = [rule.model_dump() for rule in kept]
     fits = len(kept) <= model.MAX_RULES and len(json.dumps(tables)) <= MAX_ALLOW
     calls = counted(found.calls, "call")
-    if kept and fits and egress.covers_all(rules, kept):
+    if kept and fits and covers_all(rules, kept):
         network["allow"] = tables
         hosts = ", ".join(f"{host} {counted(many, 'time')}" for host, many in times.most_common(12))
         found.based_on["network.allow"] = f"{calls} reached: {hosts}{', …' if len(times) > 12 else ''}"  # noqa: PLR2004 - of a line
@@ -301,7 +302,7 @@ def _rules(asked: _Asked, known: set[str] | None, rules: Sequence[EgressRule]) -
         one = EgressRule.model_validate(table if known is None else {**table, "paths": sorted(known)})
     except ValueError:  # a path that no rule can name
         one = EgressRule.model_validate(table)
-    return egress.meet(rules, [one])
+    return meet_rules(rules, [one])
 
 
 def _joined(rules: Iterable[EgressRule]) -> Iterable[EgressRule]:

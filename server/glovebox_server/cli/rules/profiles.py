@@ -12,10 +12,8 @@ from pathlib import Path
 import click
 
 from glovebox_audit.printable import printable
-from glovebox_profiles.diff import KeyChange, diff, diff_sets
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.explain import explain, render
-from glovebox_profiles.load.editing import set_value
 from glovebox_profiles.load.loader import (
     SHIPPED,
     checked,
@@ -26,8 +24,9 @@ from glovebox_profiles.load.loader import (
     profile_files,
     read,
 )  # fmt: skip
-from glovebox_profiles.load.reading import read_bytes
+from glovebox_profiles.load.reading import read_bytes, set_value
 from glovebox_profiles.model import Profile, effective
+from glovebox_profiles.order import KeyChange, diff, diff_sets
 from glovebox_sandboxes.plural import counted
 from glovebox_server.app import check_example, load_profiles, profile_directories
 from glovebox_server.cli.options import LazyGroup, command, complete_tool, emit, out

@@ -6,9 +6,9 @@ from typing import Any
 
 from glovebox_audit.printable import printable
 from glovebox_profiles.compile import ProfileSet
-from glovebox_profiles.diff import KeyChange
 from glovebox_profiles.errors import ProfileError, nearest
 from glovebox_profiles.model import Profile, effective
+from glovebox_profiles.order import KeyChange
 from glovebox_server.cli.options import emit, out
 from glovebox_server.exits import FAILED, OK
 

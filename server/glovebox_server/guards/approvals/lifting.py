@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from glovebox_profiles.egress import EgressRule, parse_url
-from glovebox_profiles.egress import decide as decide_egress
-from glovebox_profiles.egress.targets import EgressTarget
+from glovebox_profiles.egress.rules import EgressRule
+from glovebox_profiles.egress.rules import decide as decide_egress
+from glovebox_profiles.egress.targets import EgressTarget, parse_url
 from glovebox_profiles.model import Profile
 from glovebox_profiles.policy.model import Lift
 from glovebox_sandboxes.contract.errors import RefusedError

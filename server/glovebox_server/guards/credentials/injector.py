@@ -9,8 +9,8 @@ from urllib.parse import quote, unquote_plus, unquote_to_bytes
 
 import anyio.to_thread
 
-from glovebox_profiles.egress import EgressRule, EgressTarget, decide
-from glovebox_profiles.egress.targets import quoted
+from glovebox_profiles.egress.rules import EgressRule, decide
+from glovebox_profiles.egress.targets import EgressTarget, quoted
 from glovebox_profiles.model import Credential
 from glovebox_sandboxes.contract.errors import DiagnosedError, RefusedError
 from glovebox_server.egress import ConnectNext, EgressAttempt, EgressLimits, request_headers

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 from urllib.parse import quote
 
-from glovebox_profiles.egress import EgressTarget
+from glovebox_profiles.egress.targets import EgressTarget
 from glovebox_profiles.model import Credential
 
 Headers = Sequence[tuple[str, str]]
