@@ -52,9 +52,7 @@ from glovebox_server.proof.lock import Effective, Lock
 from glovebox_server.proof.sealed import Sealer
 from glovebox_server.receipts.keys import Signer
 from glovebox_server.receipts.recorder import ReceiptIssuer
-from glovebox_server.requests import server_key
-from glovebox_server.requests.refusals import Refusals
-from glovebox_server.requests.runs import Runs
+from glovebox_server.requests import Refusals, Runs, derive_key, load_key
 from glovebox_server.settings import Settings
 from glovebox_server.startup.policy import governed, policy_file
 from glovebox_server.startup.prewarm import check_preloads, prepare_sandboxes
@@ -251,7 +249,7 @@ def _read(settings: Settings, transport: str) -> _StartInput:
     return _StartInput(
         settings=settings, transport=transport, server_id=f"g{owner.pid}-{owner.started}", profiles=profiles,
         environments=environments, workspace=served, policy=policy, lock=lock, artifacts=store,
-        signer=Signer.load(settings.state_dir), key=server_key.load(settings.state_dir), sealer=sealer,
+        signer=Signer.load(settings.state_dir), key=load_key(settings.state_dir), sealer=sealer,
     )  # fmt: skip
 
 
@@ -305,8 +303,8 @@ def _assemble(start: _StartInput, parts: _Parts, ended: list[str]) -> App:
     return App(
         settings=start.settings, workspace=start.workspace, tools=TOOLS, profiles=start.profiles,
         environments=start.environments, broker=broker, guards=guards, audit=parts.audit, artifacts=artifacts,
-        refusals=parts.refusals, runs=Runs(server_key.derived(start.key, "runs")),
-        states_key=server_key.derived(start.key, "request states"), in_force=start.policy, ended=ended,
+        refusals=parts.refusals, runs=Runs(derive_key(start.key, "runs")),
+        states_key=derive_key(start.key, "request states"), in_force=start.policy, ended=ended,
     )  # fmt: skip
 
 

@@ -3,11 +3,25 @@
 ``contract.errors`` holds UnsupportedSpecError and SandboxError, ``glovebox_profiles.errors`` ProfileError.
 """
 
+import re
 from pathlib import Path
 
 from glovebox_audit.place import AuditError
 from glovebox_sandboxes.contract.errors import DiagnosedError, MisnamedError, Refusal, RefusedError
-from glovebox_server.redaction import without_paths
+
+PLACE = "[host path]"
+"""Replaces a path."""
+
+# From a slash that begins a word to that word's end. In quotes to the closing one: a directory may have spaces.
+_QUOTED = re.compile(r"""(?P<quote>['"`])/[^'"`\n]*(?P=quote)""")
+_PATH = re.compile(r"""(?<![\w/:.<>])/(?:[^\s'"`,;:()\[\]{}]+)""")
+
+
+def without_paths(text: str) -> str:
+    """Return a sentence of ours with each absolute path replaced, encodable whatever it quotes."""
+    encodable = text.encode("utf-8", "replace").decode()
+    return _PATH.sub(PLACE, _QUOTED.sub(PLACE, encodable))
+
 
 _MAX_NAME = 64
 """Characters of an unknown name that an error repeats."""

@@ -12,9 +12,15 @@ from typing import Literal
 
 from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
 from glovebox_server.artifacts.record import ArtifactStoreError
-from glovebox_server.errors import AuditError, InvalidArgumentsError, RefusedError, StoreError, UnknownToolError
+from glovebox_server.errors import (
+    AuditError,
+    InvalidArgumentsError,
+    RefusedError,
+    StoreError,
+    UnknownToolError,
+    without_paths,
+)
 from glovebox_server.exits import REFUSED, UNAVAILABLE, USAGE
-from glovebox_server.redaction import without_paths
 
 _COMMAND = re.compile(r"`glovebox (?=[a-z])")
 

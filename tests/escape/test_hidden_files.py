@@ -19,7 +19,7 @@ from _glovebox_guest.workspace import hidden, paths, tree
 from glovebox_server import app as apps
 from glovebox_server.calls import Principal
 from glovebox_server.guards.watch.canaries import plant
-from glovebox_server.mcp.completion import complete
+from glovebox_server.mcp.prompts import complete
 from glovebox_server.settings import Settings
 
 MARK = "planted-5f1c"

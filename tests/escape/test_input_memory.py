@@ -10,13 +10,13 @@ from tests.fixtures.brokered import submitted
 
 from glovebox_server import app as apps
 from glovebox_server.calls import CallResult, Principal
-from glovebox_server.core.inputs import MAX_BYTES
+from glovebox_server.core.call import MAX_INPUT_BYTES
 from glovebox_server.settings import Settings
 
 CALLS = 6
 MOST_BYTES = 64 * 1024 * 1024
 """The server may grow by this: two windows of 1 MiB and a piece for each call are about 13 MiB, and there is slack."""
-WRITE = f"import os; open('/output/large.bin', 'wb').write(os.urandom({MAX_BYTES}))"
+WRITE = f"import os; open('/output/large.bin', 'wb').write(os.urandom({MAX_INPUT_BYTES}))"
 READ = """
 import hashlib
 with open("/input/large.bin", "rb") as file:
@@ -60,7 +60,7 @@ async def test_six_calls_with_the_largest_input_do_not_swell_the_server(tmp_path
     async with apps.opened(settings, "cli", prewarm=False) as app:
         made = await submitted(app, "run_python", {"code": WRITE})
         (large,) = made.structured["artifacts"]
-        assert large["bytes"] == MAX_BYTES
+        assert large["bytes"] == MAX_INPUT_BYTES
 
         async def call() -> None:
             results.append(await submitted(app, "run_python", {"code": READ, "inputs": [large["uri"]]}))
@@ -77,5 +77,5 @@ async def test_six_calls_with_the_largest_input_do_not_swell_the_server(tmp_path
         with Growth() as growth:
             for _ in range(CALLS):
                 async with app.artifacts.open(large["uri"], Principal(id="local:test", transport="cli")) as reader:
-                    held.append(await reader.read(MAX_BYTES))
+                    held.append(await reader.read(MAX_INPUT_BYTES))
         assert growth.bytes > 2 * MOST_BYTES

@@ -19,7 +19,7 @@ from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import CallResult, Listener, Principal
 from glovebox_server.errors import AuditError
 from glovebox_server.mcp import prompts
-from glovebox_server.mcp.completion import MAX_TYPED, MAX_VALUES, complete
+from glovebox_server.mcp.prompts import MAX_TYPED, MAX_VALUES, complete
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
 

@@ -23,8 +23,8 @@ from glovebox_server.app import App
 from glovebox_server.calls import Principal
 from glovebox_server.cli.main import main
 from glovebox_server.guards.redaction.patterns import find_secrets
-from glovebox_server.mcp.completion import complete
 from glovebox_server.mcp.delivery import tool_result
+from glovebox_server.mcp.prompts import complete
 from glovebox_server.mcp.resources import Resources
 
 __all__ = ["wires"]

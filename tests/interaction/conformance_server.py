@@ -28,10 +28,10 @@ from glovebox_server.mcp.delivery import Context
 from glovebox_server.mcp.server import McpServer
 from glovebox_server.transport import logs
 from glovebox_server.transport.auth import AuthMiddleware
-from glovebox_server.transport.callers import Callers
 from glovebox_server.transport.oauth.authority import Scopes, TokenAuthority
-from glovebox_server.transport.oauth.verify import OAuth
+from glovebox_server.transport.oauth.issuer import OAuth
 from glovebox_server.transport.serve import by_token, http_application
+from glovebox_server.transport.tokens import Callers
 
 TOKEN = "a-token-for-the-runner-of-40-characters-"  # noqa: S105 - of no other server
 

@@ -27,8 +27,7 @@ from glovebox_server.guards.admission.admission import Admission
 from glovebox_server.guards.budgets.spending import BudgetRemainder
 from glovebox_server.guards.journal import journal
 from glovebox_server.mcp.manifest import FORMAT, Manifest
-from glovebox_server.requests.refusals import Refusals
-from glovebox_server.requests.runs import Runs
+from glovebox_server.requests import Refusals, Runs
 from glovebox_server.tools.base import Arguments, Tool, ToolAnswer, ToolResult
 from glovebox_server.transport import tokens
 

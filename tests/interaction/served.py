@@ -22,7 +22,7 @@ from glovebox_server.transport import serve as serving
 from glovebox_server.transport import stdio
 from glovebox_server.transport.auth import AuthMiddleware
 from glovebox_server.transport.oauth.authority import Scopes, TokenAuthority
-from glovebox_server.transport.oauth.verify import OAuth
+from glovebox_server.transport.oauth.issuer import OAuth
 from glovebox_server.transport.serve import serve_http, serve_stdio
 
 Transport = Literal["stdio", "http", "sse"]

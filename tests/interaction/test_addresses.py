@@ -7,8 +7,7 @@ from tests.interaction.fakes import fake_app
 from tests.interaction.served import served
 
 from glovebox_sandboxes.contract.errors import DiagnosedError
-from glovebox_server.transport.addresses import host_names
-from glovebox_server.transport.serve import serve_http
+from glovebox_server.transport.serve import host_names, serve_http
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])  # noqa: S104 - what must be refused

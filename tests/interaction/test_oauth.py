@@ -19,7 +19,7 @@ from tests.interaction.test_real_server import over_http
 
 from glovebox_audit import read
 from glovebox_audit.chain import Record
-from glovebox_server.transport.oauth.verify import OAuth
+from glovebox_server.transport.oauth.issuer import OAuth
 
 
 def decided(directory: Path) -> list[Record]:

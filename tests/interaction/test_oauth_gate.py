@@ -21,9 +21,10 @@ from tests.interaction.test_token_changes import cut
 from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_server.calls import Principal
 from glovebox_server.transport import serve
-from glovebox_server.transport.oauth import authority, verify
+from glovebox_server.transport.oauth import authority
+from glovebox_server.transport.oauth import issuer as verify
 from glovebox_server.transport.oauth.authority import METADATA_PATH, RESOURCES, Scopes
-from glovebox_server.transport.oauth.verify import OAuth
+from glovebox_server.transport.oauth.issuer import OAuth
 
 TOOLS = {"reader": {"read_workspace_file"}, "analyst": {"run_python"}}
 SCOPES = Scopes(

@@ -16,7 +16,7 @@ from tests.interaction.served import PAIRS, Era, Served, Transport, served
 
 from glovebox_server.mcp.delivery import CALL_META_KEY
 from glovebox_server.mcp.server import RUN_META_KEY
-from glovebox_server.requests.runs import Runs
+from glovebox_server.requests import Runs
 from glovebox_server.transport import stdio
 from glovebox_server.transport.serve import serve_stdio
 

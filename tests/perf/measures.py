@@ -88,10 +88,10 @@ OFF = {
 }
 #: The same of features that are on by default, and have nothing to do in ``print(1)``.
 IDLE = {
-    "stops": ("no stop", ("/stores/files.py",)),
+    "stops": ("no stop", ("/glovebox_server/secret_files.py",)),
     "repeats": ("no failure before", ()),
     "secret_files": ("no secret in the workspace", ("/glovebox_sandboxes/hidden/",)),
-    "inputs": ("no artifact is named", ("/core/inputs.py",)),
+    "inputs": ("no artifact is named", ()),
     "artifacts": ("no file comes out", ("/glovebox_server/artifacts/",)),
 }
 

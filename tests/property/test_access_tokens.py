@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from joserfc import jws
 from tests.fixtures.issuers import AnIssuer
 
-from glovebox_server.transport.callers import TokenGrant
-from glovebox_server.transport.oauth import verify
-from glovebox_server.transport.oauth.verify import OAuth, TokenError
+from glovebox_server.transport.oauth import issuer as verify
+from glovebox_server.transport.oauth.issuer import OAuth, TokenError
+from glovebox_server.transport.tokens import TokenGrant
 
 HERE = "https://glovebox.example/mcp"
 ISSUER = AnIssuer(url="https://id.example", algorithm="ES256")

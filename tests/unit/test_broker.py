@@ -483,7 +483,7 @@ async def test_an_input_that_cannot_be_read_is_a_failed_call(scene: Scene, monke
     async def fail(*_: object) -> NoReturn:
         raise ArtifactStoreError("reading an artifact", "Input/output error", "Check the disk.")
 
-    monkeypatch.setattr("glovebox_server.core.inputs._opened", fail)
+    monkeypatch.setattr("glovebox_server.core.call._opened", fail)
     with pytest.raises(ArtifactStoreError):
         await scene.call(inputs=("artifact://" + "0" * 26,))
     assert scene.audit.kinds() == ["call.decided", "call.failed"]

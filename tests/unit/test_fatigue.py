@@ -15,7 +15,7 @@ from glovebox_profiles.load.loader import load as load_profiles
 from glovebox_server.app import check_example
 from glovebox_server.calls import Decision, Principal, ToolCall
 from glovebox_server.core.accept import decide, validate_arguments
-from glovebox_server.core.inputs import Inputs
+from glovebox_server.core.call import Inputs
 from glovebox_server.core.rights import Rights, Roles
 from glovebox_server.guards.approvals.lifting import considered
 from glovebox_server.guards.approvals.question import Question

@@ -9,7 +9,7 @@ from tests.fixtures.artifact_stores import ALICE, BOB, TTL, Clock, a_call, a_sto
 from glovebox_server.artifacts.record import ArtifactStoreError
 from glovebox_server.artifacts.store import CHUNK_BYTES, ArtifactStore
 from glovebox_server.calls import Decision
-from glovebox_server.core.inputs import MAX_BYTES, Inputs, open_inputs
+from glovebox_server.core.call import MAX_INPUT_BYTES, Inputs, open_inputs
 
 ALLOWED = Decision(effect="allow", rule="allow", reason="The profile allows it.", hint="", profile_digest="sha256:p")
 
@@ -77,8 +77,8 @@ async def test_two_inputs_of_one_name_are_refused(tmp_path: Path, second: str) -
 
 async def test_inputs_are_bounded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They lie in the sandbox's memory: at the limit they are given, one byte beyond it they are refused."""
-    monkeypatch.setattr("glovebox_server.core.inputs.MAX_BYTES", 10)
-    assert MAX_BYTES == 32 * 1024 * 1024
+    monkeypatch.setattr("glovebox_server.core.call.MAX_INPUT_BYTES", 10)
+    assert MAX_INPUT_BYTES == 32 * 1024 * 1024
     async with a_store(tmp_path) as store:
         first = await keep(store, "x", bytes(6))
         fits, beyond = await keep(store, "y", bytes(4)), await keep(store, "z", bytes(5))

@@ -12,8 +12,7 @@ from tests.fixtures.issuers import AnIssuer, an_issuer
 from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_server.transport.oauth import authority, issuer
 from glovebox_server.transport.oauth.authority import Scopes, TokenAuthority
-from glovebox_server.transport.oauth.issuer import TokenIssuer
-from glovebox_server.transport.oauth.verify import Header, OAuth, TokenError
+from glovebox_server.transport.oauth.issuer import Header, OAuth, TokenError, TokenIssuer
 
 HERE = "https://glovebox.example/mcp"
 HOSTS = ["glovebox.example"]

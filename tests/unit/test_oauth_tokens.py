@@ -12,9 +12,9 @@ import pytest
 from joserfc.jwk import OctKey
 from tests.fixtures.issuers import AnIssuer, made
 
-from glovebox_server.transport.callers import TokenGrant
-from glovebox_server.transport.oauth import verify
-from glovebox_server.transport.oauth.verify import Header, OAuth, TokenError
+from glovebox_server.transport.oauth import issuer as verify
+from glovebox_server.transport.oauth.issuer import Header, OAuth, TokenError
+from glovebox_server.transport.tokens import TokenGrant
 
 HERE = "https://glovebox.example/mcp"
 ISSUER = AnIssuer(url="https://id.example", algorithm="RS256")

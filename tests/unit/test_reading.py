@@ -8,7 +8,6 @@ from tests.fixtures.callers import a_token
 from tests.fixtures.pools import jumping
 
 from glovebox_server.transport import auth
-from glovebox_server.transport.callers import Callers
 from glovebox_server.transport.reading import (
     AHEAD_SECONDS,
     ALONE_SECONDS,
@@ -19,6 +18,7 @@ from glovebox_server.transport.reading import (
     RequestTurns,
 )
 from glovebox_server.transport.stdio import MessageError
+from glovebox_server.transport.tokens import Callers
 
 CALLERS = 250
 """Connections of one token in the attack that was seen; a token alone has up to 900."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from glovebox_server.redaction import PLACE, without_paths
+from glovebox_server.errors import PLACE, without_paths
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import pytest
 from tests.fixtures.leftovers import until
 
 from glovebox_audit.events import Event, RequestsRefused, draft
+from glovebox_server import requests as refusals
 from glovebox_server.errors import AuditError
-from glovebox_server.requests import refusals
-from glovebox_server.requests.refusals import MAX_PRINCIPALS, MAX_RULES, OTHER, OTHERS, Refusals
+from glovebox_server.requests import MAX_PRINCIPALS, MAX_RULES, OTHER, OTHERS, Refusals
 
 
 class Log:

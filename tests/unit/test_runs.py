@@ -11,8 +11,7 @@ from click.testing import CliRunner
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.calls import Principal
 from glovebox_server.cli.main import main
-from glovebox_server.requests import server_key
-from glovebox_server.requests.runs import Runs
+from glovebox_server.requests import Runs, derive_key, load_key
 from glovebox_server.secret_files import SecretFileError
 from glovebox_server.transport.auth import PRINCIPAL_SCOPE_KEY
 from glovebox_server.transport.serve import by_token
@@ -63,17 +62,17 @@ def test_a_handle_names_its_run_for_its_principal_alone() -> None:
 def test_servers_of_one_state_directory_have_one_key(tmp_path: Path) -> None:
     """Made once, for its owner alone; a key derived for one use says nothing of another's."""
     state = tmp_path / "state"
-    key = server_key.load(state)
-    assert server_key.load(state) == key
+    key = load_key(state)
+    assert load_key(state) == key
     assert (state / "keys" / "server.key").stat().st_mode & 0o777 == 0o600
-    assert len({key, server_key.derived(key, "runs"), server_key.derived(key, "states")}) == 3
+    assert len({key, derive_key(key, "runs"), derive_key(key, "states")}) == 3
     (state / "keys" / "server.key").chmod(0o644)
     with pytest.raises(SecretFileError, match="chmod 600"):
-        server_key.load(state)
+        load_key(state)
     (state / "keys" / "server.key").chmod(0o600)
     (state / "keys" / "server.key").write_bytes(b"short")
     with pytest.raises(SecretFileError, match="does not hold 32 bytes"):
-        server_key.load(state)
+        load_key(state)
 
 
 @pytest.mark.parametrize(("bound", "found"), [("release", "release"), (None, "nightly")])

@@ -5,7 +5,8 @@ from collections import Counter
 import pytest
 from tests.fixtures.callers import a_token
 
-from glovebox_server.transport.callers import Callers, Shares
+from glovebox_server.transport.reading import Shares
+from glovebox_server.transport.tokens import Callers
 
 
 def _callers(number: int) -> Callers:

@@ -8,11 +8,11 @@ import pytest
 from tests.fixtures.issuers import an_issuer
 from tests.unit.test_oauth_issuer import HERE, opened, refused
 
-from glovebox_server.transport.callers import TokenGrant
-from glovebox_server.transport.oauth import checks as checks_of
-from glovebox_server.transport.oauth import verify
-from glovebox_server.transport.oauth.checks import Checks, address_of
-from glovebox_server.transport.oauth.verify import TokenError
+from glovebox_server.transport.oauth import authority as checks_of
+from glovebox_server.transport.oauth import issuer as verify
+from glovebox_server.transport.oauth.authority import Checks, address_of
+from glovebox_server.transport.oauth.issuer import TokenError
+from glovebox_server.transport.tokens import TokenGrant
 
 
 class Processor:

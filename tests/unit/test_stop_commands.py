@@ -19,7 +19,7 @@ from glovebox_server.cli.main import main
 from glovebox_server.cli.rules import stop as stop_command
 from glovebox_server.exits import NO_SERVER, OK, UNAVAILABLE, USAGE
 from glovebox_server.guards.stops.stop import stops_of
-from glovebox_server.requests import server_key
+from glovebox_server.requests import load_key
 from glovebox_server.secret_files import SecretFileError
 
 
@@ -179,7 +179,7 @@ def test_stops_whose_place_is_gone_are_not_said_to_be_none(state: Path) -> None:
     stops_of(state).add("s_" + "2" * 26, b"")
     shutil.rmtree(state / "governance" / "stops")
     assert run(state, "stops", "list") == (OK, f"0 stops in force in {state} (no live server).\n")
-    server_key.load(state)
+    load_key(state)
     for words in ((), ("--json",)):
         status, text = run(state, "stops", "list", *words)
         assert status == UNAVAILABLE
@@ -210,7 +210,7 @@ def test_there_are_never_more_stops_than_are_looked_at(state: Path, monkeypatch:
 
 KILLED = """
 import os, signal, sys
-from glovebox_server.stores.files import Files
+from glovebox_server.secret_files import Files
 Files.add = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
 from glovebox_server.cli.entry import run
 sys.argv = ["glovebox", "stop", "--all", "--because", "now", "--state-dir", sys.argv[1]]

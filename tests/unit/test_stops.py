@@ -24,8 +24,7 @@ from glovebox_server.guards.admission.admission import Admission
 from glovebox_server.guards.stops import stops as stops_module
 from glovebox_server.guards.stops.stop import HINT, SCOPES, SPARE_STOPS, Scope, Stop, new_stop, stops_of
 from glovebox_server.guards.stops.stops import LOOK_SECONDS, Stops
-from glovebox_server.secret_files import SecretDirectory, SecretFileError
-from glovebox_server.stores.files import Files, StoredItems
+from glovebox_server.secret_files import Files, SecretDirectory, SecretFileError, StoredItems
 
 __all__ = ["scene"]
 WHEN = datetime(2026, 11, 22, tzinfo=UTC)
@@ -329,7 +328,7 @@ def test_many_at_once_do_not_make_more_than_there_may_be(tmp_path: Path, monkeyp
 
 def test_whoever_hangs_with_the_lock_keeps_no_stop_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a suspended process does; the control is that the lock is waited for."""
-    monkeypatch.setattr("glovebox_server.stores.files.LOCK_SECONDS", 0.2)
+    monkeypatch.setattr("glovebox_server.secret_files.LOCK_SECONDS", 0.2)
     tmp_path.chmod(0o700)
     files = stops_of(tmp_path)
     with files._opened() as directory, directory.locked():

@@ -9,7 +9,7 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
-from glovebox_server.stores.worker import Worker
+from glovebox_server.stores.database import Worker
 
 NAME = "glovebox-tried"
 

@@ -15,9 +15,9 @@ from tests.fixtures.callers import a_token
 
 from glovebox_server.cli.host import client_config
 from glovebox_server.secret_files import SecretFileError
-from glovebox_server.transport import callers as callers_module
 from glovebox_server.transport import tokens
-from glovebox_server.transport.callers import Callers
+from glovebox_server.transport import tokens as callers_module
+from glovebox_server.transport.tokens import Callers
 
 
 def test_a_made_token_is_kept_as_a_hash_for_its_owner_alone(tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ def test_each_token_is_compared_whichever_is_presented(monkeypatch: pytest.Monke
         return known == presented
 
     callers = Callers({name: a_token(name, name * 40) for name in "abcd"})
-    monkeypatch.setattr("glovebox_server.transport.callers.hmac.compare_digest", noted)
+    monkeypatch.setattr("glovebox_server.transport.tokens.hmac.compare_digest", noted)
     for presented in ("a" * 40, "d" * 40, "a" * 39, ""):
         compared.clear()
         callers.grant(presented)

@@ -3,7 +3,7 @@
 import pytest
 
 from glovebox_server.calls import Trace
-from glovebox_server.requests.trace import trace_of
+from glovebox_server.requests import trace_of
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 

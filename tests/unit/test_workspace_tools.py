@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from glovebox_sandboxes.contract.outcome import Captured, Ended, Outcome, Usage
 from glovebox_server import tools
 from glovebox_server.calls import Text
-from glovebox_server.mcp.schema import input_schema, output_schema
+from glovebox_server.mcp.catalogue import input_schema, output_schema
 from glovebox_server.tools.base import Tool, ToolAnswer
 
 READ_WORKSPACE_FILE = tools.TOOLS["read_workspace_file"]

@@ -19,7 +19,7 @@ from glovebox_server.tools import TOOLS
 from glovebox_server.transport import logs
 from glovebox_server.transport import serve as transports
 from glovebox_server.transport.oauth.authority import Scopes
-from glovebox_server.transport.oauth.verify import OAuth
+from glovebox_server.transport.oauth.issuer import OAuth
 
 _LEVELS = ("debug", "info", "warning", "error")
 

@@ -36,8 +36,8 @@ from glovebox_server.core.call import (
     Guards,
     Ran,
     Show,
+    open_inputs,
 )
-from glovebox_server.core.inputs import open_inputs
 from glovebox_server.core.result import build_refusal, build_result
 from glovebox_server.errors import RefusedError
 from glovebox_server.receipts.recorder import CallRecorder

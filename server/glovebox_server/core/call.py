@@ -4,24 +4,84 @@ Must never be imported here: a guard.
 """
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar, cast
 
-from glovebox_audit.events import CallFinished
+from glovebox_audit.events import CallFinished, Input
 from glovebox_profiles.egress.targets import EgressTarget
 from glovebox_profiles.model import Profile
 from glovebox_sandboxes.contract.base import Plan
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_sandboxes.contract.spec import SandboxSpec
+from glovebox_sandboxes.session import connection
 from glovebox_sandboxes.session.connection import Serve
+from glovebox_server.artifacts.names import CallNames
+from glovebox_server.artifacts.record import ArtifactStoreError
+from glovebox_server.artifacts.store import ArtifactReader, ArtifactStore
 from glovebox_server.calls import CallResult, Decision, Delivered, Listener, ToolCall
-from glovebox_server.core.inputs import Inputs
 from glovebox_server.core.rights import Rights, RightsOf
+from glovebox_server.errors import RefusedError
 from glovebox_server.receipts.recorder import CallRecorder
 from glovebox_server.tools.base import Tool, ToolAnswer
+
+MAX_INPUT_BYTES = 32 * 1024 * 1024
+"""Bytes of all inputs of one call: they are in a tmpfs of the sandbox."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """The open input artifacts of one call."""
+
+    readers: tuple[ArtifactReader, ...] = ()
+    unreadable: ArtifactStoreError | None = None
+
+    @property
+    def listed(self) -> tuple[Input, ...]:
+        """Return their records for the log. A program gets exactly these: see ``ArtifactReader.chunks``."""
+        found = (reader.artifact for reader in self.readers)
+        return tuple(Input(name=each.name, uri=each.uri, sha256=each.sha256, bytes=each.bytes) for each in found)
+
+    def contents(self) -> list[connection.Input]:
+        """Return name and content of each; raise ``ArtifactStoreError`` if the disk failed under one."""
+        if self.unreadable is not None:
+            raise self.unreadable
+        return [(reader.artifact.name, reader.chunks()) for reader in self.readers]
+
+
+@asynccontextmanager
+async def open_inputs(
+    store: ArtifactStore, call: ToolCall, decision: Decision
+) -> AsyncIterator[tuple[Decision, Inputs]]:
+    """Open a call's inputs; deny it if one is unknown to its principal, two share a name, or all are too large."""
+    inputs = Inputs()
+    async with AsyncExitStack() as opened:
+        if decision.effect != "deny":
+            try:
+                inputs = await _opened(store, call, opened)
+            except RefusedError as refusal:
+                decision = replace(decision, effect="deny", rule=refusal.rule, reason=refusal.reason, hint=refusal.hint)
+            except ArtifactStoreError as problem:
+                inputs = Inputs(unreadable=problem)
+        yield decision, inputs
+
+
+async def _opened(store: ArtifactStore, call: ToolCall, opened: AsyncExitStack) -> Inputs:
+    names = CallNames()
+    readers: list[ArtifactReader] = []
+    room = MAX_INPUT_BYTES
+    for uri in call.arguments.get("inputs", ()):
+        reader = await opened.enter_async_context(store.open(uri, call.principal))
+        room -= reader.artifact.bytes
+        if room < 0:
+            reason = f"The inputs of one call may hold {MAX_INPUT_BYTES} bytes together, and these hold more."
+            raise RefusedError("files.inputs", reason, "Name fewer or smaller artifacts.")
+        names.add(reader.artifact.name)
+        readers.append(reader)
+    return Inputs(readers=tuple(readers))
+
 
 T = TypeVar("T")
 

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 from glovebox_profiles.model import Profile
 from glovebox_server.calls import Decision, ToolCall
-from glovebox_server.core.call import Call
-from glovebox_server.core.inputs import Inputs
+from glovebox_server.core.call import Call, Inputs
 from glovebox_server.core.rights import Rights
 from glovebox_server.guards.approvals.lifting import Escalation
 

@@ -21,9 +21,9 @@ from glovebox_sandboxes.contract.spec import Limits
 from glovebox_sandboxes.drivers.registry import DRIVERS, NAMES, Drivers
 from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_server.core.rights import Rights
+from glovebox_server.errors import without_paths
 from glovebox_server.mcp import catalogue
 from glovebox_server.mcp.delivery import MAX_MESSAGE_BYTES
-from glovebox_server.redaction import without_paths
 from glovebox_server.tools.base import Tool
 from glovebox_server.workspace import NOT_SERVED
 

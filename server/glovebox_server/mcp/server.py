@@ -27,13 +27,11 @@ from glovebox_server.calls import CallResult, Listener, Principal, Trace
 from glovebox_server.core.rights import MAX_KEYS, ActivePolicy
 from glovebox_server.errors import InvalidArgumentsError, RefusedError, UnknownToolError
 from glovebox_server.failures import failure_of, with_own_command
-from glovebox_server.mcp import asking, catalogue, completion, delivery, prompts, resources
+from glovebox_server.mcp import asking, catalogue, delivery, prompts, resources
 from glovebox_server.mcp.delivery import Context, Identify
 from glovebox_server.mcp.resources import TEMPLATES, Resources, ResourceStores, Watches
 from glovebox_server.receipts.recorder import whose
-from glovebox_server.requests.refusals import Refusals
-from glovebox_server.requests.runs import Runs
-from glovebox_server.requests.trace import trace_of
+from glovebox_server.requests import Refusals, Runs, trace_of
 from glovebox_server.tools.base import Tool
 
 #: Sent to a model once per connection; clients cut longer texts.
@@ -360,7 +358,7 @@ class McpServer:
     async def _complete(self, ctx: Context, params: types.CompleteRequestParams) -> types.CompleteResult:
         principal = self._identify(ctx)
         offered = self._offered(principal)
-        return await completion.complete(params, principal, self._app.broker.submit, self._resources.owned, offered)
+        return await prompts.complete(params, principal, self._app.broker.submit, self._resources.owned, offered)
 
     def _offered(self, principal: Principal) -> tuple[str, ...]:
         return self._app.rights_of(principal).offered(self._app.tools)

@@ -26,7 +26,7 @@ from glovebox_sandboxes.contract.outcome import Captured, Outcome, Usage
 from glovebox_sandboxes.plural import counted
 from glovebox_server.artifacts.record import ArtifactStoreError
 from glovebox_server.calls import ToolCall
-from glovebox_server.errors import AuditError, RefusedError
+from glovebox_server.errors import AuditError, RefusedError, without_paths
 from glovebox_server.guards.approvals.shown import visible
 from glovebox_server.promotion import journal as journals
 from glovebox_server.promotion import plan, transaction
@@ -35,7 +35,6 @@ from glovebox_server.promotion.journal import Promotion
 from glovebox_server.promotion.plan import Planned
 from glovebox_server.promotion.scanner import ScanFindings
 from glovebox_server.promotion.scanning import Scan
-from glovebox_server.redaction import without_paths
 from glovebox_server.settings import Settings
 
 MAX_SHOWN_BYTES: Final = 48 * 1024

@@ -23,13 +23,13 @@ from glovebox_sandboxes.session.run import Hooks, run
 from glovebox_server.artifacts.record import ArtifactStoreError
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import Link, ToolCall
+from glovebox_server.errors import without_paths
 from glovebox_server.guards.approvals.shown import visible
 from glovebox_server.guards.budgets.spending import MAX_SCAN_SECONDS
 from glovebox_server.guards.redaction.detector import Forms
 from glovebox_server.guards.redaction.guard import mask_value
 from glovebox_server.promotion import scanner
 from glovebox_server.promotion.scanner import ScanFindings
-from glovebox_server.redaction import without_paths
 
 MAX_FILES: Final = 16
 """Files of one call. Each takes a sandbox, and some kilobytes of record."""

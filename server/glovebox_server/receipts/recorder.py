@@ -35,9 +35,8 @@ from glovebox_profiles.compile import CHANGES
 from glovebox_profiles.model import Profile
 from glovebox_server.artifacts.record import ArtifactStoreError
 from glovebox_server.calls import Principal, ToolCall
-from glovebox_server.errors import AuditError
+from glovebox_server.errors import AuditError, without_paths
 from glovebox_server.failures import foreseen
-from glovebox_server.redaction import without_paths
 
 TerminalEvent = CallFinished | CallCancelled | CallFailed
 

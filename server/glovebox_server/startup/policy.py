@@ -14,7 +14,7 @@ from glovebox_profiles.policy.model import Policy, PolicyExample, digest
 from glovebox_server import workspace
 from glovebox_server.calls import Decision, Principal, ToolCall
 from glovebox_server.core.accept import decide, same_rights, validate_arguments
-from glovebox_server.core.inputs import Inputs
+from glovebox_server.core.call import Inputs
 from glovebox_server.core.rights import Governed, Rights, Roles
 from glovebox_server.errors import InvalidArgumentsError
 from glovebox_server.guards.approvals.lifting import considered

@@ -7,6 +7,7 @@ Rule 2  A file that cannot be read or written raises ``StoreError`` and stays as
 Rule 3  Waits for another process's lock, or for the disk, happen in a worker thread: one for each open file.
 """
 
+import asyncio
 import contextlib
 import math
 import os
@@ -16,11 +17,49 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
+import anyio
+
 from glovebox_server.errors import StoreError
-from glovebox_server.stores.worker import Worker
+
+_Done = TypeVar("_Done")
+
+
+class Worker:
+    """The thread: started by its first task, ended by ``close``."""
+
+    def __init__(self, name: str) -> None:
+        self._name: Final = name
+        self._pool = ThreadPoolExecutor(1, initializer=self._begin)
+
+    async def run(self, work: Callable[[], _Done]) -> _Done:
+        """Run this after all earlier tasks, and return its result.
+
+        Cancelled before its start, it never runs; cancelled later, it completes, and its result is returned.
+        """
+        job = self._pool.submit(work)
+        try:
+            return await asyncio.wrap_future(job)
+        except asyncio.CancelledError:
+            if job.cancel():
+                raise
+            with anyio.CancelScope(shield=True), suppress(Exception):  # which its result raises below
+                await asyncio.wrap_future(job)
+            if anyio.current_effective_deadline() != -math.inf:
+                raise  # a cancellation that is not a scope's comes once, and must not be lost
+        return job.result()
+
+    def close(self) -> None:
+        """End the thread. Every caller has waited for its task, so this waits for nothing."""
+        self._pool.shutdown()
+
+    def _begin(self) -> None:
+        threading.current_thread().name = self._name
+
 
 DIRECTORY: Final = "governance"
 """Below the state directory; one file for each store."""

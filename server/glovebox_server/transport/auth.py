@@ -28,12 +28,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from glovebox_server.calls import Principal
 from glovebox_server.mcp.server import ENDINGS_SCOPE_KEY
-from glovebox_server.requests.refusals import Refusals
+from glovebox_server.requests import Refusals
 from glovebox_server.transport import stdio
-from glovebox_server.transport.callers import Callers, Shares, TokenGrant
-from glovebox_server.transport.oauth.authority import METADATA_PATH, TokenAuthority, TokenChallenge
-from glovebox_server.transport.oauth.checks import address_of
-from glovebox_server.transport.reading import CALL_SECONDS, REQUEST_SECONDS, RequestTurns
+from glovebox_server.transport.oauth.authority import METADATA_PATH, TokenAuthority, TokenChallenge, address_of
+from glovebox_server.transport.reading import CALL_SECONDS, REQUEST_SECONDS, RequestTurns, Shares
+from glovebox_server.transport.tokens import Callers, TokenGrant
 from glovebox_server.upkeep.readiness import Readiness
 
 #: Largest request body in bytes. The largest sound request is a program of about 100 kB.

@@ -21,7 +21,7 @@ from glovebox_server.artifacts.record import Artifact, ArtifactStoreError, uri_o
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import Principal
 from glovebox_server.errors import RefusedError
-from glovebox_server.requests.refusals import Refusals
+from glovebox_server.requests import Refusals
 from glovebox_server.transport.auth import PRINCIPAL_SCOPE_KEY
 
 PATH: Final = "/artifacts/{identifier}"

@@ -1,10 +1,11 @@
-"""Fair turns for requests: each caller has a share of the event loop's time, and waits after spending it. No I/O.
+"""Shares of the server for each caller: of the event loop's time, after which it waits, and of places. No I/O.
 
 A server reads and answers a request before its calls are counted. Bodies of one caller are read one after the other, so
 many at once delay only their sender.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sized
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -85,3 +86,27 @@ class RequestTurns:
         # Of the two latest, one is another caller.
         latest = islice(reversed(self._accounts.items()), 2)
         return all(name == caller or each.seen < self._clock() - ALONE_SECONDS for name, each in latest)
+
+
+class Shares:
+    """Shares out a bounded number of places among the callers.
+
+    Tokens are counted, so each has an even share. The subjects of an authorization server are not. Beside tokens they
+    have half of the places, and of those one may hold as many as are left. So something is always left, and each
+    newcomer gets part of it: the dynamic threshold of ``glovebox_sandboxes.sharing``.
+    """
+
+    def __init__(self, most: int, callers: Sized, *, subjects: bool) -> None:
+        self._most = most
+        self._callers = callers
+        self._subjects = subjects
+
+    def allows(self, principal: str, held: Counter[str]) -> bool:
+        """Return whether a caller may take one more place, given what each holds."""
+        theirs = 0
+        if self._subjects:
+            theirs = self._most // 2 if len(self._callers) else self._most
+        if principal.startswith("token:"):
+            return held[principal] < (self._most - theirs) // max(1, len(self._callers))
+        left = theirs - sum(count for each, count in held.items() if not each.startswith("token:"))
+        return held[principal] < left

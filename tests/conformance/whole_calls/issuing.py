@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from jwt.algorithms import ECAlgorithm
 
 from glovebox_server.transport.oauth.authority import Scopes, TokenAuthority
-from glovebox_server.transport.oauth.verify import OAuth
+from glovebox_server.transport.oauth.issuer import OAuth
 
 _KEY: Final = "proof"
 _ALGORITHM: Final = "ES256"

@@ -21,11 +21,11 @@ from glovebox_server.app import App
 from glovebox_server.calls import CallResult, Text
 from glovebox_server.core.broker import Broker
 from glovebox_server.mcp.server import RUN_META_KEY, McpServer
-from glovebox_server.requests.refusals import Refusals
+from glovebox_server.requests import Refusals
 from glovebox_server.transport import tokens
 from glovebox_server.transport.auth import AuthMiddleware
-from glovebox_server.transport.callers import Callers
 from glovebox_server.transport.serve import by_token, http_application
+from glovebox_server.transport.tokens import Callers
 
 _HOST = "glovebox.proof"
 _VERSION = "2026-07-28"

@@ -30,7 +30,7 @@ from glovebox_server.errors import AuditError, MisnamedError
 from glovebox_server.exits import NO_SERVER, OK, UNAVAILABLE, USAGE
 from glovebox_server.guards.stops.stop import KIND, MAX_BECAUSE, SCOPES, Scope, Stop, new_stop, stops_of
 from glovebox_server.guards.stops.stops import RECORD_SECONDS, made
-from glovebox_server.requests import server_key
+from glovebox_server.requests import has_key
 from glovebox_server.secret_files import SecretFileError, prepare_state
 from glovebox_server.settings import Settings
 from glovebox_server.transport import tokens
@@ -185,7 +185,7 @@ def stops_list(settings: Settings) -> int:
     """
     files = stops_of(settings.state_dir)
     found = files.read()
-    if server_key.exists(settings.state_dir) and not os.path.lexists(files.path):
+    if has_key(settings.state_dir) and not os.path.lexists(files.path):
         fix = "Run `glovebox resume --all`: it makes it anew, and nothing is stopped then."
         found = replace(found, damaged=(SecretFileError(KIND, files.path, "it is gone, with the stops in it", fix),))
     damaged = [{"what": each.what, "reason": each.reason, "fix": each.fix} for each in found.damaged]

@@ -23,8 +23,8 @@ from anyio.abc import Process, TaskGroup
 
 from glovebox_profiles.model import Credential
 from glovebox_sandboxes.contract.errors import DiagnosedError
+from glovebox_server.errors import without_paths
 from glovebox_server.guards.redaction.detector import Forms, derive_forms
-from glovebox_server.redaction import without_paths
 
 MAX_BYTES: Final = 64 * 1024
 """Read of a file or a program's output: the largest kind of signed token has 8 KiB."""

@@ -26,8 +26,7 @@ from glovebox_sandboxes.contract.base import Driver
 from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_sandboxes.session.connection import AttestedSandbox
 from glovebox_server.calls import Decision, ToolCall
-from glovebox_server.core.call import Call, Ran
-from glovebox_server.core.inputs import Inputs
+from glovebox_server.core.call import Call, Inputs, Ran
 from glovebox_server.core.rights import Rights
 from glovebox_server.guards.redaction.detector import Forms
 from glovebox_server.guards.redaction.guard import mask_value

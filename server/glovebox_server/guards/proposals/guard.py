@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.calls import NOTHING
-from glovebox_server.core.call import Call, CallDeniedError, Ran
-from glovebox_server.core.inputs import Inputs
+from glovebox_server.core.call import Call, CallDeniedError, Inputs, Ran
 from glovebox_server.errors import RefusedError
 from glovebox_server.guards.budgets.spending import LOOKING
 from glovebox_server.guards.proposal import propose

@@ -10,7 +10,7 @@ from pydantic import AwareDatetime, Field
 from glovebox_audit.chain import new_call_id
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.calls import ToolCall
-from glovebox_server.stores.files import FOLDER, Files, StoredItem
+from glovebox_server.secret_files import FOLDER, Files, StoredItem
 
 Scope = Literal["call", "run", "principal", "workflow", "tool", "all"]
 """Kinds of names in a stop."""

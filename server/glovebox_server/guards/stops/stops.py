@@ -25,8 +25,7 @@ from glovebox_server.calls import ToolCall
 from glovebox_server.core.call import Call, CallDeniedError
 from glovebox_server.errors import AuditError
 from glovebox_server.guards.stops.stop import DAMAGED, MAX_STOPS, SPARE_STOPS, Scope, Stop, new_stop, stops_of
-from glovebox_server.secret_files import SecretFileError
-from glovebox_server.stores.files import Files, StoredItems
+from glovebox_server.secret_files import Files, SecretFileError, StoredItems
 
 LOOK_SECONDS = 0.1
 """Polling interval during calls: a tenth of what a running call may outlive its stop."""

@@ -16,7 +16,7 @@ from pydantic import AwareDatetime, Field
 from glovebox_audit.chain import new_call_id
 from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_server.guards.redaction.detector import MARKER_LENGTH
-from glovebox_server.stores.files import FOLDER, MAX_BYTES, Files, StoredItem
+from glovebox_server.secret_files import FOLDER, MAX_BYTES, Files, StoredItem
 
 MAX_CANARIES = 16
 """At one time: more add no information."""

@@ -32,7 +32,7 @@ from glovebox_server.guards.stops.stops import Stops
 from glovebox_server.guards.watch import rules
 from glovebox_server.guards.watch.canaries import Canary, canaries_of
 from glovebox_server.guards.watch.look import PLACEHOLDER, Finding, Look, Piece, of_url, of_value
-from glovebox_server.stores.files import Files, StoredItems
+from glovebox_server.secret_files import Files, StoredItems
 
 SLOW_SECONDS = 2.0
 """Delay of each call of a slowed run, holding nothing."""

@@ -1,26 +1,263 @@
-"""The authorization server's metadata and keys.
+"""The authorization server's metadata and keys, and whether an access token is its own, for this server, and in time.
 
 Rule 1  Its answers are read within a size and a time, and not from elsewhere: no redirect, and TLS unless it is on this
-        machine.
-Rule 2  Its metadata names itself (RFC 8414, 3.3), or another server answered.
-Rule 3  Keys are fetched at the start, periodically, and when a token names an unknown one: once for all waiting
-        requests, and not again for a while, whatever strangers send. Other requests do not wait.
-Rule 4  Keys that have not been confirmed for an hour do not count.
+        machine. Its metadata names itself (RFC 8414, 3.3), or another server answered.
+Rule 2  Keys are fetched at the start, periodically, and when a token names an unknown one: once for all waiting
+        requests, and not again for a while, whatever strangers send. Keys not confirmed for an hour do not count.
+Rule 3  A token is a JWT (RFC 7519) signed as RFC 7515 says, of one meaning: no key twice, no ``crit``, nothing but
+        base64url. The cheapest check comes first; the signature comes last.
+Rule 4  The key is one that the issuer publishes. ``kid`` only chooses among those; ``jwk``, ``jku``, ``x5c`` and
+        ``x5u``, with which a token would bring its own, are ignored. Each key has the algorithms of its kind,
+        never ``none``, and never one whose secret would be public (RFC 8725, 3.1).
+Rule 5  ``typ`` says that it is an access token (RFC 9068, 4), or the operator has said that the issuer's do not. Then
+        a token with claims of other kinds is refused. ``iss`` and ``aud`` are as expected, ``exp`` is there, ``nbf``
+        and ``iat`` are not in the future.
 """
 
+import base64
+import hashlib
 import ipaddress
-from collections.abc import Callable
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Final
-from urllib.parse import urlsplit
+from typing import Any, Final, Literal
+from urllib.parse import quote, urlsplit
 
 import anyio
 import httpx2
+import jwt
 import structlog
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
+from glovebox_audit.printable import printable
 from glovebox_sandboxes import strict_json
 from glovebox_sandboxes.contract.errors import DiagnosedError
-from glovebox_server.transport.oauth.verify import Header, IssuerKey, TokenError, keys_of
+from glovebox_server.transport.tokens import TokenGrant
+
+#: Characters of a token. Some providers list groups; a request's whole head has 16 KiB.
+MAX_TOKEN: Final = 8192
+
+#: Seconds by which the clocks of an issuer and of this host may differ.
+LEEWAY: Final = 30
+
+#: Keys that an issuer may publish. During a rotation two are in effect; large providers have about ten.
+MAX_KEYS: Final = 64
+
+#: Characters of a principal's id, as in policy.toml.
+MAX_PRINCIPAL: Final = 512
+
+#: Bits of an RSA key: fewer are weak, and more are slow to check.
+_RSA_BITS: Final = range(2048, 8193)
+_MAX_EXPONENT: Final = 1 << 32
+
+#: Scopes of one token that are examined, and characters of a user that are recorded.
+_MAX_SCOPES: Final = 64
+_MAX_USER: Final = 128
+
+_RSA: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
+_ALGORITHMS: Final[Mapping[tuple[object, object], tuple[str, ...]]] = {
+    ("RSA", None): _RSA,
+    ("EC", "P-256"): ("ES256",),
+    ("EC", "P-384"): ("ES384",),
+    ("EC", "P-521"): ("ES512",),
+    ("OKP", "Ed25519"): ("EdDSA",),
+}
+"""Algorithms of a key, by its kind and curve."""
+
+_SHAPE = re.compile(r"([A-Za-z0-9_-]{1,2048})\.([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)", re.ASCII)
+
+#: Claims of ID tokens (OpenID Connect Core) and logout tokens that no access token has.
+_OTHER_KINDS: Final = ("nonce", "at_hash", "c_hash", "s_hash", "events")
+
+Reason = Literal[
+    "malformed", "algorithm", "type", "key", "signature", "issuer", "audience", "expired", "not yet valid", "claims"
+]
+
+
+class TokenError(Exception):
+    """A token is rejected; ``busy`` means that a later attempt may succeed."""
+
+    def __init__(self, reason: Reason | Literal["busy"]) -> None:
+        """Set a reason that may be shown and recorded: nothing of the token is in it."""
+        super().__init__(reason)
+        self.reason: Reason | Literal["busy"] = reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IssuerKey:
+    """A published key of the issuer."""
+
+    key: Any
+    """As ``cryptography`` has it."""
+    algorithms: tuple[str, ...]
+    thumbprint: str
+    """SHA-256 of its published form, to recognize it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OAuth:
+    """The authorization server whose tokens are accepted."""
+
+    issuer: str
+    """As its tokens name it."""
+    audiences: tuple[str, ...] = ()
+    """Of which a token names one; empty: one of the addresses of this server."""
+    any_type: bool = False
+    """True if ``typ`` need not name the purpose of a token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """The unverified header of a token."""
+
+    algorithm: str
+    key: str | None
+    """``kid``."""
+
+
+def header_of(token: str, expected: OAuth) -> Header:
+    """Return the header of a token with expected claims, of which only the signature remains to be checked.
+
+    Raises:
+        TokenError: the claims are not as expected.
+    """
+    match = _SHAPE.fullmatch(token) if len(token) <= MAX_TOKEN else None
+    if match is None:
+        raise TokenError("malformed")
+    header, claims = (_object(match[part]) for part in (1, 2))
+    algorithm, key, kind = header.get("alg"), header.get("kid"), header.get("typ", "")
+    if {"crit", "b64", "zip", "enc"} & header.keys():
+        raise TokenError("malformed")
+    if not isinstance(algorithm, str) or not isinstance(key, str | None) or not isinstance(kind, str):
+        raise TokenError("malformed")
+    if not any(algorithm in names for names in _ALGORITHMS.values()):
+        raise TokenError("algorithm")
+    kind = kind.lower().removeprefix("application/")
+    other = kind not in ("", "jwt") or any(name in claims for name in _OTHER_KINDS)
+    if kind != "at+jwt" and (other or not expected.any_type):
+        raise TokenError("type")
+    _claims(token, expected)
+    return Header(algorithm=algorithm, key=key)
+
+
+def identity_of(token: str, header: Header, key: IssuerKey, expected: OAuth) -> TokenGrant:
+    """Check the signature of a token, and everything else once more; return its owner, without roles.
+
+    The principal is ``oauth:ISSUER#SUBJECT``; characters of a subject except letters, digits and ``-._~@|:`` are
+    percent-encoded.
+
+    Raises:
+        TokenError: the key is unsuitable, the signature is not the key's, or the claims name no owner.
+    """
+    if header.algorithm not in key.algorithms:
+        raise TokenError("algorithm")
+    claims = _claims(token, expected, key=key.key, algorithms=[header.algorithm])
+    subject = claims["sub"]
+    principal = f"oauth:{expected.issuer}#{quote(subject, safe='@|:')}"
+    if not subject or len(principal) > MAX_PRINCIPAL:
+        raise TokenError("claims")
+    scopes = claims.get("scope", claims.get("scp", ""))
+    names = scopes.split(" ") if isinstance(scopes, str) else scopes
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise TokenError("claims")
+    return TokenGrant(
+        principal=principal,
+        scopes=tuple(sorted({name for name in names if name})[:_MAX_SCOPES]),
+        user=_user(claims),
+        expires=float(claims["exp"]) + LEEWAY,
+    )
+
+
+def keys_of(document: Any) -> dict[str, IssuerKey]:
+    """Return the usable signing keys of a JWK set (RFC 7517) by ``kid``; skip the others.
+
+    Raises:
+        ValueError: it is not a JWK set, or has too many keys.
+    """
+    listed = document.get("keys") if isinstance(document, dict) else None
+    if not isinstance(listed, list):
+        raise ValueError("it is no JWK set: it has no list `keys`")  # noqa: TRY004 - of what strangers wrote
+    if len(listed) > MAX_KEYS:
+        raise ValueError(f"it has more than {MAX_KEYS} keys")
+    found: dict[str, IssuerKey] = {}
+    for each in listed:
+        key = _key(each) if isinstance(each, dict) else None
+        kid = each.get("kid", "") if key else None
+        if key is not None and isinstance(kid, str):
+            found.setdefault(kid, key)
+    return found
+
+
+def _key(jwk: Mapping[str, Any]) -> IssuerKey | None:
+    kind, curve = str(jwk.get("kty")), None if jwk.get("kty") == "RSA" else str(jwk.get("crv"))
+    allowed = _ALGORITHMS.get((kind, curve), ())
+    own, operations = jwk.get("alg"), jwk.get("key_ops", ["verify"])
+    algorithms = tuple(name for name in allowed if own is None or own == name)
+    signs = jwk.get("use", "sig") == "sig" and isinstance(operations, list) and "verify" in operations
+    if not algorithms or not signs or "d" in jwk:
+        return None
+    try:
+        key = jwt.PyJWK.from_dict(dict(jwk), algorithm=algorithms[0]).key
+    except (jwt.PyJWTError, ValueError, TypeError, KeyError):
+        return None
+    if isinstance(key, RSAPublicKey) and (key.key_size not in _RSA_BITS or key.public_numbers().e > _MAX_EXPONENT):
+        return None
+    text = json.dumps(jwk, sort_keys=True).encode()
+    return IssuerKey(key=key, algorithms=algorithms, thumbprint=hashlib.sha256(text).hexdigest())
+
+
+def _object(part: str) -> Mapping[str, Any]:
+    try:
+        value = strict_json.check(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
+    except ValueError:  # and of base64
+        raise TokenError("malformed") from None
+    if not isinstance(value, dict):
+        raise TokenError("malformed")
+    return value
+
+
+_REASONS: Final[tuple[tuple[type[jwt.PyJWTError], Reason], ...]] = (
+    (jwt.InvalidSignatureError, "signature"),
+    (jwt.ExpiredSignatureError, "expired"),
+    (jwt.ImmatureSignatureError, "not yet valid"),
+    (jwt.InvalidIssuerError, "issuer"),
+    (jwt.InvalidAudienceError, "audience"),
+    (jwt.InvalidAlgorithmError, "algorithm"),
+    (jwt.DecodeError, "malformed"),
+    (jwt.PyJWTError, "claims"),
+)
+"""Reasons for PyJWT's exceptions: each class stands before its bases."""
+
+
+def _claims(token: str, expected: OAuth, key: Any = None, algorithms: list[str] | None = None) -> dict[str, Any]:
+    """Return the checked claims of a token; check its signature too if a key is given."""
+    options: Any = {f"verify_{name}": True for name in ("exp", "nbf", "iat", "iss", "aud", "sub")}
+    try:
+        return jwt.decode(
+            token,
+            key=key or "",
+            algorithms=algorithms,
+            options=options | {"verify_signature": key is not None, "require": ["iss", "aud", "exp", "sub"]},
+            audience=expected.audiences,
+            issuer=expected.issuer,
+            leeway=LEEWAY,
+        )
+    except jwt.PyJWTError as problem:
+        raise TokenError(next(reason for kind, reason in _REASONS if isinstance(problem, kind))) from None
+    except (ValueError, TypeError, OverflowError, ArithmeticError):  # of a claim of another type than it has
+        raise TokenError("claims") from None
+
+
+def _user(claims: Mapping[str, Any]) -> str | None:
+    named = [claims.get(name) for name in ("preferred_username", "email", "username", "name")]
+    person = next((name for name in named if isinstance(name, str) and name), None)
+    by = [claims.get(name) for name in ("client_id", "azp", "cid", "appid")]
+    client = next((name for name in by if isinstance(name, str) and name), None)
+    text = " via ".join(part for part in (person or "", client or "") if part)
+    return printable(text)[:_MAX_USER] or None
+
 
 #: Bytes of one document, and seconds for all of them.
 MAX_DOCUMENT: Final = 256 * 1024

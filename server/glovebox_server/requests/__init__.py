@@ -1,1 +1,0 @@
-"""Names and counts requests before they become calls: runs, traces, refusals. Independent of MCP."""
