@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from glovebox_profiles import words
 from glovebox_profiles.compile import CHANGES
-from glovebox_profiles.model import Credential, Network, Profile
+from glovebox_profiles.model import CallLimits, Credential, Network, Profile
 from glovebox_sandboxes.plural import counted
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Section:
     """A reviewer's question with its answer."""
 
@@ -19,16 +19,17 @@ class Section:
 
 def explain(profile: Profile) -> tuple[Section, ...]:
     """Return what the tool may read, write, reach and spend, which approvals it needs, and what it can never do."""
+    purpose = (profile.description, f"Its author calls the risk {profile.risk}; that word grants and forbids nothing.")
     return (
-        Section(title="What it is for", sentences=_purpose(profile)),
-        Section(title="What it may read", sentences=_read(profile)),
-        Section(title="What it may write", sentences=_write(profile)),
-        Section(title="What it may reach", sentences=_reach(profile)),
-        Section(title="What it may spend on one call", sentences=_spend(profile)),
-        Section(title="What is asked of whom", sentences=_asked(profile)),
-        Section(title="Where it runs", sentences=_runs(profile)),
-        Section(title="What is recorded", sentences=_recorded(profile)),
-        Section(title="What it can never do", sentences=_never(profile)),
+        Section("What it is for", purpose),
+        Section("What it may read", _read(profile)),
+        Section("What it may write", _write(profile)),
+        Section("What it may reach", _reach(profile.network)),
+        Section("What it may spend on one call", _spend(profile.limits)),
+        Section("What is asked of whom", _asked(profile)),
+        Section("Where it runs", _runs(profile)),
+        Section("What is recorded", _recorded(profile)),
+        Section("What it can never do", _never(profile)),
     )
 
 
@@ -37,34 +38,25 @@ def render(sections: Iterable[Section]) -> str:
     return "\n\n".join("\n".join((each.title, *(f"  - {line}" for line in each.sentences))) for each in sections)
 
 
-def _purpose(profile: Profile) -> tuple[str, ...]:
-    return (profile.description, f"Its author calls the risk {profile.risk}; that word grants and forbids nothing.")
-
-
 def _read(profile: Profile) -> tuple[str, ...]:
+    files = profile.files
     workspace = (
-        "Every file in the workspace that the operator serves, at /workspace."
-        if profile.files.workspace != "none"
-        else "Nothing of the workspace: it is not there."
+        "Every file in the workspace that the operator serves, at /workspace.",
+        "Not what is named as secrets are: neither for a caller nor for a program.",
+        *(f"Shown all the same: {words.revealed(each)}." for each in files.reveal),
     )
-    hidden: tuple[str, ...] = ()
-    if profile.files.workspace != "none":
-        hidden = (
-            "Not what is named as secrets are: neither for a caller nor for a program.",
-            *(f"Shown all the same: {words.revealed(each)}." for each in profile.files.reveal),
-        )
-    inputs = (
+    return (
+        *(("Nothing of the workspace: it is not there.",) if files.workspace == "none" else workspace),
         "Files that earlier calls of the same caller gave back, if the caller names them, at /input."
-        if profile.files.inputs
-        else "No files of earlier calls."
+        if files.inputs
+        else "No files of earlier calls.",
+        "The interpreter and its libraries, which hold nothing of the host's data.",
     )
-    return (workspace, *hidden, inputs, "The interpreter and its libraries, which hold nothing of the host's data.")
 
 
 def _write(profile: Profile) -> tuple[str, ...]:
     limits = profile.limits
-    scratch = f"A private /tmp of {words.size(limits.scratch)}, gone after the call."
-    kept: tuple[str, ...] = (scratch,)
+    kept: tuple[str, ...] = (f"A private /tmp of {words.size(limits.scratch)}, gone after the call.",)
     if profile.files.workspace == "overlay":
         copied = f"{limits.workspace.files} files and {words.size(limits.workspace.bytes)}"
         kept += (
@@ -77,17 +69,15 @@ def _write(profile: Profile) -> tuple[str, ...]:
         *kept,
         f"/output, from which at most {limits.output.files} files and {words.size(limits.output.bytes)} come back.",
         "Each file given back is checked, named by its content and kept apart from the workspace.",
-        *((_SCANNED,) if profile.files.scan else ()),
+        *(
+            ("It is looked into for what acts when opened, in a sandbox of its own; the result tells what was found.",)
+            if profile.files.scan
+            else ()
+        ),
     )
 
 
-_SCANNED = (
-    "It is looked into for what acts when it is opened, in a sandbox of its own; the result tells what was found."
-)
-
-
-def _reach(profile: Profile) -> tuple[str, ...]:
-    network = profile.network
+def _reach(network: Network) -> tuple[str, ...]:
     if network.mode == "none":
         return ("Nothing. The sandbox has no network.",)
     most = counted(network.max_connections, "connection")
@@ -121,8 +111,7 @@ def _lent(each: Credential) -> tuple[str, ...]:
     )
 
 
-def _spend(profile: Profile) -> tuple[str, ...]:
-    limits = profile.limits
+def _spend(limits: CallLimits) -> tuple[str, ...]:
     wall, processor = counted(limits.wall_seconds, "second"), counted(limits.cpu_seconds, "second")
     busy = counted(limits.processors, "processor")
     return (
@@ -169,12 +158,12 @@ _REDACTED = {
 
 
 def _recorded(profile: Profile) -> tuple[str, ...]:
-    kept = profile.audit.keep
-    always = "Every call, decided before and finished after, with its isolation as measured."
-    secrets = _REDACTED[profile.result.redact]
-    if not kept:
-        return (always, "Arguments and output are recorded by digest and size, not by content.", secrets)
-    return (always, f"In full: {words.listed(kept)}. The rest by digest and size.", secrets)
+    full = f"In full: {words.listed(profile.audit.keep)}. The rest by digest and size."
+    return (
+        "Every call, decided before and finished after, with its isolation as measured.",
+        full if profile.audit.keep else "Arguments and output are recorded by digest and size, not by content.",
+        _REDACTED[profile.result.redact],
+    )
 
 
 def _never(profile: Profile) -> tuple[str, ...]:

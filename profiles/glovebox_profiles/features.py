@@ -10,7 +10,7 @@ from typing import Final, Literal
 from glovebox_sandboxes.drivers.registry import DRIVERS, NAMES
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Feature:
     """An unsupported or experimental value of a profile's key."""
 
@@ -34,6 +34,8 @@ def _quoted(names: tuple[str, ...], joint: str) -> str:
 
 _DRIVERS = f"The drivers are {_quoted(NAMES, 'and')}."
 
+_STABLE = _quoted(tuple(driver.name for driver in DRIVERS if not driver.experimental), "or")
+
 _UNSUPPORTED: Final = (
     ("network.mode", "proxied", "there is no proxy to bring along: the host itself makes and decides each connection",
      _NETWORK),
@@ -47,18 +49,9 @@ _UNSUPPORTED: Final = (
 )  # fmt: skip
 
 FEATURES: Final = (
+    *(Feature(key, value, "unsupported", reason, instead) for key, value, reason, instead in _UNSUPPORTED),
     *(
-        Feature(key=key, value=value, status="unsupported", reason=reason, instead=instead)
-        for key, value, reason, instead in _UNSUPPORTED
-    ),
-    *(
-        Feature(
-            key="isolation",
-            value=driver.name,
-            status="experimental",
-            reason=driver.experimental,
-            instead=f"List {_quoted(tuple(each.name for each in DRIVERS if not each.experimental), 'or')} after it.",
-        )
+        Feature("isolation", driver.name, "experimental", driver.experimental, f"List {_STABLE} after it.")
         for driver in DRIVERS
         if driver.experimental
     ),

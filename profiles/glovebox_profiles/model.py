@@ -10,10 +10,20 @@ import re
 import shlex
 from collections.abc import Mapping
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
 import rfc8785
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from glovebox_profiles.egress.rules import NOT_LENT, EgressRule, PathPattern, meet, reads, require_harmless
 from glovebox_profiles.egress.targets import Method, parse_pattern
@@ -92,12 +102,18 @@ def printable(text: str) -> str:
     return text
 
 
-def require_distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Reject a list with duplicates."""
-    for index, value in enumerate(values):
-        if value in values[:index]:
+def require_distinct(values: tuple[Any, ...], *keys: str) -> tuple[Any, ...]:
+    """Reject a list with duplicates, or with values that agree in all these attributes."""
+    seen = [attrgetter(*keys)(value) if keys else value for value in values]
+    for index, value in enumerate(seen):
+        if value in seen[:index]:
             raise ValueError(f"{value!r} is listed twice")
     return values
+
+
+def distinct(*keys: str) -> AfterValidator:
+    """Return ``require_distinct`` as a validator."""
+    return AfterValidator(lambda values: require_distinct(values, *keys))
 
 
 def require_json(value: dict[str, Any]) -> dict[str, Any]:
@@ -157,14 +173,8 @@ class FileRules(Table):
     given back: each file in a sandbox of its own."""
     inputs: bool = False
     """Lets the caller name artifacts of its earlier calls, which then appear read-only in /input."""
-    reveal: Annotated[tuple[Revealed, ...], LISTED, Field(max_length=MAX_REVEALED)] = ()
+    reveal: Annotated[tuple[Revealed, ...], LISTED, Field(max_length=MAX_REVEALED), distinct("path")] = ()
     """Files and folders that are shown though their names are those of secrets, each with a reason."""
-
-    @field_validator("reveal")
-    @classmethod
-    def _each_once(cls, reveal: tuple[Revealed, ...]) -> tuple[Revealed, ...]:
-        require_distinct(tuple(each.path for each in reveal))
-        return reveal
 
 
 def _require_one_host(host: str) -> str:
@@ -199,9 +209,9 @@ class Credential(Table):
     """What records, receipts and refusals call it."""
     host: Annotated[str, Field(max_length=253), reads(_require_one_host)]
     """The one host it is for, reached over TLS alone; no `*`."""
-    methods: Annotated[tuple[Method, ...], LISTED, Field(min_length=1)] = ("GET", "HEAD")
+    methods: Annotated[tuple[Method, ...], LISTED, Field(min_length=1), distinct()] = ("GET", "HEAD")
     """Methods of requests that get it."""
-    paths: Annotated[tuple[PathPattern, ...], LISTED, Field(min_length=1)]
+    paths: Annotated[tuple[PathPattern, ...], LISTED, Field(min_length=1), distinct()]
     """Paths that get it: exact ones, or `/repos/*` for all below; `/*` for every path."""
     header: _HeaderName | None = None
     """The header it stands in, for instance `Authorization`; else `query`."""
@@ -232,8 +242,6 @@ class Credential(Table):
             raise ValueError(f"env cannot be {self.env}, by which programs are set up")
         if "CONNECT" in self.methods:
             raise ValueError("methods cannot be CONNECT: in a tunnel nothing can be added")
-        require_distinct(self.methods)
-        require_distinct(self.paths)
         require_harmless((*self.headers, *self.set_headers), self.header)
         return self
 
@@ -260,7 +268,7 @@ class Network(Table):
     """Redirects that are followed, each decided again by the same rules."""
     max_connections: Annotated[int, Field(ge=CONNECTIONS[0], le=CONNECTIONS[1])] = CONNECTIONS[0]
     """Connections one call may make in all, redirects included."""
-    credential: Annotated[tuple[Credential, ...], LISTED, Field(max_length=MAX_CREDENTIALS)] = ()
+    credential: Annotated[tuple[Credential, ...], LISTED, Field(max_length=MAX_CREDENTIALS), distinct("name")] = ()
     """Keys that the broker adds to the call's requests, each a table `[[network.credential]]`."""
 
     @field_validator("allow")
@@ -276,7 +284,6 @@ class Network(Table):
     @field_validator("credential")
     @classmethod
     def _can_be_used(cls, credentials: tuple[Credential, ...], info: ValidationInfo) -> tuple[Credential, ...]:
-        require_distinct(tuple(each.name for each in credentials))
         require_distinct(tuple(each.env for each in credentials if each.env is not None))
         for each in credentials:
             if not meet(info.data.get("allow", ()), [each.rule()]):
@@ -353,10 +360,10 @@ class Python(Table):
 class Audit(Table):
     """What the audit log keeps in full."""
 
-    keep: Annotated[tuple[Literal["arguments", "stdout", "stderr", "value"], ...], LISTED, Field(max_length=4)] = ()
+    keep: Annotated[
+        tuple[Literal["arguments", "stdout", "stderr", "value"], ...], LISTED, Field(max_length=4), distinct()
+    ] = ()
     """Parts recorded in full; every other part is recorded by digest and size only."""
-
-    _no_duplicates = field_validator("keep")(require_distinct)
 
 
 class ResultRules(Table):
@@ -370,14 +377,12 @@ class ResultRules(Table):
 class ProfileExample(Table):
     """One call and what the profile must say to it; a profile whose examples fail does not load."""
 
-    call: Annotated[dict[str, Any], Field(max_length=64)]
+    call: Annotated[dict[str, Any], Field(max_length=64), AfterValidator(require_json)]
     """Arguments of the tool."""
     expect: Effect
     """What policy must answer."""
     rule: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_.]{0,63}$")] | None = None
     """The rule that must decide, for instance `network.allow`; left out, any rule may."""
-
-    _is_json = field_validator("call")(require_json)
 
 
 class Profile(Table):
@@ -389,7 +394,7 @@ class Profile(Table):
     """One sentence for the reviewer."""
     risk: Literal["low", "medium", "high"]
     """The author's judgement, for reviewers; it grants nothing."""
-    isolation: Annotated[tuple[_Driver, ...], LISTED, Field(min_length=1)]
+    isolation: Annotated[tuple[_Driver, ...], LISTED, Field(min_length=1), distinct()]
     """Acceptable drivers in order of preference. If none can enforce all of this profile, the call is refused."""
     approval: Literal["none", "ask"] = "ask"
     """`ask` holds each call until a person agrees; `none` lets calls run that the other keys allow."""
@@ -409,7 +414,6 @@ class Profile(Table):
     """Calls that are decided at load, with the answer they must get."""
 
     _is_printable = field_validator("description")(printable)
-    _no_duplicates = field_validator("isolation")(require_distinct)
 
 
 def effective(profile: Profile) -> dict[str, Any]:

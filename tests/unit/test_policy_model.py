@@ -69,7 +69,7 @@ def test_a_role_narrows_what_grants_or_bounds_and_nothing_else() -> None:
         ("turns = 4", "turns = 17", ("roles", "analyst", "turns"), "less than or equal to 16"),
         ('host = "pypi.org"', 'host = "*"', ("roles", "analyst", "rate", 0, "host"), "too much"),
         ('host = "pypi.org"', 'host = "127.0.0.1"', ("roles", "analyst", "rate", 0, "host"), "loopback"),
-        ('"read_workspace_file"]', '"run_python"]', ("roles", "analyst"), "listed twice"),
+        ('"read_workspace_file"]', '"run_python"]', ("roles", "analyst", "tools"), "listed twice"),
         ("wall_seconds = 20", "wall_seconds = 0.5", ("roles", "analyst", "narrow", "run_python", "limits",
          "wall_seconds"), "greater than"),
     ],

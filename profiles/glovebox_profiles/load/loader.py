@@ -111,8 +111,7 @@ def ignored(directory: Path) -> tuple[Path, ...]:
     """
     found: list[Path] = []
     waiting = [directory]
-    while waiting:
-        at = waiting.pop(0)
+    for at in waiting:  # which grows
         for name, folder in _entries(at, owned=at == directory).items():
             if at == directory and _PROFILE.fullmatch(name):
                 continue
@@ -140,9 +139,8 @@ def profile_files(directory: Path) -> tuple[Path, ...]:
     """
     names = [name for name in _entries(directory) if _PROFILE.fullmatch(name)]
     if len(names) > MAX_PROFILES:
-        raise ProfileError(
-            directory, None, "", f"holds {len(names)} profiles, more than {MAX_PROFILES}", "Name another directory."
-        )
+        reason = f"holds {len(names)} profiles, more than {MAX_PROFILES}"
+        raise ProfileError(directory, None, "", reason, "Name another directory.")
     return tuple(directory / name for name in names)
 
 
@@ -200,10 +198,8 @@ def _parse(data: bytes, path: Path) -> tuple[Profile, Mapping[KeyPath, int]]:
     lines = positions.lines
     if RULES in positions.headed:
         # Truncated, a rule below a header of its own would lose its paths and so match every path.
-        raise ProfileError(
-            path, lines[RULES], dotted(RULES), "its rules stand below headers of their own",
-            'Write them as allow = [{ host = "docs.python.org" }, ...].',
-        )  # fmt: skip
+        fix = 'Write them as allow = [{ host = "docs.python.org" }, ...].'
+        raise ProfileError(path, lines[RULES], dotted(RULES), "its rules stand below headers of their own", fix)
     try:
         profile = Profile.model_validate(values)
     except ValidationError as error:

@@ -20,8 +20,8 @@ ANY = "NAME"
 RULES = ("network", "allow")
 """Place of the egress rules. They are data of ``egress``, so the model knows each only as a whole."""
 
-#: A misspelt key comes before a wrong one, and that before a missing one: often one causes the other.
-_UNKNOWN, _WRONG, _MISSING = range(3)
+#: A misspelt key comes before a wrong one (1), and that before a missing one: often one causes the other.
+_RANKS = {"extra_forbidden": 0, "missing": 2}
 
 _NAMES = "[key]"
 """Pydantic's suffix to the place of a name that is wrong itself."""
@@ -36,7 +36,7 @@ def describe_mistakes(
 ) -> ProfileError:
     """Return all errors of a file as one, the one to correct first before the others."""
     details = found.errors(include_url=False, include_input=False)
-    details.sort(key=lambda detail: (_rank(detail), line_of(_key(detail), lines)))
+    details.sort(key=lambda detail: (_RANKS.get(detail["type"], 1), line_of(_key(detail), lines)))
 
     def describe(detail: ErrorDetails) -> ProfileError:
         key = _key(detail)
@@ -66,12 +66,6 @@ def _key(detail: ErrorDetails) -> KeyPath:
     return detail["loc"][:-1] if detail["loc"][-1:] == (_NAMES,) else detail["loc"]
 
 
-def _rank(detail: ErrorDetails) -> int:
-    if detail["type"] == "extra_forbidden":
-        return _UNKNOWN
-    return _MISSING if detail["type"] == "missing" else _WRONG
-
-
 def line_of(key: KeyPath, lines: Mapping[KeyPath, int]) -> int:
     """Return the line of the nearest place that stands in the file: a missing key has its table's line."""
     while key and key not in lines:
@@ -80,9 +74,9 @@ def line_of(key: KeyPath, lines: Mapping[KeyPath, int]) -> int:
 
 
 def _sentences(detail: ErrorDetails, key: KeyPath, model: type[BaseModel], page: str) -> tuple[str, str]:
-    if _rank(detail) == _UNKNOWN:
-        return "unknown key", _nearest(key, model)
     match detail["type"]:
+        case "extra_forbidden":
+            return "unknown key", _nearest(key, model)
         case "missing":
             return "required, and missing", f"See {page} for its values."
         case "value_error":

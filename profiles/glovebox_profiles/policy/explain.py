@@ -37,8 +37,6 @@ _WHAT = {
     "tool": "a tool that the role does not have",
     "budget": "a spent budget",
 }
-
-
 _REACH = {
     "call": "for this call alone",
     "run": "for identical calls of the run",
@@ -48,14 +46,15 @@ _REACH = {
 
 def explain(rights: RoleRights, profiles: Mapping[str, Profile], *, principal: str, served: str) -> tuple[Section, ...]:
     """Return what a principal may call, read, reach and spend, the approvals it needs, and what may be lifted."""
+    spent = (*map(rule_words, rights.budgets), *map(rule_words, rights.rates))
     return (
-        Section(title="In which role", sentences=_roles(rights, principal)),
-        Section(title="What it may call", sentences=_tools(rights, profiles)),
-        Section(title="What it may read", sentences=_read(rights, served)),
-        Section(title="What one call may do", sentences=_calls(rights, profiles)),
-        Section(title="What it may spend", sentences=_spend(rights)),
-        Section(title="What waits for a yes", sentences=_asked(rights)),
-        Section(title="What may be lifted", sentences=_lifted(rights)),
+        Section("In which role", _roles(rights, principal)),
+        Section("What it may call", _tools(rights, profiles)),
+        Section("What it may read", _read(rights, served)),
+        Section("What one call may do", _calls(rights, profiles)),
+        Section("What it may spend", spent or ("No budget bounds it, beyond each call's limits.",)),
+        Section("What waits for a yes", _asked(rights)),
+        Section("What may be lifted", _lifted(rights)),
     )
 
 
@@ -63,8 +62,10 @@ def rule_words(rule: Rule) -> str:
     """Write one rule of a role: what it bounds or asks for, of what, who answers, and how long an approval stands."""
     match rule:
         case Budget():
-            given = [(key, value) for key in SPENDING if (value := getattr(rule, key)) is not None]
-            amounts = words.listed(_amount(key, value) for key, value in given)
+            given = [(*_UNITS[key], value) for key in SPENDING if (value := getattr(rule, key)) is not None]
+            amounts = words.listed(
+                (counted(value, noun) if noun else words.size(int(value))) + of for noun, of, value in given
+            )
             of = f" of {rule.tool}" if rule.tool else ""
             return f"{rule.name}: {amounts}{of} {_EVERY[rule.every]}, for {_PER[rule.per]}."
         case Rate():
@@ -78,11 +79,6 @@ def rule_words(rule: Rule) -> str:
     lasts = counted(CALLER_MINUTES if rule.reach == "caller" else rule.expires_minutes, "minute")
     who = f"Who answers: {_BY[rule.by]}{many}. A yes is {_REACH[rule.reach]}, and stands for {lasts}."
     return f"{rule.name}: {what}. {who}"
-
-
-def _amount(key: str, value: float) -> str:
-    noun, rest = _UNITS[key]
-    return (counted(value, noun) if noun else words.size(int(value))) + rest
 
 
 def _roles(rights: RoleRights, principal: str) -> tuple[str, ...]:
@@ -103,8 +99,9 @@ def _read(rights: RoleRights, served: str) -> tuple[str, ...]:
     if rights.conflict:
         return ("No workspace: its roles name different ones.",)
     where = f"{rights.workspace}, which its role names" if rights.workspace else served
-    room = "the share that the server gives everybody"
-    kept = f"at most {rights.artifacts_mib} MiB" if rights.artifacts_mib else room
+    kept = (
+        f"at most {rights.artifacts_mib} MiB" if rights.artifacts_mib else "the share that the server gives everybody"
+    )
     turns = f"At most {counted(rights.turns, 'call')} at a time" if rights.turns else "Calls at a time: as others"
     return (
         f"Workspace: {where}. Only tools whose profile grants it see it.",
@@ -125,18 +122,10 @@ def _calls(rights: RoleRights, profiles: Mapping[str, Profile]) -> tuple[str, ..
     return (*lines, "`glovebox profiles explain TOOL` has the rest of each profile.") if lines else ("Nothing.",)
 
 
-def _spend(rights: RoleRights) -> tuple[str, ...]:
-    rules: tuple[Rule, ...] = (*rights.budgets, *rights.rates)
-    return tuple(map(rule_words, rules)) or ("No budget bounds it, beyond each call's limits.",)
-
-
 def _asked(rights: RoleRights) -> tuple[str, ...]:
     lines = [*map(rule_words, rights.approvals)]
-    profiles = [tool for tool, profile in rights.profiles.items() if profile.approval == "ask"]
-    if profiles:
-        lines.append(
-            f"approval.ask: every call of {', '.join(profiles)}, by its profile. Who answers: {_BY['either']}."
-        )
+    if profiles := ", ".join(tool for tool, profile in rights.profiles.items() if profile.approval == "ask"):
+        lines.append(f"approval.ask: every call of {profiles}, by its profile. Who answers: {_BY['either']}.")
     if not lines:
         return ("Nothing: its calls run at once, or are refused.",)
     own = [each.name for each in rights.approvals if not each.another_principal]
@@ -155,6 +144,6 @@ def _asked(rights: RoleRights) -> tuple[str, ...]:
 
 
 def _lifted(rights: RoleRights) -> tuple[str, ...]:
+    lines = [rule_words(lift) for lift in rights.lifts]
     never = "Never: isolation, addresses that are not public, hidden files, records and stops."
-    lines = [*map(rule_words, rights.lifts)]
     return (*(f"{line[:1].upper()}{line[1:]}" for line in lines), never) if lines else ("Nothing.",)

@@ -19,6 +19,7 @@ from glovebox_profiles.model import (
     Size,
     Table,
     digest_of,
+    distinct,
     printable,
     require_distinct,
     require_json,
@@ -226,7 +227,7 @@ Rule = Budget | Approval | Lift | Rate
 class Role(Table):
     """What somebody in this role may do: never more than the profiles."""
 
-    tools: Annotated[tuple[ToolName, ...], LISTED, Field(max_length=256)] = ()
+    tools: Annotated[tuple[ToolName, ...], LISTED, Field(max_length=256), distinct()] = ()
     """Tools it may call. What is not named here, it neither sees nor calls."""
     workspace: _Path | None = None
     """Folder that its calls may read. Left out: the server's."""
@@ -240,17 +241,10 @@ class Role(Table):
     """What it may spend."""
     approval: Annotated[tuple[Approval, ...], LISTED, Field(max_length=MAX_RULES)] = ()
     """Calls that wait for a yes."""
-    lift: Annotated[tuple[Lift, ...], LISTED, Field(max_length=3)] = ()
+    lift: Annotated[tuple[Lift, ...], LISTED, Field(max_length=3), distinct("what")] = ()
     """Denials that become questions."""
-    rate: Annotated[tuple[Rate, ...], LISTED, Field(max_length=MAX_RULES)] = ()
+    rate: Annotated[tuple[Rate, ...], LISTED, Field(max_length=MAX_RULES), distinct("host", "every")] = ()
     """How often it may connect to a host."""
-
-    @model_validator(mode="after")
-    def _says_each_once(self) -> "Role":
-        require_distinct(self.tools)
-        require_distinct(tuple(each.what for each in self.lift))
-        require_distinct(tuple((each.host, each.every) for each in self.rate))
-        return self
 
 
 class Promote(Table):
@@ -265,13 +259,8 @@ class ExampleCall(Table):
 
     tool: ToolName
     """The tool."""
-    arguments: dict[str, Any] = Field(default={})
+    arguments: Annotated[dict[str, Any], AfterValidator(require_json)] = Field(default={})
     """Its arguments."""
-
-    @model_validator(mode="after")
-    def _is_json(self) -> "ExampleCall":
-        require_json(self.arguments)
-        return self
 
 
 class PolicyExample(Table):
@@ -315,8 +304,8 @@ class Policy(Table):
 
     @model_validator(mode="after")
     def _names_are_ids(self) -> "Policy":
-        require_distinct(tuple(each.name for role in self.roles.values() for each in role.budget))
-        require_distinct(tuple(each.name for role in self.roles.values() for each in role.approval))
+        for table in ("budget", "approval"):
+            require_distinct(tuple(rule for role in self.roles.values() for rule in getattr(role, table)), "name")
         return self
 
 
