@@ -31,13 +31,14 @@ from pathlib import Path
 
 from glovebox_audit import chain, place, writers
 from glovebox_audit.chain import Draft, EvidenceError, Head, Record
-from glovebox_audit.events import GapRecorded, OpenCalls, SegmentBegun, SegmentSealed, draft
+from glovebox_audit.events import GapRecorded, SegmentBegun, SegmentSealed, draft
 from glovebox_audit.place import AuditError, identity
 from glovebox_audit.segments import files, merkle, rotation
 from glovebox_audit.segments.counts import Counts
 from glovebox_audit.segments.files import SegmentStart
 from glovebox_audit.segments.rotation import Rotation
 from glovebox_audit.segments.statements import Removal, Seal
+from glovebox_audit.under_way import OpenCalls
 from glovebox_audit.writers import Writer
 
 _log = logging.getLogger(__name__)

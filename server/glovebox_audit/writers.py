@@ -20,8 +20,9 @@ from pathlib import Path
 
 from glovebox_audit import chain, read
 from glovebox_audit.chain import EvidenceError, Head
-from glovebox_audit.events import CallLost, OpenCalls
+from glovebox_audit.events import CallLost
 from glovebox_audit.offsets import OffsetReader
+from glovebox_audit.under_way import OpenCalls
 
 DIRECTORY = "writers"
 _SUFFIX = ".json"

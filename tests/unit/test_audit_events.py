@@ -22,12 +22,10 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "operate" / "audit.md"
 
 
 def test_every_event_and_field_is_documented() -> None:
-    """The docstrings are complete, and docs/operate/audit-events.csv says the same."""
-    assert {row.kind for row in audit_fields.rows()} == set(EVENTS)
-    for row in audit_fields.rows():
-        assert row.meaning.endswith("."), f"{row.kind}.{row.name} has no docstring under it"
-    fields = DOCUMENT.with_name("audit-events.csv").read_text()
-    assert audit_fields.table() == fields, "run `python -m tests.fixtures.audit_fields`"
+    """docs/operate/audit-events.csv has each of them with its type and meaning, and nothing else."""
+    text = audit_fields.DOCUMENT.read_text()
+    assert audit_fields.table() == text, "run `python -m tests.fixtures.audit_fields`, and say what is new"
+    assert [row for row in csv.reader(io.StringIO(text)) if not row[3].endswith(".")][1:] == []
 
 
 def test_every_kind_of_problem_is_explained() -> None:

@@ -14,11 +14,12 @@ from tests.fixtures.audit_logs import decided, finished, log_lines
 
 from glovebox_audit import chain, read, subscription
 from glovebox_audit.chain import Head
-from glovebox_audit.events import OpenCalls, ServerStopped, draft
+from glovebox_audit.events import ServerStopped, draft
 from glovebox_audit.file import LogFile
 from glovebox_audit.log import AuditLog
 from glovebox_audit.segments import files, merkle, verified
 from glovebox_audit.segments.rotation import SEGMENT_BYTES, SEGMENT_SECONDS, Rotation
+from glovebox_audit.under_way import OpenCalls
 from glovebox_audit.verify import verify
 from glovebox_server.errors import AuditError
 

@@ -9,13 +9,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from glovebox_audit import chain
 from glovebox_audit.chain import EvidenceError, Head, Record
-from glovebox_audit.events import GapRecorded, OpenCalls, SegmentRemoved, SegmentSealed
+from glovebox_audit.events import GapRecorded, SegmentRemoved, SegmentSealed
 from glovebox_audit.read import LogLine
 from glovebox_audit.segments import files, merkle
 from glovebox_audit.segments.counts import Counts
 from glovebox_audit.segments.files import HEAD_NAME, LOG_NAME, SegmentStart
 from glovebox_audit.segments.statements import Removal, Seal, recorded
 from glovebox_audit.segments.verified import VerifiedSegments
+from glovebox_audit.under_way import OpenCalls
 from glovebox_audit.verifier.report import MAX_PROBLEMS, Problem, ProblemKind, VerifyReport
 from glovebox_sandboxes.plural import counted
 

@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 from pydantic import ValidationError
 
 from glovebox_audit.chain import new_call_id
-from glovebox_audit.events.calls import Effect
+from glovebox_audit.events import Effect
 from glovebox_profiles.egress.rules import decide_url
 from glovebox_profiles.egress.targets import parse_url
 from glovebox_profiles.model import Profile, digest

@@ -4,8 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from glovebox_audit.chain import Head, Record
-from glovebox_audit.events.base import EVENTS, WHOSE
-from glovebox_audit.events.calls import CallDecided, CallLost, LossCause, ReceiptSigned
+from glovebox_audit.events import EVENTS, WHOSE, CallDecided, CallLost, LossCause, ReceiptSigned
 
 #: Calls that are remembered. A server runs 16 at once, so this is thousands of killed servers. Beyond it the oldest is
 #: evicted, and nothing is reported about an unknown call.

@@ -1,0 +1,542 @@
+"""The events of the audit log, by family, and their drafts for the chain. Plain data, no I/O.
+
+docs/operate/audit-events.csv says what each field means. A new event is a class here, with its kind: so it is a
+dataclass, and in ``EVENTS``. Optional fields that are None are left out of the record. Digests are ``sha256:`` and hex
+unless the table says otherwise. No event may carry a secret, a host path or an environment variable: records reach
+clients.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any, ClassVar, Literal, dataclass_transform
+
+from glovebox_audit import chain
+
+#: Every event by its kind.
+EVENTS: "dict[str, type[Event]]" = {}
+
+#: The fields of ``CallEvent`` that say whose a call is.
+WHOSE = ("tool", "principal", "client", "run", "workflow")
+
+#: In place of a call's id: the event is drafted before its call comes, see ``chain.Draft.of_call``.
+NOT_YET = "(not yet)"
+
+Effect = Literal["allow", "deny", "ask"]
+Answer = Literal["allow", "deny"]
+Channel = Literal["client", "operator"]
+Reach = Literal["call", "run", "caller"]
+LossCause = Literal["log", "server"]
+RemovalReason = Literal["age", "size"]
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Anything that can be recorded. A subclass is a frozen dataclass; its ``kind`` never changes its meaning."""
+
+    kind: ClassVar[str]
+    ends_call: ClassVar[bool] = False
+
+    def __init_subclass__(cls, *, kind: str | None = None, ends_call: bool = False) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
+        if kind is not None:
+            cls.kind, cls.ends_call = kind, ends_call
+            EVENTS[kind] = cls
+
+
+class CallEvent(Event):
+    """Anything that belongs to one call. ``CallRecorder`` fills in whose it is, in each of its records."""
+
+    call_id: str
+    tool: str | None = None
+    principal: str | None = None
+    client: str | None = None
+    run: str | None = None
+    workflow: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """One artifact of an earlier call that this call was given."""
+
+    name: str
+    uri: str
+    sha256: str
+    bytes: int
+
+
+class CallDecided(CallEvent, kind="call.decided"):
+    """Policy decided about a call. On disk before anything starts."""
+
+    transport: str
+    effect: Effect
+    rule: str
+    reason: str
+    profile_digest: str
+    arguments_digest: str
+    arguments_bytes: int
+    arguments: Mapping[str, Any] | None = None
+    redacted: Mapping[str, int] | None = None
+    sealed_arguments: str | None = None
+    inputs: tuple[Input, ...] | None = None
+    role: str | None = None
+    policy_digest: str | None = None
+    user: str | None = None
+    grants: tuple[str, ...] | None = None
+    approval: str | None = None
+    approved_by: tuple[str, ...] | None = None
+    workspace: str | None = None
+    traceparent: str | None = None
+    tracestate: str | None = None
+
+
+class SandboxStarted(CallEvent, kind="sandbox.started"):
+    """A sandbox stands, was measured and compared with its plan. On disk before the job goes in."""
+
+    sandbox_id: str
+    driver: str
+    level: str
+    plan_digest: str
+    measured: Mapping[str, Any]
+    fields: tuple[Mapping[str, Any], ...] = ()
+    host: Mapping[str, str] | None = None
+    verified: bool
+
+
+class EgressDecided(CallEvent, kind="egress.decided"):
+    """Egress policy decided about one connection out of a sandbox. On disk before anything is dialled."""
+
+    scheme: str
+    host: str
+    port: int
+    method: str | None = None
+    asked_digest: str
+    effect: Answer
+    rule: str
+    address: str | None = None
+    credential: str | None = None
+
+
+class EgressAnswered(CallEvent, kind="egress.answered"):
+    """A server answered a request that was allowed, or was tunnelled to, and that is over."""
+
+    host: str
+    asked_digest: str
+    status: int | None = None
+    type: str | None = None
+    bytes: int
+    complete: bool
+
+
+class ArtifactCollected(CallEvent, kind="artifact.collected"):
+    """An output file passed its checks and lies in quarantine. The call's last record says which became readable."""
+
+    name: str
+    uri: str
+    sha256: str
+    bytes: int
+    media_type: str
+    risks: tuple[str, ...] | None = None
+
+
+class ArtifactRefused(CallEvent, kind="artifact.refused"):
+    """An output file failed a check and was dropped."""
+
+    name: str
+    reason: str
+    count: int | None = None
+
+
+class ArtifactScanned(CallEvent, kind="artifact.scanned"):
+    """An output file was looked into for what acts when it is opened, or could not be; before the call's result."""
+
+    name: str
+    uri: str
+    findings: tuple[str, ...] | None = None
+    more: int | None = None
+    not_scanned: str | None = None
+    sandbox_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """One thing a call gave back, by digest and size."""
+
+    name: str
+    digest: str
+    bytes: int
+
+
+class EndEvent(CallEvent):
+    """The end of a call, as its own server saw it."""
+
+    elapsed_ms: float
+    published: tuple[str, ...] | None = None
+
+
+class CallFinished(EndEvent, kind="call.finished", ends_call=True):
+    """The program ended, in whatever way; nothing of it runs, and its sandbox is gone or about to be."""
+
+    ended: Literal["exited", "signalled", "timed_out", "out_of_memory", "limit"]
+    exit_code: int | None = None
+    failed: bool | None = None
+    promotion: str | None = None
+    usage: Mapping[str, Any]
+    outputs: tuple[Output, ...] = ()
+    kept: Mapping[str, str] | None = None
+    redacted: Mapping[str, int] | None = None
+
+
+class CallCancelled(EndEvent, kind="call.cancelled", ends_call=True):
+    """The call was stopped from outside; its sandbox is gone."""
+
+    by: str
+    stop: str | None = None
+
+
+class CallFailed(EndEvent, kind="call.failed", ends_call=True):
+    """Glovebox itself failed the call; nothing can be said about the program."""
+
+    error: str
+    reason: str
+
+
+class CallLost(CallEvent, kind="call.lost", ends_call=True):
+    """A call is over, and its own last record is not in the log: how it ended is not known."""
+
+    cause: LossCause
+    reason: str
+    run_by: str
+    decided: str
+    last: str
+
+
+class ReceiptSigned(CallEvent, kind="receipt.signed"):
+    """The receipt of a call that policy allowed, written with the call's last record and right after it."""
+
+    digest: str
+    key: str
+    envelope: Mapping[str, Any]
+
+
+class ApprovalEvent(Event):
+    """Anything that happens to one question; each record names it, and whose it is, by itself."""
+
+    approval: str
+    digest: str
+    principal: str
+    run: str
+    tool: str
+
+
+class ApprovalRequested(ApprovalEvent, kind="approval.requested"):
+    """A call waits for a yes. On disk before anybody can see the question."""
+
+    asked_by: str
+    client: str | None = None
+    workflow: str | None = None
+    rules: tuple[str, ...]
+    arguments_digest: str
+    profile_digest: str
+    policy_digest: str | None = None
+    by: Literal["client", "operator", "either"]
+    quorum: int
+    another_principal: bool
+    reach: Reach
+    seconds: float
+    lifted: str | None = None
+    target: str | None = None
+
+
+class ApprovalAnswered(ApprovalEvent, kind="approval.answered"):
+    """Somebody answered a question. On disk before the answer counts."""
+
+    effect: Answer
+    answered_by: str
+    channel: Channel
+    reach: Reach
+    reason: str | None = None
+    yes: int
+    state: str
+
+
+class ApprovalWithdrawn(ApprovalEvent, kind="approval.withdrawn"):
+    """A question, or a yes that was not used, was taken back."""
+
+    by: str
+
+
+class ApprovalRefused(Event, kind="approval.refused"):
+    """An answer did not count: forged, replayed, late, to another question, or of somebody who may not give it."""
+
+    approval: str | None = None
+    rule: str
+    answered_by: str
+    channel: Channel
+
+
+class GrantEvent(ApprovalEvent):
+    """Anything that happens to one grant."""
+
+    lifted: str
+    target: str
+
+
+class GrantMade(GrantEvent, kind="grant.made"):
+    """A yes lifts a denial, for one call or for a run. On disk before it does."""
+
+    reach: Reach
+    seconds: float
+
+
+class GrantRevoked(GrantEvent, kind="grant.revoked"):
+    """An operator took a grant back; a call that runs on it is not ended by this."""
+
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromotedFile:
+    """One file of a promotion."""
+
+    name: str
+    before: str | None = None
+    after: str | None = None
+    origin: str
+    findings: int | None = None
+
+
+class ProposalScanned(Event, kind="proposal.scanned"):
+    """An artifact that a call proposes was looked into, or could not be. On disk before anybody is asked about it."""
+
+    asked_by: str
+    principal: str
+    name: str
+    uri: str
+    sha256: str
+    findings: tuple[str, ...] | None = None
+    more: int | None = None
+    not_scanned: str | None = None
+    sandbox_id: str | None = None
+    driver: str | None = None
+    level: str | None = None
+    plan_digest: str | None = None
+
+
+class PromotionApplied(Event, kind="promotion.applied"):
+    """Files are about to be put into a folder that the operator named. On disk before the first is."""
+
+    promotion: str
+    by: str
+    asked_by: str | None = None
+    folder: str
+    digest: str
+    files: tuple[PromotedFile, ...]
+
+
+class PromotionRolledBack(Event, kind="promotion.rolled_back"):
+    """Files are about to be put back as they were before a promotion. On disk before the first is."""
+
+    promotion: str
+    rollback: str | None = None
+    by: str
+    folder: str
+    because: str
+    files: tuple[PromotedFile, ...]
+
+
+class ServerStarted(Event, kind="server.started"):
+    """A server process opened the log and is about to accept calls."""
+
+    version: str
+    pid: int
+    transport: str
+    tools_digest: str | None = None
+    receipt_key: str | None = None
+    policy_digest: str | None = None
+    lock_digest: str | None = None
+
+
+class ServerStopped(Event, kind="server.stopped"):
+    """A server process ends in good order. Missing after a crash."""
+
+    reason: str
+    longest_stall_ms: float | None = None
+
+
+class RequestsRefused(Event, kind="requests.refused"):
+    """Requests were refused before they became calls. Counts alone, at most every five seconds."""
+
+    since: str
+    count: int
+    refused: tuple[Mapping[str, Any], ...]
+
+
+class PolicyChanged(Event, kind="policy.changed"):
+    """Another policy is in force from now on; calls under way keep what they were decided with."""
+
+    policy_digest: str
+    before: str
+
+
+class PolicyRefused(Event, kind="policy.refused"):
+    """The policy's file was changed, and cannot be in force: the one before stays."""
+
+    where: str
+    policy_digest: str
+
+
+class ProfileLoaded(Event, kind="profile.loaded"):
+    """A profile is in force from now on."""
+
+    tool: str
+    digest: str
+    source: str
+    unsafe: tuple[str, ...] = ()
+
+
+class PoolChanged(Event, kind="pool.changed"):
+    """Sandboxes of a plan are prepared ahead of their calls, or no longer."""
+
+    what: str
+    driver: str
+    plan_digest: str
+    ready: int
+    most: int
+    reason: str = ""
+
+
+class GapRecorded(Event, kind="log.gap"):
+    """The log found bytes after its last whole record, left by a crash or a full disk. Written by the log only."""
+
+    bytes: int
+    digest: str
+
+
+class SignedEvent(Event):
+    """The log's signed statement about one of its segments."""
+
+    segment: int
+    root: str
+    key: str
+    envelope: Mapping[str, Any]
+
+
+class SegmentSealed(SignedEvent, kind="segment.sealed"):
+    """A segment of the log ends here: the last record of its file. Written by the log only."""
+
+    lines: int
+
+
+class SegmentBegun(Event, kind="segment.begun"):
+    """A segment of the log begins: the first record of every file but the first, chained to the seal before."""
+
+    format: int
+    segment: int
+    offset: int
+
+
+class SegmentRemoved(SignedEvent, kind="segment.removed"):
+    """Retention is about to remove a sealed segment, the oldest. Written by the log only."""
+
+    seal: str
+    reason: RemovalReason
+
+
+class StopMade(Event, kind="stop.made"):
+    """Something is stopped from now on, until ``stop.lifted``: calls under way end, new ones are refused."""
+
+    stop: str
+    scope: str
+    name: str
+    because: str
+    by: str
+
+
+class StopLifted(Event, kind="stop.lifted"):
+    """A stop is no longer in force."""
+
+    stop: str
+    by: str
+
+
+class WatchAlarm(Event, kind="watch.alarm"):
+    """A watch rule found what it looks for. What it found is not in here: it may be a secret."""
+
+    rule: str
+    action: str
+    where: str
+    what: str
+    call: str | None = None
+    tool: str | None = None
+    principal: str
+    client: str | None = None
+    run: str | None = None
+    workflow: str | None = None
+
+
+class TokenCreated(Event, kind="token.created"):
+    """An operator is about to make a token. On disk before it is."""
+
+    principal: str
+    by: str
+    role: str | None = None
+    workflow: str | None = None
+    expires: str | None = None
+
+
+class TokenRevoked(Event, kind="token.revoked"):
+    """An operator ended a token. It is gone before this is written, so that nothing can keep it in force."""
+
+    principal: str
+    by: str
+
+
+def draft(event: Event) -> chain.Draft:
+    """Turn an event into a draft for the chain.
+
+    Raises:
+        ValueError: a field holds what is not JSON, the call id is not a name, or the record would be too long.
+    """
+    call_id = event.call_id if isinstance(event, CallEvent) else None
+    data, parts = _data(event), None
+    if call_id == NOT_YET:
+        call_id, parts = None, {name: chain.canonical(value) for name, value in data.items()}
+    if call_id is not None and not chain.NAME.fullmatch(call_id):
+        raise ValueError("the call id is not a name")
+    encoded = chain.canonical(data) if parts is None else chain.join_parts(parts)
+    _require_room(encoded)
+    return chain.Draft(kind=event.kind, call_id=call_id, data=json.loads(encoded), encoded=encoded, parts=parts)
+
+
+def draft_receipt(event: ReceiptSigned, envelope: bytes) -> chain.Draft:
+    """Draft a receipt's event from its encoded envelope: that is nearly all of it, and plain JSON."""
+    data = _data(event)
+    del data["envelope"]
+    parts = {name: chain.canonical(value) for name, value in data.items()}
+    data = {**json.loads(chain.join_parts(parts)), "envelope": event.envelope}
+    whole = chain.join_parts({**parts, "envelope": envelope})
+    _require_room(whole)
+    return chain.Draft(kind=event.kind, call_id=event.call_id, data=data, encoded=whole)
+
+
+def _require_room(encoded: bytes) -> None:
+    # 1,024 bytes hold every other field of a record at its longest.
+    if len(encoded) > chain.MAX_LINE_BYTES - 1024:
+        raise ValueError(f"it is {len(encoded)} bytes long and a record holds {chain.MAX_LINE_BYTES - 1024}")
+
+
+@cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind) if field.name != "call_id")
+
+
+def _data(item: Event | Output | Input | PromotedFile) -> dict[str, Any]:
+    pairs = ((name, getattr(item, name)) for name in _names(type(item)))  # type: ignore[arg-type]  # a class is hashable
+    data = {name: value for name, value in pairs if value is not None}
+    for name in ("outputs", "inputs", "files"):
+        if isinstance(listed := data.get(name), tuple):
+            data[name] = [_data(part) for part in listed]
+    return data
