@@ -47,15 +47,13 @@ from glovebox_server.guards.registry import GuardSet
 from glovebox_server.guards.stops.stops import Stops
 from glovebox_server.guards.watch.watch import Watch
 from glovebox_server.promotion.proposing import Proposals
-from glovebox_server.proof import signature
 from glovebox_server.proof.lock import Effective, Lock
 from glovebox_server.proof.sealed import Sealer
 from glovebox_server.receipts.keys import Signer
 from glovebox_server.receipts.recorder import ReceiptIssuer
 from glovebox_server.requests import Refusals, Runs, derive_key, load_key
 from glovebox_server.settings import Settings
-from glovebox_server.startup.policy import governed, policy_file
-from glovebox_server.startup.prewarm import check_preloads, prepare_sandboxes
+from glovebox_server.startup import check_preloads, governed, policy_file, prepare_sandboxes
 from glovebox_server.tools import TOOLS
 from glovebox_server.tools.base import Tool
 from glovebox_server.upkeep import promotions
@@ -340,7 +338,7 @@ def _lock(settings: Settings) -> Lock | None:
         raise ProfileError(settings.require_signed, None, "", reason, "Add --locked FILE, or GLOVEBOX_LOCKED.")
     found = Lock.read(settings.locked)
     if settings.require_signed is not None:
-        signature.require(found, settings.require_signed)
+        found.require_signed(settings.require_signed)
     return found
 
 

@@ -10,7 +10,7 @@ from glovebox_profiles.policy.diff import diff
 from glovebox_profiles.policy.load import KnownNames, checked
 from glovebox_profiles.policy.model import Policy, digest
 from glovebox_server.guards.watch.rules import RULES, actions
-from glovebox_server.startup.policy import checker
+from glovebox_server.startup import checker
 from glovebox_server.tools import TOOLS
 
 _PATH = Path("fuzz.toml")

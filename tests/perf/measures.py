@@ -75,7 +75,7 @@ MEASURES = (
 #: paths of these files. A folder ``guards/<name>`` belongs to a feature too.
 OFF = {
     "approvals": ('approval = "none", no policy', ("/mcp/asking.py",)),
-    "policy": ("no policy file", ("/startup/policy.py", "/glovebox_profiles/policy/")),
+    "policy": ("no policy file", ("/startup.py", "/glovebox_profiles/policy/")),
     "budgets": ("no role with a budget", ()),
     "watch": ("no canary token, no watch rule", ()),
     "network": ('network.mode = "none"', ("/egress/",)),

@@ -19,7 +19,7 @@ from glovebox_server.calls import Principal
 from glovebox_server.core.rights import ActivePolicy
 from glovebox_server.errors import AuditError
 from glovebox_server.settings import Settings
-from glovebox_server.startup.policy import governed
+from glovebox_server.startup import governed
 from glovebox_server.tools import TOOLS
 from glovebox_server.workspace import Workspace
 
@@ -88,7 +88,7 @@ class Scene:
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     """A server with a policy, whose environment counts as built."""
     found = environments.load("default", environments.SHIPPED)
-    required = "glovebox_server.startup.policy.required"
+    required = "glovebox_server.startup.required"
     monkeypatch.setattr(required, lambda _, profiles: dict.fromkeys(profiles, found))
     tmp_path.chmod(0o700)
     return Scene(tmp_path)

@@ -20,7 +20,7 @@ from glovebox_server.core.rights import Rights, Roles
 from glovebox_server.guards.approvals.lifting import considered
 from glovebox_server.guards.approvals.question import Question
 from glovebox_server.guards.proposal import Proposal
-from glovebox_server.startup.policy import load
+from glovebox_server.startup import load
 from glovebox_server.tools import TOOLS
 
 POLICY = Path(__file__).parents[2] / "examples" / "policy.toml"

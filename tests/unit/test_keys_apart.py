@@ -12,7 +12,7 @@ from glovebox_profiles.load.loader import SHIPPED, load, parse
 from glovebox_server.cli.main import main
 from glovebox_server.exits import OK, USAGE
 from glovebox_server.settings import Settings
-from glovebox_server.startup.policy import governed
+from glovebox_server.startup import governed
 from glovebox_server.tools import TOOLS
 from glovebox_server.workspace import Workspace
 

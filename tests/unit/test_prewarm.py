@@ -12,11 +12,11 @@ from glovebox_sandboxes.contract.errors import UnsupportedSpecError
 from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.pool.pool import SandboxProvider
 from glovebox_sandboxes.pool.ready_queue import IDLE_SECONDS
+from glovebox_server import startup
 from glovebox_server.app import check_example, prepare_in_force, prepare_masked
 from glovebox_server.core.rights import ActivePolicy, Governed, Rights
 from glovebox_server.guards.registry import GuardSet
 from glovebox_server.guards.secret_files.hiding import Hiding
-from glovebox_server.startup import prewarm
 
 
 class Host:
@@ -51,13 +51,13 @@ async def test_those_without_modules_come_first(
     before: list[bool] = []
 
     async def slept(seconds: float) -> None:
-        assert seconds == prewarm.IMPORTS_AFTER_SECONDS
+        assert seconds == startup.IMPORTS_AFTER_SECONDS
         before.extend(bool(each.preload) for each in host.prepared)
 
     monkeypatch.setattr(anyio, "sleep", slept)
     profiles = load([SHIPPED], check_example=check_example)
     provider = SandboxProvider(drivers=cast("Any", host), pool=cast("Any", host))
-    await prewarm.prepare_sandboxes([Rights(profiles=profiles, workspace=tmp_path)], guards(provider))
+    await startup.prepare_sandboxes([Rights(profiles=profiles, workspace=tmp_path)], guards(provider))
     modules = profiles.get("run_python")
     assert modules is not None
     assert [each.preload for each in host.prepared] == ([(), modules.python.preload] if usable else [])
@@ -75,15 +75,15 @@ async def test_sandboxes_of_the_first_roles_are_prepared_too(monkeypatch: pytest
     profiles = load([SHIPPED], check_example=check_example)
     host = Host(usable=True)
     provider = SandboxProvider(drivers=cast("Any", host), pool=cast("Any", host))
-    places = [tmp_path, tmp_path, *(tmp_path / str(number) for number in range(2 * prewarm.MAX_PREPARED))]
-    await prewarm.prepare_sandboxes([Rights(profiles=profiles, workspace=place) for place in places], guards(provider))
+    places = [tmp_path, tmp_path, *(tmp_path / str(number) for number in range(2 * startup.MAX_PREPARED))]
+    await startup.prepare_sandboxes([Rights(profiles=profiles, workspace=place) for place in places], guards(provider))
     sources = [each.mounts[0].source for each in host.prepared if each.preload]
-    assert sources == [str(place) for place in places[1 : prewarm.MAX_PREPARED + 1]]
+    assert sources == [str(place) for place in places[1 : startup.MAX_PREPARED + 1]]
 
 
 async def test_what_a_changed_policy_leaves_is_prepared_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without a call; the control is what was prepared before the change."""
-    monkeypatch.setattr(prewarm, "IMPORTS_AFTER_SECONDS", 0)
+    monkeypatch.setattr(startup, "IMPORTS_AFTER_SECONDS", 0)
     profiles = load([SHIPPED], check_example=check_example)
     host = Host(usable=True)
     provider = SandboxProvider(drivers=cast("Any", host), pool=cast("Any", host))
@@ -110,7 +110,7 @@ async def test_what_a_changed_policy_leaves_is_prepared_too(monkeypatch: pytest.
 
 async def test_what_is_hidden_by_now_is_prepared_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without a call, as long as any were made lately; the controls: an ordinary file, and a server nobody calls."""
-    monkeypatch.setattr(prewarm, "IMPORTS_AFTER_SECONDS", 0)
+    monkeypatch.setattr(startup, "IMPORTS_AFTER_SECONDS", 0)
     profiles = load([SHIPPED], check_example=check_example)
     host = Host(usable=True)
     parts = guards(SandboxProvider(drivers=cast("Any", host), pool=cast("Any", host)))

@@ -15,7 +15,7 @@ from glovebox_server.calls import Principal
 from glovebox_server.core.rights import Rights, Roles, require_workflow
 from glovebox_server.errors import MisnamedError
 from glovebox_server.settings import Settings
-from glovebox_server.startup.policy import governed, policy_file
+from glovebox_server.startup import governed, policy_file
 from glovebox_server.tools import TOOLS
 from glovebox_server.workspace import Workspace
 
@@ -189,7 +189,7 @@ def _settings(place: Path) -> Settings:
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """Of a server whose environment counts as built."""
     found = environments.load("default", environments.SHIPPED)
-    monkeypatch.setattr("glovebox_server.startup.policy.required", lambda _, profiles: dict.fromkeys(profiles, found))
+    monkeypatch.setattr("glovebox_server.startup.required", lambda _, profiles: dict.fromkeys(profiles, found))
     return _settings(tmp_path)
 
 
@@ -254,7 +254,7 @@ def test_a_workspace_that_cannot_be_looked_at_is_a_mistake_with_its_key(
     def closed(*_: object) -> Path:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("glovebox_server.startup.policy.workspace.named", closed)
+    monkeypatch.setattr("glovebox_server.startup.workspace.named", closed)
     text = PLAIN.replace("[roles.one]", f'[roles.one]\nworkspace = "{tmp_path}"')
     (tmp_path / "config" / "policy.toml").write_text(text)
     with pytest.raises(ProfileError, match=r"roles\.one\.workspace: cannot be used: Permission denied"):
@@ -271,7 +271,7 @@ def test_what_each_role_leaves_needs_an_environment_that_is_built(
         asked.append([tool for tool, _ in profiles.items()])
         return {}
 
-    monkeypatch.setattr("glovebox_server.startup.policy.required", built)
+    monkeypatch.setattr("glovebox_server.startup.required", built)
     (tmp_path / "config" / "policy.toml").write_text(PLAIN)
     governed(settings, PROFILES, Workspace(path=SERVED), TOOLS)
     assert asked == [["run_python"]]

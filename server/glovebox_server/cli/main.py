@@ -12,11 +12,11 @@ _LAZY = {
     "approvals": ("rules.approvals:approvals", "Answer calls that wait for approval, and see what was granted."),
     "artifact": ("artifact:artifact", "Files that programs made: list, save, promote them."),
     "audit": ("evidence.audit:audit", "What happened, and whether the log of it is whole."),
-    "bundle": ("evidence.bundle:bundle", "What one call or run did, as one file to check anywhere."),
+    "bundle": ("evidence.receipt:bundle", "What one call or run did, as one file to check anywhere."),
     "call": ("call:call", "Make one call of a tool, in a sandbox."),
     "canary": ("rules.canary:canary", "Files whose content stops any call that sends it."),
     "capabilities": ("host.capabilities:capabilities", "Show what can be used here, before any call."),
-    "clean": ("host.clean:clean", "Remove expired artifacts and leftovers of dead servers."),
+    "clean": ("host.environment:clean", "Remove expired artifacts and leftovers of dead servers."),
     "client-config": ("host.client_config:client_config", "Print configuration to paste into clients."),
     "doctor": ("host.doctor:doctor", "Show what this host can enforce, and what fixes the rest."),
     "environment": ("host.environment:environment", "Python packages for programs: named sets, locked by hash."),
@@ -29,7 +29,7 @@ _LAZY = {
     "stop": ("rules.stop:stop", "End running calls within a second, and refuse new ones."),
     "stops": ("rules.stop:stops", "Stops in force: see `glovebox stop` and `glovebox resume`."),
     "token": ("rules.token:token", "Bearer tokens of callers over HTTP."),
-    "usage": ("rules.usage:usage", "Show what calls have spent, where policy.toml has budgets."),
+    "usage": ("rules.policy:usage", "Show what calls have spent, where policy.toml has budgets."),
 }
 
 

@@ -12,9 +12,10 @@ from rich.text import Text as Plain
 from glovebox_audit.printable import printable
 from glovebox_sandboxes.plural import counted
 from glovebox_server import app as apps
+from glovebox_server import startup
 from glovebox_server.artifacts.names import quoted
+from glovebox_server.cli.artifact import find_in_artifacts
 from glovebox_server.cli.options import command, emit, err, out, wants_json, word_form
-from glovebox_server.cli.scan import find_in_artifacts
 from glovebox_server.errors import RefusedError
 from glovebox_server.exits import OK, REFUSED
 from glovebox_server.guards.approvals.shown import visible, warn_of_letters
@@ -25,7 +26,6 @@ from glovebox_server.promotion.journal import Journal, Promotion
 from glovebox_server.promotion.plan import Planned, Target
 from glovebox_server.promotion.transaction import Record
 from glovebox_server.settings import Settings
-from glovebox_server.startup import policy as policies
 from glovebox_server.tools import TOOLS
 from glovebox_server.upkeep.log import recording
 
@@ -134,8 +134,8 @@ def _require_expected(promotion: Promotion, expect: str | None) -> None:
 
 
 def _target(settings: Settings, name: str) -> Target:
-    path = policies.policy_file(settings)
-    policy = None if path is None else policies.load(path, apps.load_profiles(settings), TOOLS)
+    path = startup.policy_file(settings)
+    policy = None if path is None else startup.load(path, apps.load_profiles(settings), TOOLS)
     apps.require_locked(settings, policy, path)
     return plan.target(settings, policy.promote.into if policy else {}, name)
 

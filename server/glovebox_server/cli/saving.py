@@ -11,18 +11,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
-import click
 
 from glovebox_audit.printable import LAYOUT, printable
 from glovebox_sandboxes.contract.errors import DiagnosedError
-from glovebox_sandboxes.plural import counted
-from glovebox_server import app as apps
-from glovebox_server import workspace
-from glovebox_server.calls import Principal
-from glovebox_server.cli.artifact import check_address, check_principal, describe_artifact
-from glovebox_server.cli.options import command, emit, err, wants_json
 from glovebox_server.errors import MisnamedError
-from glovebox_server.settings import Settings
 
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
 """Errors that another name on the same disk would not avoid."""
@@ -32,35 +24,6 @@ def _failure(place: Path, error: OSError, fix: str) -> DiagnosedError:
     """Return the failure of a write. A name that is taken is a wrong argument; other failures are the disk's."""
     kind = MisnamedError if isinstance(error, FileExistsError) else DiagnosedError
     return kind(f"{place} cannot be written", error.strerror or str(error), fix)
-
-
-@command("save")
-@click.argument("uri", callback=check_address)
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="File to write; else stdout.")
-@click.option("--principal", callback=check_principal, help="Whose it is, where it is not yours: token:NAME over HTTP.")
-def artifact_save(settings: Settings, uri: str, output: Path | None, principal: str | None) -> None:
-    """Write an artifact to a new file, or to standard output.
-
-    Its risks are told on standard error.
-    """
-    if wants_json() and output is None:
-        raise click.UsageError("--json says what was written: add -o FILE.")
-    whose = principal or f"local:{os.getuid()}"
-
-    async def make() -> None:
-        if output and (reason := workspace.objection(workspace.place(output), workspace.own(settings))):
-            raise MisnamedError(f"--output {output}", f"it {reason}", "A program made it: name a file elsewhere.")
-        owner = Principal(id=whose, transport="cli")
-        async with apps.opened(settings, "cli", prewarm=False) as app, app.artifacts.open(uri, owner) as reader:
-            if output is None:
-                await reader.check()  # printed output cannot be taken back
-            for risk in reader.artifact.risks:
-                err.print(f"Look before you open, run, copy or apply it: {risk}.", style="yellow")
-            await save(reader.chunks(), output)
-            if not emit({"file": str(output), **describe_artifact(reader.artifact)}) and output is not None:
-                err.print(f"{output}: {counted(reader.artifact.bytes, 'byte')}.")
-
-    anyio.run(make)
 
 
 async def save(chunks: AsyncIterator[bytes], output: Path | None) -> None:

@@ -11,7 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from glovebox_audit.receipts.names import is_newer
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from glovebox_audit import chain
+from glovebox_audit.chain import EvidenceError
+from glovebox_audit.receipts import dsse, keys
+from glovebox_audit.receipts.names import STATEMENT_TYPE, is_newer
 from glovebox_profiles import model as profiles_model
 from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.errors import ProfileError
@@ -25,6 +30,9 @@ TYPE = "https://glovebox.dev/lock/v1"
 
 MAX_BYTES = 8 << 20
 """Longest lock: 256 profiles at their largest are half of it."""
+
+PREDICATE_TYPE = "https://glovebox.dev/attestation/lock/v1"
+"""A name, as in-toto requires: nothing is fetched from there. It changes when a field changes its meaning."""
 
 _REPAIR = "Take the change back, or review it and run `glovebox profiles lock` again."
 _ABSENT = object()
@@ -116,6 +124,43 @@ class Lock:
     def digest(self) -> str:
         """Return ``sha256:…`` of the file's bytes."""
         return "sha256:" + hashlib.sha256(self.data).hexdigest()
+
+    @property
+    def signature(self) -> Path:
+        """Return the place of its signature: a DSSE envelope beside it, as receipts have."""
+        return self.path.with_name(f"{self.path.name}.sig")
+
+    def statement(self) -> bytes:
+        """Return what is signed: the lock has exactly these bytes. One form, so that the lock determines it."""
+        subject = {"name": "glovebox.lock", "digest": {"sha256": hashlib.sha256(self.data).hexdigest()}}
+        said = {"_type": STATEMENT_TYPE, "subject": [subject], "predicateType": PREDICATE_TYPE, "predicate": {}}
+        return chain.canonical(said)
+
+    def signed(self, key: Ed25519PrivateKey) -> bytes:
+        """Return the content of its signature."""
+        return chain.canonical(dsse.sign(self.statement(), key, dsse.key_id(key.public_key()))) + b"\n"
+
+    def require_signed(self, key_file: Path) -> str:
+        """Refuse a lock that the holder of a key did not sign; return the key's id.
+
+        Raises ProfileError if the signature is missing or of another key, or the key cannot be used.
+        """
+        try:
+            key = keys.parse_public(read_bytes(key_file, keys.MAX_KEY_BYTES))
+        except ValueError as problem:
+            raise ProfileError(key_file, None, "", str(problem), "Name the public key.") from None
+        fix = f"Review the lock, and sign it: `glovebox profiles sign {self.path} --key KEY`."
+        if not self.signature.exists():
+            raise ProfileError(self.path, None, "", "is not signed", fix)
+        try:
+            envelope = dsse.parse(read_bytes(self.signature, dsse.MAX_BYTES))
+            dsse.check(envelope, key)
+        except EvidenceError as problem:
+            raise ProfileError(self.signature, None, "", str(problem), fix) from None
+        if envelope.payload != self.statement():
+            reason = "it is of another lock, or this one was changed since"
+            raise ProfileError(self.signature, None, "", reason, fix)
+        return envelope.key_id
 
     def require(self, found: Effective) -> None:
         """Refuse what differs from the lock. Raises ProfileError: the first difference, and their number."""

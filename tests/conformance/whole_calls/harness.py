@@ -39,6 +39,7 @@ from glovebox_sandboxes import strict_json
 from glovebox_sandboxes.conformance import trial
 from glovebox_sandboxes.conformance.host import CANARY, Planted
 from glovebox_server import app as apps
+from glovebox_server import startup
 from glovebox_server.app import App
 from glovebox_server.calls import Principal, Text, ToolCall
 from glovebox_server.core.broker import Broker
@@ -48,7 +49,6 @@ from glovebox_server.failures import failure_of
 from glovebox_server.guards.approvals.question import Question
 from glovebox_server.guards.registry import GuardSet
 from glovebox_server.settings import Settings
-from glovebox_server.startup import policy as policies
 
 _ARTIFACT_BYTES = 1 << 20
 """Most that is read back of one file; the trial's profile lets out no more."""
@@ -246,7 +246,7 @@ class CallHarness:
             return None
         path = Path(tempfile.mkdtemp(dir=self._directory)) / "policy.toml"
         path.write_text(call.policy + _EXAMPLE.format(tool=call.tool))
-        return policies.load(path, profiles, self._app.tools)
+        return startup.load(path, profiles, self._app.tools)
 
     def _profile(self, call: TrialCall, driver: str, names: Mapping[str, str]) -> Path:
         directory = Path(tempfile.mkdtemp(dir=self._directory))

@@ -23,7 +23,6 @@ from glovebox_audit.receipts.keys import parse_public, public_pem
 from glovebox_audit.verify import verify as verify_log
 from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.load.loader import load
-from glovebox_server.proof import signature
 from glovebox_server.proof.lock import Effective, Lock, written
 from glovebox_server.receipts.keys import Signer
 from glovebox_server.settings import Settings
@@ -49,8 +48,8 @@ def require_locked(kind: str, profiles: ProfileSet, directory: Path) -> None:
         key = Ed25519PrivateKey.generate()
         key_file.write_text(public_pem(key.public_key()))
         if kind == "signed":
-            signature.place(place).write_bytes(signature.sign(lock.data, key))
-        signature.require(lock, key_file)
+            lock.signature.write_bytes(lock.signed(key))
+        lock.require_signed(key_file)
     if kind == "changed":
         for file in directory.glob("*.toml"):
             file.write_text(file.read_text().replace("pids = 32", "pids = 33"))

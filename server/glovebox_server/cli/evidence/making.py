@@ -20,7 +20,7 @@ from glovebox_server.errors import MisnamedError
 from glovebox_server.exits import FAILED, OK
 from glovebox_server.proof.lock import policy_keys
 from glovebox_server.settings import Settings
-from glovebox_server.startup.policy import governed
+from glovebox_server.startup import governed
 from glovebox_server.tools import TOOLS
 from glovebox_server.upkeep.log import audit_log
 

@@ -14,7 +14,7 @@ from glovebox_server.cli.options import command, emit, out
 from glovebox_server.cli.terminal import print_table, table_of
 from glovebox_server.mcp.manifest import Manifest, build_manifest
 from glovebox_server.settings import Settings
-from glovebox_server.startup.policy import governed
+from glovebox_server.startup import governed
 from glovebox_server.tools import TOOLS
 from glovebox_server.upkeep import environments
 

@@ -30,7 +30,7 @@ from glovebox_server.errors import MisnamedError
 from glovebox_server.exits import OK, UNAVAILABLE, USAGE
 from glovebox_server.secret_files import SecretFileError
 from glovebox_server.settings import Settings
-from glovebox_server.startup.policy import governed, policy_file
+from glovebox_server.startup import governed, policy_file
 from glovebox_server.tools import TOOLS
 from glovebox_server.upkeep.credentials import require_apart
 from glovebox_server.upkeep.environments import required

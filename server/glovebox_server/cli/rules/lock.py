@@ -1,21 +1,35 @@
 """``glovebox profiles lock | sign``: writes down what is in effect, and signs it."""
 
+import shlex
+from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 
 import click
 
+from glovebox_audit.events import CallDecided
+from glovebox_audit.printable import printable
 from glovebox_audit.receipts import dsse
+from glovebox_profiles.errors import ProfileError
+from glovebox_profiles.load.loader import SHIPPED, checked, load, read
+from glovebox_profiles.model import effective
 from glovebox_sandboxes.plural import counted
 from glovebox_server import app, workspace
-from glovebox_server.cli.options import command, emit, out
-from glovebox_server.cli.rules.showing import described
+from glovebox_server.app import check_example, load_profiles
+from glovebox_server.cli.evidence.page import KEEPING
+from glovebox_server.cli.options import command, complete_tool, emit, out, time_or_age
+from glovebox_server.cli.rules.showing import described, found_for, say_change, to_toml
 from glovebox_server.cli.saving import replace_file
-from glovebox_server.exits import OK, USAGE
-from glovebox_server.proof import signature
+from glovebox_server.exits import FAILED, OK, USAGE
 from glovebox_server.proof.lock import Effective, Lock, written
+from glovebox_server.proof.sealed import opener
+from glovebox_server.proof.simulate import records
+from glovebox_server.proof.simulate import simulate as decide_again
+from glovebox_server.proof.suggest import KINDS
+from glovebox_server.proof.suggest import suggest as narrowest
 from glovebox_server.receipts import keys
 from glovebox_server.settings import Settings
-from glovebox_server.startup.policy import governed, policy_file
+from glovebox_server.startup import governed, policy_file
 from glovebox_server.tools import TOOLS
 from glovebox_server.upkeep.environments import required
 
@@ -46,11 +60,10 @@ def profiles_sign(file: Path, key: Path) -> None:
     FILE is glovebox.lock where none is given.
     """
     lock, private = Lock.read(file), keys.operators(key)
-    place = signature.place(file)
-    replace_file(place, signature.sign(lock.data, private), force=True)
+    replace_file(lock.signature, lock.signed(private), force=True)
     key_id = dsse.key_id(private.public_key())
-    if not emit({"file": str(place), "lock": lock.digest, "key_id": key_id}):
-        out.print(f"{place}: signed with key {key_id}")
+    if not emit({"file": str(lock.signature), "lock": lock.digest, "key_id": key_id}):
+        out.print(f"{lock.signature}: signed with key {key_id}")
 
 
 def check_lock(settings: Settings, file: Path) -> int:
@@ -70,3 +83,97 @@ def _effective(settings: Settings) -> Effective:
     path = policy_file(settings)
     policy = governed(settings, profiles, workspace.find(settings, "http"), TOOLS).policy
     return app.effective(profiles, environments, policy, path)
+
+
+_STYLES = {"allow": "bold red", "deny": "green", "ask": "green"}
+
+
+_since = click.option(
+    "--since",
+    type=time_or_age,
+    default="30d",
+    show_default=True,
+    help="Calls since this time (UTC), local day, or 30d ago.",
+)
+
+
+_key = click.option("--key", type=click.Path(path_type=Path), help="The private key to which arguments were sealed.")
+
+
+@command("simulate")
+@click.argument("candidate", type=click.Path(path_type=Path))
+@_since
+@_key
+def profiles_simulate(settings: Settings, candidate: Path, since: datetime, key: Path | None) -> int:
+    """Decide recorded calls again, under another profile.
+
+    CANDIDATE is a file, or a directory as in force over the shipped ones. Exit 1 if one would be decided otherwise.
+    """
+    directory = settings.state_dir / "audit"
+    if not candidate.exists():
+        raise ProfileError(candidate, None, "", "does not exist", "Name a profile or a directory of profiles.")
+    if candidate.is_dir():
+        profiles = dict(load([SHIPPED, candidate], check_example=None))
+    else:
+        profile = read(candidate, check_example=None, any_name=True)
+        profiles = {profile.tool: profile}
+    open_sealed = None if key is None else opener(key)
+    found = decide_again(records(directory, since, {CallDecided.kind}), profiles, TOOLS, open_sealed)
+    if emit(asdict(found)):
+        return FAILED if found.otherwise else OK
+    for each in found.otherwise:
+        words = f"{each.time[:19]}  {each.call_id}  {each.tool}  {each.was} -> {each.now}  ({each.rule})"
+        out.print(printable(words), style=_STYLES.get(each.now, ""))
+    how = "--key KEY opens those that are sealed" if key is None else "none was sealed to this key"
+    for tool, many in sorted(found.unknown.items()):
+        words = f"{tool}: {counted(many, 'call')} unknown, since the arguments were not kept as they were: {KEEPING}"
+        out.print(f"{words}; {how}.", style="yellow")
+    unknown = sum(found.unknown.values())
+    told = f"{counted(len(found.otherwise), 'call')} otherwise, {found.same} the same, {unknown} unknown"
+    out.print(f"{told}, {found.elsewhere} not decided by a profile.")
+    return FAILED if found.otherwise else OK
+
+
+@command("suggest")
+@click.argument("tool", shell_complete=complete_tool)
+@_since
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path),
+    help="Write the suggested profile here: a new TOOL.toml, or a directory.",
+)
+@_key
+def profiles_suggest(settings: Settings, tool: str, *, since: datetime, output: Path | None, key: Path | None) -> int:
+    """The narrowest profile for what recorded calls used.
+
+    What would change, and what each change is based on. Nothing is changed.
+    """
+    profile = found_for(load_profiles(settings), tool)
+    log = records(settings.state_dir / "audit", since, KINDS)
+    found = narrowest(log, TOOLS[tool], profile, None if key is None else opener(key))
+    said = f"{counted(found.calls, 'call')} from {found.first[:19]} to {found.last[:19]}"
+    if output is not None and found.calls:
+        output = output / f"{tool}.toml" if output.is_dir() else output
+        data = f"# Suggested, based on {said}.\n{to_toml(found.profile, found.based_on)}\n".encode()
+        # A file that `profiles check` would refuse is not written.
+        checked(data, output, check_example=check_example, tools=TOOLS)
+        replace_file(output, data, force=False)
+    if emit({**asdict(found), "profile": effective(found.profile)}):
+        return OK if found.calls else FAILED
+    if not found.calls:
+        out.print(f"No call of {tool} was allowed since {since:%Y-%m-%d %H:%M}: nothing can be suggested.")
+        return FAILED
+    for change in found.changes:
+        say_change(change)
+        if why := found.based_on.get(change.key):
+            out.print(printable(f"             {why}"), style="dim")
+    for name, many in found.unknown.items():
+        out.print(f"  unknown    {name}  stays: not known of {counted(many, 'call')}.", style="yellow")
+    out.print(f"{counted(len(found.changes), 'change')}, based on {said}.")
+    if found.refused or found.lifted:
+        out.print(f"Not based on {counted(found.refused, 'refused call')}; denials lifted for {found.lifted}.")
+    if output is not None:
+        words = ["glovebox", "profiles", "simulate", str(output), *(["--key", str(key)] if key else [])]
+        out.print(f"{output}: try it with `{shlex.join(words)}`.")
+    return OK

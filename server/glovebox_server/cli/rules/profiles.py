@@ -35,7 +35,6 @@ from glovebox_server.cli.rules.showing import WIDENING, described, found_for, sa
 from glovebox_server.cli.saving import replace_file
 from glovebox_server.cli.terminal import table_of
 from glovebox_server.exits import OK, USAGE
-from glovebox_server.proof import signature
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
 from glovebox_server.upkeep.environments import objections
@@ -48,8 +47,8 @@ _NO_PATTERN = "it is no pattern, and names the one file that is called so; name 
     lazy={
         "lock": ("rules.lock:profiles_lock", "Write down what is in force: profiles, policy, tools."),
         "sign": ("rules.lock:profiles_sign", "Sign a lock, into FILE.sig: for `serve --require-signed`."),
-        "simulate": ("rules.simulate:profiles_simulate", "Decide recorded calls again, under another profile."),
-        "suggest": ("rules.simulate:profiles_suggest", "The narrowest profile for what recorded calls used."),
+        "simulate": ("rules.lock:profiles_simulate", "Decide recorded calls again, under another profile."),
+        "suggest": ("rules.lock:profiles_suggest", "The narrowest profile for what recorded calls used."),
     },
 )
 def profiles() -> None:
@@ -222,7 +221,7 @@ def profiles_set(settings: Settings, tool: str, changes: tuple[tuple[tuple[str, 
     out.print(WIDENING[widened])
     out.print(f"{file}: {'copied from the shipped profile and ' if source != file else ''}changed; restart servers.")
     if locked:
-        sign = " and sign it again" if signature.place(locked).exists() else ""
+        sign = " and sign it again" if locked.with_name(f"{locked.name}.sig").exists() else ""
         renew = f"Review the change, then run `glovebox profiles lock --force {shlex.quote(str(locked))}`{sign}."
         out.print(f"{locked}: holds the profile as it was, so `--locked` refuses the new one. {renew}", style="yellow")
     return OK

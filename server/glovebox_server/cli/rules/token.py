@@ -8,12 +8,12 @@ import click
 from glovebox_audit.events import TokenCreated, TokenRevoked
 from glovebox_sandboxes.plural import counted
 from glovebox_server import app as apps
+from glovebox_server import startup
 from glovebox_server.cli import state
 from glovebox_server.cli.options import LazyGroup, command, emit, err, lifetime, out
 from glovebox_server.cli.terminal import table_of
 from glovebox_server.errors import MisnamedError
 from glovebox_server.settings import Settings
-from glovebox_server.startup import policy as policies
 from glovebox_server.tools import TOOLS
 from glovebox_server.transport import tokens
 from glovebox_server.transport.tokens import Token
@@ -153,8 +153,8 @@ def _require_known(settings: Settings, doing: str, *, role: str | None, workflow
     """Refuse an unknown role, and a workflow that the policy, if any, does not know."""
     if role is None and workflow is None:
         return
-    path = policies.policy_file(settings)
-    policy = None if path is None else policies.load(path, apps.load_profiles(settings), TOOLS)
+    path = startup.policy_file(settings)
+    policy = None if path is None else startup.load(path, apps.load_profiles(settings), TOOLS)
     roles, workflows = (policy.roles, policy.workflows) if policy else ({}, {})
     if role is not None and role not in roles:
         fix = (
