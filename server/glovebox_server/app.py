@@ -27,7 +27,7 @@ from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.host.owner import new_owner
 from glovebox_sandboxes.pool import pool as pools
 from glovebox_sandboxes.pool.pool import SandboxProvider
-from glovebox_sandboxes.pool.ready_queue import IDLE_SECONDS
+from glovebox_sandboxes.pool.ready_queue import IDLE_SECONDS, PoolEvent
 from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_server import event_loop, workspace
 from glovebox_server.artifacts.store import ArtifactStore
@@ -427,7 +427,7 @@ async def _sweep(store: ArtifactStore) -> None:
         await store.sweep()
 
 
-async def _record(audit: AuditLog, event: pools.PoolEvent) -> None:
+async def _record(audit: AuditLog, event: PoolEvent) -> None:
     # Calls write the records they need themselves, and report failures of the log there.
     with suppress(AuditError):
         await audit.append(PoolChanged(**asdict(event)))

@@ -26,7 +26,8 @@ from glovebox_sandboxes.contract.measure import Expected
 from glovebox_sandboxes.contract.spec import GUEST_UID, SandboxSpec
 from glovebox_sandboxes.host.host_view import HostView, unseen
 from glovebox_sandboxes.pool import pool as pools
-from glovebox_sandboxes.pool.pool import PoolEvent, SandboxProvider
+from glovebox_sandboxes.pool.pool import SandboxProvider
+from glovebox_sandboxes.pool.ready_queue import PoolEvent
 from glovebox_sandboxes.session.connection import host_namespaces
 from glovebox_server.app import check_example
 from glovebox_server.artifacts.record import ArtifactStoreError
@@ -267,9 +268,7 @@ async def settled(scene: Scene) -> None:
     for _ in range(1000):
         queues = scene.broker.sandboxes.pool._queues.values()
         waiting = sum(len(queue.ready) for queue in queues)
-        if scene.driver.live == waiting and all(
-            len(queue.sandboxes) == len(queue.ready) and queue.missing <= 0 for queue in queues
-        ):
+        if scene.driver.live == waiting and all(queue.missing <= 0 and not queue._preparing for queue in queues):
             return
         await anyio.lowlevel.checkpoint()
     pytest.fail(f"{scene.driver.live} sandboxes live and {waiting} wait")

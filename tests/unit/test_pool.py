@@ -17,7 +17,6 @@ from glovebox_sandboxes.contract.spec import WORKSPACE, Mount
 from glovebox_sandboxes.host.watches import MountWatch
 from glovebox_sandboxes.pool import pool as pools
 from glovebox_sandboxes.pool import ready_queue as state
-from glovebox_sandboxes.pool import refill
 from glovebox_sandboxes.session.connection import GuestConnection
 
 GIB = 2**30
@@ -247,7 +246,7 @@ async def test_demand_raises_how_many_wait_and_idleness_lowers_and_clears_it(*, 
 async def test_sandboxes_that_wait_take_a_bounded_share_of_what_memory_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ceiling follows the host, is on the record, and a call is served even where nothing may wait."""
     available = 8 * GIB
-    monkeypatch.setattr(refill, "_available_bytes", lambda: available)
+    monkeypatch.setattr(state, "_available_bytes", lambda: available)
     async with a_scene(Fake(bytes_each=GIB // 8)) as scene:
         for _ in range(5):
             await burst(scene, 40)
@@ -396,7 +395,7 @@ async def test_what_differs_in_its_modules_alone_is_kept_as_long_as_either_is_us
     other = replace(PLAN, spec=replace(PLAN.spec, preload=("module",)))
     async with a_scene(Fake(quick=quick)) as scene:
         scene.pool.prepare(scene.driver, other)
-        queue = scene.pool._queue(scene.driver, other)
+        queue = scene.pool.prepare(scene.driver, other)
         for _ in range(int(state.RENEW_SECONDS / 300) + 2):
             await scene.call()
             await scene.settle(300)

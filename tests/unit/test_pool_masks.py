@@ -30,7 +30,7 @@ async def test_those_with_other_covers_go_and_all_else_stays(*, quick: bool) -> 
     async with a_scene(Fake(quick=quick), masked(".env")) as scene:
         await call(scene, masked(".env"))
         await call(scene, masked(".env", plan=other))
-        queue, kept = (scene.pool._queue(scene.driver, each) for each in (masked(".env"), masked(".env", plan=other)))
+        queue, kept = (scene.pool.prepare(scene.driver, each) for each in (masked(".env"), masked(".env", plan=other)))
         before = await scene.settle()
         assert queue.ready
         assert kept.ready

@@ -15,17 +15,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import anyio
-import anyio.abc
+from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
 from glovebox_sandboxes.contract.base import Driver, Plan, Sandbox
 from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.drivers.registry import Drivers
-from glovebox_sandboxes.host.watches import MountWatch
-from glovebox_sandboxes.pool.ready_queue import ReadyQueue
-from glovebox_sandboxes.pool.refill import PoolChange, Refill
+from glovebox_sandboxes.pool.ready_queue import PoolEvent, ReadyQueue, Workshop
 from glovebox_sandboxes.session.connection import AttestedSandbox, attest
-from glovebox_sandboxes.sharing import FairLimiter, IdleGate
+from glovebox_sandboxes.sharing import FairLimiter
 
 MOST_QUEUES = 64
 """Above this, queues with outdated masks are forgotten."""
@@ -40,22 +38,7 @@ _STATEMENT = re.compile(r"\b(?:from[ \t\f]+(\S+)[ \t\f]+import\b|import[ \t\f]+(
 _ELSEWHERE = ("exec(", "pickle", "runpy", "shelve")
 """Names that run other code, or make objects of modules that the text does not name."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolEvent:
-    """A change of the pool for the log."""
-
-    what: PoolChange
-    driver: str
-    plan_digest: str
-    ready: int
-    most: int
-    reason: str = ""
-
-
 Tell = Callable[[PoolEvent], Awaitable[None]]
-Describe = Callable[[Driver, AttestedSandbox], object]
-"""Returns ``AttestedSandbox.record``; called before a call gets the sandbox."""
 
 
 class ProcessorShares:
@@ -66,8 +49,6 @@ class ProcessorShares:
 
     def __init__(self) -> None:
         self._running: dict[str, list[Sandbox]] = {}
-        self._parts: dict[str, int] = {}
-        """By key, if its sandboxes have less than the default."""
         self._loop = FairLimiter(1, shared=False)
 
     @contextmanager
@@ -76,51 +57,49 @@ class ProcessorShares:
         sandbox = attested.sandbox
         attested.link.pause = partial(self._loop.pause, key)
         running = self._running.setdefault(key, [])
+        before = _parts(running)
         running.append(sandbox)
-        self._divide(key, running)
-        parts = self._parts.get(key, 1)
-        if parts > 1:
-            sandbox.weigh(parts)
+        if _parts(running) != before:
+            _weigh(running)
+        elif before > 1:
+            sandbox.weigh(before)
         try:
             yield
         finally:
+            before = _parts(running)
             running.remove(sandbox)
-            self._divide(key, running)
+            if _parts(running) != before:
+                _weigh(running)
             if not running:
                 del self._running[key]
 
-    def _divide(self, key: str, running: list[Sandbox]) -> None:
-        # In powers of two: each change is a write for each sandbox, and most calls begin and end without one.
-        parts = 1 << max(0, len(running) - 1).bit_length()
-        if parts != self._parts.get(key, 1):
-            self._parts[key] = parts
-            if parts == 1:
-                del self._parts[key]
-            for sandbox in running:
-                sandbox.weigh(parts)
+
+def _parts(running: Sequence[Sandbox]) -> int:
+    """Return a power of two: each change is a write for each sandbox, and most calls begin and end without one."""
+    return 1 << max(0, len(running) - 1).bit_length()
+
+
+def _weigh(running: Sequence[Sandbox]) -> None:
+    for sandbox in running:
+        sandbox.weigh(_parts(running))
 
 
 class Pool:
     """Prepared sandboxes of one server. Open it with ``open_pool``."""
 
-    def __init__(self, tasks: anyio.abc.TaskGroup, tell: Tell, describe: Describe, *, shared: bool) -> None:
-        self._tasks = tasks
-        self._tell = tell
+    def __init__(
+        self, tasks: TaskGroup, tell: Tell, describe: Callable[[Driver, AttestedSandbox], object], *, shared: bool
+    ) -> None:
         self._describe = describe
         self._queues: dict[tuple[str, str], ReadyQueue] = {}
-        self._starts = FairLimiter(MOST_STARTING, shared=shared)
-        self._gate = IdleGate()
         self._processor = ProcessorShares()
-        self._shared = shared
-        self.mounted = MountWatch()
-
-    def prepare(self, driver: Driver, plan: Plan) -> None:
-        """Keep sandboxes of this plan ready from now on, as long as they are used."""
-        self._queue(driver, plan)
+        self.workshop = Workshop(
+            tasks=tasks, attest=self._attest, tell=tell, starts=FairLimiter(MOST_STARTING, shared=shared), shared=shared
+        )
 
     def call(self) -> AbstractContextManager[None]:
         """Count a call from before its sandbox to its result: refill and teardown are deferred."""
-        return self._gate.call()
+        return self.workshop.gate.call()
 
     @asynccontextmanager
     async def take(
@@ -144,7 +123,7 @@ class Pool:
         Raises:
             SandboxError: it could not be started, or did not get ready.
         """
-        queue = self._queue(driver, plan)
+        queue = self.prepare(driver, plan)
         with queue.in_use(key):
             leased = await queue.lease(key, waits)
             if leased is None:
@@ -158,13 +137,13 @@ class Pool:
                 # A cancelled or failed call returns when its sandbox is gone; others do not wait for that.
                 await leased.abandon()
                 raise
-            leased.give_back()
+            leased.over.set()
 
     @asynccontextmanager
     async def start(self, driver: Driver, plan: Plan, key: str = "") -> AsyncIterator[AttestedSandbox]:
         """Start an attested sandbox for one call of this key. Raises SandboxError if it does not get ready."""
         async with AsyncExitStack() as stack:
-            async with self._starts.turn(key):
+            async with self.workshop.starts.turn(key):
                 attested = await self._attest(await stack.enter_async_context(driver.open(plan)), driver, plan)
             with self._processor.shared(key, attested):
                 yield attested
@@ -173,22 +152,18 @@ class Pool:
         attested = await attest(sandbox, plan)
         return replace(attested, record=self._describe(driver, attested))
 
-    def _queue(self, driver: Driver, plan: Plan) -> ReadyQueue:
-        """Return the queue of a plan, refilled from now on, and its siblings with it."""
+    def prepare(self, driver: Driver, plan: Plan) -> ReadyQueue:
+        """Return the queue of a plan, refilled from now on as long as it is used, and its siblings with it."""
         key = (driver.name, plan.digest)
         queue = self._queues.get(key)
         if queue is None or queue.driver is not driver:
             self._retire(plan)
-            siblings = self._siblings(driver, plan)
-            queue = self._queues[key] = ReadyQueue(
-                driver, plan, self.mounted, self._gate, siblings, shared=self._shared
-            )
+            spec = plan.spec.without_preload()
+            alike = (each for each in self._queues.values() if each.plan.spec.without_preload() == spec)
+            siblings = next((each.siblings for each in alike if each.driver is driver), [])
+            queue = self._queues[key] = ReadyQueue(driver, plan, self.workshop, siblings)
         for sibling in queue.siblings:
-            if sibling.supply is None and anyio.current_time() >= sibling.backoff.not_before:
-                refill = Refill(
-                    sibling, starts=self._starts, gate=self._gate, attest=self._attest, announce=self._announce
-                )
-                self._tasks.start_soon(refill.run)
+            sibling.keep_filled()
         return queue
 
     def _retire(self, plan: Plan) -> None:
@@ -200,34 +175,16 @@ class Pool:
                 if len(self._queues) >= MOST_QUEUES and all(sibling.idle for sibling in queue.siblings):
                     del self._queues[key]
 
-    def _siblings(self, driver: Driver, plan: Plan) -> list[ReadyQueue]:
-        """Return the queues that live as long as this plan's: they differ in what is preloaded."""
-        spec = plan.spec.without_preload()
-        for queue in self._queues.values():
-            if queue.driver is driver and queue.plan.spec.without_preload() == spec:
-                return queue.siblings
-        return []
-
-    async def _announce(self, what: PoolChange, queue: ReadyQueue, reason: str) -> None:
-        await self._tell(
-            PoolEvent(
-                what=what,
-                driver=queue.driver.name,
-                plan_digest=queue.plan.digest,
-                ready=len(queue.ready),
-                most=queue.demand.capacity,
-                reason=reason,
-            )
-        )
-
 
 @asynccontextmanager
-async def open_pool(tell: Tell, describe: Describe = lambda *_: None, *, shared: bool = False) -> AsyncIterator[Pool]:
+async def open_pool(
+    tell: Tell, describe: Callable[[Driver, AttestedSandbox], object] = lambda *_: None, *, shared: bool = False
+) -> AsyncIterator[Pool]:
     """Open a pool during the block; nothing of it is left afterwards.
 
     Args:
         tell: called with each change.
-        describe: returns the record of each sandbox.
+        describe: returns ``AttestedSandbox.record``; called before a call gets the sandbox.
         shared: whether calls have more than one key, so that each leaves something for others.
     """
     async with anyio.create_task_group() as tasks:
@@ -236,7 +193,7 @@ async def open_pool(tell: Tell, describe: Describe = lambda *_: None, *, shared:
             yield pool
         finally:
             tasks.cancel_scope.cancel()
-            pool.mounted.close()
+            pool.workshop.mounted.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,30 +1,27 @@
-"""Prepared sandboxes of one plan: their states, how many are wanted, and the calls that lease them.
+"""Prepared sandboxes of one plan: the task that keeps them ready, how many are wanted, and the calls that lease them.
 
-::
-
-    PREPARING ──ATTESTED──▶ READY ──GRANTED──▶ LEASED
-        │                     │                   │
-        └─────────────────────┴──▶ ENDING ◀───────┘
-                                     └──CLOSED──▶ GONE
-
-Rule 1: a sandbox never goes back, and may end at any time. Rule 2: a transition not in the table raises. Rule 3: each
-event is sent from one place: ATTESTED, FAILED and CLOSED from ``Refill.keep``, GRANTED and BROKE from
-``ReadyQueue.offer``, RETURNED and DISCARDED from ``PreparedSandbox``.
+One task holds each sandbox from its start to its end. It is *settled* once a call has it or none ever will, *over* when
+no call needs it any more, and then *gone*: three events, each happens once, and none is taken back.
 """
 
 import os
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
-from enum import Enum, IntEnum, auto
+from pathlib import Path
+from typing import Literal
 
 import anyio
+import anyio.abc
+import structlog
 
-from glovebox_sandboxes.contract.base import Driver, Plan, Source
+from glovebox_sandboxes.contract.base import Driver, Plan, Sandbox, Source
+from glovebox_sandboxes.contract.errors import SandboxError
+from glovebox_sandboxes.contract.measure import describe
 from glovebox_sandboxes.host.watches import MountWatch
 from glovebox_sandboxes.session.connection import AttestedSandbox
-from glovebox_sandboxes.sharing import IdleGate, may_take
+from glovebox_sandboxes.sharing import FairLimiter, IdleGate, may_take
 
 MOST_READY = 16
 """In one queue: as many as calls run at one time, so a full turn of them finds its sandboxes ready."""
@@ -39,121 +36,62 @@ RENEW_SECONDS = 1800.0
 RETRY_SECONDS = (1.0, 30.0)
 """Shortest and longest backoff before a failed source is tried again, when it is next wanted."""
 
-
-class SandboxState(IntEnum):
-    """State of a prepared sandbox, in the order of its life."""
-
-    PREPARING = auto()
-    """It is being started and attested, or queued for that."""
-    READY = auto()
-    """It is attested, and watched until a call gets it."""
-    LEASED = auto()
-    ENDING = auto()
-    """No call can get it; it is being removed, or queued for that."""
-    GONE = auto()
+_log = structlog.get_logger(__name__)
 
 
-class SandboxEvent(Enum):
-    """An event of a prepared sandbox."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolEvent:
+    """A change of the pool for the log."""
 
-    ATTESTED = auto()
-    GRANTED = auto()
-    """The call that claimed it, or the first waiter, gets it."""
-    RETURNED = auto()
-    """Its call is over, or was cancelled before it got what it had claimed."""
-    BROKE = auto()
-    """It ended while it was ready, or sent something unasked."""
-    DISCARDED = auto()
-    """It is stale or surplus, or its source is being closed."""
-    FAILED = auto()
-    """It could not be prepared or watched, or its task was cancelled."""
-    CLOSED = auto()
+    what: Literal["opened", "limited", "failed", "recovered", "cleared"]
+    driver: str
+    plan_digest: str
+    ready: int
+    most: int
+    reason: str = ""
 
 
-# A call returns its sandbox whatever its state, for instance when the server is stopped under it.
-TRANSITIONS: Mapping[SandboxState, Mapping[SandboxEvent, SandboxState]] = {
-    SandboxState.PREPARING: {SandboxEvent.ATTESTED: SandboxState.READY, SandboxEvent.FAILED: SandboxState.ENDING},
-    SandboxState.READY: {
-        SandboxEvent.GRANTED: SandboxState.LEASED,
-        SandboxEvent.RETURNED: SandboxState.ENDING,
-        SandboxEvent.BROKE: SandboxState.ENDING,
-        SandboxEvent.DISCARDED: SandboxState.ENDING,
-        SandboxEvent.FAILED: SandboxState.ENDING,
-    },
-    SandboxState.LEASED: {SandboxEvent.RETURNED: SandboxState.ENDING, SandboxEvent.FAILED: SandboxState.ENDING},
-    SandboxState.ENDING: {
-        SandboxEvent.RETURNED: SandboxState.ENDING,
-        SandboxEvent.FAILED: SandboxState.ENDING,
-        SandboxEvent.CLOSED: SandboxState.GONE,
-    },
-    SandboxState.GONE: {SandboxEvent.RETURNED: SandboxState.GONE},
-}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workshop:
+    """What the queues of one pool share."""
+
+    tasks: anyio.abc.TaskGroup
+    attest: Callable[[Sandbox, Driver, Plan], Awaitable[AttestedSandbox]]
+    """Compares a ready sandbox with its plan."""
+    tell: Callable[[PoolEvent], Awaitable[None]]
+    starts: FairLimiter
+    """Bounds sandboxes that are being started."""
+    shared: bool
+    """Whether calls have more than one key, and leave sandboxes for others."""
+    gate: IdleGate = field(default_factory=IdleGate)
+    """Defers what calls need not wait for."""
+    mounted: MountWatch = field(default_factory=MountWatch)
 
 
-def next_state(state: SandboxState, event: SandboxEvent) -> SandboxState:
-    """Return the next state. Raises RuntimeError without a transition: an error in the pool, never a sandbox's."""
-    try:
-        return TRANSITIONS[state][event]
-    except KeyError:
-        raise RuntimeError(f"{event.name} cannot happen to a sandbox that is {state.name}") from None
-
-
+@dataclass(eq=False)
 class PreparedSandbox:
-    """A sandbox prepared ahead of its call, used by it alone, and then gone. ``Refill.keep`` holds it throughout."""
+    """A sandbox prepared ahead of its call, used by it alone, and then gone."""
 
     attested: AttestedSandbox
-    """Set once it is READY."""
     fingerprint: tuple[object, ...]
-    """Targets of its mounts when it was started; set once it is READY."""
-
-    def __init__(self) -> None:
-        self.state = SandboxState.PREPARING
-        self._watch = anyio.CancelScope()
-        # Made before a call comes, and derived: each is set at the state of its key, and after it.
-        states = (SandboxState.LEASED, SandboxState.ENDING, SandboxState.GONE)
-        self._reached = {state: anyio.Event() for state in states}
-
-    def advance(self, event: SandboxEvent) -> None:
-        """Apply an event, and wake the tasks that wait for its state. Raises RuntimeError."""
-        self.state = next_state(self.state, event)
-        for state, reached in self._reached.items():
-            if state <= self.state:
-                reached.set()
-
-    async def wait_for(self, state: SandboxState) -> None:
-        """Wait until it is LEASED, ENDING or GONE, or past that."""
-        if self.state < state:
-            await self._reached[state].wait()
-
-    @property
-    def is_awaited(self) -> bool:
-        """Report whether a task waits until it is GONE."""
-        return self._reached[SandboxState.GONE].statistics().tasks_waiting > 0
-
-    async def watch(self) -> bool:
-        """Watch it while it is READY; return whether the watch was cancelled, not ended by the sandbox."""
-        with self._watch:
-            await self.attested.link.wait_while_quiet()
-        return self._watch.cancelled_caught
-
-    def claim(self) -> None:
-        """Claim it for a call, unless it breaks at the same moment: wait for LEASED, then check."""
-        self._watch.cancel()
+    """Targets of its mounts when it was started."""
+    leased: bool = False
+    settled: anyio.Event = field(default_factory=anyio.Event)
+    over: anyio.Event = field(default_factory=anyio.Event)
+    gone: anyio.Event = field(default_factory=anyio.Event)
+    watch: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    """While it is ready; cancelled when a call claims it, who then waits whether it broke at the same moment."""
 
     def discard(self) -> None:
-        """Have it removed although it is READY."""
-        self.advance(SandboxEvent.DISCARDED)
-        self._watch.cancel()
-
-    def give_back(self) -> None:
-        """Report that its call is over, or that the claim is withdrawn."""
-        self.advance(SandboxEvent.RETURNED)
+        """Have it removed although it is ready."""
+        self.over.set()
+        self.watch.cancel()
 
     async def abandon(self) -> None:
         """Give it back and wait until it is gone; that is then not deferred for other calls."""
-        self.give_back()
+        self.over.set()
         with anyio.CancelScope(shield=True):
-            await self.wait_for(SandboxState.GONE)
+            await self.gone.wait()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -173,16 +111,11 @@ class Demand:
         """Return how many should be ready: the recent peak of calls under way, and one more."""
         return min(self.peak + 1, self.capacity)
 
-    def begin(self, now: float) -> None:
-        """Count a call that begins."""
+    def count(self, calls: int, now: float) -> None:
+        """Count a call that begins (1) or ends (-1)."""
         self.used_at = now
-        self.in_use += 1
+        self.in_use += calls
         self.peak = min(max(self.peak, self.in_use), MOST_READY)
-
-    def end(self, now: float) -> None:
-        """Count a call that ends."""
-        self.used_at = now
-        self.in_use -= 1
 
     def missing(self, *, ready: int, preparing: int, waiters: int) -> int:
         """Return how many more to prepare now: one while calls run, which it slows, the rest afterwards."""
@@ -196,143 +129,80 @@ class Demand:
         return capacity < min(before, self.peak + 1)
 
 
-@dataclass(slots=True)
-class SourceBackoff:
-    """Retry times of a source that failed. Pure."""
-
-    delay: float = 0.0
-    """Zero unless its last attempt failed."""
-    not_before: float = 0.0
-
-    @property
-    def failing(self) -> bool:
-        """Report whether it failed and has prepared nothing since."""
-        return self.delay > 0
-
-    def fail(self, now: float) -> None:
-        """Double the delay."""
-        first, last = RETRY_SECONDS
-        self.delay = min(max(first, self.delay * 2), last)
-        self.not_before = now + self.delay
-
-
 @dataclass(slots=True, eq=False)
-class WaitingCall:
-    """A call that waits for the next sandbox of a queue."""
+class _Waiter:
+    """A call that waits for the next sandbox of a queue; it is answered with None if there will be none."""
 
     key: str
     answered: anyio.Event = field(default_factory=anyio.Event)
     granted: PreparedSandbox | None = None
-    """Stays None if there will be none."""
-
-    def answer(self, granted: PreparedSandbox | None) -> None:
-        """Wake the call with its sandbox."""
-        self.granted = granted
-        self.answered.set()
 
 
 @dataclass(slots=True, eq=False)
-class Supply:
-    """The source of a queue's sandboxes while one task refills it."""
+class _Supply:
+    """The source of a queue's sandboxes while one task refills it; the queue may have another by its end."""
 
-    source: Source | None = None
-    fingerprint: tuple[object, ...] = ()
+    fingerprint: tuple[object, ...]
     """Targets of the plan's mounts before it was opened: forks have the mounts of their zygote."""
+    source: Source | None = None
+    problem: SandboxError | None = None
 
 
 class ReadyQueue:
     """Prepared sandboxes of one plan; those that wait for a call in the order in which they got ready."""
 
-    def __init__(
-        self,
-        driver: Driver,
-        plan: Plan,
-        mounted: MountWatch,
-        gate: IdleGate,
-        siblings: "list[ReadyQueue]",
-        *,
-        shared: bool,
-    ) -> None:
-        """Set up an empty queue.
-
-        ``mounted`` reports mounts inside a directory, and ``gate`` defers what calls need not wait for. ``siblings``
-        live as long as this queue is used; it adds itself. If ``shared``, calls have more than one key and leave
-        sandboxes for others.
-        """
+    def __init__(self, driver: Driver, plan: Plan, workshop: Workshop, siblings: "list[ReadyQueue]") -> None:
+        """Set up an empty queue; it adds itself to ``siblings``, which live as long as it is used."""
         self.driver = driver
         self.plan = plan
         self.siblings = siblings
         siblings.append(self)
         self.demand = Demand(used_at=anyio.current_time())
-        self.backoff = SourceBackoff()
-        self.supply: Supply | None = None
-        """Set while a task refills it."""
-        self.sandboxes: set[PreparedSandbox] = set()
-        """All that are not yet gone."""
         self.ready: deque[PreparedSandbox] = deque()
-        """Those that are READY and unclaimed."""
-        self.changed = anyio.Event()
+        """Those that no call has claimed."""
+        self._workshop = workshop
+        self._supply: _Supply | None = None
+        """Set while a task refills it."""
+        self._delay = self._retry_at = 0.0
+        """The delay is zero unless the last attempt to prepare one failed."""
+        self._preparing = 0
+        self._changed = anyio.Event()
         """Set when the refilling task should check the queue; renewed by that task."""
-        self._waiters: list[WaitingCall] = []
+        self._waiters: list[_Waiter] = []
         self._calls: Counter[str] = Counter()
         """Calls under way by key, including those that wait for a sandbox."""
-        self._shared = shared
-        self._mounted = mounted
-        self._gate = gate
 
     @property
-    def has_waiters(self) -> bool:
-        """Report whether a call waits for the next sandbox."""
-        return bool(self._waiters)
+    def idle(self) -> bool:
+        """Report whether nobody refills it, and no call needs it."""
+        return self._supply is None and not self._calls
 
     @property
     def missing(self) -> int:
         """Return how many more sandboxes to prepare now."""
-        preparing = sum(sandbox.state is SandboxState.PREPARING for sandbox in self.sandboxes)
-        return self.demand.missing(ready=len(self.ready), preparing=preparing, waiters=len(self._waiters))
-
-    @property
-    def stale(self) -> bool:
-        """Report whether the mounts lead elsewhere than when the source was opened."""
-        return self.supply is not None and self.supply.fingerprint != self.fingerprint()
-
-    def fingerprint(self) -> tuple[object, ...]:
-        """Return what the plan's mounts lead to now; replaced directories or covers, and new mounts, change it."""
-        parts: list[object] = []
-        for mount in self.plan.spec.mounts:
-            try:
-                status = os.stat(mount.source)  # noqa: PTH116 - every microsecond counts
-            except OSError as problem:
-                parts.append(problem.errno)
-            else:
-                parts.append((status.st_dev, status.st_ino, self._mounted.inside(mount.source)))
-            parts += [_identity(f"{mount.source}/{name}") for name in self.plan.spec.masks]
-        return tuple(parts)
-
-    @property
-    def idle(self) -> bool:
-        """Report whether nothing is left of it, and no call needs it."""
-        return self.supply is None and not self.sandboxes and not self._calls
+        return self.demand.missing(ready=len(self.ready), preparing=self._preparing, waiters=len(self._waiters))
 
     def retire(self) -> None:
         """Stop refilling when the calls under way are over, unless another call comes."""
         self.demand.used_at = -IDLE_SECONDS
-        self.changed.set()
+        self._changed.set()
 
     @contextmanager
     def in_use(self, key: str) -> Iterator[None]:
         """Count one call during the block."""
-        self.demand.begin(anyio.current_time())
+        self.demand.count(1, anyio.current_time())
         self._calls[key] += 1
         try:
             yield
         finally:
-            self.demand.end(anyio.current_time())
+            self.demand.count(-1, anyio.current_time())
             self._calls[key] -= 1
             if not self._calls[key]:
                 del self._calls[key]
-            self._serve_waiting()
-            self.changed.set()
+            # Ready ones may no longer be reserved from those who wait, and nothing more is prepared for these.
+            while self._waiters and (claimed := self._claim(self._next_waiter().key)) is not None:
+                self._answer(self._next_waiter(), claimed)
+            self._changed.set()
 
     async def lease(self, key: str, waits: Callable[[], Awaitable[None]]) -> PreparedSandbox | None:
         """Lease a sandbox that is ready, or wait for the next; None if starting one is as quick.
@@ -348,95 +218,199 @@ class ReadyQueue:
             if sandbox is None:
                 return None
             try:
-                await sandbox.wait_for(SandboxState.LEASED)
+                await sandbox.settled.wait()
             except BaseException:
                 await sandbox.abandon()
                 raise
             # Not at the claim: the refilling task would have its turn before this call.
-            self.changed.set()
-            if sandbox.state is SandboxState.LEASED:
+            self._changed.set()
+            if sandbox.leased:
                 return sandbox
 
     def _claim(self, key: str) -> PreparedSandbox | None:
         """Take out the oldest ready one that is not stale, unless it is reserved for other keys."""
-        fingerprint = self.fingerprint() if self.ready else ()
-        claimed = None
+        fingerprint = self._fingerprint() if self.ready else ()
         others = self._calls[key] - 1
-        while claimed is None and self.ready and (not self._shared or may_take(others, len(self.ready))):
+        while self.ready and (not self._workshop.shared or may_take(others, len(self.ready))):
             first = self.ready.popleft()
             if first.fingerprint == fingerprint:
-                claimed = first
-                claimed.claim()
-            else:
-                first.discard()
-        if claimed is None:
-            self.changed.set()
-        return claimed
+                first.watch.cancel()
+                return first
+            first.discard()
+        self._changed.set()
+        return None
 
     async def _next(self, key: str) -> PreparedSandbox | None:
-        """Wait for the next one, if the source is quick; it comes LEASED."""
-        source = self.supply.source if self.supply is not None else None
-        if source is None or not source.quick or self.stale:
+        """Wait for the next one, if the source is quick."""
+        supply = self._supply
+        if supply is None or supply.source is None or not supply.source.quick or self._is_stale(supply):
             return None
-        waiter = WaitingCall(key)
+        waiter = _Waiter(key)
         self._waiters.append(waiter)
-        self.changed.set()
-        self._gate.notify()
+        self._changed.set()
+        self._workshop.gate.notify()
         try:
             await waiter.answered.wait()
         except BaseException:
             if waiter.granted is not None:
-                waiter.granted.give_back()
+                waiter.granted.over.set()
             elif waiter in self._waiters:
                 self._waiters.remove(waiter)
             raise
         return waiter.granted
 
-    def _serve_waiting(self) -> None:
-        """Grant ready ones to waiters that they are no longer reserved from: nothing more is prepared for those."""
-        while self._waiters:
-            waiter = self._fewest_calls()
-            claimed = self._claim(waiter.key)
-            if claimed is None:
+    def _next_waiter(self) -> _Waiter:
+        return min(self._waiters, key=lambda waiter: self._calls[waiter.key])
+
+    def _answer(self, waiter: _Waiter, granted: PreparedSandbox | None) -> None:
+        self._waiters.remove(waiter)
+        waiter.granted = granted
+        waiter.answered.set()
+
+    def keep_filled(self) -> None:
+        """Start the task that refills it, unless there is one, or it has failed of late."""
+        if self._supply is None and anyio.current_time() >= self._retry_at:
+            self._supply = _Supply(self._fingerprint())
+            self._workshop.tasks.start_soon(self._refill, self._supply)
+
+    async def _refill(self, supply: _Supply) -> None:
+        """Open the source, keep the queue filled, and close the source when no call uses its sandboxes."""
+        try:
+            async with self.driver.source(self.plan) as source, anyio.create_task_group() as keepers:
+                if not self._delay:
+                    await self._tell("opened")
+                supply.source = source
+                try:
+                    await self._fill(supply, source, keepers)
+                finally:
+                    # From here on the queue may get another supply, while calls still use sandboxes of this one.
+                    self._close(supply)
+                # A covered file may have been replaced: then these sandboxes are not as planned; others will be.
+                await self._end(None if self._is_stale(supply) else supply.problem)
+        except Exception as problem:  # noqa: BLE001 - the next call reports it; the server continues
+            self._close(supply)
+            await self._end(_unavailable(problem))
+
+    async def _fill(self, supply: _Supply, source: Source, keepers: anyio.abc.TaskGroup) -> None:
+        renew_at = anyio.current_time() + RENEW_SECONDS
+        review_at = anyio.current_time() + REVIEW_SECONDS
+        self.demand.capacity = _capacity(source)
+        while supply.problem is None and not self._is_stale(supply):
+            now, used_at = anyio.current_time(), max(sibling.demand.used_at for sibling in self.siblings)
+            if now >= renew_at or now - used_at >= IDLE_SECONDS:
                 return
-            self._waiters.remove(waiter)
-            waiter.answer(claimed)
+            self._changed = anyio.Event()
+            for _ in range(self.missing):
+                self._preparing += 1
+                keepers.start_soon(self._keep, supply, source)
+            with anyio.move_on_after(max(0.0, review_at - now)):
+                await self._changed.wait()
+                continue
+            review_at = anyio.current_time() + REVIEW_SECONDS
+            if self.demand.review(_capacity(source)):
+                await self._tell("limited", "the host has little memory left")
+            self._trim(self.demand.wanted)
 
-    def _fewest_calls(self) -> WaitingCall:
-        return min(self._waiters, key=lambda call: self._calls[call.key])
+    async def _keep(self, supply: _Supply, source: Source) -> None:
+        """Hold one sandbox from its start to its end."""
+        gate, gone = self._workshop.gate, anyio.Event()
+        try:
+            async with AsyncExitStack() as stack:
+                try:
+                    await gate.wait_until_idle(lambda: bool(self._waiters))
+                    sandbox = await self._prepare(source, stack)
+                finally:
+                    self._preparing -= 1
+                gone = sandbox.gone
+                try:
+                    sandbox.leased = supply is self._supply and await self._offer(sandbox)
+                finally:
+                    sandbox.settled.set()
+                if sandbox.leased:
+                    await sandbox.over.wait()
+                    await gate.wait_until_idle(lambda: gone.statistics().tasks_waiting > 0)
+        except Exception as problem:  # noqa: BLE001 - calls still use others of this source
+            supply.problem = supply.problem or _unavailable(problem)
+            self._changed.set()
+        finally:
+            gone.set()
 
-    async def offer(self, sandbox: PreparedSandbox) -> None:
-        """Grant it to the first waiter of the key with fewest calls; else hold it until claimed or discarded."""
-        claimed = self.has_waiters
-        if claimed:
-            waiter = self._fewest_calls()
-            self._waiters.remove(waiter)
-            waiter.answer(sandbox)
-        else:
-            self.ready.append(sandbox)
-            try:
-                claimed = await sandbox.watch()
-            finally:
-                if sandbox in self.ready:
-                    self.ready.remove(sandbox)
-                    self.changed.set()
-        # If discarded or given back meanwhile, it is ENDING, however the watch ended.
-        if sandbox.state is SandboxState.READY:
-            sandbox.advance(SandboxEvent.GRANTED if claimed else SandboxEvent.BROKE)
+    async def _prepare(self, source: Source, stack: AsyncExitStack) -> PreparedSandbox:
+        async with self._workshop.starts.turn(""):
+            fingerprint = self._fingerprint()
+            opened = await stack.enter_async_context(source.open())
+            attested = await self._workshop.attest(opened, self.driver, self.plan)
+        if attested.attestation.differences:
+            reason = f"it is not what was planned ({describe(attested.attestation.differences)})"
+            raise SandboxError("Preparing a sandbox", reason, "Run `glovebox doctor`.")
+        if self._delay:
+            self._delay = 0.0
+            await self._tell("recovered")
+        return PreparedSandbox(attested, fingerprint)
 
-    def trim(self, keep: int) -> None:
+    async def _offer(self, sandbox: PreparedSandbox) -> bool:
+        """Grant it to a waiter of the key with fewest calls, or hold it until claimed; return whether a call has it."""
+        if self._waiters:
+            self._answer(self._next_waiter(), sandbox)
+            return True
+        self.ready.append(sandbox)
+        try:
+            with sandbox.watch:
+                await sandbox.attested.link.wait_while_quiet()
+        finally:
+            if sandbox in self.ready:
+                self.ready.remove(sandbox)
+                self._changed.set()
+        return sandbox.watch.cancelled_caught and not sandbox.over.is_set()
+
+    def _trim(self, keep: int) -> None:
         """Discard all except the ``keep`` that have been ready for longest."""
         while len(self.ready) > keep:
             self.ready.pop().discard()
 
-    def close(self, supply: Supply) -> None:
+    def _close(self, supply: _Supply) -> None:
         """Detach this supply: discard what is ready and wake all waiters. Does nothing if it has another."""
-        if self.supply is not supply:
+        if self._supply is supply:
+            self._supply = None
+            self._trim(0)
+            for waiter in tuple(self._waiters):
+                self._answer(waiter, None)
+
+    async def _end(self, problem: SandboxError | None) -> None:
+        if problem is None:
+            await self._tell("cleared", "nobody took from it for a while, or it is started anew")
             return
-        self.supply = None
-        self.trim(0)
-        while self._waiters:
-            self._waiters.pop(0).answer(None)
+        first, (least, most) = not self._delay, RETRY_SECONDS
+        self._delay = min(max(least, self._delay * 2), most)
+        self._retry_at = anyio.current_time() + self._delay
+        if first:
+            await self._tell("failed", f"{problem.what}: {problem.reason}")
+
+    async def _tell(
+        self, what: Literal["opened", "limited", "failed", "recovered", "cleared"], reason: str = ""
+    ) -> None:
+        event = PoolEvent(
+            what=what, driver=self.driver.name, plan_digest=self.plan.digest, ready=len(self.ready),
+            most=self.demand.capacity, reason=reason,
+        )  # fmt: skip
+        await self._workshop.tell(event)
+
+    def _is_stale(self, supply: _Supply) -> bool:
+        """Return whether the mounts lead elsewhere than when the source was opened."""
+        return supply.fingerprint != self._fingerprint()
+
+    def _fingerprint(self) -> tuple[object, ...]:
+        """Return what the plan's mounts lead to now; replaced directories or covers, and new mounts, change it."""
+        parts: list[object] = []
+        for mount in self.plan.spec.mounts:
+            try:
+                status = os.stat(mount.source)  # noqa: PTH116 - every microsecond counts
+            except OSError as problem:
+                parts.append(problem.errno)
+            else:
+                parts.append((status.st_dev, status.st_ino, self._workshop.mounted.inside(mount.source)))
+            parts += [_identity(f"{mount.source}/{name}") for name in self.plan.spec.masks]
+        return tuple(parts)
 
 
 def _identity(path: str) -> tuple[int, ...]:
@@ -446,3 +420,24 @@ def _identity(path: str) -> tuple[int, ...]:
     except OSError as problem:
         return (problem.errno or -1,)
     return status.st_dev, status.st_ino, status.st_ctime_ns
+
+
+def _unavailable(problem: Exception) -> SandboxError:
+    if isinstance(problem, SandboxError):
+        return problem
+    _log.error("preparing sandboxes failed", exc_info=problem)
+    reason = f"nobody foresaw this ({type(problem).__name__})"
+    return SandboxError("Preparing a sandbox", reason, "See the server's log, and report it.")
+
+
+def _capacity(source: Source) -> int:
+    """Return how many sandboxes may be ready with the memory that is left on the host."""
+    return min(MOST_READY, _available_bytes() // MEMORY_SHARE // source.bytes_each)
+
+
+def _available_bytes() -> int:
+    """Return what the host can give without swapping, see proc_meminfo(5)."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 0
