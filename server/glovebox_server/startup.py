@@ -29,7 +29,7 @@ from glovebox_server.guards.approvals.lifting import considered
 from glovebox_server.guards.approvals.rules import asked_about, with_lift
 from glovebox_server.guards.proposal import Proposal
 from glovebox_server.guards.registry import GuardSet
-from glovebox_server.guards.watch.rules import RULES
+from glovebox_server.guards.watch.watch import RULES
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
 from glovebox_server.tools.base import Tool

@@ -12,7 +12,7 @@ from tests.fixtures.whole_commands import GLOVEBOX
 
 from glovebox_server import app as apps
 from glovebox_server.guards.watch.canaries import plant
-from glovebox_server.guards.watch.rules import DENIALS_IN_A_ROW
+from glovebox_server.guards.watch.watch import DENIALS_IN_A_ROW
 from glovebox_server.settings import Settings
 
 READ = "text = open('/workspace/deploy.env').read()\n"

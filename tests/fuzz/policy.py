@@ -9,7 +9,7 @@ from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_profiles.policy.diff import diff
 from glovebox_profiles.policy.load import KnownNames, checked
 from glovebox_profiles.policy.model import Policy, digest
-from glovebox_server.guards.watch.rules import RULES, actions
+from glovebox_server.guards.watch.watch import RULES
 from glovebox_server.startup import checker
 from glovebox_server.tools import TOOLS
 
@@ -35,4 +35,4 @@ def check(data: bytes) -> None:
         return
     again = checked(data, _PATH, _KNOWN, check_example=None)
     assert digest(policy) == digest(again)
-    assert diff(policy, again, _PROFILES, actions({})) == ()
+    assert diff(policy, again, _PROFILES, RULES) == ()

@@ -18,6 +18,7 @@ from glovebox_server.guards.approvals.lifting import host_of, liftable_host, per
 from glovebox_server.guards.approvals.question import Question, RequiredApproval
 from glovebox_server.guards.approvals.rules import together
 from glovebox_server.guards.approvals.store import TRANSITIONS
+from glovebox_server.guards.budgets import budgets as budgeting
 from glovebox_server.guards.proposal import Proposal
 
 QUIET = ASKING.model_copy(update={"approval": "none"})
@@ -46,16 +47,16 @@ class Reservation:
         """Nothing is carried here."""
 
 
-class Budgets:
+class Budgets(budgeting.Budgets):
     """One budget is spent; without it there is room."""
 
     def __init__(self) -> None:
         self.made: list[Reservation] = []
 
     @asynccontextmanager
-    async def reserved(self, made: Proposal, _worst: object = None) -> AsyncIterator[Reservation | Refusal]:
+    async def reserved(self, proposal: Proposal, _worst: object = None) -> AsyncIterator[Any]:
         """As the real ones."""
-        if any(each.name == SPENT.name for each in made.rights.budgets):
+        if any(each.name == SPENT.name for each in proposal.rights.budgets):
             yield Refusal(rule="budget.calls", reason="Nothing is left.", hint="Wait.")
             return
         self.made.append(Reservation())

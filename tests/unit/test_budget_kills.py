@@ -13,8 +13,7 @@ from tests.unit.test_budget_store import ME, budget
 
 from glovebox_sandboxes.host.owner import is_orphan
 from glovebox_server.guards.budgets import store
-from glovebox_server.guards.budgets.spending import lines_of
-from glovebox_server.guards.budgets.windows import read_clocks
+from glovebox_server.guards.budgets.spending import lines_of, read_clocks
 from glovebox_server.stores import database
 
 # Forked, since starting an interpreter for each would be most of the test. A connection must not cross a fork: each
@@ -26,7 +25,7 @@ from glovebox_server.stores import database
 from glovebox_server.guards.budgets import store
 from glovebox_server.guards.budgets.spending import lines_of
 from glovebox_server.guards.budgets.store import ReservationRequest
-from glovebox_server.guards.budgets.windows import read_clocks
+from glovebox_server.guards.budgets.spending import read_clocks
 from tests.unit.test_budget_store import ME, WORST, budget
 
 lines = lines_of([budget(every="run", per="run", calls=10**9, wall_seconds=10**9)], ME)

@@ -18,9 +18,8 @@ from glovebox_profiles.policy.model import SPENDING, Budget
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.errors import StoreError
 from glovebox_server.guards.budgets import store
-from glovebox_server.guards.budgets.spending import Amounts, Funds, Spender, lines_of, little
+from glovebox_server.guards.budgets.spending import LENGTH_MS, Amounts, Clocks, Funds, Spender, lines_of, little
 from glovebox_server.guards.budgets.store import Ledger, ReservationRequest
-from glovebox_server.guards.budgets.windows import LENGTH_MS, Clocks
 from glovebox_server.stores import database
 from glovebox_server.stores.database import Database
 
@@ -342,7 +341,7 @@ RACE = """
 import json, pathlib, sys
 from glovebox_server.stores import database
 from glovebox_server.guards.budgets import store
-from glovebox_server.guards.budgets.windows import read_clocks
+from glovebox_server.guards.budgets.spending import read_clocks
 from tests.unit.test_budget_store import ME, WORST, budget, lines_of
 from glovebox_server.guards.budgets.store import Ledger, ReservationRequest
 ten = budget(per="principal", every="day", calls=10)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glovebox_server.guards.budgets.windows import LENGTH_MS, Clocks, Every, advanced, read_clocks, window
+from glovebox_server.guards.budgets.spending import LENGTH_MS, Clocks, Every, advanced, read_clocks, window
 
 HOUR, DAY = LENGTH_MS["hour"], LENGTH_MS["day"]
 NOW = 1_800_000_000_000

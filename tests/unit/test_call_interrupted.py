@@ -30,7 +30,7 @@ from glovebox_server.core.rights import Rights
 from glovebox_server.errors import RefusedError
 from glovebox_server.guards.admission.admission import Admission
 from glovebox_server.guards.budgets import budgets as budgeting
-from glovebox_server.guards.watch import rules
+from glovebox_server.guards.watch import watch
 from glovebox_server.promotion.proposing import Proposed
 
 __all__ = ["scene"]
@@ -187,7 +187,7 @@ async def test_a_question_of_a_watch_rule_is_counted_once(scene: Scene, tmp_path
             questioned.append(call)
 
         seen.watch.questioned = question  # type: ignore[method-assign]
-        for _ in range(rules.DENIALS_IN_A_ROW):
+        for _ in range(watch.DENIALS_IN_A_ROW):
             await seen.watch.decided(a_call(), decision("deny"), None)
         asks = _Asks()
         asked = scene.guarded(watch=seen.watch, approvals=cast("Any", asks), admission=Counted())
@@ -201,7 +201,7 @@ async def test_a_rule_that_stops_askers_leaves_no_question_and_spends_nothing(
     scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The question that was one too many is withdrawn with its call."""
-    monkeypatch.setattr(rules, "QUESTIONS", 1)
+    monkeypatch.setattr(watch, "QUESTIONS", 1)
     rights = scene.guards.rights_of(ME)
     asking = rights.profiles["run_python"].model_copy(update={"approval": "ask"})
     profiles = rights.profiles.with_narrower({**rights.profiles, "run_python": asking})

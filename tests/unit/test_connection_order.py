@@ -8,8 +8,8 @@ from glovebox_profiles.egress.rules import EgressDecision
 from glovebox_profiles.egress.targets import EgressTarget
 from glovebox_server.egress import ConnectNext, EgressAttempt, EgressGate
 from glovebox_server.egress.gate import enter
-from glovebox_server.guards.connections import order_links
 from glovebox_server.guards.credentials.injector import CredentialInjector
+from glovebox_server.guards.network.guard import order_links
 
 
 async def count(attempt: EgressAttempt, connect_next: ConnectNext) -> None:

@@ -16,7 +16,7 @@ from glovebox_profiles.policy.explain import explain
 from glovebox_profiles.policy.model import Promote, effective
 from glovebox_profiles.policy.rights import combine_roles
 from glovebox_server.cli.main import main
-from glovebox_server.guards.watch.rules import actions
+from glovebox_server.guards.watch.watch import RULES
 
 PROFILES = load([SHIPPED], check_example=None)
 GOLDEN = Path(__file__).parent / "golden"
@@ -126,7 +126,7 @@ def test_each_change_is_judged_and_said() -> None:
 def test_a_watch_rule_is_judged_by_what_it_does_when_nothing_is_said(before: str, after: str, direction: str) -> None:
     """By the rules' own actions: the canary's is to stop, the denials' to record."""
     a, b = (policy(EVERYTHING.replace('denials = "slow"', each)) for each in (before, after))
-    (change,) = diff(a, b, PROFILES, actions({}))
+    (change,) = diff(a, b, PROFILES, RULES)
     assert change.direction == direction
 
 

@@ -11,9 +11,8 @@ from click.testing import CliRunner, Result
 from glovebox_profiles.policy.model import SPENDING
 from glovebox_server.cli.main import main
 from glovebox_server.guards.budgets import store
-from glovebox_server.guards.budgets.spending import Spender
+from glovebox_server.guards.budgets.spending import Clocks, Spender, read_clocks
 from glovebox_server.guards.budgets.store import ReservationRequest
-from glovebox_server.guards.budgets.windows import Clocks, read_clocks
 from glovebox_server.stores import database
 
 HOUR = 3_600_000

@@ -29,7 +29,7 @@ from glovebox_server.core.call import Attempt, Call
 from glovebox_server.egress.events import EgressAttempt
 from glovebox_server.exits import OK, UNAVAILABLE, USAGE
 from glovebox_server.guards.stops.stops import Stops
-from glovebox_server.guards.watch import guard, rules, watch
+from glovebox_server.guards.watch import watch
 from glovebox_server.guards.watch.canaries import Canary, canaries_of, plant
 from glovebox_server.guards.watch.watch import Watch
 
@@ -77,10 +77,10 @@ def planted(place: Path) -> Canary:
 async def test_denials_in_a_row_are_told_and_others_are_not(tmp_path: Path) -> None:
     """The control: one that is allowed between them, another run's, and those of a stop."""
     async with watching(tmp_path) as seen:
-        for _ in range(rules.DENIALS_IN_A_ROW - 1):
+        for _ in range(watch.DENIALS_IN_A_ROW - 1):
             await seen.watch.decided(a_call(), decision("deny"), None)
         await seen.watch.decided(a_call(), decision("allow"), None)
-        for number in range(rules.DENIALS_IN_A_ROW - 1):
+        for number in range(watch.DENIALS_IN_A_ROW - 1):
             await seen.watch.decided(a_call(), decision("deny"), None)
             await seen.watch.decided(a_call(run=f"r_{number + 1:026}"), decision("deny"), None)
             await seen.watch.decided(a_call(), decision("deny", "stop"), None)
@@ -123,7 +123,7 @@ async def test_a_rule_that_is_off_does_nothing(tmp_path: Path) -> None:
     off: dict[str, WatchAction] = dict.fromkeys(("denials", "canary", "questions", "new_reach", "secrets"), "off")
     async with watching(tmp_path, **off) as seen:
         marker = planted(tmp_path).marker
-        for _ in range(2 * rules.DENIALS_IN_A_ROW):
+        for _ in range(2 * watch.DENIALS_IN_A_ROW):
             await seen.watch.decided(a_call(arguments={"code": marker}), decision("deny"), None)
             await seen.watch.questioned(a_call())
         assert seen.alarms() == []
@@ -136,7 +136,7 @@ async def test_each_action_does_what_it_says_to_that_run_alone(
 ) -> None:
     """And no longer than it says, but for a stop; the control is another run of the same caller."""
     async with watching(tmp_path, denials=action) as seen:
-        for _ in range(rules.DENIALS_IN_A_ROW):
+        for _ in range(watch.DENIALS_IN_A_ROW):
             await seen.watch.decided(a_call(), decision("deny"), None)
         assert [each[1] for each in seen.alarms()] == [action]
         other = a_call(run="r_" + "1" * 26)
@@ -154,7 +154,7 @@ async def test_each_action_does_what_it_says_to_that_run_alone(
 async def test_a_stopped_call_without_a_run_is_stopped_by_its_id(tmp_path: Path) -> None:
     """Nobody else's is; the control is a call of the same caller."""
     async with watching(tmp_path, denials="stop") as seen:
-        for _ in range(rules.DENIALS_IN_A_ROW):
+        for _ in range(watch.DENIALS_IN_A_ROW):
             await seen.watch.decided(a_call(run=None), decision("deny"), None)
         assert seen.stops.refusal(a_call(run=None)) is not None
         assert seen.stops.refusal(a_call(run=None, id="c_" + "1" * 26)) is None
@@ -169,7 +169,7 @@ def attempt(url: str, effect: Any = "allow") -> EgressAttempt:
 async def test_a_host_that_is_new_after_many_connections_is_told(tmp_path: Path) -> None:
     """Once; the control is what was reached before, a refused one, another caller, and the time of learning."""
     async with watching(tmp_path) as seen:
-        for number in range(rules.CONNECTIONS_KNOWN):
+        for number in range(watch.CONNECTIONS_KNOWN):
             await seen.watch.connecting(a_call(), attempt(f"https://h{number % 5}.example/"))
         await seen.watch.connecting(a_call(), attempt("https://h1.example/"))
         await seen.watch.connecting(a_call(), attempt("https://new.example/", "deny"))
@@ -187,13 +187,13 @@ async def test_a_flood_of_questions_is_told(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(anyio, "current_time", lambda: now)
     async with watching(tmp_path) as seen:
         other = a_call(principal=Principal(id="token:other", transport="http"))
-        for _ in range(rules.QUESTIONS - 1):
+        for _ in range(watch.QUESTIONS - 1):
             await seen.watch.questioned(a_call())
             await seen.watch.questioned(other)
-        now += rules.QUESTIONS_SECONDS + 1
+        now += watch.QUESTIONS_SECONDS + 1
         await seen.watch.questioned(a_call())
         assert seen.alarms() == []
-        for _ in range(rules.QUESTIONS - 1):
+        for _ in range(watch.QUESTIONS - 1):
             await seen.watch.questioned(a_call())
         assert seen.alarms() == [("questions", "record", "calls", "20 questions")]
 
@@ -249,7 +249,7 @@ async def test_a_caller_that_trips_in_run_after_run_is_stopped_itself(
     monkeypatch.setattr("glovebox_server.guards.stops.stops.MAX_STOPS", 4)
     async with watching(tmp_path, denials="stop") as seen:
         for number in range(5):
-            for _ in range(rules.DENIALS_IN_A_ROW):
+            for _ in range(watch.DENIALS_IN_A_ROW):
                 await seen.watch.decided(a_call(run=f"r_{number:026}"), decision("deny"), None)
         names = [(each.scope, each.name) for each in seen.stops._found.items]
         assert sorted(names) == [("principal", NAMES["principal"]), ("run", f"r_{0:026}"), ("run", f"r_{1:026}")]
@@ -364,7 +364,7 @@ async def test_a_run_that_is_asked_about_does_not_run_unasked(scene: Scene, tmp_
     async with watching(tmp_path / "state", denials="ask") as seen:
         broker = scene.guarded(stops=seen.stops, watch=seen.watch).broker
         who = Principal(id="local:1", transport="cli")
-        for _ in range(rules.DENIALS_IN_A_ROW):
+        for _ in range(watch.DENIALS_IN_A_ROW):
             await seen.watch.decided(a_call(), decision("deny"), None)
         asked = await broker.submit(who, "run_python", ARGUMENTS, Heard(), run=NAMES["run"])
         assert asked.structured["refused"]["rule"] == "watch.denials"
@@ -373,7 +373,7 @@ async def test_a_run_that_is_asked_about_does_not_run_unasked(scene: Scene, tmp_
             given = replace(decision(effect), rule="test")
             call = Call(request=a_call(), tool=nothing, listener=nothing, rights=nothing, ended_by=nothing)
             call.now = Attempt(rights=nothing, decision=given)
-            guard.ask(seen.watch, call)
+            seen.watch.ask(call)
             verdict = call.now.decision
             assert (verdict.effect, verdict.rule) == (effect, rule)
         assert not (await broker.submit(who, "run_python", ARGUMENTS, Heard(), run="r_" + "1" * 26)).failed
@@ -386,7 +386,7 @@ async def test_no_caller_has_what_is_counted_of_another_forgotten(
     monkeypatch.setattr(watch, "MAX_KEPT", 8)
     other = Principal(id="token:other", transport="http")
     async with watching(tmp_path, denials="ask") as seen:
-        for _ in range(rules.DENIALS_IN_A_ROW):
+        for _ in range(watch.DENIALS_IN_A_ROW):
             await seen.watch.decided(a_call(), decision("deny"), None)
         begun = [replace(a_call(run=f"r_{number:026}"), principal=other) for number in range(2, 30)]
         for call in begun:

@@ -4,7 +4,7 @@ Each line says why it stands there. A disabled guard has no link. A guard that d
 its ``when``, so that its code is not entered.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -15,22 +15,16 @@ from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.core.call import Call, Decide, GuardLink, Guards, Objection
 from glovebox_server.core.rights import Rights
 from glovebox_server.egress import EgressGate
-from glovebox_server.guards.admission.admission import Admission, wait_for_turn
-from glovebox_server.guards.approvals import guard as approval_guard
+from glovebox_server.guards.admission.admission import Admission
 from glovebox_server.guards.approvals.approvals import Approvals
 from glovebox_server.guards.credentials.sources import CredentialCache
 from glovebox_server.guards.network.guard import NetworkOpener
-from glovebox_server.guards.proposals.guard import Proposer, refuse_unasked
+from glovebox_server.guards.proposals.guard import FileScanner, Proposer, refuse_unasked
 from glovebox_server.guards.redaction import guard as redaction_guard
 from glovebox_server.guards.redaction.detector import Forms
-from glovebox_server.guards.repeats import repeats
 from glovebox_server.guards.repeats.repeats import Repeats
-from glovebox_server.guards.scanning.guard import FileScanner
-from glovebox_server.guards.secret_files import hiding as secret_files
 from glovebox_server.guards.secret_files.hiding import Hiding
-from glovebox_server.guards.stops import stops
 from glovebox_server.guards.stops.stops import Stops
-from glovebox_server.guards.watch import guard as watch_guard
 from glovebox_server.guards.watch.watch import Watch
 from glovebox_server.promotion.scanning import Known
 
@@ -62,12 +56,12 @@ class GuardSet(Guards):
         for name, links in (
             ("objections", _objections(self)),
             ("around_call", _around_call(self)),
-            ("before_turn", [GuardLink(guard=partial(wait_for_turn, self.admission))]),
+            ("before_turn", [GuardLink(guard=self.admission.wait_for_turn)]),
             ("deciders", _deciders(self)),
             ("around_turn", _around_turn(self)),
             ("on_decided", _on_decided(self)),
             ("around_run", _around_run(self)),
-            ("on_ended", [partial(_note_end, self.repeats)]),
+            ("on_ended", _on_ended(self)),
         ):
             object.__setattr__(self, name, tuple(links))
 
@@ -81,103 +75,93 @@ def _guard(folder: str) -> Any:
     return import_module(f"{__package__}.{folder}.guard")
 
 
-def _objections(guards: GuardSet) -> list[Objection]:
+def _objections(guards: GuardSet) -> Iterator[Objection]:
     known = guards.repeats
-    objections = list[Objection]([lambda request: known.refusal(request) if known.failing else None])
     if guards.stops is not None:  # first, so that a caller who repeats a call sees the stop
-        objections.insert(0, guards.stops.refusal)
-    return objections
+        yield guards.stops.refusal
+    yield lambda request: known.refusal(request) if known.failing else None
 
 
-def _note_end(known: Repeats, call: Call, failed: bool) -> None:
-    if failed or known.failing:  # a call that ends well wipes out its failures
-        known.note(call.request, failed=failed)
-
-
-def _around_call(guards: GuardSet) -> list[GuardLink]:
-    links = list[GuardLink]()
+def _around_call(guards: GuardSet) -> Iterator[GuardLink]:
     if guards.stops is not None:  # outside everything that waits, so that a stop ends that too
-        links.append(GuardLink(guard=partial(stops.end, guards.stops)))
+        yield GuardLink(guard=guards.stops.end)
     # Before the turn: a slowed call holds nothing.
-    links.append(GuardLink(guard=partial(repeats.slow, guards.repeats), when=lambda _: bool(guards.repeats.failing)))
+    yield GuardLink(guard=guards.repeats.slow, when=lambda _: bool(guards.repeats.failing))
     if (watch := guards.watch) is not None:
-        links.append(GuardLink(guard=partial(watch_guard.slow, watch), when=lambda _: bool(watch.runs)))
-    return links
+        yield GuardLink(guard=watch.slow, when=lambda _: bool(watch.runs))
 
 
-def _deciders(guards: GuardSet) -> list[Callable[[Call, Decide], None]]:
-    deciders = list[Callable[[Call, Decide], None]]()
-
-    def lift(call: Call, decide: Decide) -> None:
-        if call.now.decision.effect == "deny" and call.now.rights.lifts:
-            approval_guard.lift(call, decide)
-
+def _deciders(guards: GuardSet) -> Iterator[Callable[[Call, Decide], None]]:
     if guards.approvals is not None:
-        deciders.append(lift)
+        approve = _guard("approvals")
+
+        def lift(call: Call, decide: Decide) -> None:
+            if call.now.decision.effect == "deny" and call.now.rights.lifts:
+                approve.lift(call, decide)
+
+        yield lift
     if (watch := guards.watch) is not None:  # after it: what is lifted may be asked about for two reasons
-        deciders.append(lambda call, _: watch_guard.ask(watch, call) if watch.runs else None)
-    return deciders
+        yield lambda call, _: watch.ask(call) if watch.runs else None
 
 
-def _around_turn(guards: GuardSet) -> list[GuardLink]:
-    links = list[GuardLink]()
+def _around_turn(guards: GuardSet) -> Iterator[GuardLink]:
     proposer = Proposer(
         proposals=guards.proposals, scanner=_scanner(guards), known=guards.known, budgets=guards.budgets
     )
     # Before the reservation for the run: the scan has its own, and changes are worked out again after each answer.
-    links.append(GuardLink(guard=proposer.prepare, when=lambda call: call.tool.proposes))
+    yield GuardLink(guard=proposer.prepare, when=lambda call: call.tool.proposes)
     if guards.budgets is not None and guards.approvals is not None:
-        links.append(GuardLink(guard=approval_guard.lift_budget, when=lambda call: bool(call.now.rights.lifts)))
+        yield GuardLink(guard=_guard("approvals").lift_budget, when=lambda call: bool(call.now.rights.lifts))
     if guards.budgets is not None:
         # Before approvals: a call that no budget is left for uses no approval up.
-        links.append(GuardLink(guard=partial(_guard("budgets").reserve, guards.budgets)))
+        yield GuardLink(guard=guards.budgets.reserve)
     if guards.approvals is None:
-        links.append(GuardLink(guard=refuse_unasked, when=lambda call: bool(call.now.changes)))
+        yield GuardLink(guard=refuse_unasked, when=lambda call: bool(call.now.changes))
     else:  # last, so that an approval is used up by a call that runs
         count = guards.watch.questioned if guards.watch else None
-        links.append(GuardLink(guard=partial(approval_guard.spend, guards.approvals, count), when=_asks))
-    return links
+        yield GuardLink(guard=partial(_guard("approvals").spend, guards.approvals, count), when=_asks)
 
 
-def _on_decided(guards: GuardSet) -> list[GuardLink]:
-    links = list[GuardLink]()
+def _on_decided(guards: GuardSet) -> Iterator[GuardLink]:
     if guards.stops is not None:  # a stop made meanwhile comes first
-        links.append(GuardLink(guard=partial(stops.obey, guards.stops)))
+        yield GuardLink(guard=guards.stops.obey)
     if (watch := guards.watch) is not None:
 
         def concerns(call: Call) -> bool:
-            return bool(watch.runs) or call.now.decision.effect == "deny" or _has_canaries(watch)
+            if watch.runs or call.now.decision.effect == "deny":
+                return True
+            if watch.actions["canary"] == "off":
+                return False
+            # There is a canary, or their folder changed since the last look.
+            return bool(watch.needles.names) or watch.canaries.look() is not watch.known
 
-        links.append(GuardLink(guard=partial(watch_guard.look_at_decision, watch), when=concerns))
-    return links
+        yield GuardLink(guard=watch.look_at_decision, when=concerns)
 
 
-def _around_run(guards: GuardSet) -> list[GuardLink]:
+def _around_run(guards: GuardSet) -> Iterator[GuardLink]:
     # Before the observers, which look for the placeholders of its keys.
     network = NetworkOpener(credentials=guards.credentials, watch=guards.watch, gates=guards.gates)
-    links = [GuardLink(guard=network.open, when=lambda call: call.now.profile.network.mode != "none")]
+    yield GuardLink(guard=network.open, when=lambda call: call.now.profile.network.mode != "none")
     on_secret = None
     if (watch := guards.watch) is not None:  # sees raw output, before it is masked
-        links.append(GuardLink(guard=partial(watch_guard.observe, watch), when=partial(_observes, watch)))
+        yield GuardLink(guard=watch.observe, when=partial(_observes, watch))
         on_secret = watch.look_for_secrets
     # Holds output back until it is known that no secret file appeared.
-    links.append(GuardLink(guard=partial(secret_files.mask, guards.hiding), when=_sees_workspace))
+    yield GuardLink(guard=guards.hiding.mask, when=_sees_workspace)
     # Files are published by then, and taken back with the call.
-    links.append(GuardLink(guard=partial(_guard("scanning").scan, _scanner(guards)), when=_scans))
+    yield GuardLink(guard=_scanner(guards).scan, when=lambda call: call.now.profile.files.scan)
     # Last: what every other guard sees of a result is masked.
-    links.append(GuardLink(guard=partial(redaction_guard.mask, guards.forms_of, on_secret), when=_masks))
-    return links
+    mask = partial(redaction_guard.mask, guards.forms_of, on_secret)
+    yield GuardLink(guard=mask, when=lambda call: call.now.profile.result.redact != "none")
+
+
+def _on_ended(guards: GuardSet) -> Iterator[Callable[[Call, bool], None]]:
+    known = guards.repeats  # a call that ends well wipes out its failures
+    yield lambda call, failed: known.note(call.request, failed=failed) if failed or known.failing else None
 
 
 def _scanner(guards: GuardSet) -> FileScanner:
     return FileScanner(sandboxes=guards.sandboxes, artifacts=guards.artifacts, forms_of=guards.forms_of)
-
-
-def _has_canaries(watch: Watch) -> bool:
-    """Return whether there is a canary, or their folder changed since the last look."""
-    if watch.actions["canary"] == "off":
-        return False
-    return bool(watch.needles.names) or watch.canaries.look() is not watch.known
 
 
 def _observes(watch: Watch, call: Call) -> bool:
@@ -192,15 +176,6 @@ def _sees_workspace(call: Call) -> bool:
     return call.tool.imports and call.now.profile.files.workspace != "none" and call.now.rights.workspace is not None
 
 
-def _scans(call: Call) -> bool:
-    return call.now.profile.files.scan
-
-
-def _masks(call: Call) -> bool:
-    return call.now.profile.result.redact != "none"
-
-
 def _asks(call: Call) -> bool:
     now = call.now
-    by_policy = now.rights.approvals or now.rights.lifts or now.changes or now.decision.effect == "ask"
-    return bool(by_policy)
+    return bool(now.rights.approvals or now.rights.lifts or now.changes or now.decision.effect == "ask")

@@ -22,7 +22,7 @@ from glovebox_server.guards.approvals.approvals import Approvals
 from glovebox_server.guards.approvals.question import ApprovalAnswer
 from glovebox_server.guards.approvals.store import ClockReading
 from glovebox_server.guards.budgets.budgets import opened as opened_budgets
-from glovebox_server.guards.budgets.windows import Clocks, read_clocks
+from glovebox_server.guards.budgets.spending import Clocks, read_clocks
 from glovebox_server.guards.registry import GuardSet
 from glovebox_server.guards.repeats.repeats import Repeats
 from glovebox_server.guards.stops.stop import Scope, new_stop, stops_of

@@ -27,7 +27,7 @@ from glovebox_server.cli.terminal import table_of
 from glovebox_server.exits import OK, USAGE
 from glovebox_server.guards.budgets import store
 from glovebox_server.guards.budgets.store import BY, UsageRow, used
-from glovebox_server.guards.watch.rules import actions
+from glovebox_server.guards.watch.watch import RULES
 from glovebox_server.settings import Settings
 from glovebox_server.startup import load, policy_file, workspaces
 from glovebox_server.stores import database
@@ -105,7 +105,7 @@ def policy_explain(
 def policy_diff(settings: Settings, a: Path, b: Path) -> int:
     """Compare two policies, with your profiles; exit 1 if one is wider."""
     before, after = _read(a), _read(b)
-    changes = comparing.diff(before, after, load_profiles(settings), actions({}))
+    changes = comparing.diff(before, after, load_profiles(settings), RULES)
     return show_widening({"changes": [asdict(each) for each in changes]}, {"": changes})
 
 

@@ -103,6 +103,13 @@ class Admission:
             if not mine:  # without a trace: subjects of an authorization server are many
                 del self._calls[principal]
 
+    async def wait_for_turn(self, call: Call) -> None:
+        """Hold one place and one fair turn, after the call's delay. RefusedError of ``enter`` is not recorded."""
+        request, delay = call.request, call.delay
+        call.delay = 0.0  # a call that waited for a person does not wait again
+        turn = self.enter(request.principal.id, request.tool, request.arguments, call.rights.turns, delay)
+        await call.stack.enter_async_context(turn)
+
     def _check(self, call: _AdmittedCall, mine: set[_AdmittedCall]) -> None:
         if len(mine) >= self._per_principal:
             raise RefusedError("busy.calls", f"The server is busy: {len(mine)} calls of yours are under way.", _LATER)
@@ -117,15 +124,3 @@ def fingerprint(tool: str, arguments: Mapping[str, Any]) -> bytes:
     """Return a digest of a tool and its arguments: equal for equal calls."""
     text = json.dumps([tool, dict(arguments)], sort_keys=True)
     return hashlib.sha256(text.encode()).digest()
-
-
-async def wait_for_turn(admission: Admission, call: Call) -> None:
-    """Hold one place and one fair turn, after the call's delay.
-
-    Raises:
-        RefusedError: Too many calls are under way, or no turn came. It is counted, not recorded.
-    """
-    request, delay = call.request, call.delay
-    call.delay = 0.0  # a call that waited for a person does not wait again
-    turn = admission.enter(request.principal.id, request.tool, request.arguments, call.rights.turns, delay)
-    await call.stack.enter_async_context(turn)

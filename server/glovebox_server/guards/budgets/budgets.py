@@ -19,6 +19,7 @@ from glovebox_profiles.policy.model import Rate
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.host.owner import is_of_another_boot, is_orphan, new_owner
 from glovebox_server.calls import CallResult, Image, Link, Principal, Text, ToolCall
+from glovebox_server.core.call import Call, CallDeniedError
 from glovebox_server.core.rights import Rights
 from glovebox_server.egress import Traffic
 from glovebox_server.errors import StoreError
@@ -26,6 +27,7 @@ from glovebox_server.guards.budgets import store
 from glovebox_server.guards.budgets.spending import (
     Amounts,
     BudgetRemainder,
+    Clocks,
     Funds,
     Spender,
     all_lines,
@@ -33,12 +35,12 @@ from glovebox_server.guards.budgets.spending import (
     lines_of,
     little,
     rates_of,
+    read_clocks,
     said,
     worst_case,
 )
 from glovebox_server.guards.budgets.store import Ledger, ReservationRequest
-from glovebox_server.guards.budgets.windows import Clocks, read_clocks
-from glovebox_server.guards.proposal import Proposal
+from glovebox_server.guards.proposal import Proposal, propose
 from glovebox_server.stores import database
 from glovebox_server.stores.database import Database
 
@@ -185,6 +187,43 @@ class Budgets:
             if len(self._unsettled) < MAX_UNSETTLED:
                 self._unsettled.append((asked, reservation.amounts()))
             self._over.set()
+
+    async def reserve(self, call: Call) -> None:
+        """Hold a reservation for the call, and charge what it used and gave back.
+
+        Raises:
+            CallDeniedError: Too little is left, and no person may lift that.
+        """
+        try:
+            await call.stack.enter_async_context(self._reserved(call))
+        except CallDeniedError as denial:
+            if denial.refusal is None or not call.lift(denial.refusal):
+                raise
+            await call.stack.enter_async_context(self._reserved(call))
+
+    @asynccontextmanager
+    async def _reserved(self, call: Call) -> AsyncIterator[None]:
+        now = call.now
+        async with self.reserved(propose(call)) as reservation:
+            if isinstance(reservation, Refusal):
+                raise CallDeniedError(reservation)
+            now.on_started.append(reservation.started)
+            now.on_connect.append(reservation.connect)
+            now.on_traffic.append(reservation.counts)
+            if reservation.connections is not None:
+                now.max_connections.append(reservation.connections)
+
+            async def charge(result: CallResult) -> CallResult:
+                finished = call.now.finished
+                return result if finished is None else reservation.spent(finished, result)
+
+            now.on_result.append(charge)
+            try:
+                yield
+            except BaseException:
+                if not now.is_recorded:  # it does not run
+                    reservation.release()
+                raise
 
     async def settling(self) -> NoReturn:
         """Settle calls as they end. One task for all: starting one is a tenth of what budgets cost a call."""

@@ -15,16 +15,19 @@ from glovebox_profiles.policy.model import SPENDING
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.errors import StoreError
 from glovebox_server.guards.budgets.spending import (
+    LENGTH_MS,
     Amounts,
     BudgetLine,
     BudgetRemainder,
+    Clocks,
     Funds,
     Spender,
+    advanced,
     refusal,
     taken,
     told,
+    window,
 )
-from glovebox_server.guards.budgets.windows import LENGTH_MS, Clocks, advanced, window
 
 NAME: Final = "budgets.sqlite"
 

@@ -62,6 +62,12 @@ class Repeats:
         hint = f"Change it: the error of the last time says what is wrong. The same is tried again in {left:.0f} s."
         return Refusal(rule="repeat.failing", reason=reason, hint=hint)
 
+    async def slow(self, call: Call) -> None:
+        """Delay a call that failed several times in a row."""
+        if pause := self.pause(call.request):
+            call.listener.progress(f"Waiting {pause:g} s: this same call has just failed several times")
+            call.delay = max(call.delay, pause)
+
     def note(self, call: ToolCall, *, failed: bool) -> None:
         """Note how a call ended; success clears its failures."""
         self._forget()
@@ -98,10 +104,3 @@ def _key(call: ToolCall) -> tuple[str, str | None, bytes]:
         told = "\n".join(line for line in lines if line and not line.lstrip().startswith("#"))
         arguments = {**arguments, "code": told}
     return call.principal.id, call.run, fingerprint(call.tool, arguments)
-
-
-async def slow(repeats: Repeats, call: Call) -> None:
-    """Delay a call that failed several times in a row."""
-    if pause := repeats.pause(call.request):
-        call.listener.progress(f"Waiting {pause:g} s: this same call has just failed several times")
-        call.delay = max(call.delay, pause)

@@ -67,6 +67,17 @@ class Hiding:
                 await hidden.require()  # a cover may have gone while the sandbox was made, which its proof told
                 raise
 
+    async def mask(self, call: Call) -> None:
+        """Mask secret files in the sandbox, and watch the workspace until the program has ended (GB-FILE-12)."""
+        now = call.now
+        if now.spec is None:
+            raise AssertionError(call.request.id)
+        hidden = await call.stack.enter_async_context(self.guarding(now.spec, call.tool, now.reveal))
+        if hidden is not None:
+            now.spec = hidden.spec
+            now.wrap_live.append(hidden.printed)
+            now.around_program.append(hidden.watching())
+
     async def _index(self, spec: SandboxSpec, tool: Tool) -> "SecretFileIndex | None":
         shown = [mount for mount in spec.mounts if mount.target in {WORKSPACE, ORIGINAL}]
         if not shown or not tool.imports:
@@ -157,15 +168,3 @@ async def _masks(index: "SecretFileIndex", revealed: frozenset[str]) -> tuple[st
 
 def _revealed(reveal: Sequence[str]) -> frozenset[str]:
     return frozenset(path.strip("/") for path in reveal)
-
-
-async def mask(hiding: Hiding, call: Call) -> None:
-    """Mask secret files in the sandbox, and watch the workspace until the program has ended (GB-FILE-12)."""
-    now = call.now
-    if now.spec is None:
-        raise AssertionError(call.request.id)
-    hidden = await call.stack.enter_async_context(hiding.guarding(now.spec, call.tool, now.reveal))
-    if hidden is not None:
-        now.spec = hidden.spec
-        now.wrap_live.append(hidden.printed)
-        now.around_program.append(hidden.watching())

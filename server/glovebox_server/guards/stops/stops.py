@@ -91,6 +91,25 @@ class Stops:
         self._look()
         return self._objection(call)[0]
 
+    async def end(self, call: Call) -> None:
+        """End a call that a stop names: while it is delayed, waits, is scanned or runs (GB-LIFE-8)."""
+        call.stack.enter_context(self._until_stopped(call))
+
+    @contextmanager
+    def _until_stopped(self, call: Call) -> Iterator[None]:
+        with anyio.CancelScope() as scope, self.ending(call.request, scope) as stopped:
+            otherwise = call.ended_by
+            call.ended_by = lambda: ("stop", stopped.stop) if stopped.refusal else otherwise()
+            yield
+            return
+        # Nothing else cancels that scope: a call that ran is recorded as cancelled, and its sandbox is gone.
+        raise CallDeniedError(stopped.refusal)
+
+    async def obey(self, call: Call) -> None:
+        """Apply a stop that was made while the decision was recorded."""
+        self.refusal(call.request)
+        await anyio.lowlevel.checkpoint_if_cancelled()
+
     @contextmanager
     def ending(self, call: ToolCall, scope: anyio.CancelScope) -> Iterator[Stopped]:
         """Cancel ``scope`` once a stop names the call, during the block; at once if one does already."""
@@ -199,25 +218,3 @@ class Stops:
                 await self._busy.wait()
             await anyio.sleep(LOOK_SECONDS)
             self._look()
-
-
-async def end(stops: Stops, call: Call) -> None:
-    """End a call that a stop names: while it is delayed, waits, is scanned or runs (GB-LIFE-8)."""
-    call.stack.enter_context(_until_stopped(stops, call))
-
-
-@contextmanager
-def _until_stopped(stops: Stops, call: Call) -> Iterator[None]:
-    with anyio.CancelScope() as scope, stops.ending(call.request, scope) as stopped:
-        otherwise = call.ended_by
-        call.ended_by = lambda: ("stop", stopped.stop) if stopped.refusal else otherwise()
-        yield
-        return
-    # Nothing else cancels that scope: a call that ran is recorded as cancelled, and its sandbox is gone.
-    raise CallDeniedError(stopped.refusal)
-
-
-async def obey(stops: Stops, call: Call) -> None:
-    """Apply a stop that was made while the decision was recorded."""
-    stops.refusal(call.request)
-    await anyio.lowlevel.checkpoint_if_cancelled()

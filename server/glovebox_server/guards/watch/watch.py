@@ -7,12 +7,12 @@ that were requested are recorded as every connection is.
 import logging
 import posixpath
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import anyio
 import anyio.to_thread
@@ -23,17 +23,34 @@ from glovebox_profiles.policy.model import WatchAction
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_server.calls import Decision, ToolCall
+from glovebox_server.core.call import Call, Show
 from glovebox_server.egress import EgressAttempt
 from glovebox_server.errors import AuditError
 from glovebox_server.guards.redaction.detector import index_markers
 from glovebox_server.guards.repeats.repeats import make_room
 from glovebox_server.guards.stops.stop import Scope
 from glovebox_server.guards.stops.stops import Stops
-from glovebox_server.guards.watch import rules
 from glovebox_server.guards.watch.canaries import Canary, canaries_of
 from glovebox_server.guards.watch.look import PLACEHOLDER, Finding, Look, Piece, of_url, of_value
 from glovebox_server.secret_files import Files, StoredItems
 
+DENIALS_IN_A_ROW: Final = 10
+"""A refused model tries three or four other ways; ten different refusals in a row are a search."""
+CONNECTIONS_KNOWN: Final = 50
+"""Connections that teach a principal's hosts, before a new host is reported."""
+QUESTIONS: Final = 20
+"""Questions because of one principal within ``QUESTIONS_SECONDS``."""
+QUESTIONS_SECONDS: Final = 600.0
+
+RULES: Final[Mapping[str, WatchAction]] = {
+    "canary": "stop",  # a canary is read by a tool for files, or its content is in arguments, output, a URL or a file
+    "placeholder": "record",  # one stands where its key is not to stand: in a request, output or a file
+    "secrets": "record",  # output has what only a secret looks like: a private key, a token of a known service
+    "denials": "record",  # ``DENIALS_IN_A_ROW`` calls of a run are denied
+    "new-reach": "record",  # after ``CONNECTIONS_KNOWN`` of a principal, one leads to a host that is new to it
+    "questions": "record",  # people are asked ``QUESTIONS`` times for a principal
+}
+"""Each rule by its id; a policy may set another action."""
 SLOW_SECONDS = 2.0
 """Delay of each call of a slowed run, holding nothing."""
 FLAGGED_SECONDS = 600.0
@@ -80,7 +97,7 @@ class Watch:
         self._audit = audit
         self._stops = stops
         self.canaries = canaries
-        self.actions = rules.actions(actions)
+        self.actions = {**RULES, **actions}
         self.runs: OrderedDict[str, _Run] = OrderedDict()
         """Counted runs; without any, calls are neither slowed nor asked about."""
         self._callers: OrderedDict[str, _Caller] = OrderedDict()
@@ -112,12 +129,16 @@ class Watch:
 
     def act(self, actions: Mapping[str, WatchAction]) -> None:
         """Apply another policy's actions from now on."""
-        self.actions = rules.actions(actions)
+        self.actions = {**RULES, **actions}
         if self.actions["canary"] == "off":
             self.known, self.needles, self._paths = None, index_markers({}), {}
 
+    async def slow(self, call: Call) -> None:
+        """Delay a call whose run is slowed; it holds nothing meanwhile."""
+        call.delay = max(call.delay, self.pause(call.request))
+
     def pause(self, call: ToolCall) -> float:
-        """Return the delay of a call in seconds; it holds nothing meanwhile."""
+        """Return the delay of a call in seconds."""
         run = self.runs.get(_key(call))
         return SLOW_SECONDS if run is not None and run.slow_until > anyio.current_time() else 0.0
 
@@ -128,6 +149,25 @@ class Watch:
             return None
         reason = f"A watch rule ({run.asks}) wants a person to approve each call of this run for now."
         return Refusal(rule=f"watch.{run.asks}", reason=reason, hint="Ask the operator.")
+
+    def ask(self, call: Call) -> None:
+        """Have a person asked about a call whose run is asked about."""
+        now = call.now
+        if now.decision.effect != "deny" and (asked := self.asks(call.request)) is not None:
+            now.decision = replace(now.decision, effect="ask", rule=asked.rule, reason=asked.reason, hint=asked.hint)
+
+    async def look_at_decision(self, call: Call) -> None:
+        """Look at a decision that is on record; show a call the canaries of its workspace."""
+        now = call.now
+        await self.decided(call.request, now.decision, now.rights.workspace)
+        if now.decision.effect == "allow" and now.rights.workspace is not None:
+            now.reveal += await self.planted(now.rights.workspace)
+
+    async def observe(self, call: Call) -> None:
+        """Look through raw output for canary tokens and secrets, before anything is masked (GB-LIFE-10, GB-LIFE-11)."""
+        look = self.look(call.now.placeholders)
+        call.now.observers.append(_OutputWatcher(watch=self, request=call.request, look=look))
+        call.now.inspect_file = look.file
 
     def look(self, placeholders: Mapping[str, str] = MappingProxyType({})) -> Look:
         """Return a scanner of the call's output, also for its placeholders, by their credential's name."""
@@ -156,7 +196,7 @@ class Watch:
             if decision.effect == "deny":
                 run = self._run(call)
                 run.denied += 1
-                if run.denied % rules.DENIALS_IN_A_ROW == 0:
+                if run.denied % DENIALS_IN_A_ROW == 0:
                     await self._alarm(call, Finding(rule="denials", where="calls", what=f"{run.denied} in a row"))
             elif key in self.runs:
                 self.runs[key].denied = 0
@@ -167,11 +207,11 @@ class Watch:
             return
         caller, now = self._caller(call), anyio.current_time()
         caller.questions.append(now)
-        while caller.questions[0] < now - rules.QUESTIONS_SECONDS:
+        while caller.questions[0] < now - QUESTIONS_SECONDS:
             caller.questions.popleft()
-        if len(caller.questions) >= rules.QUESTIONS:
+        if len(caller.questions) >= QUESTIONS:
             caller.questions.clear()
-            await self._alarm(call, Finding(rule="questions", where="calls", what=f"{rules.QUESTIONS} questions"))
+            await self._alarm(call, Finding(rule="questions", where="calls", what=f"{QUESTIONS} questions"))
 
     async def connecting(self, call: ToolCall, attempt: EgressAttempt) -> None:
         """Examine a recorded connection attempt, before anything is dialled."""
@@ -187,7 +227,7 @@ class Watch:
         if host in caller.hosts or len(caller.hosts) >= MAX_HOSTS:
             return
         caller.hosts.add(host)
-        if caller.connections > rules.CONNECTIONS_KNOWN:
+        if caller.connections > CONNECTIONS_KNOWN:
             await self._alarm(call, Finding(rule="new-reach", where="url", what=host))
 
     async def ended(self, call: ToolCall, outcome: Outcome, look: Look) -> None:
@@ -277,6 +317,23 @@ class Watch:
         if self._stops.crowded:  # a caller that begins run after run must not use up all places
             return "principal", call.principal.id
         return ("run", call.run) if call.run else ("call", call.id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OutputWatcher:
+    watch: Watch
+    request: ToolCall
+    look: Look
+
+    @property
+    def is_complete(self) -> bool:
+        return self.look.showed_all
+
+    def printed(self, show: Show) -> Callable[[bytes], None]:
+        return self.look.printed(show)
+
+    async def ended(self, outcome: Outcome) -> None:
+        await self.watch.ended(self.request, outcome, self.look)
 
 
 def _key(call: ToolCall) -> str:

@@ -1,1 +1,0 @@
-"""Scans the files that come out of a sandbox."""
