@@ -200,7 +200,9 @@ async def test_what_no_patch_may_carry_is_named_with_the_reason(driver: str, wor
     assert not called.fields["changes"]["changed"]
     assert not called.fields["changes"]["deleted"]
     assert patch == (
-        b"diff --git a/good.txt b/good.txt\nnew file mode 100644\n--- /dev/null\n+++ b/good.txt\n@@ -0,0 +1 @@\n+good\n"
+        b"diff --git a/good.txt b/good.txt\nnew file mode 100644\n"
+        b"index 0000000000000000000000000000000000000000..12799ccbe7ce445b11b7bd4833bcc2c2ce1b48b7\n"
+        b"--- /dev/null\n+++ b/good.txt\n@@ -0,0 +1 @@\n+good\n"
     )
     for name, reason in (
         ("evil", "a symbolic link"),

@@ -1,11 +1,10 @@
-"""Patches onto a real folder: exactly what the program made, or nothing; git itself makes and judges them."""
+"""Patches onto a real folder: exactly what the program made, or nothing."""
 
 import asyncio
 import json
 import os
 import random
 import signal
-import subprocess  # noqa: TID251 - git makes patches, and an overlay's are compared with what it applies
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -18,10 +17,11 @@ from tests.fixtures.whole_commands import GLOVEBOX
 from tests.unit.test_promotion_commands import POLICY, addresses, run
 
 from _glovebox_guest.files import changes, overlay
+from glovebox_server.artifacts.diff_form import NO_ID
 from glovebox_server.errors import RefusedError
 from glovebox_server.exits import OK, REFUSED, USAGE
 from glovebox_server.promotion.journal import ENDED
-from glovebox_server.promotion.patched import made
+from glovebox_server.promotion.patched import _id, made
 
 STARTED = 8
 """Whole processes that are killed, at the most: seconds each."""
@@ -69,40 +69,14 @@ def overlay_patch(tmp_path: Path) -> bytes:
     return patch
 
 
-def git_patch(tmp_path: Path) -> bytes:
-    """As git makes it."""
-    tree = write(tmp_path / "tree", OLD)
-    own = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "GIT_CONFIG_NOSYSTEM": "1"}
-
-    def git(*words: str) -> bytes:
-        done = subprocess.run(["git", *words], cwd=tree, env=own, capture_output=True, check=True)
-        return done.stdout
-
-    git("init", "-q")
-    git("add", "-A")
-    for name in held(tree):
-        if not name.startswith(".git/"):
-            (tree / name).unlink()
-    for name, content in NEW.items():
-        (tree / name).parent.mkdir(parents=True, exist_ok=True)
-        (tree / name).write_bytes(content)
-    git("add", "--ignore-removal", "-N", ".")
-    return git("diff", "--no-renames", "--full-index", "--binary")
-
-
 def reading(files: Mapping[str, bytes]) -> Callable[[str], bytes | None]:
     """What is there."""
     return files.get
 
 
-@pytest.mark.parametrize("make", [overlay_patch, git_patch])
-def test_what_is_made_is_what_the_program_had(tmp_path: Path, make: Callable[[Path], bytes]) -> None:
+def test_what_is_made_is_what_the_program_had(tmp_path: Path) -> None:
     """Text, bytes, no last line end, carriage returns, new and removed files; the second time it is there already."""
-    patch = make(tmp_path)
-    if make is git_patch and b"\ndelta " in patch:
-        with pytest.raises(RefusedError, match="difference of bytes"):
-            made(patch, reading(OLD))
-        return
+    patch = overlay_patch(tmp_path)
     found = made(patch, reading(OLD))
     assert {each.name: each.content for each in found} == {**NEW, "gone.py": None}
     again = made(patch, reading(NEW))
@@ -117,7 +91,7 @@ def test_what_is_made_is_what_the_program_had(tmp_path: Path, make: Callable[[Pa
         ("deep/b.bin", b"mine", "not what the program was given"),
         ("gone.py", b"print()\nmore\n", "not what the program was given"),
         ("gone.py", b"other\n", "not what the program was given"),
-        ("new/made.txt", b"mine\n", "it is there already"),
+        ("new/made.txt", b"mine\n", "not what the program was given"),
         ("run.sh", b"#!/bin/sh\nmine\n", "not what the program was given"),
     ],
 )
@@ -129,20 +103,22 @@ def test_what_changed_since_is_a_conflict(tmp_path: Path, name: str, now: bytes 
     assert caught.value.rule == "promotion.conflict"
 
 
-@pytest.mark.parametrize("line", [1, 2, 9])
-@pytest.mark.parametrize("guess", [b"SECRET=1", b"other", b"SECRET=1\n@@ -9,1 +0,0 @@\n-more"])
-def test_nobody_guesses_at_single_lines(line: int, guess: bytes) -> None:
-    """A deletion that names no digest is told the same whether its guess is right; the control names the whole file."""
-    patch = b"diff --git a/x b/x\ndeleted file mode 100644\n--- a/x\n+++ /dev/null\n@@ -%d,%d +0,0 @@\n-%b\n"
+@pytest.mark.parametrize("guess", [b"SECRET=1", b"other"])
+def test_nobody_guesses_at_single_lines(guess: bytes) -> None:
+    """A file's lines are compared with nothing before its id is; the control names that of the whole file."""
     held = b"other\nSECRET=1\n"
+    patch = b"diff --git a/x b/x\ndeleted file mode 100644\nindex %b..%b\n--- a/x\n+++ /dev/null\n@@ -1,%d +0,0 @@\n%b"
     with pytest.raises(RefusedError, match="it is not what the program was given") as caught:
-        made(patch % (line, 1, guess), {"x": held}.get)
+        made(patch % (_id(guess), NO_ID, 1, b"-" + guess + b"\n"), {"x": held}.get)
     assert caught.value.rule == "promotion.conflict"
-    (gone,) = made(patch % (1, 2, b"other\n-SECRET=1"), {"x": held}.get)
+    (gone,) = made(patch % (_id(held), NO_ID, 2, b"-other\n-SECRET=1\n"), {"x": held}.get)
     assert gone.content is None
 
 
-HEAD = b"diff --git a/x b/x\nnew file mode 100644\n--- /dev/null\n+++ b/x\n@@ -0,0 +1,1 @@\n+x\n"
+HEAD = b"diff --git a/x b/x\nnew file mode 100644\nindex %b..%b\n--- /dev/null\n+++ b/x\n@@ -0,0 +1,1 @@\n+x\n" % (
+    NO_ID,
+    _id(b"x\n"),
+)
 
 
 @pytest.mark.parametrize(
@@ -158,6 +134,8 @@ HEAD = b"diff --git a/x b/x\nnew file mode 100644\n--- /dev/null\n+++ b/x\n@@ -0
         HEAD.replace(b"+++ b/x", b"+++ b/y"),
         HEAD + HEAD,
         b"diff --git a/y b/y\nold mode 100644\nnew mode 100755\n--- a/y\n+++ b/y\n@@ -1,1 +1,2 @@\n y\n+y\n",
+        HEAD.replace(b"+x\n", b"+y\n"),
+        HEAD + b"@@ -0,0 +1,1 @@\n+x\n",
         HEAD.replace(b"+1,1", b"+1,2"),
         b"diff --git a/x b/y\nsimilarity index 100%\nrename from x\nrename to y\n",
         b"diff --git a/x b/x\nnew file mode 100644\nindex " + b"0" * 40 + b".." + b"1" * 40 + b"\nGIT binary patch\n"
@@ -231,7 +209,8 @@ def test_a_change_of_nothing_but_the_mode_is_said(place: Path) -> None:
     """No line shows it, so a sentence does."""
     known = addresses(place)
     (place / "reports/run.sh").chmod(0o755)
-    store(place, b"diff --git a/run.sh b/run.sh\nold mode 100755\nnew mode 100644\n")
+    same = _id(OLD["run.sh"])
+    store(place, b"diff --git a/run.sh b/run.sh\nold mode 100755\nnew mode 100644\nindex %b..%b\n" % (same, same))
     (uri,) = set(addresses(place)) - set(known)
     status, text = run(place, "promote", uri, "--apply", "--into", "reports")
     assert status == REFUSED

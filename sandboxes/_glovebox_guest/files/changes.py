@@ -182,19 +182,18 @@ class Comparison:
             head += f"deleted file mode {old_mode}\n"
         elif old_mode != new_mode:
             head += f"old mode {old_mode}\nnew mode {new_mode}\n"
-        if old == new:
-            return head.encode()
         # An unchanged mode is stated: git then refuses to change a link that lies there instead.
         kind = f" {new_mode}" if old_mode == new_mode else ""
         before, after = _blob(old) if old_mode else "0" * 40, _blob(new) if new_mode else "0" * 40
-        index = f"index {before}..{after}{kind}\n"
+        head += f"index {before}..{after}{kind}\n"
+        if old == new:
+            return head.encode()
         if _is_text(old) and _is_text(new):
             # git ends a name that has a space in it with a tab, so that no time is expected behind it.
             tab = "\t" if " " in name else ""
             names = f"--- {first + tab if old_mode else '/dev/null'}\n+++ {second + tab if new_mode else '/dev/null'}\n"
-            head += index if old_mode and new_mode else ""
             return (head + names + self._hunks(_lines(old), _lines(new))).encode()
-        return (head + index).encode() + b"GIT binary patch\n" + _literal(new)
+        return head.encode() + b"GIT binary patch\n" + _literal(new)
 
     def _hunks(self, old: list[str], new: list[str]) -> str:
         """Return unified hunks; one that replaces all where the search for shorter ones takes too many steps."""

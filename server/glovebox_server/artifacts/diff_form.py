@@ -1,10 +1,9 @@
-"""Reads patches in the form of ``git diff`` that every program reads alike. Pure: no I/O.
+"""Reads the patches that an overlay writes, and nothing else. Pure: no I/O.
 
-Readers may differ on any other form: which path is meant, where a file ends, what kind it is. So only this form is
-accepted: each file begins with ``diff --git`` and has the lines of git's documentation in order. Names are as git
-writes them and the same in every line. Hunks have the announced number of lines. Each file states its kind, or its
-source. Source: git-diff(1), "Generating patch text with -p". The scanner's program contains this module: standard
-library only.
+Readers of patches differ on any other form: which path is meant, where a file ends, what kind it is. In this one each
+file states its kind, and git's whole ids of its old and its new content; its name is the same in every line, and its
+hunks have the announced number of lines. Writer: ``_glovebox_guest.files.changes``. Source: git-diff(1), "Generating
+patch text with -p". The scanner's program contains this module: standard library only.
 """
 
 import base64
@@ -21,28 +20,22 @@ _STEP_COST: Final = 1024
 
 FILES: Final = (b"100644", b"100755")
 """Modes of regular files; those of the second may be run."""
-_KIND: Final = rb"(?:100644|100755|120000|160000)"
-_FILE: Final = rb"(?:100644|100755)"
+NO_ID: Final = b"0" * 40
+_FILE: Final = rb"100644|100755"
 _NAMES: Final = rb".{1,%d}" % LONGEST
 _HEAD: Final = re.compile(
-    rb"diff --git (?P<both>" + _NAMES + rb")\n"
-    rb"(?:old mode " + _FILE + rb"\nnew mode (?P<changed>" + _FILE + rb")\n"
-    rb"|new file mode (?P<made>" + _KIND + rb")\n|deleted file mode (?P<gone>" + _KIND + rb")\n)?"
-    rb"(?:(?:dis)?similarity index \d{1,3}%\n)?"
-    rb"(?:(?P<how>rename|copy) from (?P<source>" + _NAMES + rb")\n(?P=how) to (?P<target>" + _NAMES + rb")\n)?"
-    rb"(?:index (?P<before>[0-9a-f]{4,64})\.\.(?P<after>[0-9a-f]{4,64})(?: (?P<kept>" + _FILE + rb"))?\n)?"
-    rb"(?:--- (?P<old>" + _NAMES + rb")\n\+\+\+ (?P<new>" + _NAMES + rb")\n"
-    rb"|(?P<packed>GIT binary patch)\n|(?P<unseen>Binary files) [ -~\x80-\xff]{1,2200} differ\n)?"
+    rb"diff --git (?P<both>" + _NAMES + rb")\n(?:(?P<how>new|deleted) file mode (?P<mode>" + _FILE + rb")\n"
+    rb"|old mode (?:" + _FILE + rb")\nnew mode (?P<changed>" + _FILE + rb")\n)?"
+    rb"index (?P<before>[0-9a-f]{40})\.\.(?P<after>[0-9a-f]{40})(?: (?P<kept>" + _FILE + rb"))?\n"
+    rb"(?:--- (?P<old>" + _NAMES + rb")\n\+\+\+ (?P<new>" + _NAMES + rb")\n|(?P<packed>GIT binary patch)\n)?"
 )
 _HUNK: Final = re.compile(
-    rb"@@ -(?P<first>\d{1,9})(?:,(?P<old>\d{1,9}))? \+\d{1,9}(?:,(?P<new>\d{1,9}))? @@(?: .*)?\n"
+    rb"@@ -(?P<first>\d{1,9})(?:,(?P<old>\d{1,9}))? \+\d{1,9}(?:,(?P<new>\d{1,9}))? @@\n"
     rb"(?P<lines>(?:(?:[-+ ]|\\ ).*\n)*+)"
 )
-_HALF: Final = re.compile(
-    rb"(?P<kind>literal|delta) (?P<size>\d{1,10})\n"
-    rb"(?P<lines>(?:[A-Za-z][0-9A-Za-z!#-&(-+\-;-@^-`{-~]{5,65}\n)*+)\n"  # git's base 85
+_LITERAL: Final = re.compile(
+    rb"literal (?P<size>\d{1,10})\n(?P<lines>(?:[A-Za-z][0-9A-Za-z!#-&(-+\-;-@^-`{-~]{5,65}\n)*+)\n"  # git's base 85
 )
-_NAME: Final = re.compile(rb'[^"\\]+|"(?:[^"\\]|\\["\\]|\\[0-3][0-7]{2})+"')
 _ESCAPED: Final = re.compile(rb"\\([0-7]{1,3}|.)", re.DOTALL)
 _BEFORE_A: Final = ord("A") - 1
 _BEFORE_SMALL_A: Final = ord("a") - 27
@@ -69,7 +62,8 @@ class FilePatch(NamedTuple):
     head: re.Match[bytes]
     """Its head, whose groups are those of ``_HEAD``."""
     parts: list[re.Match[bytes]]
-    """Its hunks, or the halves of a binary file: all matches of ``_HUNK``, or all of ``_HALF``."""
+    """Its hunks, or its whole content: all matches of ``_HUNK``, or one of ``_LITERAL``; none if only its mode changes
+    or it is empty."""
 
 
 def read_patch(patch: bytes, budget: WorkBudget) -> Iterator[FilePatch]:
@@ -77,12 +71,14 @@ def read_patch(patch: bytes, budget: WorkBudget) -> Iterator[FilePatch]:
     at = 0
     while at < len(patch):
         head = _HEAD.match(patch, at)
-        name = target_of(head) if head else None
-        if head is None or name is None or not budget.spend(_STEP_COST):
+        if head is None or not budget.spend(_STEP_COST):
             raise ValueError(at)
-        form = _HUNK if head["old"] else _HALF
-        parts, at = [], head.end()
-        while (head["old"] or head["packed"]) and (part := form.match(patch, at)):
+        name = _name_in(head)
+        parts: list[re.Match[bytes]] = []
+        at = head.end()
+        while (head["old"] or (head["packed"] and not parts)) and (
+            part := (_HUNK if head["old"] else _LITERAL).match(patch, at)
+        ):
             if not budget.spend(_STEP_COST) or (head["old"] and not _is_whole(part)):
                 raise ValueError(at)
             parts.append(part)
@@ -100,39 +96,35 @@ def _is_whole(hunk: re.Match[bytes]) -> bool:
     return any(said) and said == [both + lines.count(b"\n-"), both + lines.count(b"\n+")]
 
 
-def target_of(head: re.Match[bytes]) -> str | None:
-    """Return the path in each line of a head; None if they differ, or the file's kind is open."""
-    both, made, gone = head["both"], head["made"], head["gone"]
-    source, target = head["source"], head["target"]
-    if not head["how"]:
-        if not (made or gone or head["changed"] or head["kept"]):
-            return None
-        source = target = _without(both[: len(both) // 2])
-    elif made or gone:
-        return None
-    path = path_of(target)
-    if path is None or path_of(source) is None or both != _with(b"a/", source) + b" " + _with(b"b/", target):
-        return None
-    old = b"/dev/null" if made else _ended(_with(b"a/", source))
-    new = b"/dev/null" if gone else _ended(_with(b"b/", target))
-    return path if not head["old"] or (head["old"], head["new"]) == (old, new) else None
+def _name_in(head: re.Match[bytes]) -> str:
+    """Return the path that a head names; raise ``ValueError`` if its lines differ from what an overlay writes of it."""
+    half = head["both"][: len(head["both"]) // 2]
+    path = unescaped(half[1:-1] if half.startswith(b'"') else half)[2:].decode()
+    first, second = _as_written(f"a/{path}"), _as_written(f"b/{path}")
+    tab = b"\t" if " " in path else b""
+    how, none = head["how"], b"/dev/null"
+    names = (none if how == b"new" else first + tab, none if how == b"deleted" else second + tab)
+    if (
+        head["both"] != first + b" " + second
+        or head.group("old", "new") not in {(None, None), names}
+        or not (how or head["changed"] or head["kept"])
+        or (how and head["kept"])
+        or [head[each] == NO_ID for each in ("before", "after")] != [how == b"new", how == b"deleted"]
+        or not path.isprintable()
+        or any(part.strip() != part or part in {"", ".", ".."} for part in path.split("/"))
+    ):
+        raise ValueError(path)
+    return path
 
 
-def path_of(name: bytes) -> str | None:
-    """Return the path of a name; None if git does not write it so, or readers may split it differently."""
-    if not _NAME.fullmatch(name):
-        return None
-    try:
-        path = (unescaped(name[1:-1]) if name.startswith(b'"') else name).decode()
-    except UnicodeDecodeError:
-        return None
-    plain = path.isprintable() and all(part.strip() == part and part not in {"", ".", ".."} for part in path.split("/"))
-    return path if plain else None
+def _as_written(name: str) -> bytes:
+    escaped = name.replace("\\", "\\\\").replace('"', '\\"')
+    return (name if escaped == name else f'"{escaped}"').encode()
 
 
 def unescaped(text: bytes) -> bytes:
     """Return a quoted name without its escapes."""
-    return _ESCAPED.sub(lambda found: _character(found[1]), text)
+    return _ESCAPED.sub(lambda found: bytes((int(found[1], 8) & 255,)) if found[1].isdigit() else found[1], text)
 
 
 def unpacked(lines: bytes) -> Iterator[bytes]:
@@ -140,19 +132,3 @@ def unpacked(lines: bytes) -> Iterator[bytes]:
     for line in lines.split():
         length = line[0] - (_BEFORE_A if line[0] <= ord("Z") else _BEFORE_SMALL_A)
         yield base64.b85decode(line[1:])[:length]
-
-
-def _character(code: bytes) -> bytes:
-    return bytes((int(code, 8) & 255,)) if code.isdigit() else code
-
-
-def _with(prefix: bytes, name: bytes) -> bytes:
-    return b'"' + prefix + name[1:] if name.startswith(b'"') else prefix + name
-
-
-def _without(name: bytes) -> bytes:
-    return b'"' + name[3:] if name.startswith(b'"') else name[2:]
-
-
-def _ended(name: bytes) -> bytes:
-    return name + b"\t" if b" " in name else name

@@ -1,7 +1,7 @@
 """Finds the paths that a patch touches, and marks them as ``names`` marks a file's own name.
 
-Lines that may name a path are checked anywhere. A patch without the form of ``diff_form``, which every program reads
-alike, is marked as a whole: paths may have been missed. A patch is never applied here; ``git apply`` writes each path
+Lines that may name a path are checked anywhere. A patch without the form of ``diff_form``, in which an overlay writes
+it, is marked as a whole: paths may have been missed. A patch is never applied here; ``git apply`` writes each path
 into a real folder. Pure: no I/O.
 """
 
@@ -25,7 +25,6 @@ _QUOTE_COST: Final = 4
 _REST: Final = "it was not read in full: not all of its paths were looked at"
 _CHANGES: Final = "it changes files when it is applied"
 _UNREAD: Final = "it cannot be read in full: look at what it makes"
-_COPIED: Final = "it is a copy of another file, or was another, and whether that is a link or a program is not said"
 _RUNS: Final = "it may be run as a program"
 _LINK: Final = "it makes a symbolic link or a submodule"
 # patch(1) strips blanks and X before a line. A line of a file starts with a sign, and binary parts have no spaces.
@@ -52,27 +51,16 @@ def patch_risks(patch: bytes | None, budget: WorkBudget) -> tuple[str, ...]:
         _BYTE_COST * len(patch) + _LINE_END_COST * patch.count(b"\n") + _SIGN_COST * patch.count(b"- ")
     ):
         return _REST, _CHANGES
-    told: _Marks = {}
     found: _Marks = {}
-    has_form = _note_kinds(patch, budget, told)
-    unread = "" if has_form else _UNREAD
-    if not _note_paths(patch, budget, found):
-        unread = _REST
-    marks = [_sentence(reason, *paths) for reason, paths in (*found.items(), *told.items())]
-    return (*marks, *filter(None, (unread, _CHANGES)))
-
-
-def _note_kinds(patch: bytes, budget: WorkBudget, marks: _Marks) -> bool:
-    """Note what copies and renames may be; return whether the whole patch has the form."""
+    unread: tuple[str, ...] = ()
     try:
-        for name, head, _ in read_patch(patch, budget):
-            if head["how"] and not (head["changed"] or head["kept"]):
-                _note(marks, _COPIED, name)
-            elif head["how"] == b"copy" and head["kept"] == FILES[1]:
-                _note(marks, _RUNS, name)
+        for _ in read_patch(patch, budget):
+            pass
     except ValueError:
-        return False
-    return True
+        unread = (_UNREAD,)
+    if not _note_paths(patch, budget, found):
+        unread = (_REST,)
+    return (*(_sentence(reason, *paths) for reason, paths in found.items()), *unread, _CHANGES)
 
 
 def _note_paths(patch: bytes, budget: WorkBudget, marks: _Marks) -> bool:

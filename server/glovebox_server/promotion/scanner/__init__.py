@@ -12,7 +12,7 @@ from typing import Final
 from glovebox_server.artifacts import diff_form
 from glovebox_server.guards.redaction import patterns
 
-_MODULES: Final = ("budget", "markup", "ole", "documents", "archives", "patches", "pdf", "pictures", "look")
+_MODULES: Final = ("budget", "documents", "archives", "pdf", "pictures", "look")
 """In the order of their imports."""
 
 

@@ -7,8 +7,10 @@ import lzma
 import re
 import tarfile
 import zipfile
+import zlib
 from typing import NamedTuple, cast
 
+from glovebox_server.artifacts.diff_form import unpacked
 from glovebox_server.promotion.scanner.budget import Findings, ScanBudget, ScannedPart, not_looked_into, shown
 from glovebox_server.promotion.scanner.documents import is_no_page, is_office, office, office_names
 
@@ -72,24 +74,27 @@ class _ArchiveEntry(NamedTuple):
     is_plain: bool
 
 
-def unread(part: ScannedPart) -> bool:
-    """Return whether it is an archive, by content or name, that cannot be unpacked here."""
-    return (
+def unread(part: ScannedPart, _: ScanBudget) -> Findings:
+    """Yield that it is an archive, by content or name, that cannot be unpacked here."""
+    if not (_is_zip(part) or _is_tar(part) or _is_packed(part)) and (
         part.data.startswith(_UNREAD)
         or part.data[2:5] == b"-lh"
-        or bool(_CPIO.match(part.data))
+        or _CPIO.match(part.data)
         or part.data[32769:32774] == b"CD001"
-        or bool(_PACKED.search(part.name))
-    )
+        or _PACKED.search(part.name)
+    ):
+        yield "it is an archive, which was not looked into"
 
 
-def is_zip(part: ScannedPart) -> bool:
+def _is_zip(part: ScannedPart) -> bool:
     """Return whether programs take it for a zip, even after other data."""
-    return part.data.startswith(b"PK") or (_END in part.data[-_LAST:] and not is_tar(part))
+    return part.data.startswith(b"PK") or (_END in part.data[-_LAST:] and not _is_tar(part))
 
 
 def zipped(part: ScannedPart, budget: ScanBudget) -> Findings:
     """Yield the findings of a zip, and its files."""
+    if not _is_zip(part):
+        return
     if part.data.count(_ENTRY) > _MOST_LISTED:
         yield f"archive: more than {_MOST_LISTED} entries, and so it was not looked into"
         return
@@ -105,11 +110,7 @@ def zipped(part: ScannedPart, budget: ScanBudget) -> Findings:
         for each in entries[:MOST_ENTRIES]:
             if each.is_dir() or each.flag_bits & 1:
                 continue
-            try:
-                with cast("zipfile.ZipExtFile", archive.open(each)) as file:
-                    data, why = budget.read(file)
-            except Exception as problem:  # noqa: BLE001 - of one entry; the others are scanned
-                data, why = b"", f"it cannot be unpacked ({type(problem).__name__})"
+            data, why = _unzipped(archive, each, budget)
             if why:
                 yield f"archive: {shown(each.filename)} was not looked into to its end: {why}"
             if in_office:
@@ -117,6 +118,14 @@ def zipped(part: ScannedPart, budget: ScanBudget) -> Findings:
             yield ScannedPart(each.filename, data, is_text=in_office and is_no_page(each.filename, data))
         if _has_unnamed(part.data, entries):
             yield "archive: entries that its directory does not name, and which were not looked into"
+
+
+def _unzipped(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, budget: ScanBudget) -> tuple[bytes, str]:
+    try:
+        with cast("zipfile.ZipExtFile", archive.open(entry)) as file:
+            return budget.read(file)
+    except Exception as problem:  # noqa: BLE001 - of one entry; the others are scanned
+        return b"", f"it cannot be unpacked ({type(problem).__name__})"
 
 
 def _has_unnamed(data: bytes, entries: list[zipfile.ZipInfo]) -> bool:
@@ -134,7 +143,7 @@ def _has_unnamed(data: bytes, entries: list[zipfile.ZipInfo]) -> bool:
 _CUT = "archive: it cannot be looked into to its end: an entry leads backwards, or is none"
 
 
-def is_tar(part: ScannedPart) -> bool:
+def _is_tar(part: ScannedPart) -> bool:
     """Return whether it begins with a tar entry of the right checksum."""
     try:
         tarfile.TarInfo.frombuf(part.data[:_BLOCK], "utf-8", "surrogateescape")
@@ -145,6 +154,8 @@ def is_tar(part: ScannedPart) -> bool:
 
 def tarred(part: ScannedPart, budget: ScanBudget) -> Findings:
     """Yield the findings of a tar, and its files."""
+    if not _is_tar(part):
+        return
     with tarfile.open(fileobj=io.BytesIO(part.data), mode="r:") as archive:
         members, at = [], -1
         while (each := archive.next()) is not None:
@@ -169,13 +180,14 @@ def tarred(part: ScannedPart, budget: ScanBudget) -> Findings:
                 yield ScannedPart(each.name, part.data[each.offset_data : each.offset_data + each.size])
 
 
-def is_packed(part: ScannedPart) -> bool:
-    """Return whether it is one compressed file."""
+def _is_packed(part: ScannedPart) -> bool:
     return part.data.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0")) or part.name.casefold().endswith(".lzma")
 
 
 def packed(part: ScannedPart, budget: ScanBudget) -> Findings:
-    """Yield the findings of a compressed file, and its content."""
+    """Yield the findings of one compressed file, and its content."""
+    if not _is_packed(part):
+        return
     source = io.BytesIO(part.data)
     with (
         gzip.GzipFile(fileobj=source) if part.data.startswith(b"\x1f\x8b")
@@ -215,3 +227,43 @@ def _entries(what: str, entries: list[_ArchiveEntry], packed: int) -> Findings:
         hidden = any(part.startswith(".") and part not in {".", ".rels"} for part in parts)
         if _RUNS.search(each.name) or hidden:
             yield f"{what}: {name} may be run or obeyed"
+
+
+_FILE = re.compile(rb"^diff --git (?:.* )?\"?b/(.+?)\"?\r?$|^GIT binary patch\r?$", re.MULTILINE)
+_HALF = re.compile(rb"(literal|delta) (\d{1,10})\r?\n((?:[A-Za-z][!-~]{5,65}\r?\n)*)")
+
+
+def patch(part: ScannedPart, budget: ScanBudget) -> Findings:
+    """Yield a patch's binary files, and the content of those that are complete. base85.c and apply.c of git."""
+    if b"GIT binary patch" not in part.data:
+        return
+    name = "a file"
+    for found in _FILE.finditer(part.data):
+        if found[1] is not None:
+            name = found[1].decode("utf-8", "replace")
+            continue
+        yield f"patch: {shown(name)} is no text"
+        half = _HALF.match(part.data, found.end() + 1)
+        if why := budget.over():
+            yield f"patch: {shown(name)} was not looked into: {why}"
+        elif half is None or half[1] == b"delta":
+            yield f"patch: {shown(name)} is a difference of two files that are no text, which was not looked into"
+        else:
+            content, whole = _content(half[3], budget)
+            if not whole or len(content) != int(half[2]):
+                yield f"patch: {shown(name)} was not looked into to its end"
+            yield ScannedPart(name, content)
+
+
+def _content(lines: bytes, budget: ScanBudget) -> tuple[bytes, bool]:
+    unpacker, out = zlib.decompressobj(), bytearray()
+    try:
+        for packed in unpacked(lines):
+            out += unpacker.decompress(packed, budget.bytes + 1 - len(out))
+            if unpacker.unconsumed_tail or len(out) > budget.bytes:
+                break
+    except (ValueError, zlib.error):
+        return bytes(out), False
+    finally:
+        budget.bytes -= len(out)
+    return bytes(out), unpacker.eof

@@ -1,13 +1,161 @@
-"""Office documents, notebooks and mails: macros, controls, fields and queries, links, and the files inside."""
+"""Office documents, notebooks, mails and pages: macros, controls, fields, queries, links, and the files inside.
+
+Old Office documents are compound files, [MS-CFB] 2.2 to 2.6, read as far as needed for their streams; [MS-OLEDS] 2.3.6
+says what is embedded. A broken link between their sectors ends a stream.
+"""
 
 import email
+import html
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from struct import Struct
 
-from glovebox_server.promotion.scanner import ole
 from glovebox_server.promotion.scanner.budget import Findings, ScanBudget, ScannedPart
-from glovebox_server.promotion.scanner.markup import markup, told
+
+_ELEMENT = rb"<(?:[^\s<>/:]+:)?"
+"""Start of an element, with any XML prefix."""
+_IS = rb"\s*=\s*(?:[\"']\s*)?"
+_AWAY = rb"(?:h\s*t\s*t\s*p\s*(?:s\s*)?:|[\\/]\s*[\\/])"
+"""Start of an external address. Browsers drop line ends and tabs, and take a backslash for a slash, see
+https://url.spec.whatwg.org/#concept-basic-url-parser."""
+
+
+def _css(name: bytes) -> bytes:
+    """Match a CSS name, whose letters may be escaped: see https://www.w3.org/TR/css-syntax-3/#escaping."""
+    each = (b"(?:%c|\\\\0{0,4}%x\\s?|\\\\0{0,4}%x\\s?)" % (sign, sign, sign ^ 32) for sign in name)
+    return b"".join(each)
+
+
+def _form(*forms: bytes) -> re.Pattern[bytes]:
+    return re.compile(b"|".join(forms), re.IGNORECASE)
+
+
+_MARKUP = (
+    ("a script", _form(_ELEMENT + rb"script\b")),
+    ("a handler of events", _form(rb"<[^<]*[\s/\"']on[a-z]{3,60}\s*=")),
+    ("a javascript: address", _form(rb"j\s*a\s*v\s*a\s*s\s*c\s*r\s*i\s*p\s*t\s*:")),
+    ("a frame or an embedded object", _form(_ELEMENT + rb"(?:iframe|frame|fencedframe|object|embed|applet|portal)\b")),
+    ("other markup inside a drawing", _form(_ELEMENT + rb"foreignObject\b")),
+    ("a page that leads elsewhere by itself", _form(rb"[\s/\"']http-equiv" + _IS + rb"refresh\b")),
+    ("an address that is told when a link is followed", _form(_ELEMENT + rb"(?:a|area)\b[^<]*[\s/\"']ping\s*=")),
+    ("a form that sends", _form(_ELEMENT + rb"form\b", rb"[\s/\"']formaction\s*=")),
+    (
+        "what is loaded from elsewhere",
+        _form(
+            rb"\b(?:src|data|poster|background)" + _IS + _AWAY,
+            rb"srcset\s*=[^<>]{0,1000}" + _AWAY,
+            _ELEMENT + rb"(?:link|image|feImage|use|base)\b(?:[^<]*|[^>]{0,300})\bhref" + _IS + _AWAY,
+            _css(b"url") + rb"\(\s*(?:[\"']\s*)?" + _AWAY,
+            rb"image-set\([^()]{0,1000}" + _AWAY,
+            rb"@" + _css(b"import"),
+        ),
+    ),
+    ("an entity of XML", _form(rb"<!ENTITY")),
+    ("a style sheet that makes another page of it", _form(rb"<\?xml-stylesheet\b")),
+)
+_SHIFT = re.compile(rb"\x1b[ -/]*[0-~]")
+"""Change of the character set, which a reader of ISO 2022 drops: see ECMA-35, 13.2."""
+
+
+def markup(data: bytes) -> Iterator[str]:
+    """Yield the active content of a page or a drawing."""
+    if b"<" not in data:
+        return
+    text = told(data)
+    for what, form in _MARKUP:
+        if form.search(text):
+            yield f"markup: {what}"
+
+
+def told(data: bytes) -> bytes:
+    """Return markup as readers decode it: UTF-16 without zeros, character references resolved."""
+    text = data.replace(b"\0", b"")
+    if b"\x1b" in text:
+        text += _SHIFT.sub(b"", text)
+    if b"&" not in text:
+        return text
+    return text + html.unescape(text.decode("latin-1")).encode("latin-1", "replace")
+
+
+_COMPOUND = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
+_MOST_STREAMS = 1000
+_HEAD = 512
+_ENTRY = 128
+_STREAM, _ROOT = 2, 5
+_SECTOR, _MINI = (9, 12), 6
+"""Sector sizes, as powers of two."""
+_SMALL = 4096
+"""Shorter streams are in the root's stream, in small sectors."""
+_LAST = 0xFFFFFFFA
+"""This number and higher ones mark an end, or no sector."""
+_U16, _U32 = Struct("<H"), Struct("<I")
+
+
+def _streams(data: bytes, budget: ScanBudget) -> Iterator[tuple[str, bytes]]:
+    """Yield name and content of each stream, within the budget."""
+    if len(data) < _HEAD or _U16.unpack_from(data, 30)[0] not in _SECTOR or _U16.unpack_from(data, 32)[0] != _MINI:
+        return
+    size = 1 << _U16.unpack_from(data, 30)[0]
+    most = len(data) // size + 1
+
+    def sector(number: int) -> bytes:
+        found = data[(number + 1) * size : (number + 2) * size]
+        return found if len(found) == size else b""
+
+    def small(number: int) -> bytes:
+        return root[number << _MINI : (number + 1) << _MINI]
+
+    table = _table(data, sector, most)
+    directory = _chain(sector, table, _U32.unpack_from(data, 48)[0], most)
+    next_small = _chain(sector, table, _U32.unpack_from(data, 60)[0], most)
+    entries = [directory[at : at + _ENTRY] for at in range(0, len(directory) - _ENTRY + 1, _ENTRY)]
+    roots = [_U32.unpack_from(entry, 116)[0] for entry in entries if entry[66] == _ROOT]
+    root = _chain(sector, table, roots[0], most) if roots else b""
+    for entry in [each for each in entries if each[66] == _STREAM][:_MOST_STREAMS]:
+        if budget.over():
+            return
+        name = entry[: max(0, min(64, _U16.unpack_from(entry, 64)[0]) - 2)].decode("utf-16-le", "replace")
+        begin, length = _U32.unpack_from(entry, 116)[0], _U32.unpack_from(entry, 120)[0]
+        if length < _SMALL:
+            content = _chain(small, next_small, begin, -(-length >> _MINI))[:length]
+        else:
+            content = _chain(sector, table, begin, min(most, -(-length // size)))[:length]
+        budget.bytes -= len(content)
+        yield name, content
+
+
+def _table(data: bytes, sector: Callable[[int], bytes], most: int) -> bytes:
+    """Return the table of the sectors' order."""
+    numbers = [_U32.unpack_from(data, 76 + 4 * each)[0] for each in range(109)]
+    at, seen = _U32.unpack_from(data, 68)[0], 0
+    while at < _LAST and seen < most and (found := sector(at)):
+        numbers += [_U32.unpack_from(found, each)[0] for each in range(0, len(found) - 7, 4)]
+        at, seen = _U32.unpack_from(found, len(found) - 4)[0], seen + 1
+    return b"".join(sector(each) for each in numbers[:most] if each < _LAST)
+
+
+def _chain(sector: Callable[[int], bytes], table: bytes, begin: int, most: int) -> bytes:
+    """Return the content of the chain of at most so many sectors from ``begin``."""
+    out: list[bytes] = []
+    at = begin
+    while at < _LAST and len(out) < most and (found := sector(at)):
+        out.append(found)
+        at = _U32.unpack_from(table, 4 * at)[0] if 4 * at + 4 <= len(table) else _LAST
+    return b"".join(out)
+
+
+def _native(data: bytes) -> tuple[str, bytes]:
+    """Return name and content of an embedded file."""
+    name, _, rest = data[6:].partition(b"\0")
+    _, _, rest = rest.partition(b"\0")
+    length = _U32.unpack_from(rest, 4)[0] if len(rest) >= 8 else 0
+    content = rest[8 + length + 4 :]
+    if not length or not content or not name:
+        return "object", data
+    size = _U32.unpack_from(rest, 8 + length)[0]
+    return name.decode("latin-1"), content[:size]
+
 
 _OFFICE = (
     ("macros", re.compile(r"vbaProject|vbaData|macrosheets/", re.IGNORECASE)),
@@ -44,6 +192,7 @@ _SYLK_ACTS = (
     ("a name that may start a macro", re.compile(rb"[\r\n]NN;")),
     ("a sheet of macros", re.compile(rb"[\r\n]O;(?:[^\r\n]*?;)?E")),
 )
+_SYLK_CELL = re.compile(rb"[\r\n]C;(?:[XYKE]|[^\r\n]*;K)")
 _QUERY = re.compile(rb"\A\s*(?:WEB\r?\n1\r?\n|XLODBC\r?\n|QueryType=)", re.IGNORECASE)
 _QUERIES = (".iqy", ".oqy", ".rqy", ".dqy")
 MAX_MAIL_BYTES = 2 << 20
@@ -82,13 +231,10 @@ def _is_xml(data: bytes) -> bool:
     return data.lstrip(b"\xef\xbb\xbf\xff\xfe\0 \t\r\n").startswith(b"<")
 
 
-def is_office_xml(part: ScannedPart) -> bool:
-    """Return whether it is an Office document, or a part of an OpenDocument one, in one XML file."""
-    return _is_xml(part.data) and any(each in part.data.replace(b"\0", b"") for each in (*_FLAT, _OPEN))
-
-
 def office_xml(part: ScannedPart, _: ScanBudget) -> Findings:
-    """Yield the active content of an XML document."""
+    """Yield the active content of an Office document, or a part of an OpenDocument one, in one XML file."""
+    if not _is_xml(part.data):
+        return
     text = told(part.data)
     if _OPEN in text:
         yield from (f"OpenDocument: {what}" for what, form in _OPEN_ACTS if form.search(text))
@@ -103,35 +249,29 @@ def is_no_page(name: str, data: bytes) -> bool:
     return name.casefold().endswith((".xml", ".rels")) and not _SHOWN.search(told(data))
 
 
-def is_old_office(part: ScannedPart) -> bool:
-    """Return whether it is a compound file, the old format of Office documents."""
-    return part.data.startswith(ole.MAGIC)
-
-
 def old_office(part: ScannedPart, budget: ScanBudget) -> Findings:
-    """Yield the findings of a compound file, and the files inside."""
+    """Yield the findings of a compound file, the old format of Office documents, and the files inside."""
+    if not part.data.startswith(_COMPOUND):
+        return
     if "_VBA_PROJECT".encode("utf-16-le") in part.data or "Macros".encode("utf-16-le") in part.data:
         yield "Office document (OLE): macros"
     else:
         yield "Office document (OLE): it was not looked into"
-    for name, data in ole.streams(part.data, budget):
+    for name, data in _streams(part.data, budget):
         if name == "EncryptedPackage":
             yield "Office document (OLE): encryption"
         elif name == "\1Ole10Native":
             yield "Office document (OLE): a file inside"
-            yield ScannedPart(*ole.native(data))
+            yield ScannedPart(*_native(data))
         elif name in {"Package", "CONTENTS"}:
             yield "Office document (OLE): a file inside"
             yield ScannedPart(name, data)
 
 
-def is_rtf(part: ScannedPart) -> bool:
-    """Return whether Word takes it for RTF."""
-    return part.data[:1024].lstrip().startswith(b"{\\rt")
-
-
 def rtf(part: ScannedPart, budget: ScanBudget) -> Findings:
-    """Yield the findings of RTF, and its plainly written objects."""
+    """Yield the findings of what Word takes for RTF, and its plainly written objects."""
+    if not part.data[:1024].lstrip().startswith(b"{\\rt"):
+        return
     yield "RTF document: it was not looked into"
     for number, found in enumerate(re.finditer(rb"\\objdata\b([^}]*)", part.data)):
         if budget.over():
@@ -141,40 +281,23 @@ def rtf(part: ScannedPart, budget: ScanBudget) -> Findings:
         text = re.sub(rb"[^0-9A-Fa-f]+", b"", found[1])
         data = bytes.fromhex(text[: len(text) & ~1].decode())
         budget.bytes -= len(data)
-        for magic in (ole.MAGIC, b"PK\x03\x04", b"%PDF-"):
+        for magic in (_COMPOUND, b"PK\x03\x04", b"%PDF-"):
             if (at := data.find(magic)) >= 0:
                 yield ScannedPart(f"object {number + 1}", data[at:])
 
 
-def is_sylk(part: ScannedPart) -> bool:
-    """Return whether spreadsheets take it for SYLK: by its name, or its beginning if it has cells."""
-    return part.name.casefold().endswith(".slk") or (
-        part.data.startswith(b"ID;") and bool(re.search(rb"[\r\n]C;(?:[XYKE]|[^\r\n]*;K)", part.data))
-    )
-
-
-def sylk(part: ScannedPart, _: ScanBudget) -> Findings:
-    """Yield the active content of a SYLK sheet."""
-    yield from (f"SYLK: {what}" for what, form in _SYLK_ACTS if form.search(part.data))
-
-
-def is_query(part: ScannedPart) -> bool:
-    """Return whether a spreadsheet loads external data when it opens the file."""
-    return part.name.casefold().endswith(_QUERIES) or bool(_QUERY.match(part.data[:1024]))
-
-
-def query(_: ScannedPart, __: ScanBudget) -> Findings:
-    """Yield that it loads external data."""
-    yield "query: data that is loaded from elsewhere when it is opened"
-
-
-def is_notebook(part: ScannedPart) -> bool:
-    """Return whether it is a notebook, by name or content."""
-    return part.name.casefold().endswith(".ipynb") or b'"nbformat"' in part.data
+def sheet(part: ScannedPart, _: ScanBudget) -> Findings:
+    """Yield the active content of what spreadsheets take for SYLK or a query, by its name or its beginning."""
+    if part.name.casefold().endswith(".slk") or (part.data.startswith(b"ID;") and _SYLK_CELL.search(part.data)):
+        yield from (f"SYLK: {what}" for what, form in _SYLK_ACTS if form.search(part.data))
+    if part.name.casefold().endswith(_QUERIES) or _QUERY.match(part.data[:1024]):
+        yield "query: data that is loaded from elsewhere when it is opened"
 
 
 def notebook(part: ScannedPart, _: ScanBudget) -> Findings:
     """Yield the active content of a notebook: cells, and their outputs."""
+    if not part.name.casefold().endswith(".ipynb") and b'"nbformat"' not in part.data:
+        return
     whole = json.loads(part.data)
     cells = whole["cells"]
     code = sum(1 for each in cells if each.get("cell_type") == "code")
@@ -203,13 +326,11 @@ def _strings(value: object) -> Iterator[str]:
             yield from _strings(each)
 
 
-def is_mail(part: ScannedPart) -> bool:
-    """Return whether programs take it for a mail or a web archive (MHTML), by name or headers."""
-    return part.name.casefold().endswith((".eml", ".mht", ".mhtml")) or bool(_IS_MAIL.search(part.data[:_MAIL_HEADS]))
-
-
 def mail(part: ScannedPart, budget: ScanBudget) -> Findings:
-    """Yield the encoded parts of a mail, RFC 2045 and RFC 2557; the others are scanned as they are."""
+    """Yield the encoded parts of a mail or web archive, RFC 2045 and RFC 2557; the others are scanned as they are."""
+    named = part.name.casefold().endswith((".eml", ".mht", ".mhtml"))
+    if not named and not _IS_MAIL.search(part.data[:_MAIL_HEADS]):
+        return
     if len(part.data) > MAX_MAIL_BYTES:
         yield f"mail: behind its first {MAX_MAIL_BYTES} bytes its parts were not looked into"
     for number, each in enumerate(email.message_from_bytes(part.data[:MAX_MAIL_BYTES]).walk(), 1):

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from glovebox_server.guards.redaction.patterns import find_secrets
-from glovebox_server.promotion.scanner import archives, documents, patches, pdf, pictures
+from glovebox_server.promotion.scanner import archives, documents, pdf, pictures
 from glovebox_server.promotion.scanner.budget import (
     MOST_DEPTH,
     Findings,
@@ -18,7 +18,6 @@ from glovebox_server.promotion.scanner.budget import (
     not_looked_into,
     shown,
 )
-from glovebox_server.promotion.scanner.markup import markup
 
 MOST_BYTES = 32 << 20
 """Bytes of a file; the rest is reported as not scanned."""
@@ -27,22 +26,23 @@ _MOST_COUNTED = 10_000
 _MOST_CHARACTERS = 300
 _MOST_SECRETS = 1000
 
-_LOOKS: tuple[tuple[Callable[[ScannedPart], bool], Callable[[ScannedPart, ScanBudget], Findings]], ...] = (
-    (pdf.is_pdf, pdf.pdf),
-    (documents.is_office_xml, documents.office_xml),
-    (documents.is_old_office, documents.old_office),
-    (documents.is_rtf, documents.rtf),
-    (documents.is_notebook, documents.notebook),
-    (documents.is_sylk, documents.sylk),
-    (documents.is_query, documents.query),
-    (documents.is_mail, documents.mail),
-    (patches.is_patch, patches.patch),
-    (pictures.is_picture, pictures.picture),
-    (archives.is_zip, archives.zipped),
-    (archives.is_tar, archives.tarred),
-    (archives.is_packed, archives.packed),
+_LOOKS: tuple[Callable[[ScannedPart, ScanBudget], Findings], ...] = (
+    lambda part, _: documents.markup(part.data),  # of any kind of file: a browser may take each for a page
+    pdf.pdf,
+    documents.office_xml,
+    documents.old_office,
+    documents.rtf,
+    documents.notebook,
+    documents.sheet,
+    documents.mail,
+    archives.patch,
+    pictures.picture,
+    archives.zipped,
+    archives.tarred,
+    archives.packed,
+    archives.unread,
 )
-_ARCHIVES = (archives.is_zip, archives.is_tar, archives.is_packed)
+"""Looks, which yield nothing for a file of another kind; those of linear cost come before those that unpack."""
 
 
 def scan(data: bytes, name: str) -> list[str]:
@@ -57,7 +57,7 @@ def scan(data: bytes, name: str) -> list[str]:
 
 def _inside(part: ScannedPart, where: str, depth: int, budget: ScanBudget) -> Iterator[str]:
     told = f"in {shown(where)}: " if where else ""
-    for look in _looks(part):
+    for look in (_secrets,) if part.is_text else (_secrets, *_LOOKS):
         try:
             for each in look(part, budget):
                 if isinstance(each, str):
@@ -73,17 +73,6 @@ def _inside(part: ScannedPart, where: str, depth: int, budget: ScanBudget) -> It
             yield f"{told}it cannot be looked into: {type(problem).__name__}"
 
 
-def _looks(part: ScannedPart) -> Iterator[Callable[[ScannedPart, ScanBudget], Findings]]:
-    """Yield each look that fits; those of linear cost come before those that unpack."""
-    yield _secrets
-    if part.is_text:
-        return
-    yield _markup
-    yield from (look for fits, look in _LOOKS if fits(part))
-    if archives.unread(part) and not any(fits(part) for fits in _ARCHIVES):
-        yield lambda _part, _left: iter(("it is an archive, which was not looked into",))
-
-
 def _secrets(part: ScannedPart, _: ScanBudget) -> Findings:
     texts = [part.data]
     if b"\0" in part.data:  # UTF-16
@@ -94,11 +83,6 @@ def _secrets(part: ScannedPart, _: ScanBudget) -> Findings:
         kind for text in texts for _begin, _end, kind in islice(find_secrets(text), _MOST_SECRETS)
     ):
         yield f"a secret: {kind}"
-
-
-def _markup(part: ScannedPart, _: ScanBudget) -> Findings:
-    """Scan any kind of file: a browser may take each for a page."""
-    yield from markup(part.data)
 
 
 def main(directory: str) -> dict[str, dict[str, object]]:

@@ -42,13 +42,10 @@ _Unpacked = tuple[bytes, bool]
 """The content of a stream, and whether it is complete."""
 
 
-def is_pdf(part: ScannedPart) -> bool:
-    """Return whether readers take it for a PDF."""
-    return b"%PDF-" in part.data[:1024]
-
-
 def pdf(part: ScannedPart, budget: ScanBudget) -> Findings:
-    """Yield the active content of a PDF, and the files inside."""
+    """Yield the active content of what readers take for a PDF, and the files inside."""
+    if b"%PDF-" not in part.data[:1024]:
+        return
     texts, untold = [_named(part.data)], {""}
     files: list[ScannedPart] = []
     before = 0

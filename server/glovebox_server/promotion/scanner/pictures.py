@@ -24,19 +24,12 @@ _BEHIND = "data behind its end"
 _CUT = "it does not end as it should, and was not looked into to its end"
 
 
-def is_picture(part: ScannedPart) -> bool:
-    """Return whether it is a PNG, JPEG, GIF or WebP picture."""
-    return part.data.startswith((_PNG, b"\xff\xd8\xff", b"GIF87a", b"GIF89a")) or (
-        part.data[:4] == b"RIFF" and part.data[8:12] == b"WEBP"
-    )
-
-
 def picture(part: ScannedPart, budget: ScanBudget) -> Findings:
-    """Yield the invisible content of a picture."""
-    data = part.data
-    look = _png if data.startswith(_PNG) else _jpeg if data[0] == 0xFF else _gif if data[:3] == b"GIF" else _webp
-    for each in look(data, budget):
-        yield f"picture: {each}" if isinstance(each, str) else each
+    """Yield the invisible content of a PNG, JPEG, GIF or WebP picture."""
+    for magic, look in _LOOKS:
+        if magic.match(part.data):
+            for each in look(part.data, budget):
+                yield f"picture: {each}" if isinstance(each, str) else each
 
 
 def _png(data: bytes, budget: ScanBudget) -> Findings:
@@ -154,3 +147,11 @@ def _behind(data: bytes, at: int) -> Findings:
     if at < len(data):
         yield f"{_BEHIND} ({len(data) - at} bytes)"
         yield ScannedPart("behind its end", data[at:])
+
+
+_LOOKS = (
+    (re.compile(re.escape(_PNG)), _png),
+    (re.compile(rb"\xff\xd8\xff"), _jpeg),
+    (re.compile(rb"GIF8[79]a"), _gif),
+    (re.compile(rb"RIFF....WEBP", re.DOTALL), _webp),
+)
