@@ -136,7 +136,7 @@ def _table(data: bytes, sector: Callable[[int], bytes], most: int) -> bytes:
 
 
 def _chain(sector: Callable[[int], bytes], table: bytes, begin: int, most: int) -> bytes:
-    """Return the content of the chain of at most so many sectors from ``begin``."""
+    """Return the content of the chain from ``begin``, in at most ``most`` sectors."""
     out: list[bytes] = []
     at = begin
     while at < _LAST and len(out) < most and (found := sector(at)):
