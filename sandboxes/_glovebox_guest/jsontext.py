@@ -8,11 +8,7 @@ Both sides call ``bound`` before they parse a stranger's JSON: bytes cost next t
 
 from __future__ import annotations
 
-from _glovebox_guest.stdlib import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from typing import Any
-
+from _glovebox_guest.stdlib import Any
 
 MAX_NODES = 8_192
 """Values and keys of one text: objects parsed before a rejection cost less than 20 ms. A request has some 20."""

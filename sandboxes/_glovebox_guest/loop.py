@@ -11,11 +11,7 @@ import select
 from time import monotonic
 
 from _glovebox_guest import wire
-from _glovebox_guest.stdlib import TYPE_CHECKING, signal
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import Any
+from _glovebox_guest.stdlib import Any, Callable, Mapping, signal
 
 _READ = 256 * 1024
 """Bytes read at once from any descriptor."""

@@ -13,10 +13,7 @@ from _glovebox_guest.jsontext import loads
 from _glovebox_guest.kernel import add_filter, get_dumpable, set_dumpable
 from _glovebox_guest.loop import Loop
 from _glovebox_guest.measure import measure
-from _glovebox_guest.stdlib import TYPE_CHECKING, signal
-
-if TYPE_CHECKING:
-    from typing import Any, NoReturn
+from _glovebox_guest.stdlib import Any, NoReturn, signal
 
 _WIRE = 10
 """Lowest number for the wire's descriptors: above 0 to 5, which a child assigns itself."""

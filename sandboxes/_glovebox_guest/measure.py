@@ -6,10 +6,7 @@ import os
 import sys
 
 from _glovebox_guest.kernel import get_no_new_privs
-from _glovebox_guest.stdlib import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from typing import Any
+from _glovebox_guest.stdlib import Any
 
 CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 _SENTRY = "/proc/sentry-meminfo"

@@ -9,8 +9,7 @@ bare ``python3 -I -S``, which takes 8.8; medians of 80 starts of each, interleav
     signal    5.6    _signal  0.0        dataclasses 19.3
 
 The guest with all it imports before its job takes 5.4. Each is imported on first use. Where names or contents change
-with a version of Python, this is the place. ``TYPE_CHECKING`` is here for the same reason: imports below it are for the
-type checker alone.
+with a version of Python, this is the place. Types are here too: only the checker has them.
 """
 
 TYPE_CHECKING = False
@@ -21,17 +20,24 @@ if TYPE_CHECKING:
     import _signal as signal
     import _socket as socket
     import _ssl as ssl
-    from typing import Any
+    from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Sequence
+    from typing import Any, BinaryIO, Literal, NoReturn, Self, TypeAlias
 
     sha1: Any
 
-    __all__ = ["TYPE_CHECKING", "ast", "ctypes", "json", "sha1", "signal", "socket", "ssl"]
+    __all__ = [
+        "TYPE_CHECKING", "Any", "BinaryIO", "Callable", "Container", "Generator", "Iterable", "Iterator", "Literal",
+        "Mapping", "NoReturn", "Self", "Sequence", "TypeAlias", "ast", "ctypes", "json", "sha1", "signal", "socket",
+        "ssl",
+    ]  # fmt: skip
 else:
 
     def __getattr__(name: str) -> object:
-        """Return a module by its package's name; see PEP 562."""
+        """Return a module by its package's name, or nothing for a type; see PEP 562."""
         if name == "sha1":
             return __import__("_sha1").sha1
-        if name not in ("ast", "ctypes", "json", "signal", "socket", "ssl"):
-            raise AttributeError(name)
-        return __import__(f"_{name}")
+        if name in ("ast", "ctypes", "json", "signal", "socket", "ssl"):
+            return __import__(f"_{name}")
+        if name[0].isupper():
+            return None
+        raise AttributeError(name)

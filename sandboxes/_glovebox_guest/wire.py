@@ -28,13 +28,7 @@ from __future__ import annotations
 import struct
 
 from _glovebox_guest.jsontext import MAX_LISTED, MAX_NODES, bound, dumps, loads
-from _glovebox_guest.stdlib import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any, Literal, TypeAlias
-
-    Role: TypeAlias = Literal["host", "guest"]
+from _glovebox_guest.stdlib import Any, Mapping
 
 MAX_DATA = 256 * 1024
 """Bytes in one DATA frame: large enough that framing costs nothing, small enough to interleave streams fairly."""
@@ -155,7 +149,7 @@ class Window(_FrameEvent):
 Event = Message | Open | Data | Accept | StreamEnd | Reset | Window | Nothing
 
 # Messages by sender and state, with the next state. Anything not in this table is a protocol error.
-_MESSAGES: dict[tuple[str, Role, str], str] = {
+_MESSAGES: dict[tuple[str, str, str], str] = {
     ("starting", "guest", "ready"): "ready",
     ("ready", "host", "job"): "running",
     ("running", "host", "stop"): "running",
@@ -179,9 +173,9 @@ class _Stream:
 class Wire:
     """One end of the wire: turns received bytes into events, and messages into bytes."""
 
-    def __init__(self, role: Role) -> None:
-        self._role: Role = role
-        self._peer: Role = "guest" if role == "host" else "host"
+    def __init__(self, role: str) -> None:
+        self._role = role
+        self._peer = "guest" if role == "host" else "host"
         self._state = "starting"
         self._buffer = bytearray()
         self._streams: dict[int, _Stream] = {}
@@ -424,7 +418,7 @@ class Wire:
         return body
 
     def _was_open(self, stream: int) -> None:
-        opener: Role = "host" if stream % 2 == 0 else "guest"
+        opener = "host" if stream % 2 == 0 else "guest"
         if stream == 0 or stream > self._last[opener]:
             raise ProtocolError(f"stream {stream} was never opened")
 

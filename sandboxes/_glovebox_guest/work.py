@@ -11,13 +11,7 @@ from _glovebox_guest.files.output import Picture, collect
 from _glovebox_guest.loop import Loop, Relay, StreamHandler
 from _glovebox_guest.program import child as children
 from _glovebox_guest.program import rusage
-from _glovebox_guest.stdlib import TYPE_CHECKING, signal
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
-
-    from _glovebox_guest.files.overlay import Original
+from _glovebox_guest.stdlib import Any, Mapping, signal
 
 _DRAIN_SECONDS = 2.0
 """Time to drain pipes of dead processes, at most 64 KiB each, to a slow host."""
@@ -94,12 +88,7 @@ def work(
 
 
 def _done(  # noqa: PLR0917 - each is needed, and a class would hold them for one call
-    loop: Loop,
-    child: children.Child,
-    job: Mapping[str, Any],
-    config: Mapping[str, Any],
-    started: float,
-    original: Original | None,
+    loop: Loop, child: children.Child, job: Mapping[str, Any], config: Mapping[str, Any], started: float, original: Any
 ) -> dict[str, Any]:
     deadline = started + job["limits"]["wall_seconds"]
     payload = dict(job["payload"])
@@ -151,7 +140,7 @@ def _done(  # noqa: PLR0917 - each is needed, and a class would hold them for on
 
 
 def _collected(
-    loop: Loop, limits: Mapping[str, int], config: Mapping[str, Any], original: Original | None, deadline: float
+    loop: Loop, limits: Mapping[str, int], config: Mapping[str, Any], original: Any, deadline: float
 ) -> tuple[list[dict[str, object]], dict[str, object] | None]:
     """Send the patch of the workspace and the files of ``/output``; returns what was skipped, and what was changed."""
     room, files = limits["output_bytes"], limits["output_files"]

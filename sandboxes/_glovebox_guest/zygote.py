@@ -18,11 +18,8 @@ from _glovebox_guest import kernel
 from _glovebox_guest.jsontext import dumps, loads
 from _glovebox_guest.main import serve, take_wire
 from _glovebox_guest.measure import namespaces
-from _glovebox_guest.stdlib import TYPE_CHECKING, signal, socket
+from _glovebox_guest.stdlib import Any, NoReturn, signal, socket
 from _glovebox_guest.work import warm_up
-
-if TYPE_CHECKING:
-    from typing import Any, NoReturn
 
 _ORDER_BYTES = 4096
 _ORDER_DESCRIPTORS = 8

@@ -8,14 +8,8 @@ from __future__ import annotations
 from time import monotonic
 
 from _glovebox_guest.loop import Loop, StreamHandler
-from _glovebox_guest.stdlib import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
-
-    from _glovebox_guest.program.emit import Emit
-
+from _glovebox_guest.program.emit import Emit
+from _glovebox_guest.stdlib import Any, Mapping
 
 _LATE = {"rule": "egress.failed", "reason": "The call's time was up before all had come.", "hint": "Try again later."}
 

@@ -10,17 +10,12 @@ import os
 import time
 
 from _glovebox_guest import wording
-from _glovebox_guest.stdlib import TYPE_CHECKING
+from _glovebox_guest.program.emit import Emit
+from _glovebox_guest.stdlib import Any, Container, Iterable, TypeAlias
 from _glovebox_guest.workspace import paths
 from _glovebox_guest.workspace.tree import Walk
 
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
-    from typing import Any, TypeAlias
-
-    from _glovebox_guest.program.emit import Emit
-
-    Found: TypeAlias = tuple[str, os.DirEntry[str]]
+Found: TypeAlias = tuple[str, os.DirEntry[str]]
 
 MAX_SECONDS = 4.0
 """Below the 5 seconds of processor time the shipped profile grants."""

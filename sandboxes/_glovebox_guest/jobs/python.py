@@ -17,11 +17,7 @@ from _glovebox_guest.program import cell
 from _glovebox_guest.program.cell import NAME
 from _glovebox_guest.program.emit import Emit
 from _glovebox_guest.site import sitecustomize
-from _glovebox_guest.stdlib import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
+from _glovebox_guest.stdlib import Any, Mapping
 
 PROXY = True
 """The program itself sends requests to the host's egress policy, through the proxy in the sandbox."""

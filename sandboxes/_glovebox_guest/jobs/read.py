@@ -6,16 +6,11 @@ from io import BufferedReader, BytesIO, FileIO
 
 from _glovebox_guest import wording
 from _glovebox_guest.pictures import header
-from _glovebox_guest.stdlib import TYPE_CHECKING
+from _glovebox_guest.program.emit import Emit
+from _glovebox_guest.stdlib import Any, Iterable
 from _glovebox_guest.workspace import paths
 from _glovebox_guest.workspace.hidden import HiddenPaths
 from _glovebox_guest.workspace.paths import JobRefusedError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from typing import Any
-
-    from _glovebox_guest.program.emit import Emit
 
 MAX_LINE = 4_000
 """Characters of one line that are shown: a longer one is data or minified code."""

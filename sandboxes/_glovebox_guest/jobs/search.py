@@ -10,19 +10,14 @@ import re
 import warnings
 
 from _glovebox_guest import wording
-from _glovebox_guest.stdlib import TYPE_CHECKING
+from _glovebox_guest.program.emit import Emit
+from _glovebox_guest.stdlib import Any, Iterator, TypeAlias
 from _glovebox_guest.workspace import paths
 from _glovebox_guest.workspace.helper import in_order
 from _glovebox_guest.workspace.needle import needle
 from _glovebox_guest.workspace.tree import Walk
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import Any, TypeAlias
-
-    from _glovebox_guest.program.emit import Emit
-
-    Result: TypeAlias = tuple[str, list[tuple[int, int, dict[str, Any]]]]
+Result: TypeAlias = tuple[str, list[tuple[int, int, dict[str, Any]]]]
 
 MAX_FILE = 8 * 1024 * 1024
 """Bytes: a larger text is data, which a program reads better."""

@@ -7,13 +7,8 @@ first picture that needs it.
 from __future__ import annotations
 
 from _glovebox_guest.pictures.header import MAX_EDGE
-from _glovebox_guest.stdlib import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from typing import Any, BinaryIO
-
-    from _glovebox_guest.program.emit import Emit
+from _glovebox_guest.program.emit import Emit
+from _glovebox_guest.stdlib import Any, BinaryIO, Iterable, Mapping
 
 MAX_PIXELS = 32_000_000
 """Decoded they take 128 MB, inside the shipped profiles' memory. Counted before decoding."""

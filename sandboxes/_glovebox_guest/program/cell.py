@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from _glovebox_guest.stdlib import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from typing import Any
+from _glovebox_guest.stdlib import Any
 
 NAME = "<program>"
 """File name of the caller's code in tracebacks."""

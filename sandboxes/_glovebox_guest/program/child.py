@@ -16,15 +16,10 @@ from os import _exit, fstat, getpid
 from os import write as _write
 
 from _glovebox_guest.kernel import set_dumpable
-from _glovebox_guest.stdlib import TYPE_CHECKING, signal
+from _glovebox_guest.program.emit import Emit
+from _glovebox_guest.stdlib import Any, Callable, Mapping, TypeAlias, signal
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import Any
-
-    from _glovebox_guest.program.emit import Emit
-
-    Task = Callable[[Mapping[str, Any], Emit], int | None]
+Task: TypeAlias = "Callable[[Mapping[str, Any], Emit], int | None]"
 
 # As above.
 _SIG_BLOCK = signal.SIG_BLOCK
@@ -196,7 +191,6 @@ def _grow_stack() -> None:
 
 
 def _run(task: Task, payload: Mapping[str, Any]) -> int:
-    from _glovebox_guest.program.emit import Emit
 
     return task(payload, Emit(RESULT)) or 0
 

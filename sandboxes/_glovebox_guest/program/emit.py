@@ -11,10 +11,7 @@ import struct
 from os import getpid, write  # a program may replace them
 
 from _glovebox_guest.jsontext import dumps
-from _glovebox_guest.stdlib import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from typing import Any
+from _glovebox_guest.stdlib import Any
 
 HEADER = struct.Struct("!BI")
 VALUE = ord("J")

@@ -11,11 +11,7 @@ import errno
 import os
 import stat
 
-from _glovebox_guest.stdlib import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from typing import Any
+from _glovebox_guest.stdlib import Any, Callable, Iterator, Mapping
 
 _WORKSPACE = "/workspace"
 _BENEATH = 20

@@ -12,10 +12,7 @@ import io
 import os
 import types
 
-from _glovebox_guest.stdlib import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from typing import Any
+from _glovebox_guest.stdlib import Any
 
 
 def open_without_reading(output: str = "/output") -> None:

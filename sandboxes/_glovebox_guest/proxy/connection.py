@@ -8,17 +8,13 @@ passed in.
 
 from __future__ import annotations
 
-from _glovebox_guest.loop import StreamHandler
+from _glovebox_guest.loop import Loop, StreamHandler
 from _glovebox_guest.proxy.http import MAX_HEAD, BadRequestError, ProxyRequest, Tunnel, parse, refusal
-from _glovebox_guest.stdlib import TYPE_CHECKING
+from _glovebox_guest.stdlib import TYPE_CHECKING, Any, Callable, Mapping, socket
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import Any
-
-    from _glovebox_guest.loop import Loop
     from _glovebox_guest.proxy.tls import Inspection, Plain
-    from _glovebox_guest.stdlib import socket, ssl
+    from _glovebox_guest.stdlib import ssl
 
 _READ = 64 * 1024
 _LINGER = 2 * 1024 * 1024

@@ -6,11 +6,7 @@ body matter here (RFC 9112).
 
 from __future__ import annotations
 
-from _glovebox_guest.stdlib import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
+from _glovebox_guest.stdlib import Any, Mapping
 
 MAX_HEAD = 24 * 1024
 """Bytes of a request line with the longest URL the host reads, and of twice the headers it takes."""

@@ -19,12 +19,9 @@ import os
 
 from _glovebox_guest.loop import Loop, StreamHandler
 from _glovebox_guest.proxy.connection import ProxyConnection
-from _glovebox_guest.stdlib import TYPE_CHECKING, socket
+from _glovebox_guest.stdlib import TYPE_CHECKING, Any, Callable, Mapping, socket
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import Any
-
     from _glovebox_guest.proxy.tls import Inspection
 
 PORT = 3128

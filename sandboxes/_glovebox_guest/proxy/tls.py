@@ -7,15 +7,9 @@ from __future__ import annotations
 
 import os
 
-from _glovebox_guest.loop import StreamHandler
-from _glovebox_guest.stdlib import TYPE_CHECKING, socket, ssl
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import Any
-
-    from _glovebox_guest.loop import Loop
-    from _glovebox_guest.proxy.http import Tunnel
+from _glovebox_guest.loop import Loop, StreamHandler
+from _glovebox_guest.proxy.http import Tunnel
+from _glovebox_guest.stdlib import Any, Callable, Mapping, socket, ssl
 
 _READ = 64 * 1024
 _SHUT_WR = 1

@@ -10,14 +10,10 @@ from __future__ import annotations
 import html
 import re
 
-from _glovebox_guest.stdlib import TYPE_CHECKING
+from _glovebox_guest.stdlib import Iterator, TypeAlias
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import TypeAlias
-
-    Token: TypeAlias = tuple[str, str, str]
-    """Kind, then: ``text``, the text, "" / ``start``, the tag's name, its attributes unparsed / ``end``, name, ""."""
+Token: TypeAlias = tuple[str, str, str]
+"""Kind, then: ``text``, the text, "" / ``start``, the tag's name, its attributes unparsed / ``end``, name, ""."""
 
 # A quote counts only after an equals sign, and only if it is closed. No alternative begins like another and all
 # repetition is possessive, so a tag that does not end costs one look at the rest of the page.

@@ -6,13 +6,9 @@ The guest itself has the response from the host's egress policy; here is no netw
 from __future__ import annotations
 
 from _glovebox_guest import wording
-from _glovebox_guest.stdlib import TYPE_CHECKING
+from _glovebox_guest.stdlib import Any, Mapping
 from _glovebox_guest.web import charsets
 from _glovebox_guest.workspace.paths import JobRefusedError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
 
 MAX_BODY = 8 * 1024 * 1024
 """Bytes that are parsed; the egress policy lets no more through by default."""

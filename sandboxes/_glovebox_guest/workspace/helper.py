@@ -13,13 +13,7 @@ from collections import deque
 from itertools import islice
 from time import monotonic
 
-from _glovebox_guest.stdlib import TYPE_CHECKING, signal
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
-    from typing import Any, TypeAlias
-
-    Work: TypeAlias = Callable[[list[str]], Any]
+from _glovebox_guest.stdlib import Any, Callable, Generator, Iterator, signal
 
 ALONE = 512
 """Items before there is a helper: its start takes as long as searching some hundred small files."""
@@ -34,7 +28,7 @@ _SECONDS = 0.02
 """Work per batch of the helper: much more than a change of processes, and less than a noticeable wait."""
 
 
-def in_order(work: Work, items: Iterator[str]) -> Generator[Any, None, None]:
+def in_order(work: Callable[[list[str]], Any], items: Iterator[str]) -> Generator[Any, None, None]:
     """Yield the results of batches of items, in their order; closing it ends the helper.
 
     ``work`` runs in either process, and its results are of types that ``marshal`` writes. Items have no NUL, and are
@@ -81,7 +75,7 @@ class _Batch:
 class _Helper:
     """The other process, with one batch at a time: so neither ever waits for the other to read."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Callable[[list[str]], Any]) -> None:
         self._work = work
         self.size = ALONE // 4
         self._batch: _Batch | None = None

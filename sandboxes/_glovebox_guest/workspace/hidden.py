@@ -10,11 +10,7 @@ import os
 import re
 import stat
 
-from _glovebox_guest.stdlib import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from typing import TypeAlias
+from _glovebox_guest.stdlib import Iterable, Sequence
 
 MAX_LOOKED = 256 * 1024
 """Bytes of a file whose content decides; a larger one of these names is hidden unread."""
@@ -122,12 +118,9 @@ class Kind:
             os.close(descriptor)
 
 
-if TYPE_CHECKING:
-    Table: TypeAlias = dict[str, list[Kind]]
-
-_whole: Table = {}
-_endings: Table = {}
-_beginnings: Table = {}
+_whole: dict[str, list[Kind]] = {}
+_endings: dict[str, list[Kind]] = {}
+_beginnings: dict[str, list[Kind]] = {}
 
 
 def _fill() -> None:

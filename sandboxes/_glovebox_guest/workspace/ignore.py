@@ -9,13 +9,8 @@ from __future__ import annotations
 import os
 import re
 
-from _glovebox_guest.stdlib import TYPE_CHECKING
+from _glovebox_guest.stdlib import Callable
 from _glovebox_guest.workspace import glob
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Matcher = Callable[[str], re.Match[str] | None]
 
 FILE = ".gitignore"
 EXCLUDE = ".git/info/exclude"
@@ -42,7 +37,7 @@ class _PatternGroup:
         self._patterns: list[str] = []
         self._pathnames: set[str] = set()
         self._wholes: list[str] = []
-        self._matchers: tuple[Matcher | None, Matcher | None] | None = None
+        self._matchers: list[Callable[[str], object]] = []
 
     def add(self, pattern: str) -> None:
         """Add one pattern, without its ``!`` and its last slash; one that matches nothing has no effect."""
@@ -67,14 +62,11 @@ class _PatternGroup:
         """Return whether any pattern matches this name or path."""
         if name in self._names or name.endswith(self._ends) or path in self._pathnames:
             return True
-        if self._matchers is None:
-            self._matchers = _any(self._patterns), _any(self._wholes)
+        if not self._matchers:
+            both = self._patterns, self._wholes
+            self._matchers = [re.compile("|".join(f"(?:{each})" for each in some) or "(?!)").fullmatch for some in both]
         of_name, of_path = self._matchers
-        return bool((of_name and of_name(name)) or (of_path and of_path(path)))
-
-
-def _any(expressions: list[str]) -> Matcher | None:
-    return re.compile("|".join(f"(?:{each})" for each in expressions)).fullmatch if expressions else None
+        return bool(of_name(name) or of_path(path))
 
 
 class Rules:

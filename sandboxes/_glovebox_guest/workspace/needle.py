@@ -5,11 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 
-from _glovebox_guest.stdlib import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from typing import Any
+from _glovebox_guest.stdlib import Any, Iterable
 
 _ENDS = frozenset("\r\n\ufffd")
 """Characters that a line does not have, or that stand for undecodable bytes."""

@@ -11,12 +11,8 @@ import errno
 import os
 import stat
 
-from _glovebox_guest.stdlib import TYPE_CHECKING
+from _glovebox_guest.stdlib import Any, NoReturn, Self
 from _glovebox_guest.workspace.hidden import HiddenPaths
-
-if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Any, NoReturn, Self
 
 ROOT = "/workspace"
 """Mount point of the workspace; ``glovebox_sandboxes.contract.spec.WORKSPACE`` without its imports."""
@@ -68,9 +64,7 @@ class OpenedPath:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self.directory)
 
     @property

@@ -10,17 +10,12 @@ from itertools import islice
 from operator import attrgetter
 from time import monotonic
 
-from _glovebox_guest.stdlib import TYPE_CHECKING
+from _glovebox_guest.stdlib import Callable, Iterable, Iterator, TypeAlias
 from _glovebox_guest.workspace import glob, ignore, paths
 from _glovebox_guest.workspace.hidden import HiddenPaths, may_be_among
 from _glovebox_guest.workspace.paths import JobRefusedError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from typing import TypeAlias
-
-    Matcher: TypeAlias = Callable[[str], object]
-    Obeyed: TypeAlias = tuple[tuple[int, ignore.Rules], ...]
+Obeyed: TypeAlias = tuple[tuple[int, ignore.Rules], ...]
 
 PASSED_OVER = frozenset({".git", "node_modules", "__pycache__", ".venv"})
 """Folders made by tools, large and seldom meant; a pattern can name one to include it."""
@@ -225,7 +220,7 @@ def _left_out(obeyed: Obeyed, name: str, path: str, *, folder: bool) -> bool:
     return False
 
 
-def _compiled(parts: list[str]) -> tuple[int | None, Matcher]:
+def _compiled(parts: list[str]) -> tuple[int | None, Callable[[str], object]]:
     """Return the depth the pattern reaches in folders (None for any), and its path matcher."""
     try:
         patterns = [paths.parts(pattern) for pattern in glob.alternatives("/".join(parts))]
