@@ -56,9 +56,8 @@ from glovebox_server.settings import Settings
 from glovebox_server.startup import check_preloads, governed, policy_file, prepare_sandboxes
 from glovebox_server.tools import TOOLS
 from glovebox_server.tools.base import Tool
-from glovebox_server.upkeep import promotions
 from glovebox_server.upkeep.environments import required
-from glovebox_server.upkeep.log import rotation
+from glovebox_server.upkeep.log import recover, rotation
 from glovebox_server.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -375,7 +374,7 @@ def effective(
 def _recover_promotions(settings: Settings) -> None:
     """Finish interrupted promotions before the files that they were changing are read."""
     if os.path.lexists(settings.state_dir / "promotions"):
-        promotions.recover(settings)
+        recover(settings)
 
 
 @asynccontextmanager

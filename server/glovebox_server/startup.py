@@ -25,16 +25,13 @@ from glovebox_server.core.accept import decide, same_rights, validate_arguments
 from glovebox_server.core.call import Inputs
 from glovebox_server.core.rights import Governed, Rights, Roles
 from glovebox_server.errors import InvalidArgumentsError
-from glovebox_server.guards.approvals.lifting import considered
-from glovebox_server.guards.approvals.rules import asked_about, with_lift
-from glovebox_server.guards.proposal import Proposal
+from glovebox_server.guards.approvals.rules import Proposal, asked_about, considered, with_lift
 from glovebox_server.guards.registry import GuardSet
 from glovebox_server.guards.watch.watch import RULES
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
 from glovebox_server.tools.base import Tool
-from glovebox_server.upkeep.credentials import require_apart
-from glovebox_server.upkeep.environments import required
+from glovebox_server.upkeep.environments import require_apart, required
 from glovebox_server.workspace import Workspace
 
 _NEVER = datetime.fromtimestamp(0, UTC)

@@ -21,7 +21,7 @@ from tests.fixtures.brokered import Heard
 from glovebox_server import app as apps
 from glovebox_server.calls import Principal
 from glovebox_server.core.broker import Broker
-from glovebox_server.guards.stops.stop import new_stop, stops_of
+from glovebox_server.guards.stops.stops import new_stop, stops_of
 from glovebox_server.guards.watch.canaries import plant
 from glovebox_server.settings import Settings
 

@@ -32,7 +32,7 @@ from glovebox_sandboxes.drivers.registry import NAMES
 from glovebox_server import app as apps
 from glovebox_server.app import App
 from glovebox_server.calls import Principal
-from glovebox_server.guards.stops.stop import new_stop, stops_of
+from glovebox_server.guards.stops.stops import new_stop, stops_of
 from glovebox_server.settings import Settings
 
 BOUND: Mapping[str, float] = {"bubblewrap": 1.0, "gvisor": 3.0, "docker": 3.0}

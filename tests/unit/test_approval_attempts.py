@@ -17,10 +17,9 @@ from glovebox_server.calls import Decision
 from glovebox_server.core.accept import validate_arguments
 from glovebox_server.errors import InvalidArgumentsError, RefusedError
 from glovebox_server.guards.approvals import store
-from glovebox_server.guards.approvals.lifting import Escalation
 from glovebox_server.guards.approvals.question import Question, canonical
+from glovebox_server.guards.approvals.rules import Escalation, Proposal
 from glovebox_server.guards.approvals.shown import shown
-from glovebox_server.guards.proposal import Proposal
 from glovebox_server.tools import TOOLS
 
 ACCENTED = "print('caf\u00e9 \ufb01')"

@@ -22,7 +22,7 @@ from glovebox_server.cli.rules import approvals as commands
 from glovebox_server.errors import StoreError
 from glovebox_server.exits import OK, REFUSED, UNAVAILABLE, USAGE
 from glovebox_server.guards.approvals import store
-from glovebox_server.guards.approvals.lifting import Escalation
+from glovebox_server.guards.approvals.rules import Escalation
 from glovebox_server.guards.approvals.shown import shown
 from glovebox_server.guards.approvals.store import ClockReading
 

@@ -20,17 +20,19 @@ from glovebox_server.core.rights import Rights
 from glovebox_server.errors import RefusedError
 from glovebox_server.guards.approvals import approvals as module
 from glovebox_server.guards.approvals import store
-from glovebox_server.guards.approvals.lifting import (
+from glovebox_server.guards.approvals.question import Question, RequiredApproval, digest_of
+from glovebox_server.guards.approvals.rules import (
     Escalation,
+    Proposal,
+    asked_about,
     budget_escalation,
     considered,
     escalation,
+    subject,
+    together,
     unnamed,
     widened,
 )
-from glovebox_server.guards.approvals.question import Question, RequiredApproval, digest_of
-from glovebox_server.guards.approvals.rules import asked_about, asking, subject, together
-from glovebox_server.guards.proposal import Proposal
 from glovebox_server.tools import TOOLS
 
 QUIET = ASKING.model_copy(update={"approval": "none", "limits": CallLimits(wall_seconds=60)})
@@ -241,7 +243,8 @@ async def test_a_question_is_abandoned_by_its_own_call_alone(how: str, tmp_path:
 
 
 def _why(rule: Approval, profile: Profile = QUIET, **arguments: Any) -> str | None:
-    found = asking([rule], replace(proposal(profile=profile).call, arguments=arguments), profile)
+    made = proposal(profile=profile, rules=(rule,))
+    found = asked_about(replace(made, call=replace(made.call, arguments=arguments)))
     return found.why if found else None
 
 

@@ -14,12 +14,19 @@ from glovebox_profiles.model import Network, Profile
 from glovebox_profiles.policy.model import Approval, Budget, Lift
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.calls import Decision
-from glovebox_server.guards.approvals.lifting import host_of, liftable_host, permanent, rule_for, unnamed, with_host
 from glovebox_server.guards.approvals.question import Question, RequiredApproval
-from glovebox_server.guards.approvals.rules import together
+from glovebox_server.guards.approvals.rules import (
+    Proposal,
+    host_of,
+    liftable_host,
+    permanent,
+    rule_for,
+    together,
+    unnamed,
+    with_host,
+)
 from glovebox_server.guards.approvals.store import TRANSITIONS
 from glovebox_server.guards.budgets import budgets as budgeting
-from glovebox_server.guards.proposal import Proposal
 
 QUIET = ASKING.model_copy(update={"approval": "none"})
 SPENT = Budget(name="calls", per="principal", every="hour", calls=1)

@@ -21,7 +21,7 @@ from glovebox_server.guards.approvals import approvals as module
 from glovebox_server.guards.approvals import store
 from glovebox_server.guards.approvals.approvals import Approvals
 from glovebox_server.guards.approvals.question import Question
-from glovebox_server.guards.proposal import Proposal
+from glovebox_server.guards.approvals.rules import Proposal
 from glovebox_server.stores.database import Database
 from glovebox_server.tools import TOOLS
 

@@ -23,11 +23,11 @@ from glovebox_server.cli.main import main
 from glovebox_server.errors import StoreError
 from glovebox_server.exits import UNAVAILABLE
 from glovebox_server.guards.admission.admission import RUNNING
+from glovebox_server.guards.approvals.rules import Proposal
 from glovebox_server.guards.budgets import budgets as budgeting
 from glovebox_server.guards.budgets import store
 from glovebox_server.guards.budgets.budgets import Budgets, Reservation
 from glovebox_server.guards.budgets.spending import Amounts
-from glovebox_server.guards.proposal import Proposal
 from glovebox_server.tools.base import MAX_OUTPUT, ToolResult
 
 __all__ = ["scene"]

@@ -17,9 +17,8 @@ from glovebox_server.calls import Decision, Principal, ToolCall
 from glovebox_server.core.accept import decide, validate_arguments
 from glovebox_server.core.call import Inputs
 from glovebox_server.core.rights import Rights, Roles
-from glovebox_server.guards.approvals.lifting import considered
 from glovebox_server.guards.approvals.question import Question
-from glovebox_server.guards.proposal import Proposal
+from glovebox_server.guards.approvals.rules import Proposal, considered
 from glovebox_server.startup import load
 from glovebox_server.tools import TOOLS
 

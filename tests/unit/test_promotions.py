@@ -23,7 +23,7 @@ from glovebox_server.promotion.journal import Journal
 from glovebox_server.promotion.transaction import roll_back
 from glovebox_server.secret_files import SecretFileError
 from glovebox_server.settings import Settings
-from glovebox_server.upkeep import promotions
+from glovebox_server.upkeep import log as promotions
 
 _STEPS: tuple[tuple[type, str], ...] = (
     (Journal, "save"), (Journal, "keep"), (Journal, "forget"), (TargetFolder, "write"), (TargetFolder, "make"),

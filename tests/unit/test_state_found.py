@@ -18,7 +18,7 @@ from glovebox_sandboxes.drivers import registry
 from glovebox_server.cli import state as state_directories
 from glovebox_server.cli.main import main
 from glovebox_server.exits import NO_SERVER, OK, UNAVAILABLE, USAGE
-from glovebox_server.guards.stops.stop import stops_of
+from glovebox_server.guards.stops.stops import stops_of
 from glovebox_server.secret_files import prepare_state
 
 STRANGER = 4321

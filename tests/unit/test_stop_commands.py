@@ -18,7 +18,7 @@ from glovebox_audit.verify import verify
 from glovebox_server.cli.main import main
 from glovebox_server.cli.rules import stop as stop_command
 from glovebox_server.exits import NO_SERVER, OK, UNAVAILABLE, USAGE
-from glovebox_server.guards.stops.stop import stops_of
+from glovebox_server.guards.stops.stops import stops_of
 from glovebox_server.requests import load_key
 from glovebox_server.secret_files import SecretFileError
 

@@ -22,8 +22,17 @@ from glovebox_audit.log import AuditLog
 from glovebox_server.calls import CallResult, Principal, ToolCall
 from glovebox_server.guards.admission.admission import Admission
 from glovebox_server.guards.stops import stops as stops_module
-from glovebox_server.guards.stops.stop import HINT, SCOPES, SPARE_STOPS, Scope, Stop, new_stop, stops_of
-from glovebox_server.guards.stops.stops import LOOK_SECONDS, Stops
+from glovebox_server.guards.stops.stops import (
+    HINT,
+    LOOK_SECONDS,
+    SCOPES,
+    SPARE_STOPS,
+    Scope,
+    Stop,
+    Stops,
+    new_stop,
+    stops_of,
+)
 from glovebox_server.secret_files import Files, SecretDirectory, SecretFileError, StoredItems
 
 __all__ = ["scene"]

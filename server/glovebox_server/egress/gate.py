@@ -1,7 +1,7 @@
 """The gate of one call's network, and the links that each connection passes.
 
 A link is a coroutine ``async (attempt, connect_next)``, like a guard of a call: it may refuse the attempt, set a field
-of it, or wrap the rest. ``guards/connections.py`` has their order, with guards' links in between.
+of it, or wrap the rest. ``guards/network/guard.py`` has their order, with guards' links in between.
 """
 
 import ssl

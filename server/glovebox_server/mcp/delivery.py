@@ -24,7 +24,7 @@ from glovebox_audit.read import is_last
 from glovebox_audit.subscription import Missed, Subscription
 from glovebox_server.calls import CallResult, Content, Image, Link, Principal, Text
 from glovebox_server.guards.approvals.question import ApprovalAnswer, Question
-from glovebox_server.guards.stops.stop import BY_RULES
+from glovebox_server.guards.stops.stops import BY_RULES
 
 #: Logger name in ``notifications/message``.
 AUDIT_LOGGER = "glovebox.audit"

@@ -1,6 +1,7 @@
 """The environments of one server: each tool's, all that exist, their sizes, and their removal."""
 
 import secrets
+import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Mapping
@@ -17,8 +18,7 @@ from glovebox_sandboxes.runtime.environments import Environment, RuntimeRecord
 from glovebox_server.errors import MisnamedError
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
-from glovebox_server.upkeep.credentials import require_apart
-from glovebox_server.workspace import find
+from glovebox_server.workspace import find, place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,3 +193,29 @@ def remove(settings: Settings, name: str, record: RuntimeRecord) -> int:
     place.rename(going)
     shutil.rmtree(going)
     return bytes_freed
+
+
+_WHY = "a file there is for tools to read, and a program there would have the server's rights from whoever changes it"
+
+
+def require_apart(profiles: Iterable[tuple[Path, Profile]], workspaces: Iterable[Path]) -> None:
+    """Refuse a key whose file, or the program that prints it, lies in a workspace. The error names host directories."""
+    served = [place(each) for each in dict.fromkeys(workspaces)]
+    for path, profile in profiles:
+        for each in profile.network.credential:
+            for file in _files(each.source):
+                # Both its target and its own place: a link in a workspace can be changed to lead elsewhere.
+                lies = place(file), place(file.parent)
+                where = next((one.path for one in served if any(one.way_to(there) is not None for there in lies)), None)
+                if where is not None:
+                    reason = f'"{each.name}" comes from {file}, which lies in the workspace, {where}: {_WHY}'
+                    fix = "Move it out of there, and name its new path in source."
+                    raise ProfileError(path, None, "network.credential", reason, fix)
+
+
+def _files(source: str) -> list[Path]:
+    """Return the files that a source names; of a command line each absolute path."""
+    kind, _, where = source.partition(":")
+    if kind == "exec":
+        return [Path(part) for part in shlex.split(where) if part.startswith("/")]
+    return [Path(where)] if kind == "file" else []

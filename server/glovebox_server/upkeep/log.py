@@ -1,5 +1,6 @@
 """The audit log of a state directory by its settings: its retention, and its opening for a command."""
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
@@ -8,7 +9,11 @@ from glovebox_audit.file import LogFile
 from glovebox_audit.receipts.dsse import EnvelopeSigner
 from glovebox_audit.segments.rotation import Retention, Rotation
 from glovebox_sandboxes.host.owner import new_owner
+from glovebox_server.errors import RefusedError
+from glovebox_server.promotion import journal as journals
+from glovebox_server.promotion import transaction
 from glovebox_server.receipts.keys import Signer
+from glovebox_server.secret_files import SecretFileError
 from glovebox_server.settings import Settings
 
 
@@ -39,3 +44,20 @@ def recording(settings: Settings) -> Iterator[Callable[[Event], None]]:
             log.commit([draft(event)])
 
         yield record
+
+
+_log = logging.getLogger(__name__)
+
+
+def recover(settings: Settings) -> None:
+    """Undo or finish interrupted promotions, unless a process is at it. Raises AuditError if not recorded first."""
+    try:
+        if not journals.interrupted(journals.listed(settings.state_dir)):
+            return
+        with journals.locked(settings.state_dir, seconds=0) as journal, recording(settings) as record:
+            for recovered in transaction.recover(journal, record):
+                _log.warning("%s", recovered)
+    except RefusedError:
+        _log.warning("A promotion is under way: whoever does it brings it to an end.")
+    except SecretFileError as problem:  # no call needs it
+        _log.warning("%s", problem)

@@ -25,8 +25,7 @@ from glovebox_server.guards.budgets.budgets import opened as opened_budgets
 from glovebox_server.guards.budgets.spending import Clocks, read_clocks
 from glovebox_server.guards.registry import GuardSet
 from glovebox_server.guards.repeats.repeats import Repeats
-from glovebox_server.guards.stops.stop import Scope, new_stop, stops_of
-from glovebox_server.guards.stops.stops import Stops
+from glovebox_server.guards.stops.stops import Scope, Stops, new_stop, stops_of
 from glovebox_server.guards.watch.canaries import canaries_of, new_canary
 from glovebox_server.guards.watch.watch import Watch
 

@@ -17,8 +17,8 @@ from glovebox_server.cli.options import LazyGroup, command, emit, err, out
 from glovebox_server.cli.terminal import print_question, table_of
 from glovebox_server.errors import RefusedError
 from glovebox_server.guards.approvals import store
-from glovebox_server.guards.approvals.lifting import permanent
 from glovebox_server.guards.approvals.question import MAX_REASON, ApprovalAnswer
+from glovebox_server.guards.approvals.rules import permanent
 from glovebox_server.guards.approvals.shown import shown
 from glovebox_server.guards.approvals.store import Standing, State
 from glovebox_server.secret_files import prepare_state

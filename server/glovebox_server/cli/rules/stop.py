@@ -28,8 +28,17 @@ from glovebox_server.cli.options import LazyGroup, command, complete_tool, emit,
 from glovebox_server.cli.terminal import table_of
 from glovebox_server.errors import AuditError, MisnamedError
 from glovebox_server.exits import NO_SERVER, OK, UNAVAILABLE, USAGE
-from glovebox_server.guards.stops.stop import KIND, MAX_BECAUSE, SCOPES, Scope, Stop, new_stop, stops_of
-from glovebox_server.guards.stops.stops import RECORD_SECONDS, made
+from glovebox_server.guards.stops.stops import (
+    KIND,
+    MAX_BECAUSE,
+    RECORD_SECONDS,
+    SCOPES,
+    Scope,
+    Stop,
+    made,
+    new_stop,
+    stops_of,
+)
 from glovebox_server.requests import has_key
 from glovebox_server.secret_files import SecretFileError, prepare_state
 from glovebox_server.settings import Settings

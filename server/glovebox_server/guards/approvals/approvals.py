@@ -29,11 +29,17 @@ from glovebox_server.calls import Decision, Grant, Listener
 from glovebox_server.core.accept import deny
 from glovebox_server.errors import AuditError, RefusedError, StoreError
 from glovebox_server.guards.approvals import store
-from glovebox_server.guards.approvals.lifting import Escalation, reaching
 from glovebox_server.guards.approvals.question import ApprovalAnswer, Question, QuestionSubject, canonical
-from glovebox_server.guards.approvals.rules import Asking, asked_about, subject, with_lift
+from glovebox_server.guards.approvals.rules import (
+    Asking,
+    Escalation,
+    Proposal,
+    asked_about,
+    reaching,
+    subject,
+    with_lift,
+)
 from glovebox_server.guards.approvals.store import ClockReading, Standing, State
-from glovebox_server.guards.proposal import Proposal
 from glovebox_server.stores.database import Database
 from glovebox_server.tools.base import Tool
 

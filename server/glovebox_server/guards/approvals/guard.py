@@ -12,17 +12,17 @@ from glovebox_server.core.call import ApprovalRequiredError, Call, CallDeniedErr
 from glovebox_server.core.result import add_notes
 from glovebox_server.errors import AuditError, StoreError
 from glovebox_server.guards.approvals.approvals import Approvals
-from glovebox_server.guards.approvals.lifting import (
+from glovebox_server.guards.approvals.question import Question
+from glovebox_server.guards.approvals.rules import (
     Escalation,
     budget_escalation,
     considered,
+    propose,
     reaching,
     unnamed,
     widened,
 )
-from glovebox_server.guards.approvals.question import Question
 from glovebox_server.guards.approvals.store import State
-from glovebox_server.guards.proposal import propose
 
 
 @dataclass(slots=True)

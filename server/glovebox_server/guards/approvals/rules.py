@@ -1,18 +1,27 @@
-"""Combines the rules that ask about a call, and derives what an approval is bound to. No store, no clock."""
+"""The rules that ask about a call, the denials that policy may lift, and what an approval is bound to. No store.
+
+Liftable are a public host outside the allow-list, a tool outside the role, and a spent budget. Never isolation, a
+non-public address, a hidden file, a record or a stop. A lifted host passes the gate as any other.
+"""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from glovebox_profiles.egress.rules import EgressRule
+from glovebox_profiles.egress.rules import decide as decide_egress
+from glovebox_profiles.egress.targets import EgressTarget, parse_url
 from glovebox_profiles.model import Profile
-from glovebox_profiles.policy.model import Approval, By
+from glovebox_profiles.policy.model import Approval, By, Lift
+from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_sandboxes.plural import counted
-from glovebox_server.calls import ToolCall
-from glovebox_server.guards.approvals.lifting import Escalation
-from glovebox_server.guards.approvals.question import QuestionSubject, RequiredApproval, canonical
-from glovebox_server.guards.proposal import Proposal
+from glovebox_server.calls import Decision, Grant, ToolCall
+from glovebox_server.core.call import Call, Inputs
+from glovebox_server.core.rights import Rights
+from glovebox_server.guards.approvals.question import Lifted, QuestionSubject, RequiredApproval, canonical
+from glovebox_server.tools.base import Tool
 
 PROFILE_ASKS: Final = Approval(name="ask")
 """Of a profile's ``approval = "ask"``: each call, answered by anyone, one approval for one call."""
@@ -20,6 +29,49 @@ WATCH_ASKS: Final = Approval(name="watch", by="operator")
 """Of a watch rule's ``ask``: each call, by an operator, since the caller's run looks suspicious."""
 CHANGES_ASK: Final = Approval(name="changes")
 """Of every call that would change host files, whatever its profile: one approval for one call."""
+_WORDS: Final = {
+    "host": "it wants to reach {target}, which no rule of its profile names",
+    "tool": "the caller's role does not have {target}",
+    "budget": "the budget {target} is spent",
+}
+_BUDGET: Final = "budget."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Escalation:
+    """One denial that an approval would lift."""
+
+    what: Lifted
+    target: str
+    """``https://host:443``, the tool, or the budget."""
+    lift: Lift
+    """The policy's terms for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """One call that may run unless refused, as approvals and budgets see it before it starts."""
+
+    call: ToolCall
+    rights: Rights
+    profile: Profile
+    decision: Decision
+    inputs: Inputs
+    escalation: Escalation | None = None
+    """The lift that a denied call needs; rights and profile include it."""
+    changes: str = ""
+    """Its changes on the host, as a person reads them: only an approval lets it run."""
+    folder: str = ""
+    """Host path that it would change; only for the operator."""
+
+
+def propose(call: Call, escalation: Escalation | None = None) -> Proposal:
+    """Return a call as it stands in its turn, and the lift it needs."""
+    now = call.now
+    return Proposal(
+        call=call.request, rights=now.rights, profile=now.profile, decision=now.decision,
+        inputs=now.inputs or Inputs(), escalation=escalation, changes=now.changes, folder=now.folder,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,20 +89,24 @@ class Asking:
 
 def asked_about(proposal: Proposal) -> Asking | None:
     """Return what its changes, its profile, watch rules and its role ask about a call, or None."""
-    return asking(_rules_of(proposal), proposal.call, proposal.profile)
-
-
-def asking(rules: Iterable[Approval], call: ToolCall, profile: Profile) -> Asking | None:
-    """Return what the rules ask about a call under its effective profile, or None."""
-    about = [(rule, _why(rule, call, profile)) for rule in rules if rule.tool in {None, call.tool}]
+    call = proposal.call
+    about = [(rule, _why(rule, proposal)) for rule in _rules_of(proposal) if rule.tool in {None, call.tool}]
     found = [(rule, reason) for rule, reason in about if reason]
     if not found:
         return None
     return Asking(
         rules=tuple(f"approval.{rule.name}" for rule, _ in found),
         why=f"A call of {call.tool} is asked about: {'; '.join(dict.fromkeys(reason for _, reason in found))}.",
-        asked=together([demanded(rule) for rule, _ in found]),
-    )
+        asked=together(
+            [
+                RequiredApproval(
+                    by=rule.by, quorum=rule.quorum, another_principal=rule.another_principal, reach=rule.reach,
+                    minutes=rule.expires_minutes,
+                )
+                for rule, _ in found
+            ]
+        ),
+    )  # fmt: skip
 
 
 def _rules_of(proposal: Proposal) -> Iterator[Approval]:
@@ -65,28 +121,18 @@ def _rules_of(proposal: Proposal) -> Iterator[Approval]:
     yield from proposal.rights.approvals
 
 
-def _why(rule: Approval, call: ToolCall, profile: Profile) -> str:
+def _why(rule: Approval, proposal: Proposal) -> str:
     """Return why a rule asks, as the end of a sentence; empty if it does not. Nothing here is the caller's own word."""
+    arguments, profile = proposal.call.arguments, proposal.profile
     if rule.when == "always":
         return "every one is"
     if rule.when == "leaves":
-        leaving = len(call.arguments.get("inputs", ())) if profile.network.mode != "none" else 0
+        leaving = len(arguments.get("inputs", ())) if profile.network.mode != "none" else 0
         return f"it could send {counted(leaving, 'artifact')} of earlier calls away" if leaving else ""
-    seconds = call.arguments.get("timeout_seconds") or profile.limits.wall_seconds
+    seconds = arguments.get("timeout_seconds") or profile.limits.wall_seconds
     if rule.seconds is None or seconds <= rule.seconds:
         return ""
     return f"it may take {seconds:g} seconds, which is more than {rule.seconds:g}"
-
-
-def demanded(rule: Approval) -> RequiredApproval:
-    """Return the demand of one rule."""
-    return RequiredApproval(
-        by=rule.by,
-        quorum=rule.quorum,
-        another_principal=rule.another_principal,
-        reach=rule.reach,
-        minutes=rule.expires_minutes,
-    )
 
 
 def together(demands: Sequence[RequiredApproval]) -> RequiredApproval:
@@ -105,17 +151,17 @@ def together(demands: Sequence[RequiredApproval]) -> RequiredApproval:
     )
 
 
-def with_lift(asks: Asking | None, escalation: Escalation | None, tool: str) -> Asking | None:
+def with_lift(asks: Asking | None, lifted: Escalation | None, tool: str) -> Asking | None:
     """Add the lift of a denial to what is asked: one question for all of it."""
-    if escalation is None:
+    if lifted is None:
         return asks
-    reason = f"A call of {tool} would be refused: {escalation.why}."
-    return Asking(
-        rules=(escalation.rule, *(asks.rules if asks else ())),
-        why=f"{reason} {asks.why}" if asks else reason,
-        lifts=True,
-        asked=together([escalation.asked, asks.asked]) if asks else escalation.asked,
-    )
+    why = f"A call of {tool} would be refused: {_WORDS[lifted.what].format(target=lifted.target)}."
+    # The approver chooses between this call and the run.
+    asked = RequiredApproval(by=lifted.lift.by, reach="run", minutes=lifted.lift.expires_minutes)
+    rules = (f"lift.{lifted.what}",)
+    if asks is None:
+        return Asking(rules=rules, why=why, lifts=True, asked=asked)
+    return Asking(rules=(*rules, *asks.rules), why=f"{why} {asks.why}", lifts=True, asked=together([asked, asks.asked]))
 
 
 def subject(proposal: Proposal, rules: tuple[str, ...], environment: str) -> QuestionSubject:
@@ -150,3 +196,118 @@ def _identity(workspace: Path | None, profile: Profile) -> str:
     except OSError:
         where = "unreadable"
     return f"{where}:sha256:{hashlib.sha256(str(workspace).encode('utf-8', 'surrogateescape')).hexdigest()}"
+
+
+def considered(
+    call: ToolCall, tool: Tool, rights: Rights, decide: Callable[[Rights], Decision]
+) -> tuple[Decision, Rights, Escalation | None]:
+    """Return the decision on a call; if policy may lift its denial, the decision with those rights.
+
+    ``decide`` returns the policy's decision on this call under given rights.
+    """
+    decision = decide(rights)
+    lifted = escalation(tool, call, rights, decision) if decision.effect == "deny" and rights.lifts else None
+    if lifted is None:
+        return decision, rights, None
+    wider = widened(rights, call.tool, [lifted])
+    then = decide(wider)
+    if then.effect == "deny":
+        return decision, rights, None
+    # The digest stays that of the profile on disk: the record names what was lifted.
+    return replace(then, effect="ask", profile_digest=decision.profile_digest or then.profile_digest), wider, lifted
+
+
+def escalation(tool: Tool, call: ToolCall, rights: Rights, denial: Decision) -> Escalation | None:
+    """Return what an approval would have to lift for this denial, or None if the policy lifts no such thing."""
+    lifts = {each.what: each for each in rights.lifts}
+    if "tool" in lifts and denial.rule == "role.tools" and call.tool in rights.beyond:
+        return Escalation(what="tool", target=call.tool, lift=lifts["tool"])
+    if "host" in lifts and denial.rule == "network.allow" and tool.request is not None:
+        target = liftable_host(*tool.request(call.arguments), rights.profiles[call.tool])
+        return Escalation(what="host", target=target, lift=lifts["host"]) if target else None
+    return None
+
+
+def budget_escalation(rights: Rights, rule: str) -> Escalation | None:
+    """Return the same for a call without remaining budget."""
+    lift = next((each for each in rights.lifts if each.what == "budget"), None)
+    if lift is None or not rule.startswith(_BUDGET):
+        return None
+    return Escalation(what="budget", target=rule.removeprefix(_BUDGET), lift=lift)
+
+
+def unnamed(targets: Iterable[EgressTarget], profile: Profile, rights: Rights) -> tuple[Escalation, ...]:
+    """Return the same for refused hosts that no rule names. An operator is asked: the program has ended."""
+    lift = next((each for each in rights.lifts if each.what == "host" and each.by != "client"), None)
+    if lift is None:
+        return ()
+    names = sorted({host_of(each) for each in targets if _may_be_lifted(each, profile)})
+    return tuple(Escalation(what="host", target=each, lift=lift) for each in names)
+
+
+def liftable_host(method: str, url: str, profile: Profile) -> str | None:
+    """Return a request's host, with scheme and port, if only its name is denied and it may be public."""
+    try:
+        target = parse_url(method, url)
+    except RefusedError:
+        return None
+    return host_of(target) if _may_be_lifted(target, profile) else None
+
+
+def _may_be_lifted(target: EgressTarget, profile: Profile) -> bool:
+    """Return whether a read is denied only because no rule names its host.
+
+    An address that is not public is no target; what a name resolves to is checked when it is dialled.
+    """
+    reads = target.method in EgressRule(host="example.org").methods
+    return reads and decide_egress(target, profile.network.allow).rule == "egress.host"
+
+
+def host_of(target: EgressTarget) -> str:
+    """Return scheme, host and port, as grants name them."""
+    return f"{target.scheme}://{target.host}:{target.port}"
+
+
+def rule_for(target: str) -> EgressRule:
+    """Return the rule that a grant of a host adds: only this host and port, GET and HEAD."""
+    scheme, _, rest = target.partition("://")
+    host, _, port = rest.rpartition(":")
+    return EgressRule.model_validate({"host": host, "schemes": [scheme], "ports": [int(port)]})
+
+
+def widened(rights: Rights, tool: str, grants: Iterable[Grant | Escalation]) -> Rights:
+    """Return the rights with granted or proposed lifts, for calls of one tool."""
+    for each in grants:
+        if each.what == "budget":
+            rights = replace(rights, budgets=tuple(one for one in rights.budgets if one.name != each.target))
+            continue
+        profile = rights.beyond[tool] if each.what == "tool" else with_host(rights.profiles[tool], each.target)
+        rights = replace(rights, profiles=rights.profiles.with_narrower({**rights.profiles, tool: profile}))
+    return rights
+
+
+def reaching(profile: Profile, grants: Iterable[Grant], already: Escalation | None) -> Profile:
+    """Return the profile with the hosts that were granted to one call, and are not in it ``already``."""
+    for each in grants:
+        if each.what == "host" and (already is None or each.target != already.target):
+            profile = with_host(profile, each.target)
+    return profile
+
+
+def with_host(profile: Profile, target: str) -> Profile:
+    """Return the profile with one more egress rule."""
+    network = profile.network.model_copy(update={"allow": (*profile.network.allow, rule_for(target))})
+    return profile.model_copy(update={"network": network})
+
+
+def permanent(what: Lifted, target: str, tool: str) -> tuple[str, ...]:
+    """Return the lines of a diff that would make a grant permanent, for a person to apply."""
+    if what == "host":
+        rule = rule_for(target)
+        schemes = "" if rule.schemes == {"https"} else f'schemes = ["{min(rule.schemes)}"], '
+        line = f'+  {{ host = "{rule.host}", {schemes}ports = [{min(rule.ports)}] }},'
+        return (f"--- {tool}.toml", f"+++ {tool}.toml", " [network]", " allow = [", line)
+    file = ("--- policy.toml", "+++ policy.toml")
+    if what == "tool":
+        return (*file, " [roles.NAME]  # the caller's", " tools = [", f'+  "{target}",')
+    return (*file, " [[roles.NAME.budget]]", f' name = "{target}"', "+# and a larger number, or a longer `every`")

@@ -23,6 +23,7 @@ from glovebox_server.core.call import Call, CallDeniedError
 from glovebox_server.core.rights import Rights
 from glovebox_server.egress import Traffic
 from glovebox_server.errors import StoreError
+from glovebox_server.guards.approvals.rules import Proposal, propose
 from glovebox_server.guards.budgets import store
 from glovebox_server.guards.budgets.spending import (
     Amounts,
@@ -40,7 +41,6 @@ from glovebox_server.guards.budgets.spending import (
     worst_case,
 )
 from glovebox_server.guards.budgets.store import Ledger, ReservationRequest
-from glovebox_server.guards.proposal import Proposal, propose
 from glovebox_server.stores import database
 from glovebox_server.stores.database import Database
 

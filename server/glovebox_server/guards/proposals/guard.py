@@ -15,9 +15,9 @@ from glovebox_server.calls import NOTHING
 from glovebox_server.core.call import Call, CallDeniedError, Inputs, Ran
 from glovebox_server.core.rights import Rights
 from glovebox_server.errors import RefusedError
+from glovebox_server.guards.approvals.rules import propose
 from glovebox_server.guards.budgets.spending import LOOKING
 from glovebox_server.guards.journal.journal import artifact_scanned
-from glovebox_server.guards.proposal import propose
 from glovebox_server.guards.redaction.detector import Forms
 from glovebox_server.promotion.scanning import Known, Scanning
 

@@ -28,8 +28,7 @@ from glovebox_server.egress import EgressAttempt
 from glovebox_server.errors import AuditError
 from glovebox_server.guards.redaction.detector import index_markers
 from glovebox_server.guards.repeats.repeats import make_room
-from glovebox_server.guards.stops.stop import Scope
-from glovebox_server.guards.stops.stops import Stops
+from glovebox_server.guards.stops.stops import Scope, Stops
 from glovebox_server.guards.watch.canaries import Canary, canaries_of
 from glovebox_server.guards.watch.look import PLACEHOLDER, Finding, Look, Piece, of_url, of_value
 from glovebox_server.secret_files import Files, StoredItems
