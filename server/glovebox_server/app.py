@@ -24,7 +24,7 @@ from glovebox_profiles.model import Effect, Profile
 from glovebox_profiles.policy.model import Policy
 from glovebox_sandboxes.contract.errors import MisnamedError
 from glovebox_sandboxes.drivers import registry
-from glovebox_sandboxes.host.owner import new_owner
+from glovebox_sandboxes.host.owner import server_id
 from glovebox_sandboxes.pool import pool as pools
 from glovebox_sandboxes.pool.pool import SandboxProvider
 from glovebox_sandboxes.pool.ready_queue import IDLE_SECONDS, PoolEvent
@@ -226,7 +226,6 @@ async def opened(
 def _read(settings: Settings, transport: str) -> _StartInput:
     profiles = load_profiles(settings)
     environments = required(settings, profiles)
-    owner = new_owner()
     served = workspace.find(settings, transport)
     path = policy_file(settings)  # resolved here: a file that disappears later is not read as "no policy"
     place = settings if path is None else settings.model_copy(update={"policy": path})
@@ -244,7 +243,7 @@ def _read(settings: Settings, transport: str) -> _StartInput:
         parts=ARTIFACT_PARTS if transport == "http" else 1,
     )
     return _StartInput(
-        settings=settings, transport=transport, server_id=f"g{owner.pid}-{owner.started}", profiles=profiles,
+        settings=settings, transport=transport, server_id=server_id(), profiles=profiles,
         environments=environments, workspace=served, policy=policy, lock=lock, artifacts=store,
         signer=Signer.load(settings.state_dir), key=load_key(settings.state_dir), sealer=sealer,
     )  # fmt: skip

@@ -36,7 +36,7 @@ def used(app: App) -> dict[str, list[float]]:
 def seconds(sandbox: Any) -> float:
     """Processor time of the processes in its control group, see proc_pid_stat(5)."""
     ticks = 0
-    for pid in Path(sandbox._group._directories[-1], "cgroup.procs").read_text().split():
+    for pid in Path([*sandbox._group.directories.values()][-1], "cgroup.procs").read_text().split():
         user, system = Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[11:13]
         ticks += int(user) + int(system)
     return ticks / os.sysconf("SC_CLK_TCK")

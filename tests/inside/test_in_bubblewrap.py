@@ -3,7 +3,7 @@
 import pytest
 from tests.inside.place import Place, assert_reached, assert_refused, look
 
-from glovebox_sandboxes.drivers.bubblewrap.bwrap import which
+from glovebox_sandboxes.drivers.bubblewrap.wall import which
 
 pytestmark = pytest.mark.driver("bubblewrap")
 

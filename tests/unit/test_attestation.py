@@ -11,7 +11,7 @@ from tests.unit.test_measure import EXPECTED, HOST, MEASURED
 from glovebox_sandboxes.contract.attestation import Attestation, compare, kernel_version
 from glovebox_sandboxes.contract.measure import MeasuredMount, parse
 from glovebox_sandboxes.drivers.docker import usage
-from glovebox_sandboxes.host.cgroup import Cgroup, Hierarchy
+from glovebox_sandboxes.host.cgroup import Cgroup, GroupFiles, Hierarchy
 from glovebox_sandboxes.host.host_view import HostView, groups_of, look, only_child, unseen
 
 KERNEL = {"kernel": kernel_version()}
@@ -228,9 +228,9 @@ def test_a_containers_limits_are_read_back(version: int, tmp_path: Path) -> None
     for file, text in texts[version].items():
         (tmp_path / file).write_text(text + "\n")
     host = {"Memory": 64, "PidsLimit": 8, "NanoCpus": 1_000_000_000}
-    assert usage.limits(dict.fromkeys(names, str(tmp_path)), host, bounded=False) == {
+    assert usage.limits(GroupFiles(dict.fromkeys(names, str(tmp_path))), host, bounded=False) == {
         "limit memory": ("64", "64"),
         "limit pids": ("8", "9"),
         "limit cpu": ("100000 100000", "1 2"),
     }
-    assert {found for _, found in usage.limits({}, host, bounded=True).values()} == {None}
+    assert {found for _, found in usage.limits(GroupFiles({}), host, bounded=True).values()} == {None}

@@ -19,7 +19,7 @@ from tests.fixtures.brokered import profile
 
 from glovebox_audit.read import tail
 from glovebox_audit.verify import verify
-from glovebox_sandboxes.drivers.bubblewrap import bwrap
+from glovebox_sandboxes.drivers.bubblewrap import wall
 from glovebox_server.cli.main import main
 from glovebox_server.exits import FAILED, OK, REFUSED, UNAVAILABLE, USAGE
 from glovebox_server.tools.run_python import MAX_CODE
@@ -323,7 +323,7 @@ def test_a_bwrap_that_is_dead_is_told(
         ours.append(above.parent)
     for place in (home.base, *ours):
         place.chmod(0o755)
-    monkeypatch.setattr(bwrap, "which", lambda _: str(fake))
+    monkeypatch.setattr(wall, "which", lambda _: str(fake))
     _only(home, "bubblewrap")
     _unavailable(home, home.call("run_python", {"code": "1"}), words)
 

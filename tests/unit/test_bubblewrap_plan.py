@@ -6,7 +6,7 @@ from pathlib import Path
 from tests.fixtures.specs import SPEC
 from tests.unit.test_gvisor_plan import RUNTIME
 
-from glovebox_sandboxes.contract.base import Capabilities, Plan
+from glovebox_sandboxes.contract.base import Plan
 from glovebox_sandboxes.contract.spec import DEFAULT, SandboxSpec
 from glovebox_sandboxes.drivers.bubblewrap.driver import Bubblewrap
 from glovebox_sandboxes.host import identity
@@ -18,9 +18,8 @@ GOLDEN = Path(__file__).parent / "golden" / "bubblewrap_plan.json"
 
 def plan(spec: SandboxSpec = SPEC) -> Plan:
     """The plan of an imagined host's driver; nothing of it is started."""
-    found = Capabilities(driver="bubblewrap", level="namespaces", version="0.8.0", limits={})
     hierarchy = Hierarchy(version=1, parents=(Path("/groups"),))
-    return Bubblewrap(found, ("/usr/bin/bwrap",), {DEFAULT: RUNTIME}, hierarchy, None).plan(spec)
+    return Bubblewrap(("/usr/bin/bwrap",), "0.8.0", {DEFAULT: RUNTIME}, hierarchy).plan(spec)
 
 
 def test_the_plan_is_exactly_the_golden_one() -> None:

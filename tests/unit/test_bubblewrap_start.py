@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from glovebox_sandboxes.contract.base import Capabilities, Plan
+from glovebox_sandboxes.contract.base import Plan
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.measure import Expected
 from glovebox_sandboxes.contract.spec import DEFAULT, WORKSPACE, Limits, Mount, SandboxSpec
-from glovebox_sandboxes.drivers.bubblewrap.bwrap import Launcher
 from glovebox_sandboxes.drivers.bubblewrap.driver import Bubblewrap
 from glovebox_sandboxes.host.cgroup import Cgroup, Hierarchy
-from glovebox_sandboxes.host.janitor import GroupJanitor
 from glovebox_sandboxes.runtime.runtime import Runtime
 
 SPEC = SandboxSpec(
@@ -38,11 +36,9 @@ async def test_a_refused_step_is_told_and_leaves_nothing(
     groups = tmp_path / "groups"
     groups.mkdir()
     runtime = Runtime(root=tmp_path, guest=tmp_path, python="/python", version="3.11.2", digest="sha256:0")
-    capabilities = Capabilities(driver="bubblewrap", level="namespaces", version="0.8.0", limits={})
-    janitor = GroupJanitor((groups,)) if place == "glovebox_sandboxes.host.janitor.helper" else None
-    driver = Bubblewrap(
-        capabilities, ("/bin/cat",), {DEFAULT: runtime}, Hierarchy(version=2, parents=(groups,)), janitor
-    )
+    driver = Bubblewrap(("/bin/cat",), "0.8.0", {DEFAULT: runtime}, Hierarchy(version=2, parents=(groups,)))
+    if place != "glovebox_sandboxes.host.janitor.helper":
+        driver._janitor.start()
     plan = driver.plan(SPEC)
     monkeypatch.setattr("glovebox_sandboxes.host.cgroup.Cgroup._set", lambda *_: None)
     before = len(list(Path("/proc/self/fd").iterdir()))
@@ -53,21 +49,22 @@ async def test_a_refused_step_is_told_and_leaves_nothing(
                 pytest.fail("it must not open")
     assert len(list(Path("/proc/self/fd").iterdir())) == before
     assert list(groups.iterdir()) == []
-    await driver._launcher.close()
+    async with driver.running():
+        pass
 
 
 async def test_a_workspace_with_mounts_inside_is_refused_before_anything_starts(tmp_path: Path) -> None:
     """One sentence that names the first of them and what to do; `/` is the one everybody has."""
     runtime = Runtime(root=tmp_path, guest=tmp_path, python="/python", version="3.11.2", digest="sha256:0")
-    capabilities = Capabilities(driver="bubblewrap", level="namespaces", version="0.8.0", limits={})
-    driver = Bubblewrap(capabilities, ("/bin/cat",), {DEFAULT: runtime}, None, None)
+    driver = Bubblewrap(("/bin/cat",), "0.8.0", {DEFAULT: runtime}, None)
     with pytest.raises(SandboxError, match=r"mounted inside it, at dev.* more\. Serve a directory"):
         async with driver.open(driver.plan(replace(SPEC, mounts=(Mount(source="/", target=WORKSPACE),)))):
             pytest.fail("it must not open")
     plain = Mount(source=str(tmp_path), target=WORKSPACE)
     async with driver.open(driver.plan(replace(SPEC, mounts=(plain,)))):
         pass  # the control
-    await driver._launcher.close()
+    async with driver.running():
+        pass
 
 
 @pytest.mark.parametrize("refused", [False, True])
@@ -84,17 +81,21 @@ async def test_on_v2_nothing_runs_before_it_is_in_its_group(
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
 
     monkeypatch.setattr(Cgroup, "add", add)
-    launcher = Launcher("bubblewrap", Hierarchy(version=2, parents=(tmp_path,)), None)
+    runtime = Runtime(root=tmp_path, guest=tmp_path, python="/python", version="3.11.2", digest="sha256:0")
+    (tmp_path / "groups").mkdir()
+    hierarchy = Hierarchy(version=2, parents=(tmp_path / "groups",))
+    driver = Bubblewrap(("/bin/echo",), "0.8.0", {DEFAULT: runtime}, hierarchy)
     plan = Plan(
         driver="bubblewrap", level="namespaces", spec=SPEC, action={"argv": ["/bin/echo", "ran"], "cgroup": {}},
         expected=Expected(uid=0, interfaces=(), writable=(), mounts=(), namespaces=(), hidden=()),
     )  # fmt: skip
     if refused:
         with pytest.raises(SandboxError, match="Device or resource busy"):
-            async with launcher.open(plan, {}, {}):
+            async with driver._start(plan, {}):
                 pytest.fail("it must not open")
     else:
-        async with launcher.open(plan, {}, {}) as sandbox:
+        async with driver._start(plan, {}) as sandbox:
             assert await sandbox.channel.receive() == b"ran\n"
-    assert list(tmp_path.iterdir()) == []
-    await launcher.close()
+    assert list((tmp_path / "groups").iterdir()) == []
+    async with driver.running():
+        pass

@@ -20,7 +20,7 @@ from glovebox_server.stores import database
 # opens its own. It says before and after each transaction where it is.
 SPENDER = """
 import os, pathlib, signal, sys
-from glovebox_sandboxes.host.owner import new_owner
+from glovebox_sandboxes.host.owner import new_mark
 from glovebox_server.stores import database
 from glovebox_server.guards.budgets import store
 from glovebox_server.guards.budgets.spending import lines_of
@@ -31,7 +31,7 @@ from tests.unit.test_budget_store import ME, WORST, budget
 lines = lines_of([budget(every="run", per="run", calls=10**9, wall_seconds=10**9)], ME)
 
 def spend(number):
-    mark = new_owner().mark()
+    mark = new_mark()
     with database.opened(pathlib.Path(sys.argv[1]), store.SCHEMA, lock_wait=60) as kept:
         for n in range(10**9):
             asked = ReservationRequest(call_id=f"c_{number}_{n}", spender=ME, lines=lines, worst=WORST)

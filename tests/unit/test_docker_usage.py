@@ -8,8 +8,8 @@ import anyio
 import pytest
 
 from glovebox_sandboxes.contract.base import SandboxStats
-from glovebox_sandboxes.drivers.docker.usage import bound_sockets, end, groups, limits
-from glovebox_sandboxes.host.cgroup import SOCKET_BYTES, statistics
+from glovebox_sandboxes.drivers.docker.usage import bound_sockets, end, group, limits
+from glovebox_sandboxes.host.cgroup import SOCKET_BYTES, GroupFiles
 
 CONTAINER = "c0ffee" * 10
 
@@ -34,7 +34,7 @@ def test_version_1_is_read_per_controller(tmp_path: Path) -> None:
             f"cg/cpuacct/{own}/cpuacct.usage": "1500000000\n",
         },
     )
-    found = statistics(groups(7, CONTAINER, tmp_path / "cg", tmp_path / "proc"))
+    found = group(7, CONTAINER, tmp_path / "cg", tmp_path / "proc").stats()
     assert found == SandboxStats(out_of_memory=True, memory_peak_bytes=4096, cpu_seconds=1.5)
 
 
@@ -49,7 +49,7 @@ def test_version_2_is_read_from_one_group(tmp_path: Path) -> None:
             f"cg/{own}/cpu.stat": "usage_usec 2500000\nuser_usec 1\nsystem_usec 2\n",
         },
     )
-    found = statistics(groups(7, CONTAINER, tmp_path / "cg", tmp_path / "proc"))
+    found = group(7, CONTAINER, tmp_path / "cg", tmp_path / "proc").stats()
     assert found == SandboxStats(out_of_memory=False, memory_peak_bytes=None, cpu_seconds=2.5)
 
 
@@ -57,12 +57,12 @@ def test_version_2_is_read_from_one_group(tmp_path: Path) -> None:
 def test_groups_of_another_process_are_not_read(tmp_path: Path, line: str) -> None:
     """A number seen from another pid namespace is somebody else's here: its groups lack the container's name."""
     tree(tmp_path, {"proc/7/cgroup": line, "cg/memory/docker/another/memory.oom_control": "oom_kill 9\n"})
-    assert statistics(groups(7, CONTAINER, tmp_path / "cg", tmp_path / "proc")) is None
+    assert group(7, CONTAINER, tmp_path / "cg", tmp_path / "proc").stats() is None
 
 
 def test_a_process_that_is_gone_has_no_usage(tmp_path: Path) -> None:
     """No error: the container ended before it was looked at."""
-    assert statistics(groups(7, CONTAINER, tmp_path, tmp_path)) is None
+    assert group(7, CONTAINER, tmp_path, tmp_path).stats() is None
 
 
 HOST = {"Memory": 4096, "PidsLimit": 7, "NanoCpus": 10**9}
@@ -71,12 +71,12 @@ HOST = {"Memory": 4096, "PidsLimit": 7, "NanoCpus": 10**9}
 def test_sockets_are_bounded_where_memory_does_not_count_them(tmp_path: Path) -> None:
     """On v1 the limit is written and read back; on v2, and where the group cannot be written, nothing is claimed."""
     tree(tmp_path, {"memory.kmem.tcp.limit_in_bytes": "9223372036854771712\n"})
-    own = {"memory": str(tmp_path)}
+    own = GroupFiles({"memory": str(tmp_path)})
     assert "limit sockets" not in limits(own, HOST, bounded=False)
     assert bound_sockets(own)
     assert limits(own, HOST, bounded=True)["limit sockets"] == (str(SOCKET_BYTES), str(SOCKET_BYTES))
     for other in ({"": str(tmp_path)}, {"memory": str(tmp_path / "gone")}, {}):
-        assert not bound_sockets(other)
+        assert not bound_sockets(GroupFiles(other))
 
 
 @pytest.mark.parametrize(

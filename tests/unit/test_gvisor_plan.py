@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from tests.fixtures.specs import LIMITS, SPEC
 
-from glovebox_sandboxes.contract.base import Capabilities, Missing, Plan
-from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
+from glovebox_sandboxes.contract.base import Missing, Plan
+from glovebox_sandboxes.contract.errors import UnsupportedSpecError
 from glovebox_sandboxes.contract.spec import DEFAULT, SandboxSpec
-from glovebox_sandboxes.drivers.gvisor.driver import Gvisor, version_of
-from glovebox_sandboxes.drivers.gvisor.plan import config_file
+from glovebox_sandboxes.drivers.gvisor.driver import Gvisor, config_file, version_of
 from glovebox_sandboxes.host.cgroup import Hierarchy
 from glovebox_sandboxes.runtime import guest_tree
 from glovebox_sandboxes.runtime.runtime import Runtime
@@ -25,13 +24,9 @@ RUNTIME = Runtime(
 
 def driver(*, version: int | None = 1, missing: tuple[Missing, ...] = (), runtime: Runtime | None = RUNTIME) -> Gvisor:
     """A driver of an imagined host; nothing of it is started."""
-    capabilities = Capabilities(
-        driver="gvisor", level="userspace-kernel", version="20240729.0", limits={}, missing=missing
-    )
     hierarchy = Hierarchy(version=version, parents=(Path("/groups"),)) if version else None
-    return Gvisor(
-        capabilities, ("/usr/bin/bwrap", "/usr/bin/runsc"), {DEFAULT: runtime} if runtime else {}, hierarchy, None
-    )
+    programs, runtimes = ("/usr/bin/bwrap", "/usr/bin/runsc"), {DEFAULT: runtime} if runtime else {}
+    return Gvisor(programs, "20240729.0", runtimes, hierarchy, missing)
 
 
 def plan(spec: SandboxSpec = SPEC, *, version: int | None = 1) -> Plan:
@@ -127,8 +122,8 @@ def test_what_cannot_be_enforced_is_refused_with_the_field() -> None:
     absent = Missing(what="runsc is not installed", fix="Install it.", fatal=True)
     with pytest.raises(UnsupportedSpecError, match=r"runsc is not installed\. Install it\."):
         driver(missing=(absent,)).plan(SPEC)
-    with pytest.raises(SandboxError, match="there is no runtime"):
-        driver(runtime=None).open(plan())
+    with pytest.raises(UnsupportedSpecError, match="there is no runtime"):
+        driver(runtime=None).plan(SPEC)
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,17 @@ import os
 import subprocess  # noqa: TID251 - a process to be killed
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import pytest
 
 from glovebox_sandboxes.contract.errors import SandboxError
+from glovebox_sandboxes.drivers.bubblewrap.driver import Bubblewrap
 from glovebox_sandboxes.host.cgroup import Cgroup, Hierarchy, detect
-from glovebox_sandboxes.host.janitor import GroupJanitor
-from glovebox_sandboxes.host.owner import PREFIX, kill_all, new_owner, reap
+from glovebox_sandboxes.host.owner import PREFIX, kill_all, new_mark, reap, remove_all
+
+BOOT, SPACE, PID, STARTED, NONCE = new_mark().split(":")
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
 
 def dead_mark() -> str:
     """The mark of a server that was: this process's number, started at another time."""
-    return replace(new_owner(), started=1).mark()
+    return f"{BOOT}:{SPACE}:{PID}:1:{NONCE}"
 
 
 def tree(root: Path, *servers: str) -> list[Path]:
@@ -35,7 +36,7 @@ def tree(root: Path, *servers: str) -> list[Path]:
     for controller in ("memory", "pids"):
         for server in servers:
             (root / controller / "glovebox" / server / "s1").mkdir(parents=True)
-    return [root / controller / "glovebox" / new_owner().mark() for controller in ("memory", "pids")]
+    return [root / controller / "glovebox" / new_mark() for controller in ("memory", "pids")]
 
 
 def test_a_dead_servers_groups_are_removed_in_every_hierarchy(tmp_path: Path) -> None:
@@ -49,9 +50,9 @@ def test_a_dead_servers_groups_are_removed_in_every_hierarchy(tmp_path: Path) ->
     "name",
     [
         # Named, for a worker of pytest's has other numbers in them than its neighbour.
-        pytest.param(new_owner().mark(), id="a living one: ours"),
-        pytest.param(replace(new_owner(), pid=1, started=0, pid_namespace="1").mark(), id="in another container"),
-        pytest.param(replace(new_owner(), boot="another").mark(), id="before this boot"),
+        pytest.param(new_mark(), id="a living one: ours"),
+        pytest.param(f"{BOOT}:1:1:0:{NONCE}", id="in another container"),
+        pytest.param(f"another:{SPACE}:{PID}:{STARTED}:{NONCE}", id="before this boot"),
         "micro", "user.slice", "g1-1", "", ":::", "a:b:c:d:e",
     ],
 )  # fmt: skip
@@ -96,13 +97,14 @@ async def test_a_server_that_started_nothing_leaves_nothing(tmp_path: Path) -> N
     parents = (tmp_path / "a", tmp_path / "b")
     for parent in parents:
         parent.mkdir()
-    await GroupJanitor(parents).stop()
+    async with Bubblewrap(("bwrap",), "0.8.0", {}, Hierarchy(version=2, parents=parents)).running():
+        pass
     assert list(tmp_path.iterdir()) == []
 
 
 async def test_what_a_dead_server_left_running_is_ended(child: subprocess.Popen[bytes]) -> None:
     """With the kernel's own groups: the process in it is killed, the groups are gone, ours is not."""
-    dead, mine = detect(dead_mark()), detect(new_owner().mark())
+    dead, mine = detect(dead_mark()), detect(new_mark())
     if dead is None or mine is None:
         pytest.skip("this host lets us make no control groups")
     group = Cgroup(dead, "s1", {})
@@ -111,5 +113,6 @@ async def test_what_a_dead_server_left_running_is_ended(child: subprocess.Popen[
     assert child.wait(10) == -9
     assert not any(parent.exists() for parent in dead.parents)
     assert all(parent.exists() for parent in mine.parents)
-    await GroupJanitor(mine.parents).stop()
+    for parent in mine.parents:
+        await anyio.to_thread.run_sync(remove_all, str(parent))
     assert not any(parent.exists() for parent in mine.parents)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import anyio
 import pytest
@@ -15,7 +15,7 @@ import pytest
 from glovebox_sandboxes.host.cgroup import Cgroup
 from glovebox_sandboxes.host.identity import HOST_UIDS, SETPRIV, covers, mapped, unprivileged
 from glovebox_sandboxes.host.process import Spawner
-from glovebox_sandboxes.host.sandbox import Process, ProcessSandbox, StartedProcess
+from glovebox_sandboxes.host.sandbox import Process, ProcessSandbox
 
 CAT = shutil.which("cat") or "/bin/cat"
 SECONDS = 20
@@ -194,7 +194,7 @@ async def test_a_system_that_does_not_answer_is_told(
     release = threading.Event()
     original = spawner._start
 
-    def hanging(*arguments: Any) -> StartedProcess:
+    def hanging(*arguments: Any) -> Process:
         release.wait(SECONDS)
         return original(*arguments)
 
@@ -209,17 +209,19 @@ async def test_a_system_that_does_not_answer_is_told(
     assert len(children()) == before
 
 
-class Noted:
+class Noted(Cgroup):
     """A control group that notes what is done to it."""
 
     def __init__(self) -> None:
+        super().__init__(None, "s1", {})
+        self.directories = {"": "/nowhere"}
         self.said: list[tuple[str, int | None]] = []
 
     def weigh(self, parts: int) -> None:
         """Note it."""
         self.said.append(("weigh", parts))
 
-    def kill(self, *, spared: int | None) -> None:
+    def kill(self, *, spared: int | None = None) -> None:
         """Note it."""
         self.said.append(("kill", spared))
 
@@ -227,5 +229,5 @@ class Noted:
 async def test_a_sandbox_has_a_whole_share_to_end_with(spawner: Spawner, null: int) -> None:
     """One of many of its caller's has a small share, and to end takes a processor; bwrap is spared, which reaps."""
     process, group = await spawner.start([CAT], stderr=null, descriptors=()), Noted()
-    await ProcessSandbox("s1", process, cast("Cgroup", group), null).kill()
+    await ProcessSandbox("s1", process, group, null).kill()
     assert group.said == [("weigh", 1), ("kill", process.pid)]

@@ -11,12 +11,12 @@ import pytest
 
 from glovebox_audit.anchors import _give
 from glovebox_sandboxes.contract.errors import DiagnosedError
-from glovebox_sandboxes.drivers.bubblewrap import bwrap
+from glovebox_sandboxes.drivers.bubblewrap import wall
 from glovebox_server.guards.credentials.sources import read
 
 
 async def _probe() -> None:
-    await bwrap.run(["/bin/true"])
+    await wall.run(["/bin/true"])
 
 
 async def _lend() -> None:

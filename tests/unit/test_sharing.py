@@ -8,8 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
-from glovebox_sandboxes.host import cgroup
-from glovebox_sandboxes.host.cgroup import Cgroup, Hierarchy
+from glovebox_sandboxes.host.cgroup import Cgroup, GroupFiles, Hierarchy
 from glovebox_sandboxes.pool.pool import ProcessorShares
 
 
@@ -56,9 +55,9 @@ def test_a_group_weighs_as_much_as_its_part(version: int, file: str, default: in
 def test_a_container_weighs_as_much_as_its_part(controller: str, file: str, default: int, tmp_path: Path) -> None:
     """In the kernel itself, on both versions; where no groups are seen, nothing happens."""
     (tmp_path / file).touch()
-    cgroup.weigh({"memory": str(tmp_path / "elsewhere"), controller: str(tmp_path)}, 4)
+    GroupFiles({"memory": str(tmp_path / "elsewhere"), controller: str(tmp_path)}).weigh(4)
     assert (tmp_path / file).read_text() == str(default // 4)
-    cgroup.weigh({}, 4)
+    GroupFiles({}).weigh(4)
 
 
 @pytest.mark.parametrize("fair", [True, False], ids=["fair", "control"])

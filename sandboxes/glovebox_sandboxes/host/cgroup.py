@@ -40,9 +40,6 @@ _WEIGHT = {"cpu": ("cpu.shares", 1024), "": ("cpu.weight", 100)}
 _ACCOUNT = "cpuacct"
 """On v1, the controller of processor time: mostly in one hierarchy with ``cpu``, else in its own."""
 
-Groups = Mapping[str, str]
-"""Directories of one sandbox's group, by controller on v1; one, of ``""``, on v2."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hierarchy:
@@ -72,17 +69,18 @@ def detect(owner: str, root: Path = Path("/sys/fs/cgroup")) -> Hierarchy | None:
     """Find a place for our groups by making it, or None; ``owner`` tells those of dead and living servers apart."""
     if (root / "cgroup.controllers").exists():
         return _detect_v2(owner, root)
-    counts = _exists(root / _ACCOUNT)
+    counts = (root / _ACCOUNT / "cgroup.procs").exists()
     apart = counts and not (root / _ACCOUNT).samefile(root / "cpu")
-    controllers = (*_CONTROLLERS, _ACCOUNT) if apart else _CONTROLLERS
-    parents = tuple(root / controller / "glovebox" / owner for controller in controllers)
-    if not all(_exists(root / controller) for controller in controllers):
+    places = [root / controller for controller in (*_CONTROLLERS, *[_ACCOUNT] * apart)]
+    parents = tuple(place / "glovebox" / owner for place in places)
+    if not all((place / "cgroup.procs").exists() for place in places):
         return None
-    return Hierarchy(version=1, parents=parents, counts=counts) if _make(parents) else None
-
-
-def _exists(group: Path) -> bool:
-    return (group / "cgroup.procs").exists()
+    try:
+        for parent in parents:
+            parent.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return Hierarchy(version=1, parents=parents, counts=counts)
 
 
 def _detect_v2(owner: str, root: Path) -> Hierarchy | None:
@@ -92,7 +90,8 @@ def _detect_v2(owner: str, root: Path) -> Hierarchy | None:
     which only root may change and a container does not see; the group above our own (a unit with DelegateSubgroup=);
     our own (a unit with Delegate=yes, a container's first process), which we leave.
     """
-    own = _own_group(root)
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    own = next((root / line[4:] for line in lines if line.startswith("0::/")), None)
     above = [] if own in (None, root) else [own.parent]
     for base in [root] * (not (root / "cgroup.type").exists()) + above:
         if _handed_down(base) and (found := _parent_in(base, owner)):
@@ -102,7 +101,9 @@ def _detect_v2(owner: str, root: Path) -> Hierarchy | None:
 
 def _parent_in(base: Path, owner: str) -> Hierarchy | None:
     parent = base / f"{PREFIX}{owner}"
-    if not _make((parent,)):
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+    except OSError:
         return None
     if not _handed_down(parent):
         parent.rmdir()
@@ -139,22 +140,6 @@ def _moved_below(own: Path) -> bool:
     return False
 
 
-def _own_group(root: Path) -> Path | None:
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        if line.startswith("0::/"):
-            return root / line[4:]
-    return None
-
-
-def _make(parents: tuple[Path, ...]) -> bool:
-    try:
-        for parent in parents:
-            parent.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return False
-    return True
-
-
 def settings(version: int, limits: Limits) -> Mapping[str, str]:
     """Return file name → content that enforces the limits; pure, part of the plan."""
     quota = limits.processors * _CPU_PERIOD_US
@@ -176,20 +161,69 @@ def settings(version: int, limits: Limits) -> Mapping[str, str]:
     }
 
 
-class Cgroup:
-    """The control group of one sandbox."""
+class GroupFiles:
+    """A control group as others see it: its directory by controller on v1; one, of ``""``, on v2; none if unseen."""
 
-    def __init__(self, hierarchy: Hierarchy, name: str, wanted: Mapping[str, str]) -> None:
+    def __init__(self, directories: Mapping[str, str]) -> None:
+        self.directories = directories
+
+    def find(self, *controllers: str) -> str | None:
+        """Return the first directory of these controllers on v1, the only one on v2; None if there is none."""
+        return next((self.directories[each] for each in (*controllers, "") if each in self.directories), None)
+
+    def weigh(self, parts: int) -> None:
+        """Set its processor share to 1/``parts`` of a sibling group's; does nothing if it is gone, or not ours."""
+        for controller, (file, default) in _WEIGHT.items():
+            if controller in self.directories:
+                with suppress(OSError):
+                    descriptor = os.open(f"{self.directories[controller]}/{file}", os.O_WRONLY | os.O_CLOEXEC)
+                    try:
+                        os.write(descriptor, str(default // parts).encode())
+                    finally:
+                        os.close(descriptor)
+
+    def stats(self) -> SandboxStats | None:
+        """Return the kernel's counts for its processes so far; None if it is gone.
+
+        v2 reports no memory peak before 5.19, v1 no processor time without ``cpuacct``.
+        """
+        memory = self.find("memory")
+        events = memory and (fields(f"{memory}/memory.events") or fields(f"{memory}/memory.oom_control"))
+        if not events:
+            return None
+        peak = text(f"{memory}/memory.max_usage_in_bytes") or text(f"{memory}/memory.peak")
+        return SandboxStats(
+            out_of_memory=events.get("oom_kill", 0) > 0,
+            memory_peak_bytes=int(peak) if peak else None,
+            cpu_seconds=self.cpu_seconds(),
+        )
+
+    def cpu_seconds(self) -> float | None:
+        """Return processor time of its processes so far; None if it is not counted, or the group is gone."""
+        group = self.find(_ACCOUNT, "cpu")
+        if group is None:
+            return None
+        nanoseconds = text(f"{group}/cpuacct.usage")
+        if nanoseconds:
+            return int(nanoseconds) / 1e9
+        microseconds = fields(f"{group}/cpu.stat").get("usage_usec")
+        return None if microseconds is None else microseconds / 1e6
+
+
+class Cgroup(GroupFiles):
+    """The control group of one sandbox, made here; without a hierarchy there is none, and nothing to do."""
+
+    def __init__(self, hierarchy: Hierarchy | None, name: str, wanted: Mapping[str, str]) -> None:
         """Make the group and set its limits. Raises SandboxError if the kernel rejects or changes a limit."""
         # Strings and system calls: building a dozen paths per call would take longer than the calls themselves.
-        self._directories = tuple(f"{parent}/{name}" for parent in hierarchy.parents)
-        names = ("",) if len(self._directories) == 1 else (*_CONTROLLERS, _ACCOUNT)
-        self._groups: Groups = dict(zip(names, self._directories, strict=False))
+        parents = hierarchy.parents if hierarchy else ()
+        names = ("",) if len(parents) == 1 else (*_CONTROLLERS, _ACCOUNT)
+        super().__init__({each: f"{parent}/{name}" for each, parent in zip(names, parents, strict=False)})
         self._name = name
         self._wanted = wanted
         self._held: dict[str, str] = {}
         try:
-            for directory in self._directories:
+            for directory in self.directories.values():
                 os.mkdir(directory)  # noqa: PTH102 - as above
             for file, content in wanted.items():
                 self._set(file, content)
@@ -200,8 +234,10 @@ class Cgroup:
             ) from problem
 
     def _set(self, file: str, content: str) -> None:
+        # Each controller of v1 has a directory of its own, v2 has one for all.
+        place = f"{self.find(file.partition('.')[0], 'cpu')}/{file}"
         try:
-            descriptor = os.open(self._place(file), os.O_RDWR | os.O_CLOEXEC)
+            descriptor = os.open(place, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             # Swap accounting may be compiled out; without swap there is nothing to limit.
             if file in ("memory.swap.max", "memory.swappiness"):
@@ -217,46 +253,33 @@ class Cgroup:
             raise OSError(f"{file} is {held.strip()} after {content} was written")
         self._held[file] = content
 
-    def _place(self, file: str) -> str:
-        """Return a file's path: each controller of v1 has a directory of its own, v2 has one for all."""
-        return f"{self._groups.get(file.partition('.')[0]) or self._groups.get('cpu') or self._groups['']}/{file}"
-
     def read_back(self, pid: int | None) -> dict[str, tuple[object, object]]:
         """Return plan and kernel values (None: unknown), and whether a process is inside, for ``host_view.look``."""
+        if not self.directories:
+            return {}
         found: dict[str, tuple[object, object]] = {
             f"limit {file}": (content, self._held.get(file)) for file, content in self._wanted.items()
         }
         groups = groups_of(pid) if pid is not None else {}
-        own = all(groups.get(each, "").endswith(f"/{self._name}") for each in self._groups)
+        own = all(groups.get(each, "").endswith(f"/{self._name}") for each in self.directories)
         found["in its control group"] = True, own if groups else None
         return found
 
     @property
     def tasks(self) -> tuple[str, ...]:
         """Return the files by which a thread enters the group itself, at no cost; v1 only."""
-        return tuple(f"{directory}/tasks" for directory in self._directories) if len(self._directories) > 1 else ()
+        places = self.directories.values()
+        return tuple(f"{directory}/tasks" for directory in places) if len(places) > 1 else ()
 
     @property
     def entrances(self) -> tuple[str, ...]:
         """Return the files by which a process that holds them open enters the group, with a 0."""
-        return self.tasks or tuple(f"{directory}/cgroup.procs" for directory in self._directories)
+        return self.tasks or tuple(f"{directory}/cgroup.procs" for directory in self.directories.values())
 
     def add(self, pid: int) -> None:
         """Move a process into the group; its later children follow. Raises OSError."""
-        for directory in self._directories:
+        for directory in self.directories.values():
             Path(directory, "cgroup.procs").write_text(str(pid))
-
-    def weigh(self, parts: int) -> None:
-        """Set its processor share to 1/``parts`` of a sibling group's; does nothing if the group is gone."""
-        weigh(self._groups, parts)
-
-    def stats(self) -> SandboxStats:
-        """Return the kernel's counts for its processes so far."""
-        return statistics(self._groups) or SandboxStats()
-
-    def cpu_seconds(self) -> float | None:
-        """Return processor time of its processes so far; None if not counted."""
-        return processor_seconds(self._groups)
 
     async def remove(self) -> None:
         """Kill what lives in the group and remove it. Raises SandboxError if a process does not die."""
@@ -269,12 +292,12 @@ class Cgroup:
 
     def kill(self, *, spared: int | None = None) -> None:
         """Send SIGKILL to every process in the group except a spared one."""
-        for directory in self._directories:
+        for directory in self.directories.values():
             kill_all(directory, spared=spared)
 
     def remove_now(self) -> bool:
         """Remove the group if it is empty; return whether it is gone."""
-        for directory in self._directories:
+        for directory in self.directories.values():
             try:
                 os.rmdir(directory)  # noqa: PTH106 - as above
             except FileNotFoundError:
@@ -282,49 +305,6 @@ class Cgroup:
             except OSError:
                 return False
         return True
-
-
-def statistics(groups: Groups) -> SandboxStats | None:
-    """Return the kernel's counts for a group's processes so far; None if the group is gone.
-
-    v2 reports no memory peak before 5.19, v1 no processor time without ``cpuacct``.
-    """
-    memory = groups.get("memory", groups.get(""))
-    if memory is None:
-        return None
-    events = fields(f"{memory}/memory.events") or fields(f"{memory}/memory.oom_control")
-    if not events:
-        return None
-    peak = text(f"{memory}/memory.max_usage_in_bytes") or text(f"{memory}/memory.peak")
-    return SandboxStats(
-        out_of_memory=events.get("oom_kill", 0) > 0,
-        memory_peak_bytes=int(peak) if peak else None,
-        cpu_seconds=processor_seconds(groups),
-    )
-
-
-def weigh(groups: Groups, parts: int) -> None:
-    """Set a group's share to 1/``parts`` of the default weight; does nothing if it is gone, or not ours."""
-    for controller, (file, default) in _WEIGHT.items():
-        if controller in groups:
-            with suppress(OSError):
-                descriptor = os.open(f"{groups[controller]}/{file}", os.O_WRONLY | os.O_CLOEXEC)
-                try:
-                    os.write(descriptor, str(default // parts).encode())
-                finally:
-                    os.close(descriptor)
-
-
-def processor_seconds(groups: Groups) -> float | None:
-    """Return a group's processor time so far; None if it is not counted, or the group is gone."""
-    group = groups.get(_ACCOUNT, groups.get("cpu", groups.get("")))
-    if group is None:
-        return None
-    nanoseconds = text(f"{group}/cpuacct.usage")
-    if nanoseconds:
-        return int(nanoseconds) / 1e9
-    microseconds = fields(f"{group}/cpu.stat").get("usage_usec")
-    return None if microseconds is None else microseconds / 1e6
 
 
 def text(path: str) -> str | None:

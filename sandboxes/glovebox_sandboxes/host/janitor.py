@@ -12,7 +12,6 @@ from pathlib import Path
 
 import anyio
 
-from glovebox_sandboxes.host import owner
 from glovebox_sandboxes.host.process import helper
 
 _STOP_SECONDS = 10
@@ -46,20 +45,3 @@ class Janitor:
             with suppress(ProcessLookupError):  # it ended meanwhile
                 os.kill(pid, signal.SIGKILL)  # the thread still waits for it
         return True
-
-
-class GroupJanitor(Janitor):
-    """The janitor of a server's control groups."""
-
-    def __init__(self, parents: tuple[Path, ...]) -> None:
-        super().__init__(Path(owner.__file__), *map(str, parents))
-        self._parents = parents
-
-    async def stop(self) -> bool:
-        """See ``Janitor.stop``; without a process there are only empty groups."""
-        if await super().stop():
-            return True
-        for parent in self._parents:
-            with suppress(OSError):
-                parent.rmdir()
-        return False

@@ -7,17 +7,18 @@ nothing of ours.
 """
 
 import os
+import re
 import secrets
 import signal
 import sys
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, fields
 from pathlib import Path
 
 PREFIX = "glovebox-"
 """Prefix of server groups on v2, which lie among those of others."""
+_MARK_PARTS = 5
 _TRIES = 400
 """Passes over a server's groups, five milliseconds apart: killed processes leave them with a delay."""
 
@@ -25,54 +26,33 @@ _STARTED = 19
 """Index of ``starttime`` after the command's closing bracket in /proc/PID/stat, see proc_pid_stat(5), field 22."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerOwner:
-    """One driver of one server process, distinct from every other that had or will have its number."""
+def new_mark(nonce: str = "") -> str:
+    """Return a mark of this process: the label's value, and part of a group's name.
 
-    boot: str
-    pid_namespace: str
-    pid: int
-    started: int
-    """Clock ticks after boot."""
-    nonce: str
-    """Tells the drivers of one process apart."""
-
-    def mark(self) -> str:
-        """Return the label's value, and part of a group's name."""
-        return f"{self.boot}:{self.pid_namespace}:{self.pid}:{self.started}:{self.nonce}"
+    Boot, pid namespace, pid, start in clock ticks after boot, and what tells the drivers of one process apart.
+    """
+    own = os.getpid()
+    return f"{_boot()}:{_pid_namespace()}:{own}:{_started(own) or 0}:{nonce or secrets.token_hex(4)}"
 
 
-def new_owner() -> ServerOwner:
-    """Return an owner in the calling process."""
-    return ServerOwner(
-        boot=_boot(),
-        pid_namespace=_pid_namespace(),
-        pid=os.getpid(),
-        started=_started(os.getpid()) or 0,
-        nonce=secrets.token_hex(4),
-    )
+def server_id() -> str:
+    """Return a name of this process, which no other since boot has."""
+    return f"g{os.getpid()}-{_started(os.getpid()) or 0}"
 
 
 def is_orphan(mark: str) -> bool:
     """Return whether the server named by a mark is certainly gone; False for a mark that we cannot judge."""
-    parts = mark.split(":")
-    if len(parts) != len(fields(ServerOwner)):
+    # Numbers of at most 20 digits: a kernel's 64 bits. More is no valid mark.
+    parts = re.fullmatch(r"([^:]*):([^:]*):([0-9]{1,20}):([0-9]{1,20}):[^:]*", mark)
+    if parts is None or parts.group(1, 2) != (_boot(), _pid_namespace()):
         return False
-    boot, namespace, pid, started, _ = parts
-    if (boot, namespace) != (_boot(), _pid_namespace()) or not (_is_number(pid) and _is_number(started)):
-        return False
-    return _started(int(pid)) != int(started)
+    return _started(int(parts[3])) != int(parts[4])
 
 
 def is_of_another_boot(mark: str) -> bool:
     """Return whether a mark is of another boot: on a file that this machine alone writes, its server is then gone."""
     parts = mark.split(":")
-    return len(parts) == len(fields(ServerOwner)) and parts[0] != _boot()
-
-
-def _is_number(text: str) -> bool:
-    # At most 20 digits: a kernel's 64 bits. More is no valid mark.
-    return text.isascii() and text.isdigit() and len(text) <= 20  # noqa: PLR2004 - explained above
+    return len(parts) == _MARK_PARTS and parts[0] != _boot()
 
 
 def _boot() -> str:

@@ -26,7 +26,7 @@ import anyio.from_thread
 import anyio.lowlevel
 
 from glovebox_sandboxes.host.identity import unprivileged
-from glovebox_sandboxes.host.sandbox import Process, SocketStream, StartedProcess
+from glovebox_sandboxes.host.sandbox import Process, SocketStream
 from glovebox_sandboxes.host.staging import Stage
 
 _T = TypeVar("_T")
@@ -59,8 +59,7 @@ class Spawner:
         Raises:
             OSError: it could not be started.
         """
-        started = await self._run(lambda: self._start(argv, stderr, descriptors, tasks), discard=_end)
-        return Process(started)
+        return await self._run(lambda: self._start(argv, stderr, descriptors, tasks), discard=_end)
 
     async def places(self, directories: Iterable[Path]) -> list[int]:
         """Return descriptors of directories, which a process inherits and the caller closes; all, or OSError."""
@@ -100,9 +99,7 @@ class Spawner:
         future.add_done_callback(lambda late: None if late.exception() else discard(late.result()))
         raise OSError(errno.ETIMEDOUT, "the system did not answer")
 
-    def _start(
-        self, argv: Sequence[str], stderr: int, descriptors: Sequence[int], tasks: Sequence[str]
-    ) -> StartedProcess:
+    def _start(self, argv: Sequence[str], stderr: int, descriptors: Sequence[int], tasks: Sequence[str]) -> Process:
         # A socket: pipes could be opened a second time through /proc, and cannot carry descriptors.
         ours, theirs = socket.socketpair()
         try:
@@ -135,7 +132,7 @@ class Spawner:
             stream = SocketStream(ours)
             undo.pop_all()
         child.returncode = 0  # reaped by Process: Popen must not wait for it again
-        return StartedProcess(pid=child.pid, pidfd=pidfd, stream=stream)
+        return Process(child.pid, pidfd, stream)
 
     def _serve(self) -> None:
         self._stage = Stage()
@@ -173,7 +170,7 @@ def helper(argv: Sequence[str]) -> tuple[int, int]:
     return child.pid, standard_input
 
 
-def _end(started: StartedProcess) -> None:
+def _end(started: Process) -> None:
     signal.pidfd_send_signal(started.pidfd, signal.SIGKILL)
     started.stream.close()
     os.close(started.pidfd)

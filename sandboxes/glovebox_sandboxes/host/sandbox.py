@@ -92,53 +92,39 @@ class SocketStream(anyio.abc.ByteStream):
         self._end.close()
 
 
+@dataclass(slots=True)
 class Process:
     """A child process. A pidfd reports its end, so its number cannot mean another process meanwhile."""
 
-    def __init__(self, started: "StartedProcess", *, ours: bool = True) -> None:
-        """Take over the running process; ``ours`` is False for a grandchild, which its own parent reaps."""
-        self.pid = started.pid
-        self.stream = started.stream
-        self._pidfd = started.pidfd
-        self._ours = ours
-        self._over = False
+    pid: int
+    pidfd: int
+    stream: SocketStream
+    """Our end of its standard input and output."""
+    ours: bool = True
+    """False for a grandchild, which its own parent reaps."""
+    _over: bool = False
 
     def kill(self) -> None:
         """Send SIGKILL; does nothing if it has ended."""
         if not self._over:
             with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     async def wait(self) -> None:
         """Wait until it has ended and is reaped."""
         if not self._over:
-            await anyio.wait_readable(self._pidfd)  # see pidfd_open(2)
+            await anyio.wait_readable(self.pidfd)  # see pidfd_open(2)
             self._over = True
-            os.close(self._pidfd)
-            if self._ours:
+            os.close(self.pidfd)
+            if self.ours:
                 os.waitpid(self.pid, os.WNOHANG)  # noqa: ASYNC222 - it has ended: nothing is waited for
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartedProcess:
-    """The thread's result: the child by number and descriptor, and our ends of its pipes."""
-
-    pid: int
-    pidfd: int
-    stream: SocketStream
 
 
 class ProcessSandbox:
     """One live sandbox: its first process, the stream to its guest, and its control group."""
 
     def __init__(
-        self,
-        name: str,
-        process: Process,
-        group: Cgroup | None,
-        detail: int,
-        *,
-        zygote: host_view.ZygoteView | None = None,
+        self, name: str, process: Process, group: Cgroup, detail: int, *, zygote: host_view.ZygoteView | None = None
     ) -> None:
         """Take over a process: bwrap itself, or a zygote's fork, the sandbox's first."""
         self.id = name
@@ -149,56 +135,46 @@ class ProcessSandbox:
         self._process = process
         self._group = group
         self._detail = detail
+        self.cpu_seconds = group.cpu_seconds
+        self.weigh = group.weigh
 
     async def host_view(self) -> host_view.HostView:
         """See ``Sandbox.host_view``."""
-        first = self._process.pid if self._zygote else host_view.only_child(self._process.pid)
+        first = self._first()
+        compared = self._group.read_back(first)
         if first is None:
-            limits = self._group.read_back(None) if self._group else {}
-            return host_view.unseen("bwrap's child cannot be found in /proc", limits)
-        seen = host_view.look(first, self._group.read_back(first) if self._group else {})
-        return replace(seen, zygote=self._zygote)
+            return host_view.unseen("bwrap's child cannot be found in /proc", compared)
+        return replace(host_view.look(first, compared), zygote=self._zygote)
 
-    def cpu_seconds(self) -> float | None:
-        """See ``Sandbox.cpu_seconds``."""
-        return self._group.cpu_seconds() if self._group else None
+    def _first(self) -> int | None:
+        return self._process.pid if self._zygote else host_view.only_child(self._process.pid)
 
     async def kill(self) -> None:
         """End every process with SIGKILL, and wait until they are gone; bwrap ends by itself.
 
         The guest is not asked to end: it would wait for a processor behind its own program. Killing bwrap ends it too
-        (--die-with-parent), but it stays unreaped if the host's process 1 does not reap, as in many containers.
+        (--die-with-parent), but it stays unreaped if the host's process 1 does not reap, as in many containers. If
+        bwrap has not started the guest yet, its closed wire ends that.
         """
         await self._process.stream.aclose()
-        self._kill_inside()
+        # With a small share it would be slow to die: that takes a processor too.
+        self.weigh(1)
+        if self._zygote:
+            self._process.kill()
+        if self._group.directories:
+            self._group.kill(spared=None if self._zygote else self._process.pid)
+        elif not self._zygote and (first := self._first()) is not None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(first, signal.SIGKILL)
         with anyio.move_on_after(_END_SECONDS):
             await self._process.wait()
             return
         self._process.kill()
         await self._process.wait()
 
-    def _kill_inside(self) -> None:
-        """Kill all except bwrap; if it has not started the guest yet, its closed wire ends that."""
-        # With a small share it would be slow to die: that takes a processor too.
-        self.weigh(1)
-        bwrap = None if self._zygote else self._process.pid
-        if bwrap is None:
-            self._process.kill()
-        if self._group is not None:
-            self._group.kill(spared=bwrap)
-        elif bwrap is not None and (first := host_view.only_child(bwrap)) is not None:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(first, signal.SIGKILL)
-
-    def weigh(self, parts: int) -> None:
-        """See ``Sandbox.weigh``."""
-        if self._group is not None:
-            self._group.weigh(parts)
-
     async def stats(self) -> SandboxStats:
         """See ``Sandbox.stats``."""
-        found = self._group.stats() if self._group else SandboxStats()
-        return replace(found, detail=read_words(self._detail)[-2000:])
+        return replace(self._group.stats() or SandboxStats(), detail=read_words(self._detail)[-2000:])
 
 
 def seal_size(descriptor: int) -> None:

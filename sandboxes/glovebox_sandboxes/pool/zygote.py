@@ -14,7 +14,7 @@ import anyio
 
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.host.process import START_SECONDS
-from glovebox_sandboxes.host.sandbox import Process, SocketStream, StartedProcess
+from glovebox_sandboxes.host.sandbox import Process, SocketStream
 
 IMPORT_SECONDS = 60.0
 """For all that a profile preloads: half a second for pandas on an idle machine."""
@@ -67,7 +67,9 @@ class Zygote:
                 if pidfd is None:
                     await stream.aclose()
                     return None
-                return _process(pidfd, stream)
+                # proc(5), /proc/pid/fdinfo: the process's number on our side.
+                told = Path(f"/proc/self/fdinfo/{pidfd}").read_text()  # noqa: ASYNC240 - the kernel's memory
+                return Process(int(told.partition("\nPid:")[2].split()[0]), pidfd, stream, ours=False)
             except (anyio.BrokenResourceError, anyio.ClosedResourceError, TimeoutError) as problem:
                 await stream.aclose()
                 raise BrokenPipeError(0, "the zygote is gone") from problem
@@ -75,10 +77,3 @@ class Zygote:
                 with anyio.CancelScope(shield=True):
                     await stream.aclose()
                 raise
-
-
-def _process(pidfd: int, stream: SocketStream) -> Process:
-    # proc(5), /proc/pid/fdinfo: the process's number on our side.
-    lines = Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines()
-    pid = next(int(line.split()[1]) for line in lines if line.startswith("Pid:"))
-    return Process(StartedProcess(pid=pid, pidfd=pidfd, stream=stream), ours=False)

@@ -8,7 +8,7 @@ from glovebox_audit.events import Event, draft
 from glovebox_audit.file import LogFile
 from glovebox_audit.receipts.dsse import EnvelopeSigner
 from glovebox_audit.segments.rotation import Retention, Rotation
-from glovebox_sandboxes.host.owner import new_owner
+from glovebox_sandboxes.host.owner import server_id
 from glovebox_server.errors import RefusedError
 from glovebox_server.promotion import journal as journals
 from glovebox_server.promotion import transaction
@@ -30,9 +30,8 @@ def rotation(settings: Settings, signer: EnvelopeSigner) -> Rotation:
 
 def audit_log(settings: Settings) -> LogFile:
     """Return the audit log, opened for writing without serving clients."""
-    owner = new_owner()
     rotates = rotation(settings, Signer.load(settings.state_dir))
-    return LogFile(settings.state_dir / "audit", f"g{owner.pid}-{owner.started}", rotates)
+    return LogFile(settings.state_dir / "audit", server_id(), rotates)
 
 
 @contextmanager

@@ -16,12 +16,13 @@ import anyio
 
 from _glovebox_guest import landlock
 from glovebox_sandboxes import seccomp
-from glovebox_sandboxes.contract.base import Capabilities, Missing, Plan, Sandbox, Source
+from glovebox_sandboxes.contract.base import Missing, Plan, Sandbox, Source
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.measure import NAMESPACES
 from glovebox_sandboxes.contract.spec import GUEST, GUEST_UID, SCRATCH, SandboxSpec
-from glovebox_sandboxes.drivers.bubblewrap import bwrap, wall
-from glovebox_sandboxes.host import cgroup, identity
+from glovebox_sandboxes.drivers import boundary
+from glovebox_sandboxes.drivers.bubblewrap import wall
+from glovebox_sandboxes.host import identity
 from glovebox_sandboxes.host.host_view import ZygoteView
 from glovebox_sandboxes.host.identity import changes_user
 from glovebox_sandboxes.pool.zygote import Zygote
@@ -40,34 +41,39 @@ class Bubblewrap(wall.Walled):
     """The bubblewrap driver. Create it with ``detect``."""
 
     name = NAME
+    level = "namespaces"
 
     def plan(self, spec: SandboxSpec) -> Plan:
         """See ``Driver.plan``."""
         runtime = self._usable(spec)
-        wanted = dict(cgroup.settings(self._hierarchy.version, spec.limits)) if self._hierarchy else {}
         return Plan(
             driver=NAME,
-            level="namespaces",
+            level=self.level,
             spec=spec,
             action={
                 "argv": list(self._argv(spec, runtime, zygote=False)),
                 "zygote": list(self._argv(spec, runtime, zygote=True)),
-                "cgroup": wanted,
+                "cgroup": self._settings(spec.limits),
                 "seccomp": seccomp.digest(),
                 "runtime": runtime.digest,
             },
-            expected=wall.expected(
-                spec, _DEVICES, masks=spec.masked, namespaces=NAMESPACES, hidden=wall.HIDDEN, kept_groups=_kept_groups()
+            expected=boundary.expected(
+                spec,
+                writable=_DEVICES,
+                files=(GUEST, *map(_shown, spec.masked)),
+                namespaces=NAMESPACES,
+                hidden=boundary.HIDDEN,
+                kept_groups=_kept_groups(),
             ),
             rlimits=() if self._hierarchy else ("memory_bytes", "pids"),
         )
 
     def _argv(self, spec: SandboxSpec, runtime: Runtime, *, zygote: bool) -> tuple[str, ...]:
         """Return the whole command. ``{root}`` and the like stand for descriptors that differ from call to call."""
-        own = wall.own_mounts(spec)
+        own = boundary.own_mounts(spec)
         argv = [
             self._programs[0],
-            "--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup",
+            *wall.NAMESPACES,
             "--uid", str(GUEST_UID), "--gid", str(GUEST_UID), "--hostname", "sandbox",
             "--die-with-parent", "--as-pid-1", "--new-session", "--cap-drop", "ALL",
             "--ro-bind-fd", "{root}", "/",
@@ -76,13 +82,13 @@ class Bubblewrap(wall.Walled):
             "--dev", "/dev",
         ]  # fmt: skip
         # A zygote only needs places that modules write to when they are imported.
-        for target, size in own:
+        for target, size in own.items():
             if not zygote or target == SCRATCH:
-                argv += bwrap.tmpfs(target, size)
+                argv += wall.tmpfs(target, size)
         if not zygote:
             argv += ["--disable-userns"]
         elif identity.has_users():
-            argv += bwrap.USERS
+            argv += wall.USERS
         argv += ["--remount-ro", "/dev"]
         for number, mount in enumerate(spec.mounts):
             argv += ["--ro-bind-fd", f"{{mount{number}}}", mount.target]
@@ -94,11 +100,11 @@ class Bubblewrap(wall.Walled):
         argv += guest_tree.command(
             runtime.python,
             spec,
-            hidden=wall.HIDDEN,
+            hidden=boundary.HIDDEN,
             elsewhere=runtime.elsewhere,
             own_filter=self._filter() if zygote else b"",
             program_filter=seccomp.for_programs(process_1=False, children=not self._counted),
-            zygote={"tmpfs": own} if zygote else None,
+            zygote={"tmpfs": list(own.items())} if zygote else None,
         )
         return tuple(argv)
 
@@ -109,10 +115,6 @@ class Bubblewrap(wall.Walled):
     def _filter(self) -> bytes:
         """Return the guest's filter; if no group counts for it, it puts ``for_programs`` on the program too."""
         return seccomp.bpf() if self._counted else seccomp.bpf_for_filtering()
-
-    @property
-    def _counted(self) -> bool:
-        return self._hierarchy is not None and self._hierarchy.counts
 
     @asynccontextmanager
     async def source(self, plan: Plan) -> AsyncIterator[Source]:
@@ -127,7 +129,7 @@ class Bubblewrap(wall.Walled):
                 words = (await sandbox.stats()).detail or "it ended without a word"
                 raise SandboxError("Starting a zygote", words, "Run `glovebox doctor`.") from None
             seen = ZygoteView(namespaces=namespaces, filters=(await sandbox.host_view()).filters)
-            fork = partial(self._launcher.fork, plan, zygote, seen, sandbox.user)
+            fork = partial(self._fork, plan, zygote, seen, sandbox.user)
             yield Source(open=fork, bytes_each=FORK_BYTES, quick=True)
 
 
@@ -150,11 +152,7 @@ async def detect(data: Path, server_id: str) -> Bubblewrap:
         seccomp.bpf()
     except SandboxError as problem:
         missing.append(Missing(what=problem.reason, fix=problem.fix, fatal=True))
-    found = await wall.probe(_TRIAL, missing, data, server_id)
-    capabilities = Capabilities(
-        driver=NAME, level="namespaces", version=found.version, limits=found.limits(), missing=found.missing
-    )
-    return Bubblewrap(capabilities, (found.program,), found.runtimes, found.hierarchy, found.janitor)
+    return await Bubblewrap.probed(_TRIAL, data, server_id, {}, missing)
 
 
 # A sandbox's needs of the kernel, tried with nothing but an empty root.
@@ -171,3 +169,8 @@ def _kept_groups() -> tuple[int, ...]:
     if changes_user() or not set(os.getgroups()) - {os.getegid()}:
         return ()
     return (int(_OVERFLOW_GID.read_text()),)
+
+
+def _shown(path: str) -> str:
+    """Return a path as proc_pid_mountinfo(5) writes it."""
+    return "".join(f"\\{ord(each):03o}" if each in "\\ \t\n" else each for each in path.rstrip("/"))

@@ -1,96 +1,132 @@
-"""Share one probe, one refusal and the writable places among drivers that start bwrap on the embedded runtime."""
+"""The wall of namespaces that bwrap makes: its probe, and starts of sandboxes behind it, for every driver that has it.
 
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+A driver's plan says what is run; nothing here decides anything about isolation.
+"""
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import ClassVar, NamedTuple, Self
 
 import anyio
+import anyio.to_thread
 
-from glovebox_sandboxes.contract.base import Capabilities, Missing, Plan
+from _glovebox_guest.measure import status
+from glovebox_sandboxes.contract.base import Capabilities, Level, Missing, Plan
 from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
-from glovebox_sandboxes.contract.measure import Expected
-from glovebox_sandboxes.contract.spec import GUEST, GUEST_UID, INPUT, OUTPUT, SCRATCH, WORKSPACE, SandboxSpec
-from glovebox_sandboxes.drivers.bubblewrap import bwrap
-from glovebox_sandboxes.host import cgroup
-from glovebox_sandboxes.host.janitor import GroupJanitor, Janitor
-from glovebox_sandboxes.host.sandbox import ProcessSandbox
+from glovebox_sandboxes.contract.spec import GUEST_UID, Limits, SandboxSpec
+from glovebox_sandboxes.host import cgroup, host_view, mounts, owner, surroundings
+from glovebox_sandboxes.host.identity import SETPRIV, another, changes_user, is_kernels_root, unprivileged, user_map
+from glovebox_sandboxes.host.janitor import Janitor
+from glovebox_sandboxes.host.process import Spawner
+from glovebox_sandboxes.host.sandbox import DETAIL_BYTES, ProcessSandbox, read_words, seal_size
+from glovebox_sandboxes.pool.zygote import Zygote
 from glovebox_sandboxes.runtime import environments, guest_gc
 from glovebox_sandboxes.runtime import runtime as runtimes
 from glovebox_sandboxes.runtime.runtime import SETUP, Runtime
 
-SHM_BYTES = 16 * 1024 * 1024
-"""Size of /dev/shm: semaphores and small shared buffers of multiprocessing."""
-INPUT_BYTES = 64 * 1024 * 1024
-"""Size of /input: the broker sends at most this much of earlier artifacts."""
+NAMESPACES = (
+    "--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup",
+)  # fmt: skip
+USERS = ("--info-fd", "{info}", "--userns-block-fd", "{users}", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
+"""Arguments that let bwrap's children become other users, none of which owns anything."""
+MINIMUM = (0, 8, 0)
+"""First version with --disable-userns and --size."""
+ROOT_ALONE = "every sandbox would be the kernel's root: the user namespace around this process has nobody else"
+ROOT_FIX = "Start Glovebox, or the sandbox around it, as a normal user; or as root without a user namespace around it."
+_GATE = ("/bin/sh", "-c", 'read -r gate && exec "$@"', "gate")
+"""On v2, in front of bwrap: it waits for a line until it is in its control group, and becomes bwrap. Moved later, the
+group's path could be read inside, because bwrap makes the cgroup namespace when it starts. ``read`` takes a pipe's
+bytes one at a time, so what follows the line is the guest's."""
+_START_SECONDS = 10.0
+"""For printing a version, or trying namespaces: milliseconds; a slower host cannot serve."""
+
+
 _EMPTY_BYTES = 4096
 """Size of the tmpfs that covers a folder: nothing is ever written there."""
-HIDDEN = ("/var/run/docker.sock", "/run/docker.sock", "/etc/shadow", "/root", "/home", "/sys/fs/cgroup")
-"""Never visible inside, whatever is mounted."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeResult:
-    """The probe's findings on this host."""
+class _SandboxParts(NamedTuple):
+    """The parts of a sandbox that precede its first process."""
 
-    program: str
-    version: str
-    runtimes: Mapping[str, Runtime]
-    """By environment; empty if there is none."""
-    hierarchy: cgroup.Hierarchy | None
-    missing: tuple[Missing, ...]
-
-    @property
-    def janitor(self) -> Janitor | None:
-        """Return a janitor that removes the control groups if this server is killed."""
-        return GroupJanitor(self.hierarchy.parents) if self.hierarchy else None
-
-    def limits(self, **different: str) -> Mapping[str, str]:
-        """Return the mechanism of each limit, except those that are ``different``."""
-        mechanism = self.hierarchy.mechanism if self.hierarchy else "rlimit"
-        processor = mechanism if self.hierarchy and self.hierarchy.counts else "rlimit"
-        busy = mechanism if self.hierarchy else "none"
-        usual = {"memory_bytes": mechanism, "pids": mechanism, "cpu_seconds": processor, "processors": busy,
-                 "wall_seconds": "broker",
-                 "scratch_bytes": "tmpfs", "output_bytes": "tmpfs", "stream_bytes": "broker"}  # fmt: skip
-        return usual | different
-
-
-async def probe(trial: tuple[str, ...], own: Iterable[Missing], data: Path, owner: str) -> ProbeResult:
-    """Find out what this host has of the needs of every driver behind bwrap, beside those it looked for itself.
-
-    ``trial`` are arguments with which bwrap is tried out; ``owner`` names the control groups.
-    """
-    program, version, missing = await bwrap.find(trial)
-    # A path without links names what is mounted.
-    data = data.resolve()  # noqa: ASYNC240 - once
-    built, lacking = await runtimes.usable(data)
-    missing += [*own, *([lacking] if lacking else [])]
-    hierarchy = await bwrap.groups(owner)
-    if hierarchy is None:
-        missing.append(Missing(what="no control groups: limits hold per process", fix=cgroup.fix(), fatal=False))
-    return ProbeResult(program=program, version=version, runtimes=built, hierarchy=hierarchy, missing=tuple(missing))
+    name: str
+    group: cgroup.Cgroup
+    detail: int
 
 
 class Walled:
     """Base of a driver that starts its sandboxes with bwrap."""
 
-    name: str
+    name: ClassVar[str]
+    level: ClassVar[Level]
+    limits: ClassVar[Mapping[str, str]] = {}
+    """Mechanisms that are not the usual ones behind bwrap."""
 
     def __init__(
         self,
-        capabilities: Capabilities,
         programs: tuple[str, ...],
+        version: str,
         runtimes: Mapping[str, Runtime],
         hierarchy: cgroup.Hierarchy | None,
-        janitor: Janitor | None,
+        missing: tuple[Missing, ...] = (),
     ) -> None:
-        self.capabilities = capabilities
+        """Set its programs, bwrap first, their version, the runtimes by environment, and where to make groups."""
+        mechanism = hierarchy.mechanism if hierarchy else "rlimit"
+        self._counted = hierarchy is not None and hierarchy.counts
+        limits = {"memory_bytes": mechanism, "pids": mechanism, "cpu_seconds": mechanism if self._counted else "rlimit",
+                  "processors": mechanism if hierarchy else "none", "wall_seconds": "broker",
+                  "scratch_bytes": "tmpfs", "output_bytes": "tmpfs", "stream_bytes": "broker"}  # fmt: skip
+        self.capabilities = Capabilities(
+            driver=self.name, level=self.level, version=version, limits={**limits, **self.limits}, missing=missing
+        )
         self._programs = programs
         self._runtimes = runtimes
         self._hierarchy = hierarchy
-        self._launcher = bwrap.Launcher(self.name, hierarchy, janitor)
+        self._parents = hierarchy.parents if hierarchy else ()
+        # If this server is killed, it removes the groups.
+        self._janitor = Janitor(Path(owner.__file__), *map(str, self._parents))
+        v1 = hierarchy is not None and hierarchy.version == 1
+        self._spawner = Spawner([f"{parent}/tasks" for parent in self._parents if v1])
+
+    @classmethod
+    async def probed(
+        cls, trial: tuple[str, ...], data: Path, server_id: str, programs: Mapping[str, str], missing: list[Missing]
+    ) -> Self:
+        """Find out what this host has of the needs of a driver behind bwrap, beside what it looked for itself.
+
+        ``trial`` are arguments with which bwrap is tried out; ``server_id`` names the control groups; ``programs`` are
+        others by path, and their version, the driver's; ``missing`` is lacking already.
+        """
+        program, version, first = await _find_bwrap(trial)
+        # A path without links names what is mounted.
+        built, lacking = await runtimes.usable(data.resolve())  # noqa: ASYNC240 - once
+        # Marked like containers: one rule tells for both whether the server is gone.
+        hierarchy = cgroup.detect(owner.new_mark(server_id))
+        if hierarchy is not None:
+            await anyio.to_thread.run_sync(owner.reap, hierarchy.parents)
+        missing = [*first, *missing, *([lacking] if lacking else [])]
+        if hierarchy is None:
+            missing.append(Missing(what="no control groups: limits hold per process", fix=cgroup.fix(), fatal=False))
+        version = next(iter(programs.values()), version)
+        return cls((program, *programs), version, built, hierarchy, tuple(missing))
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Self]:
+        """Hold this driver during the block: our runtimes stay meanwhile, our groups are removed afterwards."""
+        try:
+            with guest_gc.held(path for each in self._runtimes.values() for path in each.directories):
+                yield self
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(self._spawner.close)
+                if not await self._janitor.stop():
+                    for parent in self._parents:  # it was never started: they are empty
+                        with suppress(OSError):
+                            parent.rmdir()
 
     def _usable(self, spec: SandboxSpec) -> Runtime:
         """Return the environment's runtime. Raises UnsupportedSpecError if this host lacks what the spec needs."""
@@ -106,31 +142,119 @@ class Walled:
             raise UnsupportedSpecError("limits.enforce", reason, cgroup.fix())
         return found
 
-    def _start(self, plan: Plan, files: Mapping[str, bytes]) -> AbstractAsyncContextManager[ProcessSandbox]:
-        found = self._runtimes.get(plan.spec.environment)
-        if found is None:
-            raise SandboxError(f"Starting a {self.name} sandbox", "there is no runtime", SETUP)
-        return self._launcher.open(plan, {"root": found.root, "guest": found.guest}, files)
+    def _settings(self, limits: Limits) -> dict[str, str]:
+        return dict(cgroup.settings(self._hierarchy.version, limits)) if self._hierarchy else {}
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[Self]:
-        """Hold this driver during the block: our runtimes stay meanwhile, our groups are removed afterwards."""
+    async def _start(self, plan: Plan, files: Mapping[str, bytes]) -> AsyncIterator[ProcessSandbox]:
+        """Run ``argv`` of the plan's action during the block, in a group with ``cgroup`` of its action.
+
+        ``{root}``, ``{guest}``, ``{mount0}`` and so on in the arguments are descriptors of the runtime's directories
+        and of the mounts of its spec; so are names of ``files``, which exist only in memory. Raises SandboxError.
+        """
+        runtime = self._usable(plan.spec)
+        async with AsyncExitStack() as stack:
+            try:
+                waiting = self._wait(plan, stack)
+                with ExitStack() as ours, ExitStack() as theirs:
+                    places = await self._open_all(plan, {"root": runtime.root, "guest": runtime.guest}, theirs)
+                    places |= {key: _memory(content, theirs) for key, content in files.items()}
+                    sandbox = await self._run(plan.action["argv"], places, ours, theirs, waiting)
+            except OSError as problem:  # no descriptor left, or bwrap ended at the gate
+                raise self._unavailable(f"a step of its start was refused: {problem.strerror}") from problem
+            stack.push_async_callback(_shielded, sandbox.kill)
+            yield sandbox
+
+    @asynccontextmanager
+    async def _fork(
+        self, plan: Plan, zygote: Zygote, seen: host_view.ZygoteView, user: int | None
+    ) -> AsyncIterator[ProcessSandbox]:
+        """Have a zygote of this plan fork a sandbox during the block. Raises SandboxError.
+
+        The fork must keep nothing in ``seen``; ``user`` is the zygote's on the host, if sandboxes can be others.
+        """
+        async with AsyncExitStack() as stack:
+            try:
+                name, group, detail = self._wait(plan, stack)
+                process = await zygote.fork(detail, group.entrances, None if user is None else another(user))
+            except OSError as problem:
+                raise self._unavailable(f"a step of its start was refused: {problem.strerror}") from problem
+            if process is None:
+                raise self._unavailable(read_words(detail) or "its zygote has ended")
+            sandbox = ProcessSandbox(name, process, group, detail, zygote=seen)
+            stack.push_async_callback(_shielded, sandbox.kill)
+            yield sandbox
+
+    def _wait(self, plan: Plan, stack: AsyncExitStack) -> _SandboxParts:
+        """Return the parts that precede a sandbox's first process; ``stack`` removes them."""
+        name = f"s{secrets.token_hex(8)}"
+        if self._hierarchy is not None:
+            self._janitor.start()
+        group = cgroup.Cgroup(self._hierarchy, name, plan.action["cgroup"])
+        stack.push_async_callback(_shielded, group.remove)
+        detail = os.memfd_create("bwrap-stderr", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+        stack.callback(os.close, detail)
+        seal_size(detail)
+        return _SandboxParts(name, group, detail)
+
+    async def _run(
+        self, argv: list[str], places: dict[str, int], ours: ExitStack, theirs: ExitStack, parts: _SandboxParts
+    ) -> ProcessSandbox:
+        name, group, detail = parts
+        info = users = None
+        if USERS[0] in argv:
+            info, places["info"] = _pipe(ours, theirs)
+            users, places["users"] = _pipe(ours, theirs, writing=True)
+        gated = bool(group.directories and not group.tasks)
+        command = [_fill(part, places) for part in argv]
         try:
-            with guest_gc.held(path for each in self._runtimes.values() for path in each.directories):
-                yield self
-        finally:
+            process = await self._spawner.start(
+                [*_GATE, *command] if gated else command,
+                stderr=detail,
+                descriptors=tuple(places.values()),
+                tasks=group.tasks,
+            )
+        except OSError as problem:
+            raise self._unavailable(f"{argv[0]} cannot be run: {problem.strerror}") from problem
+        theirs.close()
+        sandbox = ProcessSandbox(name, process, group, detail)
+        try:
+            if gated:
+                group.add(process.pid)
+                await process.stream.send(b"\n")
+            if info is not None and users is not None:
+                sandbox.user = await _map_users(info)
+                os.write(users, b"\0")
+        except (anyio.BrokenResourceError, anyio.EndOfStream):
+            await sandbox.kill()
+            raise self._unavailable((await sandbox.stats()).detail or "it ended without a word") from None
+        except BaseException:
             with anyio.CancelScope(shield=True):
-                await self._launcher.close()
+                await sandbox.kill()
+            raise
+        return sandbox
 
+    async def _open_all(self, plan: Plan, directories: Mapping[str, Path], held: ExitStack) -> dict[str, int]:
+        wanted = dict(directories)
+        for number, mount in enumerate(plan.spec.mounts):
+            wanted[f"mount{number}"] = Path(mount.source)
+            # bwrap also binds all that is mounted inside, and none of it is in the plan.
+            if found := mounts.inside(mount.source):
+                raise SandboxError(
+                    f"Mounting {mount.source}",
+                    f"other file systems are mounted inside it, at {mounts.named(found)}",
+                    "Serve a directory with nothing mounted inside (--workspace), or unmount them.",
+                )
+        try:
+            opened = await self._spawner.places(wanted.values())
+        except OSError as problem:
+            raise self._unavailable(f"a directory it has to mount cannot be opened: {problem.strerror}") from problem
+        for descriptor in opened:
+            held.callback(os.close, descriptor)
+        return dict(zip(wanted, opened, strict=True))
 
-def own_mounts(spec: SandboxSpec) -> list[tuple[str, int]]:
-    """Return every tmpfs of a sandbox, and its size in bytes."""
-    limits = spec.limits
-    found = [("/dev/shm", SHM_BYTES), (SCRATCH, limits.scratch_bytes)]  # noqa: S108 - inside the sandbox
-    found += [(OUTPUT, limits.output_bytes)] * spec.output
-    found += [(INPUT, INPUT_BYTES)] * spec.inputs
-    found += [(WORKSPACE, limits.workspace_bytes)] * spec.overlay
-    return found
+    def _unavailable(self, reason: str) -> SandboxError:
+        return SandboxError(f"Starting a {self.name} sandbox", reason, "Run `glovebox doctor`.")
 
 
 def masks(spec: SandboxSpec, at: str) -> list[str]:
@@ -148,17 +272,92 @@ def masks(spec: SandboxSpec, at: str) -> list[str]:
     return argv
 
 
-def expected(spec: SandboxSpec, writable: Iterable[str], *, masks: Iterable[str] = (), **kernel: Any) -> Expected:
-    """Return what the guest must find: own mounts, ``masks`` that it sees as mounts, and ``writable`` places."""
-    return Expected(
-        uid=GUEST_UID,
-        interfaces=("lo",),
-        writable=tuple(sorted([*writable, *(target for target, _ in own_mounts(spec))])),
-        mounts=tuple(sorted(["/", GUEST, *(mount.target for mount in spec.mounts), *map(_shown, masks)])),
-        **kernel,
-    )
+def _memory(content: bytes, held: ExitStack) -> int:
+    """Open a file that exists only as this descriptor, at its beginning."""
+    descriptor = os.memfd_create("glovebox", os.MFD_CLOEXEC)
+    held.callback(os.close, descriptor)
+    os.write(descriptor, content)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
 
 
-def _shown(path: str) -> str:
-    """Return a path as proc_pid_mountinfo(5) writes it."""
-    return "".join(f"\\{ord(each):03o}" if each in "\\ \t\n" else each for each in path.rstrip("/"))
+def _pipe(ours: ExitStack, theirs: ExitStack, *, writing: bool = False) -> tuple[int, int]:
+    """Open a pipe; return our end, for reading or ``writing``, and bwrap's."""
+    ends = os.pipe2(os.O_CLOEXEC)
+    own, other = reversed(ends) if writing else ends
+    ours.callback(os.close, own)
+    theirs.callback(os.close, other)
+    return own, other
+
+
+async def _shielded(action: Callable[[], Awaitable[None]]) -> None:
+    with anyio.CancelScope(shield=True):
+        await action()
+
+
+def tmpfs(target: str, size: int) -> list[str]:
+    """Return the arguments for a private tmpfs of this many bytes."""
+    return ["--perms", "0700", "--size", str(size), "--tmpfs", target]
+
+
+def _fill(part: str, places: Mapping[str, int]) -> str:
+    return str(places[part[1:-1]]) if part.startswith("{") and part[1:-1] in places else part
+
+
+async def _map_users(info: int) -> int:
+    """Give bwrap's waiting child many users; return its user on the host.
+
+    Raises EndOfStream if bwrap has ended; OSError if it did not report its child, or the kernel refused.
+    """
+    text = b""
+    with anyio.fail_after(_START_SECONDS):
+        while not text.rstrip().endswith(b"}"):
+            await anyio.wait_readable(info)
+            part = os.read(info, DETAIL_BYTES)
+            if not part:
+                raise anyio.EndOfStream
+            text += part
+    # The number is certainly its own: it waits, and its parent is our child.
+    place = Path(f"/proc/{int(json.loads(text)['child-pid'])}")
+    own = int(status((place / "status").read_text().splitlines())["Uid"].split()[0])
+    for kind in ("uid", "gid"):
+        (place / f"{kind}_map").write_text(user_map(own, GUEST_UID))
+    return own
+
+
+async def run(command: list[str]) -> tuple[int, str]:
+    """Return the exit status and last line of a trusted program that ends by itself."""
+    # A cancelled server waits for it: if the event loop closed first, its process would not be reaped.
+    with anyio.move_on_after(_START_SECONDS, shield=True):
+        done = await anyio.run_process(unprivileged(command), check=False)
+        return done.returncode, (done.stdout or done.stderr).decode(errors="replace").strip()[-300:]
+    return 1, "it did not answer"
+
+
+def which(program: str) -> str | None:
+    """Return the path of one of the system's programs; None if it is not installed."""
+    # Not the server's PATH: a sandbox's outer wall comes from the system's directories.
+    return shutil.which(program, path="/usr/bin:/bin:/usr/local/bin")
+
+
+async def _find_bwrap(trial: tuple[str, ...]) -> tuple[str, str, list[Missing]]:
+    """Find bwrap and try these arguments; return its path, its version, and what it lacks."""
+    program = which("bwrap")
+    setpriv = changes_user() and not Path(SETPRIV).exists()  # noqa: ASYNC240 - once
+    gaps = [
+        (setpriv, "setpriv is not installed", "Run `apt-get install util-linux`."),
+        (is_kernels_root(), ROOT_ALONE, ROOT_FIX),
+        (program is None, "bwrap is not installed", "Run `apt-get install bubblewrap`."),
+    ]
+    version = ""
+    if program is not None and not any(lacks for lacks, *_ in gaps):
+        version = (await run([program, "--version"]))[1].removeprefix("bubblewrap ").strip()
+        old = tuple(int(part) for part in version.split(".") if part.isdigit()) < MINIMUM
+        code, words = (0, "") if old else await run([program, *trial])
+        fix = "Install bubblewrap 0.8 or newer (Debian 12 has it)."
+        gaps = [
+            (old, f"bwrap is version {version}", fix),
+            (code != 0, f"it cannot make namespaces: {words}", surroundings.fix(words) if code else ""),
+        ]
+    first = [Missing(what=what, fix=fix, fatal=True) for lacks, what, fix in gaps if lacks][:1]
+    return program or "bwrap", version, first

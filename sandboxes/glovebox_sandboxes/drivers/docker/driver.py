@@ -24,7 +24,7 @@ from glovebox_sandboxes.drivers.docker.stream import AttachedStream
 from glovebox_sandboxes.host import cgroup
 from glovebox_sandboxes.host.host_view import HostView, look, unseen
 from glovebox_sandboxes.host.janitor import Janitor
-from glovebox_sandboxes.host.owner import new_owner
+from glovebox_sandboxes.host.owner import new_mark
 from glovebox_sandboxes.seccomp import docker_profile
 
 READY_BYTES = 12 * 1024 * 1024
@@ -50,7 +50,7 @@ class DockerSandbox:
         self._name = name
         self._engine = engine
         self._stream = stream
-        self._groups: cgroup.Groups = {}
+        self._group = cgroup.GroupFiles({})
         self._bounded = False
         self._seen = False
         self._found: Mapping[str, Any] | None = None
@@ -64,9 +64,9 @@ class DockerSandbox:
             found = self._found = await self._engine.inspect(self._name)
             if found is not None:
                 pid, container = found["State"]["Pid"], found["Id"]
-                self._groups = usage.groups(pid, container)
-                self._seen = bool(self._groups) or usage.started(pid, container)
-                self._bounded = usage.bound_sockets(self._groups)
+                self._group = usage.group(pid, container)
+                self._seen = bool(self._group.directories) or usage.started(pid, container)
+                self._bounded = usage.bound_sockets(self._group)
         except SandboxError as problem:
             _log.warning("a container cannot be inspected", sandbox=self.id, reason=problem.reason)
         finally:
@@ -82,7 +82,8 @@ class DockerSandbox:
             "image": (self._action["Image"], found["Image"]),
             "runtime": (host["Runtime"], found["HostConfig"]["Runtime"]),
         }
-        limits = usage.limits(self._groups, host, bounded=self._bounded) if self._groups and "Memory" in host else {}
+        limited = self._group.directories and "Memory" in host
+        limits = usage.limits(self._group, host, bounded=self._bounded) if limited else {}
         if host["Runtime"] == "runsc":
             return unseen("the host sees the process of gVisor's kernel, not what runs on it", {**back, **limits})
         if not self._seen:
@@ -92,7 +93,7 @@ class DockerSandbox:
 
     def cpu_seconds(self) -> float | None:
         """See ``Sandbox.cpu_seconds``."""
-        return cgroup.processor_seconds(self._groups)
+        return self._group.cpu_seconds()
 
     async def kill(self) -> None:
         """End every process of the sandbox; return when they are gone. Raises SandboxError."""
@@ -107,7 +108,7 @@ class DockerSandbox:
 
     def weigh(self, parts: int) -> None:
         """See ``Sandbox.weigh``: in the kernel, if visible; the Engine would take longer than the call."""
-        cgroup.weigh(self._groups, parts)
+        self._group.weigh(parts)
 
     async def stats(self) -> SandboxStats:
         """Return the kernel's counts, and the Engine's once the container has ended. Raises SandboxError."""
@@ -117,11 +118,11 @@ class DockerSandbox:
         return replace(self._last, detail=self._stream.last_words)
 
     async def _look(self) -> None:
-        reading = cgroup.statistics(self._groups)
+        reading = self._group.stats()
         if reading is not None:
             self._last = reading
             return
-        if self._groups:
+        if self._group.directories:
             # They existed and are gone: so is every process, and the Engine is about to report why.
             killed = await self._engine.ran_out_of_memory(self._name)
         else:
@@ -165,7 +166,7 @@ class DockerDriver:
                 engine = await anyio.to_thread.run_sync(Engine, host_from_environment())
                 stack.callback(engine.close)
                 capabilities, host = await anyio.to_thread.run_sync(probe.probe, engine, runtime, data)
-                mark = new_owner().mark()
+                mark = new_mark()
                 label, directory = f"{OWNER_LABEL}={mark}", str(engine.filters.directory)
                 cleaner = Janitor(Path(janitor.__file__), engine.socket, label, directory)
                 stack.push_async_callback(cleaner.stop)

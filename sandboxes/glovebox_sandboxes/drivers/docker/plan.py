@@ -7,25 +7,14 @@ field that could weaken the sandbox, so that no default of image or daemon decid
 import json
 import posixpath
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from glovebox_sandboxes.contract.base import Level, Plan
 from glovebox_sandboxes.contract.errors import UnsupportedSpecError
 from glovebox_sandboxes.contract.measure import NAMESPACES, Expected
-from glovebox_sandboxes.contract.spec import (
-    DEFAULT,
-    GUEST_UID,
-    INPUT,
-    ORIGINAL,
-    OUTPUT,
-    SCRATCH,
-    WORKSPACE,
-    Limits,
-    Mount,
-    SandboxSpec,
-)
-from glovebox_sandboxes.drivers import sentry
+from glovebox_sandboxes.contract.spec import DEFAULT, GUEST_UID, ORIGINAL, WORKSPACE, Limits, Mount, SandboxSpec
+from glovebox_sandboxes.drivers import boundary
 from glovebox_sandboxes.runtime import environments, guest_tree
 
 Runtime = Literal["runc", "crun", "runsc"]
@@ -121,11 +110,12 @@ def make(spec: SandboxSpec, host: Host, seccomp: Mapping[str, Any]) -> Plan:
     if image is None:
         raise environments.not_built(spec.environment, docker=True)
     own_kernel = host.runtime == "runsc"
-    command = sentry.command if own_kernel else guest_tree.command
+    command = boundary.sentry_command if own_kernel else guest_tree.command
     env = guest_tree.ENVIRONMENT
     # A name without "=" removes the image's variable instead of leaving it empty.
     stripped = sorted(set(host.image_environment) - set(env))
-    writable = _writable(spec)
+    writable = boundary.own_mounts(spec, inputs=spec.limits.scratch_bytes)
+    del writable[boundary.SHM]  # the Engine has a field of its own for it
     body: dict[str, Any] = {
         "Image": image,
         "Entrypoint": list(command(PYTHON, spec, hidden=_SOCKETS, elsewhere=host.elsewhere)),
@@ -150,7 +140,7 @@ def make(spec: SandboxSpec, host: Host, seccomp: Mapping[str, Any]) -> Plan:
         level=LEVEL[host.runtime],
         spec=spec,
         action=body,
-        expected=_expected(spec, host, tuple(writable)),
+        expected=_expected(spec, host),
         rlimits=("pids",) if own_kernel else () if host.groups else ("memory_bytes", "pids"),
     )
 
@@ -166,23 +156,11 @@ def _check(spec: SandboxSpec, host: Host) -> None:
         raise UnsupportedSpecError("mounts", "two mounts have the same target", "Give each its own.")
 
 
-def _writable(spec: SandboxSpec) -> dict[str, int]:
-    """Return writable places of the sandbox's own file systems, and their sizes in bytes."""
-    limits = spec.limits
-    wanted = (
-        (True, SCRATCH, limits.scratch_bytes),
-        (spec.inputs, INPUT, limits.scratch_bytes),
-        (spec.output, OUTPUT, limits.output_bytes),
-        (spec.overlay, WORKSPACE, limits.workspace_bytes),
-    )
-    return {target: size for present, target, size in wanted if present}
-
-
 def _host_config(
     spec: SandboxSpec, host: Host, seccomp: Mapping[str, Any], writable: Mapping[str, int]
 ) -> dict[str, Any]:
     limits = spec.limits
-    outside = sentry.outside(limits) if host.runtime == "runsc" else limits
+    outside = boundary.around_sentry(limits) if host.runtime == "runsc" else limits
     return {
         "NetworkMode": "none",
         "Runtime": host.runtime,
@@ -218,27 +196,17 @@ def _host_config(
     }
 
 
-def _expected(spec: SandboxSpec, host: Host, writable: tuple[str, ...]) -> Expected:
+def _expected(spec: SandboxSpec, host: Host) -> Expected:
     devices = _USER_NAMESPACE_WRITABLE if host.user_namespace else ()
-    linux = Expected(
-        uid=GUEST_UID,
-        interfaces=("lo",),
-        writable=tuple(sorted((*_RUNTIME_WRITABLE, *devices, *_MASKED_FILES, *_masked(spec), *writable))),
-        # The image's own file system, the Engine's additions, and the profile's mounts.
-        mounts=tuple(sorted(("/", *host.added, *(mount.target for mount in spec.mounts)))),
-        namespaces=tuple(name for name in NAMESPACES if name != "user" or host.user_namespace),
-        hidden=_SOCKETS,
-    )
-    if host.runtime != "runsc":
-        return linux
-    return replace(
-        linux,
-        writable=tuple(sorted((*linux.writable, *(f"/sys/fs/cgroup/{name}" for name in _SENTRY_GROUPS)))),
-        namespaces=sentry.NAMESPACES,
-        landlock=False,
-        system="gvisor",
-        unmeasured=sentry.UNMEASURED,
-    )
+    writable = (*_RUNTIME_WRITABLE, *devices, *_MASKED_FILES, *_masked(spec))
+    kernel: Mapping[str, Any] = {
+        "namespaces": tuple(name for name in NAMESPACES if name != "user" or host.user_namespace)
+    }
+    if host.runtime == "runsc":
+        writable = (*writable, *(f"/sys/fs/cgroup/{name}" for name in _SENTRY_GROUPS))
+        kernel = boundary.SENTRY
+    # The image's own file system, the Engine's additions, and the profile's mounts.
+    return boundary.expected(spec, writable=writable, files=host.added, hidden=_SOCKETS, **kernel)
 
 
 def _masked(spec: SandboxSpec) -> tuple[str, ...]:

@@ -1,7 +1,4 @@
-"""The gvisor driver: programs run on a user-space kernel of their own, and that kernel runs behind bwrap's wall.
-
-``plan`` makes the command, ``driver`` probes and runs it.
-"""
+"""The gvisor driver: programs run on a user-space kernel of their own, and that kernel runs behind bwrap's wall."""
 
 from glovebox_sandboxes.drivers.gvisor.driver import connect
 

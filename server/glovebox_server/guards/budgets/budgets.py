@@ -17,7 +17,7 @@ from glovebox_audit.events import CallFinished
 from glovebox_profiles.egress.targets import matches
 from glovebox_profiles.policy.model import Rate
 from glovebox_sandboxes.contract.errors import Refusal
-from glovebox_sandboxes.host.owner import is_of_another_boot, is_orphan, new_owner
+from glovebox_sandboxes.host.owner import is_of_another_boot, is_orphan, new_mark
 from glovebox_server.calls import CallResult, Image, Link, Principal, Text, ToolCall
 from glovebox_server.core.call import Call, CallDeniedError
 from glovebox_server.core.rights import Rights
@@ -154,7 +154,7 @@ class Budgets:
         self._database = database
         self._over = anyio.Event()
         self._clocks = clocks
-        self._server = new_owner().mark()
+        self._server = new_mark()
         self._unsettled: list[tuple[ReservationRequest, Amounts]] = []
 
     @asynccontextmanager
