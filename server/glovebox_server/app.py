@@ -72,27 +72,37 @@ _SWEEP_SECONDS = 300.0
 VERSION = installed_version("glovebox-mcp")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class App:
-    """A running Glovebox, independent of its transport."""
+    """A running Glovebox, independent of its transport: first what is read, then what is opened."""
 
     settings: Settings
+    transport: str
+    server_id: str
     workspace: Workspace
-    tools: Mapping[str, Tool]
+    tools: Mapping[str, Tool] = field(default_factory=lambda: TOOLS)
     profiles: ProfileSet
     environments: Mapping[str, Environment]
-    broker: Broker
-    guards: GuardSet
-    audit: AuditLog
+    in_force: ActivePolicy
+    lock: Lock | None
     artifacts: ArtifactStore
+    signer: Signer
+    sealer: Sealer | None
     runs: Runs
-    refusals: Refusals
     states_key: bytes = field(repr=False)
     """Authenticates the state that clients carry between a question and its answer."""
-    in_force: ActivePolicy
     version: str = VERSION
-    ended: list[str]
+    ended: list[str] = field(default_factory=list)
     """The reason of the server's end, for its last record."""
+    refusals: Refusals = field(default_factory=Refusals)
+    audit: AuditLog = field(init=False)
+    guards: GuardSet = field(init=False)
+    broker: Broker = field(init=False)
+
+    @property
+    def is_shared(self) -> bool:
+        """Return whether several principals are possible; stdio and the command line have one."""
+        return self.transport == "http"
 
     def rights_of(self, principal: Principal) -> Rights:
         """Return what a caller may do."""
@@ -119,12 +129,9 @@ class App:
         """Return what a caller can know before a call; asks every driver."""
         from glovebox_server.mcp import manifest as capabilities  # noqa: PLC0415 - imports the SDK, which a call from a script does without
 
+        drivers = self.broker.sandboxes.drivers
         return await capabilities.build_manifest(
-            tools=self.tools,
-            rights=rights,
-            environments=self.environments,
-            drivers=self.broker.sandboxes.drivers,
-            version=self.version,
+            tools=self.tools, rights=rights, environments=self.environments, drivers=drivers, version=self.version
         )
 
 
@@ -158,39 +165,6 @@ def profile_directories(settings: Settings) -> list[Path]:
     return [SHIPPED] if unused else [SHIPPED, own]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _StartInput:
-    """Everything that is read before anything starts."""
-
-    settings: Settings
-    transport: str
-    server_id: str
-    profiles: ProfileSet
-    environments: Mapping[str, Environment]
-    workspace: Workspace
-    policy: ActivePolicy
-    lock: Lock | None
-    artifacts: ArtifactStore
-    signer: Signer
-    key: bytes = field(repr=False)
-    sealer: Sealer | None
-
-    @property
-    def is_shared(self) -> bool:
-        """Return whether several principals are possible; stdio and the command line have one."""
-        return self.transport == "http"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Parts:
-    audit: AuditLog
-    tasks: TaskGroup
-    refusals: Refusals
-    sandboxes: SandboxProvider
-    watch: Watch
-    guards: GuardSet
-
-
 @asynccontextmanager
 async def opened(
     settings: Settings,
@@ -199,7 +173,7 @@ async def opened(
     *,
     prewarm: bool = True,
 ) -> AsyncIterator[App]:
-    """Open a server's parts for the length of the block.
+    """Open a server's parts for the length of the block; the stack takes them down in reverse.
 
     ``transport`` (``stdio``, ``http`` or ``cli``) and ``tools_digest`` (of the list of tools) are for the record.
 
@@ -211,19 +185,39 @@ async def opened(
         ArtifactStoreError: The artifacts cannot be written.
         StoreError: A store that governs calls cannot be written. In each case nothing was started.
     """
-    start, ended = _read(settings, transport), list[str]()
+    app = _read(settings, transport)
+    state, policy, audit_place = settings.state_dir, app.in_force, settings.state_dir / "audit"
     async with AsyncExitStack() as stack:
-        parts = await _open_parts(start, stack, ended, tools_digest, prewarm=prewarm)
-        app = _assemble(start, parts, ended)
+        enter = stack.enter_async_context
+        audit = app.audit = await enter(AuditLog.open(audit_place, app.server_id, rotation(settings, app.signer)))
+        stops = await enter(Stops.opened(state, audit))
+        watch = await enter(Watch.opened(state, audit, stops, policy.policy.watch if policy.policy else {}))
+        approvals = await enter(Approvals.opened(state, audit, TOOLS, partial(_packages, app.environments)))
+        await enter(app.artifacts)
+        budgets = await enter(open_budgets(state)) if policy.now.budgeted else None
+        drivers = await enter(registry.opened(settings.data_dir, app.server_id))
+        pool = await enter(pools.open_pool(partial(_record, audit), sandbox_started, shared=app.is_shared))
+        await enter(_on_record(app, tools_digest and tools_digest(app.profiles, app.environments)))
+        await enter(app.refusals.recorded(audit))
+        tasks = await enter(anyio.create_task_group())
+        sandboxes = SandboxProvider(drivers=drivers, pool=pool, prewarm=prewarm)
+        app.guards = GuardSet(
+            rights_of=policy.rights_of if policy.policy else policy.now.rights_of,  # what is off is not entered
+            admission=Admission(pool.call, shared=app.is_shared), sandboxes=sandboxes, artifacts=app.artifacts,
+            stops=stops, approvals=approvals, budgets=budgets, watch=watch,
+            credentials=CredentialCache(tasks), proposals=partial(_proposals, app),
+        )  # fmt: skip
+        app.broker = _broker(app, sandboxes)
         try:
-            await _begin(start, parts, prewarm=prewarm)
+            await _begin(app, tasks, watch, prewarm=prewarm)
             yield app
         finally:
-            parts.tasks.cancel_scope.cancel()
-            parts.guards.hiding.close()
+            tasks.cancel_scope.cancel()
+            app.guards.hiding.close()
 
 
-def _read(settings: Settings, transport: str) -> _StartInput:
+def _read(settings: Settings, transport: str) -> App:
+    """Read everything, before anything starts."""
     profiles = load_profiles(settings)
     environments = required(settings, profiles)
     served = workspace.find(settings, transport)
@@ -234,7 +228,8 @@ def _read(settings: Settings, transport: str) -> _StartInput:
     if lock is not None:
         lock.require(effective(profiles, environments, policy.policy, path))
     sealer = None if settings.audit_arguments_key is None else Sealer.load(settings.audit_arguments_key)
-    _recover_promotions(settings)
+    if os.path.lexists(settings.state_dir / "promotions"):
+        recover(settings)  # before the files that they were changing are read
     store = ArtifactStore(
         settings.state_dir / "artifacts",
         clock=lambda: datetime.now(UTC),
@@ -242,89 +237,44 @@ def _read(settings: Settings, transport: str) -> _StartInput:
         max_bytes_total=settings.artifact_total_mib * 2**20,
         parts=ARTIFACT_PARTS if transport == "http" else 1,
     )
-    return _StartInput(
-        settings=settings, transport=transport, server_id=server_id(), profiles=profiles,
-        environments=environments, workspace=served, policy=policy, lock=lock, artifacts=store,
-        signer=Signer.load(settings.state_dir), key=load_key(settings.state_dir), sealer=sealer,
-    )  # fmt: skip
-
-
-async def _open_parts(
-    start: _StartInput,
-    stack: AsyncExitStack,
-    ended: list[str],
-    tools_digest: Callable[[ProfileSet, Mapping[str, Environment]], str] | None,
-    *,
-    prewarm: bool,
-) -> _Parts:
-    """Open the parts in their order; the stack takes them down in reverse."""
-    settings, state, policy, enter = start.settings, start.settings.state_dir, start.policy, stack.enter_async_context
-    audit = await enter(AuditLog.open(state / "audit", start.server_id, rotation(settings, start.signer)))
-    stops = await enter(Stops.opened(state, audit))
-    watch = await enter(Watch.opened(state, audit, stops, policy.policy.watch if policy.policy else {}))
-    approvals = await enter(Approvals.opened(state, audit, TOOLS, partial(_packages, start.environments)))
-    await enter(start.artifacts)
-    budgets = await enter(open_budgets(state)) if policy.now.budgeted else None
-    drivers = await enter(registry.opened(settings.data_dir, start.server_id))
-    pool = await enter(pools.open_pool(partial(_record, audit), sandbox_started, shared=start.is_shared))
-    started = ServerStarted(
-        version=VERSION,
-        pid=os.getpid(),
-        transport=start.transport,
-        tools_digest=tools_digest and tools_digest(start.profiles, start.environments),
-        receipt_key=start.signer.key_id,
-        policy_digest=policy.now.digest,
-        lock_digest=None if start.lock is None else start.lock.digest,
-    )
-    await enter(_on_record(audit, started, ended))
-    refusals = Refusals()
-    await enter(refusals.recorded(audit))
-    tasks = await enter(anyio.create_task_group())
-    sandboxes = SandboxProvider(drivers=drivers, pool=pool, prewarm=prewarm)
-    guards = GuardSet(
-        rights_of=policy.rights_of if policy.policy else policy.now.rights_of,  # what is off is not entered
-        admission=Admission(pool.call, shared=start.is_shared), sandboxes=sandboxes, artifacts=start.artifacts,
-        stops=stops, approvals=approvals, budgets=budgets, watch=watch,
-        credentials=CredentialCache(tasks), proposals=partial(_proposals, settings, audit, policy),
-    )  # fmt: skip
-    return _Parts(audit=audit, tasks=tasks, refusals=refusals, sandboxes=sandboxes, watch=watch, guards=guards)
-
-
-def _assemble(start: _StartInput, parts: _Parts, ended: list[str]) -> App:
-    guards = parts.guards
-    receipts = ReceiptIssuer(log=parts.audit, signer=start.signer, version=VERSION, server_id=start.server_id)
-    journal = CallJournal(receipts=receipts, forms_of=guards.forms_of, sealer=start.sealer)
-    artifacts = start.artifacts
-    broker = Broker(tools=TOOLS, guards=guards, sandboxes=parts.sandboxes, artifacts=artifacts, journal=journal)
+    signer, key = Signer.load(settings.state_dir), load_key(settings.state_dir)
     return App(
-        settings=start.settings, workspace=start.workspace, tools=TOOLS, profiles=start.profiles,
-        environments=start.environments, broker=broker, guards=guards, audit=parts.audit, artifacts=artifacts,
-        refusals=parts.refusals, runs=Runs(derive_key(start.key, "runs")),
-        states_key=derive_key(start.key, "request states"), in_force=start.policy, ended=ended,
+        settings=settings, transport=transport, server_id=server_id(), workspace=served,
+        profiles=profiles, environments=environments, in_force=policy, lock=lock, artifacts=store, signer=signer,
+        sealer=sealer, runs=Runs(derive_key(key, "runs")), states_key=derive_key(key, "request states"),
     )  # fmt: skip
 
 
-async def _begin(start: _StartInput, parts: _Parts, *, prewarm: bool) -> None:
+def _broker(app: App, sandboxes: SandboxProvider) -> Broker:
+    receipts = ReceiptIssuer(log=app.audit, signer=app.signer, version=VERSION, server_id=app.server_id)
+    journal = CallJournal(receipts=receipts, forms_of=app.guards.forms_of, sealer=app.sealer)
+    return Broker(tools=TOOLS, guards=app.guards, sandboxes=sandboxes, artifacts=app.artifacts, journal=journal)
+
+
+async def _begin(app: App, tasks: TaskGroup, watch: Watch, *, prewarm: bool) -> None:
     """Record what is in effect, and start what runs beside calls."""
-    settings, profiles, audit, tasks = start.settings, start.profiles, parts.audit, parts.tasks
+    settings, profiles, audit = app.settings, app.profiles, app.audit
     for tool, profile in profiles.items():
         source = "shipped" if profiles.source(tool).parent == SHIPPED else "operator"
         await audit.append(ProfileLoaded(tool=tool, digest=profiles.digests[profile.tool], source=source))
-    tasks.start_soon(parts.refusals.follow, audit)
-    tasks.start_soon(start.policy.follow, audit, parts.watch.act)
-    if start.transport != "cli":
+    tasks.start_soon(app.refusals.follow, audit)
+    tasks.start_soon(app.in_force.follow, audit, watch.act)
+    if app.transport != "cli":
         if settings.audit_anchor is not None:
             every = settings.audit_anchor_minutes * 60
             tasks.start_soon(anchors.follow, lambda: audit.head, settings.audit_anchor, every)
-        await check_preloads(profiles, parts.sandboxes, settings.state_dir)
-    tasks.start_soon(_sweep, start.artifacts)
+        await check_preloads(profiles, app.broker.sandboxes, settings.state_dir)
+    tasks.start_soon(_sweep, app.artifacts)
     if prewarm:
-        tasks.start_soon(prepare_in_force, start.policy, parts.guards)
-        tasks.start_soon(prepare_masked, start.policy, parts.guards)
+        tasks.start_soon(prepare_in_force, app.in_force, app.guards)
+        tasks.start_soon(prepare_masked, app.in_force, app.guards)
 
 
-def _proposals(settings: Settings, audit: AuditLog, policy: ActivePolicy) -> Proposals:
-    return Proposals(settings=settings, audit=audit, into=lambda: policy.policy.promote.into if policy.policy else {})
+def _proposals(app: App) -> Proposals:
+    policy = app.in_force
+    return Proposals(
+        settings=app.settings, audit=app.audit, into=lambda: policy.policy.promote.into if policy.policy else {}
+    )
 
 
 def _lock(settings: Settings) -> Lock | None:
@@ -370,25 +320,28 @@ def effective(
     return Effective(profiles=profiles, policy=policy, policy_path=path, tools=tools)
 
 
-def _recover_promotions(settings: Settings) -> None:
-    """Finish interrupted promotions before the files that they were changing are read."""
-    if os.path.lexists(settings.state_dir / "promotions"):
-        recover(settings)
-
-
 @asynccontextmanager
-async def _on_record(audit: AuditLog, started: ServerStarted, ended: list[str]) -> AsyncIterator[None]:
+async def _on_record(app: App, tools_digest: str | None) -> AsyncIterator[None]:
     """Record the server's start, and its end however the block ends."""
-    await audit.append(started)
+    started = ServerStarted(
+        version=VERSION,
+        pid=os.getpid(),
+        transport=app.transport,
+        tools_digest=tools_digest,
+        receipt_key=app.signer.key_id,
+        policy_digest=app.in_force.now.digest,
+        lock_digest=None if app.lock is None else app.lock.digest,
+    )
+    await app.audit.append(started)
     try:
         yield
     except anyio.get_cancelled_exc_class():
-        ended.append("interrupted")
+        app.ended.append("interrupted")
         raise
     finally:
-        reason = ended[0] if ended else "done"
+        reason = app.ended[0] if app.ended else "done"
         with anyio.CancelScope(shield=True):
-            await audit.append(ServerStopped(reason=reason, longest_stall_ms=event_loop.longest_stall_ms()))
+            await app.audit.append(ServerStopped(reason=reason, longest_stall_ms=event_loop.longest_stall_ms()))
 
 
 def _packages(environments: Mapping[str, Environment], tool: str) -> str:

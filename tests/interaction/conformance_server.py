@@ -22,7 +22,7 @@ from tests.fixtures.callers import a_token
 from tests.fixtures.issuers import an_issuer
 from tests.interaction.conformance_fixtures import PROMPTS, RESOURCES, TEMPLATE, TOOLS, prompt, resource
 from tests.interaction.conformance_rounds import ROUNDS, prompt_round
-from tests.interaction.fakes import fake_app
+from tests.interaction.fakes import as_app, fake_app
 
 from glovebox_server.mcp.delivery import Context
 from glovebox_server.mcp.server import McpServer
@@ -110,13 +110,13 @@ def _with_token(inner: ASGIApp, token: str) -> ASGIApp:
 async def _main(directory: Path, way: str) -> None:
     logs.to_stderr("warning")
     async with fake_app(directory) as app, AsyncExitStack() as stack:
-        surface = McpServer(app, by_token)
+        surface = McpServer(as_app(app), by_token)
         Fixtures(surface)
         with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as listener:
             port = listener.getsockname()[1]
             hosts = [f"127.0.0.1:{port}", f"localhost:{port}"]
             callers = Callers({"runner": a_token("runner", TOKEN)})
-            inner, _ = http_application(surface, app.artifacts, callers, app.refusals, subjects=way == "oauth")
+            inner, _ = http_application(surface, callers, subjects=way == "oauth")
             authority, token = None, TOKEN
             if way == "oauth":
                 issuer = await stack.enter_async_context(an_issuer())

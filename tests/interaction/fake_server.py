@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import anyio
-from tests.interaction.fakes import fake_app, give_tokens
+from tests.interaction.fakes import as_app, fake_app, give_tokens
 
 from glovebox_server.transport.serve import serve_http, serve_stdio
 
@@ -16,7 +16,7 @@ from glovebox_server.transport.serve import serve_http, serve_stdio
 async def _main(transport: str, directory: Path, names: list[str]) -> None:
     async with fake_app(directory) as app:
         if transport == "stdio":
-            why = await serve_stdio(app)
+            why = await serve_stdio(as_app(app))
         else:
             tokens = give_tokens(directory, tuple(names))
 
@@ -24,7 +24,7 @@ async def _main(transport: str, directory: Path, names: list[str]) -> None:
                 sys.stdout.write(json.dumps({"url": url, "tokens": tokens}) + "\n")
                 sys.stdout.flush()
 
-            why = await serve_http(app, on_ready=ready)
+            why = await serve_http(as_app(app), on_ready=ready)
         (directory / "ended").write_text(f"{why} cancelled={len(app.broker.cancelled)}")
 
 

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import anyio.lowlevel
@@ -18,6 +18,7 @@ from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_sandboxes.contract.spec import Limits
 from glovebox_sandboxes.runtime.environments import Environment
+from glovebox_server.app import App
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import CallResult, Content, Decision, Image, Link, Listener, Principal, Text, ToolCall, Trace
 from glovebox_server.core.accept import find_tool, validate_arguments
@@ -231,6 +232,11 @@ class FakeApp:
     async def manifest(self, _rights: Rights) -> Manifest:
         """A host where nothing can be had."""
         return {"format": FORMAT, "glovebox": self.version, "tools": ()}
+
+
+def as_app(app: FakeApp) -> App:
+    """Take it for the composition root."""
+    return cast("App", app)
 
 
 def give_tokens(directory: Path, names: tuple[str, ...]) -> dict[str, str]:

@@ -16,7 +16,7 @@ import httpx2
 from mcp import Client
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
-from tests.interaction.fakes import FakeApp, fake_app, give_tokens
+from tests.interaction.fakes import FakeApp, as_app, fake_app, give_tokens
 
 from glovebox_server.transport import serve as serving
 from glovebox_server.transport import stdio
@@ -74,7 +74,7 @@ class Served:
             ended = anyio.Event()
 
             async def serve() -> None:
-                await serve_stdio(self.app, stdio.StdioFds(read=to_server[0], write=to_client[1]))
+                await serve_stdio(as_app(self.app), stdio.StdioFds(read=to_server[0], write=to_client[1]))
                 os.close(to_server[0])
                 os.close(to_client[1])
                 ended.set()
@@ -131,12 +131,12 @@ async def served(
 
         async def serve() -> None:
             kept = partial(_noted, gates)
-            with patch.object(serving, "AuthMiddleware", kept):
+            told = patch.object(serving, "Scopes", lambda **own: scopes or Scopes(**own))
+            with patch.object(serving, "AuthMiddleware", kept), told:
                 served_by = serve_http(
-                    app,
+                    as_app(app),
                     on_ready=listen,
                     oauth=oauth,
-                    scopes=scopes,
                     allowed_hosts=allowed_hosts,
                     trusted_proxies=trusted_proxies,
                 )

@@ -13,7 +13,7 @@ import anyio
 import httpx2
 import pytest
 from tests.fixtures.issuers import AnIssuer, an_issuer, made
-from tests.interaction.fakes import fake_app
+from tests.interaction.fakes import as_app, fake_app
 from tests.interaction.served import Served, served, until
 from tests.interaction.sign_in import Browser, Storage, no_page, signed_in
 from tests.interaction.test_token_changes import cut
@@ -196,7 +196,7 @@ async def test_without_its_issuers_keys_a_server_does_not_start(tmp_path: Path) 
     async with an_issuer() as issuer, fake_app(tmp_path) as app:
         issuer.fails = True
         with anyio.fail_after(10), pytest.raises(DiagnosedError, match="status 500"):
-            await serve.serve_http(app, oauth=OAuth(issuer=issuer.url))
+            await serve.serve_http(as_app(app), oauth=OAuth(issuer=issuer.url))
 
 
 NAMES = ("glovebox.example", "other.example:8443")

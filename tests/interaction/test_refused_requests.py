@@ -11,7 +11,7 @@ import httpx2
 import pytest
 from mcp.shared.exceptions import MCPError
 from tests.fixtures.audit_logs import log_lines
-from tests.interaction.fakes import fake_app
+from tests.interaction.fakes import as_app, fake_app
 from tests.interaction.served import PAIRS, Era, Served, Transport, served
 
 from glovebox_server.mcp.delivery import CALL_META_KEY
@@ -149,7 +149,7 @@ async def test_a_line_that_is_no_message_is_counted_over_stdio(tmp_path: Path) -
     """Broken JSON, and a line that is too long; the connection goes on."""
     async with fake_app(tmp_path) as app, anyio.create_task_group() as tasks:
         to_server, to_client = os.pipe(), os.pipe()
-        tasks.start_soon(serve_stdio, app, stdio.StdioFds(read=to_server[0], write=to_client[1]))
+        tasks.start_soon(serve_stdio, as_app(app), stdio.StdioFds(read=to_server[0], write=to_client[1]))
         for line in (b"{\n", b"[]\n", b"x" * (stdio.MAX_LINE_BYTES + 2) + b"\n"):
             await anyio.to_thread.run_sync(os.write, to_server[1], line[:-1])
             await anyio.to_thread.run_sync(os.write, to_server[1], b"\n")

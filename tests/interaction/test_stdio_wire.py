@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import mcp_types as types
 import pytest
-from tests.interaction.fakes import fake_app
+from tests.interaction.fakes import as_app, fake_app
 from tests.interaction.served import until
 
 from glovebox_server.exits import ENDING, signal_name
@@ -257,7 +257,7 @@ async def test_a_client_that_does_not_read_does_not_slow_its_call(tmp_path: Path
     meta = {"progressToken": 1}
     params = {"name": "run_python", "arguments": {"code": "print"}, "_meta": meta}
     async with fake_app(tmp_path) as app, anyio.create_task_group() as tasks:
-        tasks.start_soon(serve_stdio, app, wire)
+        tasks.start_soon(serve_stdio, as_app(app), wire)
         info = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}}
         os.write(to_server[1], _request(0, "initialize", info) + b"\n")
         # Answers that nobody reads fill the pipe (64 KiB) and everything before it.

@@ -18,7 +18,6 @@ from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
 from glovebox_server.transport import logs
 from glovebox_server.transport import serve as transports
-from glovebox_server.transport.oauth.authority import Scopes
 from glovebox_server.transport.oauth.issuer import OAuth
 
 _LEVELS = ("debug", "info", "warning", "error")
@@ -84,12 +83,7 @@ def serve(
             port=port,
             allowed_hosts=allowed_host,
             trusted_proxies=trusted_proxy,
-            policy=app.in_force,
             oauth=oauth,
-            scopes=Scopes(
-                roles=app.in_force.scopes,
-                refuses=lambda principal, tool: app.rights_of(principal).refusal(tool) is not None,
-            ),
             workflow=workflow,
             on_ready=announce,
         )

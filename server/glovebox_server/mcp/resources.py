@@ -6,13 +6,11 @@ Also notifies clients of changes: ``resources/updated``, and changed lists. Only
 import json
 import re
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
 from contextlib import asynccontextmanager, closing
 from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import chain, islice
-from pathlib import Path
-from typing import Protocol
 
 import anyio
 import anyio.abc
@@ -27,21 +25,17 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from glovebox_audit import read
 from glovebox_audit.chain import Record, canonical, time_of
 from glovebox_audit.events import CallDecided, ReceiptSigned
-from glovebox_audit.log import AuditLog
 from glovebox_audit.subscription import Subscription
 from glovebox_sandboxes.sharing import FairLimiter
+from glovebox_server.app import App
 from glovebox_server.artifacts.record import Artifact, ArtifactStoreError
-from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import Principal
-from glovebox_server.core.rights import MAX_KEYS, ActivePolicy, Rights
+from glovebox_server.core.rights import MAX_KEYS
 from glovebox_server.errors import AuditError, RefusedError, StoreError
-from glovebox_server.guards.budgets.spending import BudgetRemainder
-from glovebox_server.guards.redaction.detector import Forms
 from glovebox_server.guards.redaction.guard import mask_content
 from glovebox_server.mcp import delivery, parts
 from glovebox_server.mcp import manifest as capabilities
 from glovebox_server.mcp.delivery import Context
-from glovebox_server.mcp.manifest import Manifest
 
 #: Most records of one call in one answer; a call makes about ten, plus one per connection.
 MAX_RECORDS = 500
@@ -127,50 +121,6 @@ TEMPLATES = (
 )
 
 
-class Places(Protocol):
-    """The part of the settings that resources need."""
-
-    @property
-    def state_dir(self) -> Path:
-        """Return the directory of the audit log (``audit``) and the tokens (``tokens``)."""
-
-    @property
-    def data_dir(self) -> Path:
-        """Return the directory of the sandboxes' runtime."""
-
-
-class ResourceStores(Protocol):
-    """The sources of resources."""
-
-    @property
-    def audit(self) -> AuditLog:
-        """Return the log of live records."""
-
-    @property
-    def settings(self) -> Places:
-        """Return where files are."""
-
-    @property
-    def in_force(self) -> ActivePolicy:
-        """Return the operator's policy, if any."""
-
-    @property
-    def artifacts(self) -> ArtifactStore:
-        """Return the files out of sandboxes."""
-
-    def rights_of(self, principal: Principal) -> Rights:
-        """Return what a caller may do."""
-
-    def redaction(self, principal: Principal, tool: str | None, /) -> tuple[str, Forms]:
-        """Return how to redact files of a tool, and the values to redact."""
-
-    async def left(self, principal: Principal, run: str | None, /) -> Sequence[BudgetRemainder]:
-        """Return the remainders of a caller's budgets."""
-
-    async def manifest(self, rights: Rights) -> Manifest:
-        """Return the capability manifest of a caller; asks the drivers."""
-
-
 Lists = Callable[[Principal], Mapping[ServerEvent, object]]
 """Return a caller's lists that a policy can change, by the event of their change."""
 
@@ -186,8 +136,8 @@ class Watches:
 class Resources:
     """The handlers of resources and listening."""
 
-    def __init__(self, stores: ResourceStores, stopping: anyio.Event, lists: Lists = lambda _: {}) -> None:
-        self._stores = stores
+    def __init__(self, app: App, stopping: anyio.Event, lists: Lists = lambda _: {}) -> None:
+        self._app = app
         self._lists = lists
         self._stopping = stopping
         self._readers = FairLimiter(READERS, shared=True)
@@ -209,7 +159,7 @@ class Resources:
             if uri == capabilities.URI:
                 text = await self._capabilities(principal)
             elif uri == BUDGET.uri:
-                text = json.dumps({"left": [asdict(each) for each in await self._stores.left(principal, run)]})
+                text = json.dumps({"left": [asdict(each) for each in await self._app.left(principal, run)]})
             elif uri.startswith(("audit://", "receipt://")):
                 text = await self._read_call(principal, uri)
             else:
@@ -227,16 +177,16 @@ class Resources:
         """Return the artifacts a principal can read, newest first; empty if the store fails, which a read reports."""
         async with self._artifacts.turn(principal.id):
             try:
-                return await self._stores.artifacts.owned(principal)
+                return await self._app.artifacts.owned(principal)
             except ArtifactStoreError:
                 return []
 
     async def _capabilities(self, principal: Principal) -> str:
-        rights = self._stores.rights_of(principal)
+        rights = self._app.rights_of(principal)
         async with self._making:
             text, made_anew_at = self._manifests.get(rights.key, ("", 0.0))
             if not text or anyio.current_time() >= made_anew_at:
-                text = json.dumps(await self._stores.manifest(rights))
+                text = json.dumps(await self._app.manifest(rights))
                 self._manifests[rights.key] = text, anyio.current_time() + MANIFEST_SECONDS
                 if len(self._manifests) > MAX_KEYS:
                     self._manifests.popitem(last=False)
@@ -244,7 +194,7 @@ class Resources:
 
     async def _read_artifact(self, principal: Principal, uri: str) -> types.ReadResourceResult:
         address, asked, query = uri.partition("?")
-        async with self._artifacts.turn(principal.id), self._stores.artifacts.open(address, principal) as reader:
+        async with self._artifacts.turn(principal.id), self._app.artifacts.open(address, principal) as reader:
             if asked:
                 mask = self._mask(principal, reader.artifact)
                 return types.ReadResourceResult(contents=[await parts.read(reader, uri, query, mask)])
@@ -253,7 +203,7 @@ class Resources:
         return types.ReadResourceResult(contents=[parts.contents(artifact.uri, artifact, content, secrets)])
 
     def _mask(self, principal: Principal, artifact: Artifact) -> parts.Mask:
-        redact, values = self._stores.redaction(principal, artifact.tool)
+        redact, values = self._app.redaction(principal, artifact.tool)
 
         async def mask(content: bytes) -> tuple[bytes, dict[str, int]]:
             if redact == "none":
@@ -287,7 +237,7 @@ class Resources:
                 wait = paid.get(principal.id, 0.0) - most - anyio.current_time()
                 if wait <= 0:
                     scanned: list[int] = []
-                    near = read.records_near(self._stores.settings.state_dir / AUDIT_DIRECTORY, call_id, scanned.append)
+                    near = read.records_near(self._app.settings.state_dir / AUDIT_DIRECTORY, call_id, scanned.append)
                     try:
                         records = await anyio.to_thread.run_sync(_chosen, near, principal, kind)
                     finally:
@@ -328,7 +278,7 @@ class Resources:
 
     async def _watch(self, ctx: Context, principal: Principal, call_id: str, scope: anyio.CancelScope) -> None:
         with scope:
-            async with self._stores.audit.subscribe(call_id=call_id, principal=principal.id) as records:
+            async with self._app.audit.subscribe(call_id=call_id, principal=principal.id) as records:
                 async for _ in records:
                     await ctx.session.send_resource_updated(f"audit://calls/{call_id}")
 
@@ -344,7 +294,7 @@ class Resources:
         handler = ListenHandler(bus)
         async with (
             self._listening(principal),
-            self._stores.audit.subscribe(principal=principal.id) as records,
+            self._app.audit.subscribe(principal=principal.id) as records,
             anyio.create_task_group() as tasks,
         ):
             tasks.start_soon(_feed, bus, records)
@@ -353,7 +303,7 @@ class Resources:
             uris = dict.fromkeys(asked.resource_subscriptions or ())
             told = [uri for uri in uris if self._changes(principal, uri)]
             only = types.SubscriptionFilter(resource_subscriptions=told or None)
-            if self._stores.in_force.policy is not None:
+            if self._app.in_force.policy is not None:
                 only.tools_list_changed = asked.tools_list_changed
                 only.prompts_list_changed = asked.prompts_list_changed
                 tasks.start_soon(self._tell_lists, principal, bus.publish)
@@ -365,7 +315,7 @@ class Resources:
         """Notify a connection of the handshake eras, which has read a list, of changed lists until it ends."""
         connection = ctx.session._connection  # noqa: SLF001 - the SDK has no other way to learn of its end
         modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
-        if modern or self._stores.in_force.policy is None or _LISTS in connection.state:
+        if modern or self._app.in_force.policy is None or _LISTS in connection.state:
             return
         connection.state[_LISTS] = scope = anyio.CancelScope()
         connection.exit_stack.callback(scope.cancel)
@@ -381,17 +331,17 @@ class Resources:
         watches.tasks.start_soon(follow)
 
     async def _tell_lists(self, principal: Principal, tell: Callable[[ServerEvent], Awaitable[None]]) -> None:
-        changed, found = self._stores.in_force.changed, self._lists(principal)
+        changed, found = self._app.in_force.changed, self._lists(principal)
         while True:
             await changed.wait()
-            changed, before, found = self._stores.in_force.changed, found, self._lists(principal)
+            changed, before, found = self._app.in_force.changed, found, self._lists(principal)
             for event in found:
                 if found[event] != before[event]:
                     await tell(event)
 
     def _changes(self, principal: Principal, uri: str) -> bool:
         match = _CALL_URI.fullmatch(uri)
-        return match is not None and self._stores.audit.owner_of(match[1]) == principal.id
+        return match is not None and self._app.audit.owner_of(match[1]) == principal.id
 
     @asynccontextmanager
     async def _listening(self, principal: Principal) -> AsyncIterator[None]:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from time import monotonic
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from uuid import UUID
 
 import anyio
@@ -22,17 +22,16 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSI
 from pydantic import ValidationError
 
 from glovebox_audit.chain import new_call_id
-from glovebox_sandboxes.runtime.environments import Environment
-from glovebox_server.calls import CallResult, Listener, Principal, Trace
-from glovebox_server.core.rights import MAX_KEYS, ActivePolicy
+from glovebox_server.app import App
+from glovebox_server.calls import CallResult, Principal, Trace
+from glovebox_server.core.rights import MAX_KEYS
 from glovebox_server.errors import InvalidArgumentsError, RefusedError, UnknownToolError
 from glovebox_server.failures import failure_of, with_own_command
 from glovebox_server.mcp import asking, catalogue, delivery, prompts, resources
 from glovebox_server.mcp.delivery import Context, Identify
-from glovebox_server.mcp.resources import TEMPLATES, Resources, ResourceStores, Watches
+from glovebox_server.mcp.resources import TEMPLATES, Resources, Watches
 from glovebox_server.receipts.recorder import whose
-from glovebox_server.requests import Refusals, Runs, trace_of
-from glovebox_server.tools.base import Tool
+from glovebox_server.requests import trace_of
 
 #: Sent to a model once per connection; clients cut longer texts.
 INSTRUCTIONS = (
@@ -73,60 +72,6 @@ SERVED: Final = (*HANDSHAKE_PROTOCOL_VERSIONS, *MODERN_PROTOCOL_VERSIONS)
 _log = structlog.get_logger(__name__)
 
 
-class CallPath(Protocol):
-    """The only path a call can take."""
-
-    async def submit(
-        self,
-        principal: Principal,
-        tool: str,
-        arguments: Mapping[str, Any],
-        listener: Listener,
-        *,
-        call_id: str = "",
-        session: str | None = None,
-        run: str | None = None,
-        trace: Trace | None = None,
-    ) -> CallResult:
-        """See ``broker.broker.Broker.submit``."""
-
-
-class ServedApp(ResourceStores, Protocol):
-    """The part of the composition root that the surface needs."""
-
-    @property
-    def tools(self) -> Mapping[str, Tool]:
-        """Return the tools on offer, by name."""
-
-    @property
-    def environments(self) -> Mapping[str, Environment]:
-        """Return the packages of each tool's programs."""
-
-    @property
-    def broker(self) -> CallPath:
-        """Return the path that runs calls."""
-
-    @property
-    def runs(self) -> Runs:
-        """Return the runs that calls belong to."""
-
-    @property
-    def in_force(self) -> ActivePolicy:
-        """Return the operator's policy, if any."""
-
-    @property
-    def refusals(self) -> Refusals:
-        """Return the counter of requests that never become a call."""
-
-    @property
-    def states_key(self) -> bytes:
-        """Return the key that binds the states which clients carry between question and answer."""
-
-    @property
-    def version(self) -> str:
-        """Return the version of Glovebox."""
-
-
 class ClaimingServer(Server[Any]):
     """The SDK's server, which claims the notifications that are sent, and the supported revisions."""
 
@@ -152,8 +97,8 @@ class ClaimingServer(Server[Any]):
 class McpServer:
     """One MCP server over one app. Serves any number of connections."""
 
-    def __init__(self, app: ServedApp, identify: Identify) -> None:
-        self._app = app
+    def __init__(self, app: App, identify: Identify) -> None:
+        self.app = app
         self._identify = identify
         self._stopping = anyio.Event()
         self._resources = Resources(app, self._stopping, self._lists)
@@ -197,10 +142,10 @@ class McpServer:
         return types.ListToolsResult(tools=listed, _meta={DIGEST_META_KEY: digest})
 
     def _listed(self, principal: Principal) -> tuple[list[types.Tool], str]:
-        rights = self._app.rights_of(principal)
+        rights = self.app.rights_of(principal)
         if rights.key not in self._offers:
-            tools = [self._app.tools[name] for name in rights.offered(self._app.tools)]
-            environments = catalogue.environments_of(rights.profiles, self._app.environments)
+            tools = [self.app.tools[name] for name in rights.offered(self.app.tools)]
+            environments = catalogue.environments_of(rights.profiles, self.app.environments)
             listed = catalogue.list_tools(tools, rights.profiles, environments)
             self._offers[rights.key] = listed, catalogue.digest_tools(listed)
             if len(self._offers) > MAX_KEYS:
@@ -225,7 +170,7 @@ class McpServer:
         else:
             return result
         finally:
-            tool = params.name if params.name in self._app.tools else "unknown"
+            tool = params.name if params.name in self.app.tools else "unknown"
             kind, _, name = principal.id.partition(":")
             caller = f"{kind}:{name.rpartition('#')[2]}"  # of an OAuth subject without its issuer's URL
             seconds = round(monotonic() - began, 3)
@@ -238,7 +183,7 @@ class McpServer:
         try:
             run = self._run_of(ctx, principal, session)
         except RefusedError as refused:
-            self._app.refusals.note(refused.rule, principal.id)
+            self.app.refusals.note(refused.rule, principal.id)
             return _of(_failed(refused, call_id, principal), call_id, principal, None)
         outcome: CallResult | Exception | None = None
         async with anyio.create_task_group() as tasks:
@@ -247,9 +192,9 @@ class McpServer:
                 tasks.start_soon(delivery.cancel_when, event, tasks.cancel_scope)
             level = self._levels[principal.id].get(session, "info") if principal.id in self._levels else "info"
             ask = partial(asking.ask_client, ctx, principal, params)
-            async with delivery.deliver_messages(ctx, self._app.audit, call_id, level, endings, ask=ask) as reporter:
+            async with delivery.deliver_messages(ctx, self.app.audit, call_id, level, endings, ask=ask) as reporter:
                 try:
-                    outcome = await self._app.broker.submit(
+                    outcome = await self.app.broker.submit(
                         principal,
                         params.name,
                         params.arguments or {},
@@ -272,7 +217,7 @@ class McpServer:
             if isinstance(outcome, InvalidArgumentsError | RefusedError):
                 # The broker began no call; what it decided is a result.
                 rule = outcome.rule if isinstance(outcome, RefusedError) else "arguments"
-                self._app.refusals.note(rule, principal.id)
+                self.app.refusals.note(rule, principal.id)
             failed = _of(_failed(outcome, call_id, principal), call_id, principal, run)
             return self._named(ctx, principal, run, failed)
         return self._named(ctx, principal, run, delivery.tool_result(outcome, ctx.protocol_version))
@@ -286,7 +231,7 @@ class McpServer:
                 error.error.data = {**_data_of(error), "rule": STATE_RULE, "hint": _STATE_HINT}
             rule = _rule_of(error)
             if rule is not None:
-                self._app.refusals.note(rule, self._identify(ctx).id)
+                self.app.refusals.note(rule, self._identify(ctx).id)
             raise
 
     def _run_of(self, ctx: Context, principal: Principal, session: str | None) -> str:
@@ -294,11 +239,11 @@ class McpServer:
         if principal.transport == "stdio":
             return self._connection
         if session is not None:
-            return self._app.runs.of_session(principal.id, session)
+            return self.app.runs.of_session(principal.id, session)
         named = (ctx.meta or {}).get(RUN_META_KEY)
         if named is not None:
-            return self._app.runs.named(principal.id, named)
-        return self._app.runs.of_client(principal.id, principal.client)
+            return self.app.runs.named(principal.id, named)
+        return self.app.runs.of_client(principal.id, principal.client)
 
     def _named(
         self, ctx: Context, principal: Principal, run: str, result: types.CallToolResult
@@ -306,7 +251,7 @@ class McpServer:
         """Add the handle of the run to a result, if the client has no session."""
         if principal.transport == "stdio" or ctx.protocol_version not in MODERN_PROTOCOL_VERSIONS:
             return result
-        handle = self._app.runs.handle(principal.id, run)
+        handle = self.app.runs.handle(principal.id, run)
         return result.model_copy(update={"meta": {**(result.meta or {}), RUN_META_KEY: handle}})
 
     async def _set_level(self, ctx: Context, params: types.SetLevelRequestParams) -> types.EmptyResult:
@@ -358,10 +303,10 @@ class McpServer:
     async def _complete(self, ctx: Context, params: types.CompleteRequestParams) -> types.CompleteResult:
         principal = self._identify(ctx)
         offered = self._offered(principal)
-        return await prompts.complete(params, principal, self._app.broker.submit, self._resources.owned, offered)
+        return await prompts.complete(params, principal, self.app.broker.submit, self._resources.owned, offered)
 
     def _offered(self, principal: Principal) -> tuple[str, ...]:
-        return self._app.rights_of(principal).offered(self._app.tools)
+        return self.app.rights_of(principal).offered(self.app.tools)
 
     async def _subscribe(self, ctx: Context, params: types.SubscribeRequestParams) -> types.EmptyResult:
         await self._resources.subscribe(ctx, self._identify(ctx), session_of(ctx), params.uri)

@@ -37,13 +37,11 @@ from starlette.types import ASGIApp
 
 from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_server import event_loop
-from glovebox_server.artifacts.store import ArtifactStore
+from glovebox_server.app import App
 from glovebox_server.calls import Principal
-from glovebox_server.core.rights import ActivePolicy
 from glovebox_server.failures import with_own_command
 from glovebox_server.mcp.delivery import Context
-from glovebox_server.mcp.server import MESSAGES_PATH, McpServer, ServedApp
-from glovebox_server.requests import Refusals
+from glovebox_server.mcp.server import MESSAGES_PATH, McpServer
 from glovebox_server.transport import downloads, logs, tokens
 from glovebox_server.transport.auth import (
     HEALTH_PATH,
@@ -81,15 +79,13 @@ _ACCEPTED = 32
 
 
 async def serve_http(
-    app: ServedApp,
+    app: App,
     *,
     host: str = "127.0.0.1",
     port: int = 0,
     allowed_hosts: Collection[str] = (),
     trusted_proxies: Collection[str] = (),
-    policy: ActivePolicy | None = None,
     oauth: OAuth | None = None,
-    scopes: Scopes | None = None,
     workflow: str | None = None,
     on_ready: Callable[[str], None] = lambda _: None,
 ) -> str:
@@ -102,9 +98,7 @@ async def serve_http(
         allowed_hosts: further values of ``Host``, e.g. ``glovebox.example:443``. Required, and then the only ones, if
             ``host`` is not a loopback address.
         trusted_proxies: addresses or networks of proxies whose ``X-Forwarded-For`` names the client.
-        policy: in effect; a token that is bound to a missing role is refused.
         oauth: the issuer of further access tokens.
-        scopes: meaning of their scopes; empty without a policy.
         workflow: of calls with a token that is bound to none.
         on_ready: gets the base URL, without a trailing slash, once connections are accepted.
 
@@ -116,7 +110,7 @@ async def serve_http(
             could read the tokens, or one is bound to a missing role; the authorization server does not return its keys.
     """
     logs.to_stderr_by_default()
-    files = tokens.TokenFiles(app.settings.state_dir / tokens.DIRECTORY, _roles(policy))
+    files = tokens.TokenFiles(app.settings.state_dir / tokens.DIRECTORY, _roles(app))
     callers, proxies = Callers(files.tokens), proxy_networks(trusted_proxies)
     with contextlib.closing(open_listener(host, port)) as listener:
         address, bound = listener.getsockname()[:2]
@@ -125,16 +119,21 @@ async def serve_http(
         # With a configured name, not its loopback address too: tokens for other servers there would be valid here.
         authority = None
         if oauth is not None:
-            authority = TokenAuthority(oauth, allowed_hosts or names, scopes or Scopes())
+            scopes = Scopes(roles=app.in_force.scopes, refuses=partial(_lacks, app))
+            authority = TokenAuthority(oauth, allowed_hosts or names, scopes)
             await authority.issuer.fetch()
-        gate, sessions = _build_gate(app, surface, callers, policy, names=names, authority=authority)
-        server = _Uvicorn(_configured(gate, proxies), lambda: on_ready(f"http://{bracket_address(address)}:{bound}"))
+        look = ReadinessProbe(app.settings.data_dir, app.settings.state_dir / "audit", app.audit, app.in_force).look
+        application, sessions = http_application(surface, callers, look=look, subjects=authority is not None)
+        gate = AuthMiddleware(
+            application, hosts=names, callers=callers, authority=authority, refusals=app.refusals, look=look
+        )
+        server = _Uvicorn(gate, proxies, lambda: on_ready(f"http://{bracket_address(address)}:{bound}"))
 
         async def end() -> None:
             server.should_exit = True
 
         async with end_on_signal(surface, end) as signals, anyio.create_task_group() as tasks:
-            tasks.start_soon(_follow_tokens, files, callers, gate, sessions, policy)
+            tasks.start_soon(_follow_tokens, app, files, callers, gate, sessions)
             if authority is not None:
                 tasks.start_soon(authority.follow)
             await server.serve(sockets=[listener])
@@ -142,23 +141,8 @@ async def serve_http(
     return signals[0] if signals else "stopped"
 
 
-def _build_gate(
-    app: ServedApp,
-    surface: McpServer,
-    callers: Callers,
-    policy: ActivePolicy | None,
-    *,
-    names: Collection[str],
-    authority: TokenAuthority | None,
-) -> "tuple[AuthMiddleware, Sessions]":
-    look = ReadinessProbe(app.settings.data_dir, app.settings.state_dir / "audit", app.audit, app.in_force).look
-    application, sessions = http_application(
-        surface, app.artifacts, callers, app.refusals, policy, look=look, subjects=authority is not None
-    )
-    gate = AuthMiddleware(
-        application, hosts=names, callers=callers, authority=authority, refusals=app.refusals, look=look
-    )
-    return gate, sessions
+def _lacks(app: App, principal: Principal, tool: str) -> bool:
+    return app.rights_of(principal).refusal(tool) is not None
 
 
 def log_address(url: str, allowed_hosts: Collection[str], options: Collection[str]) -> None:
@@ -176,15 +160,7 @@ def log_address(url: str, allowed_hosts: Collection[str], options: Collection[st
 class Sessions(StreamableHTTPSessionManager):
     """The SDK's sessions, shared among callers: one that opens too many does not keep the others out."""
 
-    def __init__(
-        self,
-        surface: McpServer,
-        checked: TransportSecuritySettings,
-        callers: Callers,
-        refusals: Refusals,
-        *,
-        subjects: bool,
-    ) -> None:
+    def __init__(self, surface: McpServer, checked: TransportSecuritySettings, shares: Shares) -> None:
         super().__init__(
             surface.server,
             security_settings=checked,
@@ -192,8 +168,8 @@ class Sessions(StreamableHTTPSessionManager):
             max_request_body_size=MAX_BODY_BYTES,
             max_sessions=MAX_SESSIONS,
         )
-        self._shares = Shares(MAX_SESSIONS, callers, subjects=subjects)
-        self._refusals = refusals
+        self._shares = shares
+        self._refusals = surface.app.refusals
 
     def _admit_session(self, requestor: AuthorizationContext | None) -> StreamableHTTPServerTransport | None:
         # None is the SDK's own word for "there are too many"; it answers 503.
@@ -215,19 +191,12 @@ class Sessions(StreamableHTTPSessionManager):
 
 
 def http_application(
-    surface: McpServer,
-    artifacts: ArtifactStore,
-    callers: Callers,
-    refusals: Refusals,
-    policy: ActivePolicy | None = None,
-    *,
-    look: Look | None = None,
-    subjects: bool = False,
+    surface: McpServer, callers: Callers, *, look: Look | None = None, subjects: bool = False
 ) -> tuple[ASGIApp, Sessions]:
     """Return the application behind the gate, which alone checks callers, and the sessions of streamable HTTP."""
     # The gate has checked Host and Origin. Set explicitly, because otherwise the SDK decides by itself.
     checked = TransportSecuritySettings(enable_dns_rebinding_protection=False)
-    manager = Sessions(surface, checked, callers, refusals, subjects=subjects)
+    manager, app = Sessions(surface, checked, Shares(MAX_SESSIONS, callers, subjects=subjects)), surface.app
     sse = SseServerTransport(MESSAGES_PATH, security_settings=checked, max_request_body_size=MAX_BODY_BYTES)
 
     async def open_sse(request: Request) -> Response:
@@ -240,8 +209,8 @@ def http_application(
         told = {
             "longest_stall_ms": event_loop.longest_stall_ms(),
             "unusable_token_files": callers.unusable,
-            "unusable_policy": policy is not None and policy.problem is not None,
-            "refused_requests": dict(refusals.totals),
+            "unusable_policy": app.in_force.problem is not None,
+            "refused_requests": dict(app.refusals.totals),
         }
         return JSONResponse({"status": "ok", **told})
 
@@ -254,7 +223,7 @@ def http_application(
         Mount(MESSAGES_PATH, app=sse.handle_post_message),
         Route(HEALTH_PATH, endpoint=health, methods=["GET"]),
         Route(READY_PATH, endpoint=ready, methods=["GET"]),
-        Route(downloads.PATH, endpoint=downloads.Downloads(artifacts, refusals), methods=["GET"]),
+        Route(downloads.PATH, endpoint=downloads.Downloads(app.artifacts, app.refusals), methods=["GET"]),
     ]
 
     @asynccontextmanager
@@ -265,12 +234,12 @@ def http_application(
     return Starlette(routes=routes, lifespan=lifespan), manager
 
 
-def _roles(policy: ActivePolicy | None) -> Collection[str]:
-    return () if policy is None or policy.policy is None else policy.policy.roles
+def _roles(app: App) -> Collection[str]:
+    return () if app.in_force.policy is None else app.in_force.policy.roles
 
 
 async def _follow_tokens(
-    files: TokenFiles, callers: Callers, gate: AuthMiddleware, sessions: Sessions, policy: ActivePolicy | None
+    app: App, files: TokenFiles, callers: Callers, gate: AuthMiddleware, sessions: Sessions
 ) -> None:
     """Keep the tokens in effect as their files are; end what was begun with removed ones, calls first."""
 
@@ -283,7 +252,7 @@ async def _follow_tokens(
         noted: dict[str, float] = {}
         while True:
             await anyio.sleep(TOKEN_SECONDS)
-            changed = await anyio.to_thread.run_sync(files.look, _roles(policy))
+            changed = await anyio.to_thread.run_sync(files.look, _roles(app))
             removed = callers.replace(files.tokens)
             callers.unusable = len(files.problems)
             for problem in files.problems if changed else ():
@@ -315,7 +284,21 @@ def by_token(ctx: Context, *, workflow: str | None = None) -> Principal:
 class _Uvicorn(uvicorn.Server):
     """Uvicorn without its signal handlers, which raise the signal again after an orderly shutdown."""
 
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+    def __init__(self, application: ASGIApp, proxies: list[str], ready: Callable[[], None]) -> None:
+        config = uvicorn.Config(
+            application,
+            http=TimeoutProtocol,
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=bool(proxies),
+            forwarded_allow_ips=proxies,
+            limit_concurrency=MAX_CONNECTIONS,
+            backlog=_ACCEPTED,
+            timeout_graceful_shutdown=GRACE_SECONDS,
+        )
         super().__init__(config)
         self._ready = ready
 
@@ -329,23 +312,6 @@ class _Uvicorn(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-def _configured(application: ASGIApp, proxies: list[str]) -> uvicorn.Config:
-    return uvicorn.Config(
-        application,
-        http=TimeoutProtocol,
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=bool(proxies),
-        forwarded_allow_ips=proxies,
-        limit_concurrency=MAX_CONNECTIONS,
-        backlog=_ACCEPTED,
-        timeout_graceful_shutdown=GRACE_SECONDS,
-    )
 
 
 #: A Host header: a name or an address, and a port (RFC 9112, 3.2).

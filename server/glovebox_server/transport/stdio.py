@@ -26,10 +26,11 @@ from pydantic import ValidationError
 
 from glovebox_sandboxes import strict_json
 from glovebox_sandboxes.contract.errors import DiagnosedError
+from glovebox_server.app import App
 from glovebox_server.calls import Principal
 from glovebox_server.exits import ENDING, signal_name
 from glovebox_server.mcp.delivery import Context
-from glovebox_server.mcp.server import SERVED, McpServer, ServedApp
+from glovebox_server.mcp.server import SERVED, McpServer
 from glovebox_server.transport import logs
 
 #: Longest line in bytes, the same as an HTTP body's. Code and arguments of a call are far below it.
@@ -129,7 +130,7 @@ def client_of(ctx: Context) -> str | None:
     return None if params is None else f"{params.client_info.name} {params.client_info.version}"[:128]
 
 
-async def serve_stdio(app: ServedApp, wire: StdioFds | None = None, *, workflow: str | None = None) -> str:
+async def serve_stdio(app: App, wire: StdioFds | None = None, *, workflow: str | None = None) -> str:
     """Serve one client over stdin and stdout, in either protocol era.
 
     Calls under way when the client or a signal ends the connection are cancelled, and their sandboxes are gone, before

@@ -3,7 +3,7 @@
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from copy import copy
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -68,8 +68,10 @@ class OverHttp:
             raise AssertionError(call.caller)
         files = tokens.TokenFiles(directory)
         callers = Callers(files.tokens)
-        surface = McpServer(replace(app, broker=broker, refusals=refusals), partial(by_token, workflow=None))
-        application, sessions = http_application(surface, app.artifacts, callers, refusals)
+        own = copy(app)
+        own.broker, own.refusals = broker, refusals
+        surface = McpServer(own, partial(by_token, workflow=None))
+        application, sessions = http_application(surface, callers)
         if call.token == "revoked":  # noqa: S105 - another word
             # What a server does within a second: it looks at the files.
             tokens.revoke(directory, call.caller)
