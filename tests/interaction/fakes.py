@@ -10,6 +10,7 @@ from typing import Any, cast
 import anyio
 import anyio.lowlevel
 from pydantic import Field
+from tests.fixtures.callers import kept
 
 from glovebox_audit.events import CallCancelled, CallFinished
 from glovebox_audit.log import AuditLog
@@ -246,7 +247,7 @@ def give_tokens(directory: Path, names: tuple[str, ...]) -> dict[str, str]:
     made = {name: f"token-of-{name}".ljust(40, "x") for name in names}
     for name, token in made.items():
         (place / name).touch(mode=0o600)
-        (place / name).write_text(token)
+        (place / name).write_text(kept(token))
     return made
 
 

@@ -11,6 +11,7 @@ import anyio
 import httpx2
 import pytest
 from mcp.shared.exceptions import MCPError
+from tests.fixtures.callers import kept
 from tests.interaction.served import PAIRS, Era, Served, Transport, served, until
 
 from glovebox_audit import read
@@ -63,9 +64,9 @@ async def test_a_token_comes_into_force_and_out_of_it_without_a_restart(tmp_path
         place, first, second = tmp_path / "tokens" / "carol", "c" * 40, "d" * 40
         assert (await health(server, first))[0] == 401
         place.touch(mode=0o600)
-        place.write_text(first)
+        place.write_text(kept(first))
         await settled(server, first, 200)
-        place.write_text(second)
+        place.write_text(kept(second))
         await settled(server, second, 200)
         assert (await health(server, first))[0] == 401
         place.unlink()
@@ -81,15 +82,15 @@ async def test_a_broken_file_keeps_what_it_held_and_a_removed_one_goes_all_the_s
         place, token = tmp_path / "tokens" / "bob", server.tokens["bob"]
         for break_it in (lambda: place.chmod(0o644), lambda: place.write_text("short")):
             break_it()
-            (tmp_path / "tokens" / "alice").write_text("e" * 40)
+            (tmp_path / "tokens" / "alice").write_text(kept("e" * 40))
             await settled(server, "e" * 40, 200)
             assert (await health(server, token))[1]["unusable_token_files"] == 1
             assert (await health(server, server.tokens["alice"]))[0] == 401
             async with httpx2.AsyncClient() as http:
                 assert (await http.get(f"{server.url}/health")).json() == {"status": "ok"}
             place.chmod(0o600)
-            place.write_text(token)
-            (tmp_path / "tokens" / "alice").write_text(server.tokens["alice"])
+            place.write_text(kept(token))
+            (tmp_path / "tokens" / "alice").write_text(kept(server.tokens["alice"]))
             await settled(server, server.tokens["alice"], 200)
             with anyio.fail_after(10):
                 while (await health(server, token))[1]["unusable_token_files"]:  # noqa: ASYNC110 - the server's
@@ -161,7 +162,7 @@ async def test_open_streams_of_a_replaced_token_are_closed(tmp_path: Path, caplo
                 tasks.start_soon(read, "alice", theirs)
                 tasks.start_soon(read, "bob", others)
                 await until(lambda: len(opened) == 2)
-                (tmp_path / "tokens" / "alice").write_text("n" * 40)
+                (tmp_path / "tokens" / "alice").write_text(kept("n" * 40))
                 with anyio.fail_after(10):
                     await theirs.wait()
                 assert not others.is_set()

@@ -19,6 +19,7 @@ from typing import Any
 import anyio
 from rich.console import Console
 from rich.table import Table
+from tests.fixtures.callers import kept
 from tests.perf import clients, machine, sides
 from tests.perf.bare import CODE, PRINTED
 from tests.perf.clients import Caller, Listening, Setup, succeeded
@@ -137,7 +138,7 @@ async def measured(setup: Setup, kinds: Sequence[str], rounds: int, console: Con
     for name in ("default", other.name):
         place = other.with_name(name)
         place.touch(mode=0o600)
-        place.write_text(f"gbx_{name}_{'0' * 40}\n")
+        place.write_text(kept(f"gbx_{name}_{'0' * 40}"))
     found = [Kind(name=name) for name in kinds]
     async with clients.over_http(setup) as listening:
         for kind in found:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 import anyio
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from glovebox_sandboxes import strict_json
 from glovebox_server import secret_files
@@ -51,8 +51,6 @@ _USED = ".used"
 _TICK_NS = 2_000_000_000
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}", re.ASCII)
-_TOKEN = re.compile(r"[A-Za-z0-9_-]{32,128}", re.ASCII)
-
 #: Name of a role or a workflow, as in policy.toml.
 _ROLE = r"^[a-z][a-z0-9-]{0,63}$"
 
@@ -61,40 +59,27 @@ _ROLE = r"^[a-z][a-z0-9-]{0,63}$"
 _Stamp = tuple[str, int, int, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Token:
-    """One token without its secret: its owner, its hash, and its bindings."""
+class Token(BaseModel):
+    """One token without its secret: its owner, its hash, and its bindings, as its file has them."""
 
-    name: str
-    """The caller's: ``token:<name>``."""
-    sha256: str
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(default="", exclude=True)
+    """The file's, and the caller's: ``token:<name>``."""
+    version: Literal[1] = 1
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     """Of the token, in hex."""
-    made: datetime | None = None
-    expires: datetime | None = None
+    made: AwareDatetime | None = None
+    expires: AwareDatetime | None = None
     """Without one it never expires."""
-    role: str | None = None
+    role: str | None = Field(default=None, pattern=_ROLE)
     """Of policy.toml."""
-    workflow: str | None = None
-    plain: bool = False
-    """True if its file holds the token itself, as in earlier versions."""
+    workflow: str | None = Field(default=None, pattern=_ROLE)
 
     @property
     def principal(self) -> str:
         """Return the id of its principal."""
         return f"token:{self.name}"
-
-
-class _Kept(BaseModel):
-    """The content of a hashed token's file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    version: Literal[1]
-    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
-    made: AwareDatetime
-    expires: AwareDatetime | None = None
-    role: str | None = Field(default=None, pattern=_ROLE)
-    workflow: str | None = Field(default=None, pattern=_ROLE)
 
 
 def digest_of(presented: str) -> str:
@@ -123,11 +108,26 @@ def load(directory: Path, roles: Collection[str] | None = ()) -> dict[str, Token
         SecretFileError: the directory or a file is a link, belongs to another user, is open to others, holds anything
             but a token, or one that is bound to a missing role.
     """
+    found, problems = _read_all(directory, roles)
+    if problems:
+        raise problems[0]
+    return found
+
+
+def _read_all(directory: Path, roles: Collection[str] | None) -> tuple[dict[str, Token], list[SecretFileError]]:
+    """Return the tokens, and what is wrong with other files. Raises SecretFileError for the directory."""
+    found: dict[str, Token] = {}
+    problems: list[SecretFileError] = []
     with secret_files.opened(directory, _KIND) as place:
         names = place.names()
-        if len(names) > MAX_TOKENS:
-            raise SecretFileError(_KIND, directory, _TOO_MANY, "Remove the unused ones.")
-        return {name: _read(place, name, roles) for name in names}
+        for name in names[:MAX_TOKENS]:
+            try:
+                found[name] = _read(place, name, roles)
+            except SecretFileError as problem:
+                problems.append(problem)
+    if len(names) > MAX_TOKENS:
+        problems.append(SecretFileError(_KIND, directory, _TOO_MANY, "Remove the unused ones."))
+    return found, problems
 
 
 def create(
@@ -149,9 +149,7 @@ def create(
     secret = f"gbx_{secrets.token_urlsafe(_TOKEN_BYTES)}"
     made = datetime.now(UTC).replace(microsecond=0)
     expires = None if lifetime is None else made + lifetime
-    kept = _Kept(
-        version=1, sha256=digest_of(secret), made=made, expires=expires, role=role, workflow=workflow
-    )  # fmt: skip
+    token = Token(name=name, sha256=digest_of(secret), made=made, expires=expires, role=role, workflow=workflow)
     with secret_files.opened(directory, _KIND) as place, place.locked():
         names = place.names()
         if name in names:
@@ -160,9 +158,9 @@ def create(
             raise SecretFileError(
                 _KIND, directory, f"it holds {MAX_TOKENS} tokens, and no more may be", "Revoke unused ones."
             )
-        if not place.make(name, _encoded(kept)):
+        if not place.make(name, token.model_dump_json(exclude_none=True).encode() + b"\n"):
             return None
-    return _token(name, kept), secret
+    return token, secret
 
 
 def revoke(directory: Path, name: str) -> bool:
@@ -179,32 +177,6 @@ def revoke(directory: Path, name: str) -> bool:
         place.remove(name)
     (directory / _USED / name).unlink(missing_ok=True)
     return True
-
-
-def migrate(directory: Path) -> list[str]:
-    """Replace each token in plain text by its hash, and return the names; clients notice nothing.
-
-    Raises:
-        SecretFileError: see ``load``; those before it are done.
-    """
-    done = []
-    with secret_files.opened(directory, _KIND) as place, place.locked():
-        for name in place.names():
-            token = _read(place, name, None)
-            if not token.plain:
-                continue
-            made = datetime.fromtimestamp(int((directory / name).lstat().st_mtime), UTC)
-            place.make(name, _encoded(_Kept(version=1, sha256=token.sha256, made=made)), replace=True)
-            done.append(name)
-    return done
-
-
-def plain_of(directory: Path, name: str) -> str | None:
-    """Return the token if its file holds it in plain text; for the operator's terminal only. Raises as ``load``."""
-    with secret_files.opened(directory, _KIND) as place:
-        if name not in place.names() or not _read(place, name, None).plain:
-            return None
-        return _text(place, name)
 
 
 def note_used(directory: Path, names: Collection[str]) -> None:
@@ -244,7 +216,10 @@ class TokenFiles:
             return False
         before, told = self.tokens, [str(each) for each in self.problems]
         try:
-            self._read_all()
+            found, problems = _read_all(self.directory, self._roles)
+            left = {name: token for name, token in before.items() if os.path.lexists(self.directory / name)}
+            self.tokens = left if any(_TOO_MANY in str(each) for each in problems) else left | found
+            self.problems = tuple(problems)
         except SecretFileError as problem:
             self.problems = (problem,)
         except OSError as problem:  # the system's own, such as too many open files
@@ -255,23 +230,6 @@ class TokenFiles:
         fresh = max((each[-1] for each in stamps or ()), default=0) > time.time_ns() - _TICK_NS
         self._seen = [] if fresh else stamps
         return self.tokens != before or [str(each) for each in self.problems] != told
-
-    def _read_all(self) -> None:
-        found: dict[str, Token] = {}
-        problems: list[SecretFileError] = []
-        with secret_files.opened(self.directory, _KIND) as place:
-            names = place.names()
-            for name in names[:MAX_TOKENS]:
-                try:
-                    found[name] = _read(place, name, self._roles)
-                except SecretFileError as problem:
-                    problems.append(problem)
-                    if name in self.tokens:
-                        found[name] = self.tokens[name]
-        if len(names) > MAX_TOKENS:
-            problems.append(SecretFileError(_KIND, self.directory, _TOO_MANY, "Remove the unused ones."))
-            found = {name: token for name, token in self.tokens.items() if name in names}
-        self.tokens, self.problems = found, tuple(problems)
 
 
 def _stamps(directory: Path) -> list[_Stamp] | None:
@@ -284,36 +242,18 @@ def _stamps(directory: Path) -> list[_Stamp] | None:
     return sorted((name, each.st_ino, each.st_size, each.st_ctime_ns) for name, each in found)
 
 
-def _encoded(kept: _Kept) -> bytes:
-    return kept.model_dump_json(exclude_none=True).encode() + b"\n"
-
-
-def _token(name: str, kept: _Kept) -> Token:
-    return Token(
-        name=name, sha256=kept.sha256, made=kept.made, expires=kept.expires, role=kept.role, workflow=kept.workflow
-    )  # fmt: skip
-
-
-def _text(place: SecretDirectory, name: str) -> str:
-    content = place.read(name, MAX_FILE_BYTES)
-    return content.decode("ascii", "replace").strip() if len(content) <= MAX_FILE_BYTES else ""
-
-
 def _read(place: SecretDirectory, name: str, roles: Collection[str] | None) -> Token:
     """Read one token; with ``roles`` None, of any role."""
     path = place.path / name
     if not _NAME.fullmatch(name):
         raise SecretFileError(_KIND, path, "its name is not 1 to 32 of a-z 0-9 -", f"Rename or remove {path}.")
-    content = _text(place, name)
-    if _TOKEN.fullmatch(content):
-        return Token(name=name, sha256=digest_of(content), plain=True)
-    instead = f"Remove {path}, and make a new one: `glovebox token create {name}`."
+    content = place.read(name, MAX_FILE_BYTES)
     try:
-        strict_json.check(content)
-        token = _token(name, _Kept.model_validate_json(content, strict=True))
-    except (ValueError, ValidationError):
-        reason = "it does not hold one token of 32 to 128 letters, digits, - and _, nor what `token create` writes"
-        raise SecretFileError(_KIND, path, reason, instead) from None
+        strict_json.check(content if len(content) <= MAX_FILE_BYTES else b"")
+        token = Token.model_validate_json(content, strict=True).model_copy(update={"name": name})
+    except ValueError:
+        fix = f"Remove {path}, and make a new one: `glovebox token create {name}`."
+        raise SecretFileError(_KIND, path, "it does not hold what `token create` writes", fix) from None
     if token.role is not None and roles is not None and token.role not in roles:
         known = f"the roles are {', '.join(sorted(roles))}" if roles else "there are no roles, since there is no policy"
         fix = f"`glovebox token revoke {name}` ends it; or add the role to the policy."
@@ -382,14 +322,14 @@ class Callers:
         removed = set()
         for name, token in list(self._tokens.items()):
             grant = self._grants[name]
-            if not grant.expire(now) and _same(token, tokens.get(name)):
+            if not grant.expire(now) and token == tokens.get(name):
                 continue
             if not grant.expired.is_set():
                 grant.removed.set()
             removed.add(token.principal)
             del self._tokens[name], self._grants[name]
         for name, token in tokens.items():
-            expires = _unix(token.expires)
+            expires = None if token.expires is None else token.expires.timestamp()
             if expires is not None and expires <= now:
                 continue
             self._tokens[name] = token
@@ -399,16 +339,3 @@ class Callers:
                     principal=token.principal, roles=roles, workflow=token.workflow, expires=expires
                 )
         return removed
-
-
-def _same(before: Token, now: Token | None) -> bool:
-    return now is not None and (before.sha256, before.role, before.workflow, before.expires) == (
-        now.sha256,
-        now.role,
-        now.workflow,
-        now.expires,
-    )
-
-
-def _unix(moment: datetime | None) -> float | None:
-    return None if moment is None else moment.timestamp()

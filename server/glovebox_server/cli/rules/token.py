@@ -6,7 +6,6 @@ from pathlib import Path
 import click
 
 from glovebox_audit.events import TokenCreated, TokenRevoked
-from glovebox_sandboxes.plural import counted
 from glovebox_server import app as apps
 from glovebox_server import startup
 from glovebox_server.cli import state
@@ -60,15 +59,12 @@ def token_list(settings: Settings) -> None:
             "made": _time(each.made) if each.made else "",
             "ends": _time(each.expires) if each.expires else "never",
             "last used": _time(used) if used else "",
-            "kept as": "plain" if each.plain else "hash",
         }
         for each, used in found
     ]
-    plain = "plain: its file holds the token itself; `glovebox token migrate` keeps the hash alone."
     emit(
         {"tokens": [_fields(each, used) for each, used in found]},
         table_of(rows) or "There are no tokens. `glovebox token create NAME` makes one.",
-        plain if any(each.plain for each, _ in found) else None,
     )
 
 
@@ -86,14 +82,6 @@ def token_revoke(settings: Settings, name: str) -> None:
         {"name": name, "principal": f"token:{name}", "revoked": True},
         f"token:{name} is revoked. A running server ends what is under way with it within seconds.",
     )
-
-
-@command("migrate", token)
-def token_migrate(settings: Settings) -> None:
-    """Keep only the hash of tokens whose files hold the token itself."""
-    done = tokens.migrate(settings.state_dir / tokens.DIRECTORY)
-    said = f"Of {counted(len(done), 'token')} only the hash is kept from now on"
-    emit({"migrated": done}, f"{said}: {', '.join(done)}." if done else "Of every token only the hash is kept already.")
 
 
 def to_show(
@@ -116,10 +104,6 @@ def to_show(
         made, secret = _made(settings, name, role=role, workflow=None, lifetime=lifetime)
         err.print(f"Made {made.principal}. It is shown here alone: only its hash is kept.")
         return secret
-    for other in [name] if name else sorted(known, key=lambda other: (other != FIRST, other)):
-        text = tokens.plain_of(place, other) if known[other].plain else None
-        if text is not None:
-            return text
     if name is not None:
         fix = "Name the file in which it was saved with --token-file, or make another with a new name."
         raise MisnamedError(f"Showing the token {name!r}", "only its hash is kept", fix)
@@ -182,7 +166,6 @@ def _fields(token: Token, used: datetime | None) -> dict[str, object]:
         "made": token.made and token.made.isoformat(),
         "expires": token.expires and token.expires.isoformat(),
         "last_used": used and used.isoformat(),
-        "kept_as": "plain" if token.plain else "hash",
     }
 
 
