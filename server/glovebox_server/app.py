@@ -61,7 +61,7 @@ from glovebox_server.upkeep.log import recover, rotation
 from glovebox_server.workspace import Workspace
 
 if TYPE_CHECKING:
-    from glovebox_server.mcp.manifest import Manifest
+    from glovebox_server.mcp.catalogue import Manifest
 
 ARTIFACT_PARTS = 4
 """Fraction of the artifacts that one principal may have over HTTP: three more must fill theirs before others
@@ -127,10 +127,10 @@ class App:
 
     async def manifest(self, rights: Rights) -> "Manifest":
         """Return what a caller can know before a call; asks every driver."""
-        from glovebox_server.mcp import manifest as capabilities  # noqa: PLC0415 - imports the SDK, which a call from a script does without
+        from glovebox_server.mcp import catalogue  # noqa: PLC0415 - imports the SDK, which a call from a script does without
 
         drivers = self.broker.sandboxes.drivers
-        return await capabilities.build_manifest(
+        return await catalogue.build_manifest(
             tools=self.tools, rights=rights, environments=self.environments, drivers=drivers, version=self.version
         )
 

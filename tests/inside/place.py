@@ -24,7 +24,7 @@ from mcp.client import Transport
 from mcp.client.streamable_http import streamable_http_client
 
 from glovebox_sandboxes.runtime import runtime
-from glovebox_server.mcp import manifest as capabilities
+from glovebox_server.mcp.catalogue import CAPABILITIES_URI
 
 #: Nobody's number on any machine that runs tests.
 USER = 61_234
@@ -145,7 +145,7 @@ async def look(place: Place, around: Sequence[str] = (), *, environment: Mapping
 async def ask(seen: Seen, server: StdioServerParameters | Transport) -> None:
     """Read the manifest and make one real call as a client of this server."""
     async with Client(server) as client:
-        (manifest,) = (await client.read_resource(capabilities.URI)).contents
+        (manifest,) = (await client.read_resource(CAPABILITIES_URI)).contents
         result = await client.call_tool("run_python", {"code": CODE})
     assert isinstance(manifest, types.TextResourceContents)
     seen.manifest = json.loads(manifest.text)

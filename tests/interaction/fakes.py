@@ -28,7 +28,7 @@ from glovebox_server.errors import AuditError
 from glovebox_server.guards.admission.admission import Admission
 from glovebox_server.guards.budgets.spending import BudgetRemainder
 from glovebox_server.guards.journal import journal
-from glovebox_server.mcp.manifest import FORMAT, Manifest
+from glovebox_server.mcp.catalogue import FORMAT, Manifest
 from glovebox_server.requests import Refusals, Runs
 from glovebox_server.tools.base import Arguments, Tool, ToolAnswer, ToolResult
 from glovebox_server.transport import tokens

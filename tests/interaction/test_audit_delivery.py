@@ -17,7 +17,6 @@ from tests.interaction.served import PAIRS, Era, Logs, Served, Transport, served
 from glovebox_audit.chain import Record
 from glovebox_audit.subscription import MAX_WAITING_RECORDS, Missed, Subscription
 from glovebox_server.mcp import delivery
-from glovebox_server.mcp import server as mcp_server
 from glovebox_server.mcp.delivery import AUDIT_LOGGER, BRIEF
 
 pairs = pytest.mark.parametrize(("transport", "era"), PAIRS)
@@ -63,9 +62,8 @@ async def test_a_log_level_is_honoured(transport: Transport, tmp_path: Path) -> 
     assert logs.seen[0].data["data"]["effect"] == "deny"
 
 
-async def test_nobodys_log_level_is_forgotten_for_anothers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many sessions another caller sets one in. Control: of one's own, the oldest is forgotten."""
-    monkeypatch.setattr(mcp_server, "MAX_LEVELS", 2)
+async def test_nobodys_log_level_is_forgotten_for_anothers(tmp_path: Path) -> None:
+    """However many sessions another caller sets one in, or the same one. Control: its own request changes it."""
     logs = Logs()
     async with served(tmp_path, "http") as running, running.client("http", "legacy", logging_callback=logs) as client:
 
@@ -88,6 +86,9 @@ async def test_nobodys_log_level_is_forgotten_for_anothers(tmp_path: Path, monke
         await set_by_others("bob")
         assert await heard() == 1
         await set_by_others("alice")
+        assert await heard() == 1
+        with pytest.warns(MCPDeprecationWarning):
+            await client.set_logging_level("info")
         assert await heard() == 1 + len(RUN)
 
 

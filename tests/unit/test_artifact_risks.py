@@ -13,7 +13,7 @@ from glovebox_audit.events import ArtifactCollected, draft
 from glovebox_server.calls import CallResult, Text
 from glovebox_server.core.result import build_result
 from glovebox_server.mcp.delivery import RISKS_META_KEY, tool_result
-from glovebox_server.mcp.parts import contents
+from glovebox_server.mcp.resources import _contents as contents
 from glovebox_server.tools import TOOLS
 
 HTML = b"<!doctype html><script>alert(1)</script>"

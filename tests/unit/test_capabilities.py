@@ -24,7 +24,7 @@ from glovebox_server import app as apps
 from glovebox_server.cli.main import main
 from glovebox_server.core.rights import Rights
 from glovebox_server.mcp import catalogue
-from glovebox_server.mcp import manifest as capabilities
+from glovebox_server.mcp import catalogue as capabilities
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
 
@@ -170,7 +170,7 @@ async def test_the_manifest_is_a_resource(era: Any, tmp_path: Path) -> None:
     """Listed and read by its address, in both protocol eras."""
     async with served(tmp_path, "stdio") as server, server.client("stdio", era) as client:
         listed = (await client.list_resources()).resources
-        assert [str(each.uri) for each in listed] == [capabilities.URI, "glovebox://budget"]
-        (content,) = (await client.read_resource(capabilities.URI)).contents
+        assert [str(each.uri) for each in listed] == [capabilities.CAPABILITIES_URI, "glovebox://budget"]
+        (content,) = (await client.read_resource(capabilities.CAPABILITIES_URI)).contents
     assert isinstance(content, types.TextResourceContents)
     assert json.loads(content.text)["format"] == capabilities.FORMAT

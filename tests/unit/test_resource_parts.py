@@ -22,8 +22,7 @@ from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import Principal
 from glovebox_server.guards.redaction.detector import Forms
 from glovebox_server.mcp.delivery import REDACTED_META_KEY, SHA256_META_KEY
-from glovebox_server.mcp.parts import MAX_BYTES, PART_META_KEY
-from glovebox_server.mcp.resources import Resources
+from glovebox_server.mcp.resources import MAX_PART_BYTES, PART_META_KEY, Resources
 
 UNKNOWN = "There is no artifact of yours at this address"
 
@@ -65,7 +64,7 @@ async def test_parts_that_name_the_next_are_the_whole(name: str, whole: bytes, t
         uri = (await keep(store, name, whole)).uri
         with pytest.raises(MCPError, match="can be read at once") as caught:
             await resources.read(ALICE, uri)
-        assert f"{uri}?offset=0&length={MAX_BYTES}" in str(caught.value)
+        assert f"{uri}?offset=0&length={MAX_PART_BYTES}" in str(caught.value)
         following: str | None = f"{uri}?offset=0&length=100001"
         found, kinds = b"", set()
         while following:
@@ -101,7 +100,8 @@ async def test_an_empty_artifact_has_an_empty_part(tmp_path: Path) -> None:
 
 BAD = [
     "", "offset", "offset=", "offset=-1", "offset=+1", "offset=1.5", "offset=0x1", "offset=٣", "offset=1&offset=1",
-    "offset=0&length=0", f"length={MAX_BYTES + 1}", "offset=0&", "offset=0;length=1", "offset=0&more=1", "offset=3",
+    "offset=0&length=0", f"length={MAX_PART_BYTES + 1}", "offset=0&", "offset=0;length=1", "offset=0&more=1",
+    "offset=3",
     "offset=0#x", "offset= 1", "OFFSET=1", f"offset={'9' * 16}", "offset=0?length=1", "&".join(["offset=0"] * 10_000),
 ]  # fmt: skip
 
@@ -193,7 +193,7 @@ async def test_secrets_in_a_file_are_not_shown(query: str, noise: bytes, tmp_pat
         assert meta[REDACTED_META_KEY] == {"GitHub token": 1}
         assert meta.get(SHA256_META_KEY, hashlib.sha256(whole).hexdigest()) == hashlib.sha256(whole).hexdigest()
         async with store.open(artifact.uri, ALICE) as reader:
-            assert await reader.read(MAX_BYTES) == whole
+            assert await reader.read(MAX_PART_BYTES) == whole
 
 
 async def test_a_profile_says_whether_a_file_with_secrets_is_shown(tmp_path: Path) -> None:

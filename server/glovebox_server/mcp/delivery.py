@@ -13,7 +13,7 @@ from typing import Any
 
 import anyio
 import mcp_types as types
-from mcp.server.connection import allowed_log_levels
+from mcp.server.connection import Connection, allowed_log_levels
 from mcp.server.context import ServerRequestContext
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
@@ -54,6 +54,11 @@ Context = ServerRequestContext[Any, Any]
 
 Identify = Callable[[Context], Principal]
 """Identifies the caller of a request. Raises rather than guesses: there is no anonymous principal."""
+
+
+def connection_of(ctx: Context) -> Connection:
+    """Return the connection of a request, which holds state and ends; in the handshake eras it outlives the request."""
+    return ctx.session._connection  # noqa: SLF001 - the SDK has no other way to learn of its end
 
 
 Ask = Callable[[Question], Awaitable[ApprovalAnswer | None]]
@@ -283,7 +288,8 @@ def tool_result(result: CallResult, revision: str | None = None) -> types.CallTo
     """
     items: Sequence[Content] = result.content
     if revision in WITHOUT_LINKS:
-        items = [_said(item) if isinstance(item, Link) else item for item in items]
+        links = "[{0.name}: {0.media_type}, {0.bytes} bytes, {0.uri}]"
+        items = [Text(text=links.format(item)) if isinstance(item, Link) else item for item in items]
     structured: Any = dict(result.structured)
     meta = {CALL_META_KEY: dict(result.meta)} if result.meta else None
     if sum(map(_encoded, items)) > MAX_MESSAGE_BYTES:
@@ -300,13 +306,8 @@ def tool_result(result: CallResult, revision: str | None = None) -> types.CallTo
         if longest == MAX_MESSAGE_BYTES:
             items = _without_images(items)
         longest //= 2
-    return _hopeless(meta)
-
-
-def error_result(text: str, structured: Mapping[str, Any] | None = None) -> types.CallToolResult:
-    """Return an error that the model can read (``isError``), not a protocol error."""
-    content: list[types.ContentBlock] = [types.TextContent(text=text)]
-    return types.CallToolResult(content=content, structured_content=structured and dict(structured), is_error=True)
+    text = f"The result has too many parts for a message of {MAX_MESSAGE_BYTES} bytes. Ask for less at a time."
+    return types.CallToolResult(content=[types.TextContent(text=text)], is_error=True, _meta=meta)
 
 
 def _block(item: Content, longest: int) -> types.ContentBlock:
@@ -320,10 +321,6 @@ def _block(item: Content, longest: int) -> types.ContentBlock:
             return types.ResourceLink(
                 uri=item.uri, name=item.name, mime_type=item.media_type, size=item.bytes, _meta=meta
             )
-
-
-def _said(link: Link) -> Text:
-    return Text(text=f"[{link.name}: {link.media_type}, {link.bytes} bytes, {link.uri}]")
 
 
 def risks_meta(risks: Sequence[str]) -> dict[str, Any]:
@@ -379,8 +376,3 @@ def _cut(value: Any, longest: int) -> Any:
     if isinstance(value, list | tuple):
         return [_cut(item, longest) for item in value]
     return value
-
-
-def _hopeless(meta: dict[str, Any] | None) -> types.CallToolResult:
-    text = f"The result has too many parts for a message of {MAX_MESSAGE_BYTES} bytes. Ask for less at a time."
-    return types.CallToolResult(content=[types.TextContent(text=text)], is_error=True, _meta=meta)

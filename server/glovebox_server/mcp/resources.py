@@ -3,6 +3,8 @@
 Also notifies clients of changes: ``resources/updated``, and changed lists. Only ``mcp.server`` imports this.
 """
 
+import base64
+import codecs
 import json
 import re
 from collections import OrderedDict
@@ -11,6 +13,8 @@ from contextlib import asynccontextmanager, closing
 from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import chain, islice
+from types import MappingProxyType
+from typing import Any
 
 import anyio
 import anyio.abc
@@ -29,13 +33,14 @@ from glovebox_audit.subscription import Subscription
 from glovebox_sandboxes.sharing import FairLimiter
 from glovebox_server.app import App
 from glovebox_server.artifacts.record import Artifact, ArtifactStoreError
+from glovebox_server.artifacts.store import ArtifactReader
 from glovebox_server.calls import Principal
 from glovebox_server.core.rights import MAX_KEYS
 from glovebox_server.errors import AuditError, RefusedError, StoreError
 from glovebox_server.guards.redaction.guard import mask_content
-from glovebox_server.mcp import delivery, parts
-from glovebox_server.mcp import manifest as capabilities
-from glovebox_server.mcp.delivery import Context
+from glovebox_server.mcp import delivery
+from glovebox_server.mcp.catalogue import CAPABILITIES_URI
+from glovebox_server.mcp.delivery import CALL_META_KEY, REDACTED_META_KEY, SHA256_META_KEY, Context, risks_meta
 
 #: Most records of one call in one answer; a call makes about ten, plus one per connection.
 MAX_RECORDS = 500
@@ -84,7 +89,7 @@ _CALL_URI = re.compile(r"audit://calls/(c_[0-9a-z]{26})", re.ASCII)
 _RECEIPT_URI = re.compile(r"receipt://(c_[0-9a-z]{26})", re.ASCII)
 
 CAPABILITIES = types.Resource(
-    uri=capabilities.URI,
+    uri=CAPABILITIES_URI,
     name="capabilities",
     description="What can be had here, before any call: drivers, limits, network, tools, digests, what is refused.",
     mime_type="application/json",
@@ -125,6 +130,21 @@ Lists = Callable[[Principal], Mapping[ServerEvent, object]]
 """Return a caller's lists that a policy can change, by the event of their change."""
 
 
+#: Largest part of an artifact in one answer, in bytes: base64 adds a third, and clients reject messages over 1 MiB.
+MAX_PART_BYTES = 512 * 1024
+
+#: Key in a part's ``_meta`` of its ``offset`` and ``bytes``, the total size (``of``) and the address of the ``next``.
+PART_META_KEY = "dev.glovebox/part"
+
+#: Digits of a number in an address: far more bytes than any store holds.
+_DIGITS = 15
+
+Contents = types.TextResourceContents | types.BlobResourceContents
+
+Mask = Callable[[bytes], Awaitable[tuple[bytes, dict[str, int]]]]
+"""Replaces each secret by a word, and counts them by kind."""
+
+
 class Watches:
     """Subscriptions of the handshake eras in one lifespan of the SDK's server, each a task."""
 
@@ -156,7 +176,7 @@ class Resources:
                 fails.
         """
         try:
-            if uri == capabilities.URI:
+            if uri == CAPABILITIES_URI:
                 text = await self._capabilities(principal)
             elif uri == BUDGET.uri:
                 text = json.dumps({"left": [asdict(each) for each in await self._app.left(principal, run)]})
@@ -197,12 +217,12 @@ class Resources:
         async with self._artifacts.turn(principal.id), self._app.artifacts.open(address, principal) as reader:
             if asked:
                 mask = self._mask(principal, reader.artifact)
-                return types.ReadResourceResult(contents=[await parts.read(reader, uri, query, mask)])
-            artifact, content = reader.artifact, await reader.read(parts.MAX_BYTES)
+                return types.ReadResourceResult(contents=[await _read_part(reader, uri, query, mask)])
+            artifact, content = reader.artifact, await reader.read(MAX_PART_BYTES)
             content, secrets = await self._mask(principal, artifact)(content)
-        return types.ReadResourceResult(contents=[parts.contents(artifact.uri, artifact, content, secrets)])
+        return types.ReadResourceResult(contents=[_contents(artifact.uri, artifact, content, secrets)])
 
-    def _mask(self, principal: Principal, artifact: Artifact) -> parts.Mask:
+    def _mask(self, principal: Principal, artifact: Artifact) -> Mask:
         redact, values = self._app.redaction(principal, artifact.tool)
 
         async def mask(content: bytes) -> tuple[bytes, dict[str, int]]:
@@ -313,7 +333,7 @@ class Resources:
 
     def follow_lists(self, ctx: Context, principal: Principal) -> None:
         """Notify a connection of the handshake eras, which has read a list, of changed lists until it ends."""
-        connection = ctx.session._connection  # noqa: SLF001 - the SDK has no other way to learn of its end
+        connection = delivery.connection_of(ctx)
         modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
         if modern or self._app.in_force.policy is None or _LISTS in connection.state:
             return
@@ -389,3 +409,86 @@ async def _feed(bus: InMemorySubscriptionBus, records: Subscription) -> None:
 async def _close_when(event: anyio.Event, handler: ListenHandler) -> None:
     await event.wait()
     handler.close()
+
+
+async def _read_part(reader: ArtifactReader, uri: str, query: str, mask: Mask) -> Contents:
+    """Return one part of an artifact.
+
+    Raises:
+        RefusedError: rule ``artifacts.part``; the part does not exist.
+        ArtifactStoreError: the content is not what was stored, or the disk failed.
+    """
+    artifact = reader.artifact
+    offset, length = _numbers(query)
+    if offset >= max(1, artifact.bytes):
+        raise _no_part(f"offset is {offset}, and the artifact ends at {artifact.bytes}.")
+    content = b"".join([piece async for piece in reader.part(offset, length)])
+    if _is_text(artifact) and offset + len(content) < artifact.bytes:
+        content = _whole_characters(content)
+    about: dict[str, Any] = {"offset": offset, "bytes": len(content), "of": artifact.bytes}
+    if (end := offset + len(content)) < artifact.bytes:
+        about["next"] = f"{artifact.uri}?offset={end}&length={length}"
+    content, secrets = await mask(content)
+    return _contents(uri, artifact, content, secrets, {PART_META_KEY: about, SHA256_META_KEY: artifact.sha256})
+
+
+def _contents(
+    uri: str,
+    artifact: Artifact,
+    content: bytes,
+    secrets: Mapping[str, int] = MappingProxyType({}),
+    meta: dict[str, Any] | None = None,
+) -> Contents:
+    """Return bytes of an artifact in MCP's form: as text if they are UTF-8."""
+    redacted = {REDACTED_META_KEY: dict(secrets)} if secrets else {}
+    known = {
+        "uri": uri,
+        "mime_type": artifact.media_type,
+        "_meta": {CALL_META_KEY: _made_by(artifact), **risks_meta(artifact.risks), **redacted, **(meta or {})},
+    }
+    if _is_text(artifact):
+        try:
+            return types.TextResourceContents(text=content.decode(), **known)
+        except UnicodeDecodeError:
+            pass
+    return types.BlobResourceContents(blob=base64.b64encode(content).decode(), **known)
+
+
+def _made_by(artifact: Artifact) -> dict[str, str]:
+    made = {"call_id": artifact.call_id, "principal": artifact.owner, "client": artifact.client, "run": artifact.run,
+            "workflow": artifact.workflow}  # fmt: skip
+    return {name: value for name, value in made.items() if value is not None}
+
+
+def _numbers(query: str) -> tuple[int, int]:
+    found = {"offset": 0, "length": MAX_PART_BYTES}
+    given: set[str] = set()
+    for field in query.split("&"):
+        name, _, number = field.partition("=")
+        if name not in found or name in given or not number.isascii() or not number.isdigit() or len(number) > _DIGITS:
+            raise _no_part("A part is named by offset and length, each at most once, in decimal digits.")
+        given.add(name)
+        found[name] = int(number)
+    if not 0 < found["length"] <= MAX_PART_BYTES:
+        raise _no_part(f"length is {found['length']}, and may be from 1 to {MAX_PART_BYTES}.")
+    return found["offset"], found["length"]
+
+
+def _no_part(reason: str) -> RefusedError:
+    return RefusedError(
+        "artifacts.part", reason, f"Begin with ?offset=0&length={MAX_PART_BYTES}; each part names the next."
+    )
+
+
+def _is_text(artifact: Artifact) -> bool:
+    return artifact.media_type.startswith("text/") or artifact.media_type == "application/json"
+
+
+def _whole_characters(content: bytes) -> bytes:
+    """Leave an incomplete last character to the next part, unless nothing would remain."""
+    decoder = codecs.getincrementaldecoder("utf-8")("strict")
+    try:
+        decoder.decode(content)
+    except UnicodeDecodeError:
+        return content
+    return content[: len(content) - len(decoder.getstate()[0])] or content

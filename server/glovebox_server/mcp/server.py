@@ -3,12 +3,12 @@
 ``McpServer(app, identify).server`` is the SDK's server, which ``transport`` serves in both protocol eras.
 """
 
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from time import monotonic
-from typing import Any, Final
+from typing import Any
 from uuid import UUID
 
 import anyio
@@ -18,7 +18,7 @@ from mcp.server.context import CallNext, HandlerResult
 from mcp.server.lowlevel import Server
 from mcp.server.subscriptions import PromptsListChanged, ServerEvent, ToolsListChanged
 from mcp.shared.exceptions import MCPError
-from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
 from glovebox_audit.chain import new_call_id
@@ -53,12 +53,8 @@ ENDINGS_SCOPE_KEY = "glovebox.endings"
 #: Where clients of HTTP with SSE post; the address names their session, and the transport has checked it.
 MESSAGES_PATH = "/messages/"
 
-#: Remembered ``logging/setLevel`` sessions of one caller: as many as streamable HTTP has. The oldest falls back to
-#: ``info``; no caller evicts another's.
-MAX_LEVELS = 1024
-
-#: Callers with remembered levels, far more than have tokens; the oldest fall back to ``info``.
-MAX_CALLERS = 4096
+#: Key in a connection's state: the level of its ``logging/setLevel``.
+_LEVEL = "glovebox.level"
 
 #: Rule of a request whose state this state directory's servers did not issue to its caller for it, or not lately.
 STATE_RULE = "approval.state"
@@ -66,14 +62,11 @@ _STATE_HINT = "Make the call without requestState: it is asked anew."
 #: The word in the SDK's refusals of states.
 _INVALID_STATE = "invalid_request_state"
 
-SERVED: Final = (*HANDSHAKE_PROTOCOL_VERSIONS, *MODERN_PROTOCOL_VERSIONS)
-"""Supported protocol revisions, oldest first."""
-
 _log = structlog.get_logger(__name__)
 
 
 class ClaimingServer(Server[Any]):
-    """The SDK's server, which claims the notifications that are sent, and the supported revisions."""
+    """The SDK's server, which claims the notifications that are sent."""
 
     lists_change = False
     """True if the lists of tools and prompts may change; that of resources never does."""
@@ -88,11 +81,6 @@ class ClaimingServer(Server[Any]):
                 claims.list_changed = change
         return found
 
-    async def _handle_discover(self, *given: Any) -> types.DiscoverResult:
-        """Answer ``server/discover`` with the same revisions as an error about them names."""
-        found = await super()._handle_discover(*given)
-        return found.model_copy(update={"supported_versions": list(SERVED)})
-
 
 class McpServer:
     """One MCP server over one app. Serves any number of connections."""
@@ -102,7 +90,6 @@ class McpServer:
         self._identify = identify
         self._stopping = anyio.Event()
         self._resources = Resources(app, self._stopping, self._lists)
-        self._levels: defaultdict[str, OrderedDict[str | None, types.LoggingLevel]] = defaultdict(OrderedDict)
         self._connection = app.runs.new()
         """The run of the caller over stdio, where this server has one connection."""
         self._offers: OrderedDict[tuple[object, ...], tuple[list[types.Tool], str]] = OrderedDict()
@@ -183,14 +170,13 @@ class McpServer:
         try:
             run = self._run_of(ctx, principal, session)
         except RefusedError as refused:
-            self.app.refusals.note(refused.rule, principal.id)
-            return _of(_failed(refused, call_id, principal), call_id, principal, None)
+            return self._failed(refused, call_id, principal, None)
         outcome: CallResult | Exception | None = None
         async with anyio.create_task_group() as tasks:
             endings = {"server stopping": self._stopping, **endings_of(ctx)}
             for event in endings.values():
                 tasks.start_soon(delivery.cancel_when, event, tasks.cancel_scope)
-            level = self._levels[principal.id].get(session, "info") if principal.id in self._levels else "info"
+            level = delivery.connection_of(ctx).state.get(_LEVEL, "info")
             ask = partial(asking.ask_client, ctx, principal, params)
             async with delivery.deliver_messages(ctx, self.app.audit, call_id, level, endings, ask=ask) as reporter:
                 try:
@@ -214,13 +200,49 @@ class McpServer:
         if isinstance(outcome, asking.ClientMustAnswerError):
             return asking.input_required(outcome)
         if isinstance(outcome, Exception):
-            if isinstance(outcome, InvalidArgumentsError | RefusedError):
-                # The broker began no call; what it decided is a result.
-                rule = outcome.rule if isinstance(outcome, RefusedError) else "arguments"
-                self.app.refusals.note(rule, principal.id)
-            failed = _of(_failed(outcome, call_id, principal), call_id, principal, run)
-            return self._named(ctx, principal, run, failed)
-        return self._named(ctx, principal, run, delivery.tool_result(outcome, ctx.protocol_version))
+            result = self._failed(outcome, call_id, principal, run)
+        else:
+            result = delivery.tool_result(outcome, ctx.protocol_version)
+        if principal.transport == "stdio" or ctx.protocol_version not in MODERN_PROTOCOL_VERSIONS:
+            return result
+        handle = self.app.runs.handle(principal.id, run)  # for a client without a session
+        return result.model_copy(update={"meta": {**(result.meta or {}), RUN_META_KEY: handle}})
+
+    def _failed(self, error: Exception, call_id: str, principal: Principal, run: str | None) -> types.CallToolResult:
+        """Turn an exception into what the model reads; the details of internal errors stay in our log."""
+        failure = failure_of(error)
+        if failure is None:
+            if isinstance(error, MCPError):
+                raise error
+            _log.error("a call failed with an unexpected error", call_id=call_id, exc_info=error)
+            text = f"Internal error in call {call_id}; the server's log has the details."
+            raise MCPError(types.INTERNAL_ERROR, text) from error
+        refused: dict[str, Any] | None = None
+        sentence = failure.sentence(error, call_id)
+        if isinstance(error, UnknownToolError):
+            raise MCPError(types.INVALID_PARAMS, sentence, {"tools": list(error.tools)})
+        if isinstance(error, InvalidArgumentsError):
+            hint = "Nothing was started; correct these fields and call again."
+            refused = {"rule": "arguments", "reason": str(error), "hint": hint, "fields": list(error.fields)}
+        elif isinstance(error, RefusedError):
+            refused = {"rule": error.rule, "reason": error.reason, "hint": error.hint}
+        elif failure.classed == "unavailable":
+            # Host paths are for the operator.
+            reason = with_own_command(str(error))
+            _log.error("unavailable", call_id=call_id, error=type(error).__name__, reason=reason)
+            if principal.transport == "stdio":  # whoever started the server
+                sentence = with_own_command(sentence)
+        if refused is not None:  # the broker began no call; what it decided is a result
+            self.app.refusals.note(refused["rule"], principal.id)
+            told: dict[str, Any] = {"error": None, "refused": refused}
+        else:
+            told = {"error": {"kind": type(error).__name__, "message": sentence, "line": None}}
+        return types.CallToolResult(
+            content=[types.TextContent(text=sentence)],
+            structured_content={"call_id": call_id, **told},
+            is_error=True,
+            _meta={delivery.CALL_META_KEY: {"call_id": call_id, **whose(principal, run)}},
+        )
 
     async def _counted(self, ctx: Context, call_next: CallNext) -> HandlerResult:
         """Count protocol errors that are the caller's fault, as a middleware of the SDK."""
@@ -245,24 +267,8 @@ class McpServer:
             return self.app.runs.named(principal.id, named)
         return self.app.runs.of_client(principal.id, principal.client)
 
-    def _named(
-        self, ctx: Context, principal: Principal, run: str, result: types.CallToolResult
-    ) -> types.CallToolResult:
-        """Add the handle of the run to a result, if the client has no session."""
-        if principal.transport == "stdio" or ctx.protocol_version not in MODERN_PROTOCOL_VERSIONS:
-            return result
-        handle = self.app.runs.handle(principal.id, run)
-        return result.model_copy(update={"meta": {**(result.meta or {}), RUN_META_KEY: handle}})
-
     async def _set_level(self, ctx: Context, params: types.SetLevelRequestParams) -> types.EmptyResult:
-        caller, session = self._identify(ctx).id, session_of(ctx)
-        own = self._levels[caller]
-        if len(self._levels) > MAX_CALLERS:
-            del self._levels[next(each for each in self._levels if each != caller)]
-        own[session] = params.level
-        own.move_to_end(session)
-        if len(own) > MAX_LEVELS:
-            own.popitem(last=False)
+        delivery.connection_of(ctx).state[_LEVEL] = params.level
         return types.EmptyResult()
 
     async def _list_resources(
@@ -388,39 +394,3 @@ def _outcome_of(result: types.CallToolResult | types.InputRequiredResult) -> str
     if (result.structured_content or {}).get("refused"):
         return "denied"
     return "failed" if result.is_error else "succeeded"
-
-
-def _of(result: types.CallToolResult, call_id: str, principal: Principal, run: str | None) -> types.CallToolResult:
-    """Add the attribution to a result of a request that became no call, or failed."""
-    return result.model_copy(update={"meta": {delivery.CALL_META_KEY: {"call_id": call_id, **whose(principal, run)}}})
-
-
-def _failed(error: Exception, call_id: str, principal: Principal) -> types.CallToolResult:
-    """Turn an exception into what the model reads; the details of internal errors stay in our log."""
-    failure = failure_of(error)
-    if failure is None:
-        if isinstance(error, MCPError):
-            raise error
-        _log.error("a call failed with an unexpected error", call_id=call_id, exc_info=error)
-        text = f"Internal error in call {call_id}; the server's log has the details."
-        raise MCPError(types.INTERNAL_ERROR, text) from error
-    sentence = failure.sentence(error, call_id)
-    if isinstance(error, UnknownToolError):
-        raise MCPError(types.INVALID_PARAMS, sentence, {"tools": list(error.tools)})
-    structured: dict[str, Any] = {"call_id": call_id, "error": None}
-    if isinstance(error, InvalidArgumentsError):
-        hint = "Nothing was started; correct these fields and call again."
-        refusal = {"rule": "arguments", "reason": str(error), "hint": hint, "fields": list(error.fields)}
-        return delivery.error_result(sentence, {**structured, "refused": refusal})
-    if isinstance(error, RefusedError):
-        refusal = {"rule": error.rule, "reason": error.reason, "hint": error.hint}
-        return delivery.error_result(sentence, {**structured, "refused": refusal})
-    if failure.classed == "unavailable":
-        # Host paths are for the operator.
-        reason = with_own_command(str(error))
-        _log.error("unavailable", call_id=call_id, error=type(error).__name__, reason=reason)
-        if principal.transport == "stdio":  # whoever started the server
-            sentence = with_own_command(sentence)
-    return delivery.error_result(
-        sentence, {**structured, "error": {"kind": type(error).__name__, "message": sentence, "line": None}}
-    )

@@ -219,7 +219,7 @@ class AuthMiddleware:
             await self._refuse(read, scope, receive, send)
         if not isinstance(read, _RequestBody):
             return
-        if self._authority and read.tool is not None:
+        if self._authority and read.tool:
             grant, principal = scope[GRANT_SCOPE_KEY], scope[PRINCIPAL_SCOPE_KEY]
             host = _values(scope, b"host")[0]
             refusal = self._authority.step_up(grant, principal, host, scope["path"], read.tool)
@@ -276,9 +276,7 @@ class AuthMiddleware:
                     if charged:
                         self._reading.charge(caller, REQUEST_SECONDS)
                     value = stdio.parse_message(body) if scope["method"] == "POST" else None
-                    if value is not None:
-                        _require_revision(scope, value)
-            if stdio.is_call(value):
+            if (tool := stdio.tool_of(value)) is not None:
                 with anyio.fail_after(CALL_WAIT_SECONDS):
                     async with self._calling.turn(caller):
                         if charged:
@@ -288,7 +286,7 @@ class AuthMiddleware:
         except stdio.MessageError as error:
             return _malformed(error)
         identity = stdio.known_id(value) if isinstance(value, dict) and "method" in value else None
-        return _RequestBody(body, identity, stdio.tool_of(value))
+        return _RequestBody(body, identity, tool)
 
 
 def readiness_answer(found: Readiness, *, told: bool) -> Response:
@@ -301,14 +299,6 @@ class _RequestBody(NamedTuple):
     content: bytes
     identity: str | int | None
     tool: str | None
-
-
-def _require_revision(scope: Scope, value: object) -> None:
-    """Refuse an unsupported revision; the SDK first refuses one that differs between header and envelope."""
-    named = stdio.revision_of(value)
-    for header in _values(scope, b"mcp-protocol-version"):
-        if named in (None, header):
-            stdio.require_served(value, header)
 
 
 def _malformed(error: stdio.MessageError) -> Response:

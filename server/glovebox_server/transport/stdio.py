@@ -13,15 +13,14 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import anyio
 import anyio.abc
 import mcp_types as types
-from anyio.abc import ObjectSendStream
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.shared.message import SessionMessage
-from mcp_types import PROTOCOL_VERSION_META_KEY
 from pydantic import ValidationError
 
 from glovebox_sandboxes import strict_json
@@ -30,7 +29,7 @@ from glovebox_server.app import App
 from glovebox_server.calls import Principal
 from glovebox_server.exits import ENDING, signal_name
 from glovebox_server.mcp.delivery import Context
-from glovebox_server.mcp.server import SERVED, McpServer
+from glovebox_server.mcp.server import McpServer
 from glovebox_server.transport import logs
 
 #: Longest line in bytes, the same as an HTTP body's. Code and arguments of a call are far below it.
@@ -148,9 +147,6 @@ async def serve_stdio(app: App, wire: StdioFds | None = None, *, workflow: str |
     def identify(ctx: Context) -> Principal:
         return Principal(id=uid, transport="stdio", client=client_of(ctx), workflow=workflow)
 
-    def count_refusal(rule: str) -> None:
-        app.refusals.note(rule, uid)
-
     surface, unanswered = McpServer(app, identify), PendingRequests()
     with anyio.CancelScope() as scope:
 
@@ -159,7 +155,10 @@ async def serve_stdio(app: App, wire: StdioFds | None = None, *, workflow: str |
                 await unanswered.settled()
             scope.cancel()
 
-        async with end_on_signal(surface, end) as names, streams(wire, unanswered, count_refusal) as ends:
+        async with (
+            end_on_signal(surface, end) as names,
+            streams(wire, unanswered, partial(app.refusals.note, principal=uid)) as ends,
+        ):
             await serve_stream(surface, *ends)
     return names[0] if names else "stdin closed"
 
@@ -276,8 +275,6 @@ def _parse(line: bytes | None) -> SessionMessage:
     if line is None:
         raise MessageError(types.PARSE_ERROR, f"Parse error: a message is longer than {MAX_LINE_BYTES} bytes")
     value = parse_message(line)
-    if known_id(value) is not None:  # nobody reads an answer to a notification
-        require_served(value, revision_of(value))
     try:
         return SessionMessage(types.jsonrpc_message_adapter.validate_python(value, by_name=False))
     except ValidationError:
@@ -288,12 +285,9 @@ def _parse(line: bytes | None) -> SessionMessage:
 class MessageError(Exception):
     """A text is not a JSON-RPC message."""
 
-    def __init__(self, code: int, message: str, identity: str | int | None = None, data: object = None) -> None:
+    def __init__(self, code: int, message: str, identity: str | int | None = None) -> None:
         super().__init__(message)
-        error = types.ErrorData(code=code, message=message)
-        if data is not None:
-            error = types.ErrorData(code=code, message=message, data=data)
-        self.answer = types.JSONRPCError(jsonrpc="2.0", id=identity, error=error)
+        self.answer = types.JSONRPCError(jsonrpc="2.0", id=identity, error=types.ErrorData(code=code, message=message))
 
 
 def parse_message(text: bytes) -> Any:
@@ -312,55 +306,13 @@ def parse_message(text: bytes) -> Any:
     return value
 
 
-def revision_of(value: Any) -> object:
-    """Return the protocol revision in a message's envelope, or None."""
-    params = value.get("params") if isinstance(value, dict) else None
-    meta = params.get("_meta") if isinstance(params, dict) else None
-    return meta.get(PROTOCOL_VERSION_META_KEY) if isinstance(meta, dict) else None
-
-
-def require_served(value: Any, revision: object) -> None:
-    """Refuse a message in an unsupported revision, naming all supported ones.
-
-    The SDK would name those with an envelope alone, and hold a stream to them from its first message on; a client that
-    picks an older one from the list shakes hands.
-
-    Raises:
-        MessageError: the revision is unsupported.
-    """
-    if isinstance(revision, str) and revision not in SERVED:
-        data = {"supported": list(SERVED), "requested": revision}
-        raise MessageError(types.UNSUPPORTED_PROTOCOL_VERSION, "Unsupported protocol version", known_id(value), data)
-
-
-class _NamingServed(ObjectSendStream[SessionMessage]):
-    """A stream to the client whose errors name every supported revision: the SDK names those with an envelope alone."""
-
-    def __init__(self, inner: ObjectSendStream[SessionMessage]) -> None:
-        self._inner = inner
-
-    async def send(self, item: SessionMessage) -> None:
-        """Send a message."""
-        message = item.message
-        if isinstance(message, types.JSONRPCError) and message.error.code == types.UNSUPPORTED_PROTOCOL_VERSION:
-            message.error.data = {**(message.error.data or {}), "supported": list(SERVED)}
-        await self._inner.send(item)
-
-    async def aclose(self) -> None:
-        """Close the stream."""
-        await self._inner.aclose()
-
-
-def is_call(value: Any) -> bool:
-    """Return whether a message calls a tool."""
-    return isinstance(value, dict) and value.get("method") == "tools/call"
-
-
 def tool_of(value: Any) -> str | None:
-    """Return the tool that a message calls; None for other messages."""
-    params = value.get("params") if is_call(value) else None
+    """Return the tool that a message calls, empty if it is no name; None for other messages."""
+    if not isinstance(value, dict) or value.get("method") != "tools/call":
+        return None
+    params = value.get("params")
     name = params.get("name") if isinstance(params, dict) else None
-    return name if isinstance(name, str) else None
+    return name if isinstance(name, str) else ""
 
 
 def known_id(value: Any) -> str | int | None:
@@ -371,8 +323,7 @@ def known_id(value: Any) -> str | int | None:
 
 async def serve_stream(surface: McpServer, incoming: Any, outgoing: Any) -> None:
     """Serve one client over a stream in each direction, until it leaves."""
-    options = surface.server.create_initialization_options()
-    await surface.server.run(incoming, _NamingServed(outgoing), options)
+    await surface.server.run(incoming, outgoing, surface.server.create_initialization_options())
 
 
 @asynccontextmanager

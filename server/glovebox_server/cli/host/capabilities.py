@@ -12,7 +12,7 @@ from glovebox_server.app import VERSION, load_profiles
 from glovebox_server.calls import Principal
 from glovebox_server.cli.options import command, emit, out
 from glovebox_server.cli.terminal import print_table, table_of
-from glovebox_server.mcp.manifest import Manifest, build_manifest
+from glovebox_server.mcp.catalogue import Manifest, build_manifest
 from glovebox_server.settings import Settings
 from glovebox_server.startup import governed
 from glovebox_server.tools import TOOLS
