@@ -1,4 +1,4 @@
-"""Every tool of the registry: a module of its name, a profile, a job the guest knows, and models that fit it."""
+"""Every tool of the registry: a profile, a job the guest knows, and models that fit it."""
 
 from pathlib import Path
 
@@ -7,21 +7,17 @@ from tests.repo.files import ROOT
 
 import _glovebox_guest.jobs
 from glovebox_profiles.load.loader import SHIPPED
-from glovebox_server import tools
 from glovebox_server.tools import TOOLS
 from glovebox_server.tools.base import Arguments, Tool, ToolResult
 
-BESIDE = {"__init__", "base", "excerpts", "values"}
-"""Modules of the folder that are no tools."""
 JOBS = {path.stem for path in Path(_glovebox_guest.jobs.__path__[0]).glob("*.py")} - {"__init__"}
 DELIVERED = {"artifacts", "images", "changes", "notes"}
 each_tool = pytest.mark.parametrize("tool", TOOLS.values(), ids=lambda tool: tool.name)
 
 
-def test_each_module_is_a_tool_and_each_job_is_done_for_one() -> None:
+def test_each_job_is_done_for_one_tool() -> None:
     """None is forgotten; they are in alphabetical order, as clients see them."""
-    modules = {path.stem for path in Path(tools.__path__[0]).glob("*.py")} - BESIDE
-    assert list(TOOLS) == sorted(modules)
+    assert list(TOOLS) == sorted(TOOLS)
     assert {tool.kind for tool in TOOLS.values() if not tool.proposes} == JOBS
     assert [tool.name for tool in TOOLS.values() if tool.proposes] == ["propose_changes"]
 

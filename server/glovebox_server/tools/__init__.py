@@ -1,4 +1,4 @@
-"""The tools: one module of this folder each, with its texts, its models and its needs, as ``TOOL``.
+"""The tools: texts, models and needs of each, in a module of this folder.
 
 A tool's rights are in its profile.
 """
@@ -11,6 +11,7 @@ from typing import Final
 from glovebox_server.tools.base import Tool
 
 _MODULES = (import_module(f"{__name__}.{each.name}") for each in iter_modules(__path__))
+_ALL = [value for module in _MODULES for value in vars(module).values() if isinstance(value, Tool)]
 
-TOOLS: Final[Mapping[str, Tool]] = {module.TOOL.name: module.TOOL for module in _MODULES if hasattr(module, "TOOL")}
+TOOLS: Final[Mapping[str, Tool]] = {tool.name: tool for tool in sorted(_ALL, key=lambda tool: tool.name)}
 """By name, in alphabetical order."""

@@ -1,16 +1,19 @@
-"""The base of tools: a tool is a typed name for one job. No I/O, no MCP; ``mcp.server`` serves them."""
+"""The base of tools: a tool is a typed name for one job. No I/O, no MCP; ``mcp.server`` serves them.
 
-from collections.abc import Callable, Mapping, Sequence
+The value that a job returns was made next to untrusted bytes, so its shape is checked.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError
 
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.contract.outcome import Job, Outcome
 from glovebox_sandboxes.contract.pictures import share
-from glovebox_server.calls import Content
+from glovebox_server.calls import Content, Text
 
 Grant = Literal["network", "workspace"]
 """A capability that a profile can withhold."""
@@ -18,10 +21,14 @@ _HOSTS = ("inputs", "timeout_seconds")
 """Arguments with the same meaning in every tool; the host handles them, not the guest."""
 
 
-class Arguments(BaseModel):
-    """Base of all argument models: unknown fields and wrong types are errors."""
+class JobValue(BaseModel):
+    """Base of the values of jobs: unknown fields and wrong types are errors. Each field has a default."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class Arguments(JobValue):
+    """Base of all argument models."""
 
 
 class Isolation(BaseModel):
@@ -182,3 +189,70 @@ def _excerpt(data: bytes, room: int) -> Excerpt:
     )
     shown = len(head.encode()) + len(tail.encode())
     return Excerpt(text=f"{head}\n[… {len(data) - shown} bytes left out …]\n{tail}", shown=shown, whole=data)
+
+
+_MOST = 2000
+"""Characters of each part of a refusal."""
+
+
+def _refusal(value: Any) -> Refusal:
+    """Return three texts of bounded length as a refusal: strict pydantic takes no dataclass from a dict."""
+    if not isinstance(value, dict) or not all(isinstance(part, str) and len(part) <= _MOST for part in value.values()):
+        raise ValueError("not a rule, a reason and a hint")
+    try:
+        return Refusal(**value)
+    except TypeError as problem:
+        raise ValueError(str(problem)) from None
+
+
+JobFailure = Annotated[Refusal, PlainValidator(_refusal)]
+"""Why the job failed: for the caller to fix, unlike a refusal of policy."""
+
+
+class _Failed(JobValue):
+    error: JobFailure
+
+
+_Model = TypeVar("_Model", bound=JobValue)
+
+
+def read(outcome: Outcome, model: type[_Model]) -> _Model | Refusal:
+    """Return the job's value as ``model`` reads it, or why there is none."""
+    if outcome.ended != "exited" or outcome.code != 0:
+        reason = outcome.reason or "The job failed inside the sandbox."
+        return Refusal(
+            rule=f"job.{outcome.ended}", reason=reason[:_MOST], hint="Ask for less, or for something simpler."
+        )
+    try:
+        if isinstance(outcome.value, dict) and "error" in outcome.value:
+            return _Failed.model_validate(outcome.value).error
+        return model.model_validate(outcome.value)
+    except ValidationError:
+        hint = "Try again. If it persists, the sandbox's runtime does not match this server."
+        return Refusal(rule="job.malformed", reason="The sandbox returned no valid result of this tool.", hint=hint)
+
+
+def heading(found: str, passed_over: Iterable[str], ignored: int, truncated: str | None) -> str:
+    """Return the first line of an answer that may be incomplete."""
+    skipped = ", ".join(passed_over)
+    notes = [found] + [f"not entered: {skipped}"] * bool(skipped)
+    notes += [f"ignored by .gitignore: {ignored} (set include_ignored to include them)"] * bool(ignored)
+    return f"[{'; '.join(notes + [f'cut: {truncated}'] * bool(truncated))}]"
+
+
+def failed(refusal: Refusal, **fields: Any) -> ToolAnswer:
+    """Return the answer of a call whose job failed."""
+    fields["error"] = {"kind": refusal.rule, "message": str(refusal), "line": None}
+    return ToolAnswer(fields=fields, content=(Text(text=str(refusal)),), failed=True)
+
+
+def telling(model: type[_Model], text: Callable[[_Model], str]) -> Callable[[Outcome], ToolAnswer]:
+    """Return the reading of a job's value as ``model``, which ``text`` puts in words."""
+
+    def answer(outcome: Outcome) -> ToolAnswer:
+        value = read(outcome, model)
+        if isinstance(value, Refusal):
+            return failed(value)
+        return ToolAnswer(fields=value.model_dump(mode="json"), content=(Text(text=text(value)),), failed=False)
+
+    return answer

@@ -10,8 +10,7 @@ from pydantic import ConfigDict, Field
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_server.calls import Text
-from glovebox_server.tools.base import Arguments, Tool, ToolAnswer, ToolResult
-from glovebox_server.tools.values import JobValue, RefusedError, failed, failure, read
+from glovebox_server.tools.base import Arguments, JobFailure, JobValue, Tool, ToolAnswer, ToolResult, failed, read
 
 MAX_URL = 2000
 """Characters; longer URLs carry data rather than name a page."""
@@ -52,7 +51,7 @@ class FetchedPage(JobValue):
     title: str = ""
     text: str = ""
     truncated: str | None = None
-    error: RefusedError | None = None
+    error: JobFailure | None = None
     """Replaces all else if the response is not readable."""
 
 
@@ -61,7 +60,7 @@ class Fetched(JobValue):
 
     head: FetchedResponse = FetchedResponse(url="", status=0)
     page: FetchedPage = FetchedPage()
-    refused: RefusedError | None = None
+    refused: JobFailure | None = None
     """Why the egress policy did not, or could not, fetch the page."""
     hops: list[RedirectHop] = Field(default_factory=list)
     truncated: str | None = None
@@ -85,9 +84,9 @@ class FetchResult(ToolResult):
 def _answer(outcome: Outcome) -> ToolAnswer:
     value = read(outcome, Fetched)
     if isinstance(value, Refusal):
-        return _not_fetched(value, [])
+        value = Fetched.model_construct(refused=value)
     if value.refused is not None:
-        return _not_fetched(value.refused, value.hops)
+        return failed(value.refused, untrusted=True, redirects=[hop.model_dump() for hop in value.hops])
     head, page = value.head, value.page
     truncated = "; ".join(filter(None, (page.truncated, value.truncated))) or None
     lines = [f"[untrusted content fetched from {_one_line(head.url)}, status {head.status}]"]
@@ -95,32 +94,19 @@ def _answer(outcome: Outcome) -> ToolAnswer:
     if truncated:
         lines.append(f"[cut: {_one_line(truncated)}]")
     # Untrusted text comes after our last line, so that it cannot imitate one before.
-    if page.error is not None:
-        lines.append(str(page.error))
-    else:
+    if page.error is None:
         lines += [f"Title: {_one_line(page.title)}\n"] * bool(page.title)
-        lines.append(page.text)
-    return ToolAnswer(
-        fields={
-            "untrusted": True,
-            "final_url": head.url,
-            "status": head.status,
-            "redirects": [hop.model_dump() for hop in head.hops],
-            "media_type": page.media_type,
-            "title": page.title,
-            "text": page.text,
-            "truncated": truncated,
-            "error": page.error and failure(page.error),
-        },
-        content=(Text(text="\n".join(lines)),),
-        failed=page.error is not None,
-    )
-
-
-def _not_fetched(refusal: Refusal, hops: list[RedirectHop]) -> ToolAnswer:
-    answer = failed(refusal)
-    fields = {"untrusted": True, "redirects": [hop.model_dump() for hop in hops], **answer.fields}
-    return ToolAnswer(fields=fields, content=answer.content, failed=True)
+    lines.append(page.text if page.error is None else str(page.error))
+    fields = {
+        "untrusted": True,
+        "final_url": head.url,
+        "status": head.status,
+        "redirects": [hop.model_dump() for hop in head.hops],
+        **page.model_dump(include={"media_type", "title", "text"}),
+        "truncated": truncated,
+        "error": page.error and failed(page.error).fields["error"],
+    }
+    return ToolAnswer(fields=fields, content=(Text(text="\n".join(lines)),), failed=page.error is not None)
 
 
 def _one_line(text: str) -> str:

@@ -7,11 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from glovebox_sandboxes.contract.errors import Refusal
-from glovebox_sandboxes.contract.outcome import Outcome
-from glovebox_server.calls import Text
-from glovebox_server.tools.base import Arguments, Tool, ToolAnswer, ToolResult
-from glovebox_server.tools.values import JobValue, failed, read
+from glovebox_server.tools.base import Arguments, JobValue, Tool, ToolResult, telling
 
 MAX_INPUTS = 16
 """Artifacts of one call; a patch may change more files."""
@@ -40,12 +36,8 @@ class ProposeResult(AppliedChange, ToolResult):
     """Result of ``propose_changes``."""
 
 
-def _answer(outcome: Outcome) -> ToolAnswer:
-    value = read(outcome, AppliedChange)
-    if isinstance(value, Refusal):
-        return failed(value)
-    text = f"Changed, as it was approved ({value.promotion}): {', '.join(value.files)}"
-    return ToolAnswer(fields=value.model_dump(), content=(Text(text=text),), failed=False)
+def _applied(value: AppliedChange) -> str:
+    return f"Changed, as it was approved ({value.promotion}): {', '.join(value.files)}"
 
 
 TOOL = Tool(
@@ -55,5 +47,5 @@ TOOL = Tool(
     arguments=ProposeArguments,
     result=ProposeResult,
     kind="",
-    answer=_answer,
+    answer=telling(AppliedChange, _applied),
 )
