@@ -86,23 +86,18 @@ class SecretDirectory:
         return sorted(name for name in listed if not name.startswith("."))
 
     @contextlib.contextmanager
-    def locked(self, seconds: float | None = None) -> Iterator[None]:
-        """Lock out other writers during the block; after ``seconds`` run without: the holder may be suspended."""
-        if seconds is None:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-        else:
-            self._try_lock(time.monotonic() + seconds)
+    def locked(self) -> Iterator[None]:
+        """Lock out other writers during the block; after ``LOCK_SECONDS`` run without: the holder may be suspended."""
+        until = time.monotonic() + LOCK_SECONDS
+        while time.monotonic() < until:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            time.sleep(_LOCK_POLL_SECONDS)
         try:
             yield
         finally:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-
-    def _try_lock(self, until: float) -> None:
-        while time.monotonic() < until:
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            time.sleep(_LOCK_POLL_SECONDS)
 
     def remove(self, name: str) -> None:
         """Remove a file, and return once the removal survives a crash. Raises SecretFileError."""
@@ -309,7 +304,7 @@ class Files(Generic[T]):
 
         ``spare`` places are left to others. Raises SecretFileError if it could not be made, or there are too many.
         """
-        with self._opened() as directory, directory.locked(LOCK_SECONDS):
+        with self._opened() as directory, directory.locked():
             if len(directory.names()) >= self._most - spare:
                 raise SecretFileError(
                     self._kind, self.path, f"it has {self._most - spare} files already", "Remove some."

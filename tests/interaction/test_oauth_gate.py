@@ -4,7 +4,6 @@ import json
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,10 +25,10 @@ from glovebox_server.transport.oauth import issuer as verify
 from glovebox_server.transport.oauth.authority import METADATA_PATH, RESOURCES, Scopes
 from glovebox_server.transport.oauth.issuer import OAuth
 
-TOOLS = {"reader": {"read_workspace_file"}, "analyst": {"run_python"}}
+TOOLS = {"glovebox:reader": {"read_workspace_file"}, "glovebox:analyst": {"run_python"}}
 SCOPES = Scopes(
-    roles={"glovebox:reader": "reader", "glovebox:analyst": "analyst"},
-    refuses=lambda principal, tool: not any(tool in TOOLS[role] for role in principal.roles),
+    roles=lambda: dict.fromkeys(TOOLS, "a role"),
+    refuses=lambda principal, tool: not any(tool in TOOLS.get(scope, ()) for scope in principal.scopes),
 )
 
 
@@ -369,17 +368,6 @@ async def test_a_client_that_needs_more_asks_the_person_again_and_goes_on(tmp_pa
         ]  # fmt: skip
 
 
-async def test_another_policys_scopes_count_for_tokens_that_came_in_before(tmp_path: Path) -> None:
-    """The same token, whose check is remembered, has what its scope stands for now; the control is before."""
-    roles = {"glovebox:reader": "reader"}
-    async with both(tmp_path, replace(SCOPES, roles=roles)) as (issuer, server):
-        token = issuer.token(audience(server), scope="glovebox:reader glovebox:analyst")
-        assert (await server.authority.grant(token, "")).roles == ("reader",)
-        roles.clear()
-        roles["glovebox:analyst"] = "analyst"
-        assert (await server.authority.grant(token, "")).roles == ("analyst",)
-
-
 async def test_many_subjects_leave_nothing_behind(tmp_path: Path) -> None:
     """Who came and went is in no table, but for bounded ones, however many they were."""
     async with both(tmp_path) as (issuer, server):
@@ -416,12 +404,10 @@ async def test_a_session_is_its_subjects_whatever_token_it_comes_with(tmp_path: 
         assert (await post(server.tokens["alice"], session, listed)).status_code == 404
 
 
-def test_scopes_stand_for_roles_in_the_order_of_the_policy() -> None:
-    """What the policy does not name stands for nothing."""
-    assert SCOPES.of(("glovebox:analyst", "other", "glovebox:reader")) == ("reader", "analyst")
-    assert SCOPES.of(()) == ()
-    reader = Principal(id="oauth:i#a", transport="http", roles=("reader",))
-    assert SCOPES.missing(reader, ("glovebox:reader",), "run_python") == "glovebox:analyst"
-    assert SCOPES.missing(reader, ("glovebox:reader",), "read_workspace_file") is None
-    assert SCOPES.missing(reader, ("glovebox:reader",), "no_such_tool") is None
-    assert Scopes().missing(reader, (), "run_python") is None
+def test_a_scope_is_named_if_it_alone_is_missing() -> None:
+    """None where the caller has the tool, or no scope gives it, or there is no policy."""
+    reader = Principal(id="oauth:i#a", transport="http", scopes=("glovebox:reader",))
+    assert SCOPES.missing(reader, "run_python") == "glovebox:analyst"
+    assert SCOPES.missing(reader, "read_workspace_file") is None
+    assert SCOPES.missing(reader, "no_such_tool") is None
+    assert Scopes().missing(reader, "run_python") is None

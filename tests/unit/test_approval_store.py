@@ -10,7 +10,6 @@ from tests.fixtures.approving import Person, a_desk, proposal
 
 from glovebox_server.errors import AuditError, StoreError
 from glovebox_server.guards.approvals import guard, store
-from glovebox_server.stores import database
 
 
 async def test_a_store_that_fails_while_a_call_waits_is_told_as_such(
@@ -70,16 +69,3 @@ async def test_a_call_that_has_run_keeps_its_result_where_its_question_cannot_be
     raised = RuntimeError("a mistake")
     with pytest.raises(RuntimeError):
         await guard.request_hosts(approvals, ran)
-
-
-def test_a_store_of_an_earlier_version_keeps_its_questions_and_forgets_what_was_learned(tmp_path: Path) -> None:
-    """The control is what it had before."""
-    tables = "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name"
-    kept = "INSERT INTO answers VALUES ('a_1', 'local:0', 1, 'operator', 'call', 1.0, '')"
-    asked = "INSERT INTO questions VALUES ('a_1', 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1)"
-    with database.opened(store.path(tmp_path), store.SCHEMA[:2]) as earlier:
-        earlier.transact_now(lambda db: [db.execute(each) for each in (asked, kept)])
-        assert earlier.query_now(lambda db: db.execute(tables).fetchall()) == [("answers",), ("known",), ("questions",)]
-    with store.opened(tmp_path) as now:
-        assert now.query_now(lambda db: db.execute(tables).fetchall()) == [("answers",), ("questions",)]
-        assert now.query_now(lambda db: db.execute("SELECT question FROM answers").fetchall()) == [("a_1",)]

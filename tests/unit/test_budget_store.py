@@ -380,4 +380,4 @@ def test_a_race_of_sixty_four_for_ten_spends_ten(tmp_path: Path) -> None:
 
 def test_names_of_what_is_spent_are_columns() -> None:
     """One for each, in both tables."""
-    assert all(f"{name} INTEGER NOT NULL" in store.SCHEMA[0] for name in SPENDING)
+    assert all(f"{name} INTEGER NOT NULL" in store.SCHEMA for name in SPENDING)

@@ -18,7 +18,7 @@ from glovebox_server.errors import StoreError
 from glovebox_server.stores import database
 from glovebox_server.stores.database import opened
 
-SCHEMA = ("CREATE TABLE counted (name TEXT PRIMARY KEY, n INTEGER NOT NULL); INSERT INTO counted VALUES ('a', 0)",)
+SCHEMA = "CREATE TABLE counted (name TEXT PRIMARY KEY, n INTEGER NOT NULL); INSERT INTO counted VALUES ('a', 0)"
 
 
 def count(connection: sqlite3.Connection) -> int:
@@ -171,21 +171,15 @@ def test_a_file_removed_or_replaced_while_in_use_is_told(path: Path, tmp_path: P
         assert store.transact_now(count) == 2
 
 
-def test_a_file_of_others_tables_or_of_a_later_version_is_refused(path: Path) -> None:
-    """And one of an earlier version takes the steps that it lacks, with what it holds."""
+def test_a_file_of_other_tables_as_of_another_version_is_refused(path: Path) -> None:
+    """Whichever is later; its own still opens it (the control)."""
     with opened(path, SCHEMA) as store:
         store.transact_now(count)
-    later = (*SCHEMA, "ALTER TABLE counted ADD COLUMN more TEXT")
-    with opened(path, later) as store:
-        assert store.query_now(lambda connection: connection.execute("SELECT * FROM counted").fetchone()) == (
-            "a",
-            1,
-            None,
-        )
-    with _unusable("a later one than 1", "Upgrade"), opened(path, SCHEMA):
-        pass
-    with _unusable("tables", "put a whole copy"), opened(path, (SCHEMA[0], "CREATE TABLE other (n)")):
-        pass
+    for other in (f"{SCHEMA}; ALTER TABLE counted ADD COLUMN more TEXT", "CREATE TABLE other (n)"):
+        with _unusable("tables", "put a whole copy"), opened(path, other):
+            pass
+    with opened(path, SCHEMA) as store:
+        store.transact_now(count)
 
 
 @pytest.mark.parametrize("what", ["link", "open", "folder"])

@@ -28,7 +28,6 @@ from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.errors import ProfileError, nearest
 from glovebox_profiles.model import Credential, Profile
 from glovebox_profiles.policy.model import Approval, Budget, Lift, Policy, Rate, WatchAction, digest
-from glovebox_profiles.policy.rights import RoleRights as Left
 from glovebox_profiles.policy.rights import combine_roles, order_conflicts, profiles_beyond, roles_in_force
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.contract.spec import SandboxSpec
@@ -139,6 +138,7 @@ class Roles:
 
     def _worked_out(self, names: tuple[str, ...]) -> Rights:
         left = combine_roles(self._policy, names, self._profiles)
+        lifts_tools = any(each.what == "tool" for each in left.lifts)
         served = self._workspaces[left.workspace] if left.workspace else self._workspace
         return Rights(
             profiles=self._profiles.with_narrower(left.profiles),
@@ -150,14 +150,9 @@ class Roles:
             budgets=left.budgets,
             approvals=left.approvals,
             lifts=left.lifts,
-            beyond=self._beyond(left, names),
+            beyond=profiles_beyond(self._policy, names, self._profiles) if lifts_tools else {},
             rates=left.rates,
         )
-
-    def _beyond(self, left: Left, names: tuple[str, ...]) -> Mapping[str, Profile]:
-        if all(each.what != "tool" for each in left.lifts):
-            return {}
-        return profiles_beyond(self._policy, names, self._profiles)
 
 
 SECONDS: Final = 1.0
@@ -195,8 +190,6 @@ class ActivePolicy:
             MisnamedError: a role's workspace must not be served.
         """
         self.now = read()
-        self.scopes: dict[str, str] = {}
-        """Role by scope; the same dict for every policy."""
         self.changed = anyio.Event()
         """Set when the policy changes, and then replaced."""
         self.problem: str | None = None
@@ -207,17 +200,21 @@ class ActivePolicy:
         self._budgeted = self.now.budgeted
         self._seen: _Stamp | None = None
         self._taken: _Stamp | None = None
-        self._take(self.now)
 
     @property
     def policy(self) -> Policy | None:
         """Return the policy; None if there is none."""
         return self.now.policy
 
+    @property
+    def scopes(self) -> Mapping[str, str]:
+        """Return the role of each scope."""
+        return {} if self.policy is None else self.policy.scopes
+
     def rights_of(self, principal: Principal) -> Rights:
         """Return the rights of a caller."""
         if principal.scopes:  # the call may have waited, and the policy may have changed
-            roles = (self.scopes[scope] for scope in self.scopes if scope in principal.scopes)
+            roles = (role for scope, role in self.scopes.items() if scope in principal.scopes)
             principal = replace(principal, roles=tuple(dict.fromkeys(roles)))
         return self.now.rights_of(principal)
 
@@ -263,10 +260,7 @@ class ActivePolicy:
         return found
 
     def _take(self, found: Governed) -> None:
-        self.now = found
-        self.scopes.clear()
-        self.scopes.update({} if found.policy is None else found.policy.scopes)
-        earlier, self.changed = self.changed, anyio.Event()
+        self.now, earlier, self.changed = found, self.changed, anyio.Event()
         earlier.set()
 
     async def _refuse(self, problem: Exception, audit: AuditLog) -> None:

@@ -16,9 +16,10 @@ import sqlite3
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -33,8 +34,7 @@ class Worker:
     """The thread: started by its first task, ended by ``close``."""
 
     def __init__(self, name: str) -> None:
-        self._name: Final = name
-        self._pool = ThreadPoolExecutor(1, initializer=self._begin)
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix=name)
 
     async def run(self, work: Callable[[], _Done]) -> _Done:
         """Run this after all earlier tasks, and return its result.
@@ -57,9 +57,6 @@ class Worker:
         """End the thread. Every caller has waited for its task, so this waits for nothing."""
         self._pool.shutdown()
 
-    def _begin(self) -> None:
-        threading.current_thread().name = self._name
-
 
 DIRECTORY: Final = "governance"
 """Below the state directory; one file for each store."""
@@ -73,17 +70,20 @@ MAX_MIB: Final = 256
 
 _SETTINGS = ("trusted_schema = OFF", "cell_size_check = ON", "foreign_keys = ON", "temp_store = MEMORY")
 
-_FULL = frozenset({sqlite3.SQLITE_FULL})
 _HELD = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT})
-_ACCESS = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH})
-_OTHER = frozenset({sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_NOLFS})
+_ACCESS = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH)
+_OTHER = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_NOLFS)
 _PRIMARY = 0xFF
 """Mask of a result code; the other bits are details (https://www.sqlite.org/rescode.html)."""
 
 _FIX_DISK = "Free space on its file system, or point the state directory at another one."
 _FIX_ACCESS = "Make the directory and its files writable for the user that runs Glovebox."
-_FIX_NEWER = "Upgrade Glovebox, or name another state directory."
+_FIXES = {
+    sqlite3.SQLITE_FULL: _FIX_DISK,
+    **dict.fromkeys(_ACCESS, _FIX_ACCESS),
+    **dict.fromkeys(_OTHER, f"{_FIX_DISK} Else check the disk and the kernel's log (`dmesg`)."),
+}
 
 _T = TypeVar("_T")
 
@@ -99,7 +99,7 @@ class Database:
         self._connection = connection
         self._identity = _identity(path)
         self._lock = threading.Lock()
-        self._worker = Worker(f"glovebox-{path.stem}")
+        self.worker = Worker(f"glovebox-{path.stem}")
         self._in_vain = -math.inf
         """Time of the last timeout on another process's lock."""
 
@@ -108,28 +108,20 @@ class Database:
 
         Cancelled while it waits for its turn, it does nothing; later, it completes and returns its result.
         """
-        asked = time.monotonic()
-        return await self._worker.run(lambda: self._write(work, asked))
+        return await self.worker.run(partial(self.transact_now, work, time.monotonic()))
 
     async def query(self, work: Work[_T]) -> _T:
         """Do ``work``, which only reads, on one state of the file, in a worker thread. Raises StoreError."""
-        return await self._worker.run(lambda: self.query_now(work))
+        return await self.worker.run(partial(self.query_now, work))
 
-    def transact_now(self, work: Work[_T]) -> _T:
-        """Do ``transact`` in this thread: for commands; never on an event loop."""
-        return self._write(work, time.monotonic())
+    def transact_now(self, work: Work[_T], asked: float | None = None) -> _T:
+        """Do ``transact``, as asked for at this time, in this thread: for commands; never on an event loop."""
+        # IMMEDIATE takes the lock before any read, so no decision rests on what another process changes.
+        return self._transaction("BEGIN IMMEDIATE", "write to", work, time.monotonic() if asked is None else asked)
 
     def query_now(self, work: Work[_T]) -> _T:
         """Do ``query`` in this thread."""
         return self._transaction("BEGIN", "read", work)
-
-    def close(self) -> None:
-        """End its thread; ``opened`` does."""
-        self._worker.close()
-
-    def _write(self, work: Work[_T], asked: float) -> _T:
-        # IMMEDIATE takes the lock before any read, so no decision rests on what another process changes.
-        return self._transaction("BEGIN IMMEDIATE", "write to", work, asked)
 
     def _transaction(self, begin: str, attempted: str, work: Work[_T], asked: float = math.inf) -> _T:
         with self._lock, translated(self.path, attempted):
@@ -150,17 +142,16 @@ class Database:
 
 
 @contextlib.contextmanager
-def opened(path: Path, schema: Sequence[str], *, lock_wait: float = LOCK_WAIT_SECONDS) -> Iterator[Database]:
+def opened(path: Path, schema: str, *, lock_wait: float = LOCK_WAIT_SECONDS) -> Iterator[Database]:
     """Open a store; make it (0600, its directory 0700) if missing.
 
     Args:
         path: of the file, in a directory of stores only.
-        schema: SQL, one text for each version, each upgrading the one before. Missing steps are taken at
-            opening. A released one never changes.
+        schema: SQL that makes its tables; a file with others is refused.
         lock_wait: seconds to wait for other processes.
 
     Raises:
-        StoreError: it is not ours alone, of a newer version, damaged, locked by another process, or the disk fails.
+        StoreError: it is not ours alone, of another version, damaged, locked by another process, or the disk fails.
     """
     with translated(path, "open"):
         path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -177,14 +168,15 @@ def opened(path: Path, schema: Sequence[str], *, lock_wait: float = LOCK_WAIT_SE
             for (problem,) in connection.execute("PRAGMA quick_check(1)").fetchall():
                 if problem != "ok":
                     raise _damaged(path, str(problem).strip().splitlines()[-1])
-            _upgrade(path, connection, schema)
-            if _tables(connection) != _tables_of(schema):
-                raise _damaged(path, "its tables are not those of this store")
+            with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as whole:
+                _create(whole, schema)
+                if _tables(connection) != _tables(whole):
+                    raise _damaged(path, "its tables are not those of this version of Glovebox")
         found = Database(path, connection)
         try:
             yield found
         finally:
-            found.close()
+            found.worker.close()
 
 
 @contextlib.contextmanager
@@ -198,17 +190,13 @@ def translated(path: Path, attempted: str) -> Iterator[None]:
         raise _damaged(path, "what is in it is no text") from error
     except sqlite3.Error as error:
         code = _code(error)
-        if code in _FULL:
-            raise _unusable(path, attempted, "the disk, or its own bound, is full", _FIX_DISK) from error
         if code in _HELD:
             raise _held(path, attempted) from error
         if code in _DAMAGED:
             raise _damaged(path, str(error)) from error
-        if code in _ACCESS:
-            raise _unusable(path, attempted, str(error), _FIX_ACCESS) from error
-        if code in _OTHER:
-            fix = f"{_FIX_DISK} Else check the disk and the kernel's log (`dmesg`)."
-            raise _unusable(path, attempted, str(error), fix) from error
+        if code in _FIXES:
+            reason = "the disk, or its own bound, is full" if code == sqlite3.SQLITE_FULL else str(error)
+            raise _unusable(path, attempted, reason, _FIXES[code]) from error
         raise  # a bug in a statement of ours
 
 
@@ -232,14 +220,14 @@ def _connected(path: Path, lock_wait: float, synchronous: str = "NORMAL") -> sql
     return connection
 
 
-def _make(path: Path, schema: Sequence[str]) -> None:
+def _make(path: Path, schema: str) -> None:
     """Put a whole file in place; of several processes that do it at once the first wins."""
     half = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     os.close(os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
     try:
         with contextlib.closing(_connected(half, LOCK_WAIT_SECONDS, "FULL")) as connection:
             connection.execute("PRAGMA journal_mode = WAL")  # stored in the file
-            _upgrade(half, connection, schema)
+            _create(connection, schema)
         with contextlib.suppress(FileExistsError):
             os.link(half, path)
     finally:
@@ -247,20 +235,10 @@ def _make(path: Path, schema: Sequence[str]) -> None:
             each.unlink(missing_ok=True)
 
 
-def _upgrade(path: Path, connection: sqlite3.Connection, schema: Sequence[str]) -> None:
-    """Take the steps that the file lacks, in one transaction."""
-    with _begun(connection, "BEGIN"):
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version == len(schema):
-        return
+def _create(connection: sqlite3.Connection, schema: str) -> None:
     with _begun(connection, "BEGIN IMMEDIATE"):
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version > len(schema):
-            raise _unusable(path, "open", f"it has version {version}, a later one than {len(schema)}", _FIX_NEWER)
-        for step in schema[version:]:
-            for statement in step.split(";"):  # not executescript: it would commit
-                connection.execute(statement)
-        connection.execute(f"PRAGMA user_version = {len(schema)}")
+        for statement in schema.split(";"):  # not executescript: it would commit
+            connection.execute(statement)
 
 
 @contextlib.contextmanager
@@ -278,12 +256,6 @@ def _begun(connection: sqlite3.Connection, begin: str) -> Iterator[None]:
 
 def _tables(connection: sqlite3.Connection) -> list[tuple[str, ...]]:
     return connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY name").fetchall()
-
-
-def _tables_of(schema: Sequence[str]) -> list[tuple[str, ...]]:
-    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
-        _upgrade(Path(":memory:"), connection, schema)
-        return _tables(connection)
 
 
 def _check(path: Path, kind: int) -> None:

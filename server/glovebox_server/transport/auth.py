@@ -17,12 +17,13 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import asdict
 from http import HTTPStatus
-from typing import Final, NamedTuple
+from typing import Final
 
 import anyio
 import mcp_types as types
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -117,55 +118,52 @@ class AuthMiddleware:
         if scope["type"] == "lifespan":
             await self._inner(scope, receive, send)
         elif scope["type"] == "http":
-            refusal = self._refusal(scope)
-            if refusal is None and self._look is not None and _is_bare(scope, READY_PATH):
-                await readiness_answer(await self._look(), told=False)(scope, receive, send)
-                return
-            refusal = refusal or await self._identified(scope)
-            if refusal is not None:
-                await self._refuse(refusal, scope, receive, send)
-            else:
-                await self._admit(scope, receive, send)
+            try:
+                answer = await self._public(scope)
+                if answer is None:
+                    await self._identify(scope)
+                    await self._admit(scope, receive, send)
+                    return
+            except HTTPException as refusal:
+                caller: Principal | None = scope.get(PRINCIPAL_SCOPE_KEY)
+                rule = refusal.rule if isinstance(refusal, TokenChallenge) else _RULES.get(refusal.status_code, "http")
+                self._refusals.note(rule, None if caller is None else caller.id)
+                answer = Response(refusal.detail, refusal.status_code, refusal.headers)
+            await answer(scope, receive, send)
 
-    async def _refuse(self, answer: Response, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request that ends here; count it only if it is a refusal, unlike /health."""
-        if answer.status_code >= HTTPStatus.BAD_REQUEST:
-            caller: Principal | None = scope.get(PRINCIPAL_SCOPE_KEY)
-            rule = answer.rule if isinstance(answer, TokenChallenge) else _RULES.get(answer.status_code, "http")
-            self._refusals.note(rule, None if caller is None else caller.id)
-        await answer(scope, receive, send)
-
-    def _refusal(self, scope: Scope) -> Response | None:
+    async def _public(self, scope: Scope) -> Response | None:
         """Answer a request that needs no caller; return None for one that may continue."""
         if _values(scope, b"content-length") and _values(scope, b"transfer-encoding"):
-            return Response("The body has two lengths", status_code=400, headers={"Connection": "close"})
+            raise HTTPException(400, "The body has two lengths", {"Connection": "close"})
         host, origin = _values(scope, b"host"), _values(scope, b"origin")
         if len(host) != 1 or host[0].lower() not in self._hosts:
-            return Response("Unknown Host", status_code=421)
+            raise HTTPException(421, "Unknown Host")
         if origin and (len(origin) != 1 or origin[0].lower() not in self._origins):
-            return Response("Foreign Origin", status_code=403)
+            raise HTTPException(403, "Foreign Origin")
         if scope["method"] != "GET":
             return None
         if self._authority and scope["path"].startswith(METADATA_PATH):
             return self._authority.metadata(host[0], scope["path"])
-        return JSONResponse({"status": "ok"}) if _is_bare(scope, HEALTH_PATH) else None
+        if _values(scope, b"authorization"):
+            return None
+        if scope["path"] == READY_PATH and self._look is not None:
+            return readiness_answer(await self._look(), told=False)
+        return JSONResponse({"status": "ok"}) if scope["path"] == HEALTH_PATH else None
 
-    async def _identified(self, scope: Scope) -> Response | None:
-        """Put the caller into the scope; return the answer to an unidentified one."""
+    async def _identify(self, scope: Scope) -> None:
+        """Put the caller into the scope; raise HTTPException for an unidentified one."""
         authorization = _values(scope, b"authorization")
         kind, _, presented = authorization[0].partition(" ") if len(authorization) == 1 else ("", "", "")
         presented = presented.strip() if kind.lower() == "bearer" else ""
-        grant: TokenGrant | Response | None = self._callers.grant(presented)
+        grant = self._callers.grant(presented)
         if grant is None and self._authority:
             address = address_of((scope.get("client") or ("",))[0])
             grant = await self._authority.enter(presented, _values(scope, b"host")[0], scope["path"], address)
-        if not isinstance(grant, TokenGrant):
-            told = "A bearer token is needed"
-            return grant or Response(told, status_code=401, headers={"WWW-Authenticate": "Bearer"})
-        transport = "sse" if scope["path"].startswith(_SSE_PATHS) else "http"
+        if grant is None:
+            raise HTTPException(401, "A bearer token is needed", {"WWW-Authenticate": "Bearer"})
         scope[PRINCIPAL_SCOPE_KEY] = Principal(
             id=grant.principal,
-            transport=transport,  # type: ignore[arg-type]  # a Literal
+            transport="sse" if scope["path"].startswith(_SSE_PATHS) else "http",
             workflow=grant.workflow,
             user=grant.user,
             roles=grant.roles,
@@ -177,14 +175,11 @@ class AuthMiddleware:
         endings = {REMOVED: grant.removed, CLOSED: anyio.Event()}
         # Each event costs a call a task of its own.
         scope[ENDINGS_SCOPE_KEY] = endings if grant.expires is None else {**endings, EXPIRED: grant.expired}
-        return None
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         caller, endings = scope[PRINCIPAL_SCOPE_KEY].id, scope[ENDINGS_SCOPE_KEY]
         if not self._shares.allows(caller, self._open):
-            refusal = Response("Too many requests of this caller are open", status_code=429)
-            await self._refuse(refusal, scope, receive, send)
-            return
+            raise HTTPException(429, "Too many requests of this caller are open")
         asks = scope["method"] != "GET"
         request = (scope[GRANT_SCOPE_KEY], endings[CLOSED], anyio.CancelScope())
         self._requests.add(request)
@@ -214,34 +209,21 @@ class AuthMiddleware:
                 request.cancel()
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send, gone: anyio.Event) -> None:
-        read = await self._read(scope, receive)
-        if isinstance(read, Response):
-            await self._refuse(read, scope, receive, send)
-        if not isinstance(read, _RequestBody):
+        body: bytes | None = await _body(scope, receive)
+        if body is None:  # the client left
             return
-        if self._authority and read.tool:
-            grant, principal = scope[GRANT_SCOPE_KEY], scope[PRINCIPAL_SCOPE_KEY]
+        principal = scope[PRINCIPAL_SCOPE_KEY]
+        value = await self._parse(scope["method"], principal, body)
+        if self._authority and (tool := stdio.tool_of(value)):
             host = _values(scope, b"host")[0]
-            refusal = self._authority.step_up(grant, principal, host, scope["path"], read.tool)
-            if refusal is not None:
-                await self._refuse(refusal, scope, receive, send)
-                return
+            self._authority.step_up(principal, host, scope["path"], tool)
         # The SDK keeps one answer per id as text: two requests with one id would get each other's.
-        caller, session = scope[PRINCIPAL_SCOPE_KEY].id, "".join(_values(scope, b"mcp-session-id"))
-        asked = (caller, session, str(read.identity)) if session and read.identity is not None else None
+        identity = stdio.known_id(value) if isinstance(value, dict) and "method" in value else None
+        session = "".join(_values(scope, b"mcp-session-id"))
+        asked = (principal.id, session, str(identity)) if session and identity is not None else None
         if asked in self._unanswered:
             reason = "a request of this session has this id, as text, and is not answered yet; use another"
-            malformed = _malformed(stdio.MessageError(types.INVALID_REQUEST, reason, read.identity))
-            await self._refuse(malformed, scope, receive, send)
-            return
-        with contextlib.ExitStack() as answered:
-            if asked is not None:
-                self._unanswered.add(asked)
-                answered.callback(self._unanswered.discard, asked)
-            await self._serve(scope, receive, send, read.content, gone)
-
-    async def _serve(self, scope: Scope, receive: Receive, send: Send, content: bytes, gone: anyio.Event) -> None:
-        body: bytes | None = content
+            raise _malformed(stdio.MessageError(types.INVALID_REQUEST, reason, identity))
 
         async def observed() -> Message:
             nonlocal body
@@ -254,39 +236,34 @@ class AuthMiddleware:
                 gone.set()
             return message
 
-        await self._inner(scope, observed, send)
+        with contextlib.ExitStack() as answered:
+            if asked is not None:
+                self._unanswered.add(asked)
+                answered.callback(self._unanswered.discard, asked)
+            await self._inner(scope, observed, send)
 
-    async def _read(self, scope: Scope, receive: Receive) -> "_RequestBody | Response | None":
-        """Read a body in its caller's turn; return it or an answer, None when the client left."""
-        try:
-            body = await _body(scope, receive)
-        except TimeoutError:
-            return Response("The body took too long", status_code=408)
-        except OverflowError:
-            return Response("The body is too large", status_code=413)
-        if body is None:
-            return None
-        caller = scope[PRINCIPAL_SCOPE_KEY].id
+    async def _parse(self, method: str, principal: Principal, body: bytes) -> object:
+        """Return the message of a body, read in its caller's turn; raise HTTPException if it is none."""
+        caller = principal.id
         try:
             with anyio.fail_after(BODY_SECONDS):
                 async with self._reading.turn(caller):
                     # A caller that waits for each of its requests delays others by no more than that request.
-                    beside = self._open[caller] if scope["method"] == "GET" else self._asked[caller]
-                    charged = beside > 1 or scope[PRINCIPAL_SCOPE_KEY].transport == "sse"
+                    beside = self._open[caller] if method == "GET" else self._asked[caller]
+                    charged = beside > 1 or principal.transport == "sse"
                     if charged:
                         self._reading.charge(caller, REQUEST_SECONDS)
-                    value = stdio.parse_message(body) if scope["method"] == "POST" else None
-            if (tool := stdio.tool_of(value)) is not None:
+                    value: object = stdio.parse_message(body) if method == "POST" else None
+            if stdio.tool_of(value) is not None:
                 with anyio.fail_after(CALL_WAIT_SECONDS):
                     async with self._calling.turn(caller):
                         if charged:
                             self._calling.charge(caller, CALL_SECONDS)
         except TimeoutError:
-            return Response("Too many requests of this caller are waiting", status_code=429)
+            raise HTTPException(429, "Too many requests of this caller are waiting") from None
         except stdio.MessageError as error:
-            return _malformed(error)
-        identity = stdio.known_id(value) if isinstance(value, dict) and "method" in value else None
-        return _RequestBody(body, identity, tool)
+            raise _malformed(error) from None
+        return value
 
 
 def readiness_answer(found: Readiness, *, told: bool) -> Response:
@@ -295,15 +272,9 @@ def readiness_answer(found: Readiness, *, told: bool) -> Response:
     return JSONResponse(content, HTTPStatus.OK if found.ready else HTTPStatus.SERVICE_UNAVAILABLE)
 
 
-class _RequestBody(NamedTuple):
-    content: bytes
-    identity: str | int | None
-    tool: str | None
-
-
-def _malformed(error: stdio.MessageError) -> Response:
+def _malformed(error: stdio.MessageError) -> HTTPException:
     content = error.answer.model_dump_json(by_alias=True, exclude_unset=True)
-    return Response(content, status_code=400, media_type="application/json")
+    return HTTPException(400, content, {"Content-Type": "application/json"})
 
 
 async def _broken_off(scope: Scope, receive: Receive, send: Send) -> None:
@@ -315,32 +286,25 @@ async def _broken_off(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def _body(scope: Scope, receive: Receive) -> bytes | None:
-    """Return the whole body; None when the client left.
-
-    Raises:
-        OverflowError: it is, or announces to be, longer than ``MAX_BODY_BYTES``.
-        TimeoutError: it took longer than ``BODY_SECONDS``.
-    """
-    declared = _values(scope, b"content-length")
-    if declared and (not declared[0].isdecimal() or len(declared[0]) > len(str(MAX_BODY_BYTES))):
-        raise OverflowError
-    if declared and int(declared[0]) > MAX_BODY_BYTES:
-        raise OverflowError
+    """Return the whole body; None when the client left. Raises HTTPException for one that is too long or too slow."""
+    declared = "".join(_values(scope, b"content-length")[:1])
+    too_large = HTTPException(413, "The body is too large")
+    if declared and (not declared.isdecimal() or len(declared) > len(str(MAX_BODY_BYTES))):
+        raise too_large
+    if declared and int(declared) > MAX_BODY_BYTES:
+        raise too_large
     body = bytearray()
-    with anyio.fail_after(BODY_SECONDS):
+    with anyio.move_on_after(BODY_SECONDS):
         while True:
             message = await receive()
             if message["type"] != "http.request":
                 return None
             body += message.get("body", b"")
             if len(body) > MAX_BODY_BYTES:
-                raise OverflowError
+                raise too_large
             if not message.get("more_body", False):
                 return bytes(body)
-
-
-def _is_bare(scope: Scope, path: str) -> bool:
-    return scope["method"] == "GET" and scope["path"] == path and not _values(scope, b"authorization")
+    raise HTTPException(408, "The body took too long")
 
 
 def _values(scope: Scope, name: bytes) -> list[str]:

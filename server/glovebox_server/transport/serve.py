@@ -119,7 +119,7 @@ async def serve_http(
         # With a configured name, not its loopback address too: tokens for other servers there would be valid here.
         authority = None
         if oauth is not None:
-            scopes = Scopes(roles=app.in_force.scopes, refuses=partial(_lacks, app))
+            scopes = Scopes(roles=lambda: app.in_force.scopes, refuses=partial(_lacks, app))
             authority = TokenAuthority(oauth, allowed_hosts or names, scopes)
             await authority.issuer.fetch()
         look = ReadinessProbe(app.settings.data_dir, app.settings.state_dir / "audit", app.audit, app.in_force).look

@@ -46,8 +46,7 @@ KEPT_SECONDS: Final = 7 * 86400.0
 MAX_OVER: Final = 64
 """Ended questions of one principal that stay listed: each holds a whole program, and the file is bounded."""
 
-SCHEMA: Final = (
-    """
+SCHEMA: Final = """
     CREATE TABLE questions (
         id TEXT PRIMARY KEY, digest TEXT NOT NULL, state TEXT NOT NULL, principal TEXT NOT NULL, run TEXT NOT NULL,
         tool TEXT NOT NULL, lifted TEXT NOT NULL, target TEXT NOT NULL, reach TEXT NOT NULL, boot TEXT NOT NULL,
@@ -58,16 +57,10 @@ SCHEMA: Final = (
     CREATE INDEX questions_whose ON questions (principal, state);
     CREATE TABLE answers (
         question TEXT NOT NULL REFERENCES questions ON DELETE CASCADE, principal TEXT NOT NULL, allow INTEGER NOT NULL,
-        channel TEXT NOT NULL, reach TEXT NOT NULL, time REAL NOT NULL, PRIMARY KEY (question, principal)
-    ) WITHOUT ROWID;
-    CREATE TABLE known (
-        kind TEXT NOT NULL, owner TEXT NOT NULL, value TEXT NOT NULL, time REAL NOT NULL,
-        PRIMARY KEY (kind, owner, value)
+        channel TEXT NOT NULL, reach TEXT NOT NULL, time REAL NOT NULL,
+        reason TEXT NOT NULL, PRIMARY KEY (question, principal)
     ) WITHOUT ROWID
-    """,
-    "ALTER TABLE answers ADD COLUMN reason TEXT NOT NULL DEFAULT ''",
-    "DROP TABLE known",
-)
+    """
 
 State = Literal["pending", "allowed", "denied", "expired", "used", "withdrawn"]
 """In order: undecided; a valid approval; a denial, until it expires; out of time; a used approval; taken back."""

@@ -54,8 +54,7 @@ _NAMES = ", ".join(SPENDING)
 _MARKS = ", ".join("?" * len(SPENDING))
 _SUMS = ", ".join(f"{name} = {name} + excluded.{name}" for name in SPENDING)
 
-SCHEMA: Final = (
-    f"""
+SCHEMA: Final = f"""
     CREATE TABLE clock (time INTEGER NOT NULL, boot TEXT NOT NULL, since_boot INTEGER NOT NULL,
                         tidied INTEGER NOT NULL);
     CREATE TABLE spent (budget TEXT, key TEXT, since INTEGER, until INTEGER NOT NULL, {_NUMBERS},
@@ -63,8 +62,7 @@ SCHEMA: Final = (
     CREATE TABLE reserved (call TEXT PRIMARY KEY, server TEXT NOT NULL, body TEXT NOT NULL) WITHOUT ROWID;
     CREATE TABLE usage (since INTEGER, hours INTEGER, principal TEXT, workflow TEXT, tool TEXT, lost INTEGER NOT NULL,
                         {_NUMBERS}, PRIMARY KEY (since, hours, principal, workflow, tool)) WITHOUT ROWID
-    """,
-)
+    """
 
 # A run's key is its id, a space, and its principal; of the windows a run's alone begins at 0.
 _CROWDED = (

@@ -24,6 +24,7 @@ import anyio
 import anyio.lowlevel
 from mcp.shared.auth import ProtectedResourceMetadata
 from pydantic import AnyHttpUrl, TypeAdapter
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from glovebox_server.calls import Principal
@@ -50,41 +51,30 @@ MAX_KEPT: Final = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scopes:
-    """The policy's meaning of token scopes."""
+    """The meaning of token scopes under the policy in effect."""
 
-    roles: Mapping[str, str] = field(default_factory=dict)
+    roles: Callable[[], Mapping[str, str]] = dict
+    """Returns the role of each scope."""
     refuses: Callable[[Principal, str], bool] = lambda _principal, _tool: False
-    """Returns whether a caller's role lacks a tool."""
+    """Returns whether a caller with these scopes lacks a tool."""
 
-    def of(self, scopes: Collection[str]) -> tuple[str, ...]:
-        """Return the roles that these scopes give."""
-        return tuple(dict.fromkeys(self.roles[scope] for scope in self.roles if scope in scopes))
-
-    def missing(self, principal: Principal, scopes: Collection[str], tool: str) -> str | None:
+    def missing(self, principal: Principal, tool: str) -> str | None:
         """Return the scope that would allow a denied tool; None if allowed, or no scope would."""
-        if not self.roles or not self.refuses(principal, tool):
+        if not self.roles() or not self.refuses(principal, tool):
             return None
-        others = (scope for scope in self.roles if scope not in scopes)
-        return next((scope for scope in others if not self.refuses(self._with(principal, scopes, scope), tool)), None)
+        for scope in self.roles():
+            more = replace(principal, scopes=(*principal.scopes, scope))
+            if scope not in principal.scopes and not self.refuses(more, tool):
+                return scope
+        return None
 
-    def _with(self, principal: Principal, scopes: Collection[str], scope: str) -> Principal:
-        return replace(principal, roles=self.of((*scopes, scope)), scopes=(*scopes, scope))
 
-
-class TokenChallenge(Response):
-    """The answer to an insufficient token."""
+class TokenChallenge(HTTPException):
+    """The answer to an insufficient token: 401, 403, or 503 without a challenge if it may be enough later."""
 
     def __init__(self, rule: str, told: str, status: int, challenge: str | None = None) -> None:
-        """Set the answer.
-
-        Args:
-            rule: for the record.
-            told: a sentence for the caller.
-            status: 401, 403, or 503 if it may be enough later.
-            challenge: the value of ``WWW-Authenticate``; None with 503.
-        """
-        headers = {"Retry-After": "5"} if challenge is None else {"WWW-Authenticate": challenge}
-        super().__init__(told, status_code=status, headers=headers)
+        """Set the answer; ``rule`` is for the record, ``challenge`` the value of ``WWW-Authenticate``."""
+        super().__init__(status, told, {"Retry-After": "5"} if challenge is None else {"WWW-Authenticate": challenge})
         self.rule = rule
 
 
@@ -112,7 +102,6 @@ class TokenAuthority:
                 del self._kept[digest]
                 raise TokenError("expired")
             self._kept.move_to_end(digest)
-            kept.roles = self.scopes.of(kept.scopes)  # of the policy that is in force now
             return kept
         header = header_of(presented, self._expected)
         key = await self.issuer.key(header)
@@ -121,7 +110,6 @@ class TokenAuthority:
         grant = await self.checks.run(address, lambda: identity_of(presented, header, key, self._expected))
         if not self.issuer.publishes(key):  # any more: it may have waited
             raise TokenError("key")
-        grant.roles = self.scopes.of(grant.scopes)
         self._kept[digest], self._keys[grant] = grant, key
         if len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)
@@ -133,30 +121,30 @@ class TokenAuthority:
             tasks.start_soon(self.issuer.follow)
             tasks.start_soon(self.checks.follow)
 
-    async def enter(self, presented: str, host: str, path: str, address: str) -> TokenGrant | Response:
-        """Return what a token grants, or the answer to its request."""
+    async def enter(self, presented: str, host: str, path: str, address: str) -> TokenGrant:
+        """Return what a token grants, or raise the challenge to its request."""
         if not presented:
-            return TokenChallenge("http.token", "A bearer token is needed", 401, self._challenge(host, path))
+            raise TokenChallenge("http.token", "A bearer token is needed", 401, self._challenge(host, path))
         try:
             return await self.grant(presented, address)
         except TokenError as bad:
             if bad.reason == "busy":
-                return TokenChallenge("token.unchecked", "New tokens cannot be checked now", 503)
+                raise TokenChallenge("token.unchecked", "New tokens cannot be checked now", 503) from None
             told = _TOLD[bad.reason]
             challenge = self._challenge(host, path, "invalid_token", told)
             rule = f"token.{bad.reason.replace(' ', '_')}"
-            return TokenChallenge(rule, f"The token lets nobody in: {told}", 401, challenge)
+            raise TokenChallenge(rule, f"The token lets nobody in: {told}", 401, challenge) from None
 
-    def step_up(self, grant: TokenGrant, principal: Principal, host: str, path: str, tool: str) -> Response | None:
-        """Answer a call that another scope would allow; None for every other call."""
-        scope = self.scopes.missing(principal, grant.scopes, tool)
+    def step_up(self, principal: Principal, host: str, path: str, tool: str) -> None:
+        """Challenge a call that another scope would allow."""
+        scope = self.scopes.missing(principal, tool)
         if scope is None:
-            return None
+            return
         # A client that asked for the new one alone would lose its old ones.
-        wanted = " ".join([*(each for each in self.scopes.roles if each in grant.scopes), scope])
+        wanted = " ".join([*(each for each in self.scopes.roles() if each in principal.scopes), scope])
         told = "This tool needs another scope"
         challenge = self._challenge(host, path, "insufficient_scope", told, wanted)
-        return TokenChallenge("token.scope", told, 403, challenge)
+        raise TokenChallenge("token.scope", told, 403, challenge)
 
     def _withdraw(self) -> None:
         """End what was begun with tokens whose key the issuer has withdrawn."""
@@ -175,7 +163,7 @@ class TokenAuthority:
         told = ProtectedResourceMetadata(
             resource=_URL.validate_python(self._base(host) + resource),
             authorization_servers=[_URL.validate_python(self.issuer.url)],
-            scopes_supported=list(self.scopes.roles) or None,
+            scopes_supported=list(self.scopes.roles()) or None,
             resource_name="Glovebox",
         )
         return JSONResponse(told.model_dump(mode="json", by_alias=True, exclude_none=True))
@@ -186,7 +174,7 @@ class TokenAuthority:
         parts = {
             "error": error,
             "error_description": told,
-            "scope": scope or next(iter(self.scopes.roles), ""),
+            "scope": scope or next(iter(self.scopes.roles()), ""),
             "resource_metadata": f"{self._base(host)}{METADATA_PATH}{resource}",
         }
         return "Bearer " + ", ".join(f'{name}="{value}"' for name, value in parts.items() if value)
