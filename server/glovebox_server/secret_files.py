@@ -72,6 +72,18 @@ def prepare_state(directory: Path) -> None:
             raise SecretFileError(_STATE, directory, reason, f"Run `{command} {above}`, or {other}.")
 
 
+def take_lock(descriptor: int, seconds: float) -> bool:
+    """Take the exclusive lock of a file or folder within ``seconds``; return False if another holds it."""
+    until = time.monotonic() + seconds
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        if time.monotonic() >= until:
+            return False
+        time.sleep(_LOCK_POLL_SECONDS)
+
+
 class SecretDirectory:
     """An open directory of secrets; see ``opened``."""
 
@@ -88,12 +100,7 @@ class SecretDirectory:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Lock out other writers during the block; after ``LOCK_SECONDS`` run without: the holder may be suspended."""
-        until = time.monotonic() + LOCK_SECONDS
-        while time.monotonic() < until:
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            time.sleep(_LOCK_POLL_SECONDS)
+        take_lock(self._descriptor, LOCK_SECONDS)
         try:
             yield
         finally:

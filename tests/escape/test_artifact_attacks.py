@@ -241,7 +241,7 @@ async def main():
         async with store.collect(a_call(), limits()) as collection:
             await receive(collection, "sealed", b"sealed")
             async with receiving(collection, "half") as sink:
-                await sink.write(b"x" * FLUSH_BYTES)
+                await sink.data(b"x" * FLUSH_BYTES)
                 print(kept.uri, flush=True)
                 await anyio.sleep_forever()
 

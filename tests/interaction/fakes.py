@@ -172,7 +172,7 @@ class WaitingBroker:
     async def _keep(self, call: ToolCall) -> Link:
         async with self.artifacts.collect(call, LIMITS) as collection:
             sink = await collection.begin("plot.txt")
-            await sink.write(f"made for {call.arguments['tag']}".encode())
+            await sink.data(f"made for {call.arguments['tag']}".encode())
             await sink.end()
             (kept,) = await collection.publish()
         return Link(

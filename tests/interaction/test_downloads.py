@@ -33,7 +33,7 @@ async def keep(server: Served, name: str, content: bytes = WHOLE, principal: Pri
     )
     async with server.app.artifacts.collect(call, limits(output_bytes=10_000_000)) as collection:
         async with receiving(collection, name) as sink:
-            await sink.write(content)
+            await sink.data(content)
         (kept,) = await collection.publish()
     return kept
 

@@ -40,7 +40,7 @@ POINTS: dict[str, str] = {
     "glovebox_sandboxes.pool.pool:Pool.take": "sandbox: take from the pool",
     "glovebox_server.core.broker:run": "job: body, ending",
     "glovebox_sandboxes.session.connection:GuestConnection.run": "job: over the wire and back",
-    "glovebox_server.artifacts.collector:Collector.deliver": "artifacts: deliver",
+    "glovebox_server.artifacts.collect:Collector.deliver": "artifacts: deliver",
     "glovebox_server.guards.journal.journal:call_finished": "outcome: digests",
     "glovebox_server.core.broker:build_result": "answer: fields",
     "glovebox_server.mcp.delivery:tool_result": "answer: as MCP",

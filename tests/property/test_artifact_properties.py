@@ -137,7 +137,7 @@ def test_whatever_the_names_the_store_stays_in_its_folder(sent: Sequence[tuple[s
                 for name, data in sent:
                     try:
                         async with receiving(collection, name) as sink:
-                            await sink.write(data)
+                            await sink.data(data)
                     except RefusedError as refused:
                         rules.add(refused.rule)
                 kept = await collection.publish()

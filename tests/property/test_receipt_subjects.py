@@ -17,7 +17,7 @@ from tests.fixtures.receipts import CALL_ID, call_of, finished, receipt_log, sai
 from glovebox_audit import read
 from glovebox_sandboxes.contract.outcome import Captured, Outcome, SkippedFile, Usage
 from glovebox_server.artifacts import disk
-from glovebox_server.artifacts.collector import Collector
+from glovebox_server.artifacts.collect import Collector
 from glovebox_server.artifacts.names import quoted
 from glovebox_server.artifacts.record import ArtifactStoreError
 from glovebox_server.artifacts.store import ArtifactStore
@@ -47,10 +47,8 @@ async def told(directory: Path, sent: list[tuple[str, bytes]], failure: Failure)
         recorder = await harness.recorder(files=0, egress=0)
         with suppress(ArtifactStoreError, ArithmeticError), anyio.CancelScope() as scope:
             async with recorder.until_ended(lambda: ("client", None)):
-                async with (
-                    store.collect(call, limits(output_files=64)) as collection,
-                    Collector(collection, recorder, call) as collector,
-                ):
+                async with store.collect(call, limits(output_files=64)) as collection:
+                    collector = Collector(collection, recorder)
                     for name, data in sent:
                         sink = await collector.accept(name, len(data))
                         if sink is not None:

@@ -16,7 +16,7 @@ from tests.fixtures.artifact_stores import ALICE, PNG, a_call, a_store, content,
 from glovebox_audit.events import ArtifactCollected, ArtifactRefused
 from glovebox_sandboxes.contract.outcome import Blob, Captured, Outcome, Shown, SkippedFile, Usage
 from glovebox_sandboxes.contract.pictures import MAX_BYTES, MAX_EDGE, MAX_PICTURES
-from glovebox_server.artifacts.collector import MAX_REFUSED, Collector
+from glovebox_server.artifacts.collect import MAX_REFUSED, Collector
 from glovebox_server.artifacts.record import ArtifactStoreError
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.errors import AuditError, RefusedError
@@ -66,12 +66,8 @@ async def collecting(
 ) -> AsyncIterator[tuple[Collector, ArtifactStore]]:
     """A collector of one call over a real store."""
     bounds = limits(output_bytes=output_bytes, output_files=output_files)
-    async with (
-        a_store(directory) as store,
-        store.collect(a_call(), bounds) as collection,
-        Collector(collection, cast("CallRecorder", recorder), a_call()) as collector,
-    ):
-        yield collector, store
+    async with a_store(directory) as store, store.collect(a_call(), bounds) as collection:
+        yield Collector(collection, cast("CallRecorder", recorder)), store
 
 
 async def put(collector: Collector, name: str, *chunks: bytes, size: int | None = None) -> None:
@@ -341,11 +337,8 @@ async def test_few_and_small_pictures_are_shown(tmp_path: Path) -> None:
 async def test_nothing_is_visible_when_the_store_is_full(tmp_path: Path) -> None:
     """All or none; each file is then on the record as refused."""
     recorder = Recorder()
-    async with (
-        a_store(tmp_path, total=1000) as store,
-        store.collect(a_call(), limits()) as collection,
-        Collector(collection, cast("CallRecorder", recorder), a_call()) as collector,
-    ):
+    async with a_store(tmp_path, total=1000) as store, store.collect(a_call(), limits()) as collection:
+        collector = Collector(collection, cast("CallRecorder", recorder))
         await put(collector, "a.txt", b"x" * 800)
         await put(collector, "b.txt", b"x" * 800 + b"y")
         delivered = await collector.deliver(outcome(), keep_pictures=True)

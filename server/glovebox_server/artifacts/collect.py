@@ -1,28 +1,36 @@
-"""Receives one call's output files, chunk by chunk, until they are published or removed. No paths are made here.
+"""Receives one call's output files, chunk by chunk; each becomes an artifact, or is refused, on the record.
 
-Every name and byte comes from untrusted code. Must never be imported here: the wire, or anything of MCP.
+Every name and byte comes from untrusted code. No paths are made here. Must never be imported here: the wire, or
+anything of MCP.
 """
 
 import hashlib
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final, TypeVar
 
 from anyio import CancelScope, CapacityLimiter, to_thread
 
+from glovebox_audit.events import ArtifactCollected, ArtifactRefused
+from glovebox_sandboxes.contract.outcome import Outcome, Shown, SkippedFile
+from glovebox_sandboxes.contract.pictures import HEAD_BYTES, IMAGE_TYPES, MAX_BYTES, MAX_PICTURES, fits
 from glovebox_sandboxes.contract.spec import Limits
 from glovebox_server.artifacts.diff_form import MAX_PATCH_BYTES, WorkBudget
 from glovebox_server.artifacts.disk import Disk, translated
 from glovebox_server.artifacts.media import Sniffer
-from glovebox_server.artifacts.names import CallNames, check_name, name_risks
+from glovebox_server.artifacts.names import CallNames, check_name, name_risks, quoted
 from glovebox_server.artifacts.patches import ENDINGS, patch_risks
 from glovebox_server.artifacts.record import Artifact, ArtifactStoreError, new_id, uri_of
-from glovebox_server.calls import ToolCall
+from glovebox_server.calls import Delivered, Image, Link, ToolCall
 from glovebox_server.errors import RefusedError
+from glovebox_server.receipts.recorder import CallRecorder
+from glovebox_server.tools.base import cut_output
 
+MAX_REFUSED: Final = 128
+"""Refused files with a record and a note of their own; the rest are counted, which bounds the log."""
 FLUSH_BYTES: Final = 256 * 1024
 """Bytes of one file in memory before a worker thread hashes and writes them: few thread switches."""
 
@@ -32,6 +40,10 @@ Looks = Callable[[], Callable[[bytes], None] | None]
 
 CUT: Final = "its end may be missing: /output was full when it was written"
 _KEEPING: Final = "keeping an output file"
+_NAMED = RefusedError("artifacts.name", "What looks like a secret is in its name.", "Give it another name.")
+_INCOMPLETE = RefusedError("artifacts.incomplete", "It did not arrive whole.", "Run it again.")
+_TOO_LARGE: Final = "too large to be kept as a figure: save it to /output"
+"""Of a figure of which the guest returns only a copy."""
 
 
 class DiskWorker:
@@ -58,57 +70,75 @@ class FileSink:
     descriptor: int
     cut: bool
     look: Callable[[bytes], None] | None
-    failed: RefusedError | ArtifactStoreError | None = None
-    """Why a write failed; then every later one fails too, and so does the end."""
+    refuse: "Callable[[str, RefusedError], Awaitable[None]] | None"
+    """Records that a file is too large; without it, ``data`` raises."""
+    kept: bytearray | None = None
+    """Its content, if it may be a picture to show."""
     artifact: Artifact | None = None
     """The record, once the file has ended without an error."""
     _buffer: bytearray = field(default_factory=bytearray)
     _digest: Any = field(default_factory=hashlib.sha256)
     _sniffer: Sniffer = field(default_factory=Sniffer)
     _size: int = 0
+    _over: bool = False
 
     @property
     def uri(self) -> str:
         """Return the address that the file will have."""
         return uri_of(self.identifier)
 
-    async def write(self, chunk: bytes) -> None:
-        """Write the next bytes, at most one frame of the wire; memory is bounded by this and ``FLUSH_BYTES``.
+    async def data(self, data: bytes) -> None:
+        """Take the next bytes, at most one frame of the wire; memory is bounded by this and ``FLUSH_BYTES``.
 
         Raises:
             RefusedError: rule ``artifacts.bytes``; the call's files exceed ``limits.output_bytes``.
             ArtifactStoreError: the disk is full or failed.
         """
-        if self.failed:
-            raise self.failed
+        if self._over:
+            return
         try:
-            self.collection.spend(len(chunk))
-            self._size += len(chunk)
-            self._buffer += chunk
+            self.collection.spend(len(data))
+            self._size += len(data)
+            self._buffer += data
             if len(self._buffer) >= FLUSH_BYTES:
                 await self.collection.worker.run(_KEEPING, self._flush)
-        except (RefusedError, ArtifactStoreError) as error:
-            self.failed = error
-            raise
+        except (RefusedError, ArtifactStoreError) as problem:
+            await self.drop()
+            if self.refuse is None or isinstance(problem, ArtifactStoreError):
+                raise
+            await self.refuse(self.name, problem)
+            return
+        if self.kept is not None:
+            self.kept += data
+            if len(self.kept) > MAX_BYTES:
+                self.kept = None
 
     async def end(self) -> None:
-        """Keep the whole file, or drop it and raise as ``write``."""
-        if self.failed:  # the caller swallowed it, but the file has a hole
-            await self.drop()
-            raise self.failed
+        """Keep the whole file, or drop it and raise as ``data``; nothing of one that was refused."""
+        if self._over:
+            return
         try:
             artifact = await self.collection.worker.run(_KEEPING, self._seal)
         except BaseException:
             await self.drop()
             raise
-        os.close(self.descriptor)
+        self._close()
         self.artifact = artifact
         self.collection.sealed.append(artifact)
+        pictures = self.collection.pictures
+        if self.kept is not None and artifact.media_type in IMAGE_TYPES and len(pictures) < MAX_PICTURES:
+            pictures[artifact.uri] = bytes(self.kept)
 
     async def drop(self) -> None:
-        """Remove what was written."""
+        """Remove what was written, unless that was done or it has ended."""
+        if not self._over:
+            self._close()
+            await self.collection.remove([self.identifier])
+
+    def _close(self) -> None:
+        self._over = True
         os.close(self.descriptor)
-        await self.collection.remove([self.identifier])
+        self.collection.receiving.remove(self)
 
     def _flush(self) -> None:
         data = bytes(self._buffer)
@@ -164,6 +194,9 @@ class Collection:
     ttl: timedelta
     look: Looks
     patches: WorkBudget = field(default_factory=WorkBudget)
+    pictures: dict[str, bytes] = field(default_factory=dict)
+    """Contents of small pictures to show, by URI."""
+    receiving: list[FileSink] = field(default_factory=list)
     sealed: list[Artifact] = field(default_factory=list)
     """The files that ended without an error and are not published yet, in the order of their ends."""
     _names: CallNames = field(default_factory=CallNames)
@@ -179,7 +212,14 @@ class Collection:
             raise RefusedError("artifacts.bytes", reason, "Write less to /output: fewer, smaller or compressed files.")
         self._bytes += size
 
-    async def begin(self, name: str, *, cut: bool = False) -> FileSink:
+    async def begin(
+        self,
+        name: str,
+        *,
+        cut: bool = False,
+        refuse: Callable[[str, RefusedError], Awaitable[None]] | None = None,
+        kept: bytearray | None = None,
+    ) -> FileSink:
         """Begin to receive a file. Several may be open at once.
 
         ``name`` is unchecked; ``cut`` is True if the end of the file may be missing.
@@ -206,7 +246,12 @@ class Collection:
         except BaseException:
             await self.remove([identifier])
             raise
-        return FileSink(collection=self, name=name, identifier=identifier, descriptor=descriptor, cut=cut, look=look)
+        sink = FileSink(
+            collection=self, name=name, identifier=identifier, descriptor=descriptor, cut=cut, look=look, refuse=refuse,
+            kept=kept,
+        )  # fmt: skip
+        self.receiving.append(sink)
+        return sink
 
     async def publish(self) -> tuple[Artifact, ...]:
         """Make the received files visible to their owner, all or none, and return them.
@@ -237,7 +282,9 @@ class Collection:
             await self.worker.run("taking back output files", partial(self.disk.withdraw, gone))
 
     async def discard(self) -> None:
-        """Remove the received files that were not published."""
+        """Remove the files that were not published."""
+        for sink in tuple(self.receiving):
+            await sink.drop()
         gone = [artifact.id for artifact in self.sealed]
         self.sealed.clear()
         if gone:
@@ -247,3 +294,148 @@ class Collection:
         """Remove received files."""
         with CancelScope(shield=True):
             await self.worker.run("removing an output file", partial(self.disk.drop, identifiers))
+
+
+@dataclass(slots=True, eq=False)
+class Collector:
+    """The collector of one call's files: checks and records each, and shows pictures."""
+
+    collection: Collection
+    recorder: CallRecorder
+    mask: Callable[[str], str] = str
+    """A file is refused if this finds a secret in its name, i.e. changes it."""
+    _skipped: list[SkippedFile] = field(default_factory=list)
+    _uncounted: int = 0
+
+    async def accept(self, name: str, size: int, *, cut: bool = False) -> FileSink | None:
+        """Accept one file that the guest announces; None refuses it. Size and ``cut`` are the guest's claims."""
+        masked = self.mask(name)
+        if masked != name:
+            await self.refuse(masked, _NAMED)
+            return None
+        return await self._begin(name, kept=bytearray() if size <= MAX_BYTES else None, cut=cut)
+
+    async def _begin(self, name: str, *, kept: bytearray | None = None, cut: bool = False) -> FileSink | None:
+        try:
+            return await self.collection.begin(name, cut=cut, refuse=self.refuse, kept=kept)
+        except RefusedError as refusal:
+            await self.refuse(name, refusal)
+            return None
+
+    async def refuse(self, name: str, refusal: RefusedError) -> None:
+        """Record that a file is not an artifact."""
+        if len(self._skipped) == MAX_REFUSED:
+            self._uncounted += 1
+        else:
+            await self._skip(SkippedFile(name=quoted(name), reason=refusal.reason))
+
+    async def _skip(self, file: SkippedFile) -> None:
+        self._skipped.append(file)
+        await self._record(file)
+
+    async def _record(self, file: SkippedFile) -> None:
+        call = self.collection.call
+        event = ArtifactRefused(call_id=call.id, name=file.name, reason=file.reason, count=file.count)
+        await self.recorder.record(event)
+
+    async def deliver(self, outcome: Outcome, *, keep_pictures: bool) -> Delivered:
+        """Record what was collected, then make it visible to the caller.
+
+        With ``keep_pictures``, returned pictures, and output too long for a result, become artifacts too.
+
+        Raises:
+            ArtifactStoreError: the store failed.
+            AuditError: a record could not be written; nothing is visible.
+        """
+        for sink in sorted(self.collection.receiving, key=lambda each: each.name):
+            await sink.drop()
+            await self.refuse(sink.name, _INCOMPLETE)
+        for skipped in outcome.skipped:
+            await self._record(replace(skipped, name=quoted(skipped.name)))
+        figures: list[str | None] = [None] * len(outcome.blobs)
+        texts = {}
+        if keep_pictures:  # a program's file of the same name wins
+            names = [f"figure-{n}.{blob.media_type.partition('/')[2]}" for n, blob in enumerate(outcome.blobs, 1)]
+            figures = [await self._put(name, blob.data) for name, blob in zip(names, outcome.blobs, strict=True)]
+            # A program cannot learn its call's id, so none of its files has this name.
+            ending = f"{self.collection.call.id[-6:]}.txt"
+            texts = {
+                name: await self._put(f"{name}-{ending}", each.whole) for name, each in cut_output(outcome)[1].items()
+            }
+        links = {artifact.uri: _link(artifact) for artifact in await self._publish()}
+        if self._uncounted:
+            await self._skip(SkippedFile(name="…", reason=f"and {self._uncounted} more", count=self._uncounted))
+        copies = {each.name: each for each in reversed(outcome.shown)}
+        files = [link for link in links.values() if link.uri not in figures]
+        pictures = [link for link in files if link.media_type in IMAGE_TYPES][:MAX_PICTURES]
+        looks = [
+            *(
+                _look(links.get(uri or ""), blob.data, blob.media_type, blob.shown)
+                for uri, blob in zip(figures, outcome.blobs, strict=True)
+            ),
+            *(
+                _look(link, self.collection.pictures.get(link.uri, b""), link.media_type, copies.get(link.name))
+                for link in pictures
+            ),
+            *(_look(None, b"", copy.media_type, copy, not_kept=_TOO_LARGE) for copy in outcome.shown if not copy.name),
+        ]
+        return Delivered(
+            # Only the first files of a call are scanned, so the caller's output comes before others.
+            artifacts=tuple(sorted(files, key=lambda link: link.uri not in texts.values())),
+            figures=tuple(link for link in links.values() if link.uri in figures),
+            shown=tuple(image for image, _ in looks if image),
+            notes=tuple(note for _, note in looks if note),
+            skipped=tuple(self._skipped),
+            whole={name: uri for name, uri in texts.items() if uri in links},
+        )
+
+    async def _put(self, name: str, data: bytes) -> str | None:
+        """Store bytes as a file of the call; return its URI, None if it is refused."""
+        sink = await self._begin(name)
+        if sink is None:
+            return None
+        await sink.data(data)
+        await sink.end()
+        return sink.uri
+
+    async def _publish(self) -> tuple[Artifact, ...]:
+        found = tuple(self.collection.sealed)
+        for each in found:
+            event = ArtifactCollected(
+                call_id=each.call_id, name=each.name, uri=each.uri, sha256=each.sha256, bytes=each.bytes,
+                media_type=each.media_type, risks=each.risks or None,
+            )  # fmt: skip
+            await self.recorder.record(event)
+        try:
+            published = await self.collection.publish()
+        except RefusedError as refusal:
+            for each in found:
+                await self.refuse(each.name, refusal)
+            return ()
+        # No await in between: a call cancelled there would lose track of what it has published.
+        self.recorder.published((each.uri for each in published), self.collection.withdraw)
+        return published
+
+
+def _link(artifact: Artifact) -> Link:
+    return Link(**{each.name: getattr(artifact, each.name) for each in fields(Link)})
+
+
+def _look(
+    link: Link | None, data: bytes, media_type: str, copy: Shown | None, *, not_kept: str = "not kept"
+) -> tuple[Image | None, str]:
+    """Return a picture as shown to clients, itself or a smaller copy, and a note of what that is not.
+
+    ``data`` is empty if it is too large.
+    """
+    name, kept = (link.name, link.uri) if link else ("A picture", not_kept)
+    if copy is not None and copy.data:
+        shown, of = (f"{width} × {height}" for width, height in (copy.size, copy.of))
+        same = f"{name}: shown in fewer bytes; the original is {kept}"
+        note = same if shown == of else f"{name}: shown at {shown}; the original, {of}, is {kept}"
+        return Image(data=copy.data, media_type=copy.media_type), note
+    if copy is not None:
+        return None, f"{name}: not shown, {copy.reason}; it is {kept}"
+    if fits(data[:HEAD_BYTES], media_type, len(data), MAX_BYTES):
+        return Image(data=data, media_type=media_type), ""
+    return None, f"{name}: not shown, no smaller copy was made of it in time; it is {kept}"

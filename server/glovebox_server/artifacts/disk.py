@@ -18,7 +18,6 @@ import os
 import secrets
 import shutil
 import stat
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -27,12 +26,12 @@ from typing import Final
 
 from glovebox_server.artifacts.record import Artifact, ArtifactStoreError, decode, encode, expired, is_id
 from glovebox_server.errors import RefusedError
+from glovebox_server.secret_files import take_lock
 
 MAX_ARTIFACTS: Final = 4096
 """Artifacts at one time: bounds the table in memory (about 1 KB each) and the listing (about 10 ms)."""
 LOCK_WAIT_SECONDS: Final = 5.0
 """The lock is held for milliseconds; a process that holds it longer is stopped or stuck, which is reported."""
-_LOCK_POLL_SECONDS: Final = 0.005
 _RECORD_BYTES: Final = 64 * 1024
 """A record has a name of at most 512 bytes and a few sentences: anything larger is not a record."""
 _PRIVATE_DIR: Final = 0o700
@@ -183,8 +182,6 @@ class Disk:
         before = self._visible()
         over = [artifact.id for artifact in before if expired(artifact, now)]
         self._remove(over)
-        for blob in (self._root / "blobs").glob("*"):  # earlier versions kept a second name of each content there
-            blob.unlink(missing_ok=True)
         return len(over)
 
     def _visible(self) -> list[Artifact]:
@@ -231,14 +228,9 @@ class Disk:
         # A new descriptor each time: flock belongs to the open file, so this also excludes other threads.
         root = os.open(self._root, _FOLDER)
         try:
-            deadline = time.monotonic() + LOCK_WAIT_SECONDS
-            while not _locked(root):
-                if time.monotonic() > deadline:
-                    reason = f"another Glovebox process has held its lock for {LOCK_WAIT_SECONDS:g} seconds"
-                    raise ArtifactStoreError(
-                        "changing the artifact store", reason, "Look for a stopped server process."
-                    )
-                time.sleep(_LOCK_POLL_SECONDS)
+            if not take_lock(root, LOCK_WAIT_SECONDS):
+                reason = f"another Glovebox process has held its lock for {LOCK_WAIT_SECONDS:g} seconds"
+                raise ArtifactStoreError("changing the artifact store", reason, "Look for a stopped server process.")
             yield
         finally:
             os.close(root)
@@ -266,21 +258,13 @@ def _make_private(folder: Path) -> None:
         raise ArtifactStoreError("opening the artifact store", reason, fix)
 
 
-def _locked(folder: int) -> bool:
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def _abandoned(folder: Path) -> bool:
     try:
         descriptor = os.open(folder, _FOLDER)
     except OSError:
         return False
     try:
-        return _locked(descriptor)
+        return take_lock(descriptor, 0)
     finally:
         os.close(descriptor)
 

@@ -6,6 +6,7 @@ copy to a real folder safe on Linux, macOS and Windows. Must never be imported h
 
 import re
 import unicodedata
+from collections.abc import Mapping
 from typing import Final
 
 from glovebox_audit.printable import UNSEEN
@@ -37,92 +38,82 @@ _WINDOWS_CHARACTERS: Final = frozenset('<>:"|?*')
 _HINT: Final = "Write the file under a plain relative name such as plots/result.png."
 
 
-def _who(reason: str, *names: str) -> dict[str, str]:
-    return dict.fromkeys(names, reason)
+def _by_name(names: Mapping[str, str]) -> dict[str, str]:
+    """Return the reason of each name; ``names`` has the names of each reason, with spaces between them."""
+    return {name: reason for reason, each in names.items() for name in each.split()}
 
 
 CODE: Final = "it is code that a program may import or run"
 """Of a source file that came alone, and not of one among the files of a patch."""
 UNKNOWN: Final = "it is of a kind that is not known to be harmless: programs may run or obey it"
 """Of a name with no other reason, and not of the files of a patch: all of a patch is reviewed."""
-_COMPILED: Final = "it is compiled code, which nobody can read and a program may import or run"
-_AGENTS: Final = "agents start servers or take orders from it"
 _INSTRUCTIONS: Final = "agents read it as instructions"
 _BUILD: Final = "build tools run or obey it"
-_CI: Final = "continuous integration runs it"
-_CONTAINER: Final = "container tools run or obey it"
-_HOOK: Final = "git runs it as a hook"
-_INSTALLS: Final = "it installs or runs code"
-_WINDOWS: Final = "Windows runs it on a double click"
-_DESKTOP: Final = "the desktop starts programs from it"
-_PICKLE: Final = "loading it runs code (pickle)"
-_MACROS: Final = "it can hold macros"
-_PACKED: Final = "what is packed in it was not looked at"
 _HIDDEN: Final = "it is hidden, and programs load hidden files without being asked"
 _INSTRUCTION: Final = "it begins with {}, which command lines read as an instruction"
 _SHORT: Final = "it may be the short name of another file on Windows"
 
 # Whole segments, case-folded. The reason names the program that loads it: a reviewer can check it. Only folders and
 # names with an ending of ``_INERT`` are needed; the others are marked anyway.
-_LOADED_BY_NAME: Final = {
-    **_who("git runs or obeys what lies there", ".git", ".gitattributes", ".gitmodules", ".gitconfig", ".husky"),
-    **_who("git runs or obeys what lies there", ".githooks", ".lfsconfig"),
-    **_who("git may take its folder for a repository, and run what its config names", "head", "commondir"),
-    **_who(_HOOK, "applypatch-msg", "pre-applypatch", "post-applypatch", "pre-commit", "prepare-commit-msg"),
-    **_who(_HOOK, "commit-msg", "post-commit", "pre-merge-commit", "pre-rebase", "post-rewrite", "post-checkout"),
-    **_who(_HOOK, "post-merge", "pre-push", "pre-receive", "post-receive", "post-update", "push-to-checkout"),
-    **_who(_HOOK, "pre-auto-gc", "reference-transaction", "fsmonitor-watchman", "sendemail-validate"),
-    **_who(_HOOK, ".pre-commit-config.yaml", ".pre-commit-hooks.yaml", "lefthook.yml", "lefthook.yaml"),
-    **_who("version control runs or obeys what lies there", ".hg", ".hgrc", ".jj", ".sl", ".svn", ".bzr"),
-    **_who("version control runs or obeys what lies there", "_darcs", "cvs", ".fossil-settings"),
-    **_who("editors run tasks and settings from it", ".vscode", ".idea", ".devcontainer", ".editorconfig", ".vim"),
-    **_who("editors run tasks and settings from it", ".zed", ".fleet", ".dir-locals.el", ".exrc", ".nvim.lua"),
-    **_who(_AGENTS, ".mcp.json", "mcp.json", ".claude", ".cursor", ".codex", ".gemini", ".windsurf", ".cursorrules"),
-    **_who(_AGENTS, "skill.md", ".clinerules", ".roo", ".roorules", ".continue", ".windsurfrules", ".kiro", ".junie"),
-    **_who(_AGENTS, ".agents", ".aider.conf.yml", ".goosehints", ".opencode", "opencode.json", "crush.json"),
-    **_who(_INSTRUCTIONS, "claude.md", "claude.local.md", "agents.md", "agents.override.md", "gemini.md", "qwen.md"),
-    **_who(_INSTRUCTIONS, "copilot-instructions.md", "claude_desktop_config.json", "warp.md", "conventions.md"),
-    **_who(_INSTRUCTIONS, "agent.md", "codex.md", "opencode.md", "amazonq.md", "crush.md", "replit.md", "iflow.md"),
-    **_who(_INSTRUCTIONS, "grok.md", "codebuddy.md", "devin.md", "knowledge.md", "system_prompt.md", "llms.txt"),
-    **_who(_INSTRUCTIONS, "soul.md", "tools.md", "identity.md", "heartbeat.md", "memory.md", "memory-bank"),
-    **_who(_AGENTS, "mcp_config.json", "mcp-config.json", "mcp_settings.json", "cline_mcp_settings.json", "hooks.json"),
-    **_who(_AGENTS, "opencode.jsonc", "gemini-extension.json", "plugin.json", "settings.local.json"),
-    **_who("the shell runs it on entering", ".envrc", ".bashrc", ".profile", ".zshrc", ".bash_profile", ".zshenv"),
-    **_who("programs take their environment from it", ".env"),
-    **_who("Python runs it at start", "sitecustomize.py", "usercustomize.py", "pyvenv.cfg", "python311._pth"),
-    **_who("test and task runners import it", "conftest.py", "noxfile.py", "fabfile.py", "dodo.py", "tasks.py"),
-    **_who(_BUILD, "makefile", "gnumakefile", "justfile", "taskfile.yml", "taskfile.yaml", "setup.py", "setup.cfg"),
-    **_who(_BUILD, "pyproject.toml", "tox.ini", "pytest.ini", "cmakelists.txt", "meson.build", "configure"),
-    **_who(_BUILD, "sconstruct", "build.rs", "cargo.toml", ".cargo", "package.json", "gruntfile.js", "gulpfile.js"),
-    **_who(_BUILD, "rakefile", "gemfile", "build.gradle", "build.gradle.kts", "settings.gradle", "gradlew", "mvnw"),
-    **_who(_BUILD, "settings.gradle.kts", "pom.xml", "build.sbt", "mix.exs", "composer.json", "binding.gyp"),
-    **_who(_BUILD, "deno.json", "bunfig.toml", ".npmrc", ".yarnrc.yml", ".pnpmfile.cjs", "pip.conf", "flake.nix"),
-    **_who(_BUILD, "default.nix", "shell.nix", "build.bazel", "module.bazel", "workspace.bazel", "wscript"),
-    **_who(_BUILD, "snakefile", "earthfile", "tiltfile", "brewfile", "requirements.txt", "pipfile", "uv.toml"),
-    **_who(_BUILD, "pnpm-workspace.yaml", "gradle.properties", "init.gradle", "directory.build.props"),
-    **_who(_BUILD, "directory.build.targets", "babel.config.json", "package.swift", "podfile", "go.work", "mise.toml"),
-    **_who(
-        _BUILD, ".mise.toml", ".tool-versions", "rust-toolchain", "rust-toolchain.toml", "makefile.am", "makefile.in"
-    ),
-    **_who(
-        _BUILD, "configure.ac", "ansible.cfg", "tsconfig.json", "nuget.config", "lerna.json", "nx.json", "turbo.json"
-    ),
-    **_who(_BUILD, "npm-shrinkwrap.json", "package-lock.json", "cmakepresets.json", "cmakeuserpresets.json"),
-    **_who(_BUILD, "angular.json", "rush.json", "workspace.json", "project.json", "wrangler.json", "biome.json"),
-    **_who(_BUILD, "tslint.json", "jsconfig.json", "nodemon.json", "lefthook.json", "devbox.json", "cdk.json"),
-    **_who(_BUILD, "dub.json", "global.json", "meson_options.txt", "entry_points.txt", "constraints.txt"),
-    **_who(_BUILD, "conanfile.txt", "build.ninja"),
-    **_who(_CI, ".github", ".gitlab-ci.yml", ".gitlab", ".circleci", ".travis.yml", "jenkinsfile", ".drone.yml"),
-    **_who(_CI, "azure-pipelines.yml", "azure-pipelines.yaml", "bitbucket-pipelines.yml", ".buildkite", ".gitea"),
-    **_who(_CI, ".woodpecker", ".woodpecker.yml", ".forgejo", "appveyor.yml", ".appveyor.yml", "cloudbuild.yaml"),
-    **_who(_CI, "action.yml", "action.yaml", "buildspec.yml", ".cirrus.yml", "netlify.toml", "vercel.json"),
-    **_who(_CONTAINER, "dockerfile", "containerfile", "vagrantfile", "docker-compose.yml", "docker-compose.yaml"),
-    **_who(_CONTAINER, "compose.yml", "compose.yaml", "procfile", "compose.override.yml", "compose.override.yaml"),
-    **_who(_CONTAINER, "docker-compose.override.yml", "docker-bake.json"),
-    **_who(_CI, "cloudbuild.json", "copilot-setup-steps.yml"),
-    **_who("it lets others in, or runs at set times", "authorized_keys", "crontab"),
-    **_who("the desktop acts on it when a folder is opened", "autorun.inf", "desktop.ini"),
-}
+_LOADED_BY_NAME: Final = _by_name(
+    {
+        "git runs or obeys what lies there": ".git .gitattributes .gitmodules .gitconfig .husky .githooks .lfsconfig",
+        "git may take its folder for a repository, and run what its config names": "head commondir",
+        "git runs it as a hook": (
+            "applypatch-msg pre-applypatch post-applypatch pre-commit prepare-commit-msg commit-msg post-commit "
+            "pre-merge-commit pre-rebase post-rewrite post-checkout post-merge pre-push pre-receive post-receive "
+            "post-update push-to-checkout pre-auto-gc reference-transaction fsmonitor-watchman sendemail-validate "
+            ".pre-commit-config.yaml .pre-commit-hooks.yaml lefthook.yml lefthook.yaml"
+        ),
+        "version control runs or obeys what lies there": ".hg .hgrc .jj .sl .svn .bzr _darcs cvs .fossil-settings",
+        "editors run tasks and settings from it": (
+            ".vscode .idea .devcontainer .editorconfig .vim .zed .fleet .dir-locals.el .exrc .nvim.lua"
+        ),
+        "agents start servers or take orders from it": (
+            ".mcp.json mcp.json .claude .cursor .codex .gemini .windsurf .cursorrules skill.md .clinerules .roo "
+            ".roorules .continue .windsurfrules .kiro .junie .agents .aider.conf.yml .goosehints .opencode "
+            "opencode.json crush.json mcp_config.json mcp-config.json mcp_settings.json cline_mcp_settings.json "
+            "hooks.json opencode.jsonc gemini-extension.json plugin.json settings.local.json"
+        ),
+        _INSTRUCTIONS: (
+            "claude.md claude.local.md agents.md agents.override.md gemini.md qwen.md copilot-instructions.md "
+            "claude_desktop_config.json warp.md conventions.md agent.md codex.md opencode.md amazonq.md crush.md "
+            "replit.md iflow.md grok.md codebuddy.md devin.md knowledge.md system_prompt.md llms.txt soul.md tools.md "
+            "identity.md heartbeat.md memory.md memory-bank"
+        ),
+        "the shell runs it on entering": ".envrc .bashrc .profile .zshrc .bash_profile .zshenv",
+        "programs take their environment from it": ".env",
+        "Python runs it at start": "sitecustomize.py usercustomize.py pyvenv.cfg python311._pth",
+        "test and task runners import it": "conftest.py noxfile.py fabfile.py dodo.py tasks.py",
+        _BUILD: (
+            "makefile gnumakefile justfile taskfile.yml taskfile.yaml setup.py setup.cfg pyproject.toml tox.ini "
+            "pytest.ini cmakelists.txt meson.build configure sconstruct build.rs cargo.toml .cargo package.json "
+            "gruntfile.js gulpfile.js rakefile gemfile build.gradle build.gradle.kts settings.gradle gradlew mvnw "
+            "settings.gradle.kts pom.xml build.sbt mix.exs composer.json binding.gyp deno.json bunfig.toml .npmrc "
+            ".yarnrc.yml .pnpmfile.cjs pip.conf flake.nix default.nix shell.nix build.bazel module.bazel "
+            "workspace.bazel wscript snakefile earthfile tiltfile brewfile requirements.txt pipfile uv.toml "
+            "pnpm-workspace.yaml gradle.properties init.gradle directory.build.props directory.build.targets "
+            "babel.config.json package.swift podfile go.work mise.toml .mise.toml .tool-versions rust-toolchain "
+            "rust-toolchain.toml makefile.am makefile.in configure.ac ansible.cfg tsconfig.json nuget.config "
+            "lerna.json nx.json turbo.json npm-shrinkwrap.json package-lock.json cmakepresets.json "
+            "cmakeuserpresets.json angular.json rush.json workspace.json project.json wrangler.json biome.json "
+            "tslint.json jsconfig.json nodemon.json lefthook.json devbox.json cdk.json dub.json global.json "
+            "meson_options.txt entry_points.txt constraints.txt conanfile.txt build.ninja"
+        ),
+        "continuous integration runs it": (
+            ".github .gitlab-ci.yml .gitlab .circleci .travis.yml jenkinsfile .drone.yml azure-pipelines.yml "
+            "azure-pipelines.yaml bitbucket-pipelines.yml .buildkite .gitea .woodpecker .woodpecker.yml .forgejo "
+            "appveyor.yml .appveyor.yml cloudbuild.yaml action.yml action.yaml buildspec.yml .cirrus.yml netlify.toml "
+            "vercel.json cloudbuild.json copilot-setup-steps.yml"
+        ),
+        "container tools run or obey it": (
+            "dockerfile containerfile vagrantfile docker-compose.yml docker-compose.yaml compose.yml compose.yaml "
+            "procfile compose.override.yml compose.override.yaml docker-compose.override.yml docker-bake.json"
+        ),
+        "it lets others in, or runs at set times": "authorized_keys crontab",
+        "the desktop acts on it when a folder is opened": "autorun.inf desktop.ini",
+    }
+)
 # Case-folded endings of ordinary output that nothing runs. A name needs one of them to have no mark: the
 # kinds that programs obey are too many to be listed.
 _INERT: Final = frozenset(
@@ -133,31 +124,36 @@ _INERT: Final = frozenset(
     )
 )
 # Endings of names that some program runs, imports or installs.
-_RUN_BY_ENDING: Final = {
-    **_who("Python runs lines of it at start", ".pth", "._pth"),
-    **_who(_COMPILED, ".pyc", ".pyo", ".pyd", ".so", ".dylib", ".class", ".wasm", ".node"),
-    **_who(CODE, ".py", ".pyw", ".js", ".cjs", ".mjs", ".ts", ".rb", ".pl"),
-    **_who(CODE, ".php", ".lua", ".sh", ".bash", ".zsh", ".fish", ".r", ".rprofile", ".mk"),
-    **_who(_WINDOWS, ".exe", ".dll", ".com", ".scr", ".bat", ".cmd", ".ps1", ".psm1", ".vbs", ".vbe", ".hta"),
-    **_who(_WINDOWS, ".msi", ".msp", ".msix", ".appx", ".application", ".reg", ".lnk", ".url", ".scf", ".wsf"),
-    **_who(_WINDOWS, ".jse", ".cpl", ".chm", ".inf", ".iso", ".vhd", ".vhdx", ".library-ms"),
-    **_who(_DESKTOP, ".desktop", ".service", ".appimage", ".command", ".app", ".webloc", ".jnlp", ".scpt"),
-    **_who(_DESKTOP, ".workflow", ".terminal", ".mobileconfig"),
-    **_who(_INSTALLS, ".whl", ".egg", ".jar", ".war", ".deb", ".rpm", ".apk", ".dmg", ".pkg", ".vsix", ".run", ".gem"),
-    **_who(_INSTALLS, ".nupkg", ".snap", ".flatpakref", ".crx", ".xpi"),
-    **_who("editors run tasks and settings from it", ".code-workspace"),
-    **_who(
-        _BUILD, ".kts", ".bzl", ".gemspec", ".cmake", ".tf", ".podspec", ".csproj", ".fsproj", ".vbproj", ".vcxproj"
-    ),
-    **_who(_INSTRUCTIONS, ".mdc"),
-    **_who(_PICKLE, ".pkl", ".pickle", ".joblib", ".pt", ".ckpt", ".dill", ".rds", ".rdata", ".rda", ".p", ".pck"),
-    **_who(_MACROS, ".xlsm", ".xlsb", ".xltm", ".docm", ".dotm", ".pptm", ".xla", ".xlam", ".xll", ".odb"),
-    **_who(_MACROS, ".xls", ".doc", ".ppt", ".xlt", ".dot", ".pot", ".pps", ".ppam", ".ppsm", ".potm", ".mdb"),
-    **_who(_MACROS, ".accdb", ".ods", ".odt", ".odp"),
-    **_who(_PACKED, ".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".7z", ".rar", ".npz"),
-    **_who("it holds code and active output", ".ipynb"),
-    **_who("a browser runs scripts in it", ".html", ".htm", ".xhtml", ".shtml", ".mht", ".mhtml", ".svg", ".svgz"),
-}
+_RUN_BY_ENDING: Final = _by_name(
+    {
+        "Python runs lines of it at start": ".pth ._pth",
+        "it is compiled code, which nobody can read and a program may import or run": (
+            ".pyc .pyo .pyd .so .dylib .class .wasm .node"
+        ),
+        CODE: ".py .pyw .js .cjs .mjs .ts .rb .pl .php .lua .sh .bash .zsh .fish .r .rprofile .mk",
+        "Windows runs it on a double click": (
+            ".exe .dll .com .scr .bat .cmd .ps1 .psm1 .vbs .vbe .hta .msi .msp .msix .appx .application .reg .lnk "
+            ".url .scf .wsf .jse .cpl .chm .inf .iso .vhd .vhdx .library-ms"
+        ),
+        "the desktop starts programs from it": (
+            ".desktop .service .appimage .command .app .webloc .jnlp .scpt .workflow .terminal .mobileconfig"
+        ),
+        "it installs or runs code": (
+            ".whl .egg .jar .war .deb .rpm .apk .dmg .pkg .vsix .run .gem .nupkg .snap .flatpakref .crx .xpi"
+        ),
+        "editors run tasks and settings from it": ".code-workspace",
+        _BUILD: ".kts .bzl .gemspec .cmake .tf .podspec .csproj .fsproj .vbproj .vcxproj",
+        _INSTRUCTIONS: ".mdc",
+        "loading it runs code (pickle)": ".pkl .pickle .joblib .pt .ckpt .dill .rds .rdata .rda .p .pck",
+        "it can hold macros": (
+            ".xlsm .xlsb .xltm .docm .dotm .pptm .xla .xlam .xll .odb .xls .doc .ppt .xlt .dot .pot .pps .ppam .ppsm "
+            ".potm .mdb .accdb .ods .odt .odp"
+        ),
+        "what is packed in it was not looked at": ".zip .tar .gz .tgz .bz2 .xz .zst .7z .rar .npz",
+        "it holds code and active output": ".ipynb",
+        "a browser runs scripts in it": ".html .htm .xhtml .shtml .mht .mhtml .svg .svgz",
+    }
+)
 _CONFIG_SCRIPT: Final = re.compile(r".+\.config\.(?:c|m)?(?:js|ts)")
 # As ``_LOADED_BY_NAME``, but only for last segments: folders often have such names.
 _LOADED_AS_FILE: Final = (

@@ -23,7 +23,7 @@ from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.pool.pool import SandboxProvider, SandboxRequest
 from glovebox_sandboxes.session.connection import AttestedSandbox, Input, StreamSink
 from glovebox_sandboxes.session.run import Hooks, run
-from glovebox_server.artifacts.collector import Collector
+from glovebox_server.artifacts.collect import Collector
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import NOTHING, CallResult, Listener, Principal
 from glovebox_server.core.accept import Origin, accept, decide_call, deny
@@ -258,14 +258,14 @@ class _Collecting:
         now, request = call.now, call.request
         self.collector: Collector | None = None
         self._collect = partial(artifacts.collect, request, spec.limits, now.rights.artifact_bytes, now.inspect_file)
-        self._make = partial(Collector, recorder=now.records, call=request, mask=now.mask_name)
+        self._make = partial(Collector, recorder=now.records, mask=now.mask_name)
         self._stack = stack
 
     async def open(self) -> Collector:
         """Return the collector, made once; files come one after the other."""
         if self.collector is None:
             collection = await self._stack.enter_async_context(self._collect())
-            self.collector = await self._stack.enter_async_context(self._make(collection))
+            self.collector = self._make(collection)
         return self.collector
 
     async def accept(self, name: str, size: int, *, cut: bool = False) -> StreamSink | None:

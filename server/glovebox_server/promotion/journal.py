@@ -9,11 +9,9 @@ Rule 1  ``staging``: no file was touched. ``moving``: some may have been; recove
 Rule 2  Any change holds the lock of the folder. A promotion that has not ended while the lock is free was interrupted.
 """
 
-import fcntl
 import os
 import re
 import secrets
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -25,7 +23,7 @@ from pydantic import AwareDatetime, ConfigDict, TypeAdapter
 from glovebox_server import secret_files
 from glovebox_server.errors import RefusedError
 from glovebox_server.promotion.folder import FileState, TargetFolder, opened
-from glovebox_server.secret_files import SecretDirectory, SecretFileError
+from glovebox_server.secret_files import SecretDirectory, SecretFileError, take_lock
 
 FOLDER: Final = "promotions"
 MAX_KEPT: Final = 100
@@ -150,7 +148,8 @@ def locked(state_dir: Path, *, seconds: float = LOCK_SECONDS) -> Iterator[Journa
         SecretFileError: the journal or the state directory cannot be used safely.
     """
     with secret_files.opened(state_dir / FOLDER, _KIND) as directory, opened(directory.path) as folder:
-        _take(folder.descriptor, time.monotonic() + seconds)
+        if not take_lock(folder.descriptor, seconds):
+            raise RefusedError("promotion.busy", "Another promotion is under way.", "Try again once it is done.")
         yield Journal(directory, folder)
 
 
@@ -189,13 +188,3 @@ def _read(directory: SecretDirectory) -> list[Promotion]:
             raise SecretFileError(_KIND, path, "it is not what was written", fix)
         found.append(promotion)
     return sorted(found, key=lambda each: each.made)
-
-
-def _take(descriptor: int, until: float) -> None:
-    while True:
-        with suppress(BlockingIOError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        if time.monotonic() > until:
-            raise RefusedError("promotion.busy", "Another promotion is under way.", "Try again once it is done.")
-        time.sleep(0.02)

@@ -9,8 +9,7 @@ import io
 import re
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from glovebox_server.artifacts.diff_form import (
     FILES,
@@ -33,15 +32,12 @@ Read = Callable[[str], bytes | None]
 """Maps a path to the file's content; None if it does not exist."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
-    """A file as a patch makes it."""
+class Made(NamedTuple):
+    """A file as a patch makes it: its new content, None to remove it, and its executable bit, None if unchanged."""
 
     name: str
     content: bytes | None
-    """The new content; None to remove the file."""
-    runs: bool | None = None
-    """The new executable bit; None if unchanged."""
+    runs: bool | None
 
 
 def made(patch: bytes, read: Read) -> list[Made]:
@@ -83,7 +79,7 @@ def _applied(file: FilePatch, read: Read) -> Made:
         content = None if head["how"] == b"deleted" else _content(file, content or b"")
         if _id(content) != head["after"]:
             raise _unfit(f"{quoted(name)} does not become what it says")
-    return Made(name=name, content=content, runs=None if mode is None else mode == FILES[1])
+    return Made(name, content, None if mode is None else mode == FILES[1])
 
 
 def _content(file: FilePatch, old: bytes) -> bytes:

@@ -36,6 +36,8 @@ _SHOWN_LINES: Final = 4000
 """Comparing takes quadratic time at worst: some seconds."""
 _CHUNK: Final = 1 << 20
 _FEWER: Final = "Promote fewer at a time, or by hand."
+_Wanted = tuple[Change, Artifact, bytes]
+"""A change, the artifact that it comes from, and the content if a patch makes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,22 +102,18 @@ class Planned:
     def difference(self, folder: TargetFolder, number: int) -> list[str] | None:
         """Return the ``diff -u`` lines of a file; None if it is not text, or too large."""
         change = self.promotion.changes[number]
-        if change.after and change.after.bytes > _SHOWN_BYTES:
-            return None
-        if change.before and change.before.bytes > _SHOWN_BYTES:
+        if any(state and state.bytes > _SHOWN_BYTES for state in (change.before, change.after)):
             return None
         before = _lines(folder.head(change.name, _SHOWN_BYTES)) if change.before else []
         after = _lines(b"".join(self.content(number))) if change.after else []
         if before is None or after is None:
             return None
-        old = change.name if change.before else "/dev/null"
-        new = change.name if change.after else "/dev/null"
-        found = []
-        for line in difflib.unified_diff(before, after, old, new):
-            found.append(line.removesuffix("\n"))
-            if not line.endswith("\n"):
-                found.append("\\ No newline at end of file")
-        return found
+        old, new = (change.name if state else "/dev/null" for state in (change.before, change.after))
+        text = "".join(
+            line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+            for line in difflib.unified_diff(before, after, old, new)
+        )
+        return text.split("\n")[:-1]
 
 
 def target(settings: Settings, into: dict[str, str], name: str) -> Target:
@@ -133,28 +131,6 @@ def target(settings: Settings, into: dict[str, str], name: str) -> Target:
     return Target(name=name, path=found.path)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Wanted:
-    """A file as it is to be, and as it is."""
-
-    name: str
-    artifact: Artifact
-    before: FileState | None
-    sha256: str = ""
-    """Empty to remove it."""
-    size: int = 0
-    runs: bool | None = None
-    content: bytes | None = None
-
-    @property
-    def after(self) -> FileState | None:
-        """Return its new state: execute permission follows read permission, or is removed for all."""
-        mode = self.before.mode & 0o777 if self.before else 0o666 & ~_umask()
-        if self.runs is not None:
-            mode = mode | (mode & 0o444) >> 2 if self.runs else mode & ~0o111
-        return FileState(sha256=self.sha256, bytes=self.size, mode=mode) if self.sha256 else None
-
-
 def planned(
     settings: Settings, uris: Sequence[str], into: Target, folder: TargetFolder, *, apply: bool = False
 ) -> Planned:
@@ -167,35 +143,47 @@ def planned(
     disk = Disk(settings.state_dir / "artifacts", max_bytes_total=0, parts=1)
     now = datetime.now(UTC)
     artifacts = [_artifact(disk, uri, now) for uri in dict.fromkeys(uris)]
-    wanted = _patched(disk, artifacts[0], folder) if apply else _copied(artifacts, folder)
-    changing: list[_Wanted] = []
-    same: list[_Wanted] = []
-    for each in sorted(wanted, key=lambda each: each.name):
-        is_same = each.after == (each.before and replace(each.before, mode=each.before.mode & 0o777))
-        (same if is_same else changing).append(each)
-    if len(changing) > MAX_FILES:
-        raise RefusedError("promotion.files", f"{len(changing)} files are more than {MAX_FILES}.", _FEWER)
-    changes = [
-        Change(name=each.name, before=each.before, after=each.after, origin=each.artifact.uri) for each in changing
+    _require_few(len(artifacts))
+    wanted = list(_patched(disk, artifacts[0], folder) if apply else _copied(artifacts, folder))
+    wanted.sort(key=lambda each: each[0].name)
+    same = [
+        change.after == (change.before and replace(change.before, mode=change.before.mode & 0o777))
+        for change, *_ in wanted
     ]
+    changing = [each for each, is_same in zip(wanted, same, strict=True) if not is_same]
+    _require_few(len(changing))
     return Planned(
-        promotion=drafted(into.name, folder, changes),
-        artifacts=tuple(each.artifact for each in changing),
-        made=tuple(each.content or b"" for each in changing) if apply else None,
-        same=tuple(each.name for each in same),
+        promotion=drafted(into.name, folder, (change for change, *_ in changing)),
+        artifacts=tuple(artifact for _, artifact, _ in changing),
+        made=tuple(content for *_, content in changing) if apply else None,
+        same=tuple(change.name for (change, *_), is_same in zip(wanted, same, strict=True) if is_same),
         disk=disk,
     )
 
 
+def _require_few(count: int) -> None:
+    if count > MAX_FILES:
+        raise RefusedError("promotion.files", f"{count} files are more than {MAX_FILES}.", _FEWER)
+
+
+def _after(before: FileState | None, sha256: str, size: int, *, runs: bool | None = None) -> FileState:
+    """Return a file's new state: execute permission follows read permission, or is removed for all."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    mode = before.mode & 0o777 if before else 0o666 & ~mask
+    if runs is not None:
+        mode = mode | (mode & 0o444) >> 2 if runs else mode & ~0o111
+    return FileState(sha256=sha256, bytes=size, mode=mode)
+
+
 def _copied(artifacts: Sequence[Artifact], folder: TargetFolder) -> Iterator[_Wanted]:
-    if len(artifacts) > MAX_FILES:
-        raise RefusedError("promotion.files", f"{len(artifacts)} are more than {MAX_FILES}.", _FEWER)
     names = CallNames()
     for each in artifacts:
         check_name(each.name)
         names.add(each.name)
         before = folder.look(each.name)
-        yield _Wanted(name=each.name, artifact=each, before=before, sha256=each.sha256, size=each.bytes)
+        after = _after(before, each.sha256, each.bytes)
+        yield Change(name=each.name, before=before, after=after, origin=each.uri), each, b""
 
 
 def _patched(disk: Disk, artifact: Artifact, folder: TargetFolder) -> Iterator[_Wanted]:
@@ -215,12 +203,11 @@ def _patched(disk: Disk, artifact: Artifact, folder: TargetFolder) -> Iterator[_
 
     if artifact.bytes > MAX_PATCH_BYTES:
         raise RefusedError("promotion.patch", "The patch is too large; nothing was changed.", "Apply it by hand.")
-    for each in patched.made(b"".join(_chunks(disk, artifact)), read):
-        file = _Wanted(name=each.name, artifact=artifact, before=states[each.name], runs=each.runs)
-        if each.content is not None:
-            digest = hashlib.sha256(each.content).hexdigest()
-            file = replace(file, sha256=digest, size=len(each.content), content=each.content)
-        yield file
+    for name, content, runs in patched.made(b"".join(_chunks(disk, artifact)), read):
+        before, after = states[name], None
+        if content is not None:
+            after = _after(before, hashlib.sha256(content).hexdigest(), len(content), runs=runs)
+        yield Change(name=name, before=before, after=after, origin=artifact.uri), artifact, content or b""
 
 
 def drafted(name: str, folder: TargetFolder, changes: Iterable[Change], of: Promotion | None = None) -> Promotion:
@@ -293,9 +280,3 @@ def _lines(content: bytes) -> list[str] | None:
     except UnicodeDecodeError:
         return None
     return lines if len(lines) <= _SHOWN_LINES else None
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask

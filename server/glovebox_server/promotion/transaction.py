@@ -42,25 +42,18 @@ class Recovered:
     problem: str = ""
 
     @property
-    def in_force(self) -> bool:
-        """Return True if all changes are in effect, False if none is."""
-        return self.promotion.state in IN_FORCE
-
-    @property
     def settled(self) -> bool:
         """Return False while files are still to be put back. Staged files may be left, which do no harm."""
         return self.promotion.state not in _UNSETTLED
 
     def __str__(self) -> str:
-        into = f"{self.promotion.id}, into {self.promotion.folder},"
-        if self.problem and self.settled:
-            how = "in force" if self.in_force else "put back"
-            return f"{into} is {how}, but what was laid ready cannot be cleared away yet: {self.problem}"
-        if self.problem:
-            return f"{into} was interrupted and cannot be put back yet: {self.problem}"
-        ended = "had changed all its files, and is in force" if self.in_force else "was put back"
+        ended = "is in force" if self.promotion.state in IN_FORCE else "was put back"
+        if not self.settled:
+            ended = "cannot be put back yet"
         kept = ", ".join(map(quoted, self.promotion.kept))
-        return f"{into} was interrupted: it {ended}{f', but for what somebody changed since: {kept}' if kept else ''}."
+        told = f"{ended}, but for what somebody changed since: {kept}" if kept else ended
+        left = f". To be cleared away: {self.problem}" if self.problem else "."
+        return f"{self.promotion.id}, into {self.promotion.folder}, was interrupted, and {told}{left}"
 
 
 def promote(
@@ -76,8 +69,10 @@ def promote(
     """
     on_record = False
     with _translated("preparing the promotion"):
-        _require_unchanged(folder, promotion)
-        promotion = replace(promotion, made_folders=_folders(folder, promotion.changes))
+        if changed := [each.name for each in promotion.changes if folder.look(each.name) != each.before]:
+            raise _conflict(changed[0], len(changed))
+        made = (way for each in promotion.changes if each.after for way in folder.missing(each.name))
+        promotion = replace(promotion, made_folders=tuple(dict.fromkeys(made)))
         journal.make_room()
         journal.save(promotion)
     try:
@@ -191,20 +186,10 @@ def standing(promotion: Promotion, by: str | None) -> str:
     return f"put back by {by}" if by else "in force"
 
 
-def _require_unchanged(folder: TargetFolder, promotion: Promotion) -> None:
-    changed = [each.name for each in promotion.changes if folder.look(each.name) != each.before]
-    if changed:
-        raise _conflict(changed[0], len(changed))
-
-
 def _conflict(name: str, count: int = 1) -> RefusedError:
     more = f" and {count - 1} more" if count > 1 else ""
     reason = f"{quoted(name)}{more} changed since this was shown; nothing was changed."
     return RefusedError("promotion.conflict", reason, "Look at what is there now, then run the command again.")
-
-
-def _folders(folder: TargetFolder, changes: Iterable[Change]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(way for each in changes if each.after for way in folder.missing(each.name)))
 
 
 def _stage(folder: TargetFolder, journal: Journal, promotion: Promotion, content: Content) -> None:
@@ -256,7 +241,11 @@ def _put_back(folder: TargetFolder, promotion: Promotion, number: int, change: C
     """Put a file back; return False if it was changed since."""
     staged = f"{promotion.stage}/{number}"
     if change.after is None:
-        return not folder.is_there(staged) or _returned(folder, staged, change.name)
+        if not folder.is_there(staged):
+            return True
+        if is_free := not folder.is_there(change.name):
+            folder.move(staged, change.name)
+        return is_free
     if _is(folder, staged, change):
         return True  # it was never moved
     if not folder.is_there(change.name):
@@ -267,13 +256,6 @@ def _put_back(folder: TargetFolder, promotion: Promotion, number: int, change: C
         return True
     swap(staged, change.name)
     return False
-
-
-def _returned(folder: TargetFolder, staged: str, name: str) -> bool:
-    if folder.is_there(name):
-        return False
-    folder.move(staged, name)
-    return True
 
 
 def _is(folder: TargetFolder, name: str, change: Change) -> bool:
@@ -303,41 +285,31 @@ def _sync(folder: TargetFolder, promotion: Promotion) -> None:
 
 def _event(promotion: Promotion) -> Event:
     if promotion.of is not None:
-        return _rolled_back(replace(promotion, id=promotion.of), "operator", rollback=promotion.id)
+        return PromotionRolledBack(
+            promotion=promotion.of, rollback=promotion.id, by=promotion.by, folder=promotion.folder,
+            because="operator", files=_files(promotion.changes),
+        )  # fmt: skip
     return PromotionApplied(
-        promotion=promotion.id,
-        by=promotion.by,
-        asked_by=promotion.asked_by,
-        folder=promotion.folder,
-        digest=promotion.digest,
-        files=_files(promotion.changes),
-    )
+        promotion=promotion.id, by=promotion.by, asked_by=promotion.asked_by, folder=promotion.folder,
+        digest=promotion.digest, files=_files(promotion.changes),
+    )  # fmt: skip
 
 
-def _rolled_back(promotion: Promotion, because: str, rollback: str | None = None) -> PromotionRolledBack:
-    changes = promotion.changes if rollback else [_reversed(each) for each in promotion.changes]
+def _rolled_back(promotion: Promotion, because: str) -> PromotionRolledBack:
+    back = [replace(each, before=each.after, after=each.before) for each in promotion.changes]
     return PromotionRolledBack(
-        promotion=promotion.id,
-        rollback=rollback,
-        by=f"local:{os.getuid()}",
-        folder=promotion.folder,
-        because=because,
-        files=_files(changes),
+        promotion=promotion.id, by=f"local:{os.getuid()}", folder=promotion.folder, because=because, files=_files(back)
     )
-
-
-def _reversed(change: Change) -> Change:
-    return replace(change, before=change.after, after=change.before)
 
 
 def _files(changes: Iterable[Change]) -> tuple[PromotedFile, ...]:
     return tuple(
         PromotedFile(
             name=each.name,
-            before=f"sha256:{each.before.sha256}" if each.before else None,
-            after=f"sha256:{each.after.sha256}" if each.after else None,
             origin=each.origin,
             findings=each.findings,
+            before=f"sha256:{each.before.sha256}" if each.before else None,
+            after=f"sha256:{each.after.sha256}" if each.after else None,
         )
         for each in changes
     )
