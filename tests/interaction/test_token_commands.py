@@ -96,7 +96,7 @@ async def _call(server: object, name: str) -> None:
     ("words", "why"),
     [
         (("Bad",), "1 to 32 of a-z"), (("../x",), "1 to 32 of a-z"), (("a" * 33,), "1 to 32 of a-z"),
-        (("ci", "--role", "analyst"), "no role 'analyst'"), (("ci", "--workflow", "Re lease"), "no workflow can be"),
+        (("ci", "--role", "analyst"), "no role 'analyst'"), (("ci", "--workflow", "Re lease"), "is none: 1 to 64"),
         (("ci", "--expires", "never"), "is not how long"), (("ci", "--expires", "0d"), "is not how long"),
     ],
 )  # fmt: skip
@@ -115,8 +115,8 @@ def test_a_role_and_a_workflow_are_the_policys(tmp_path: Path) -> None:
     """Of the shipped example: others are told, with those that there are; these are bound and listed (the control)."""
     policy = ("--policy", str(Path(__file__).parents[2] / "examples" / "policy.toml"))
     for words, why in (
-        (("--role", "analist"), "there is no role 'analist'. The roles are reader, analyst"),
-        (("--workflow", "deploy"), "the policy does not know the workflow 'deploy'"),
+        (("--role", "analist"), "there is no role 'analist'. Those of policy.toml are reader, analyst"),
+        (("--workflow", "deploy"), "there is no workflow 'deploy'"),
     ):
         told = glovebox(tmp_path / "state", "token", "create", "ci", *words, *policy)
         assert (told.exit_code, why in told.output) == (2, True), told.output
@@ -135,7 +135,7 @@ def test_client_config_makes_no_token_unless_one_is_asked_for(tmp_path: Path) ->
     assert not TOKEN.findall(none.stdout)
     assert '"Authorization": "Bearer TOKEN"' in none.stdout
     assert "`--token NAME` makes one" in none.stderr
-    assert list((state / "tokens").iterdir()) == []
+    assert not list((state / "tokens").glob("*"))
 
     first = glovebox(state, *http, "--token", "laptop", "--expires", "30d")
     assert "Made token:laptop" in first.stderr
@@ -152,7 +152,7 @@ def test_client_config_makes_no_token_unless_one_is_asked_for(tmp_path: Path) ->
     assert "http://127.0.0.1:8321/sse" in first.stdout
 
     again = glovebox(state, *http, "--token", "laptop", code=USAGE)
-    assert "only its hash is kept" in again.stderr
+    assert "only the hash is kept" in again.stderr
     assert not again.stdout
     saved = tmp_path / "saved"
     saved.write_text(f"{token}\n")

@@ -115,10 +115,11 @@ def word_form(pattern: str, words: str) -> Callable[[str], str]:
     return word
 
 
+workflow_name = word_form("[a-z][a-z0-9-]{0,63}", "1 to 64 of a-z 0-9 -, the first of them a letter")
 workflow_option = click.option(
     "--workflow",
     metavar="NAME",
-    type=word_form("[a-z][a-z0-9-]{0,63}", "1 to 64 of a-z 0-9 -, the first of them a letter"),
+    type=workflow_name,
     help="What calls are part of, where their token is bound to nothing.",
 )
 

@@ -7,6 +7,7 @@ which must stay exact, do not come here; JSON is ASCII and has nothing to escape
 import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import IO, TYPE_CHECKING, Any, Union
 
 from rich.cells import cell_len
@@ -109,6 +110,11 @@ def _narrow(table: "Table", room: int) -> None:
         widths[min(short, key=widths.__getitem__)] += 1
     for column, width in zip(table.columns, widths, strict=True):
         column.width, column.no_wrap, column.overflow = width, False, "fold"
+
+
+def to_minute(moment: datetime | None) -> str:
+    """Return a time for a table, in UTC; empty for none."""
+    return "" if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M}"
 
 
 def print_question(console: Console, text: str) -> None:

@@ -92,11 +92,6 @@ def is_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-def is_bound_name(name: str) -> bool:
-    """Return whether this can be the name of a role or a workflow."""
-    return re.fullmatch(_ROLE, name) is not None
-
-
 def load(directory: Path, roles: Collection[str] | None = ()) -> dict[str, Token]:
     """Return all tokens by name; the name is the caller's identity (``token:<name>``).
 

@@ -1,7 +1,6 @@
 """``glovebox canary``: plants, lists and removes canary tokens. A marker is never printed."""
 
 import posixpath
-from datetime import UTC
 from typing import Any
 
 import click
@@ -12,7 +11,7 @@ from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_sandboxes.plural import counted
 from glovebox_server import workspace
 from glovebox_server.cli.options import LazyGroup, command, emit, out
-from glovebox_server.cli.terminal import table_of
+from glovebox_server.cli.terminal import table_of, to_minute
 from glovebox_server.errors import MisnamedError
 from glovebox_server.exits import OK, UNAVAILABLE, USAGE
 from glovebox_server.guards.watch import canaries
@@ -52,12 +51,7 @@ def canary_list(settings: Settings) -> int:
     found = canaries_of(settings.state_dir).read()
     damaged = [{"what": each.what, "reason": each.reason, "fix": each.fix} for each in found.damaged]
     rows = [
-        {
-            "id": each.id,
-            "stands": "yes" if each.stands else "no",
-            "made": f"{each.made.astimezone(UTC):%Y-%m-%d %H:%M}",
-            "file": str(each.file),
-        }
+        {"id": each.id, "stands": "yes" if each.stands else "no", "made": to_minute(each.made), "file": str(each.file)}
         for each in found.items
     ]
     emit(

@@ -25,7 +25,7 @@ from glovebox_sandboxes.plural import counted
 from glovebox_server.cli import state
 from glovebox_server.cli.evidence.query import show_indexing
 from glovebox_server.cli.options import LazyGroup, command, complete_tool, emit, err, out, wants_json
-from glovebox_server.cli.terminal import table_of
+from glovebox_server.cli.terminal import table_of, to_minute
 from glovebox_server.errors import AuditError, MisnamedError
 from glovebox_server.exits import NO_SERVER, OK, UNAVAILABLE, USAGE
 from glovebox_server.guards.stops.stops import (
@@ -199,13 +199,7 @@ def stops_list(settings: Settings) -> int:
         found = replace(found, damaged=(SecretFileError(KIND, files.path, "it is gone, with the stops in it", fix),))
     damaged = [{"what": each.what, "reason": each.reason, "fix": each.fix} for each in found.damaged]
     rows = [
-        {
-            "id": each.id,
-            "what": _words(each),
-            "made": f"{each.made.astimezone(UTC):%Y-%m-%d %H:%M}",
-            "by": each.by,
-            "because": each.because,
-        }
+        {"id": each.id, "what": _words(each), "made": to_minute(each.made), "by": each.by, "because": each.because}
         for each in found.items
     ]
     where = state.describe(settings.state_dir, state.live_servers(settings.state_dir))

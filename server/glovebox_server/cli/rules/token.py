@@ -9,8 +9,8 @@ from glovebox_audit.events import TokenCreated, TokenRevoked
 from glovebox_server import app as apps
 from glovebox_server import startup
 from glovebox_server.cli import state
-from glovebox_server.cli.options import LazyGroup, command, emit, err, lifetime, out
-from glovebox_server.cli.terminal import table_of
+from glovebox_server.cli.options import LazyGroup, command, emit, err, lifetime, out, workflow_name
+from glovebox_server.cli.terminal import table_of, to_minute
 from glovebox_server.errors import MisnamedError
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
@@ -18,8 +18,6 @@ from glovebox_server.transport import tokens
 from glovebox_server.transport.tokens import Token
 from glovebox_server.upkeep.log import recording
 
-#: The token that ``client-config`` prefers.
-FIRST = "default"
 #: Replaces a token that is not shown in a client's configuration.
 PLACEHOLDER = "TOKEN"
 
@@ -32,7 +30,7 @@ def token() -> None:
 @command("create", token)
 @click.argument("name")
 @click.option("--role", help="What it may do, of policy.toml; else what policy.toml says of token:NAME.")
-@click.option("--workflow", help="What its calls are part of.")
+@click.option("--workflow", type=workflow_name, metavar="NAME", help="What its calls are part of.")
 @click.option("--expires", type=lifetime, help="When it ends: 12h, 30d. Never, unless given.")
 def token_create(
     settings: Settings, *, name: str, role: str | None, workflow: str | None, expires: timedelta | None
@@ -42,7 +40,7 @@ def token_create(
     if emit({**_fields(made, None), "token": secret}):
         return
     out.print(secret)
-    ends = "It does not expire." if made.expires is None else f"It ends {_time(made.expires)}."
+    ends = "It does not expire." if made.expires is None else f"It ends {to_minute(made.expires)}."
     err.print(f"This is {made.principal}, shown once: only its hash is kept. {ends}")
 
 
@@ -56,16 +54,14 @@ def token_list(settings: Settings) -> None:
             "name": each.name,
             "role": each.role or "",
             "workflow": each.workflow or "",
-            "made": _time(each.made) if each.made else "",
-            "ends": _time(each.expires) if each.expires else "never",
-            "last used": _time(used) if used else "",
+            "made": to_minute(each.made),
+            "ends": to_minute(each.expires) or "never",
+            "last used": to_minute(used),
         }
         for each, used in found
     ]
-    emit(
-        {"tokens": [_fields(each, used) for each, used in found]},
-        table_of(rows) or "There are no tokens. `glovebox token create NAME` makes one.",
-    )
+    told = table_of(rows) or "There are no tokens. `glovebox token create NAME` makes one."
+    emit({"tokens": [_fields(each, used) for each, used in found]}, told)
 
 
 @command("revoke", token)
@@ -87,29 +83,25 @@ def token_revoke(settings: Settings, name: str) -> None:
 def to_show(
     settings: Settings, *, name: str | None, file: Path | None, role: str | None, lifetime: timedelta | None
 ) -> str:
-    """Return the token for a client's configuration; make one only if a new name was given.
+    """Return the token for a client's configuration: of a file, or one that is made; else what stands for it.
 
-    Raises MisnamedError if only the named one's hash is kept, or the file holds none of this server's tokens.
+    Raises MisnamedError if there is one of that name, or the file holds none of this server's tokens.
     """
-    place = settings.state_dir / tokens.DIRECTORY
-    known = tokens.load(place, None)
-    if file is not None:
-        with file.open("rb") as opened:
-            saved = opened.read(tokens.MAX_FILE_BYTES).decode("utf-8", "replace").strip()
-        if not any(token.sha256 == tokens.digest_of(saved) for token in known.values()):
-            fix = "`glovebox token list` shows those there are; name the file in which one of them was saved."
-            raise MisnamedError(f"Reading the token in {file}", "it is none of this server's tokens", fix)
-        return saved
-    if name is not None and (name not in known or role or lifetime):
+    if name is not None:
         made, secret = _made(settings, name, role=role, workflow=None, lifetime=lifetime)
         err.print(f"Made {made.principal}. It is shown here alone: only its hash is kept.")
         return secret
-    if name is not None:
-        fix = "Name the file in which it was saved with --token-file, or make another with a new name."
-        raise MisnamedError(f"Showing the token {name!r}", "only its hash is kept", fix)
-    told = f"No token was made: put one in the place of {PLACEHOLDER}. `--token NAME` makes one"
-    err.print(f"{told}, and `--token-file FILE` shows one that was saved in a file.")
-    return PLACEHOLDER
+    if file is None:
+        told = f"No token was made: put one in the place of {PLACEHOLDER}. `--token NAME` makes one"
+        err.print(f"{told}, and `--token-file FILE` shows one that was saved in a file.")
+        return PLACEHOLDER
+    with file.open("rb") as opened:
+        saved = opened.read(tokens.MAX_FILE_BYTES).decode("utf-8", "replace").strip()
+    known = tokens.load(settings.state_dir / tokens.DIRECTORY, None).values()
+    if not any(each.sha256 == tokens.digest_of(saved) for each in known):
+        fix = "`glovebox token list` shows those there are; name the file in which one of them was saved."
+        raise MisnamedError(f"Reading the token in {file}", "it is none of this server's tokens", fix)
+    return saved
 
 
 def _made(
@@ -129,32 +121,20 @@ def _made(
         made = tokens.create(place, name, role=role, workflow=workflow, lifetime=lifetime)
     if made is None:
         fix = f"`glovebox token revoke {name}` ends it; or give this one another name."
-        raise MisnamedError(doing, "there is one of this name", fix)
+        raise MisnamedError(doing, "there is one of this name, of which only the hash is kept", fix)
     return made
 
 
 def _require_known(settings: Settings, doing: str, *, role: str | None, workflow: str | None) -> None:
     """Refuse an unknown role, and a workflow that the policy, if any, does not know."""
-    if role is None and workflow is None:
-        return
-    path = startup.policy_file(settings)
-    policy = None if path is None else startup.load(path, apps.load_profiles(settings), TOOLS)
-    roles, workflows = (policy.roles, policy.workflows) if policy else ({}, {})
-    if role is not None and role not in roles:
-        fix = (
-            f"The roles are {', '.join(roles)}."
-            if policy
-            else "Roles are what a policy.toml says; without one, leave --role out."
-        )
-        raise MisnamedError(doing, f"there is no role {role!r}", fix)
-    if workflow is None:
-        return
-    if not tokens.is_bound_name(workflow):
-        fix = "A workflow is called by 1 to 64 of a-z 0-9 -, and begins with a letter."
-        raise MisnamedError(doing, f"no workflow can be called {workflow!r}", fix)
-    if policy and workflow not in workflows:
-        fix = f"Those of [workflows] are {', '.join(workflows) or 'none'}."
-        raise MisnamedError(doing, f"the policy does not know the workflow {workflow!r}", fix)
+    policy = None
+    if (role or workflow) and (path := startup.policy_file(settings)) is not None:
+        policy = startup.load(path, apps.load_profiles(settings), TOOLS)
+    known = {"role": policy.roles if policy else {}, "workflow": policy.workflows if policy else {workflow: None}}
+    for what, given in (("role", role), ("workflow", workflow)):
+        if given is not None and given not in known[what]:
+            fix = f"Those of policy.toml are {', '.join(map(str, known[what])) or 'none'}."
+            raise MisnamedError(doing, f"there is no {what} {given!r}", fix)
 
 
 def _fields(token: Token, used: datetime | None) -> dict[str, object]:
@@ -167,7 +147,3 @@ def _fields(token: Token, used: datetime | None) -> dict[str, object]:
         "expires": token.expires and token.expires.isoformat(),
         "last_used": used and used.isoformat(),
     }
-
-
-def _time(moment: datetime) -> str:
-    return moment.strftime("%Y-%m-%d %H:%M")
