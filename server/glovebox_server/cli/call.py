@@ -36,12 +36,7 @@ MAX_ANSWER_BYTES = 4096
 
 @command("call", makes_calls=True)
 @click.argument("tool", shell_complete=complete_tool)
-@click.option(
-    "--args",
-    "arguments",
-    default="{}",
-    help="Arguments as a JSON object, beside a program too; - reads standard input.",
-)
+@click.option("--args", "arguments", default="{}", help="Arguments as a JSON object; - reads standard input.")
 @click.option("--code", help="The program, for run_python; - reads standard input.")
 @click.option(
     "--file",

@@ -15,7 +15,7 @@ _LAZY = {
     "bundle": ("evidence.receipt:bundle", "What one call or run did, as one file to check anywhere."),
     "call": ("call:call", "Make one call of a tool, in a sandbox."),
     "canary": ("rules.canary:canary", "Files whose content stops any call that sends it."),
-    "capabilities": ("host.capabilities:capabilities", "Show what can be used here, before any call."),
+    "capabilities": ("host.doctor:capabilities", "Show what can be used here, before any call."),
     "clean": ("host.environment:clean", "Remove expired artifacts and leftovers of dead servers."),
     "client-config": ("host.client_config:client_config", "Print configuration to paste into clients."),
     "doctor": ("host.doctor:doctor", "Show what this host can enforce, and what fixes the rest."),

@@ -123,6 +123,14 @@ workflow_option = click.option(
     help="What calls are part of, where their token is bound to nothing.",
 )
 
+transport_option = click.option(
+    "--transport",
+    type=click.Choice(["stdio", "http"]),
+    default="stdio",
+    show_default=True,
+    help="How clients reach it.",
+)
+
 _FOLDERS = {
     "workspace": "Directory the tools may read (GLOVEBOX_WORKSPACE); else the current one, over http none.",
     "profiles_dir": "Your own profiles (GLOVEBOX_PROFILES_DIR).",

@@ -12,7 +12,7 @@ from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_server import app as apps
 from glovebox_server import event_loop
 from glovebox_server.app import App
-from glovebox_server.cli.options import command, given, require_http, workflow_option
+from glovebox_server.cli.options import command, given, require_http, transport_option, workflow_option
 from glovebox_server.mcp import catalogue
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
@@ -24,24 +24,12 @@ _LEVELS = ("debug", "info", "warning", "error")
 
 
 @command("serve", makes_calls=True, json="")
-@click.option(
-    "--transport",
-    type=click.Choice(["stdio", "http"]),
-    default="stdio",
-    show_default=True,
-    help="How clients reach it.",
-)
+@transport_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on (http).")
-@click.option(
-    "--port", type=click.IntRange(0, 65535), default=8321, show_default=True, help="Port (http); 0 for any free one."
-)
+@click.option("--port", type=click.IntRange(0, 65535), default=8321, show_default=True, help="Port (http); 0: any.")
 @click.option("--allowed-host", multiple=True, help="Host header to accept, for addresses that are not this machine's.")
-@click.option(
-    "--log-level", type=click.Choice(_LEVELS), default="info", show_default=True, help="Lowest that is logged."
-)
-@click.option(
-    "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Of its log."
-)
+@click.option("--log-level", type=click.Choice(_LEVELS), default="info", show_default=True, help="Lowest logged.")
+@click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Of it.")
 @click.option("--trusted-proxy", multiple=True, help="Address of a proxy whose X-Forwarded-For names clients.")
 @click.option("--oauth-issuer", metavar="URL", help="Let in whoever has an access token of this issuer, too (http).")
 @click.option("--oauth-audience", multiple=True, help="What such tokens are for, if not this server's addresses.")

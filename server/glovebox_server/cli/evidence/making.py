@@ -28,13 +28,7 @@ from glovebox_server.upkeep.log import audit_log
 @command("bundle")
 @click.option("--call", metavar="CALL", help="Of this call.")
 @click.option("--run", metavar="ID", help="Of all calls of this run, as `audit show` has it, or `last`.")
-@click.option(
-    "-o",
-    "--output",
-    required=True,
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="A file that does not exist yet.",
-)
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path, dir_okay=False), help="A new file.")
 def audit_bundle(settings: Settings, call: str | None, run: str | None, output: Path) -> int:
     """Write one file that shows what a call or a run did.
 

@@ -38,11 +38,7 @@ _STYLES = {"succeeded": "green", "running": "cyan", "denied": "yellow", "ask": "
 @click.option("--run", "runs", multiple=True, help="Calls of this run, as `audit show` has it: r_ and 26 characters.")
 @click.option("--workflow", "workflows", multiple=True, help="Calls of this workflow; '' for none.")
 @click.option("--outcome", "outcomes", multiple=True, type=click.Choice(OUTCOMES), help="Calls that came out so.")
-@click.option(
-    "--since",
-    type=time_or_age,
-    help="Not before this time (UTC unless it names a zone), local day (yesterday), or 2h ago.",
-)
+@click.option("--since", type=time_or_age, help="Not before this time (UTC), local day (yesterday), or 2h ago.")
 @click.option("--until", type=time_or_age, help="Before this time, or the beginning of this day: today.")
 @click.option("--grep", "text", help="Calls of which a record has this text, in upper or lower case.")
 @click.option(

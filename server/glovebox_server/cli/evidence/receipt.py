@@ -1,7 +1,7 @@
 """``glovebox receipt``: declared here, done in ``actions.receipts``."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -23,7 +23,8 @@ from glovebox_server.cli.evidence.audit import KEY, not_proved
 from glovebox_server.cli.evidence.query import find_call
 from glovebox_server.cli.options import LazyGroup, command, emit, err, out, wants_json
 from glovebox_server.cli.terminal import print_table, table_of
-from glovebox_server.exits import FAILED, OK, USAGE
+from glovebox_server.errors import MisnamedError
+from glovebox_server.exits import OK, USAGE
 from glovebox_server.receipts import keys
 from glovebox_server.settings import Settings
 
@@ -50,18 +51,12 @@ def receipt_key(settings: Settings) -> None:
 @click.argument("wanted", metavar="CALL|FILE")
 def receipt_show(settings: Settings, wanted: str) -> int:
     """What a receipt says; of a call made here, or in a file."""
-    if not Path(wanted).is_file() and not chain.is_name(wanted):
-        return _refuse_name(wanted)
     try:
         content, _ = _find(settings.state_dir / "audit", wanted)
-        if isinstance(content, str):
-            err.print(printable(content))
-            return FAILED
         envelope = dsse.parse(content)
         said = statement.parse(envelope.payload)
     except EvidenceError as problem:
-        err.print(f"Not a receipt: {printable(str(problem))}.")
-        return FAILED
+        return not_proved("receipt", problem)
     if wants_json():
         out.out(content.removesuffix(b"\n").decode())
         return OK
@@ -73,30 +68,19 @@ def receipt_show(settings: Settings, wanted: str) -> int:
 @command("verify", receipt)
 @click.argument("wanted", metavar="CALL|FILE")
 @click.option("--key", type=KEY, help="Public key; else that of this server.")
-@click.option(
-    "--audit",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Log to find its place in; of a CALL this server's.",
-)
+@click.option("--audit", type=click.Path(path_type=Path, file_okay=False), help="Log to find its place in.")
 def receipt_verify(settings: Settings, wanted: str, key: Ed25519PublicKey | None, audit: Path | None) -> int:
     """Prove a receipt, of a call made here or in a file.
 
     Exit 1 and the reason if it does not hold.
     """
     state = settings.state_dir
-    # A pipe without a writer would block.
-    if Path(wanted).exists() and not Path(wanted).is_file() and not chain.is_name(wanted):
-        return _refuse_name(wanted)
-    given = key or keys.own_public(state)
-    if given is None:
-        out.print(printable(f"No key was made in {state}: name the server's public key with --key."))
-        return USAGE
     try:
         content, log = _find(audit or state / "audit", wanted)
-        if isinstance(content, str):
-            if not emit({"ok": False, "reason": content}, indent=None):
-                err.print(printable(content))
-            return FAILED
+        given = key or keys.own_public(state)
+        if given is None:
+            fix = "Name the server's public key with --key."
+            raise MisnamedError("Proving a receipt", f"no key was made in {state}", fix)
         audit = audit or log
         proved = verify_receipt(content, given, audit)
     except EvidenceError as problem:
@@ -110,75 +94,59 @@ def receipt_verify(settings: Settings, wanted: str, key: Ed25519PublicKey | None
     return OK
 
 
-def _refuse_name(wanted: str) -> int:
-    err.print(f"{printable(wanted)[:200]!r} is neither a file nor the id of a call.")
-    return USAGE
-
-
 def _report(proved: VerifiedReceipt, *, audited: bool) -> dict[str, object]:
     said = json.loads(proved.statement.model_dump_json(exclude_unset=True))
     return {"ok": True, "digest": proved.digest, "key": proved.key_id, "audit_checked": audited, "statement": said}
 
 
-def _find(log: Path, wanted: str) -> tuple[bytes | str, Path | None]:
-    """Return a file's receipt, or a call's with its log, or a sentence. Raises MisnamedError for several calls."""
-    if Path(wanted).is_file() or not chain.is_name(wanted):
-        return _read(Path(wanted)), None
+def _find(log: Path, wanted: str) -> tuple[bytes, Path | None]:
+    """Return a file's receipt, or a call's with its log.
+
+    Raises EvidenceError if a call has none; MisnamedError if it names neither, or several calls.
+    """
+    path = Path(wanted)
+    if path.is_file() or not chain.is_name(wanted):
+        if not path.is_file():  # a pipe without a writer would block
+            why = f"{printable(wanted)[:200]!r} is neither a file nor the id of a call"
+            raise MisnamedError("Finding the receipt", why, "Name either.")
+        with path.open("rb") as file:
+            return file.read(dsse.MAX_BYTES + 2), None
     call_id = find_call(log, wanted)
-    why = "it is not known, was refused, has not ended, or its receipt was lost"
-    missing = f"No receipt of call {call_id}: {why}. `glovebox audit show` says what is recorded."
-    return of_call(log, call_id) or missing, log
+    found = of_call(log, call_id)
+    if found is None:
+        why = "it is not known, was refused, has not ended, or its receipt was lost"
+        raise EvidenceError(f"there is none of call {call_id}: {why}; see `glovebox audit show`")
+    return found, log
 
 
-def _read(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(dsse.MAX_BYTES + 2)
+def _facts(value: object, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield all that a receipt says, by its keys; of a list one line each, with the same key."""
+    if isinstance(value, dict):
+        for name, each in value.items():
+            yield from _facts(each, f"{key}.{name}" if key else name)
+    elif isinstance(value, list):
+        for each in value:
+            yield (
+                key,
+                ", ".join(f"{name} {part}" for name, part in _facts(each)) if isinstance(each, dict) else str(each),
+            )
+    elif value is not None:
+        yield key, str(value)
 
 
 def _show(said: Statement) -> None:
-    """Print the facts in the order a reader asks: what, how isolated, what it reached, how it ended, what it gave."""
-    told = said.predicate
-    facts = [
-        ("call", f"{told.call.id}, {told.call.tool}, by {told.call.principal}, {told.call.received}"),
-        *((name, value) for name in ("client", "run", "workflow") if (value := getattr(told.call, name)) is not None),
-        ("arguments", told.call.arguments),
-        ("code", told.call.code or "none"),
-        ("profile", f"{told.policy.profile}, rule {told.policy.rule}"),
-        *((("approved", told.policy.approval),) if told.policy.approval else ()),
-        *(("lifted", each) for each in told.policy.grants),
-        *([("role", f"{told.policy.role}, policy {told.policy.policy}")] if told.policy.role is not None else []),
-        *(("input", f"{each.name}, {each.bytes} bytes, {each.digest}") for each in told.inputs),
-    ]
-    if told.isolation is None:
-        facts.append(("isolation", "no sandbox came to be measured"))
-    else:
-        found = told.isolation
-        verdict = "as planned" if found.verified else "NOT as planned"
-        facts.append(("isolation", f"{found.driver}, {found.level}, {verdict}; plan {found.plan}"))
-        facts += [(f"  {name}", value) for name, value in found.host.items()]
-    facts += [
-        ("connection", f"{each.effect} {each.method or ''} {each.scheme}://{each.host}:{each.port} ({each.rule})")
-        for each in told.egress
-    ]
-    outcome = told.outcome.model_dump(exclude_none=True, exclude={"usage"})
-    facts.append(("outcome", ", ".join(f"{name} {value}" for name, value in outcome.items())))
-    facts += [("subject", f"{each.name} {each.digest.get('sha256', '')}") for each in said.subject]
-    facts += [("withheld", each) for each in told.withheld]
-    facts.append(("audit", f"{told.audit.seq}:{told.audit.hash}, {told.audit.time}"))
+    """Print what a receipt says, as its documented keys have it, and then the isolation's fields as a table."""
     table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in facts:
+    told = said.predicate.model_dump(mode="json", exclude={"isolation": {"fields"}})
+    for name, value in _facts({**told, "subject": [each.model_dump(mode="json") for each in said.subject]}):
         table.add_row(Text(printable(name), style="cyan"), Text(printable(value)))
     print_table(out, table, wide=_COLUMNS)
-    _show_fields(said)
-
-
-def _show_fields(said: Statement) -> None:
     if said.predicate.isolation is None:
         return
     styles = {"ok": "green", "differs": "red"}
-    table = table_of(
+    fields = table_of(
         {
             "isolation": each.field,
             "planned": _cell(each.planned),
@@ -188,9 +156,9 @@ def _show_fields(said: Statement) -> None:
         }
         for each in said.predicate.isolation.fields
     )
-    if table:
-        table.columns[0].min_width = 36  # the longest of them
-        print_table(out, table, wide=_COLUMNS)
+    if fields:
+        fields.columns[0].min_width = 36  # the longest of them
+        print_table(out, fields, wide=_COLUMNS)
 
 
 def _cell(value: object) -> str:

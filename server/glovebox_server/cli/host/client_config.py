@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from glovebox_server import workspace
-from glovebox_server.cli.options import command, emit, given, lifetime, regular_file, require_http
+from glovebox_server.cli.options import command, emit, given, lifetime, regular_file, require_http, transport_option
 from glovebox_server.cli.rules.token import to_show
 from glovebox_server.errors import MisnamedError
 from glovebox_server.failures import own_command
@@ -34,23 +34,13 @@ _FLEETING = (
 
 
 @command("client-config")
-@click.option(
-    "--transport",
-    type=click.Choice(["stdio", "http"]),
-    default="stdio",
-    show_default=True,
-    help="How clients reach it.",
-)
+@transport_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="Name clients reach the server by (http).")
-@click.option(
-    "--port", type=click.IntRange(1, 65535), default=8321, show_default=True, help="Its port (http); 443 means https."
-)
+@click.option("--port", type=click.IntRange(1, 65535), default=8321, show_default=True, help="Its port; 443 is https.")
 @click.option("--token", metavar="NAME", help="Make this token and show it, or show one whose file holds it (http).")
 @click.option("--role", help="What the token that is made may do, as of `token create`.")
 @click.option("--expires", type=lifetime, help="When it ends: 12h, 30d.")
-@click.option(
-    "--token-file", metavar="FILE", type=regular_file, help="Show the token that was saved in this file (http)."
-)
+@click.option("--token-file", metavar="FILE", type=regular_file, help="Show the token saved in this file (http).")
 def client_config(
     settings: Settings,
     *,

@@ -5,12 +5,10 @@ The checks are each driver's; here are words and an exit code.
 
 import importlib
 import os
-import re
-import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import anyio
 import click
@@ -24,36 +22,33 @@ from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.host import surroundings
 from glovebox_server import app as apps
 from glovebox_server import workspace
+from glovebox_server.app import VERSION, load_profiles
+from glovebox_server.calls import Principal
 from glovebox_server.cli import state
 from glovebox_server.cli.options import command, emit, out
+from glovebox_server.cli.terminal import print_table, table_of
 from glovebox_server.errors import MisnamedError
 from glovebox_server.exits import OK, UNAVAILABLE, USAGE
+from glovebox_server.mcp.catalogue import Manifest, build_manifest
 from glovebox_server.secret_files import SecretFileError
 from glovebox_server.settings import Settings
 from glovebox_server.startup import governed, policy_file
 from glovebox_server.tools import TOOLS
+from glovebox_server.upkeep import environments
 from glovebox_server.upkeep.environments import require_apart, required
 from glovebox_server.upkeep.readiness import Readiness, can_write, is_built
 from glovebox_server.workspace import Workspace
 
-_WIDEST = 100
-"""Columns; longer lines are hard to read, however wide the terminal."""
-_LABEL = 12
-"""Columns of a line's label, its indent included."""
-_COMMAND = re.compile(r"`[^`]+`")
-_JOINT = "\N{NO-BREAK SPACE}"
-"""Replaces the spaces of a command while its sentence is laid out."""
+T = TypeVar("T")
+_COLOURS = {
+    "fine": "green", "yes": "green", "usable": "green", "none": "yellow", "closed": "yellow",
+    "wrong": "red", "no": "red", "not usable": "red",
+}  # fmt: skip
 
 
 @command("doctor", opens="settings")
 @click.option("--prove", is_flag=True, help="Attack the sandboxes of this host and say what held: 0 all, 1 not all.")
-@click.option(
-    "--driver",
-    "names",
-    multiple=True,
-    type=click.Choice(registry.NAMES),
-    help="Prove this driver (may be repeated); else every usable one.",
-)
+@click.option("--driver", "names", multiple=True, type=click.Choice(registry.NAMES), help="Prove this; else all.")
 def doctor(settings: Settings, prove: bool, names: tuple[str, ...]) -> int:
     """Show what this host can enforce, and what fixes the rest."""
     if not prove:
@@ -74,160 +69,176 @@ async def _diagnose(settings: Settings) -> int:
     unusable = _unusable_log(settings.state_dir)  # first, for it may fork, which no thread survives
     async with registry.opened(settings.data_dir, f"doctor{os.getpid()}") as available:
         found = [(await available.get(name)).capabilities for name in registry.NAMES]
-    refused, served = _workspace(settings)
-    problem, loaded = _profiles(settings, served)
-    file = policy_file(settings)
-    objection = None if problem or file is None else _policy(settings)
+    served, refused = _tried(lambda: workspace.find(settings, "cli"), Workspace(path=None))
+    loaded, problem = _tried(lambda: _profiles(settings, served), "")
+    file, objection = policy_file(settings), None
+    if file is not None and not problem:
+        _, objection = _tried(
+            lambda: str(governed(settings, apps.load_profiles(settings), Workspace(path=None), TOOLS)), ""
+        )
     ready = Readiness(runtime=is_built(settings.data_dir), log=not unusable, policy=objection is None)
-    advice = _advice(found) if not ready.runtime else None
-    reports = [{**asdict(driver), "limits": dict(driver.limits), "usable": driver.usable} for driver in found]
-    path = str(served.path) if served.path else None
+    used = [each.driver for each in found if each.usable]
+    advice = None
+    if used and not ready.runtime:  # where none is usable, each says what it lacks
+        advice = f"`glovebox setup` was not run here, so calls can only use {', '.join(used)}. Run it for the others."
     body = {
         "host": surroundings.facts(),
-        "drivers": reports,
+        "drivers": [{**asdict(each), "limits": dict(each.limits), "usable": each.usable} for each in found],
         "profiles": {"error": problem},
-        "policy": {"error": objection, "path": None if file is None else str(file)},
+        "policy": {"error": objection, "path": file and str(file)},
         "ready": {"ready": ready.ready, **asdict(ready)},
-        "workspace": {"error": refused, "path": path, "reason": served.reason, "closed": served.closed},
+        "workspace": {
+            "error": refused,
+            "path": served.path and str(served.path),
+            "reason": served.reason,
+            "closed": served.closed,
+        },
         "advice": advice,
     }
     if not emit(body):
-        width = max(1, min(out.width, _WIDEST)) if out.is_terminal else None
-        _host(out, width)
-        for driver in found:
-            _block(out, driver, width)
-        _verdict(out, "profiles", "wrong" if problem else "fine")
-        _line(out, "problem" if problem else "loaded", problem or loaded, width)
+        _show_host(found)
+        _block("profiles", "wrong" if problem else "fine", ("problem" if problem else "loaded", problem or loaded))
         if file is not None and not problem:
-            _verdict(out, "policy", "wrong" if objection else "fine")
-            _line(out, "problem" if objection else "loaded", objection or str(file), width)
-        _show_workspace(refused, served, width)
-        _show_readiness(ready, unusable, advice, width)
+            told = ("problem", objection) if objection else ("loaded", str(file))
+            _block("policy", "wrong" if objection else "fine", told)
+        word = "wrong" if refused else "none" if not served.path else "closed" if served.closed else "fine"
+        _block("workspace", word, ("problem" if word in ("wrong", "closed") else "served", refused or str(served)))
+        lacks = {
+            "the runtime, which `glovebox setup` builds": ready.runtime,
+            unusable: ready.log,
+            "a valid policy": ready.policy,
+        }
+        _block(
+            "ready", "yes" if ready.ready else "no", *(("missing", what) for what, there in lacks.items() if not there)
+        )
+        if advice:
+            out.print(f"\n{advice}")
     if problem or objection or refused:
         return USAGE
-    return OK if ready.log and any(driver.usable for driver in found) else UNAVAILABLE
+    return OK if ready.log and used else UNAVAILABLE
 
 
-def _show_workspace(refused: str | None, served: Workspace, width: int | None) -> None:
-    word = "wrong" if refused else "none" if not served.path else "closed" if served.closed else "fine"
-    _verdict(out, "workspace", word)
-    label = "problem" if refused or served.closed else "served" if served.path else ""
-    _line(out, label, refused or str(served), width)
-
-
-def _show_readiness(ready: Readiness, unusable: str, advice: str | None, width: int | None) -> None:
-    _verdict(out, "ready", "yes" if ready.ready else "no")
-    lacks = {
-        "the runtime, which `glovebox setup` builds": ready.runtime,
-        unusable: ready.log,
-        "a valid policy": ready.policy,
-    }
-    for what in (words for words, there in lacks.items() if not there):
-        _line(out, "missing", what, width)
-    if advice:
-        out.print()
-        for line in _laid_out(advice, width, ""):
-            out.print(line)
-
-
-def _verdict(out: Console, what: str, word: str) -> None:
-    colour = {"fine": "green", "yes": "green", "none": "yellow", "closed": "yellow"}.get(word, "red")
-    out.print(Text.assemble((what, "bold"), ": ", (word, colour)))
-
-
-def _workspace(settings: Settings) -> tuple[str | None, Workspace]:
-    """Return why the named workspace is refused, None if it is not; and the workspace in use."""
+def _tried(find: Callable[[], T], instead: T) -> tuple[T, str | None]:
+    """Return what is found, and None; else ``instead``, and what is wrong."""
     try:
-        return None, workspace.find(settings, "cli")
-    except MisnamedError as problem:
-        return str(problem), Workspace(path=None)
+        return find(), None
+    except (ProfileError, MisnamedError) as problem:
+        return instead, str(problem)
 
 
-def _profiles(settings: Settings, served: Workspace) -> tuple[str | None, str]:
-    """Return what is wrong with a profile, None for nothing; and the profiles."""
-    try:
-        found = apps.load_profiles(settings)
-        required(settings, found)
-        sources = [(found.source(tool), profile) for tool, profile in found.items()]
-        require_apart(sources, [] if served.path is None else [served.path])
-    except ProfileError as problem:
-        return str(problem), ""
+def _profiles(settings: Settings, served: Workspace) -> str:
+    """Load the profiles, and name them."""
+    found = apps.load_profiles(settings)
+    required(settings, found)
+    sources = [(found.source(tool), profile) for tool, profile in found.items()]
+    require_apart(sources, [] if served.path is None else [served.path])
     own = [tool for tool, _ in found.items() if found.source(tool).parent != SHIPPED]
     shipped = [tool for tool, _ in found.items() if tool not in own]
     parts = [f"{', '.join(tools)} ({whose})" for tools, whose in ((shipped, "shipped"), (own, "yours")) if tools]
-    return None, "; ".join(parts)
-
-
-def _policy(settings: Settings) -> str | None:
-    try:
-        governed(settings, apps.load_profiles(settings), Workspace(path=None), TOOLS)
-    except (ProfileError, MisnamedError) as problem:
-        return str(problem)
-    return None
+    return "; ".join(parts)
 
 
 def _unusable_log(directory: Path) -> str:
     """Return why a server could not write its log, or make one before its first start; empty if it could."""
-    place = directory.absolute() / "audit"
+
+    def can_make() -> bool:
+        place = directory.absolute() / "audit"
+        while not os.path.lexists(place) and place != place.parent:
+            place = place.parent
+        return can_write(place)
+
     try:
-        if state.run_as_owner(directory, partial(_can_make, place)):
-            return ""
+        return (
+            "" if state.run_as_owner(directory, can_make) else f"an audit log that can be written: look at {directory}"
+        )
     except SecretFileError as problem:
         return f"an audit log that can be written: {problem}"
-    return f"an audit log that can be written: look at {directory}"
 
 
-def _can_make(place: Path) -> bool:
-    while not os.path.lexists(place) and place != place.parent:
-        place = place.parent
-    return can_write(place)
-
-
-def _advice(found: Sequence[Capabilities]) -> str | None:
-    """Return the one thing to do before the first call, or an option a person may not know."""
-    used = [each.driver for each in found if each.usable]
-    if not used:
-        return None  # each driver reports what it lacks
-    return f"`glovebox setup` was not run here, so calls can only use {', '.join(used)}. Run it for the others."
-
-
-def _host(out: Console, width: int | None) -> None:
-    """Print this host's facts: the drivers' findings follow from them."""
+def _show_host(found: Sequence[Capabilities]) -> None:
+    """Print this host's facts, and the drivers' findings, which follow from them."""
     facts = surroundings.facts()
-    out.print(Text.assemble(("here", "bold"), f": {facts['system'] or 'Linux'}, kernel {facts['kernel']}"))
-    _line(out, "as", "root" if facts["root"] else "a normal user", width)
-    _line(out, "inside", ", ".join(facts["inside"]) or "no container or sandbox, as far as can be seen", width)
-    _line(out, "groups", f"control groups {facts['control_groups']}", width)
+    rows = {
+        "as": "root" if facts["root"] else "a normal user",
+        "inside": ", ".join(facts["inside"]) or "no container or sandbox, as far as can be seen",
+        "groups": f"control groups {facts['control_groups']}",
+    }
+    _block("here", f"{facts['system'] or 'Linux'}, kernel {facts['kernel']}", *rows.items())
+    for each in found:
+        told = [("level", each.level), ("version", each.version)]
+        if each.usable:
+            told.append(("limits by", mechanisms({name: by for name, by in each.limits.items() if by != "none"})))
+        for missing in each.missing:
+            told += [("missing", missing.what), ("", f"→ {missing.fix}")]
+        out.print()
+        _block(each.driver, "usable" if each.usable else "not usable", *told)
     out.print()
 
 
-def _block(out: Console, found: Capabilities, width: int | None) -> None:
-    usable = ("usable", "green") if found.usable else ("not usable", "red")
-    out.print(Text.assemble((found.driver, "bold"), ": ", usable))
-    _line(out, "level", found.level, width)
-    if found.version:
-        _line(out, "version", found.version, width)
-    if found.usable:
-        _line(out, "limits by", mechanisms({name: by for name, by in found.limits.items() if by != "none"}), width)
-    for missing in found.missing:
-        _line(out, "missing", missing.what, width)
-        _line(out, "", f"→ {missing.fix}", width)
-    out.print()
+def _block(title: str, verdict: str, *rows: tuple[str, str]) -> None:
+    out.print(Text.assemble((title, "bold"), ": ", (verdict, _COLOURS.get(verdict, "default"))))
+    for label, words in rows:
+        if words:
+            out.print(f"  {label:<10}{words}")
 
 
-def _line(out: Console, label: str, words: str, width: int | None) -> None:
-    lines = _laid_out(words, width and max(1, width - _LABEL), " " * _LABEL)
-    out.print(f"  {label}".ljust(_LABEL) + next(lines, ""))
-    for line in lines:
-        out.print(line)
+@command("capabilities", opens="settings")
+def capabilities(settings: Settings) -> None:
+    """Show what can be used here, before any call.
 
-
-def _laid_out(words: str, width: int | None, indent: str) -> Iterator[str]:
-    """Yield lines of ``width`` columns after ``indent`` (not of the first); one line if ``width`` is None.
-
-    An address or a command in backticks is never broken, so that it can be copied.
+    Drivers, limits, network modes, tools, digests, and what is refused.
     """
-    joined = _COMMAND.sub(lambda command: command[0].replace(" ", _JOINT), words)
-    lines = [joined] if width is None else textwrap.wrap(joined, width, break_long_words=False, break_on_hyphens=False)
-    for number, line in enumerate(lines):
-        yield (indent if number else "") + line.replace(_JOINT, " ")
+    found = anyio.run(_find, settings)
+    if not emit(found):
+        _print(out, found)
+
+
+async def _find(settings: Settings) -> Manifest:
+    profiles = load_profiles(settings)
+    roles = governed(settings, profiles, workspace.find(settings, "cli"), TOOLS)
+    async with registry.opened(settings.data_dir, f"capabilities{os.getpid()}") as available:
+        return await build_manifest(
+            tools=TOOLS,
+            rights=roles.rights_of(Principal(id=f"local:{os.getuid()}", transport="cli")),
+            environments=environments.required(settings, profiles),
+            drivers=available,
+            version=VERSION,
+        )
+
+
+def _print(out: Console, found: Manifest) -> None:
+    out.print(f"Glovebox {found['glovebox']}, tools {found['tools_digest']}, profiles {found['profiles_digest']}")
+    if found["policy_digest"]:
+        out.print(f"role {found['role'] or 'none'}, policy {found['policy_digest']}")
+    drivers = [
+        {
+            "driver": each["name"],
+            "level": each["level"],
+            "usable": "no" if not each["usable"] else "yes, experimental" if each["experimental"] else "yes",
+            "version": each["version"],
+            "limits by": mechanisms(each["limits"]),
+        }
+        for each in found["drivers"]
+    ]
+    is_refused = any(each["refused"] for each in found["tools"])
+    tools = [
+        {
+            "tool": each["name"],
+            "driver": each["driver"] or "none",
+            "network": each["network"],
+            "workspace": each["workspace"],
+            "files out, in": f"{'yes' if each['output'] else 'no'}, {'yes' if each['inputs'] else 'no'}",
+            **({"why it does not run here": each["refused"]} if is_refused else {}),
+        }
+        for each in found["tools"]
+    ]
+    for rows in (drivers, tools):
+        if table := table_of(rows):
+            out.print()
+            print_table(out, table)
+    if found["workspace"]["refused"]:
+        out.print(f"\n{found['workspace']['refused']}")
+    out.print("\nunsupported or experimental in a profile", style="bold")
+    for feature in found["features"]:
+        value = f'{feature["key"]} = "{feature["value"]}"'
+        out.print(f"{value}: {feature['status']}: {feature['reason']}. {feature['instead']}")

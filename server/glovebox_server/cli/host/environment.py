@@ -148,13 +148,7 @@ def _show_steps() -> Iterator[Tell]:
 @command("setup", opens="settings")
 @click.option("--docker", is_flag=True, help="Build the docker driver's image too.")
 @click.option("--base", help="Image to build it from: CPython 3.11 or newer, glibc (python:3.12-slim).")
-@click.option(
-    "--environment",
-    "names",
-    multiple=True,
-    shell_complete=complete_environment,
-    help="Build this one too (may be repeated); see `environment`.",
-)
+@click.option("--environment", "names", multiple=True, shell_complete=complete_environment, help="Build this one too.")
 def setup(settings: Settings, docker: bool, base: str | None, names: tuple[str, ...]) -> None:
     """Build the sandboxes' Python: once, and after an upgrade."""
 

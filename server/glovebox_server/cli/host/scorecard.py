@@ -4,14 +4,12 @@ The claims are in ``glovebox_sandboxes.conformance``; here are words, colours an
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from textwrap import indent
 from typing import Any
 
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from glovebox_audit.printable import printable
@@ -52,39 +50,31 @@ async def run(settings: Settings, *, names: tuple[str, ...]) -> int:
             if not driver.capabilities.usable:
                 unusable.append(driver.capabilities)
                 continue
-            with _progress(err) as progress:
-                task = progress.add_task(name, total=None)
-
-                def tell(_: CaseFinding, progress: Progress = progress, task: TaskID = task) -> None:
-                    progress.advance(task)
-
-                proofs += await _both_ways(driver, suite, host, tell)
-            if not err.is_terminal:
-                seconds = sum(each.seconds for each in proofs if each.capabilities.driver == name)
-                err.print(f"{name}: {seconds:.0f} s")
+            proofs += await _proved(driver, suite, host)
     missing = [each for each in unusable if names or not proofs]
     holds = all(proof.holds for proof in proofs) and not missing
     if not emit(_json(suite, proofs, unusable, began=began, holds=holds)):
-        _print(out, suite, proofs, unusable)
+        _print(suite, proofs, unusable)
     if missing:
         return UNAVAILABLE
     return OK if holds else FAILED
 
 
-async def _both_ways(
-    driver: Driver, suite: tuple[cases.Case, ...], host: Planted, heard: Callable[[CaseFinding], None]
-) -> list[Proof]:
+async def _proved(driver: Driver, suite: tuple[cases.Case, ...], host: Planted) -> list[Proof]:
     """Prove every claim about sandboxes that are started for a call, and about prepared ones if those differ."""
-    found = [await prove(driver, suite, host, heard)]
-    if await has_another_way(driver):
-        async with prepared(driver) as forked:
-            found.append(await prove(forked, suite, host, heard, "forked"))
+    name = driver.name
+    with err.status(f"proving {name}") as status:
+
+        def tell(finding: CaseFinding) -> None:
+            status.update(f"proving {name}: {finding.id}")
+
+        found = [await prove(driver, suite, host, tell)]
+        if await has_another_way(driver):
+            async with prepared(driver) as forked:
+                found.append(await prove(forked, suite, host, tell, "forked"))
+    if not err.is_terminal:
+        err.print(f"{name}: {sum(each.seconds for each in found):.0f} s")
     return found
-
-
-def _progress(err: Console) -> Progress:
-    columns = (SpinnerColumn(), TextColumn("proving {task.description}: {task.completed} claims"), TimeElapsedColumn())
-    return Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
 
 
 def _json(
@@ -134,15 +124,10 @@ def _counts(findings: Iterable[CaseFinding]) -> Mapping[str, int]:
 _WAYS: Mapping[Start, str] = {"cold": "started for a call", "forked": "prepared ahead, forked"}
 
 
-def _print(out: Console, suite: tuple[cases.ClaimCase, ...], proofs: list[Proof], unusable: list[Capabilities]) -> None:
-    facts = surroundings.facts()
-    who = "root" if facts["root"] else "a normal user"
+def _print(suite: tuple[cases.ClaimCase, ...], proofs: list[Proof], unusable: list[Capabilities]) -> None:
     out.print(f"Glovebox {VERSION}, {len(suite)} cases ({cases.digest(suite)[:19]})")
-    around = f", inside: {', '.join(facts['inside'])}" if facts["inside"] else ""
-    words = f"{facts['system']}, kernel {facts['kernel']}, as {who}, control groups {facts['control_groups']}{around}"
-    out.print(words)
     for proof in proofs:
-        _print_proof(out, proof)
+        _print_proof(proof)
     for each in unusable:
         out.print()
         out.print(f"{each.driver}: not usable here, nothing proved", style="yellow")
@@ -150,7 +135,7 @@ def _print(out: Console, suite: tuple[cases.ClaimCase, ...], proofs: list[Proof]
             out.print(f"  {item.what}\n    → {item.fix}")
 
 
-def _print_proof(out: Console, proof: Proof) -> None:
+def _print_proof(proof: Proof) -> None:
     found = proof.capabilities
     out.print()
     limits = f"limits by {mechanisms(found.limits)}"

@@ -187,22 +187,22 @@ def _store(settings: Settings) -> Iterator[Database]:
 
 
 def _standings(settings: Settings, states: Sequence[State]) -> list[Standing]:
+    """Return the requests in these states that are not over; all where no state is named."""
     if not store.path(settings.state_dir).exists():
         return []
-
-    def found(database: Database) -> list[Standing]:
-        at = store.now()
-        return database.query_now(lambda db: store.standings(db, at))
-
     with _store(settings) as database:
-        standings = found(database)
-    return [each for each in standings if not states or (each.state in states and each.left > 0)]
+        found = _all(database)
+    return [each for each in found if not states or (each.state in states and each.left > 0)]
+
+
+def _all(database: Database) -> list[Standing]:
+    at = store.now()
+    return database.query_now(lambda db: store.standings(db, at))
 
 
 def _named(database: Database, wanted: str) -> Standing:
     """Return the request of an id, or of a prefix. Raises RefusedError if there is none, or several."""
-    at = store.now()
-    found = database.query_now(lambda db: store.standings(db, at))
+    found = _all(database)
     exact = [each for each in found if each.question.id == wanted]
     begun = [each for each in found if len(wanted) >= _LEAST and each.question.id.startswith(wanted)]
     if not exact and len(begun) != 1:
@@ -226,24 +226,16 @@ def _row(each: Standing) -> dict[str, str]:
 
 def _described(each: Standing, *, whole: bool = False) -> dict[str, Any]:
     question = each.question
-    about, asked = question.subject, question.asked
-    found: dict[str, Any] = {
-        "id": question.id,
-        "state": each.state,
-        "digest": question.digest,
+    about = question.subject
+    found: dict[str, Any] = {name: getattr(question, name) for name in ("id", "digest", "why", "client", "workflow")}
+    found |= {name: getattr(about, name) for name in ("principal", "run", "tool")}
+    found |= {name: getattr(each, name) for name in ("state", "reach", "callers")}
+    found |= {
         "rules": list(about.rules),
-        "why": question.why,
-        "principal": about.principal,
-        "client": question.client,
-        "run": about.run,
-        "workflow": question.workflow,
-        "tool": about.tool,
         "lifts": None if about.lifted is None else {"what": about.lifted, "target": about.target},
-        "asked": asdict(asked),
-        "reach": each.reach,
+        "asked": asdict(question.asked),
         "made": question.made.isoformat(),
         "seconds_left": round(max(0.0, each.left), 1),
-        "callers": each.callers,
         "asked_by": question.asked_by,
         "used_by": each.used_by or None,
         "answers": [

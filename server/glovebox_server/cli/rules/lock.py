@@ -88,13 +88,7 @@ def _effective(settings: Settings) -> Effective:
 _STYLES = {"allow": "bold red", "deny": "green", "ask": "green"}
 
 
-_since = click.option(
-    "--since",
-    type=time_or_age,
-    default="30d",
-    show_default=True,
-    help="Calls since this time (UTC), local day, or 30d ago.",
-)
+_since = click.option("--since", type=time_or_age, default="30d", show_default=True, help="Calls since this time.")
 
 
 _key = click.option("--key", type=click.Path(path_type=Path), help="The private key to which arguments were sealed.")
@@ -137,12 +131,7 @@ def profiles_simulate(settings: Settings, candidate: Path, since: datetime, key:
 @command("suggest")
 @click.argument("tool", shell_complete=complete_tool)
 @_since
-@click.option(
-    "--output",
-    "-o",
-    type=click.Path(path_type=Path),
-    help="Write the suggested profile here: a new TOOL.toml, or a directory.",
-)
+@click.option("--output", "-o", type=click.Path(path_type=Path), help="Write it here: a new TOOL.toml, or a directory.")
 @_key
 def profiles_suggest(settings: Settings, tool: str, *, since: datetime, output: Path | None, key: Path | None) -> int:
     """The narrowest profile for what recorded calls used.

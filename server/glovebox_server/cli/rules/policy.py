@@ -160,9 +160,7 @@ class _By(click.ParamType[tuple[str, ...]]):
 
 @command("usage")
 @click.option("--by", type=_By(), default="principal,tool", show_default=True, help=f"Some of {','.join(BY)}.")
-@click.option(
-    "--since", type=time_or_age, default="7d", show_default=True, help="Since this time (UTC), local day, or 7d ago."
-)
+@click.option("--since", type=time_or_age, default="7d", show_default=True, help="Since this time, day, or 7d ago.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 def usage(settings: Settings, *, by: tuple[str, ...], since: datetime, as_csv: bool) -> None:
     """Show what calls have spent, where policy.toml has budgets."""

@@ -14,7 +14,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from glovebox_audit.events import Event, StopLifted, draft
+from glovebox_audit.events import StopLifted, draft
 from glovebox_audit.printable import printable
 from glovebox_audit.query import ask
 from glovebox_audit.query.index import Filters
@@ -45,33 +45,6 @@ from glovebox_server.settings import Settings
 from glovebox_server.transport import tokens
 from glovebox_server.upkeep.log import audit_log, recording
 
-
-class _Recording:
-    """Writes one record in a thread: the log may be locked, or its disk may hang."""
-
-    def __init__(self, settings: Settings, event: Event) -> None:
-        self._settings = settings
-        self._event = event
-        self._done = threading.Event()
-        self.problem = "the log did not answer in time; it may get there yet."
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def _run(self) -> None:
-        try:
-            with recording(self._settings) as record:
-                record(self._event)
-        except Exception as problem:  # noqa: BLE001 - whatever it is, the stop is made
-            self.problem = str(problem)
-        else:
-            self.problem = ""
-        self._done.set()
-
-    def wait(self, seconds: float) -> bool:
-        """Wait for its end; return whether it is in the log."""
-        self._done.wait(seconds)
-        return not self.problem
-
-
 _ID = r"[0-9a-z]{26}"
 
 
@@ -91,11 +64,7 @@ _FORMS = {
 @click.option("--workflow", metavar="NAME", help="All calls of this workflow.")
 @click.option("--tool", metavar="NAME", shell_complete=complete_tool, help="All calls of this tool.")
 @click.option("--all", "everything", is_flag=True, help="Everything.")
-@click.option(
-    "--because",
-    default="The operator gave no reason.",
-    help="Why, in a sentence: every caller that is stopped reads it.",
-)
+@click.option("--because", default="The operator gave no reason.", help="Why, in a sentence: callers read it.")
 def stop(settings: Settings, *, everything: bool, because: str, **given: str | None) -> int:
     """End running calls within a second, and refuse new ones.
 
@@ -244,11 +213,23 @@ def _stop_in(settings: Settings, place: Path, stop: Stop) -> dict[str, Any]:
     with suppress(OSError):  # which are live is worth knowing; the stop comes first
         servers = state.live_servers(place)
     prepare_state(place)
-    recording = _Recording(settings.model_copy(update={"state_dir": place}), made(stop))
-    recording.wait(RECORD_SECONDS)
+    problem = "the log did not answer in time; it may get there yet."
+
+    def write() -> None:
+        nonlocal problem
+        try:
+            with recording(settings.model_copy(update={"state_dir": place})) as record:
+                record(made(stop))
+            problem = ""
+        except Exception as raised:  # noqa: BLE001 - whatever it is, the stop is made
+            problem = str(raised)
+
+    writer = threading.Thread(target=write, daemon=True)  # the log may be locked, or its disk may hang
+    writer.start()
+    writer.join(RECORD_SECONDS)
     whole = stops_of(place).add(stop.id, stop.encoded(), instead=b"")
-    recording.wait(RECORD_SECONDS)
-    return {"directory": str(place), "servers": servers, "whole": whole, "problem": recording.problem}
+    writer.join(RECORD_SECONDS)
+    return {"directory": str(place), "servers": servers, "whole": whole, "problem": problem}
 
 
 def _require_token(settings: Settings, name: str) -> None:
