@@ -4,7 +4,7 @@ Rules are checked in a fixed order, and the first objection decides. Nothing her
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypedDict
@@ -78,18 +78,15 @@ def accept(
 
 def decide_call(call: Call, rights: Rights) -> Decision:
     """Decide a call under these rights. Pure, except for objections of guards."""
-    request = call.request
-    profile = rights.profiles.by_tool.get(request.tool)
-    refusal: Refusal | None = None
-    for objection in call.objections:
-        refusal = refusal or objection(request)
+    request, tool = call.request, call.request.tool
+    refusal = next((found for objection in call.objections if (found := objection(request)) is not None), None)
     if refusal is None and rights.role is not None:
-        refusal = rights.refusal(request.tool)
+        refusal = rights.refusal(tool)
     decision = decide(
         call.tool,
         request.arguments,
-        profile,
-        rights.profiles.digests[request.tool] if profile else "",
+        rights.profiles.by_tool.get(tool),
+        rights.profiles.digests.get(tool, ""),
         workspace=rights.workspace is not None,
         objection=refusal,
     )
@@ -123,35 +120,30 @@ def validate_arguments(tool: Tool, raw: Mapping[str, Any]) -> dict[str, Any]:
         text = json.dumps(dict(raw))
         return tool.arguments.model_validate_json(text).model_dump(mode="json", exclude_unset=False)
     except ValidationError as error:
-        details = error.errors(include_url=False, include_input=False)
-        problems = [_sentence(tool, item["type"], item["loc"], item["msg"]) for item in details[:MAX_PROBLEMS]]
-        fields = dict.fromkeys(_field(item["loc"]) for item in details[:MAX_PROBLEMS])
-        raise InvalidArgumentsError(tool.name, tuple(problems), tuple(fields)) from None
+        details = error.errors(include_url=False, include_input=False)[:MAX_PROBLEMS]
+        problems = tuple(_sentence(tool, item["type"], _field(item["loc"]), item["msg"]) for item in details)
+        fields = tuple(dict.fromkeys(_field(item["loc"]) for item in details))
+        raise InvalidArgumentsError(tool.name, problems, fields) from None
     except (TypeError, ValueError, RecursionError):
         raise InvalidArgumentsError(tool.name, ("arguments: must be one JSON object of ordinary depth",)) from None
 
 
-def _sentence(tool: Tool, kind: str, location: tuple[int | str, ...], message: str) -> str:
-    field = _field(location)
+def _sentence(tool: Tool, kind: str, field: str, message: str) -> str:
     if kind == "extra_forbidden":
         return f"{field}: unknown argument; this tool takes {', '.join(tool.arguments.model_fields)}"
-    if kind == "missing":
-        return f"{field}: required and missing"
-    return f"{field}: {message[:1].lower()}{message[1:]}"
+    return f"{field}: required and missing" if kind == "missing" else f"{field}: {message[:1].lower()}{message[1:]}"
 
 
 def _field(location: tuple[int | str, ...]) -> str:
-    return ".".join(_shown(part) for part in location) or "arguments"
-
-
-def _shown(part: int | str) -> str:
-    text = str(part).encode("ascii", "backslashreplace").decode()
-    return text if len(text) <= MAX_FIELD else f"{text[:MAX_FIELD]}…"
+    parts = (str(part).encode("ascii", "backslashreplace").decode() for part in location)
+    return ".".join(part if len(part) <= MAX_FIELD else f"{part[:MAX_FIELD]}…" for part in parts) or "arguments"
 
 
 _GRANTED_BY: Mapping[Grant, str] = {"network": "network.mode", "workspace": "files.workspace"}
 """Profile keys whose value ``none`` withholds a grant."""
 _NO_OBJECTION = Refusal(rule="allow", reason="The profile allows it.", hint="")
+_Objection = tuple[Effect, Refusal, str]
+"""Effect, refusal and recorded reason."""
 
 
 def decide(
@@ -164,57 +156,48 @@ def decide(
     objection: Refusal | None = None,
 ) -> Decision:
     """Decide one call by its objection, or else its profile in effect; without a profile it is denied."""
-    if objection is not None:
-        return Decision(
-            effect="deny",
-            rule=objection.rule,
-            reason=objection.reason,
-            hint=objection.hint,
-            profile_digest=profile_digest,
-        )
-    if profile is None:
-        return Decision(
-            effect="deny",
-            rule="profile.missing",
-            reason=f"There is no profile for {tool.name}, so it may do nothing.",
-            hint="The operator can add one to the profile directory.",
-            profile_digest="",
-        )
-    found = _objection(tool, arguments, profile, workspace=workspace)
-    effect, refusal, recorded = found or ("allow", _NO_OBJECTION, "")
+    found = _objections(tool, arguments, profile, workspace=workspace)
+    allowed: _Objection = ("allow", _NO_OBJECTION, "")
+    effect, refusal, recorded = next(found, allowed) if objection is None else ("deny", objection, "")
     return Decision(
         effect=effect,
         rule=refusal.rule,
         reason=refusal.reason,
         hint=refusal.hint,
-        profile_digest=profile_digest or digest(profile),
+        profile_digest=profile_digest or (digest(profile) if profile and objection is None else ""),
         recorded=recorded,
     )
 
 
-def _objection(
-    tool: Tool, arguments: Mapping[str, Any], profile: Profile, *, workspace: bool
-) -> tuple[Effect, Refusal, str] | None:
-    """Return effect, refusal and recorded reason of the first rule that denies or asks; None if all allow."""
-    wall = profile.limits.wall_seconds
-    timeout = arguments.get("timeout_seconds")
+def _objections(
+    tool: Tool, arguments: Mapping[str, Any], profile: Profile | None, *, workspace: bool
+) -> Iterator[_Objection]:
+    """Yield from each rule that denies or asks, in their order."""
+    if profile is None:
+        reason = f"There is no profile for {tool.name}, so it may do nothing."
+        yield _deny("profile.missing", reason, "The operator can add one to the profile directory.")
+        return
+    wall, timeout = profile.limits.wall_seconds, arguments.get("timeout_seconds")
     if timeout is not None and timeout > wall:
         reason = f"timeout_seconds is {timeout:g}, and this tool's calls may take {counted(wall, 'second')}."
-        return _deny("limits.wall_seconds", reason, f"Ask for at most {wall:g}, or leave timeout_seconds out.")
+        yield _deny("limits.wall_seconds", reason, f"Ask for at most {wall:g}, or leave timeout_seconds out.")
     if arguments.get("inputs") and not profile.files.inputs:
-        return _deny("files.inputs", "This tool's profile takes no artifacts as inputs.", "Call it without inputs.")
-    if lacking := _lacking(tool, profile, workspace=workspace):
-        return "deny", lacking, ""
+        yield _deny("files.inputs", "This tool's profile takes no artifacts as inputs.", "Call it without inputs.")
+    for grant in tool.needs:
+        if value_at(profile, _GRANTED_BY[grant]) == "none":
+            reason = f"This tool's profile grants no {grant}."
+            yield _deny(_GRANTED_BY[grant], reason, "The operator can grant it.")
+    if "workspace" in tool.needs and not workspace:
+        yield "deny", NOT_SERVED, ""
     if tool.request is not None:
         method, url = tool.request(arguments)
         egress = decide_url(method, url, profile.network.allow)
         if egress.effect == "deny":
             recorded = f"No rule allows what was asked of {_place(method, url)} ({egress.rule})."
-            return _deny("network.allow", egress.reason, egress.hint, recorded)
+            yield _deny("network.allow", egress.reason, egress.hint, recorded)
     if profile.approval == "ask":
         reason = "This tool's profile wants a person to approve each call."
-        return "ask", Refusal(rule="approval.ask", reason=reason, hint="Ask the user, then call again."), ""
-    return None
+        yield "ask", Refusal(rule="approval.ask", reason=reason, hint="Ask the user, then call again."), ""
 
 
 def _place(method: str, url: str) -> str:
@@ -225,16 +208,7 @@ def _place(method: str, url: str) -> str:
     return f"{target.host} port {target.port}"
 
 
-def _lacking(tool: Tool, profile: Profile, *, workspace: bool) -> Refusal | None:
-    """Return a refusal if the profile does not grant a need of the tool, or the workspace is not served."""
-    for grant in tool.needs:
-        if value_at(profile, _GRANTED_BY[grant]) == "none":
-            reason = f"This tool's profile grants no {grant}."
-            return Refusal(rule=_GRANTED_BY[grant], reason=reason, hint="The operator can grant it.")
-    return NOT_SERVED if "workspace" in tool.needs and not workspace else None
-
-
-def _deny(rule: str, reason: str, hint: str, recorded: str = "") -> tuple[Effect, Refusal, str]:
+def _deny(rule: str, reason: str, hint: str, recorded: str = "") -> _Objection:
     return "deny", Refusal(rule=rule, reason=reason, hint=hint), recorded
 
 

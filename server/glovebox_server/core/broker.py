@@ -244,7 +244,8 @@ class Broker:
                 outcome = await _run_program(call, sandbox, inputs, collect)
             outcome = await _pass_on(call, outcome)
             delivered = NOTHING
-            if now.withheld is None and (collect.collector or _gives_files(outcome)):
+            gives = outcome.blobs or outcome.shown or outcome.skipped or cut_output(outcome)[1]
+            if now.withheld is None and (collect.collector or gives):
                 collector = await collect.open()
                 delivered = await collector.deliver(outcome, keep_pictures=now.profile.files.output)
             return Ran(outcome=outcome, delivered=delivered, answer=call.tool.answer(outcome), plan=sandbox.plan)
@@ -285,10 +286,6 @@ async def _run_program(call: Call, sandbox: AttestedSandbox, inputs: Sequence[In
             await around.enter_async_context(scope)
         return await run(sandbox, job, inputs=inputs, hooks=hooks)
     raise AssertionError(request.id)  # a scope that ends the program raises
-
-
-def _gives_files(outcome: Outcome) -> bool:
-    return bool(outcome.blobs or outcome.shown or outcome.skipped or cut_output(outcome)[1])
 
 
 async def _pass_on(call: Call, outcome: Outcome) -> Outcome:
