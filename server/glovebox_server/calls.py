@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from glovebox_audit.events import Effect
 from glovebox_sandboxes.contract.outcome import SkippedFile
@@ -158,8 +158,11 @@ NOTHING = Delivered(artifacts=(), figures=(), shown=(), skipped=())
 """The result of a call that returns nothing."""
 
 
-class Listener(Protocol):
-    """Receives events while a call runs. Implementations bound it: a slow listener must not slow the call."""
+class Listener:
+    """Receives events while a call runs; itself it ignores progress and output, and cannot ask.
+
+    Implementations bound what they take: a slow listener must not slow the call.
+    """
 
     def progress(self, message: str) -> None:
         """Take one sentence of what is happening now (also every few seconds as a sign of life)."""
@@ -169,33 +172,16 @@ class Listener(Protocol):
 
     def ended_by(self) -> str:
         """Return who cancelled the call: ``client``, ``stream closed``, ``token removed`` or ``server stopping``."""
+        return "client"
 
     def waits(self) -> float:
         """Return the seconds its caller waits for an answer; True for as long as any client does.
 
         False where it gets no progress and could not show what it waits for: the result says to call again.
         """
+        return 0
 
     async def ask(self, question: "Question") -> "ApprovalAnswer | None":
         """Ask the person at the client, and wait for the answer; None if this client cannot be asked."""
-
-
-class SilentListener:
-    """A listener that ignores progress and output, and cannot ask."""
-
-    def progress(self, message: str) -> None:
-        """Ignore it."""
-
-    def printed(self, text: str) -> None:
-        """Ignore it."""
-
-    def ended_by(self) -> str:
-        """Return ``client``."""
-        return "client"
-
-    def waits(self) -> float:
-        """Return 0: it waits for no answer."""
-        return 0
-
-    async def ask(self, question: object) -> None:
-        """Answer nothing."""
+        del question
+        return None

@@ -63,7 +63,7 @@ class UnknownToolError(Exception):
 
     def __init__(self, name: str, tools: tuple[str, ...]) -> None:
         self.name = name if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]}…"
-        super().__init__(f"{self.name}: unknown tool; there are {', '.join(tools)}")
+        super().__init__(f"Unknown tool: {self.name}; there are {', '.join(tools)}")
         self.tools = tools
 
 

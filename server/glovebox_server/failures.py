@@ -5,10 +5,8 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
 from glovebox_server.artifacts.record import ArtifactStoreError
@@ -27,45 +25,30 @@ _COMMAND = re.compile(r"`glovebox (?=[a-z])")
 Class = Literal["unknown tool", "invalid", "refused", "unavailable"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class Failure(NamedTuple):
     """The caller's sentence and exit code for one kind of exception."""
 
     classed: Class
     exit_code: int
-    sentence: Callable[[Exception, str], str]
-    """From the exception and the call's id to what the caller reads, without paths of this host."""
+    words: str
+
+    def sentence(self, error: Exception, call_id: str) -> str:
+        """Return what the caller reads, without paths of this host."""
+        return self.words.format(error=error, call_id=call_id, told=without_paths(str(error)))
 
 
-def _unavailable(what: str) -> Failure:
-    return Failure(
-        classed="unavailable",
-        exit_code=UNAVAILABLE,
-        sentence=lambda error, call_id: f"{what} unavailable (call {call_id}): {without_paths(str(error))}",
-    )
-
-
+_KINDS: dict[type[Exception], str] = {
+    SandboxError: "Sandbox", UnsupportedSpecError: "Sandbox", AuditError: "Audit", StoreError: "Store",
+    ArtifactStoreError: "Artifacts",
+}  # fmt: skip
 FAILURES: dict[type[Exception], Failure] = {
-    UnknownToolError: Failure(
-        classed="unknown tool",
-        exit_code=USAGE,
-        sentence=lambda error, _: (
-            f"Unknown tool: {getattr(error, 'name', '')}; there are {', '.join(getattr(error, 'tools', ()))}"
-        ),
-    ),
-    InvalidArgumentsError: Failure(
-        classed="invalid", exit_code=USAGE, sentence=lambda error, _: f"Invalid arguments, nothing was started. {error}"
-    ),
-    RefusedError: Failure(
-        classed="refused",
-        exit_code=REFUSED,
-        sentence=lambda error, _: f"Refused by {getattr(error, 'rule', '')}: {error}",
-    ),
-    SandboxError: _unavailable("Sandbox"),
-    UnsupportedSpecError: _unavailable("Sandbox"),
-    AuditError: _unavailable("Audit"),
-    StoreError: _unavailable("Store"),
-    ArtifactStoreError: _unavailable("Artifacts"),
+    UnknownToolError: Failure("unknown tool", USAGE, "{error}"),
+    InvalidArgumentsError: Failure("invalid", USAGE, "Invalid arguments, nothing was started. {error}"),
+    RefusedError: Failure("refused", REFUSED, "Refused by {error.rule}: {error}"),
+    **{
+        kind: Failure("unavailable", UNAVAILABLE, f"{what} unavailable (call {{call_id}}): {{told}}")
+        for kind, what in _KINDS.items()
+    },
 }
 
 

@@ -37,7 +37,8 @@ def _own(name: str, place: Callable[[str], Path]) -> Callable[[], Path]:
     return find
 
 
-_own_state = _own("STATE", platformdirs.user_state_path)
+own_state_dir = _own("STATE", platformdirs.user_state_path)
+"""Returns the user's own state directory. Raises DiagnosedError if there is no home directory."""
 
 
 class Settings(BaseSettings):
@@ -59,7 +60,7 @@ class Settings(BaseSettings):
     """The public key, in PEM, that must have signed that lock."""
     data_dir: Path = Field(default_factory=_own("DATA", platformdirs.user_data_path))
     """The sandboxes' Python runtime, which `glovebox setup` builds."""
-    state_dir: Path = Field(default_factory=_own_state)
+    state_dir: Path = Field(default_factory=own_state_dir)
     """Audit log, artifacts and the HTTP token. Readable by its owner only."""
     artifact_hours: float = Field(default=24.0, gt=0, le=24 * 30)
     """Lifetime of artifacts, in hours."""
@@ -76,32 +77,17 @@ class Settings(BaseSettings):
     audit_arguments_key: Path | None = None
     """The X25519 public key, in PEM, to which the log seals calls' arguments."""
 
-    @staticmethod
-    def own_state_dir() -> Path:
-        """Return the user's own state directory. Raises DiagnosedError if there is no home directory."""
-        return _own_state()
-
     @property
     def environments_dir(self) -> Path:
         """Return the directory of the operator's own environments, beside the profiles."""
         return self.profiles_dir.absolute().parent / "environments"
 
-    @field_validator(
-        "workspace",
-        "profiles_dir",
-        "policy",
-        "data_dir",
-        "state_dir",
-        "locked",
-        "require_signed",
-        "audit_arguments_key",
-        mode="before",
-    )
+    @field_validator("*", mode="before")
     @classmethod
     def _named(cls, given: object) -> object:
-        """Refuse an empty path, which would be the current directory: a variable in a script was not set."""
+        """Refuse an empty value: a variable in a script was not set, and an empty path is the current directory."""
         if given == "":
-            raise PydanticCustomError("path_empty", "it is empty: name a path, or unset it")
+            raise PydanticCustomError("empty", "it is empty: name a value, or unset it")
         return given
 
     @field_validator("audit_anchor")

@@ -31,8 +31,7 @@ def test_what_is_no_trace_parent_is_left_out(parent: object) -> None:
 @pytest.mark.parametrize(
     "state",
     [
-        "", ",", "a", "=b", "A=b", "a=b,a=c", "a=b=c", "a=\n", "a=\x1b", "a=é", "a= ", "a=" + "x" * 511, 7, ["a=b"],
-        ",".join(f"k{n}=v" for n in range(33)),
+        "", ",", "a", "=b", "A=b", "a=b=c", "a=\n", "a=\x1b", "a=é", "a= ", "a=" + "x" * 511, 7, ["a=b"],
     ],
 )  # fmt: skip
 def test_a_state_that_is_none_leaves_the_parent(state: object) -> None:

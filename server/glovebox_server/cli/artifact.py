@@ -18,7 +18,7 @@ from glovebox_server import app as apps
 from glovebox_server import workspace
 from glovebox_server.artifacts.disk import records
 from glovebox_server.artifacts.record import Artifact, id_of
-from glovebox_server.calls import CallResult, Link, Principal, SilentListener, Text
+from glovebox_server.calls import CallResult, Link, Listener, Principal, Text
 from glovebox_server.cli.options import LazyGroup, command, emit, err, out, wants_json
 from glovebox_server.cli.saving import save
 from glovebox_server.cli.terminal import table_of
@@ -198,7 +198,7 @@ def _called(settings: Settings, owners: Mapping[str, str], code: str) -> dict[st
             for uri, owner in owners.items():
                 caller, arguments = Principal(id=owner, transport="cli"), {"code": code, "inputs": [uri]}
                 run = app.runs.new()
-                found[uri] = await app.broker.submit(caller, "run_python", arguments, SilentListener(), run=run)
+                found[uri] = await app.broker.submit(caller, "run_python", arguments, Listener(), run=run)
         return found
 
     return anyio.run(call)

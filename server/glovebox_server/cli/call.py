@@ -16,7 +16,7 @@ from glovebox_audit.printable import LAYOUT, printable
 from glovebox_sandboxes import strict_json
 from glovebox_server import app as apps
 from glovebox_server import workspace
-from glovebox_server.calls import CallResult, Image, Link, Principal, Text
+from glovebox_server.calls import CallResult, Image, Link, Listener, Principal, Text
 from glovebox_server.cli.options import command, complete_tool, emit, err, out, wants_json, word_form, workflow_option
 from glovebox_server.cli.terminal import print_question
 from glovebox_server.errors import InvalidArgumentsError
@@ -125,7 +125,7 @@ def _parse_arguments(tool: str, arguments: str, program: str | None) -> dict[str
     return raw
 
 
-class _TerminalListener:
+class _TerminalListener(Listener):
     """Shows progress on one line of standard error, and asks the person there."""
 
     def __init__(self, console: Console, principal: Principal, *, asks: bool) -> None:
@@ -136,12 +136,6 @@ class _TerminalListener:
     def progress(self, message: str) -> None:
         if self._console.is_terminal:
             self._console.print(message, style="dim")
-
-    def printed(self, text: str) -> None:
-        """Ignore it: the result shows it in full a moment later."""
-
-    def ended_by(self) -> str:
-        return "client"
 
     def waits(self) -> float:
         """Return infinity at a terminal: a person can answer there or on another, and the question ends the wait."""

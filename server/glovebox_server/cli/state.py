@@ -25,7 +25,7 @@ from glovebox_sandboxes.host import staging
 from glovebox_sandboxes.plural import counted
 from glovebox_server.errors import MisnamedError
 from glovebox_server.secret_files import SecretFileError
-from glovebox_server.settings import Settings
+from glovebox_server.settings import Settings, own_state_dir
 
 MACHINE_FILE = Path("/etc/glovebox/glovebox.toml")
 """Names the state directory of the machine's service. No variable or option moves it: root obeys its content."""
@@ -92,7 +92,7 @@ def find_directories(settings: Settings, *, named: bool) -> list[Path]:
     if not named:
         places += [place] if (place := read_machine_file()) is not None else []
         with suppress(DiagnosedError):
-            places.append(Settings.own_state_dir())
+            places.append(own_state_dir())
     unique: dict[object, Path] = {}
     for place in places:
         try:

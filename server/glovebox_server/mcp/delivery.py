@@ -22,7 +22,7 @@ from glovebox_audit.events import CallDecided
 from glovebox_audit.log import AuditLog
 from glovebox_audit.read import is_last
 from glovebox_audit.subscription import Missed, Subscription
-from glovebox_server.calls import CallResult, Content, Image, Link, Principal, Text
+from glovebox_server.calls import CallResult, Content, Image, Link, Listener, Principal, Text
 from glovebox_server.guards.approvals.question import ApprovalAnswer, Question
 from glovebox_server.guards.stops.stops import BY_RULES
 
@@ -86,7 +86,7 @@ WITHOUT_LINKS = frozenset({"2024-11-05", "2025-03-26"})
 _LEAST_TEXT = 256
 
 
-class Reporter:
+class Reporter(Listener):
     """A listener (``calls.Listener``) that reports one call to its client; never waits, never grows."""
 
     def __init__(self, ctx: Context, endings: Mapping[str, anyio.Event], ask: Ask) -> None:

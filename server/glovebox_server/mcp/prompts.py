@@ -6,6 +6,7 @@ every tool that it names. The host reads no names of the workspace: completed pa
 """
 
 import json
+import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ import mcp_types as types
 from mcp.shared.exceptions import MCPError
 
 from glovebox_server.artifacts.record import Artifact
-from glovebox_server.calls import CallResult, Listener, Principal, SilentListener
+from glovebox_server.calls import CallResult, Listener, Principal
 from glovebox_server.failures import foreseen
 
 #: Characters of one argument: the longest path a tool takes.
@@ -71,12 +72,8 @@ _TEXTS: Final = {
     ),
 }
 
-_TOOLS: Final[Mapping[str, frozenset[str]]] = {
-    "analyse_file": frozenset({"read_workspace_file", "run_python"}),
-    "compare_files": frozenset({"run_python"}),
-    "explain_call": frozenset(),
-}
-"""The tools that each prompt names."""
+_NAMED: Final = re.compile(r"(?<!{)\b[a-z]+(?:_[a-z]+)+\b")
+"""The tools that a text names."""
 
 Read = Callable[[str], Awaitable[types.ReadResourceResult]]
 """Reads a resource as the caller; raises ``MCPError`` if the caller has no such resource."""
@@ -84,7 +81,7 @@ Read = Callable[[str], Awaitable[types.ReadResourceResult]]
 
 def list_prompts(tools: Collection[str]) -> list[types.Prompt]:
     """Return the prompts that name only these tools."""
-    return [prompt for prompt in PROMPTS if _TOOLS[prompt.name] <= set(tools)]
+    return [prompt for prompt in PROMPTS if set(_NAMED.findall(_TEXTS[prompt.name])) <= set(tools)]
 
 
 async def fill_prompt(
@@ -177,7 +174,7 @@ async def _paths(typed: str, principal: Principal, submit: Submit) -> list[str]:
     structured: Any = {}
     with anyio.move_on_after(SECONDS):
         try:
-            result = await submit(principal, _LIST, {"pattern": pattern, "limit": MAX_VALUES + 1}, SilentListener())
+            result = await submit(principal, _LIST, {"pattern": pattern, "limit": MAX_VALUES + 1}, Listener())
         except Exception as error:
             if not foreseen(error):
                 raise

@@ -41,12 +41,11 @@ from glovebox_sandboxes.conformance.host import CANARY, Planted
 from glovebox_server import app as apps
 from glovebox_server import startup
 from glovebox_server.app import App
-from glovebox_server.calls import Principal, Text, ToolCall
+from glovebox_server.calls import Listener, Principal, Text, ToolCall
 from glovebox_server.core.broker import Broker
 from glovebox_server.core.rights import Rights, Roles
 from glovebox_server.errors import RefusedError
 from glovebox_server.failures import failure_of
-from glovebox_server.guards.approvals.question import Question
 from glovebox_server.guards.registry import GuardSet
 from glovebox_server.settings import Settings
 
@@ -292,15 +291,12 @@ class CallHarness:
         return found + order(seen.records)
 
 
-class _Listener:
+class _Listener(Listener):
     """Hears what is printed, and does what the case says, once, when it matches."""
 
     def __init__(self, seen: Seen, when: Sequence[tuple[str, Callable[[], None]]]) -> None:
         self._seen = seen
         self._when = [(pattern, act) for pattern, act in when if pattern]
-
-    def progress(self, message: str) -> None:
-        """Nothing is done with signs of life."""
 
     def printed(self, text: str) -> None:
         """Keep it."""
@@ -310,17 +306,6 @@ class _Listener:
             if re.search(pattern, self._seen.printed):
                 self._when.remove(each)
                 act()
-
-    def ended_by(self) -> str:
-        """The case is the client."""
-        return "client"
-
-    def waits(self) -> bool:
-        """Nobody answers here."""
-        return False
-
-    async def ask(self, _question: Question) -> None:
-        """Nobody is there to be asked."""
 
 
 @asynccontextmanager
