@@ -190,7 +190,7 @@ class Refusals:
         """Count one refusal by a rule of ours, never a word of the request's; ``principal`` is None for a stranger."""
         self.totals[rule] += 1
         if self._since is None:
-            self._since = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+            self._since = _now()
         _add(self._new, rule, _STRANGER if principal is None else _shown(principal), 1)
         self._came.set()
 
@@ -247,3 +247,7 @@ def _shown(principal: str) -> str:
         return principal
     whole = hashlib.sha256(principal.encode("utf-8", "surrogatepass")).hexdigest()
     return f"{principal[:_MAX_ID]}… sha256:{whole}"
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")

@@ -121,7 +121,7 @@ def test_an_unknown_tool_is_told_with_those_there_are(home: Home) -> None:
     """Exit 2, and nothing starts."""
     code, body, _ = home.call("run_pyton", {"code": "1"})
     assert code == USAGE
-    assert "run_pyton: unknown tool" in body["error"]["message"]
+    assert "Unknown tool: run_pyton" in body["error"]["message"]
     assert "run_python" in body["error"]["message"]
     assert not [kind for kind in home.kinds() if kind.startswith(("call.", "sandbox."))]
 

@@ -26,7 +26,7 @@ async def test_a_flood_of_subscriptions_ends_only_ones_own(monkeypatch: pytest.M
             await anyio.sleep_forever()
 
     monkeypatch.setattr(Resources, "_watch", watch)
-    monkeypatch.setattr(Resources, "_changes", lambda *_: True)
+    monkeypatch.setattr(Resources, "_running", lambda *_: "c")
     resources = Resources(cast("Any", None), anyio.Event())
     async with anyio.create_task_group() as tasks:
         watches = Watches(tasks)
@@ -51,5 +51,5 @@ async def test_nobody_subscribes_to_what_will_not_change() -> None:
         for principal, address in ((ALICE, uri(2)), (BOB, uri(1))):
             with pytest.raises(MCPError, match="You have no such running call"):
                 await resources.subscribe(ctx, principal, None, address)
-        assert resources._changes(ALICE, uri(1))  # the control
+        assert resources._running(ALICE, uri(1))  # the control
         tasks.cancel_scope.cancel()

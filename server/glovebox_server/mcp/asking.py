@@ -39,9 +39,11 @@ class ClientMustAnswerError(Exception):
     """The call ends with a question; the client answers by repeating the call."""
 
     def __init__(self, question: Question, text: str) -> None:
+        """Make the result that asks."""
         super().__init__(question.id)
-        self.question = question
-        self.text = text
+        params = types.ElicitRequestFormParams(message=text, requested_schema=_form(question))
+        asked = {_REQUEST: types.ElicitRequest(params=params)}
+        self.result = types.InputRequiredResult(input_requests=asked, request_state=question.id)
 
 
 async def ask_client(
@@ -52,7 +54,9 @@ async def ask_client(
     Raises:
         ClientMustAnswerError: the answer comes with the client's next request.
     """
-    if not _shows_forms(ctx):
+    declared = ctx.session.client_capabilities
+    elicitation = declared.elicitation if declared else None
+    if elicitation is None or (elicitation.form is None and elicitation.url is not None):
         return None
     text = await anyio.to_thread.run_sync(shown, question)
     if len(text.encode()) > MAX_ASKED_BYTES:
@@ -67,13 +71,6 @@ async def ask_client(
     except NoBackChannelError:
         return None
     return _read_answer(principal, question, result)
-
-
-def input_required(must: ClientMustAnswerError) -> types.InputRequiredResult:
-    """Return the result of a call that ends with a question."""
-    params = types.ElicitRequestFormParams(message=must.text, requested_schema=_form(must.question))
-    request = types.ElicitRequest(params=params)
-    return types.InputRequiredResult(input_requests={_REQUEST: request}, request_state=must.question.id)
 
 
 def _read_answer(principal: Principal, question: Question, result: types.ElicitResult) -> ApprovalAnswer | None:
@@ -91,12 +88,6 @@ def seal_states(key: bytes, identify: Identify) -> RequestStateBoundary:
     """
     security = RequestStateSecurity(keys=[key], ttl=STATE_SECONDS, bind_principal=lambda ctx: identify(ctx).id)
     return RequestStateBoundary(security, default_audience="glovebox")
-
-
-def _shows_forms(ctx: Context) -> bool:
-    declared = ctx.session.client_capabilities
-    elicitation = declared.elicitation if declared else None
-    return elicitation is not None and (elicitation.form is not None or elicitation.url is None)
 
 
 def _words(question: Question) -> tuple[str, ...]:

@@ -248,10 +248,10 @@ def _brief(params: Mapping[str, Any]) -> dict[str, Any]:
     return {**about, "data": data}
 
 
-async def cancel_when(event: anyio.Event, scope: anyio.CancelScope) -> None:
-    """Cancel ``scope`` once ``event`` is set."""
+async def call_when(event: anyio.Event, act: Callable[[], None]) -> None:
+    """Call a function once ``event`` is set."""
     await event.wait()
-    scope.cancel()
+    act()
 
 
 def show_record(item: Record | Missed) -> dict[str, Any]:

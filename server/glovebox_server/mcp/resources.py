@@ -7,7 +7,7 @@ import base64
 import codecs
 import json
 import re
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
 from contextlib import asynccontextmanager, closing
 from dataclasses import asdict
@@ -141,9 +141,6 @@ _DIGITS = 15
 
 Contents = types.TextResourceContents | types.BlobResourceContents
 
-Mask = Callable[[bytes], Awaitable[tuple[bytes, dict[str, int]]]]
-"""Replaces each secret by a word, and counts them by kind."""
-
 
 class Watches:
     """Subscriptions of the handshake eras in one lifespan of the SDK's server, each a task."""
@@ -164,7 +161,7 @@ class Resources:
         self._artifacts = FairLimiter(ARTIFACT_READERS, shared=True)
         self._making = anyio.Lock()
         self._manifests: OrderedDict[tuple[object, ...], tuple[str, float]] = OrderedDict()
-        self._listeners: dict[str, int] = {}
+        self._listeners: Counter[str] = Counter()
         self._paid: OrderedDict[str, float] = OrderedDict()
         """Time at which each principal's scans of the log are paid for."""
 
@@ -215,25 +212,16 @@ class Resources:
     async def _read_artifact(self, principal: Principal, uri: str) -> types.ReadResourceResult:
         address, asked, query = uri.partition("?")
         async with self._artifacts.turn(principal.id), self._app.artifacts.open(address, principal) as reader:
+            artifact, meta = reader.artifact, dict[str, Any]()
             if asked:
-                mask = self._mask(principal, reader.artifact)
-                return types.ReadResourceResult(contents=[await _read_part(reader, uri, query, mask)])
-            artifact, content = reader.artifact, await reader.read(MAX_PART_BYTES)
-            content, secrets = await self._mask(principal, artifact)(content)
-        return types.ReadResourceResult(contents=[_contents(artifact.uri, artifact, content, secrets)])
-
-    def _mask(self, principal: Principal, artifact: Artifact) -> Mask:
-        redact, values = self._app.redaction(principal, artifact.tool)
-
-        async def mask(content: bytes) -> tuple[bytes, dict[str, int]]:
-            if redact == "none":
-                return content, {}
-            content, secrets = await mask_content(content, values)
+                content, meta = await _read_part(reader, query)
+            else:
+                uri, content = artifact.uri, await reader.read(MAX_PART_BYTES)
+            redact, values = self._app.redaction(principal, artifact.tool)
+            content, secrets = (content, {}) if redact == "none" else await mask_content(content, values)
             if secrets and redact == "refuse":
                 raise RefusedError("result.redact", *_WITHHELD)
-            return content, secrets
-
-        return mask
+        return types.ReadResourceResult(contents=[_contents(uri, artifact, content, secrets, meta)])
 
     async def _read_call(self, principal: Principal, uri: str) -> str:
         if match := _CALL_URI.fullmatch(uri):
@@ -273,18 +261,15 @@ class Resources:
 
     async def subscribe(self, ctx: Context, principal: Principal, session: str | None, uri: str) -> None:
         """Send ``resources/updated`` for ``uri`` on this connection until it unsubscribes or ends."""
-        match = _CALL_URI.fullmatch(uri)
-        if match is None:
-            raise MCPError(
-                types.INVALID_PARAMS, "Only audit://calls/{call_id} changes over time.", {"uri": uri[:_MAX_URI]}
-            )
-        if not self._changes(principal, uri):
-            raise MCPError(types.INVALID_PARAMS, "You have no such running call.", {"uri": uri[:_MAX_URI]})
+        call_id = self._running(principal, uri)
+        if call_id is None:
+            told = "You have no such running call; only audit://calls/{call_id} changes over time."
+            raise MCPError(types.INVALID_PARAMS, told, {"uri": uri[:_MAX_URI]})
         watches: Watches = ctx.lifespan_context
         key = (principal.id, session, uri)
         await self.unsubscribe(ctx, principal, session, uri)
         watches.scopes[key] = scope = anyio.CancelScope()
-        watches.tasks.start_soon(self._watch, ctx, principal, match[1], scope)
+        watches.tasks.start_soon(self._watch, ctx, principal, call_id, scope)
         own = [known for known in watches.scopes if known[0] == principal.id]
         if len(own) > MAX_SUBSCRIPTIONS:
             watches.scopes.pop(own[0]).cancel()
@@ -318,10 +303,10 @@ class Resources:
             anyio.create_task_group() as tasks,
         ):
             tasks.start_soon(_feed, bus, records)
-            tasks.start_soon(_close_when, self._stopping, handler)
+            tasks.start_soon(delivery.call_when, self._stopping, handler.close)
             asked = params.notifications
             uris = dict.fromkeys(asked.resource_subscriptions or ())
-            told = [uri for uri in uris if self._changes(principal, uri)]
+            told = [uri for uri in uris if self._running(principal, uri)]
             only = types.SubscriptionFilter(resource_subscriptions=told or None)
             if self._app.in_force.policy is not None:
                 only.tools_list_changed = asked.tools_list_changed
@@ -359,22 +344,21 @@ class Resources:
                 if found[event] != before[event]:
                     await tell(event)
 
-    def _changes(self, principal: Principal, uri: str) -> bool:
+    def _running(self, principal: Principal, uri: str) -> str | None:
+        """Return the principal's call under way that an address names."""
         match = _CALL_URI.fullmatch(uri)
-        return match is not None and self._app.audit.owner_of(match[1]) == principal.id
+        return match[1] if match and self._app.audit.owner_of(match[1]) == principal.id else None
 
     @asynccontextmanager
     async def _listening(self, principal: Principal) -> AsyncIterator[None]:
-        count = self._listeners.get(principal.id, 0)
+        count = self._listeners[principal.id]
         if count >= MAX_LISTENERS:
             raise MCPError(types.INTERNAL_ERROR, f"Too many listeners: {count} streams of yours are open. Close one.")
-        self._listeners[principal.id] = count + 1
+        self._listeners[principal.id] += 1
         try:
             yield
         finally:
-            self._listeners[principal.id] -= 1
-            if not self._listeners[principal.id]:
-                del self._listeners[principal.id]
+            self._listeners -= Counter((principal.id,))
 
 
 def _chosen(near: Generator[Record, None, None], principal: Principal, kind: str | None) -> list[Record]:
@@ -406,18 +390,8 @@ async def _feed(bus: InMemorySubscriptionBus, records: Subscription) -> None:
             await bus.publish(ResourceUpdated(uri=f"audit://calls/{item.call_id}"))
 
 
-async def _close_when(event: anyio.Event, handler: ListenHandler) -> None:
-    await event.wait()
-    handler.close()
-
-
-async def _read_part(reader: ArtifactReader, uri: str, query: str, mask: Mask) -> Contents:
-    """Return one part of an artifact.
-
-    Raises:
-        RefusedError: rule ``artifacts.part``; the part does not exist.
-        ArtifactStoreError: the content is not what was stored, or the disk failed.
-    """
+async def _read_part(reader: ArtifactReader, query: str) -> tuple[bytes, dict[str, Any]]:
+    """Return one part of an artifact, and its ``_meta``; raise RefusedError if there is no such part."""
     artifact = reader.artifact
     offset, length = _numbers(query)
     if offset >= max(1, artifact.bytes):
@@ -428,8 +402,7 @@ async def _read_part(reader: ArtifactReader, uri: str, query: str, mask: Mask) -
     about: dict[str, Any] = {"offset": offset, "bytes": len(content), "of": artifact.bytes}
     if (end := offset + len(content)) < artifact.bytes:
         about["next"] = f"{artifact.uri}?offset={end}&length={length}"
-    content, secrets = await mask(content)
-    return _contents(uri, artifact, content, secrets, {PART_META_KEY: about, SHA256_META_KEY: artifact.sha256})
+    return content, {PART_META_KEY: about, SHA256_META_KEY: artifact.sha256}
 
 
 def _contents(
@@ -441,10 +414,15 @@ def _contents(
 ) -> Contents:
     """Return bytes of an artifact in MCP's form: as text if they are UTF-8."""
     redacted = {REDACTED_META_KEY: dict(secrets)} if secrets else {}
+    made_by = {
+        "call_id": artifact.call_id, "principal": artifact.owner, "client": artifact.client, "run": artifact.run,
+        "workflow": artifact.workflow,
+    }  # fmt: skip
+    made_by = {name: value for name, value in made_by.items() if value is not None}
     known = {
         "uri": uri,
         "mime_type": artifact.media_type,
-        "_meta": {CALL_META_KEY: _made_by(artifact), **risks_meta(artifact.risks), **redacted, **(meta or {})},
+        "_meta": {CALL_META_KEY: made_by, **risks_meta(artifact.risks), **redacted, **(meta or {})},
     }
     if _is_text(artifact):
         try:
@@ -452,12 +430,6 @@ def _contents(
         except UnicodeDecodeError:
             pass
     return types.BlobResourceContents(blob=base64.b64encode(content).decode(), **known)
-
-
-def _made_by(artifact: Artifact) -> dict[str, str]:
-    made = {"call_id": artifact.call_id, "principal": artifact.owner, "client": artifact.client, "run": artifact.run,
-            "workflow": artifact.workflow}  # fmt: skip
-    return {name: value for name, value in made.items() if value is not None}
 
 
 def _numbers(query: str) -> tuple[int, int]:

@@ -173,9 +173,11 @@ class McpServer:
             return self._failed(refused, call_id, principal, None)
         outcome: CallResult | Exception | None = None
         async with anyio.create_task_group() as tasks:
-            endings = {"server stopping": self._stopping, **endings_of(ctx)}
+            endings: dict[str, anyio.Event] = {"server stopping": self._stopping}
+            if ctx.request is not None:
+                endings |= ctx.request.scope.get(ENDINGS_SCOPE_KEY, {})  # stream closed, token removed or expired
             for event in endings.values():
-                tasks.start_soon(delivery.cancel_when, event, tasks.cancel_scope)
+                tasks.start_soon(delivery.call_when, event, tasks.cancel_scope.cancel)
             level = delivery.connection_of(ctx).state.get(_LEVEL, "info")
             ask = partial(asking.ask_client, ctx, principal, params)
             async with delivery.deliver_messages(ctx, self.app.audit, call_id, level, endings, ask=ask) as reporter:
@@ -198,7 +200,7 @@ class McpServer:
             text = f"Call {call_id} was ended: {reporter.ended_by()}. Its sandbox is gone. Call again later."
             raise MCPError(types.CONNECTION_CLOSED, text)
         if isinstance(outcome, asking.ClientMustAnswerError):
-            return asking.input_required(outcome)
+            return outcome.result
         if isinstance(outcome, Exception):
             result = self._failed(outcome, call_id, principal, run)
         else:
@@ -359,12 +361,6 @@ def _trace_of(ctx: Context) -> Trace | None:
         return None
     parents: list[str] = ctx.request.headers.getlist("traceparent")
     return trace_of(parents[0], ",".join(ctx.request.headers.getlist("tracestate"))) if len(parents) == 1 else None
-
-
-def endings_of(ctx: Context) -> Mapping[str, anyio.Event]:
-    """Return the events that end this request over HTTP: stream closed, token removed."""
-    found: Mapping[str, anyio.Event] = {} if ctx.request is None else ctx.request.scope.get(ENDINGS_SCOPE_KEY, {})
-    return found
 
 
 def _first_page(params: types.PaginatedRequestParams | None) -> None:

@@ -119,7 +119,10 @@ async def serve_http(
         # With a configured name, not its loopback address too: tokens for other servers there would be valid here.
         authority = None
         if oauth is not None:
-            scopes = Scopes(roles=lambda: app.in_force.scopes, refuses=partial(_lacks, app))
+            scopes = Scopes(
+                roles=lambda: app.in_force.scopes,
+                refuses=lambda who, tool: app.rights_of(who).refusal(tool) is not None,
+            )
             authority = TokenAuthority(oauth, allowed_hosts or names, scopes)
             await authority.issuer.fetch()
         look = ReadinessProbe(app.settings.data_dir, app.settings.state_dir / "audit", app.audit, app.in_force).look
@@ -127,7 +130,8 @@ async def serve_http(
         gate = AuthMiddleware(
             application, hosts=names, callers=callers, authority=authority, refusals=app.refusals, look=look
         )
-        server = _Uvicorn(gate, proxies, lambda: on_ready(f"http://{bracket_address(address)}:{bound}"))
+        url = f"http://[{address}]:{bound}" if ":" in address else f"http://{address}:{bound}"
+        server = _Uvicorn(gate, proxies, lambda: on_ready(url))
 
         async def end() -> None:
             server.should_exit = True
@@ -139,10 +143,6 @@ async def serve_http(
             await server.serve(sockets=[listener])
             tasks.cancel_scope.cancel()
     return signals[0] if signals else "stopped"
-
-
-def _lacks(app: App, principal: Principal, tool: str) -> bool:
-    return app.rights_of(principal).refusal(tool) is not None
 
 
 def log_address(url: str, allowed_hosts: Collection[str], options: Collection[str]) -> None:
@@ -323,30 +323,22 @@ BACKLOG = 4096
 
 def open_listener(host: str, port: int) -> socket.socket:
     """Open a listening socket; raise DiagnosedError if the address is taken or not ours."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        # asyncio turns Nagle's algorithm off only if the protocol is named; with it, each answer waits 40 ms.
-        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    except UnicodeError:  # an empty label, or one of more than 63 characters
-        raise DiagnosedError(
-            f"Cannot listen on {host} port {port}", "it is no name of a host", "Name another."
-        ) from None
-    except OSError as error:
-        raise _cannot(host, port, error) from error
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise _cannot(host, port, error) from error
+    doing = f"Cannot listen on {host} port {port}"
+    with contextlib.ExitStack() as failed:
+        try:
+            family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            # asyncio turns Nagle's algorithm off only if the protocol is named; with it, each answer waits 40 ms.
+            listener = failed.enter_context(socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(BACKLOG)
+        except UnicodeError:  # an empty label, or one of more than 63 characters
+            raise DiagnosedError(doing, "it is no name of a host", "Name another.") from None
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise DiagnosedError(doing, reason, "Choose another with --port or --host.") from error
+        failed.pop_all()
     return listener
-
-
-def _cannot(host: str, port: int, error: OSError) -> DiagnosedError:
-    return DiagnosedError(
-        f"Cannot listen on {host} port {port}", error.strerror or str(error), "Choose another with --port or --host."
-    )
 
 
 def host_names(address: str, port: int, allowed: Collection[str]) -> set[str]:
@@ -384,8 +376,3 @@ def proxy_networks(proxies: Collection[str]) -> list[str]:
         if network.version == 4:  # noqa: PLR2004 - of the protocol
             networks.append(f"::ffff:{network.network_address}/{96 + network.prefixlen}")
     return networks
-
-
-def bracket_address(address: str) -> str:
-    """Return an address in the form of URLs."""
-    return f"[{address}]" if ":" in address else address

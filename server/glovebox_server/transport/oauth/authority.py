@@ -85,7 +85,8 @@ class TokenAuthority:
         """Set what is accepted, without keys yet; raise DiagnosedError for an invalid issuer URL."""
         self.issuer = TokenIssuer(oauth.issuer)
         self.scopes = scopes
-        self._expected = replace(oauth, audiences=oauth.audiences or tuple(audiences_of(hosts)))
+        audiences = dict.fromkeys(f"{base_of(host)}{path}" for host in hosts for path in (*RESOURCES, "/"))
+        self._expected = replace(oauth, audiences=oauth.audiences or tuple(audiences))
         self._bases = tuple(dict.fromkeys(base_of(host) for host in hosts))
         self._kept: OrderedDict[str, TokenGrant] = OrderedDict()
         # Of every grant that is cached or in use: the gate holds those, so they are bounded there.
@@ -207,11 +208,6 @@ def base_of(host: str) -> str:
     local = name.lower() in ("localhost", "127.0.0.1", "[::1]")
     # The scheme's own port is not written (RFC 3986, 6.2.3).
     return f"http://{host.lower()}" if local else f"https://{host.lower().removesuffix(':443')}"
-
-
-def audiences_of(hosts: Collection[str]) -> frozenset[str]:
-    """Return the default audiences of tokens for this server: its addresses."""
-    return frozenset(f"{base_of(host)}{path}" for host in hosts for path in (*RESOURCES, "/"))
 
 
 #: Share of one processor for invalid signatures. One takes 0.05 to 1 ms, by the issuer's key.
