@@ -87,10 +87,7 @@ async def test_a_flood_of_forged_tokens_keeps_nobody_new_out(
 
 
 async def test_checks_that_wait_are_bounded_and_a_flood_gives_up_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond the bound the address that has most waiting is refused, whoever comes; one that leaves is not checked.
-
-    With nothing that makes the checks, none waits.
-    """
+    """Beyond the bound the address that has most waiting is refused, whoever comes; one that leaves is not checked."""
     monkeypatch.setattr(checks_of, "MAX_WAITING", 4)
     monkeypatch.setattr(checks_of, "MAX_ADDRESSES", 2)
     processor = Processor(0)
@@ -111,9 +108,6 @@ async def test_checks_that_wait_are_bounded_and_a_flood_gives_up_its_own(monkeyp
 
     async with anyio.create_task_group() as tasks:
         await check("a")  # at once
-        with anyio.fail_after(10):
-            await check("d")
-        assert order.pop() == "d busy", "with nothing that makes the checks that wait, it would wait for ever"
         tasks.start_soon(made.follow)
         left = anyio.CancelScope()
 
@@ -167,12 +161,11 @@ async def test_a_site_with_many_networks_of_ipv6_keeps_no_other_address_out(monk
         tasks.start_soon(check, "2001:db8:0:9::/64")
         tasks.start_soon(check, "198.51.100.7")
         await anyio.wait_all_tasks_blocked()
-        assert [name for name, error in ended.items() if error == "busy"] == ["2001:db8:0:9::/64", "2001:db8:0:1::/64"]
+        assert [name for name, error in ended.items() if error == "busy"] == ["2001:db8:0:9::/64", "2001:db8:0:4::/64"]
         for _ in range(40):
             await processor.pass_time(1)
         assert ended["198.51.100.7"] == "signature"
         assert not made._waiting
-        assert not made._sites
         tasks.cancel_scope.cancel()
 
 

@@ -13,7 +13,7 @@ Rule 5  A refusal names this server's metadata (RFC 9728, 5.1), and the scope th
 
 import ipaddress
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from time import monotonic, thread_time
@@ -233,6 +233,8 @@ _Checked = TypeVar("_Checked")
 
 @dataclass(slots=True, eq=False)
 class _PendingCheck:
+    address: str
+    site: str
     check: Callable[[], Any]
     done: anyio.Event = field(default_factory=anyio.Event)
     result: Any = None
@@ -255,66 +257,62 @@ class Checks:
         """Spending of the address that had the last turn."""
         self._accounts: OrderedDict[str, float] = OrderedDict()
         """Spending by address, if it is more."""
-        self._waiting: dict[str, deque[_PendingCheck]] = {}
-        self._sites: dict[str, str] = {}
-        """The site of each address with waiting checks."""
+        self._waiting: list[_PendingCheck] = []
         self._wanted = anyio.Event()
-        self._followed = False
 
     async def run(self, address: str, check: Callable[[], _Checked]) -> _Checked:
-        """Run a check in turn; return or raise as it does.
+        """Run a check in turn, while ``follow`` runs; return or raise as it does.
 
         Args:
             address: of the client, as ``address_of`` returns it.
             check: takes processor time, and raises an exception for an invalid signature.
 
         Raises:
-            TokenError: busy: too many wait, or ``follow`` does not run.
+            TokenError: busy: too many wait.
         """
         if not self._waiting and self._debt() <= 0:
             return self._charged(address, check)
-        if not self._followed:
-            raise TokenError("busy")
-        site = _site_of(address)
-        self._make_room(address, site)
-        waiting = _PendingCheck(check)
-        self._sites[address] = site
-        self._waiting.setdefault(address, deque()).append(waiting)
+        waiting = _PendingCheck(address, _site_of(address), check)
+        self._waiting.append(waiting)
+        if len(self._waiting) > MAX_WAITING:
+            sites = Counter(each.site for each in self._waiting)
+            addresses = Counter(each.address for each in self._waiting)
+            newest = reversed(self._waiting)
+            last = max(newest, key=lambda each: (sites[each.site], addresses[each.address]))
+            self._end(last, error=TokenError("busy"))
         self._wanted.set()
         try:
             await waiting.done.wait()
         finally:
-            if not waiting.done.is_set():
-                self._remove(address, waiting)
+            if waiting in self._waiting:
+                self._waiting.remove(waiting)
         if waiting.error is not None:
             raise waiting.error
         return waiting.result  # type: ignore[no-any-return]  # of the check
 
     async def follow(self) -> None:
         """Make the waiting checks in turn; until cancelled."""
-        self._followed = True
-        try:
-            while True:
-                await self._wanted.wait()
-                self._wanted = anyio.Event()
-                while self._waiting:
-                    await anyio.lowlevel.checkpoint()
-                    debt = self._debt()
-                    if debt > 0:
-                        await self._sleep(debt)
-                    elif self._waiting:
-                        self._check_next()
-        finally:
-            self._followed = False
+        while True:
+            await self._wanted.wait()
+            self._wanted = anyio.Event()
+            while self._waiting:
+                await anyio.lowlevel.checkpoint()
+                debt = self._debt()
+                if debt > 0:
+                    await self._sleep(debt)
+                elif self._waiting:
+                    self._check_next()
 
     def _check_next(self) -> None:
-        address = min(self._waiting, key=self._start)
-        waiting = self._waiting[address][0]
-        self._remove(address, waiting)
+        waiting = min(self._waiting, key=lambda each: self._start(each.address))
         try:
-            waiting.result = self._charged(address, waiting.check)
+            self._end(waiting, self._charged(waiting.address, waiting.check))
         except Exception as error:  # noqa: BLE001 - raised where it is waited for
-            waiting.error = error
+            self._end(waiting, error=error)
+
+    def _end(self, waiting: _PendingCheck, result: Any = None, error: Exception | None = None) -> None:
+        self._waiting.remove(waiting)
+        waiting.result, waiting.error = result, error
         waiting.done.set()
 
     def _charged(self, address: str, check: Callable[[], _Checked]) -> _Checked:
@@ -335,29 +333,6 @@ class Checks:
 
     def _debt(self) -> float:
         return self._paid - self._clock() - AHEAD_SECONDS / SHARE
-
-    def _make_room(self, address: str, site: str) -> None:
-        if sum(map(len, self._waiting.values())) < MAX_WAITING:
-            return
-        of_sites = Counter[str]()
-        for name, queue in self._waiting.items():
-            of_sites[self._sites[name]] += len(queue)
-        most = max(self._waiting, key=lambda name: (of_sites[self._sites[name]], len(self._waiting[name])))
-        if self._sites[most] == site:
-            longest, own = len(self._waiting[most]), len(self._waiting.get(address, ()))
-        else:
-            longest, own = of_sites[self._sites[most]], of_sites[site]
-        if longest <= own + 1:
-            raise TokenError("busy")
-        last = self._waiting[most][-1]
-        self._remove(most, last)
-        last.error = TokenError("busy")
-        last.done.set()
-
-    def _remove(self, address: str, waiting: _PendingCheck) -> None:
-        self._waiting[address].remove(waiting)
-        if not self._waiting[address]:
-            del self._waiting[address], self._sites[address]
 
 
 def _site_of(address: str) -> str:
