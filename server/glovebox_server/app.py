@@ -68,7 +68,6 @@ ARTIFACT_PARTS = 4
 lack room."""
 _SWEEP_SECONDS = 300.0
 """Expired artifacts are unreadable at once; the sweep only frees the disk."""
-
 VERSION = installed_version("glovebox-mcp")
 
 

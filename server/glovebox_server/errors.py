@@ -11,7 +11,6 @@ from glovebox_sandboxes.contract.errors import DiagnosedError, MisnamedError, Re
 
 PLACE = "[host path]"
 """Replaces a path."""
-
 # From a slash that begins a word to that word's end. In quotes to the closing one: a directory may have spaces.
 _QUOTED = re.compile(r"""(?P<quote>['"`])/[^'"`\n]*(?P=quote)""")
 _PATH = re.compile(r"""(?<![\w/:.<>])/(?:[^\s'"`,;:()\[\]{}]+)""")

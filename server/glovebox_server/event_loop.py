@@ -17,7 +17,6 @@ import anyio
 SWITCH_SECONDS = 0.0005
 """Longest wait of a thread for the interpreter, a tenth of Python's default. The log's thread needs it for every
 record: beside calls that print without end, a record took 9 to 15 ms instead of 3."""
-
 _Returned = TypeVar("_Returned")
 
 

@@ -21,7 +21,6 @@ from glovebox_server.errors import (
 from glovebox_server.exits import REFUSED, UNAVAILABLE, USAGE
 
 _COMMAND = re.compile(r"`glovebox (?=[a-z])")
-
 Class = Literal["unknown tool", "invalid", "refused", "unavailable"]
 
 

@@ -94,7 +94,6 @@ def _id(entropy: bytes) -> str:
 
 #: Version, trace, parent, flags. A later version may add more behind another hyphen, which is ignored.
 _PARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
-
 #: Characters of a state: the least that a participant must pass on, and all that is kept.
 _MAX_STATE: Final = 512
 
@@ -119,7 +118,6 @@ def trace_of(parent: object, state: object = None) -> Trace | None:
 KEYS = "keys"
 _KEY_NAME = "server.key"
 _KEY_KIND = "server key"
-
 KEY_BYTES = 32
 
 
@@ -152,22 +150,17 @@ def derive_key(key: bytes, use: str) -> bytes:
 
 #: Least time between records, in seconds: what a kill may lose, against 10 MB of log in a day of them.
 PAUSE_SECONDS: Final = 5.0
-
 #: Further seconds for each row of a record: the largest possible one is followed by a minute.
 ROW_SECONDS: Final = 0.2
-
 #: Callers that one record names, beside strangers; later ones are counted as ``OTHERS``. No id is a word without a
 #: colon, as this is.
 MAX_PRINCIPALS: Final = 32
 OTHERS: Final = "others"
-
 #: Rules that one record names of each caller; later ones are counted as ``OTHER``.
 MAX_RULES: Final = 8
 OTHER: Final = "other"
-
 #: Characters of a caller's id that are shown: an authorization server chose the subject in it.
 _MAX_ID: Final = 128
-
 _STRANGER: Final = ""
 
 

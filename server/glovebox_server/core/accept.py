@@ -28,7 +28,6 @@ from glovebox_server.workspace import NOT_SERVED
 
 #: Problems named in one error; a caller repairs the first few.
 MAX_PROBLEMS = 8
-
 #: Characters of a field name in an error: names come from the caller too.
 MAX_FIELD = 64
 

@@ -84,7 +84,6 @@ async def _opened(store: ArtifactStore, call: ToolCall, opened: AsyncExitStack) 
 
 
 T = TypeVar("T")
-
 Decide = Callable[[Rights], Decision]
 """Decides a call under these rights. Pure, except for objections of guards."""
 Objection = Callable[[ToolCall], Refusal | None]

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 MAX_MARKS: Final = 16 * 1024
 """Characters of all files' marks in a result, which has them three times. The audit log and artifacts have all."""
-
 _ERROR: Final = 4096
 """Characters of the end of standard error, where the final error is."""
 

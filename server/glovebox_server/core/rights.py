@@ -157,9 +157,7 @@ class Roles:
 
 SECONDS: Final = 1.0
 """Seconds between two checks, as of token files."""
-
 _Stamp = tuple[int, ...]
-
 _log = logging.getLogger(__name__)
 
 

@@ -23,10 +23,8 @@ from glovebox_server.mcp.delivery import Context, Identify
 #: Longest question in bytes: clients reject messages of a few hundred. A longer one is never cut, because people can
 #: only approve what they can read. It is left to ``glovebox approvals``.
 MAX_ASKED_BYTES: Final = 64 * 1024
-
 #: Lifetime of a state in seconds; the question it names ends long before.
 STATE_SECONDS: Final = 24 * 3600.0
-
 #: Name of the request in a result that asks, and of the one field of its form.
 _REQUEST: Final = "approval"
 _FIELD: Final = "answer"

@@ -36,7 +36,6 @@ MAX_PACKAGES = 400
 """Characters of the packages in a tool's description: about forty of them."""
 MAX_HOSTS = 80
 """Characters of the hosts in a description: about five. A refusal names all that are allowed."""
-
 _NETWORKED = {"requests"}
 """Modules that are useless without a network."""
 _WORKSPACE = {
@@ -199,7 +198,6 @@ def _resolved(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mappin
 
 
 CAPABILITIES_URI: Final = "glovebox://capabilities"
-
 FORMAT: Final = 1
 """Raised by changes that could break a reader; new fields do not."""
 

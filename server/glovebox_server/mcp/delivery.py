@@ -28,16 +28,12 @@ from glovebox_server.guards.stops.stops import BY_RULES
 
 #: Logger name in ``notifications/message``.
 AUDIT_LOGGER = "glovebox.audit"
-
 #: Silence before a heartbeat, in seconds. Clients give up at 60; proxies at 30.
 HEARTBEAT_SECONDS = 5.0
-
 #: Shortest time between two progress messages, in seconds: live to the eye, four small messages a second.
 PAUSE_SECONDS = 0.25
-
 #: Longest text in one progress message, in characters: the newest output since the last one.
 MAX_PRINTED = 4096
-
 #: How long a finished call waits for its last messages to be read, in seconds. The result and the audit log are
 #: complete without them.
 FLUSH_SECONDS = 0.5
@@ -49,9 +45,7 @@ BRIEF = (
 )  # fmt: skip
 
 _NAMES_A_RULE = "A watch rule ("
-
 Context = ServerRequestContext[Any, Any]
-
 Identify = Callable[[Context], Principal]
 """Identifies the caller of a request. Raises rather than guesses: there is no anonymous principal."""
 
@@ -62,26 +56,19 @@ def connection_of(ctx: Context) -> Connection:
 
 
 Ask = Callable[[Question], Awaitable[ApprovalAnswer | None]]
-
 #: Largest result, in bytes of JSON. SDK clients reject a server-sent event above 1 MiB, and a model cannot use more.
 #: Larger content is an artifact with a resource link.
 MAX_MESSAGE_BYTES = 256 * 1024
-
 #: Key of a call's facts in a result's ``_meta``.
 CALL_META_KEY = "dev.glovebox/call"
-
 #: Key of an artifact's digest in a resource link's ``_meta``.
 SHA256_META_KEY = "dev.glovebox/sha256"
-
 #: Key of the reasons not to open a file unseen, in the ``_meta`` of its link and of its content.
 RISKS_META_KEY = "dev.glovebox/risks"
-
 #: Key of the kinds and numbers of secrets replaced in a file's content, in its ``_meta``.
 REDACTED_META_KEY = "dev.glovebox/redacted"
-
 #: Revisions without resource links: their clients refuse a whole result for an unknown block.
 WITHOUT_LINKS = frozenset({"2024-11-05", "2025-03-26"})
-
 #: Text is never cut below this many characters; then only an absurd number of items is left to drop.
 _LEAST_TEXT = 256
 

@@ -20,13 +20,10 @@ from glovebox_server.failures import foreseen
 
 #: Characters of one argument: the longest path a tool takes.
 MAX_ARGUMENT: Final = 4096
-
 #: Characters of a call's records in the prompt; further records are only named.
 MAX_RECORDS: Final = 64 * 1024
-
 #: Arguments that are workspace paths, which ``completion`` completes.
 PATHS: Final = frozenset({"path", "other"})
-
 _PATH = types.PromptArgument(name="path", description="file of the workspace", required=True)
 _OTHER = types.PromptArgument(name="other", description="file to compare it with", required=True)
 _CALL = types.PromptArgument(name="call_id", description="c_… as the refusal or the log names it", required=True)
@@ -74,7 +71,6 @@ _TEXTS: Final = {
 
 _NAMED: Final = re.compile(r"(?<!{)\b[a-z]+(?:_[a-z]+)+\b")
 """The tools that a text names."""
-
 Read = Callable[[str], Awaitable[types.ReadResourceResult]]
 """Reads a resource as the caller; raises ``MCPError`` if the caller has no such resource."""
 
@@ -128,20 +124,16 @@ async def _records(call_id: str, read: Read) -> types.ContentBlock:
 
 #: Values in one answer, by the specification.
 MAX_VALUES: Final = 100
-
 #: Longest input in characters: longer than anything that is completed.
 MAX_TYPED: Final = 512
-
 #: Seconds after which the input is stale and the answer is empty.
 SECONDS: Final = 5.0
-
 _LIST: Final = "list_workspace_files"
 _PATTERN: Final = str.maketrans(dict.fromkeys("*?[]{}", "?"))
 """Pattern characters become ``?``; names that do not match the prefix are dropped afterwards."""
 
 
 Submit = Callable[[Principal, str, Mapping[str, Any], Listener], Awaitable[CallResult]]
-
 Owned = Callable[[Principal], Awaitable[list[Artifact]]]
 
 

@@ -44,35 +44,25 @@ from glovebox_server.mcp.delivery import CALL_META_KEY, REDACTED_META_KEY, SHA25
 
 #: Most records of one call in one answer; a call makes about ten, plus one per connection.
 MAX_RECORDS = 500
-
 #: Seconds for which the manifest is cached: making one asks every driver.
 MANIFEST_SECONDS = 5.0
-
 #: Concurrent reads of the audit log, in fair turns: each scans segments of it.
 READERS = 2
-
 #: Bytes of the log that reads of one principal scan a second, in the long run: about 5 % of one processor.
 LOG_BYTES_PER_SECOND = 64 << 20
-
 #: Bytes that they may scan at once, after a rest.
 LOG_BYTES_AT_ONCE = 512 << 20
-
 #: Concurrent artifact reads, in fair turns: each passes through memory whole, twice.
 ARTIFACT_READERS = 4
-
 #: Long-lived requests of one principal at a time; each holds a stream open.
 MAX_LISTENERS = 32
-
 #: Most ``resources/subscribe`` per principal in the handshake eras; the oldest is dropped first. Over HTTP all share
 #: one lifespan, and no principal evicts another's.
 MAX_SUBSCRIPTIONS = 128
-
 #: The last second of the year 9999, the latest that can be formatted.
 _LAST_TIME = 253402300799.0
-
 #: Longest address repeated to the caller.
 _MAX_URI = 256
-
 #: The audit log's directory below the state directory, as the composition root opens it.
 AUDIT_DIRECTORY = "audit"
 
@@ -84,7 +74,6 @@ _WITHHELD = (
 
 #: Key in a connection's state: this connection is notified of changed lists.
 _LISTS = "glovebox.lists"
-
 _CALL_URI = re.compile(r"audit://calls/(c_[0-9a-z]{26})", re.ASCII)
 _RECEIPT_URI = re.compile(r"receipt://(c_[0-9a-z]{26})", re.ASCII)
 
@@ -132,13 +121,10 @@ Lists = Callable[[Principal], Mapping[ServerEvent, object]]
 
 #: Largest part of an artifact in one answer, in bytes: base64 adds a third, and clients reject messages over 1 MiB.
 MAX_PART_BYTES = 512 * 1024
-
 #: Key in a part's ``_meta`` of its ``offset`` and ``bytes``, the total size (``of``) and the address of the ``next``.
 PART_META_KEY = "dev.glovebox/part"
-
 #: Digits of a number in an address: far more bytes than any store holds.
 _DIGITS = 15
-
 Contents = types.TextResourceContents | types.BlobResourceContents
 
 

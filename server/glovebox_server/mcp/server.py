@@ -43,25 +43,19 @@ INSTRUCTIONS = (
 
 #: Key of the tool list's digest in the ``_meta`` of ``tools/list``.
 DIGEST_META_KEY = "dev.glovebox/digest"
-
 #: Key of the run in ``_meta``, for clients of the modern era, which has no sessions.
 RUN_META_KEY = "dev.glovebox/run"
-
 #: Key of the events that end a request, by who sets them, which ``transport.auth`` puts into the ASGI scope.
 ENDINGS_SCOPE_KEY = "glovebox.endings"
-
 #: Where clients of HTTP with SSE post; the address names their session, and the transport has checked it.
 MESSAGES_PATH = "/messages/"
-
 #: Key in a connection's state: the level of its ``logging/setLevel``.
 _LEVEL = "glovebox.level"
-
 #: Rule of a request whose state this state directory's servers did not issue to its caller for it, or not lately.
 STATE_RULE = "approval.state"
 _STATE_HINT = "Make the call without requestState: it is asked anew."
 #: The word in the SDK's refusals of states.
 _INVALID_STATE = "invalid_request_state"
-
 _log = structlog.get_logger(__name__)
 
 

@@ -60,23 +60,18 @@ class Worker:
 
 DIRECTORY: Final = "governance"
 """Below the state directory; one file for each store."""
-
 LOCK_WAIT_SECONDS: Final = 5.0
 """A holder needs the lock for less than a millisecond; five seconds cover a stalling disk. A stopped one (SIGSTOP) must
 not stop every other server with it."""
-
 MAX_MIB: Final = 256
 """Size of one file: each owner bounds its content, and this bounds a bug in that."""
-
 _SETTINGS = ("trusted_schema = OFF", "cell_size_check = ON", "foreign_keys = ON", "temp_store = MEMORY")
-
 _HELD = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT})
 _ACCESS = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH)
 _OTHER = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_NOLFS)
 _PRIMARY = 0xFF
 """Mask of a result code; the other bits are details (https://www.sqlite.org/rescode.html)."""
-
 _FIX_DISK = "Free space on its file system, or point the state directory at another one."
 _FIX_ACCESS = "Make the directory and its files writable for the user that runs Glovebox."
 _FIXES = {
@@ -86,7 +81,6 @@ _FIXES = {
 }
 
 _T = TypeVar("_T")
-
 Work = Callable[[sqlite3.Connection], _T]
 """The statements of one transaction, without any waits."""
 

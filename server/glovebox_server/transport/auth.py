@@ -38,32 +38,23 @@ from glovebox_server.upkeep.readiness import Readiness
 
 #: Largest request body in bytes. The largest sound request is a program of about 100 kB.
 MAX_BODY_BYTES: Final = 1 << 20
-
 #: Seconds in which a client must send its body, and in which the body may wait to be read.
 BODY_SECONDS: Final = 10.0
-
 #: Seconds that a call may wait for its caller's share: as long as for a turn later.
 CALL_WAIT_SECONDS: Final = 45.0
-
 #: Connections at a time, below the usual limit of 1,024 open files; callers share them evenly.
 MAX_CONNECTIONS: Final = 900
-
 #: Key of the caller in the ASGI scope.
 PRINCIPAL_SCOPE_KEY: Final = "glovebox.principal"
-
 #: Key of the token's grant in the ASGI scope.
 GRANT_SCOPE_KEY: Final = "glovebox.grant"
-
 HEALTH_PATH: Final = "/health"
-
 #: Answers 200 if the server can serve calls.
 READY_PATH: Final = "/ready"
-
 #: The reason for an ended request, in records and answers.
 REMOVED: Final = "token removed"
 EXPIRED: Final = "token expired"
 CLOSED: Final = "stream closed"
-
 #: Paths of the older transport, for the record.
 _SSE_PATHS: Final = ("/sse", "/messages")
 

@@ -25,22 +25,16 @@ from glovebox_server.requests import Refusals
 from glovebox_server.transport.auth import PRINCIPAL_SCOPE_KEY
 
 PATH: Final = "/artifacts/{identifier}"
-
 #: Artifacts checked against their digests at one time, in fair turns: each is read whole before its first byte is sent.
 CHECKERS: Final = 2
-
 #: Artifacts being sent to one caller at a time; each holds a descriptor and a piece.
 MAX_DOWNLOADS: Final = 4
-
 #: Bytes sent at once: a client that does not read leaves about twice that in memory.
 PIECE_BYTES: Final = 64 * 1024
-
 #: Seconds in which a client has to take a piece.
 PIECE_SECONDS: Final = 30.0
-
 #: Characters of an artifact's risks in a header, which clients bound; reading over MCP gives all.
 MAX_RISKS: Final = 2048
-
 _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})", re.ASCII)
 
 

@@ -15,7 +15,6 @@ from glovebox_server.transport import auth
 
 #: Seconds from the connection, or from the first byte of a later request, to the end of the request's head.
 HEAD_SECONDS = 10.0
-
 #: Bytes taken from a connection at once. asyncio's own 256 KiB, from a hundred connections in one turn of the event
 #: loop, would block it for 50 ms.
 _READ_BYTES = 32 * 1024
@@ -24,7 +23,6 @@ _READ_BYTES = 32 * 1024
 #: Bytes of a request's head, and its fields: the largest takes a millisecond to read. Proxies send about thirty.
 HEAD_BYTES = 16 * 1024
 HEAD_FIELDS = 100
-
 #: Parts of requests (a head, a piece or chunk of a body, an end) read per connection in a turn of the event loop. A
 #: read can hold thousands of one-byte chunks, before its sender is counted.
 _PARTS = 4

@@ -15,7 +15,6 @@ from glovebox_audit.printable import printable
 
 _MORE = "    | "
 """Prefix of every line of an entry except the first."""
-
 _LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
 """Levels that structlog has a name for; a library may have others between them."""
 

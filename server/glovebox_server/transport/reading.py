@@ -15,23 +15,17 @@ import anyio
 
 #: Share of the loop's time for one caller's requests. Ordinary ones take a thousandth of it.
 SHARE = 0.25
-
 #: Total cost of a body, as a multiple of its first reading: the SDK reads it again, models check it, and report all
 #: errors (measured: up to 5.4).
 WHOLE = 6.0
-
 #: Seconds of the loop that any request takes beside its body: `ping` 1.3 ms, `tools/list` 1.7 (measured).
 REQUEST_SECONDS = 0.0015
-
 #: Seconds of the loop that a call takes in addition: records, sandbox, answer (measured, `print(1)`).
 CALL_SECONDS = 0.008
-
 #: Seconds since another caller's request after which a caller is alone, and delays no other.
 ALONE_SECONDS = 10.0
-
 #: Callers with remembered debts, more than arrive in the time in which one could have any.
 MAX_ACCOUNTS = 4096
-
 #: Seconds of the loop that a caller may be ahead of its share.
 AHEAD_SECONDS = 0.02
 

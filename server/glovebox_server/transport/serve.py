@@ -63,17 +63,12 @@ from glovebox_server.upkeep.readiness import ReadinessProbe
 
 #: Sessions of the handshake era over streamable HTTP, which callers share evenly; each costs about 100 kB.
 MAX_SESSIONS = 1024
-
 #: Seconds without a request after which such a session ends: most clients leave without a word.
 SESSION_IDLE_SECONDS = 1800
-
 #: Seconds between two checks of the token files: a removed one ends within that time.
 TOKEN_SECONDS = 1.0
-
 __all__ = ["by_token", "http_application", "log_address", "serve_http", "serve_stdio"]
-
 _log = structlog.get_logger(__name__)
-
 #: Connections accepted at a time before one is examined; all of them are open files by then.
 _ACCEPTED = 32
 
@@ -316,7 +311,6 @@ class _Uvicorn(uvicorn.Server):
 
 #: A Host header: a name or an address, and a port (RFC 9112, 3.2).
 _HOST = re.compile(r"(?:[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
-
 #: Connections that wait to be accepted; the kernel's own default bound.
 BACKLOG = 4096
 

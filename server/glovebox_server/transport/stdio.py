@@ -34,19 +34,14 @@ from glovebox_server.transport import logs
 
 #: Longest line in bytes, the same as an HTTP body's. Code and arguments of a call are far below it.
 MAX_LINE_BYTES = 1 << 20
-
 #: Bytes of one read; a pipe holds this much.
 _READ_BYTES = 1 << 16
-
 #: Bytes of one write: a pipe that polls as writable takes PIPE_BUF bytes without blocking (pipe(7)).
 _WRITE_BYTES = 4096
-
 #: Longest message that may be written without a turn for others.
 _AT_ONCE_BYTES = 1 << 16
-
 #: Seconds that the last answers may take on their way out; a client that does not read is not waited for.
 DRAIN_SECONDS = 1.0
-
 Incoming = MemoryObjectReceiveStream[SessionMessage | Exception]
 Outgoing = MemoryObjectSendStream[SessionMessage]
 

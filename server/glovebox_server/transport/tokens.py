@@ -29,34 +29,20 @@ from glovebox_server.secret_files import SecretDirectory, SecretFileError
 #: Below the state directory.
 DIRECTORY = "tokens"
 _KIND = "token file"
-
 #: Tokens in one directory; each is compared on each request.
 MAX_TOKENS = 64
-
 #: Longest token file in bytes, line feed included.
 MAX_FILE_BYTES = 1024
-
 #: Seconds between two notes of when a token was last used.
 USED_SECONDS = 300.0
-
 #: 32 random bytes cannot be guessed, whatever the rate.
 _TOKEN_BYTES = 32
-
 _TOO_MANY = f"it holds more than {MAX_TOKENS} tokens"
-
 #: Files without content whose time of change says when the token of that name was last used.
 _USED = ".used"
-
-#: Longer than a tick of any file system's clock, in nanoseconds.
-_TICK_NS = 2_000_000_000
-
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}", re.ASCII)
 #: Name of a role or a workflow, as in policy.toml.
 _ROLE = r"^[a-z][a-z0-9-]{0,63}$"
-
-
-#: Changes with its file: name, inode, length and time of change.
-_Stamp = tuple[str, int, int, int]
 
 
 class Token(BaseModel):
@@ -195,23 +181,17 @@ class TokenFiles:
 
     def __init__(self, directory: Path, roles: Collection[str] = ()) -> None:
         self.directory = directory
-        self._roles = roles
-        self._seen: list[_Stamp] | None = []
         self.tokens = load(directory, roles)
         self.problems: tuple[SecretFileError, ...] = ()
 
-    def look(self, roles: Collection[str] | None = None) -> bool:
-        """Read changed files again into ``tokens`` and ``problems``; return whether either changed.
+    def look(self, roles: Collection[str] = ()) -> bool:
+        """Read the files again into ``tokens`` and ``problems``; return whether either changed.
 
         An unusable file keeps its earlier token in effect; a removed file ends its token.
         """
-        stamps, before_roles = _stamps(self.directory), self._roles
-        self._roles = before_roles if roles is None else roles
-        if stamps == self._seen and set(self._roles) == set(before_roles):
-            return False
         before, told = self.tokens, [str(each) for each in self.problems]
         try:
-            found, problems = _read_all(self.directory, self._roles)
+            found, problems = _read_all(self.directory, roles)
             left = {name: token for name, token in before.items() if os.path.lexists(self.directory / name)}
             self.tokens = left if any(_TOO_MANY in str(each) for each in problems) else left | found
             self.problems = tuple(problems)
@@ -220,21 +200,7 @@ class TokenFiles:
         except OSError as problem:  # the system's own, such as too many open files
             reason = problem.strerror or str(problem)
             self.problems = (SecretFileError(_KIND, self.directory, reason, "It is tried again in a second."),)
-            stamps = []
-        # A file that changed just now may change again within the same tick of the file system's clock.
-        fresh = max((each[-1] for each in stamps or ()), default=0) > time.time_ns() - _TICK_NS
-        self._seen = [] if fresh else stamps
         return self.tokens != before or [str(each) for each in self.problems] != told
-
-
-def _stamps(directory: Path) -> list[_Stamp] | None:
-    """Return what changes when a file of the directory does; None if unreadable."""
-    try:
-        places = [directory, *(Path(each) for each in os.scandir(directory) if each.name != _USED)]
-        found = [(place.name, place.lstat()) for place in places]
-    except OSError:
-        return None
-    return sorted((name, each.st_ino, each.st_size, each.st_ctime_ns) for name, each in found)
 
 
 def _read(place: SecretDirectory, name: str, roles: Collection[str] | None) -> Token:

@@ -41,10 +41,8 @@ from glovebox_server.transport.tokens import TokenGrant, digest_of
 
 #: Where the metadata of a protected resource is (RFC 9728, 3.1), before the path of the resource.
 METADATA_PATH: Final = "/.well-known/oauth-protected-resource"
-
 #: Paths that tokens are for.
 RESOURCES: Final = ("/mcp", "/sse", "")
-
 #: Cached tokens, about 1 KiB each.
 MAX_KEPT: Final = 4096
 
@@ -212,22 +210,16 @@ def base_of(host: str) -> str:
 
 #: Share of one processor for invalid signatures. One takes 0.05 to 1 ms, by the issuer's key.
 SHARE: Final = 0.1
-
 #: Seconds of the processor that they may be ahead of their share.
 AHEAD_SECONDS: Final = 0.01
-
 #: Checks that wait, each with the request that brought its token; a second's worth with usual keys.
 MAX_WAITING: Final = 256
-
 #: Addresses with remembered invalid signatures, about 200 bytes each; the oldest is evicted first.
 MAX_ADDRESSES: Final = 4096
-
 #: Bits of an IPv6 address that name a network; the others are its owner's to choose (RFC 4291, 2.5.4).
 _NETWORK_BITS: Final = 64
-
 #: Bits that the networks of one owner share (RFC 6177, 2).
 _SITE_BITS: Final = 48
-
 _Checked = TypeVar("_Checked")
 
 

@@ -20,6 +20,7 @@ import ipaddress
 import json
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Final, Literal
@@ -38,24 +39,18 @@ from glovebox_server.transport.tokens import TokenGrant
 
 #: Characters of a token. Some providers list groups; a request's whole head has 16 KiB.
 MAX_TOKEN: Final = 8192
-
 #: Seconds by which the clocks of an issuer and of this host may differ.
 LEEWAY: Final = 30
-
 #: Keys that an issuer may publish. During a rotation two are in effect; large providers have about ten.
 MAX_KEYS: Final = 64
-
 #: Characters of a principal's id, as in policy.toml.
 MAX_PRINCIPAL: Final = 512
-
 #: Bits of an RSA key: fewer are weak, and more are slow to check.
 _RSA_BITS: Final = range(2048, 8193)
 _MAX_EXPONENT: Final = 1 << 32
-
 #: Scopes of one token that are examined, and characters of a user that are recorded.
 _MAX_SCOPES: Final = 64
 _MAX_USER: Final = 128
-
 _RSA: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 _ALGORITHMS: Final[Mapping[tuple[object, object], tuple[str, ...]]] = {
     ("RSA", None): _RSA,
@@ -65,12 +60,9 @@ _ALGORITHMS: Final[Mapping[tuple[object, object], tuple[str, ...]]] = {
     ("OKP", "Ed25519"): ("EdDSA",),
 }
 """Algorithms of a key, by its kind and curve."""
-
 _SHAPE = re.compile(r"([A-Za-z0-9_-]{1,2048})\.([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)", re.ASCII)
-
 #: Claims of ID tokens (OpenID Connect Core) and logout tokens that no access token has.
 _OTHER_KINDS: Final = ("nonce", "at_hash", "c_hash", "s_hash", "events")
-
 Reason = Literal[
     "malformed", "algorithm", "type", "key", "signature", "issuer", "audience", "expired", "not yet valid", "claims"
 ]
@@ -251,29 +243,25 @@ def _claims(token: str, expected: OAuth, key: Any = None, algorithms: list[str] 
 
 
 def _user(claims: Mapping[str, Any]) -> str | None:
-    named = [claims.get(name) for name in ("preferred_username", "email", "username", "name")]
-    person = next((name for name in named if isinstance(name, str) and name), None)
-    by = [claims.get(name) for name in ("client_id", "azp", "cid", "appid")]
-    client = next((name for name in by if isinstance(name, str) and name), None)
-    text = " via ".join(part for part in (person or "", client or "") if part)
-    return printable(text)[:_MAX_USER] or None
+    def first(*names: str) -> str:
+        return next((claims[name] for name in names if isinstance(claims.get(name), str) and claims[name]), "")
+
+    person = first("preferred_username", "email", "username", "name")
+    client = first("client_id", "azp", "cid", "appid")
+    return printable(" via ".join(part for part in (person, client) if part))[:_MAX_USER] or None
 
 
 #: Bytes of one document, and seconds for all of them.
 MAX_DOCUMENT: Final = 256 * 1024
 SECONDS: Final = 8.0
-
 #: Seconds between two fetches of the keys; after a failed one; and for a token with an unknown key.
 REFRESH_SECONDS: Final = 600.0
 RETRY_SECONDS: Final = 30.0
 AGAIN_SECONDS: Final = 10.0
-
 #: Seconds after which unconfirmed keys are no longer trusted.
 STALE_SECONDS: Final = 3600.0
-
 #: Requests that may wait for the keys at one time; each holds a connection of an unidentified client.
 MAX_WAITING: Final = 64
-
 _log = structlog.get_logger(__name__)
 
 
@@ -370,21 +358,16 @@ class TokenIssuer:
             if not isinstance(metadata, dict):
                 raise self._unusable(f"it has no metadata at {' nor '.join(dict.fromkeys(tried))}")
             if metadata.get("issuer") != self.url:
-                raise self._unusable(
-                    "its metadata names another issuer; write it exactly as there, with its last slash"
-                )
+                raise ValueError("its metadata names another issuer; write it exactly as there, with its last slash")
             keys_url = metadata.get("jwks_uri")
             if not isinstance(keys_url, str):
                 raise self._unusable("its metadata has no jwks_uri")
             if _checked(keys_url, self.url) and not self._local:
-                raise self._unusable("its jwks_uri is on this machine, and the issuer is not")
+                raise ValueError("its jwks_uri is on this machine, and the issuer is not")
             document = await self._document(client, keys_url)
-        try:
-            found = keys_of(document)
-        except ValueError as problem:
-            raise self._unusable(f"what is at its jwks_uri cannot be used: {problem}") from None
+        found = keys_of(document)
         if not found:
-            raise self._unusable("it publishes no key that access tokens may be signed with")
+            raise ValueError("it publishes no key that access tokens may be signed with")
         return found
 
     async def _document(self, client: httpx2.AsyncClient, url: str) -> Any:
@@ -395,15 +378,12 @@ class TokenIssuer:
                 return None
             plain = answer.headers.get("content-encoding", "identity") == "identity"
             if not answer.is_success or not plain:
-                raise self._unusable(f"{url} was answered with status {answer.status_code}")
+                raise ValueError(f"{url} was answered with status {answer.status_code}")
             async for piece in answer.aiter_raw():
                 content += piece
                 if len(content) > MAX_DOCUMENT:
-                    raise self._unusable(f"{url} is longer than {MAX_DOCUMENT} bytes")
-        try:
-            return strict_json.check(bytes(content))
-        except ValueError as problem:
-            raise self._unusable(f"{url}: {problem}") from None
+                    raise ValueError(f"{url} is longer than {MAX_DOCUMENT} bytes")
+        return strict_json.check(bytes(content))
 
     def _find(self, header: Header) -> IssuerKey | None:
         keys = self._fresh()
@@ -428,7 +408,9 @@ def _checked(url: str, issuer: str) -> bool:
         host, _ = place.hostname or "", place.port
     except ValueError:
         raise DiagnosedError(what, f"{url!r} is no URL", fix) from None
-    local = host == "localhost" or _is_loopback(host)
+    local = host == "localhost"
+    with suppress(ValueError):
+        local = local or ipaddress.ip_address(host).is_loopback
     if place.scheme not in ("http", "https") or not host or place.username is not None or not url.isprintable():
         raise DiagnosedError(what, f"{url!r} is no URL of a web server", fix)
     if place.scheme == "http" and not local:
@@ -436,10 +418,3 @@ def _checked(url: str, issuer: str) -> bool:
     if url == issuer and ("?" in url or "#" in url or " " in url):
         raise DiagnosedError(what, "it has a query or a fragment, which no issuer has", fix)
     return local
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
