@@ -47,9 +47,8 @@ class SecretFileError(DiagnosedError):
 def prepare_state(directory: Path) -> None:
     """Make a state directory (0700) if missing; refuse one that others could read, change or exchange.
 
-    Raises:
-        SecretFileError: it belongs to another user (also for a server of root) or is open to others; or
-            root's lies where another user can replace it; or it cannot be made.
+    Raises SecretFileError: it belongs to another user (also for a server of root) or is open to others; or root's lies
+    where another user can replace it; or it cannot be made.
     """
     other = "name another with --state-dir or GLOVEBOX_STATE_DIR"
     try:
@@ -180,9 +179,8 @@ def opened(directory: Path, kind: str) -> Iterator[SecretDirectory]:
 def read_own(path: Path, most: int, kind: str, fix: str) -> bytes:
     """Return the content of an operator's secret file, at most one byte more than ``most``.
 
-    Raises:
-        SecretFileError: it is missing (then with ``fix``), a link, not a regular file, another user's, or open
-            to others.
+    Raises SecretFileError: it is missing (then with ``fix``), a link, not a regular file, another user's, or open to
+    others.
     """
     try:
         fd = os.open(path, _READING)

@@ -19,7 +19,7 @@ from glovebox_server.mcp.asking import MAX_ASKED_BYTES, STATE_SECONDS, ClientMus
 KEY = b"k" * 32
 CALL = {"name": "run_python", "arguments": {"code": "1"}}
 ID = "a_" + "0" * 26
-QUESTION: Any = SimpleNamespace(id=ID)
+QUESTION: Any = SimpleNamespace(asked=SimpleNamespace(reach="call"), id=ID)
 
 
 @dataclass(frozen=True)

@@ -109,10 +109,8 @@ def find_tool(tools: Mapping[str, Tool], name: str, rights: Rights | None = None
 def validate_arguments(tool: Tool, raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``raw`` as the tool's argument model reads it, defaults filled in, JSON-compatible.
 
-    Values are not converted: text that looks like JSON stays text, ``"5"`` is not 5.
-
-    Raises:
-        InvalidArgumentsError: lists each field that is unknown, missing, of the wrong type or out of bounds.
+    Values are not converted: text that looks like JSON stays text, ``"5"`` is not 5. Raises InvalidArgumentsError:
+    lists each field that is unknown, missing, of the wrong type or out of bounds.
     """
     try:
         # Through JSON: only there, strict models read an array as a tuple. Lone surrogates stay escaped.

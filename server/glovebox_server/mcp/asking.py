@@ -49,8 +49,7 @@ async def ask_client(
 ) -> ApprovalAnswer | None:
     """Ask the client of a ``tools/call`` request; return None if it cannot be asked, or gave no answer.
 
-    Raises:
-        ClientMustAnswerError: the answer comes with the client's next request.
+    Raises ClientMustAnswerError: the answer comes with the client's next request.
     """
     declared = ctx.session.client_capabilities
     elicitation = declared.elicitation if declared else None

@@ -85,9 +85,8 @@ async def fill_prompt(
 ) -> types.GetPromptResult:
     """Return a prompt with its arguments filled in.
 
-    Raises:
-        MCPError: ``-32602``; the prompt is unknown, an argument is missing, unknown or too long, or the call is not the
-            caller's.
+    Raises MCPError: ``-32602``; the prompt is unknown, an argument is missing, unknown or too long, or the call is not
+    the caller's.
     """
     prompt = find_prompt(name, tools)
     arguments = {each.name: (given or {}).get(each.name, "") for each in prompt.arguments or ()}

@@ -154,9 +154,8 @@ class Resources:
     async def read(self, principal: Principal, uri: str, run: str | None = None) -> types.ReadResourceResult:
         """Return the content behind ``uri``.
 
-        Raises:
-            MCPError: ``-32602`` in the same words for what is missing and what is another's; ``-32603`` if a store
-                fails.
+        Raises MCPError: ``-32602`` in the same words for what is missing and what is another's; ``-32603`` if a store
+        fails.
         """
         try:
             if uri == CAPABILITIES_URI:
@@ -222,8 +221,7 @@ class Resources:
     async def _records(self, principal: Principal, call_id: str, kind: str | None = None) -> list[Record]:
         """Return the records of a caller's call, or those of one kind, after the caller's earlier scans are paid for.
 
-        Raises:
-            RefusedError: the segments read hold no such record of the caller's.
+        Raises RefusedError: the segments read hold no such record of the caller's.
         """
         paid, most = self._paid, LOG_BYTES_AT_ONCE / LOG_BYTES_PER_SECOND
         while True:

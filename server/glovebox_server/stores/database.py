@@ -139,13 +139,12 @@ class Database:
 def opened(path: Path, schema: str, *, lock_wait: float = LOCK_WAIT_SECONDS) -> Iterator[Database]:
     """Open a store; make it (0600, its directory 0700) if missing.
 
+    Raises StoreError: it is not ours alone, of another version, damaged, locked by another process, or the disk fails.
+
     Args:
         path: of the file, in a directory of stores only.
         schema: SQL that makes its tables; a file with others is refused.
         lock_wait: seconds to wait for other processes.
-
-    Raises:
-        StoreError: it is not ours alone, of another version, damaged, locked by another process, or the disk fails.
     """
     with translated(path, "open"):
         path.parent.mkdir(mode=0o700, exist_ok=True)

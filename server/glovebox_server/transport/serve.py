@@ -86,6 +86,9 @@ async def serve_http(
 ) -> str:
     """Serve any number of clients: streamable HTTP at ``/mcp``, HTTP with SSE at ``/sse``, both eras, one port.
 
+    Raises DiagnosedError: the address is taken or not ours, or it is open to others without ``allowed_hosts``; others
+    could read the tokens, or one is bound to a missing role; the authorization server does not return its keys.
+
     Args:
         app: the composition root, entered. Bearer tokens lie in ``tokens`` below its state directory.
         host: address to listen on.
@@ -99,10 +102,6 @@ async def serve_http(
 
     Returns:
         The signal's name, for the audit log.
-
-    Raises:
-        DiagnosedError: the address is taken or not ours, or it is open to others without ``allowed_hosts``; others
-            could read the tokens, or one is bound to a missing role; the authorization server does not return its keys.
     """
     logs.to_stderr_by_default()
     files = tokens.TokenFiles(app.settings.state_dir / tokens.DIRECTORY, _roles(app))
@@ -338,8 +337,7 @@ def open_listener(host: str, port: int) -> socket.socket:
 def host_names(address: str, port: int, allowed: Collection[str]) -> set[str]:
     """Return the values of Host that are ours.
 
-    Raises:
-        DiagnosedError: the address is open to others and has no configured name, or that name is invalid.
+    Raises DiagnosedError: the address is open to others and has no configured name, or that name is invalid.
     """
     for name in allowed:
         if not _HOST.fullmatch(name):
@@ -356,8 +354,7 @@ def host_names(address: str, port: int, allowed: Collection[str]) -> set[str]:
 def proxy_networks(proxies: Collection[str]) -> list[str]:
     """Return networks in uvicorn's form; IPv4 ones also in the form of IPv6 sockets (RFC 4291, 2.5.5.2).
 
-    Raises:
-        DiagnosedError: one is not an address or network.
+    Raises DiagnosedError: one is not an address or network.
     """
     networks = []
     for name in proxies:

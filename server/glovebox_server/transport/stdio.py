@@ -90,10 +90,8 @@ def claim_fds() -> Iterator[StdioFds]:
     """Take the process's stdin and stdout for the protocol alone.
 
     Until the end, descriptor 0 is the null device and 1 is stderr, so that a stray ``print`` or a child process can
-    neither eat nor forge a message. The copies are close-on-exec: no child inherits them.
-
-    Raises:
-        DiagnosedError: standard output was closed, so no answer could be sent.
+    neither eat nor forge a message. The copies are close-on-exec: no child inherits them. Raises DiagnosedError:
+    standard output was closed, so no answer could be sent.
     """
     if (
         fcntl.fcntl(1, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
@@ -288,9 +286,8 @@ class MessageError(Exception):
 def parse_message(text: bytes) -> Any:
     """Parse a message.
 
-    Raises:
-        MessageError: not strict JSON, out of bounds, or a request with an invalid id, which the SDK would take for a
-            notification and never answer.
+    Raises MessageError: not strict JSON, out of bounds, or a request with an invalid id, which the SDK would take for a
+    notification and never answer.
     """
     try:
         value = strict_json.check(text)

@@ -81,13 +81,12 @@ def is_name(name: str) -> bool:
 def load(directory: Path, roles: Collection[str] | None = ()) -> dict[str, Token]:
     """Return all tokens by name; the name is the caller's identity (``token:<name>``).
 
+    Raises SecretFileError: the directory or a file is a link, belongs to another user, is open to others, holds
+    anything but a token, or one that is bound to a missing role.
+
     Args:
         directory: a directory of its own, below the state directory; made (0700) if missing.
         roles: the existing roles; None accepts any.
-
-    Raises:
-        SecretFileError: the directory or a file is a link, belongs to another user, is open to others, holds anything
-            but a token, or one that is bound to a missing role.
     """
     found, problems = _read_all(directory, roles)
     if problems:
@@ -121,11 +120,10 @@ def create(
 ) -> tuple[Token, str] | None:
     """Make a token; only its hash is kept.
 
+    Raises SecretFileError: see ``load``; or there are ``MAX_TOKENS``.
+
     Returns:
         The record, and the token itself, which cannot be read again; None if the name is taken.
-
-    Raises:
-        SecretFileError: see ``load``; or there are ``MAX_TOKENS``.
     """
     secret = f"gbx_{secrets.token_urlsafe(_TOKEN_BYTES)}"
     made = datetime.now(UTC).replace(microsecond=0)
@@ -147,10 +145,8 @@ def create(
 def revoke(directory: Path, name: str) -> bool:
     """Remove a token, whatever its file holds; return whether it existed.
 
-    A running server stops accepting it within a second.
-
-    Raises:
-        SecretFileError: it cannot be removed, or see ``load`` of the directory.
+    A running server stops accepting it within a second. Raises SecretFileError: it cannot be removed, or see ``load``
+    of the directory.
     """
     with secret_files.opened(directory, _KIND) as place, place.locked():
         if name not in place.names():

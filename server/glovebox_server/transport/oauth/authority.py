@@ -255,12 +255,11 @@ class Checks:
     async def run(self, address: str, check: Callable[[], _Checked]) -> _Checked:
         """Run a check in turn, while ``follow`` runs; return or raise as it does.
 
+        Raises TokenError: busy: too many wait.
+
         Args:
             address: of the client, as ``address_of`` returns it.
             check: takes processor time, and raises an exception for an invalid signature.
-
-        Raises:
-            TokenError: busy: too many wait.
         """
         if not self._waiting and self._debt() <= 0:
             return self._charged(address, check)

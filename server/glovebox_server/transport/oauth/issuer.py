@@ -112,8 +112,7 @@ class Header:
 def header_of(token: str, expected: OAuth) -> Header:
     """Return the header of a token with expected claims, of which only the signature remains to be checked.
 
-    Raises:
-        TokenError: the claims are not as expected.
+    Raises TokenError: the claims are not as expected.
     """
     match = _SHAPE.fullmatch(token) if len(token) <= MAX_TOKEN else None
     if match is None:
@@ -138,10 +137,8 @@ def identity_of(token: str, header: Header, key: IssuerKey, expected: OAuth) -> 
     """Check the signature of a token, and everything else once more; return its owner, without roles.
 
     The principal is ``oauth:ISSUER#SUBJECT``; characters of a subject except letters, digits and ``-._~@|:`` are
-    percent-encoded.
-
-    Raises:
-        TokenError: the key is unsuitable, the signature is not the key's, or the claims name no owner.
+    percent-encoded. Raises TokenError: the key is unsuitable, the signature is not the key's, or the claims name no
+    owner.
     """
     if header.algorithm not in key.algorithms:
         raise TokenError("algorithm")
@@ -165,8 +162,7 @@ def identity_of(token: str, header: Header, key: IssuerKey, expected: OAuth) -> 
 def keys_of(document: Any) -> dict[str, IssuerKey]:
     """Return the usable signing keys of a JWK set (RFC 7517) by ``kid``; skip the others.
 
-    Raises:
-        ValueError: it is not a JWK set, or has too many keys.
+    Raises ValueError: it is not a JWK set, or has too many keys.
     """
     listed = document.get("keys") if isinstance(document, dict) else None
     if not isinstance(listed, list):
@@ -288,8 +284,7 @@ class TokenIssuer:
     async def key(self, header: Header) -> IssuerKey | None:
         """Return the key that a token names; ask the issuer for an unknown one, within its rate.
 
-        Raises:
-            TokenError: busy: the issuer does not answer and its keys are too old, or too many wait for it.
+        Raises TokenError: busy: the issuer does not answer and its keys are too old, or too many wait for it.
         """
         found = self._find(header)
         if found is None and (self._asking or self.clock() - self._attempted >= AGAIN_SECONDS):
