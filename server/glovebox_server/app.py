@@ -68,6 +68,7 @@ ARTIFACT_PARTS = 4
 lack room."""
 _SWEEP_SECONDS = 300.0
 """Expired artifacts are unreadable at once; the sweep only frees the disk."""
+ToolsDigest = Callable[[ProfileSet, Mapping[str, Environment]], str]
 VERSION = installed_version("glovebox-mcp")
 
 
@@ -166,11 +167,7 @@ def profile_directories(settings: Settings) -> list[Path]:
 
 @asynccontextmanager
 async def opened(
-    settings: Settings,
-    transport: str,
-    tools_digest: Callable[[ProfileSet, Mapping[str, Environment]], str] | None = None,
-    *,
-    prewarm: bool = True,
+    settings: Settings, transport: str, tools_digest: ToolsDigest | None = None, *, prewarm: bool = True
 ) -> AsyncIterator[App]:
     """Open a server's parts for the length of the block; the stack takes them down in reverse.
 

@@ -12,6 +12,10 @@ if TYPE_CHECKING:  # it imports Principal
     from glovebox_server.guards.approvals.question import ApprovalAnswer, Question
 
 
+Arguments = Mapping[str, Any]
+"""Of a tool, by name."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
     """A caller. Its artifacts and resources are invisible to every other."""

@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,10 +17,12 @@ from glovebox_sandboxes.contract.measure import Expected
 from glovebox_sandboxes.contract.outcome import Blob, Captured, Outcome, SkippedFile, Usage
 from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_server.calls import CallResult, Decision, Delivered, Image, Link, Principal, Text, ToolCall
-from glovebox_server.core.result import build_refusal, build_result
+from glovebox_server.core.call import Ran
+from glovebox_server.core.result import build_refusal
+from glovebox_server.core.result import build_result as build
 from glovebox_server.receipts.recorder import Receipt
 from glovebox_server.tools import TOOLS
-from glovebox_server.tools.base import MAX_OUTPUT
+from glovebox_server.tools.base import MAX_OUTPUT, Tool
 from glovebox_server.tools.run_python import RunPythonResult
 
 HEAD = Head(seq=7, hash="a" * 64)
@@ -47,12 +50,18 @@ FIGURE = Link(uri="artifact://p", name="figure-1.png", media_type="image/png", b
 NOTHING = Delivered(artifacts=(), figures=(), shown=(), skipped=())
 
 
+def build_result(
+    tool: Tool, request: ToolCall, outcome: Outcome, delivered: Delivered, *, masks: tuple[str, ...] = ()
+) -> CallResult:
+    """The result of a call that ended so."""
+    now = SimpleNamespace(decision=DECISION, redacted={}, spec=SimpleNamespace(masks=masks))
+    call: Any = SimpleNamespace(tool=tool, request=request, now=now)
+    return build(call, Ran(outcome=outcome, delivered=delivered, answer=tool.answer(outcome), plan=PLAN), 9.0, RECEIPT)
+
+
 def answer(outcome: Outcome = OUTCOME, delivered: Delivered = NOTHING, masks: tuple[str, ...] = ()) -> CallResult:
     """The answer to a call of ``run_python``; its data fits the published model."""
-    result = build_result(
-        TOOLS["run_python"], CALL, outcome, delivered, decision=DECISION, plan=PLAN,
-        elapsed_ms=9.0, receipt=RECEIPT, masks=masks,
-    )  # fmt: skip
+    result = build_result(TOOLS["run_python"], CALL, outcome, delivered, masks=masks)
     RunPythonResult.model_validate_json(_json(result.structured))
     return result
 
@@ -278,10 +287,7 @@ def test_other_tools_get_no_files() -> None:
     shown = Image(data=b"png", media_type="image/png")
     outcome = replace(OUTCOME, value={"error": None}, blobs=(blob,))
     call = replace(CALL, tool="read_workspace_file", arguments={"path": "a.png", "offset": 0, "limit": 100})
-    result = build_result(
-        TOOLS["read_workspace_file"], call, outcome, replace(NOTHING, shown=(shown,)), decision=DECISION,
-        plan=PLAN, elapsed_ms=1.0, receipt=RECEIPT,
-    )  # fmt: skip
+    result = build_result(TOOLS["read_workspace_file"], call, outcome, replace(NOTHING, shown=(shown,)))
     assert "artifacts" not in result.structured
     assert shown in result.content
 
@@ -302,9 +308,7 @@ def test_characters_that_nobody_sees_are_counted_and_left_as_they_are(tool: str,
     """Tags, directions and what has no width, by every tool; the control is text of other scripts, and emoji."""
     value = _json(FOUND_BY[tool]).replace(UNSEEN, unseen)
     outcome = replace(OUTCOME, stdout=replace(OUTCOME.stdout, text=unseen), value=json.loads(value))
-    result = build_result(
-        TOOLS[tool], CALL, outcome, NOTHING, decision=DECISION, plan=PLAN, elapsed_ms=9.0, receipt=RECEIPT,
-    )  # fmt: skip
+    result = build_result(TOOLS[tool], CALL, outcome, NOTHING)
     TOOLS[tool].result.model_validate_json(_json(result.structured))
     assert unseen in texts(result)
     assert unseen in _json(result.structured)

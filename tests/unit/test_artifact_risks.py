@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 from tests.fixtures.artifact_stores import ALICE
-from tests.unit.test_answers import CALL, DECISION, OUTCOME, PLAN, RECEIPT
+from tests.unit.test_answers import CALL, OUTCOME, build_result
 from tests.unit.test_collector import Recorder, collecting, outcome, put
 
 from glovebox_audit.events import ArtifactCollected, draft
 from glovebox_server.calls import CallResult, Text
-from glovebox_server.core.result import build_result
 from glovebox_server.mcp.delivery import RISKS_META_KEY, tool_result
 from glovebox_server.mcp.resources import _contents as contents
 from glovebox_server.tools import TOOLS
@@ -61,10 +60,7 @@ async def shown(directory: Path, name: str, data: bytes) -> tuple[CallResult, Ar
     async with collecting(directory, recorder) as (collector, _):
         await put(collector, name, data)
         delivered = await collector.deliver(outcome(), keep_pictures=True)
-    result = build_result(
-        TOOLS["run_python"], CALL, OUTCOME, delivered, decision=DECISION, plan=PLAN, elapsed_ms=1.0,
-        receipt=RECEIPT,
-    )  # fmt: skip
+    result = build_result(TOOLS["run_python"], CALL, OUTCOME, delivered)
     (record,) = [event for event in recorder.events if isinstance(event, ArtifactCollected)]
     return result, record
 
@@ -103,7 +99,7 @@ async def test_reading_an_artifact_gives_its_marks_too(tmp_path: Path) -> None:
         await put(collector, "claude.md", b"x")
         (link,) = (await collector.deliver(outcome(), keep_pictures=True)).artifacts
         async with store.open(link.uri, ALICE) as reader:
-            meta = contents(link.uri, reader.artifact, b"x").meta or {}
+            meta = contents(link.uri, reader.artifact, b"x", {}, {}).meta or {}
     assert meta[RISKS_META_KEY] == list(link.risks)
 
 
@@ -120,10 +116,7 @@ async def test_marks_without_number_cost_no_call_its_result(tmp_path: Path) -> N
         for number in range(64):
             await put(collector, f"{number}.patch", patch)
         delivered = await collector.deliver(outcome(), keep_pictures=True)
-    result = build_result(
-        TOOLS["run_python"], CALL, OUTCOME, delivered, decision=DECISION, plan=PLAN, elapsed_ms=1.0,
-        receipt=RECEIPT,
-    )  # fmt: skip
+    result = build_result(TOOLS["run_python"], CALL, OUTCOME, delivered)
     rendered = tool_result(result)
     assert not rendered.is_error
     links = [block for block in rendered.content if block.type == "resource_link"]
@@ -144,10 +137,7 @@ async def test_every_file_of_the_largest_shipped_number_is_marked_within_one_mes
         for number in range(64):
             await put(collector, f"{'folder' * 20}/{number}/claude.md", b"x")
         delivered = await collector.deliver(outcome(), keep_pictures=True)
-    result = build_result(
-        TOOLS["run_python"], CALL, OUTCOME, delivered, decision=DECISION, plan=PLAN, elapsed_ms=1.0,
-        receipt=RECEIPT,
-    )  # fmt: skip
+    result = build_result(TOOLS["run_python"], CALL, OUTCOME, delivered)
     rendered = tool_result(result)
     assert not rendered.is_error
     text = "\n".join(block.text for block in rendered.content if block.type == "text")

@@ -6,12 +6,10 @@ Rules are checked in a fixed order, and the first objection decides. Nothing her
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any, TypedDict
 
 from pydantic import ValidationError
 
-from glovebox_audit.chain import new_call_id
 from glovebox_audit.events import Effect
 from glovebox_profiles.egress.rules import decide_url
 from glovebox_profiles.egress.targets import parse_url
@@ -19,7 +17,7 @@ from glovebox_profiles.model import Profile, digest
 from glovebox_profiles.order import value_at
 from glovebox_sandboxes.contract.errors import Refusal, RefusedError
 from glovebox_sandboxes.plural import counted
-from glovebox_server.calls import Decision, Listener, Principal, ToolCall, Trace
+from glovebox_server.calls import Decision, Trace
 from glovebox_server.core.call import Call
 from glovebox_server.core.rights import Rights, RightsOf
 from glovebox_server.errors import InvalidArgumentsError, UnknownToolError
@@ -41,38 +39,6 @@ class Origin(TypedDict, total=False):
     run: str | None
     trace: Trace | None
     """Its context in the caller's tracing."""
-
-
-def accept(
-    tools: Mapping[str, Tool],
-    rights: Rights,
-    name: str,
-    arguments: Mapping[str, Any],
-    *,
-    principal: Principal,
-    listener: Listener,
-    origin: Origin,
-) -> Call:
-    """Make a call of a request, even if policy denies it: a person may lift that.
-
-    Raises:
-        UnknownToolError: the tool does not exist.
-        InvalidArgumentsError: they do not fit the tool's model.
-    """
-    tool = find_tool(tools, name, rights)
-    request = ToolCall(
-        id=origin.get("call_id") or new_call_id(),
-        principal=principal,
-        session=origin.get("session"),
-        run=origin.get("run"),
-        trace=origin.get("trace"),
-        tool=name,
-        arguments=validate_arguments(tool, arguments),
-        received=datetime.now(UTC),
-    )
-    return Call(
-        request=request, tool=tool, listener=listener, rights=rights, ended_by=lambda: (listener.ended_by(), None)
-    )
 
 
 def decide_call(call: Call, rights: Rights) -> Decision:

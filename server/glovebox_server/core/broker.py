@@ -9,12 +9,12 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Protocol, Unpack
+from typing import Protocol, Unpack
 
 import anyio
 import anyio.lowlevel
 
-from glovebox_audit.chain import Head
+from glovebox_audit.chain import Head, new_call_id
 from glovebox_audit.events import CallFinished
 from glovebox_profiles.compile import to_spec
 from glovebox_sandboxes.contract.errors import Refusal
@@ -25,8 +25,8 @@ from glovebox_sandboxes.session.connection import AttestedSandbox, Input, Stream
 from glovebox_sandboxes.session.run import Hooks, run
 from glovebox_server.artifacts.collect import Collector
 from glovebox_server.artifacts.store import ArtifactStore
-from glovebox_server.calls import NOTHING, CallResult, Listener, Principal
-from glovebox_server.core.accept import Origin, accept, decide_call, deny
+from glovebox_server.calls import NOTHING, Arguments, CallResult, Listener, Principal, ToolCall
+from glovebox_server.core.accept import Origin, decide_call, deny, find_tool, validate_arguments
 from glovebox_server.core.call import (
     ApprovalRequiredError,
     Attempt,
@@ -69,12 +69,7 @@ class Broker:
     journal: CallRecords
 
     async def submit(
-        self,
-        principal: Principal,
-        tool: str,
-        arguments: Mapping[str, Any],
-        listener: Listener,
-        **origin: Unpack[Origin],
+        self, principal: Principal, tool: str, arguments: Arguments, listener: Listener, **origin: Unpack[Origin]
     ) -> CallResult:
         """Run one call from raw arguments to its result; cancelling it kills the sandbox.
 
@@ -90,8 +85,21 @@ class Broker:
             AuditError: a record could not be made durable; what it announces did not happen.
         """
         rights = self.guards.rights_of(principal)
-        call = accept(self.tools, rights, tool, arguments, principal=principal, listener=listener, origin=origin)
-        call.objections = self.guards.objections
+        known = find_tool(self.tools, tool, rights)
+        request = ToolCall(
+            id=origin.get("call_id") or new_call_id(),
+            principal=principal,
+            session=origin.get("session"),
+            run=origin.get("run"),
+            trace=origin.get("trace"),
+            tool=tool,
+            arguments=validate_arguments(known, arguments),
+            received=datetime.now(UTC),
+        )
+        call = Call(
+            request=request, tool=known, listener=listener, rights=rights, objections=self.guards.objections,
+            ended_by=lambda: (listener.ended_by(), None),
+        )  # fmt: skip
         try:
             return await self._take_turns(call)
         except CallDeniedError as denial:
@@ -194,11 +202,7 @@ class Broker:
         self._note_end(call, failed=bool(finished.failed))
         if now.withheld is not None:
             return build_refusal(call.request, deny(now.decision, now.withheld), self.journal.head)
-        return build_result(
-            call.tool, call.request, ran.outcome, ran.delivered, decision=now.decision, plan=ran.plan,
-            elapsed_ms=finished.elapsed_ms, receipt=receipt, secrets=now.redacted,
-            masks=now.spec.masks if now.spec else (), scans=ran.scans, answer=ran.answer,
-        )  # fmt: skip
+        return build_result(call, ran, finished.elapsed_ms, receipt)
 
     def _note_end(self, call: Call, *, failed: bool) -> None:
         for note in self.guards.on_ended:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from glovebox_audit.chain import Head
 from glovebox_audit.printable import invisible
-from glovebox_sandboxes.contract.base import Plan
 from glovebox_sandboxes.contract.outcome import PATCH, Outcome, OverlayChanges
 from glovebox_server.calls import CallResult, Content, Decision, Delivered, Link, Text, ToolCall
+from glovebox_server.core.call import Call, Ran
 from glovebox_server.receipts.recorder import Receipt, whose
-from glovebox_server.tools.base import Excerpt, Isolation, Tool, ToolAnswer, cut_output
+from glovebox_server.tools.base import Excerpt, Isolation, cut_output
 
 if TYPE_CHECKING:
     from glovebox_server.promotion.scanning import Scan
@@ -32,33 +32,20 @@ def build_refusal(call: ToolCall, decision: Decision, head: Head) -> CallResult:
     )
 
 
-def build_result(
-    tool: Tool,
-    call: ToolCall,
-    outcome: Outcome,
-    delivered: Delivered,
-    *,
-    decision: Decision,
-    plan: Plan | None,
-    elapsed_ms: float,
-    receipt: Receipt,
-    secrets: Mapping[str, int] | None = None,
-    masks: Sequence[str] = (),
-    scans: "Sequence[Scan] | None" = None,
-    answer: ToolAnswer | None = None,
-) -> CallResult:
+def build_result(call: Call, ran: Ran, elapsed_ms: float, receipt: Receipt) -> CallResult:
     """Return the result of a call that ran; without a plan, outside of a sandbox."""
-    answer = answer or tool.answer(outcome)
+    tool, now, outcome, answer, plan = call.tool, call.now, ran.outcome, ran.answer, ran.plan
+    decision, masks = now.decision, now.spec.masks if now.spec else ()
     unseen = sum(invisible(item.text) for item in answer.content if isinstance(item, Text) and not item.text.isascii())
     cut: Mapping[str, Excerpt] = {}
     if tool.delivers:
         whole, (outcome, cut) = outcome, cut_output(outcome)
         answer = tool.answer(outcome) if cut else answer
-        truncated = _truncated(whole, cut, delivered.whole)
-    delivered, told = _bounded(delivered), {"uri": receipt.uri, "digest": receipt.digest}
+        truncated = _truncated(whole, cut, ran.delivered.whole)
+    delivered, told = _bounded(ran.delivered), {"uri": receipt.uri, "digest": receipt.digest}
     isolation = None if plan is None else Isolation(driver=plan.driver, level=plan.level, verified=True)
     structured: dict[str, Any] = {
-        "call_id": call.id,
+        "call_id": call.request.id,
         "error": None,
         **answer.fields,
         "isolation": None if isolation is None else isolation.model_dump(),
@@ -74,13 +61,13 @@ def build_result(
             notes.append("The program was stopped: the file it was writing may be incomplete.")
         if answer.failed and _names(outcome.stderr.text[-_ERROR:], masks):
             notes.append(f"closed to programs in /workspace, as their names are those of secrets: {len(masks)}")
-        content += _describe_files(structured, outcome, delivered, notes, scans or ())
+        content += _describe_files(structured, outcome, delivered, notes, ran.scans or ())
     if unseen:
         structured["invisible"] = unseen
         content.append(Text(text=f"[invisible characters in this output: {unseen}; people do not see what they say]"))
-    if secrets:
-        structured["redacted"] = dict(secrets)
-        content.append(Text(text=f"[secrets replaced in this output: {_counted(secrets)}]"))
+    if now.redacted:
+        structured["redacted"] = dict(now.redacted)
+        content.append(Text(text=f"[secrets replaced in this output: {_counted(now.redacted)}]"))
     content += [*delivered.shown, *delivered.figures, *delivered.artifacts]
     if not content and tool.silent:
         content.append(Text(text=tool.silent))
@@ -88,7 +75,7 @@ def build_result(
         structured=structured,
         content=tuple(content),
         failed=answer.failed,
-        meta=_meta(call, decision, isolation, receipt.head) | {"receipt": told},
+        meta=_meta(call.request, decision, isolation, receipt.head) | {"receipt": told},
         beside=sum(len(cut[name].whole) - cut[name].shown for name in delivered.whole),
     )
 

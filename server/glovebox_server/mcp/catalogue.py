@@ -45,8 +45,11 @@ _WORKSPACE = {
 }
 
 
+_Environments = Mapping[str, Environment]
+
+
 def list_tools(
-    tools: Iterable[Tool], profiles: Mapping[str, Profile], environments: Mapping[str, Environment] | None = None
+    tools: Iterable[Tool], profiles: Mapping[str, Profile], environments: _Environments | None = None
 ) -> list[types.Tool]:
     """Return the tools sorted by name, bounded by their ``profiles``.
 
@@ -60,9 +63,7 @@ def list_tools(
     ]
 
 
-def environments_of(
-    profiles: Mapping[str, Profile], environments: Mapping[str, Environment]
-) -> Mapping[str, Environment]:
+def environments_of(profiles: Mapping[str, Profile], environments: _Environments) -> _Environments:
     """Return the environment of each profile's programs: a role may have narrowed it to the default."""
     default = load(DEFAULT, SHIPPED)
     return {
@@ -212,12 +213,7 @@ Manifest = Mapping[str, Any]
 
 
 async def build_manifest(
-    *,
-    tools: Mapping[str, Tool],
-    rights: Rights,
-    environments: Mapping[str, Environment],
-    drivers: Drivers,
-    version: str,
+    *, tools: Mapping[str, Tool], rights: Rights, environments: _Environments, drivers: Drivers, version: str
 ) -> Manifest:
     """Return what a caller can use, by asking every driver and choosing for every tool as a call would."""
     profiles, workspace = rights.profiles, rights.workspace

@@ -24,7 +24,6 @@ from glovebox_audit.read import is_last
 from glovebox_audit.subscription import Missed, Subscription
 from glovebox_server.calls import CallResult, Content, Image, Link, Listener, Principal, Text
 from glovebox_server.guards.approvals.question import ApprovalAnswer, Question
-from glovebox_server.guards.stops.stops import BY_RULES
 
 #: Logger name in ``notifications/message``.
 AUDIT_LOGGER = "glovebox.audit"
@@ -44,7 +43,6 @@ BRIEF = (
     "ended", "exit_code", "by", "error", "first", "count",
 )  # fmt: skip
 
-_NAMES_A_RULE = "A watch rule ("
 Context = ServerRequestContext[Any, Any]
 Identify = Callable[[Context], Principal]
 """Identifies the caller of a request. Raises rather than guesses: there is no anonymous principal."""
@@ -55,6 +53,8 @@ def connection_of(ctx: Context) -> Connection:
     return ctx.session._connection  # noqa: SLF001 - the SDK has no other way to learn of its end
 
 
+Endings = Mapping[str, anyio.Event]
+"""The events that end a call, by who sets them."""
 Ask = Callable[[Question], Awaitable[ApprovalAnswer | None]]
 #: Largest result, in bytes of JSON. SDK clients reject a server-sent event above 1 MiB, and a model cannot use more.
 #: Larger content is an artifact with a resource link.
@@ -76,7 +76,7 @@ _LEAST_TEXT = 256
 class Reporter(Listener):
     """A listener (``calls.Listener``) that reports one call to its client; never waits, never grows."""
 
-    def __init__(self, ctx: Context, endings: Mapping[str, anyio.Event], ask: Ask) -> None:
+    def __init__(self, ctx: Context, endings: Endings, ask: Ask) -> None:
         self._ctx = ctx
         self._endings = endings
         self._ask = ask
@@ -138,13 +138,7 @@ class Reporter(Listener):
 
 @asynccontextmanager
 async def deliver_messages(
-    ctx: Context,
-    audit: AuditLog,
-    call_id: str,
-    level: types.LoggingLevel,
-    endings: Mapping[str, anyio.Event],
-    *,
-    ask: Ask,
+    ctx: Context, audit: AuditLog, call_id: str, level: types.LoggingLevel, endings: Endings, *, ask: Ask
 ) -> AsyncIterator[Reporter]:
     """Run the messages of one call beside it."""
     reporter = Reporter(ctx, endings, ask)
@@ -246,9 +240,6 @@ def show_record(item: Record | Missed) -> dict[str, Any]:
     if isinstance(item, Missed):
         return {"seq": item.last, "kind": "missed", "data": {"count": item.count, "first": item.first}}
     data = {name: value for name, value in item.data.items() if name != "workspace"}
-    # Records of earlier versions name the watch rule here.
-    if data.get("rule") == "stop" and _NAMES_A_RULE in str(data.get("reason")):
-        data["reason"] = BY_RULES
     fields = {"seq": item.seq, "kind": item.kind, "time": item.time, "call_id": item.call_id, "data": data}
     return {name: value for name, value in fields.items() if value is not None} | {"hash": item.hash}
 

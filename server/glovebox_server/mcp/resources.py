@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager, closing
 from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import chain, islice
-from types import MappingProxyType
 from typing import Any
 
 import anyio
@@ -390,11 +389,7 @@ async def _read_part(reader: ArtifactReader, query: str) -> tuple[bytes, dict[st
 
 
 def _contents(
-    uri: str,
-    artifact: Artifact,
-    content: bytes,
-    secrets: Mapping[str, int] = MappingProxyType({}),
-    meta: dict[str, Any] | None = None,
+    uri: str, artifact: Artifact, content: bytes, secrets: Mapping[str, int], meta: Mapping[str, Any]
 ) -> Contents:
     """Return bytes of an artifact in MCP's form: as text if they are UTF-8."""
     redacted = {REDACTED_META_KEY: dict(secrets)} if secrets else {}
@@ -406,7 +401,7 @@ def _contents(
     known = {
         "uri": uri,
         "mime_type": artifact.media_type,
-        "_meta": {CALL_META_KEY: made_by, **risks_meta(artifact.risks), **redacted, **(meta or {})},
+        "_meta": {CALL_META_KEY: made_by, **risks_meta(artifact.risks), **redacted, **meta},
     }
     if _is_text(artifact):
         try:

@@ -56,6 +56,8 @@ STATE_RULE = "approval.state"
 _STATE_HINT = "Make the call without requestState: it is asked anew."
 #: The word in the SDK's refusals of states.
 _INVALID_STATE = "invalid_request_state"
+_Page = types.PaginatedRequestParams | None
+_Answer = types.CallToolResult | types.InputRequiredResult
 _log = structlog.get_logger(__name__)
 
 
@@ -115,7 +117,7 @@ class McpServer:
         """End every call and listen stream under way; each still gets an answer. Idempotent."""
         self._stopping.set()
 
-    async def _list_tools(self, ctx: Context, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
+    async def _list_tools(self, ctx: Context, params: _Page) -> types.ListToolsResult:
         _first_page(params)
         principal = self._identify(ctx)
         self._resources.follow_lists(ctx, principal)
@@ -136,9 +138,7 @@ class McpServer:
     def _lists(self, principal: Principal) -> Mapping[ServerEvent, object]:
         return {ToolsListChanged(): self._listed(principal)[1], PromptsListChanged(): self._prompts(principal)}
 
-    async def _call_tool(
-        self, ctx: Context, params: types.CallToolRequestParams
-    ) -> types.CallToolResult | types.InputRequiredResult:
+    async def _call_tool(self, ctx: Context, params: types.CallToolRequestParams) -> _Answer:
         """Make a call, and log one line about it without its arguments, paths or URLs."""
         principal, call_id, began = self._identify(ctx), new_call_id(), monotonic()
         outcome = "cancelled"
@@ -159,7 +159,7 @@ class McpServer:
 
     async def _call(
         self, ctx: Context, params: types.CallToolRequestParams, principal: Principal, call_id: str
-    ) -> types.CallToolResult | types.InputRequiredResult:
+    ) -> _Answer:
         session = session_of(ctx)
         try:
             run = self._run_of(ctx, principal, session)
@@ -267,16 +267,12 @@ class McpServer:
         delivery.connection_of(ctx).state[_LEVEL] = params.level
         return types.EmptyResult()
 
-    async def _list_resources(
-        self, _ctx: Context, params: types.PaginatedRequestParams | None
-    ) -> types.ListResourcesResult:
+    async def _list_resources(self, _ctx: Context, params: _Page) -> types.ListResourcesResult:
         _first_page(params)
         # Each result gives the caller its addresses of artifacts and calls; a list would only repeat them.
         return types.ListResourcesResult(resources=[resources.CAPABILITIES, resources.BUDGET])
 
-    async def _list_templates(
-        self, _ctx: Context, params: types.PaginatedRequestParams | None
-    ) -> types.ListResourceTemplatesResult:
+    async def _list_templates(self, _ctx: Context, params: _Page) -> types.ListResourceTemplatesResult:
         _first_page(params)
         return types.ListResourceTemplatesResult(resource_templates=list(TEMPLATES))
 
@@ -288,7 +284,7 @@ class McpServer:
             raise MCPError(types.INVALID_PARAMS, str(refused), {"rule": refused.rule}) from None
         return await self._resources.read(principal, params.uri, run)
 
-    async def _list_prompts(self, ctx: Context, params: types.PaginatedRequestParams | None) -> types.ListPromptsResult:
+    async def _list_prompts(self, ctx: Context, params: _Page) -> types.ListPromptsResult:
         _first_page(params)
         principal = self._identify(ctx)
         self._resources.follow_lists(ctx, principal)
@@ -357,7 +353,7 @@ def _trace_of(ctx: Context) -> Trace | None:
     return trace_of(parents[0], ",".join(ctx.request.headers.getlist("tracestate"))) if len(parents) == 1 else None
 
 
-def _first_page(params: types.PaginatedRequestParams | None) -> None:
+def _first_page(params: _Page) -> None:
     """Refuse a cursor: each list is one page, so no cursor was issued."""
     if params is not None and params.cursor is not None:
         raise MCPError(types.INVALID_PARAMS, "Unknown cursor: the list has one page. Ask without a cursor.")
@@ -377,7 +373,7 @@ def _rule_of(error: MCPError | ValidationError) -> str | None:
     return {types.METHOD_NOT_FOUND: "method", types.INVALID_REQUEST: "parameters"}.get(error.error.code)
 
 
-def _outcome_of(result: types.CallToolResult | types.InputRequiredResult) -> str:
+def _outcome_of(result: _Answer) -> str:
     """Return how a call ended for its caller; ``audit query --outcome`` has finer words."""
     if isinstance(result, types.InputRequiredResult):
         return "ask"

@@ -42,6 +42,10 @@ _WRITE_BYTES = 4096
 _AT_ONCE_BYTES = 1 << 16
 #: Seconds that the last answers may take on their way out; a client that does not read is not waited for.
 DRAIN_SECONDS = 1.0
+Inbox = MemoryObjectSendStream[SessionMessage | Exception]
+Outbox = MemoryObjectReceiveStream[SessionMessage]
+Refused = Callable[[str], None]
+"""Takes the rule that a line broke."""
 Incoming = MemoryObjectReceiveStream[SessionMessage | Exception]
 Outgoing = MemoryObjectSendStream[SessionMessage]
 
@@ -158,7 +162,7 @@ async def serve_stdio(app: App, wire: StdioFds | None = None, *, workflow: str |
 
 @asynccontextmanager
 async def streams(
-    wire: StdioFds, unanswered: PendingRequests, refused: Callable[[str], None] = lambda _: None
+    wire: StdioFds, unanswered: PendingRequests, refused: Refused = lambda _: None
 ) -> AsyncIterator[tuple[Incoming, Outgoing]]:
     """Run the two directions and pass their ends to the SDK's server.
 
@@ -188,13 +192,7 @@ async def streams(
         tasks.cancel_scope.cancel()
 
 
-async def _read(
-    fd: int,
-    inbox: MemoryObjectSendStream[SessionMessage | Exception],
-    reply: Outgoing,
-    unanswered: PendingRequests,
-    refused: Callable[[str], None],
-) -> None:
+async def _read(fd: int, inbox: Inbox, reply: Outgoing, unanswered: PendingRequests, refused: Refused) -> None:
     with inbox, reply, contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
         async for line in _lines(fd):
             try:
@@ -237,12 +235,7 @@ async def _receive(fd: int) -> bytes:
         return b""
 
 
-async def _write(
-    fd: int,
-    outbox: MemoryObjectReceiveStream[SessionMessage],
-    inbox: MemoryObjectSendStream[SessionMessage | Exception],
-    unanswered: PendingRequests,
-) -> None:
+async def _write(fd: int, outbox: Outbox, inbox: Inbox, unanswered: PendingRequests) -> None:
     room = select.poll()
     room.register(fd, select.POLLOUT)
     with outbox:

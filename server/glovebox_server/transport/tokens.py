@@ -111,12 +111,7 @@ def _read_all(directory: Path, roles: Collection[str] | None) -> tuple[dict[str,
 
 
 def create(
-    directory: Path,
-    name: str,
-    *,
-    role: str | None = None,
-    workflow: str | None = None,
-    lifetime: timedelta | None = None,
+    place: Path, name: str, *, role: str | None = None, workflow: str | None = None, lifetime: timedelta | None = None
 ) -> tuple[Token, str] | None:
     """Make a token; only its hash is kept.
 
@@ -129,15 +124,15 @@ def create(
     made = datetime.now(UTC).replace(microsecond=0)
     expires = None if lifetime is None else made + lifetime
     token = Token(name=name, sha256=digest_of(secret), made=made, expires=expires, role=role, workflow=workflow)
-    with secret_files.opened(directory, _KIND) as place, place.locked():
-        names = place.names()
+    with secret_files.opened(place, _KIND) as directory, directory.locked():
+        names = directory.names()
         if name in names:
             return None
         if len(names) >= MAX_TOKENS:
             raise SecretFileError(
-                _KIND, directory, f"it holds {MAX_TOKENS} tokens, and no more may be", "Revoke unused ones."
+                _KIND, place, f"it holds {MAX_TOKENS} tokens, and no more may be", "Revoke unused ones."
             )
-        if not place.make(name, token.model_dump_json(exclude_none=True).encode() + b"\n"):
+        if not directory.make(name, token.model_dump_json(exclude_none=True).encode() + b"\n"):
             return None
     return token, secret
 

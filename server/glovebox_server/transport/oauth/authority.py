@@ -221,6 +221,7 @@ _NETWORK_BITS: Final = 64
 #: Bits that the networks of one owner share (RFC 6177, 2).
 _SITE_BITS: Final = 48
 _Checked = TypeVar("_Checked")
+_Clock = Callable[[], float]
 
 
 @dataclass(slots=True, eq=False)
@@ -238,8 +239,8 @@ class Checks:
 
     def __init__(
         self,
-        clock: Callable[[], float] = monotonic,
-        spent: Callable[[], float] = thread_time,
+        clock: _Clock = monotonic,
+        spent: _Clock = thread_time,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
         self._clock, self._spent, self._sleep = clock, spent, sleep
