@@ -201,7 +201,7 @@ print(json.dumps({{{name!r}: answer}}))
 def text(case: Case, how: Portable, *, forks: bool) -> str:
     """The program that is run for a case, without the names it finds; ``forks``: whether there are processes inside."""
     if case.attempt is not None:
-        return layout.attempts([case]) if forks else _NO_FORK.format(code=case.attempt, name=case.id)
+        return layout.attempts({case.id: case.attempt}) if forks else _NO_FORK.format(code=case.attempt, name=case.id)
     return (case.control.program if how.control_program else case.program) or ""
 
 

@@ -51,7 +51,7 @@ async def problems(case: Case, host: Planted) -> tuple[str, ...]:
             await _run(case, case.before, places, host, mark)
         text = wanted.program or case.program or ""
         if case.attempt is not None:
-            text = layout.attempts([case.model_copy(update={"attempt": wanted.program or case.attempt})])
+            text = layout.attempts({case.id: wanted.program or case.attempt})
         ran = await _run(case, text, places, host, mark)
         again = await _run(case, text, places, host, mark) if case.repeated else ran
         outlived = ran.ended in ("exited", "signalled") and _kill(mark)

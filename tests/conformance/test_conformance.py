@@ -12,8 +12,7 @@ from tests.must_run import GVISOR_DOCKER
 from glovebox_sandboxes.conformance import prove, trial
 from glovebox_sandboxes.conformance.case import Case, load
 from glovebox_sandboxes.conformance.host import Planted
-from glovebox_sandboxes.conformance.prepared import prepared
-from glovebox_sandboxes.conformance.prove import gap_names
+from glovebox_sandboxes.conformance.prove import gap_names, prepared
 from glovebox_sandboxes.contract.base import Driver
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.drivers.docker import DockerDriver

@@ -5,14 +5,14 @@ succeed, and only the filter is left to refuse them.
 """
 
 import dataclasses
-import json
 import platform
 
 import pytest
 from tests.fixtures import bubblewrap
 
+from glovebox_sandboxes.conformance import layout
 from glovebox_sandboxes.seccomp import bpf, load
-from glovebox_sandboxes.seccomp.cases import ALLOWED, SyscallCase, load_cases, payload, program
+from glovebox_sandboxes.seccomp.cases import ALLOWED, SyscallCase, attempts, load_cases, program
 from glovebox_sandboxes.seccomp.filters import compile_policy
 
 pytestmark = pytest.mark.driver("bubblewrap")
@@ -33,10 +33,10 @@ def _marked() -> bytes:
 
 
 def _answers(filter_program: bytes | None) -> dict[str, str]:
-    done = bubblewrap.run(program(), stdin=payload(CASES), seccomp=filter_program, options=CAPABLE)
+    text = program() + layout.attempts(attempts(CASES))
+    done = bubblewrap.run(text, seccomp=filter_program, options=CAPABLE)
     assert done.returncode == 0, done.stderr
-    answers: dict[str, str] = json.loads(done.stdout)
-    return answers
+    return layout.answers(done.stdout)
 
 
 @pytest.fixture(scope="module")
@@ -85,11 +85,10 @@ def test_the_nearest_neighbour_is_allowed(
 @pytest.mark.parametrize("nice", [5, 19])
 def test_a_server_of_low_priority_has_the_same_neighbours(nice: int) -> None:
     """Under ``nice`` as without it, since each only lowers; going back to 0 is refused there, which is the control."""
-    lowered = f"import os\nos.nice({nice})\n{program()}"
     cases = [case for case in CASES if case.rule == "own-niceness"]
     back = dataclasses.replace(cases[0], neighbour={**cases[0].neighbour, "id": "back", "args": [0, 0, 0]})
-    done = bubblewrap.run(lowered, stdin=payload([*cases, back]), seccomp=bpf(), options=CAPABLE)
-    answers = json.loads(done.stdout)
+    lowered = f"{program()}\nos.nice({nice})\n{layout.attempts(attempts([*cases, back]))}"
+    answers = layout.answers(bubblewrap.run(lowered, seccomp=bpf(), options=CAPABLE).stdout)
     assert answers.pop("back") == "EACCES"
     assert answers == {
         name: answer for case in cases for name, answer in ((case.id, "EPERM"), (f"near {case.id}", ALLOWED))

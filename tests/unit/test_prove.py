@@ -13,10 +13,10 @@ import pytest
 from click.testing import CliRunner
 from tests.fixtures.consoles import printing_on
 
-from glovebox_sandboxes.conformance import case, host, prepared, prove, trial
+from glovebox_sandboxes.conformance import case, host, prove, trial
 from glovebox_sandboxes.conformance.case import Case, Control
 from glovebox_sandboxes.conformance.host import Planted
-from glovebox_sandboxes.conformance.prepared import Prepared
+from glovebox_sandboxes.conformance.prove import Prepared
 from glovebox_sandboxes.contract.base import Capabilities, Driver, Missing, Plan, Source
 from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
 from glovebox_sandboxes.contract.measure import Expected
@@ -148,10 +148,10 @@ async def test_a_bait_that_cannot_be_planted_is_named(monkeypatch: pytest.Monkey
     ("text", "reason"),
     [
         (WHOLE + "\nprogram = '1'\ncontrol = {}\nstdot = '1'",
-         "one.toml: case 'x': stdot: Extra inputs are not permitted"),
+         "one.toml: case 1: stdot: Extra inputs are not permitted"),
         (WHOLE + "\nprogram = '1'\ncontrol = {endde = 'exited'}",
-         "one.toml: case 'x': control.endde: Extra inputs are not permitted"),
-        ("[[case]]\nid = 'x'\narea = 'y'", "one.toml: case 'x': area: is the name of the file"),
+         "one.toml: case 1: control.endde: Extra inputs are not permitted"),
+        (WHOLE + "\nprogram = '1'\ncontrol = {}\narea = 'y'", "one.toml: case 'x': it is there twice, or has an area"),
         ("[[case]]\nclaim = 'X.'", "one.toml: case 1: id: Field required"),
         ("[[cases]]\nid = 'x'", "one.toml: it may hold [[case]] entries and nothing else, not cases"),
         ("[[case", "one.toml: not TOML: "),
@@ -267,8 +267,8 @@ async def test_a_source_that_cannot_be_started_is_a_proof_that_fails() -> None:
             yield Source(open=lambda: pytest.fail("opened"), bytes_each=1)
 
     driver: Any = Broken()
-    assert await prepared.has_another_way(driver)
-    async with prepared.prepared(driver) as forked:
+    assert await prove.has_another_way(driver)
+    async with prove.prepared(driver) as forked:
         for _ in range(2):
             with pytest.raises(SandboxError, match="it broke"):
                 async with forked.open(forked.plan(SandboxSpec(limits=case.LIMITS))):

@@ -4,9 +4,12 @@ import copy
 import csv
 import errno
 import io
+import itertools
 import json
 import platform
+import re
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,7 @@ import pytest
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.seccomp import bpf, digest, docker_profile, load
 from glovebox_sandboxes.seccomp.filters import compile_policy
-from glovebox_sandboxes.seccomp.policy import Condition, parse, source
+from glovebox_sandboxes.seccomp.policy import Condition, SeccompPolicy, parse, source
 
 INSTRUCTION_BYTES = 8
 #: BPF_MAXINSNS, linux/bpf_common.h: the kernel refuses a longer filter.
@@ -97,18 +100,64 @@ def _unknown_errno(data: dict[str, Any]) -> None:
     [
         (_allow_bpf, "allowed and refused at once"),
         (_allow_clone_plainly, "with and without conditions"),
-        (_misspell, r"wehn\n  Extra inputs"),
-        (_no_reason, r"why\n  Field required"),
-        (_empty_condition, "without values"),
         (_impossible_value, "outside its mask"),
         (_one_argument_twice, "two conditions on one argument"),
         (_allow_twice, "allowed twice"),
-        (_unknown_errno, "no errno name"),
         (_refuse_what_is_allowed, "'record-locks' and 'descriptor-commands' both answer for fcntl"),
     ],
 )
-def test_a_policy_that_contradicts_itself_is_refused(edit: Edit, reason: str) -> None:
-    """A slip in the file is an error that names it, never a wider filter. Control: the unedited file parses."""
+def test_a_policy_that_contradicts_itself_is_found(edit: Edit, reason: str) -> None:
+    """A slip in the file is named, never a wider filter. Control: the packaged file says one thing."""
+    assert re.search(reason, "; ".join(contradictions(parse(_edited(edit)))))
+    assert contradictions(load()) == []
+
+
+def contradictions(policy: SeccompPolicy) -> list[str]:
+    """What libseccomp would take silently for something else."""
+    plain = Counter(name for group in policy.allow if not group.when for name in group.syscalls)
+    conditional = {name for group in policy.allow if group.when for name in group.syscalls}
+    refused = {name for group in policy.refuse if not group.when for name in group.syscalls}
+    groups = (*policy.allow, *policy.refuse)
+    wrong = {
+        "allowed and refused at once": (plain.keys() | conditional) & refused,
+        # libseccomp would not count the conditions.
+        "allowed with and without conditions": plain.keys() & conditional,
+        "allowed twice, keep it where its reason is": {name for name, count in plain.items() if count > 1},
+        "a value has bits outside its mask": {
+            group.id for group in groups for one in group.when for _, value in one.values if value & ~one.mask
+        },
+        # One comparison per argument and rule: seccomp_rule_add(3).
+        "two conditions on one argument": {
+            group.id for group in groups if len({one.argument for one in group.when}) != len(group.when)
+        },
+    }
+    for refusal, group in itertools.product((each for each in policy.refuse if each.when), policy.allow):
+        if {*refusal.syscalls} & {*group.syscalls} and not _apart(refusal.when, group.when):
+            wrong[f"{refusal.id!r} and {group.id!r} both answer"] = {*refusal.syscalls} & {*group.syscalls}
+    return [f"{problem} for {min(names)}" for problem, names in wrong.items() if names]
+
+
+def _apart(first: tuple[Condition, ...], second: tuple[Condition, ...]) -> bool:
+    """No call meets both: they want other values of one argument."""
+    return any(
+        (one.argument, one.mask) == (other.argument, other.mask)
+        and not {value for _, value in one.values} & {value for _, value in other.values}
+        for one in first
+        for other in second
+    )
+
+
+@pytest.mark.parametrize(
+    ("edit", "reason"),
+    [
+        (_misspell, r"wehn\n  Extra inputs"),
+        (_no_reason, r"why\n  Field required"),
+        (_empty_condition, "at least 1 item"),
+        (_unknown_errno, "no errno name"),
+    ],
+)
+def test_a_policy_that_is_not_in_form_is_refused(edit: Edit, reason: str) -> None:
+    """A slip in the file is an error that names it. Control: the unedited file parses."""
     with pytest.raises(ValueError, match=reason):
         parse(_edited(edit))
     assert parse(source()) == load()

@@ -132,14 +132,26 @@ def read_all(folder: Traversable, kind: type[AnyCase]) -> tuple[AnyCase, ...]:
     """Read every ``*.toml`` of a folder as cases of this kind; raises as :func:`load`."""
     found: dict[str, AnyCase] = {}
     for file in sorted(folder.iterdir(), key=lambda each: each.name):
-        area, dot, ending = file.name.rpartition(".")
-        if (dot, ending) != (".", "toml"):
+        if not file.name.endswith(".toml"):
             continue
-        for number, entry in enumerate(_entries(file), 1):
-            case = _read(kind, f"{file.name}: case {entry.get('id', number)!r}", area, entry)
-            if case.id in found:
-                raise ValueError(f"{file.name}: there are two cases {case.id!r}")
-            found[case.id] = case
+        try:
+            whole = tomllib.loads(file.read_text(encoding="utf-8"))
+        except ValueError as problem:
+            raise ValueError(f"{file.name}: not TOML: {problem}") from None
+        entries = whole.pop("case", [])
+        if whole:
+            raise ValueError(f"{file.name}: it may hold [[case]] entries and nothing else, not {', '.join(whole)}")
+        for number, entry in enumerate(entries, 1):
+            try:
+                # TOML has no tuples: of JSON, a strict model takes its lists for them.
+                case = kind.model_validate_json(json.dumps(entry))
+            except ValidationError as problem:
+                first = problem.errors()[0]
+                where = ".".join(map(str, first["loc"]))
+                raise ValueError(f"{file.name}: case {number}: {where}: {first['msg']}") from None
+            if case.area or case.id in found:
+                raise ValueError(f"{file.name}: case {case.id!r}: it is there twice, or has an area, which its file is")
+            found[case.id] = case.model_copy(update={"area": file.name.removesuffix(".toml")})
     return tuple(found.values())
 
 
@@ -150,32 +162,3 @@ def digest(cases: Iterable[BaseModel]) -> str:
 
 
 _SHIPPED = resources.files(__package__).joinpath("cases")
-
-
-def _entries(file: Traversable) -> list[dict[str, Any]]:
-    try:
-        whole = tomllib.loads(file.read_text(encoding="utf-8"))
-    except ValueError as problem:
-        raise ValueError(f"{file.name}: not TOML: {problem}") from None
-    entries = whole.pop("case", [])
-    if whole or not isinstance(entries, list) or not all(isinstance(each, dict) for each in entries):
-        raise ValueError(
-            f"{file.name}: it may hold [[case]] entries and nothing else, not {', '.join(whole) or 'that'}"
-        )
-    return entries
-
-
-def _read(kind: type[AnyCase], where: str, area: str, entry: dict[str, Any]) -> AnyCase:
-    if "area" in entry:
-        raise ValueError(f"{where}: area: is the name of the file, and not written in it")
-    try:
-        return kind.model_validate({"area": area} | {name: _frozen(value) for name, value in entry.items()})
-    except ValidationError as problem:
-        first = problem.errors()[0]
-        place = first["loc"]
-        raise ValueError(": ".join(filter(None, (where, ".".join(map(str, place)), first["msg"])))) from None
-
-
-def _frozen(value: Any) -> Any:
-    # TOML has no tuples; a strict model wants them. Below a table the lists are arguments of calls.
-    return tuple(value) if isinstance(value, list) else value

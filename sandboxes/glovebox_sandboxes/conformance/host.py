@@ -13,6 +13,7 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import anyio
 
@@ -107,33 +108,21 @@ def _plant(stack: ExitStack, canary: str) -> tuple[Path, dict[str, Any], dict[st
         _listen(stack, socket.AF_UNIX, names["unix"])
         Path(names["unix"]).chmod(0o777)
 
-    def listen_tcp() -> None:
-        names["tcp"] = _listen(stack, socket.AF_INET, ("127.0.0.1", 0))[1]
-
     absent = {}
-    planting: tuple[tuple[str, Callable[[], object]], ...] = (
-        ("shared", share),
-        ("unix", listen),
-        ("abstract", lambda: _listen(stack, socket.AF_UNIX, names["abstract"])),
-        ("tcp", listen_tcp),
-    )
-    for name, plant in planting:
+    planting: Mapping[str, Callable[[], object]] = {
+        "shared": share,
+        "unix": listen,
+        "abstract": lambda: _listen(stack, socket.AF_UNIX, names["abstract"]),
+        "tcp": lambda: names.update(tcp=_listen(stack, socket.AF_INET, ("127.0.0.1", 0))[1]),
+    }
+    for name, plant in planting.items():
         try:
             plant()
         except OSError as problem:
             # No /dev/shm, a TMPDIR too long for a socket's name, an outer sandbox: the other cases lose nothing by it.
             absent[name] = f"{name} could not be planted on this host: {problem.strerror or problem}"
-    before = os.environ.get(CANARY)
-    os.environ[CANARY] = canary
-    stack.callback(_restore, before)
+    stack.enter_context(mock.patch.dict(os.environ, {CANARY: canary}))
     return root, names, absent
-
-
-def _restore(before: str | None) -> None:
-    if before is None:
-        os.environ.pop(CANARY, None)
-    else:
-        os.environ[CANARY] = before
 
 
 def _listen(stack: ExitStack, family: int, address: Any) -> Any:

@@ -5,18 +5,21 @@ The controls stay out: they attack the host for real, and belong to the tests of
 
 import platform
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
 import anyio
+import anyio.abc
 
 from glovebox_sandboxes.conformance import layout, trial
 from glovebox_sandboxes.conformance.case import LIMITS, Case, ClaimCase
 from glovebox_sandboxes.conformance.host import Planted
-from glovebox_sandboxes.contract.base import Capabilities, Driver
+from glovebox_sandboxes.contract.base import Capabilities, Driver, Plan, Sandbox, Source
 from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
+from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.seccomp import cases as calls
 
 Status = Literal["held", "failed", "gap", "closed", "skipped"]
@@ -189,8 +192,7 @@ async def system_calls(driver: Driver, host: Planted) -> list[CaseFinding]:
         cases = calls.load_cases(platform.machine())
     except SandboxError as problem:
         return [_call_finding("policy", "The filter's refusals.", "skipped", reason=str(problem))]
-    stdin = f"import io\nsys.stdin = io.StringIO({calls.payload(cases)!r})\n"
-    source = f"{stdin}exec({calls.program()!r}, {{'__name__': '__main__'}})"
+    source = calls.program() + layout.attempts(calls.attempts(cases))
     began = anyio.current_time()
     seen = await trial.see(driver, source, _CALLS_LIMITS, host)
     seconds = round((anyio.current_time() - began) / len(cases), 3)
@@ -232,3 +234,56 @@ def _finding(case: ClaimCase, status: Status, **more: Any) -> CaseFinding:
 def _planted_names(case: Case) -> set[str]:
     text = "\n".join(filter(None, (case.attempt, case.before, case.program)))
     return set(re.findall(r"""HOST\[["'](\w+)["']\]""", text))
+
+
+class Prepared:
+    """A ``Driver`` that opens every sandbox from a source of its plan, which starts when first needed."""
+
+    def __init__(self, driver: Driver, tasks: anyio.abc.TaskGroup) -> None:
+        """Set the driver, and the task group of its sources."""
+        self.name = driver.name
+        self.capabilities = driver.capabilities
+        self._driver = driver
+        self._tasks = tasks
+        self._sources: dict[str, Source] = {}
+        self._turn = anyio.Lock()
+
+    def plan(self, spec: SandboxSpec) -> Plan:
+        """Return the driver's plan."""
+        return self._driver.plan(spec)
+
+    @asynccontextmanager
+    async def open(self, plan: Plan) -> AsyncIterator[Sandbox]:
+        """Open a prepared sandbox; see ``Driver.open``."""
+        async with self._turn:
+            if plan.digest not in self._sources:
+                self._sources[plan.digest] = await self._tasks.start(self._hold, plan)
+        async with self._sources[plan.digest].open() as sandbox:
+            yield sandbox
+
+    def source(self, plan: Plan) -> AbstractAsyncContextManager[Source]:
+        """Return the driver's source."""
+        return self._driver.source(plan)
+
+    async def _hold(self, plan: Plan, *, task_status: anyio.abc.TaskStatus[Source]) -> None:
+        async with self._driver.source(plan) as source:
+            task_status.started(source)
+            await anyio.sleep_forever()
+
+
+@asynccontextmanager
+async def prepared(driver: Driver) -> AsyncIterator[Driver]:
+    """Provide the same driver, with every sandbox prepared, for the length of the block."""
+    async with anyio.create_task_group() as tasks:
+        yield Prepared(driver, tasks)
+        tasks.cancel_scope.cancel()
+
+
+async def has_another_way(driver: Driver) -> bool:
+    """Return whether prepared sandboxes are made in another way than those started for a call."""
+    try:
+        async with driver.source(driver.plan(SandboxSpec(limits=LIMITS))) as source:
+            return source.quick
+    except SandboxError:
+        # Then every claim is asked all the same, and fails for this reason.
+        return True

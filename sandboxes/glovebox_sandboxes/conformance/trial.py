@@ -77,7 +77,7 @@ async def judge(driver: Driver, case: Case, host: Planted) -> Verdict:
 async def judge_attempts(driver: Driver, cases: Sequence[Case], host: Planted) -> list[Verdict]:
     """Make the attempts of all these cases in one sandbox and judge each."""
     fingerprint = host.fingerprint()
-    seen = await see(driver, layout.attempts(cases), LIMITS, host)
+    seen = await see(driver, layout.attempts({case.id: case.attempt for case in cases}), LIMITS, host)
     common = _aftermath(seen)
     if host.fingerprint() != fingerprint:
         common.append("files of the host were changed by one of the attempts")

@@ -1,25 +1,17 @@
-"""Runs inside a sandbox: makes the system calls of its input, and reports the answer of each.
+"""Runs inside a sandbox, in front of ``conformance.layout.attempts``: makes one system call.
 
-Standard library only, one file, imports nothing of ours: a driver can pass it to ``python -I -`` or mount it. stdin: a
-JSON list of ``{"id", "number", "args", "abi"}``. stdout: a JSON object, id to ``"ok"``, an errno name or a signal name.
-Each attempt has a process of its own, so none can change the next one.
+Standard library only, one file, imports nothing of ours.
 """
 
 import ctypes
 import errno
-import json
 import mmap
 import os
 import pty
-import signal
 import socket
-import sys
 import tempfile
 from collections.abc import Callable
 from typing import Any
-
-#: Longest answer of one attempt: an errno or signal name.
-_ANSWER_BYTES = 32
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
@@ -75,7 +67,8 @@ def _i386(number: int) -> int:
     return int(ctypes.CFUNCTYPE(ctypes.c_int)(address)())
 
 
-def _call(attempt: dict[str, Any]) -> str:
+def call(attempt: dict[str, Any]) -> str:
+    """Make a call of ``number``, ``args`` and ``abi``; return ``ok`` or the name of its errno."""
     if attempt.get("abi") == "i386":
         result = _i386(attempt["number"])
         return "ok" if result >= 0 else errno.errorcode.get(-result, str(-result))
@@ -84,24 +77,3 @@ def _call(attempt: dict[str, Any]) -> str:
     result = _libc.syscall(ctypes.c_long(attempt["number"]), *arguments)
     number = ctypes.get_errno()
     return "ok" if result != -1 else errno.errorcode.get(number, str(number))
-
-
-def _separately(attempt: dict[str, Any]) -> str:
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        me = os.getpid()
-        answer = _call(attempt)
-        if os.getpid() == me:  # a successful clone returns here twice; its child has nothing to say
-            os.write(writing, answer.encode())
-        os._exit(0)
-    os.close(writing)
-    _, status = os.waitpid(child, 0)
-    answer = os.read(reading, _ANSWER_BYTES).decode()
-    os.close(reading)
-    return signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else answer
-
-
-if __name__ == "__main__":
-    attempts = json.load(sys.stdin)
-    json.dump({attempt["id"]: _separately(attempt) for attempt in attempts}, sys.stdout)

@@ -1,7 +1,6 @@
 """Calls that the filter must refuse and allow, as data: ``cases.json``, resolved to numbers for one machine.
 
-The unit tests run the cases under bubblewrap; a conformance suite can run the same ones under any driver. Pass
-:func:`payload` to ``attempt.py`` inside the sandbox and compare its answers.
+The unit tests run the cases under bubblewrap, the conformance suite under any driver.
 """
 
 import json
@@ -57,11 +56,12 @@ def _case(entry: Mapping[str, Any], machine: str) -> SyscallCase | None:
     )
 
 
-def payload(cases: Iterable[SyscallCase]) -> str:
-    """Return the stdin of ``attempt.py`` for these cases: each attempt, then its neighbour."""
-    return json.dumps([attempt for case in cases for attempt in (case.attempt, case.neighbour)])
+def attempts(cases: Iterable[SyscallCase]) -> dict[str, str]:
+    """Return the code of each attempt and of its neighbour by id, to be run after ``program``."""
+    both = (attempt for case in cases for attempt in (case.attempt, case.neighbour))
+    return {attempt["id"]: f"answer = call({attempt!r})" for attempt in both}
 
 
 def program() -> str:
-    """Return the source of ``attempt.py``, for ``python -I -c`` if the file itself is not mounted."""
+    """Return the source of ``attempt.py``."""
     return resources.files(__package__).joinpath("attempt.py").read_text()

@@ -1,10 +1,19 @@
 """The policy in the two forms runtimes take: a BPF program (bubblewrap) and Docker's JSON document.
 
 The only user of libseccomp.
+
+Programs alone get further filters, which the guest installs if the kernel or the host lacks something. Linux keeps from
+a pid namespace's process 1 every signal of its own namespace that it does not handle (pid_namespaces(7)). gVisor does
+not, and has no Landlock to keep signals apart, so a program there may not name process 1 to any call that signals.
+Without a control group that counts processor time, the guest counts it, from processes that live or were waited for.
+Children of a process that ignores SIGCHLD are never waited for (sigaction(2), SA_NOCLDWAIT), so a program there may not
+change that signal's action.
 """
 
+import errno
 import os
 import platform
+import signal
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -72,31 +81,6 @@ def _answer_newer(audit_arch: int, newest: int, answer: int) -> bytes:
     return b"".join(_INSTRUCTION.pack(*instruction) for instruction in program)
 
 
-def _rules(library: Any, policy: SeccompPolicy, native: int) -> Iterator[tuple[int, str, int, list[Any]]]:
-    """Yield every rule: action, name, native number, comparisons.
-
-    Names that this libseccomp does not know yet are left out. That is safe: calls without a rule are refused.
-    """
-    for group, answer in _answers(policy):
-        action = library.ALLOW if answer is None else library.ERRNO(answer)
-        for name in group.syscalls:
-            for alternative in group.alternatives():
-                comparisons = [_comparison(library, condition, value) for condition, value in alternative]
-                yield action, name, library.resolve_syscall(native, name), comparisons
-
-
-def _answers(policy: SeccompPolicy) -> Iterator[tuple[Allow | Refuse, int | None]]:
-    """Yield each group that is not answered as everything else, and its errno; None for what is allowed."""
-    yield from ((group, None) for group in policy.allow)
-    yield from ((group, group.errno) for group in policy.refuse if group.errno != policy.errno)
-
-
-def _comparison(library: Any, condition: Condition, value: int) -> Any:
-    if condition.mask == FULL_MASK:
-        return library.Arg(condition.argument, library.EQ, value)
-    return library.Arg(condition.argument, library.MASKED_EQ, condition.mask, value)
-
-
 def compile_policy(policy: SeccompPolicy, machine: str) -> bytes:
     """Compile ``policy`` for ``machine`` (as in ``uname -m``): an array of ``struct sock_filter``.
 
@@ -119,12 +103,21 @@ def compile_policy(policy: SeccompPolicy, machine: str) -> bytes:
         if arch != native:
             rules.remove_arch(native)
             rules.add_arch(arch)
-        for action, name, native_number, comparisons in _rules(library, policy, native):
-            number = library.resolve_syscall(arch, name)
-            if number >= 0:
-                # Rules are given in native numbers; libseccomp translates them to the filter's architecture.
-                rules.add_rule(action, native_number, *comparisons)
-                newest = max(newest, number)
+        for rule in docker_profile(policy)["syscalls"]:
+            action = library.ERRNO(rule["errnoRet"]) if "errnoRet" in rule else library.ALLOW
+            comparisons = [
+                library.Arg(each["index"], library.MASKED_EQ, each["value"], each["valueTwo"])
+                if "valueTwo" in each
+                else library.Arg(each["index"], library.EQ, each["value"])
+                for each in rule["args"]
+            ]
+            for name in rule["names"]:
+                found = library.resolve_syscall(arch, name)
+                # Names that this libseccomp does not know are left out, which is safe: without a rule they are refused.
+                if found >= 0:
+                    # Rules are given in native numbers; libseccomp translates them to the filter's architecture.
+                    rules.add_rule(action, library.resolve_syscall(native, name), *comparisons)
+                    newest = max(newest, found)
         main = exported(rules)
     return _answer_newer(arch, newest, policy.newer_errno) + main
 
@@ -181,30 +174,90 @@ def _compiled(*more: Allow) -> bytes:
     return compile_policy(policy.model_copy(update={"allow": (*policy.allow, *more)}), platform.machine())
 
 
-def docker_profile() -> dict[str, Any]:
+def docker_profile(policy: SeccompPolicy | None = None) -> dict[str, Any]:
     """Return the document for Docker's ``--security-opt seccomp=…``, for every architecture the policy names.
 
     Format: https://docs.docker.com/engine/security/seccomp/ and the OCI runtime specification, config-linux.md.
     """
-    policy = load()
+    policy = policy or load()
+    # What is answered as everything else needs no rule.
+    groups: list[Allow | Refuse] = [*policy.allow, *(each for each in policy.refuse if each.errno != policy.errno)]
     return {
         "defaultAction": "SCMP_ACT_ERRNO",
         "defaultErrnoRet": policy.errno,
         # No subArchitectures: a 32-bit program finds no filter rules for its architecture and is killed.
         "archMap": [{"architecture": _DOCKER_ARCH[name], "subArchitectures": []} for name in policy.architectures],
-        "syscalls": [rule for group, answer in _answers(policy) for rule in _docker_rules(group, answer)],
+        "syscalls": [rule for group in groups for rule in _docker_rules(group)],
     }
 
 
-def _docker_rules(group: Allow | Refuse, answer: int | None) -> Iterator[dict[str, Any]]:
-    action = {"action": "SCMP_ACT_ALLOW"} if answer is None else {"action": "SCMP_ACT_ERRNO", "errnoRet": answer}
+def _docker_rules(group: Allow | Refuse) -> Iterator[dict[str, Any]]:
+    action: dict[str, Any] = {"action": "SCMP_ACT_ALLOW"}
+    if isinstance(group, Refuse):
+        action = {"action": "SCMP_ACT_ERRNO", "errnoRet": group.errno}
     why = group.needed_by if isinstance(group, Allow) else group.why
     for alternative in group.alternatives():
-        arguments = [_docker_argument(condition, value) for condition, value in alternative]
+        arguments = [
+            {"index": condition.argument, "value": value, "op": "SCMP_CMP_EQ"}
+            if condition.mask == FULL_MASK
+            else {"index": condition.argument, "value": condition.mask, "valueTwo": value, "op": "SCMP_CMP_MASKED_EQ"}
+            for condition, value in alternative
+        ]
         yield {"names": list(group.syscalls), **action, "args": arguments, "comment": f"{group.id}: {why}"}
 
 
-def _docker_argument(condition: Condition, value: int) -> dict[str, Any]:
-    if condition.mask == FULL_MASK:
-        return {"index": condition.argument, "value": value, "op": "SCMP_CMP_EQ"}
-    return {"index": condition.argument, "value": condition.mask, "valueTwo": value, "op": "SCMP_CMP_MASKED_EQ"}
+_Bits = tuple[int, int, int]
+"""A comparison: an argument, the bits of it that count, and their value."""
+_INT = 0xFFFF_FFFF
+"""The bits of an argument that the kernel reads as an int."""
+_EVERYBODY = -1 & _INT
+"""To F_SETOWN, the process group 1. To kill(2) it is all processes except process 1, in gVisor too."""
+_F_SETOWN, _F_SETOWN_EX = 8, 15
+_FIOSETOWN, _SIOCSPGRP = 0x8901, 0x8902
+_PR_SET_SECCOMP = 22
+_CLONE_PARENT = 0x8000
+_SIGNALS = [1 << bit for bit in range(8)]
+"""clone(2): the lowest byte of the flags is the parent's signal at the child's end."""
+
+_ALWAYS: list[tuple[str, list[_Bits]]] = [("prctl", [(0, _INT, _PR_SET_SECCOMP)])]
+"""The next filter would be the program's own."""
+_PROCESS_1: list[tuple[str, list[_Bits]]] = [
+    # Calls that signal, or lead to it, by their arguments for the target.
+    *((name, [(0, _INT, 1)]) for name in ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo",
+                                          "pidfd_open")),
+    *((name, [(1, _INT, 1)]) for name in ("tgkill", "rt_tgsigqueueinfo")),
+    # Signals for events of a descriptor, sent to its owner.
+    *(("fcntl", [(1, _INT, _F_SETOWN), (2, _INT, owner)]) for owner in (1, _EVERYBODY)),
+    ("fcntl", [(1, _INT, _F_SETOWN_EX)]), ("ioctl", [(1, _INT, _FIOSETOWN)]), ("ioctl", [(1, _INT, _SIOCSPGRP)]),
+    # A child's last signal goes to its parent, which is process 1 after CLONE_PARENT, and for every orphan. So it is
+    # SIGCHLD or, as for threads, none. A filter cannot say "not equal" of some bits, but each other bit.
+    ("clone", [(0, _CLONE_PARENT, _CLONE_PARENT)]),
+    *(("clone", [(0, bit, bit)]) for bit in _SIGNALS if not signal.SIGCHLD & bit),
+    *(("clone", [(0, 0xFF, bit)]) for bit in _SIGNALS if signal.SIGCHLD & bit),
+]  # fmt: skip
+
+
+@cache
+def for_programs(*, process_1: bool, children: bool) -> bytes:
+    """Return the filter as an array of ``struct sock_filter``: EPERM for these calls, everything else is allowed.
+
+    Args:
+        process_1: keep programs from signalling process 1.
+        children: keep programs from having children that are never waited for. With neither, the filter is empty.
+
+    Raises:
+        SandboxError: libseccomp is missing or refuses it.
+    """
+    if not process_1 and not children:
+        return b""
+    with compiling() as library:
+        rules = library.SyscallFilter(library.ALLOW)
+        rules.set_attr(library.Attr.ACT_BADARCH, library.KILL_PROCESS)
+        refuse = library.ERRNO(errno.EPERM)
+        for name, comparisons in [*_ALWAYS, *(_PROCESS_1 if process_1 else ())]:
+            rules.add_rule(refuse, name, *(library.Arg(at, library.MASKED_EQ, *bits) for at, *bits in comparisons))
+        if children:
+            # Reading the action is harmless: the second argument is then NULL.
+            changed = library.Arg(0, library.MASKED_EQ, _INT, int(signal.SIGCHLD)), library.Arg(1, library.NE, 0)
+            rules.add_rule(refuse, "rt_sigaction", *changed)
+        return exported(rules)

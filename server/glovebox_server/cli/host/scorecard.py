@@ -16,8 +16,7 @@ from glovebox_audit.printable import printable
 from glovebox_sandboxes.conformance import case as cases
 from glovebox_sandboxes.conformance import host as hosts
 from glovebox_sandboxes.conformance.host import Planted
-from glovebox_sandboxes.conformance.prepared import has_another_way, prepared
-from glovebox_sandboxes.conformance.prove import CaseFinding, Proof, Start, prove
+from glovebox_sandboxes.conformance.prove import CaseFinding, Proof, Start, has_another_way, prepared, prove
 from glovebox_sandboxes.contract.base import Capabilities, Driver, mechanisms
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.host import surroundings
