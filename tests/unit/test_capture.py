@@ -46,5 +46,5 @@ def test_ten_gigabytes_would_hold_no_more_than_the_limit() -> None:
     chunk = bytes(256 * 1024)
     for _ in range(256):
         kept.feed(chunk)
-    assert sum(map(len, kept._tail)) <= len(chunk)
+    assert len(kept._tail) <= 1000
     assert kept.captured().dropped_bytes == 256 * len(chunk) - 1000

@@ -6,7 +6,6 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from types import MappingProxyType
 from typing import Annotated, Any, Literal, Protocol
 
 import anyio
@@ -106,7 +105,6 @@ class Duplex(anyio.abc.ByteStream):
         self._over = False
         self._broken = False
         self._came = anyio.Event()
-        self._credit = anyio.Event()
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
         """Receive bytes from the guest.
@@ -129,17 +127,7 @@ class Duplex(anyio.abc.ByteStream):
 
     async def send(self, data: bytes) -> None:
         """Send bytes to the guest; wait for credit. Raises anyio.BrokenResourceError if the guest is gone."""
-        view = memoryview(data)
-        while view:
-            if not self._link.wire.is_open(self.stream):
-                raise anyio.BrokenResourceError
-            credit = self._link.wire.credit(self.stream)
-            if credit == 0:
-                self._credit = anyio.Event()
-                await self._credit.wait()
-                continue
-            await self._link.send(self._link.wire.data(self.stream, view[:credit]))
-            view = view[credit:]
+        await self._link.send_data(self.stream, data)
 
     async def send_eof(self) -> None:
         """Close the sending direction."""
@@ -155,6 +143,7 @@ class Duplex(anyio.abc.ByteStream):
     async def reset(self, body: Mapping[str, Any]) -> None:
         """Reset the stream with this reason, unless it is over."""
         self._link.post(self._link.wire.reset(self.stream, body))
+        self._link.wake(self.stream)
         self.on_over()
 
     async def aclose(self) -> None:
@@ -166,21 +155,13 @@ class Duplex(anyio.abc.ByteStream):
         self._inbox += data
         self._came.set()
 
-    def on_credit(self) -> None:
-        """Wake a sender that waits for credit."""
-        self._credit.set()
-
-    def on_over(self) -> None:
-        """End receiving: the guest sends no more."""
+    def on_over(self, *, is_reset: bool = False) -> None:
+        """End receiving, as the guest sends no more; and serving, if it reset the stream."""
         self._over = True
         self._came.set()
-        self._credit.set()
-
-    def on_reset(self) -> None:
-        """End serving: the guest reset the stream."""
-        self._broken = True
-        self.on_over()
-        self.scope.cancel()
+        if is_reset:
+            self._broken = True
+            self.scope.cancel()
 
 
 Input = tuple[str, AsyncGenerator[bytes, None]]
@@ -192,10 +173,8 @@ async def whole(content: bytes) -> AsyncGenerator[bytes, None]:
     yield content
 
 
-Feeds = Mapping[str, Callable[[bytes], None]]
-"""Functions that take the bytes of one-way streams, by the streams' kind."""
 Accept = Callable[[str, Mapping[str, Any]], Awaitable[StreamSink | None]]
-"""Takes kind and metadata of any other one-way stream; None rejects it."""
+"""Takes kind and metadata of a one-way stream; None rejects it."""
 Serve = Callable[[Duplex], Awaitable[None]]
 """Serves one two-way stream; runs in a task of its own."""
 
@@ -209,7 +188,6 @@ class GuestConnection:
         self._outbox = bytearray()
         self._posted = anyio.Event()
         self._sent = anyio.Event()
-        self._fed: dict[int, Callable[[bytes], None]] = {}
         self._sinks: dict[int, StreamSink] = {}
         self._duplexes: dict[int, Duplex] = {}
         self._credit: dict[int, anyio.Event] = {}
@@ -255,25 +233,20 @@ class GuestConnection:
 
     async def ready(self) -> Measured:
         """Wait for the guest's measurement. Raises SandboxError if it is none, anyio.EndOfStream if the guest ends."""
-        # The codec lets no other message come first.
-        return parse(await self._pump())
+        while not isinstance(event := await self._next(), wire.Message):
+            pass  # the codec lets nothing else come first
+        return parse(event.body)
 
     async def run(
-        self,
-        job: Mapping[str, Any],
-        inputs: Sequence[Input],
-        accept: Accept,
-        serve: Serve | None,
-        feeds: Feeds | None = None,
+        self, job: Mapping[str, Any], inputs: Sequence[Input], accept: Accept, serve: Serve | None
     ) -> GuestOutcome:
         """Send the guest its job and carry its streams until the outcome.
 
         Args:
             job: body of the ``job`` message.
             inputs: what the guest needs before it begins; each is read as the guest takes it.
-            accept: called for each one-way stream the guest opens, except those of the kinds in ``feeds``.
+            accept: called for each one-way stream the guest opens.
             serve: called for each two-way stream; None rejects them all.
-            feeds: gets the bytes of the streams of its kinds.
 
         Raises:
             SandboxError: the guest broke the protocol.
@@ -284,7 +257,9 @@ class GuestConnection:
 
         async def carry() -> None:
             nonlocal body
-            body = await self._pump(accept, serve, tasks, feeds or {})
+            while not isinstance(event := await self._next(), wire.Message):
+                await self._handle(event, accept, serve, tasks)
+            body = event.body
             tasks.cancel_scope.cancel()
 
         self._turn = monotonic() + _TURN_SECONDS
@@ -302,20 +277,15 @@ class GuestConnection:
         try:
             return GuestOutcome.model_validate(body)
         except ValidationError as problem:
-            raise _broken(f"its outcome is malformed: {_said(problem)}") from None
+            said = problem.errors(include_url=False, include_context=False, include_input=False)[0]["msg"]
+            raise _broken(f"its outcome is malformed: {said}") from None
 
     def stop(self, reason: str) -> None:
         """Ask the guest to end the program, if it runs; it reports ``reason`` as ``GuestOutcome.stopped``."""
         if self.wire.state == "running":
             self.post(self.wire.message("stop", {"reason": reason}))
 
-    async def _pump(
-        self,
-        accept: Accept | None = None,
-        serve: Serve | None = None,
-        tasks: anyio.abc.TaskGroup | None = None,
-        feeds: Feeds = MappingProxyType({}),
-    ) -> Mapping[str, Any]:
+    async def _next(self) -> wire.Event:
         while True:
             # A channel may always have bytes at once, and those hold many frames: others still have their turn.
             if monotonic() >= self._turn:
@@ -325,39 +295,31 @@ class GuestConnection:
                 event = self.wire.event()
             except wire.ProtocolError as problem:
                 raise _broken(str(problem)) from None
-            if event is None:
-                asked = monotonic()
-                self.wire.feed(await self._channel.receive(_READ))
-                # Waiting for data is no part of its turn; reading is.
-                self._turn += max(0.0, monotonic() - asked - _READ_SECONDS)
-            elif isinstance(event, wire.Message):
-                return event.body
-            elif isinstance(event, wire.Data) and event.stream in self._fed:
-                self._fed[event.stream](event.data)
-                if frames := self.wire.consumed(event.stream, len(event.data)):
-                    self.post(frames)
-            elif isinstance(event, wire.StreamEnd) and event.stream in self._fed:
-                del self._fed[event.stream]
-            elif isinstance(event, wire.Open) and event.kind in feeds and not event.duplex:
-                self._fed[event.stream] = feeds[event.kind]
-            else:
-                await self._handle(event, accept, serve, tasks)
+            if event is not None:
+                return event
+            asked = monotonic()
+            self.wire.feed(await self._channel.receive(_READ))
+            # Waiting for data is no part of its turn; reading is.
+            self._turn += max(0.0, monotonic() - asked - _READ_SECONDS)
 
-    async def _handle(
-        self, event: wire.Event, accept: Accept | None, serve: Serve | None, tasks: anyio.abc.TaskGroup | None
-    ) -> None:
+    async def _handle(self, event: wire.Event, accept: Accept, serve: Serve | None, tasks: anyio.abc.TaskGroup) -> None:
         if isinstance(event, wire.Data):
             if (sink := self._sinks.get(event.stream)) is not None:
                 await sink.data(event.data)
                 self.post(self.wire.consumed(event.stream, len(event.data)))
-            elif event.stream in self._duplexes:
-                self._duplexes[event.stream].on_data(event.data)
+            elif (duplex := self._duplexes.get(event.stream)) is not None:
+                duplex.on_data(event.data)
         elif isinstance(event, wire.Window):
-            self._more_credit(event.stream)
-        elif isinstance(event, wire.StreamEnd | wire.Reset):
-            await self._over(event)
-        elif isinstance(event, wire.Open) and accept is not None and tasks is not None:
+            self.wake(event.stream)
+        elif isinstance(event, wire.Open):
             await self._opened(event, accept, serve, tasks)
+        elif isinstance(event, wire.StreamEnd | wire.Reset):
+            is_reset = isinstance(event, wire.Reset)
+            if (sink := self._sinks.pop(event.stream, None)) is not None and not is_reset:
+                await sink.end()
+            if (duplex := self._duplexes.get(event.stream)) is not None:
+                duplex.on_over(is_reset=is_reset)
+            self.wake(event.stream)
 
     async def _opened(self, event: wire.Open, accept: Accept, serve: Serve | None, tasks: anyio.abc.TaskGroup) -> None:
         if not event.duplex:
@@ -383,45 +345,33 @@ class GuestConnection:
             self._duplexes.pop(duplex.stream, None)
         await duplex.aclose()
 
-    async def _over(self, event: wire.StreamEnd | wire.Reset) -> None:
-        self._fed.pop(event.stream, None)
-        sink = self._sinks.pop(event.stream, None)
-        if sink is not None and isinstance(event, wire.StreamEnd):
-            await sink.end()
-        if isinstance(event, wire.Reset):
-            self._more_credit(event.stream)
-        duplex = self._duplexes.get(event.stream)
-        if duplex is not None and isinstance(event, wire.Reset):
-            duplex.on_reset()
-        elif duplex is not None:
-            duplex.on_over()
-
     async def _send_inputs(self, inputs: Sequence[Input]) -> None:
         for name, content in inputs:
             stream, frames = self.wire.open("input", {"name": name})
             await self.send(frames)
             async with aclosing(content):
                 async for piece in content:
-                    await self._send_piece(stream, piece)
+                    await self.send_data(stream, piece)
             # Only after all of it was read without error: the guest begins at the last of these.
             await self.send(self.wire.end(stream))
 
-    async def _send_piece(self, stream: int, piece: bytes) -> None:
-        view = memoryview(piece)
+    async def send_data(self, stream: int, data: bytes) -> None:
+        """Send data as the guest gives credit. Raises anyio.BrokenResourceError if the stream is over."""
+        view = memoryview(data)
         while view:
+            if not self.wire.is_open(stream):
+                raise anyio.BrokenResourceError
             credit = self.wire.credit(stream)
-            if credit == 0:
-                self._credit[stream] = anyio.Event()
-                await self._credit[stream].wait()
-                continue
-            await self.send(self.wire.data(stream, view[:credit]))
-            view = view[credit:]
+            if credit:
+                await self.send(self.wire.data(stream, view[:credit]))
+                view = view[credit:]
+            else:
+                await self._credit.setdefault(stream, anyio.Event()).wait()
 
-    def _more_credit(self, stream: int) -> None:
+    def wake(self, stream: int) -> None:
+        """Wake a sender that waits for credit: there is more, or the stream is over."""
         if stream in self._credit:
             self._credit.pop(stream).set()
-        if stream in self._duplexes:
-            self._duplexes[stream].on_credit()
 
 
 @functools.cache
@@ -477,10 +427,6 @@ def _first(problems: BaseExceptionGroup) -> BaseException:
     while isinstance(problem, BaseExceptionGroup):
         problem = problem.exceptions[0]
     return problem
-
-
-def _said(problem: ValidationError) -> str:
-    return str(problem.errors(include_url=False, include_context=False, include_input=False)[0]["msg"])
 
 
 def _broken(reason: str) -> SandboxError:

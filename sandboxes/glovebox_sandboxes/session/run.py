@@ -8,10 +8,10 @@ value, and at most ``MAX_BLOBS`` pictures. The first frame beyond that ends the 
 import asyncio
 import json
 import math
-from collections import deque
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import anyio
 
@@ -37,7 +37,6 @@ from glovebox_sandboxes.contract.spec import WORKSPACE, Limits
 from glovebox_sandboxes.plural import counted
 from glovebox_sandboxes.session.connection import (
     AttestedSandbox,
-    Feeds,
     GuestConnection,
     GuestOutcome,
     Input,
@@ -97,7 +96,7 @@ async def run(proved: AttestedSandbox, job: Job, *, inputs: Sequence[Input], hoo
     with ProcessorMeter(sandbox, link, limits.cpu_seconds) as processor, anyio.move_on_after(wall + GRACE_SECONDS):
         try:
             body = _job_body(plan, job, wall, len(inputs))
-            reported = await link.run(body, inputs, streams.accept, hooks.serve, streams.feeds)
+            reported = await link.run(body, inputs, streams.accept, hooks.serve)
         except anyio.EndOfStream:
             died = True
     elapsed = (anyio.current_time() - started) * 1000
@@ -112,6 +111,7 @@ async def run(proved: AttestedSandbox, job: Job, *, inputs: Sequence[Input], hoo
     ended, code, reason = _ending(plan, reported, facts, wall, streams.result.value)
     if reported is None and processor.stopped and ended == "timed_out":
         ended, code, reason = "limit", None, _LIMITS["processor"](limits)
+    changes = reported and reported.changes
     return Outcome(
         ended=ended,
         code=code,
@@ -123,7 +123,7 @@ async def run(proved: AttestedSandbox, job: Job, *, inputs: Sequence[Input], hoo
         shown=(*streams.result.shown, *streams.shown.shown),
         problems=(*streams.result.problems, *streams.shown.problems),
         skipped=_skipped(reported),
-        changes=_changes(reported, plan),
+        changes=OverlayChanges(**changes.model_dump(exclude={"skipped"})) if changes and plan.spec.overlay else None,
         usage=Usage(
             wall_ms=round(reported.wall_ms if reported else elapsed, _DIGITS),
             cpu_ms=cpu_ms,
@@ -196,23 +196,10 @@ def _too_large(reason: str) -> UnsupportedSpecError:
 def _skipped(reported: GuestOutcome | None) -> tuple[SkippedFile, ...]:
     if reported is None:
         return ()
-    files = [(entry.name, entry) for entry in reported.skipped]
+    named = [(entry.name, entry) for entry in reported.skipped]
     if reported.changes is not None:
-        files += [(f"{WORKSPACE}/{entry.name}", entry) for entry in reported.changes.skipped]
-    return tuple(SkippedFile(name=name, reason=entry.reason, count=entry.count) for name, entry in files)
-
-
-def _changes(reported: GuestOutcome | None, plan: Plan) -> OverlayChanges | None:
-    if reported is None or reported.changes is None or not plan.spec.overlay:
-        return None
-    found = reported.changes
-    return OverlayChanges(
-        created=tuple(found.created),
-        changed=tuple(found.changed),
-        deleted=tuple(found.deleted),
-        counts={str(kind): count for kind, count in found.counts.items()},
-        patch=found.patch,
-    )
+        named += [(f"{WORKSPACE}/{entry.name}", entry) for entry in reported.changes.skipped]
+    return tuple(SkippedFile(name=name, reason=entry.reason, count=entry.count) for name, entry in named)
 
 
 def _job_body(plan: Plan, job: Job, wall: float, inputs: int) -> dict[str, Any]:
@@ -283,17 +270,31 @@ def _timed_out(limits: Limits, wall: float) -> tuple[Ended, int | None, str]:
     return "timed_out", None, f"It was still running after {counted(wall, 'second')} and was stopped{most}."
 
 
+class _Feed:
+    """A sink that passes a stream's bytes to functions."""
+
+    def __init__(self, *takers: Callable[[bytes], None]) -> None:
+        self._takers = takers
+
+    async def data(self, data: bytes) -> None:
+        for take in self._takers:
+            take(data)
+
+    async def end(self) -> None:
+        pass
+
+
 class _Streams:
     def __init__(self, keep: int, hooks: Hooks, *, overlay: bool) -> None:
         self.stdout = HeadAndTail(keep)
         self.stderr = HeadAndTail(keep)
         self.result = ResultReader()
         self.shown = ResultReader()
-        self.feeds: Feeds = {
-            "stdout": self._heard,
-            "stderr": self.stderr.feed,
-            "result": self.result.feed,
-            "shown": self.shown.feed,
+        self._feeds = {
+            "stdout": _Feed(self.stdout.feed, *([hooks.printed] if hooks.printed else [])),
+            "stderr": _Feed(self.stderr.feed),
+            "result": _Feed(self.result.feed),
+            "shown": _Feed(self.shown.feed),
         }
         self._hooks = hooks
         self._overlay = overlay
@@ -305,12 +306,7 @@ class _Streams:
         if kind == "file" and isinstance(name, str) and type(size) is int:
             cut = self._hooks.cut_file if meta.get("cut") is True else None
             return await (cut or self._hooks.file)(name, size)
-        return None
-
-    def _heard(self, data: bytes) -> None:
-        self.stdout.feed(data)
-        if self._hooks.printed is not None:
-            self._hooks.printed(data)
+        return self._feeds.get(kind)
 
 
 class HeadAndTail:
@@ -318,35 +314,24 @@ class HeadAndTail:
 
     def __init__(self, limit: int) -> None:
         self.total = 0
-        self._head = bytearray()
-        self._head_limit = limit // 2
-        self._tail: deque[bytes] = deque()
-        self._tail_limit = limit - limit // 2
-        self._tail_size = 0
+        self._head, self._head_limit = bytearray(), limit // 2
+        self._tail, self._tail_limit = bytearray(), limit - limit // 2
 
     def feed(self, data: bytes) -> None:
         """Append bytes."""
         self.total += len(data)
         room = self._head_limit - len(self._head)
         self._head += data[:room]
-        rest = data[room:] if room < len(data) else b""
-        if not rest:
-            return
-        self._tail.append(rest)
-        self._tail_size += len(rest)
-        # Whole chunks are dropped; the first one left is cut when the result is read.
-        while self._tail_size - len(self._tail[0]) >= self._tail_limit:
-            self._tail_size -= len(self._tail.popleft())
+        self._tail += data[room:]
+        del self._tail[: max(0, len(self._tail) - self._tail_limit)]  # moves nothing: the array begins later
 
     def captured(self) -> Captured:
         """Return the kept bytes as text."""
-        tail = b"".join(self._tail)[-self._tail_limit :] if self._tail else b""
-        dropped = self.total - len(self._head) - len(tail)
+        head, tail = (kept.decode("utf-8", "replace") for kept in (self._head, self._tail))
+        dropped = self.total - len(self._head) - len(self._tail)
+        text = f"{head}\n[… {dropped} bytes left out …]\n{tail}"
         if not dropped:
-            text = (bytes(self._head) + tail).decode("utf-8", "replace")
-        else:
-            head_text = self._head.decode("utf-8", "replace")
-            text = f"{head_text}\n[… {dropped} bytes left out …]\n{tail.decode('utf-8', 'replace')}"
+            text = (self._head + self._tail).decode("utf-8", "replace")
         return Captured(text=text, total_bytes=self.total, dropped_bytes=dropped)
 
 
@@ -359,11 +344,9 @@ class ResultReader:
         self.shown: list[Shown] = []
         self.problems: list[str] = []
         self._buffer = bytearray()
+        self._seen: Counter[int] = Counter()
         self._passing = 0  # bytes still to come of a skipped picture
         self._broken = False
-        self._valued = False
-        self._pictures = 0
-        self._copies = 0
         self._whole = False  # the last picture was accepted: a copy may refer to it
         self._room = MAX_BLOB_BYTES
 
@@ -379,40 +362,28 @@ class ResultReader:
             if len(self._buffer) < HEADER.size:
                 return
             kind, length = HEADER.unpack_from(self._buffer)
-            if not self._expected(kind, length):
+            longest, most, take = self._FRAMES.get(kind, (0, 0, ResultReader.feed))
+            if length > longest or self._seen[kind] >= most:
                 # Without a valid length the next frame cannot be found.
                 self._broken = True
                 self._buffer.clear()
                 self.problems.append("the program wrote to the descriptor its results go through; the rest is dropped")
                 return
-            if kind == BLOB and length > self._room:
-                self._pictures += 1
-                self._whole = False
-                self._passing = HEADER.size + length
-                self.problems.append(f"more than {MAX_BLOB_BYTES} bytes of pictures")
-                continue
             end = HEADER.size + length
-            if len(self._buffer) < end:
+            if kind == BLOB and length > self._room:
+                self._whole = False
+                self._passing = end
+                self.problems.append(f"more than {MAX_BLOB_BYTES} bytes of pictures")
+            elif len(self._buffer) < end:
                 return
-            with memoryview(self._buffer) as view:
-                payload = bytes(view[HEADER.size : end])
-            del self._buffer[:end]
-            if kind == VALUE:
-                self._take_value(payload)
-            elif kind == SHOWN:
-                self._take_shown(payload)
             else:
-                self._take_blob(payload)
-
-    def _expected(self, kind: int, length: int) -> bool:
-        if kind == VALUE:
-            return length <= MAX_VALUE and not self._valued
-        if kind == SHOWN:
-            return length <= pictures.MAX_BYTES + pictures.MAX_ABOUT and self._copies < MAX_BLOBS
-        return kind == BLOB and length <= MAX_BLOB and self._pictures < MAX_BLOBS
+                with memoryview(self._buffer) as view:
+                    payload = bytes(view[HEADER.size : end])
+                del self._buffer[:end]
+                take(self, payload)
+            self._seen[kind] += 1
 
     def _take_value(self, payload: bytes) -> None:
-        self._valued = True
         try:
             bound(payload, MAX_LISTED)
             # Decoded here: `json` would accept other encodings, and surrogates that are not UTF-8.
@@ -426,20 +397,17 @@ class ResultReader:
             self.value = value
 
     def _take_blob(self, payload: bytes) -> None:
-        self._pictures += 1
         head, _, data = payload.partition(b"\0")
         media_type = head.decode("ascii", "replace")
         magic = pictures.IMAGE_TYPES.get(media_type)
-        if magic is None or not data.startswith(magic):
-            self.problems.append("a picture is not of the type it claims")
-            self._whole = False
-        else:
-            self._whole = True
+        self._whole = magic is not None and data.startswith(magic)
+        if self._whole:
             self._room -= len(payload)
             self.blobs.append(Blob(media_type=media_type, data=data))
+        else:
+            self.problems.append("a picture is not of the type it claims")
 
     def _take_shown(self, payload: bytes) -> None:
-        self._copies += 1
         about, _, data = payload.partition(b"\0")
         shown = pictures.parse_copy(about, data)
         if shown is None:
@@ -448,6 +416,13 @@ class ResultReader:
             self.blobs[-1] = replace(self.blobs[-1], shown=shown)
         else:
             self.shown.append(shown)
+
+    # By a frame's kind: its longest payload, how many may come, and what takes them.
+    _FRAMES: ClassVar = {
+        VALUE: (MAX_VALUE, 1, _take_value),
+        SHOWN: (pictures.MAX_BYTES + pictures.MAX_ABOUT, MAX_BLOBS, _take_shown),
+        BLOB: (MAX_BLOB, MAX_BLOBS, _take_blob),
+    }
 
 
 def _refuse(name: str) -> None:
