@@ -9,9 +9,10 @@ from tests.unit.test_docker_plan import HOST, SECCOMP, SPEC
 
 from glovebox_sandboxes.contract.errors import UnsupportedSpecError
 from glovebox_sandboxes.drivers.docker import podman
-from glovebox_sandboxes.drivers.docker.plan import make
+from glovebox_sandboxes.drivers.docker.plan import filter_text, make
 
 FILTER = "/somewhere/filter.json"
+FILTERS = {filter_text(SECCOMP): FILTER}
 
 
 def body() -> dict[str, Any]:
@@ -21,7 +22,7 @@ def body() -> dict[str, Any]:
 
 def test_every_guard_of_the_plan_is_asked_for() -> None:
     """Nothing is left to Podman's defaults, which differ from the Engine's and from version to version."""
-    found = podman.specification("name", body(), FILTER)
+    found = podman.specification("name", body(), FILTERS)
     wanted = {
         "image": HOST.image.removeprefix("sha256:"), "user": "65532:65532", "privileged": False, "cap_drop": ["ALL"],
         "cap_add": [], "no_new_privileges": True, "seccomp_profile_path": FILTER, "read_only_filesystem": True,
@@ -50,27 +51,19 @@ def test_what_has_no_word_is_refused(field: str, value: object) -> None:
     changed = body()
     changed["HostConfig"][field] = value
     with pytest.raises(UnsupportedSpecError, match="Podman has no counterpart"):
-        podman.specification("name", changed, FILTER)
+        podman.specification("name", changed, FILTERS)
 
 
-async def test_the_filter_is_a_file_of_its_own_and_goes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Written once, named after its content, writable by nobody else, gone with the driver."""
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
-    filters = podman.PodmanFilters()
-    assert list(tmp_path.iterdir()) == []
-    first = Path(await filters.path(body()))
-    assert Path(await filters.path(body())) == first
-    assert first.read_text().startswith("{")
-    assert first.stat().st_mode & 0o777 == 0o644
-    filters.remove()
-    assert list(tmp_path.iterdir()) == []
+def test_another_filter_than_the_file_has_is_refused() -> None:
+    """Its text would be lost."""
+    with pytest.raises(UnsupportedSpecError, match="SecurityOpt seccomp: Podman has no counterpart"):
+        podman.specification("name", body(), {"{}": FILTER})
 
 
-async def test_a_directory_that_is_there_already_is_not_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Somebody else's directory, or link, under the name: nothing is written into it."""
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
-    filters = podman.PodmanFilters()
-    filters.directory.symlink_to(tmp_path)
-    with pytest.raises(FileExistsError):
-        await filters.path(body())
-    assert list(tmp_path.iterdir()) == [filters.directory]
+def test_the_filter_is_a_file_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In a new directory, writable by nobody else, and readable by all."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    first, second = podman.write_filter("{}"), podman.write_filter("{}")
+    assert first.parent != second.parent
+    assert first.read_text() == "{}"
+    assert (first.parent.stat().st_mode & 0o777, first.stat().st_mode & 0o777) == (0o755, 0o644)

@@ -86,19 +86,20 @@ def reap(parents: Iterable[Path]) -> None:
                 remove_all(str(other))
 
 
-def kill_all(group: str, *, spared: int | None = None) -> None:
-    """Send SIGKILL to every process in one group except a spared one; does nothing if the group is gone."""
+def kill_all(group: str, *, spared: int | None = None) -> set[int]:
+    """Send SIGKILL to every process in one group except a spared one, and return them; none if the group is gone."""
     try:
         with open(f"{group}/cgroup.procs") as file:  # noqa: PTH123 - one path of a dozen per call
             listed = file.read().split()
     except OSError:
-        return
-    for pid in map(int, listed):
-        # 0 is a process outside of our pid namespace, and to kill(2) our own process group. Ourselves: v1 lists a whole
-        # process while one of its threads is in the group, as the thread is that starts a sandbox there.
-        if pid not in (0, os.getpid(), spared):
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        return set()
+    # 0 is a process outside of our pid namespace, and to kill(2) our own process group. Ourselves: v1 lists a whole
+    # process while one of its threads is in the group, as the thread is that starts a sandbox there.
+    killed = {int(pid) for pid in listed} - {0, os.getpid(), spared}
+    for pid in killed:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    return killed
 
 
 def remove_all(parent: str) -> None:

@@ -1,6 +1,7 @@
 """Open containers as ``plan`` decided."""
 
 import secrets
+import shutil
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ import structlog
 from glovebox_sandboxes.contract.base import Capabilities, Driver, Plan, SandboxStats, Source
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.spec import SandboxSpec
-from glovebox_sandboxes.drivers.docker import janitor, probe, usage
+from glovebox_sandboxes.drivers.docker import janitor, podman, probe, usage
 from glovebox_sandboxes.drivers.docker import plan as plans
 from glovebox_sandboxes.drivers.docker.engine import Engine, host_from_environment
 from glovebox_sandboxes.drivers.docker.removal import Remover
@@ -45,11 +46,10 @@ class DockerSandbox:
         self, sandbox_id: str, name: str, engine: Engine, stream: AttachedStream, action: Mapping[str, Any]
     ) -> None:
         self.id = sandbox_id
-        self.channel: anyio.abc.ByteStream = stream
+        self.channel = stream
         self._action = action
         self._name = name
         self._engine = engine
-        self._stream = stream
         self._group = cgroup.GroupFiles({})
         self._bounded = False
         self._seen = False
@@ -115,7 +115,7 @@ class DockerSandbox:
         await self._located.wait()
         if not self._looked:
             await self._look()
-        return replace(self._last, detail=self._stream.last_words)
+        return replace(self._last, detail=self.channel.last_words)
 
     async def _look(self) -> None:
         reading = self._group.stats()
@@ -167,9 +167,16 @@ class DockerDriver:
                 stack.callback(engine.close)
                 capabilities, host = await anyio.to_thread.run_sync(probe.probe, engine, runtime, data)
                 mark = new_mark()
-                label, directory = f"{OWNER_LABEL}={mark}", str(engine.filters.directory)
-                cleaner = Janitor(Path(janitor.__file__), engine.socket, label, directory)
+                filters = ""
+                if engine.podman:
+                    text = plans.filter_text(docker_profile())
+                    file = await anyio.to_thread.run_sync(podman.write_filter, text)
+                    engine.filters, filters = {text: str(file)}, str(file.parent)
+                    stack.callback(shutil.rmtree, filters, ignore_errors=True)
+                cleaner = Janitor(Path(janitor.__file__), engine.socket, f"{OWNER_LABEL}={mark}", filters)
                 stack.push_async_callback(cleaner.stop)
+                if filters:
+                    cleaner.start()
                 remover = Remover(engine)
                 await stack.enter_async_context(remover.running())
                 await remover.reap(OWNER_LABEL)

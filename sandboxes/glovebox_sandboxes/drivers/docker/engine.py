@@ -89,17 +89,13 @@ class Engine:
             # A socket needs no proxy settings, which the HTTP client would read from the environment at each request.
             self.api.trust_env = False
             self.version: Mapping[str, Any] = self.api.version()
-            self.filters = podman.PodmanFilters()
+        self.podman = any(part.get("Name") == "Podman Engine" for part in self.version.get("Components") or ())
+        self.filters: dict[str, str] = {}
+        """Podman's files of seccomp documents, by their text."""
 
     def close(self) -> None:
         """Close idle connections."""
         self.api.close()
-        self.filters.remove()
-
-    @property
-    def podman(self) -> bool:
-        """Report whether Podman answers in the Engine's place."""
-        return any(part.get("Name") == "Podman Engine" for part in self.version.get("Components") or ())
 
     async def create(self, name: str, body: Mapping[str, Any]) -> str:
         """Create a container called ``name`` and return its id; raises SandboxError."""
@@ -107,7 +103,7 @@ class Engine:
         if not self.podman:
             made = await self._call(_CREATING, lambda: self.api.create_container_from_config(dict(body), name=name))
             return str(made["Id"])
-        specification = podman.specification(name, body, await self.filters.path(body))
+        specification = podman.specification(name, body, self.filters)
         made = await self._call(_CREATING, lambda: self._ask("post", podman.CREATE, json=specification))
         if warnings := made["Warnings"]:
             # Podman's way to report that a part was left out.
@@ -229,6 +225,15 @@ def _unless(statuses: tuple[int, ...], function: Callable[[], T]) -> T | None:
         if problem.status_code in statuses:
             return None
         raise
+
+
+def find_image(api: Client, name: str) -> Mapping[str, Any] | None:
+    """Return an image's description, or None."""
+    try:
+        found: Mapping[str, Any] = api.inspect_image(name)
+    except ImageNotFound:
+        return None
+    return found
 
 
 @contextmanager

@@ -99,6 +99,20 @@ class Host:
     """Files that the Engine mounts into a container unasked."""
 
 
+_CLOSED: Mapping[str, Any] = {
+    "Privileged": False, "ReadonlyRootfs": True, "CapAdd": [], "CapDrop": ["ALL"], "Devices": [], "NetworkMode": "none",
+    "IpcMode": "private", "CgroupnsMode": "private", "PidMode": "", "UTSMode": "", "UsernsMode": "",
+}  # fmt: skip
+"""Fields of the host's side that would open it with any other value."""
+_NEVER = ("DeviceRequests", "DeviceCgroupRules", "Binds", "VolumesFrom")
+"""Those that must not be there at all."""
+
+
+def filter_text(seccomp: Mapping[str, Any]) -> str:
+    """Return Docker's form of the filter as text."""
+    return json.dumps(seccomp, sort_keys=True, separators=(",", ":"))
+
+
 def make(spec: SandboxSpec, host: Host, seccomp: Mapping[str, Any]) -> Plan:
     """Return the plan for ``spec`` on ``host``; ``seccomp`` is Docker's form of the filter.
 
@@ -162,24 +176,17 @@ def _host_config(
     limits = spec.limits
     outside = boundary.around_sentry(limits) if host.runtime == "runsc" else limits
     return {
-        "NetworkMode": "none",
+        **_CLOSED,
         "Runtime": host.runtime,
         # A removed container cannot report why it ended, which is late for gVisor: see Engine.ran_out_of_memory.
         "AutoRemove": host.runtime != "runsc",
         "LogConfig": {"Type": "none", "Config": {}},
-        "Privileged": False,
-        "ReadonlyRootfs": True,
-        "CapAdd": [],
-        "CapDrop": ["ALL"],
         "SecurityOpt": [
             "no-new-privileges",
-            "seccomp=" + json.dumps(seccomp, sort_keys=True, separators=(",", ":")),
+            "seccomp=" + filter_text(seccomp),
             *(["apparmor=docker-default"] if host.apparmor else []),
         ],
-        **dict.fromkeys(("IpcMode", "CgroupnsMode"), "private"),
-        **dict.fromkeys(("PidMode", "UTSMode", "UsernsMode"), ""),
         "Init": False,
-        "Devices": [],
         **(_groups(outside, min(limits.processors, host.processors)) if host.groups else {}),
         # The host's own programs first: in a shortage the kernel should kill a sandbox.
         "OomScoreAdj": 500,
@@ -216,19 +223,16 @@ def _masked(spec: SandboxSpec) -> tuple[str, ...]:
 def check_closed(body: Mapping[str, Any]) -> None:
     """Raise UnsupportedSpecError if a finished body would open the host, by our mistake or a changed plan."""
     host = body["HostConfig"]
+    options = host["SecurityOpt"]
     found = {
-        "Privileged": host["Privileged"] is not False,
-        "CapAdd": bool(host["CapAdd"]) or host["CapDrop"] != ["ALL"],
-        "Devices": bool(host["Devices"]) or bool(host.get("DeviceRequests")) or bool(host.get("DeviceCgroupRules")),
-        "NetworkMode": host["NetworkMode"] != "none" or body["NetworkDisabled"] is not True,
-        "namespaces": (host["PidMode"], host["UTSMode"], host["UsernsMode"]) != ("", "", "")
-        or (host["IpcMode"], host["CgroupnsMode"]) != ("private", "private"),
-        "Binds": bool(host.get("Binds")) or bool(host.get("VolumesFrom")) or bool(body.get("Volumes")),
+        **{field: host.get(field) != value for field, value in _CLOSED.items()},
+        **{field: bool(host.get(field)) for field in _NEVER},
+        "NetworkDisabled": body["NetworkDisabled"] is not True,
+        "Volumes": bool(body.get("Volumes")),
         "Mounts": any(mount["Type"] != "bind" or mount["ReadOnly"] is not True for mount in host["Mounts"]),
-        "SecurityOpt": "no-new-privileges" not in host["SecurityOpt"]
-        or not any(option.startswith("seccomp={") for option in host["SecurityOpt"])
-        or any(option.endswith("unconfined") for option in host["SecurityOpt"]),
-        "ReadonlyRootfs": host["ReadonlyRootfs"] is not True,
+        "SecurityOpt": "no-new-privileges" not in options
+        or not any(option.startswith("seccomp={") for option in options)
+        or any(option.endswith("unconfined") for option in options),
         "User": body["User"] != f"{GUEST_UID}:{GUEST_UID}",
         "Image": not body["Image"].startswith("sha256:"),
     }

@@ -1,4 +1,4 @@
-"""Translate the docker driver's plan to Podman's own API. Pure, except ``PodmanFilters``.
+"""Translate the docker driver's plan to Podman's own API. Pure, except ``write_filter``.
 
 Podman also answers the Engine's API on its socket, but silently ignores parts of "Create a container": cgroup
 namespace, masked paths, runtime, and without root every ulimit. So containers are made by its own call
@@ -6,17 +6,11 @@ namespace, masked paths, runtime, and without root every ulimit. So containers a
 the Engine's. A part of the plan without a word here is rejected.
 """
 
-import hashlib
-import secrets
-import shutil
 import signal
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import anyio
-import anyio.to_thread
 
 from glovebox_sandboxes.contract.errors import UnsupportedSpecError
 from glovebox_sandboxes.drivers.docker.plan import READ_ONLY
@@ -61,8 +55,11 @@ _OTHERWISE = ("nr_inodes", "uid", "gid", "mode")
 """Options of a tmpfs that Podman lacks, or rejects in combination with those."""
 
 
-def specification(name: str, body: Mapping[str, Any], filter_path: str) -> dict[str, Any]:
-    """Return the body for ``CREATE``. Raises UnsupportedSpecError if a field of the Engine's has no counterpart."""
+def specification(name: str, body: Mapping[str, Any], filters: Mapping[str, str]) -> dict[str, Any]:
+    """Return the body for ``CREATE``; ``filters`` are files of seccomp documents, by their text.
+
+    Raises UnsupportedSpecError: a field of the Engine's has no counterpart.
+    """
     top, host = dict(body), dict(body["HostConfig"])
     del top["HostConfig"]
     for settled, found in ((_SETTLED, top), (_HOST_SETTLED, host)):
@@ -78,13 +75,16 @@ def specification(name: str, body: Mapping[str, Any], filter_path: str) -> dict[
         **_FIXED,
         **{ours: top.pop(theirs) for theirs, ours in _RENAMED.items()},
         **{ours: host.pop(theirs) for theirs, ours in _HOST_RENAMED.items()},
-        **_security(host.pop("SecurityOpt"), filter_path),
+        **_security(host.pop("SecurityOpt"), filters),
         "netns": {"nsmode": host.pop("NetworkMode")},
         "ipcns": {"nsmode": host.pop("IpcMode")},
         "pidns": {"nsmode": host.pop("PidMode") or "private"},
         "utsns": {"nsmode": "private"},
         "cgroupns": {"nsmode": host.pop("CgroupnsMode")},
-        "r_limits": _rlimits(host.pop("Ulimits")),
+        "r_limits": [
+            *({"type": each["Name"], "soft": each["Soft"], "hard": each["Hard"]} for each in host.pop("Ulimits")),
+            {"type": "nproc", "soft": _PROCESSES, "hard": _PROCESSES},
+        ],
         "mounts": [*(_tmpfs(*each) for each in host.pop("Tmpfs").items()), *map(_bind, host.pop("Mounts"))],
         **_resources(host),
     }
@@ -95,23 +95,18 @@ def specification(name: str, body: Mapping[str, Any], filter_path: str) -> dict[
     return spec
 
 
-def _rlimits(ulimits: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    limits = [{"type": limit["Name"], "soft": limit["Soft"], "hard": limit["Hard"]} for limit in ulimits]
-    return [*limits, {"type": "nproc", "soft": _PROCESSES, "hard": _PROCESSES}]
-
-
 def _unsupported(field: str) -> UnsupportedSpecError:
     return UnsupportedSpecError(f"plan.{field}", "Podman has no counterpart for its value", "Report this as a bug.")
 
 
-def _security(options: list[str], filter_path: str) -> dict[str, Any]:
+def _security(options: list[str], filters: Mapping[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for option in options:
         name, _, value = option.partition("=")
         if name == "no-new-privileges":
             found["no_new_privileges"] = True
-        elif name == "seccomp":
-            found["seccomp_profile_path"] = filter_path if value.startswith("{") else value
+        elif name == "seccomp" and value in filters:
+            found["seccomp_profile_path"] = filters[value]
         else:
             raise _unsupported(f"SecurityOpt {name}")
     return found
@@ -142,38 +137,13 @@ def _resources(host: dict[str, Any]) -> dict[str, Any]:
     return {"resource_limits": limits}
 
 
-class PodmanFilters:
-    """Seccomp documents as files: Podman's API takes a path where the Engine's takes the text.
+def write_filter(text: str) -> Path:
+    """Write a seccomp document as the only file of a new directory: Podman's API takes a path, the Engine's the text.
 
-    Written at first need, and removed with the driver; the janitor removes those of a killed server.
+    Readable by all, because Podman may be another user's; it is no secret.
     """
-
-    def __init__(self) -> None:
-        self.directory = Path(tempfile.gettempdir()) / f"glovebox-filters-{secrets.token_hex(8)}"
-        self._made = False
-        self._lock = anyio.Lock()
-
-    async def path(self, body: Mapping[str, Any]) -> str:
-        """Return the file with the document in a plan's body; "" if it has none. Raises OSError."""
-        texts = [each.removeprefix("seccomp=") for each in body["HostConfig"]["SecurityOpt"] if "seccomp={" in each]
-        if not texts:
-            return ""
-        file = self.directory / f"{hashlib.sha256(texts[0].encode()).hexdigest()}.json"
-        async with self._lock:
-            await anyio.to_thread.run_sync(self._write, file, texts[0])
-        return str(file)
-
-    def remove(self) -> None:
-        """Remove them all."""
-        shutil.rmtree(self.directory, ignore_errors=True)
-
-    def _write(self, file: Path, text: str) -> None:
-        if file.exists():
-            return
-        # An unguessable name, and a new directory: mkdir fails if it exists. Readable by all, because Podman may be
-        # another user's; it is no secret.
-        self.directory.mkdir(mode=0o755, exist_ok=self._made)
-        self._made = True
-        file.write_text(text)
-        self.directory.chmod(0o755)
-        file.chmod(0o644)
+    file = Path(tempfile.mkdtemp(prefix="glovebox-filters-")) / "filter.json"
+    file.write_text(text)
+    file.parent.chmod(0o755)
+    file.chmod(0o644)
+    return file

@@ -3,16 +3,15 @@
 Only asks; each sandbox measures whether it is as planned (see ``contract.measure``).
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from docker.errors import ImageNotFound
-
 from glovebox_sandboxes.contract.base import Capabilities, Missing
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.drivers.docker import podman
-from glovebox_sandboxes.drivers.docker.engine import Engine, translated
+from glovebox_sandboxes.drivers.docker.engine import Engine, find_image, translated
 from glovebox_sandboxes.drivers.docker.image import content
 from glovebox_sandboxes.drivers.docker.plan import DRIVER, GROUPS_FIX, LEVEL, Host, Runtime
 from glovebox_sandboxes.runtime import environments
@@ -38,9 +37,9 @@ def probe(engine: Engine, runtime: Runtime, data: Path | None = None) -> tuple[C
     with translated(f"Asking the Docker Engine at {engine.host} what it can do"):
         info: Mapping[str, Any] = engine.api.info()
         own = engine.podman_info() if engine.podman else None
-        image = _image(engine, content.tag())
+        image = find_image(engine.api, content.tag())
         built = environments.recorded(data) if data is not None else {}
-        others = {name: _image(engine, content.tag(each.lock)) for name, each in built.items()}
+        others = {name: find_image(engine.api, content.tag(each.lock)) for name, each in built.items()}
     options = [option.removeprefix("name=").partition(",")[0] for option in info.get("SecurityOptions") or ()]
     configuration: Mapping[str, Any] = (image or {}).get("Config") or {}
     fit = {name: each for name, each in others.items() if each is not None and not each["Config"].get("Volumes")}
@@ -82,14 +81,6 @@ def unavailable(problem: SandboxError, runtime: Runtime) -> Capabilities:
     """Return the capabilities of an Engine that does not answer."""
     missing = Missing(what=f"a Docker Engine that answers ({problem.reason})", fix=problem.fix, fatal=True)
     return Capabilities(driver=DRIVER[runtime], level=LEVEL[runtime], version="", limits={}, missing=(missing,))
-
-
-def _image(engine: Engine, tag: str) -> Mapping[str, Any] | None:
-    try:
-        found: Mapping[str, Any] = engine.api.inspect_image(tag)
-    except ImageNotFound:
-        return None
-    return found
 
 
 _Gap = tuple[object, str, str, bool]
@@ -180,7 +171,4 @@ def _version(version: Mapping[str, Any], runtime: Runtime) -> str:
 
 def _host_has_swap() -> bool:
     # The Engine is on this machine (see ``Engine``), so this is its memory too.
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("SwapTotal:"):
-            return int(line.split()[1]) > 0
-    return False
+    return re.search(r"^SwapTotal: *[1-9]", Path("/proc/meminfo").read_text(), re.MULTILINE) is not None

@@ -85,19 +85,18 @@ class Remover:
                 del self._waiting[name]
 
     async def _remove(self, name: str) -> None:
-        for left in reversed(range(_TRIES)):
+        for _ in range(_TRIES):
             try:
                 await self._engine.remove(name)
             except SandboxError as problem:
-                if left == 0:
-                    self._give_up(name, problem.reason)
-                else:
-                    await anyio.sleep(_RETRY_SECONDS)
+                reason = problem.reason
+                await anyio.sleep(_RETRY_SECONDS)
             except Exception as problem:  # noqa: BLE001 - of one container; the others are still to be removed
-                self._give_up(name, f"nobody foresaw this ({type(problem).__name__}: {problem})")
-                return
+                reason = f"nobody foresaw this ({type(problem).__name__}: {problem})"
+                break
             else:
                 return
+        self._give_up(name, reason)
 
     def _give_up(self, name: str, reason: str) -> None:
         self.leaked[name] = reason

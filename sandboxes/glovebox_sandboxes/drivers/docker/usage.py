@@ -5,16 +5,14 @@ Also set the one limit that runc lacks, and kill what an Engine left in them.
 See cgroups(7), https://docs.kernel.org/admin-guide/cgroup-v2.html and .../cgroup-v1/memory.html.
 """
 
-import os
-import signal
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.host.cgroup import SOCKET_BYTES, GroupFiles, text
 from glovebox_sandboxes.host.host_view import groups_of
+from glovebox_sandboxes.host.owner import kill_all
 
 _NANOSECONDS = 1_000_000_000
 _SOCKETS = "memory.kmem.tcp.limit_in_bytes"
@@ -89,19 +87,8 @@ def end(container: str, root: Path = Path("/sys/fs/cgroup")) -> int:
     """Kill what a forgetful Engine left in a removed container's groups; return its number, 0 if out of sight."""
     killed: set[int] = set()
     for _ in range(_ROUNDS):
-        found = {pid for place in _PLACES for pid in _processes(root / place.format(container))} - killed
-        if not found:
+        found = {pid for place in _PLACES for pid in kill_all(str(root / place.format(container)))}
+        if found <= killed:
             break
-        for pid in found:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
         killed |= found
     return len(killed)
-
-
-def _processes(group: Path) -> set[int]:
-    try:
-        # 0 stands for processes outside of our own pid namespace.
-        return {int(pid) for pid in (group / "cgroup.procs").read_text().split()} - {0}
-    except OSError:
-        return set()

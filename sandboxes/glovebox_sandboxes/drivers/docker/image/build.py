@@ -7,17 +7,16 @@ nothing is downloaded inside it.
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.to_thread
 import docker
-from docker.errors import APIError, ImageNotFound
+from docker.errors import APIError
 
 from glovebox_sandboxes.contract.errors import SandboxError
-from glovebox_sandboxes.drivers.docker.engine import Client, host_from_environment, translated
+from glovebox_sandboxes.drivers.docker.engine import Client, find_image, host_from_environment, translated
 from glovebox_sandboxes.drivers.docker.image import content
 from glovebox_sandboxes.runtime import guest_tree, packages
 from glovebox_sandboxes.runtime.environments import Environment
@@ -51,7 +50,7 @@ async def build(
     lock, file = (environment.locked(), environment.lock) if environment else ("", content.LOCK)
     tag = content.tag(lock)
     with translated(_ATTEMPT), await anyio.to_thread.run_sync(_connected) as api:
-        found = await anyio.to_thread.run_sync(_find, api, tag)
+        found = await anyio.to_thread.run_sync(find_image, api, tag)
         if found is None:
             runtime = await _runtime(api, base, lock, file, tell)
             tell(f"Building {tag}")
@@ -59,8 +58,9 @@ async def build(
                 guest = Path(scratch) / "guest"
                 guest.mkdir()
                 guest_tree.write(guest)
-                recipe = _Recipe("guest.Dockerfile", tag, {"RUNTIME": runtime}, guest)
-                found = await anyio.to_thread.run_sync(_build, api, recipe)
+                found = await anyio.to_thread.run_sync(
+                    _build, api, "guest.Dockerfile", tag, {"RUNTIME": runtime}, guest
+                )
         return str(found["Id"])
 
 
@@ -88,13 +88,13 @@ def _remove(api: Client, tag: str) -> list[str]:
 
 def _layer(api: Client, name: str) -> str:
     """Return an image's first layer: of ours all except the guest; empty if there is none."""
-    found = _find(api, name)
+    found = find_image(api, name)
     return str(next(iter(found["RootFS"].get("Layers") or ()), "")) if found else ""
 
 
 async def _runtime(api: Client, base: str, lock: str, file: Path, tell: Callable[[str], object]) -> str:
     tag = content.runtime_tag(base, lock)
-    if await anyio.to_thread.run_sync(_find, api, tag) is None:
+    if await anyio.to_thread.run_sync(find_image, api, tag) is None:
         tell(f"Looking at the base image {base}")
         series, machine = await anyio.to_thread.run_sync(_ask_base, api, base)
         with tempfile.TemporaryDirectory(prefix="glovebox-image-") as scratch:
@@ -102,29 +102,13 @@ async def _runtime(api: Client, base: str, lock: str, file: Path, tell: Callable
             installed = Path(scratch) / "packages"
             await packages.install(installed, file, series, machine=machine)
             tell(f"Building {tag}")
-            await anyio.to_thread.run_sync(_build, api, _Recipe("Dockerfile", tag, {"BASE": base}, installed))
+            await anyio.to_thread.run_sync(_build, api, "Dockerfile", tag, {"BASE": base}, installed)
     return tag
-
-
-@dataclass(frozen=True, slots=True)
-class _Recipe:
-    dockerfile: str
-    tag: str
-    arguments: Mapping[str, str]
-    directory: Path
-
-
-def _find(api: Client, image: str) -> Mapping[str, Any] | None:
-    try:
-        found: Mapping[str, Any] = api.inspect_image(image)
-    except ImageNotFound:
-        return None
-    return found
 
 
 def _ask_base(api: Client, base: str) -> tuple[str, str]:
     """Return the base's Python series ("3.12") and machine ("x86_64"); pull it if missing."""
-    found = _find(api, base)
+    found = find_image(api, base)
     if found is None:
         try:
             with translated(f"Pulling {base}"):
@@ -160,19 +144,19 @@ def _ask_base(api: Client, base: str) -> tuple[str, str]:
     return series, machine
 
 
-def _build(api: Client, recipe: _Recipe) -> Mapping[str, Any]:
+def _build(api: Client, dockerfile: str, tag: str, arguments: Mapping[str, str], directory: Path) -> Mapping[str, Any]:
     with tempfile.TemporaryFile(prefix="glovebox-context-") as context:
         with tarfile.open(fileobj=context, mode="w") as archive:
-            files = (content.RECIPE / name for name in (recipe.dockerfile, "finish.py", "hosts"))
-            for path in (*files, recipe.directory):
+            files = (content.RECIPE / name for name in (dockerfile, "finish.py", "hosts"))
+            for path in (*files, directory):
                 archive.add(path, arcname=path.name, filter=_as_root)
         context.seek(0)
         answers = api.build(
             fileobj=context,
             custom_context=True,
-            dockerfile=recipe.dockerfile,
-            tag=recipe.tag,
-            buildargs=dict(recipe.arguments),
+            dockerfile=dockerfile,
+            tag=tag,
+            buildargs=dict(arguments),
             network_mode="none",
             rm=True,
             forcerm=True,
@@ -181,7 +165,7 @@ def _build(api: Client, recipe: _Recipe) -> Mapping[str, Any]:
         _follow(answers)
     # The stages before the last only help to build the very same thing again.
     api.prune_images(filters={"dangling": True, "label": ["dev.glovebox.stage=build"]})
-    built: Mapping[str, Any] = api.inspect_image(recipe.tag)
+    built: Mapping[str, Any] = api.inspect_image(tag)
     return built
 
 
