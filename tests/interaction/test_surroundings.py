@@ -26,7 +26,7 @@ from pathlib import Path
 from glovebox_server.cli import entry, failures, main
 from glovebox_server.cli import artifact, call, serve as serving
 from glovebox_server.cli.evidence import audit, receipt
-from glovebox_server.cli.host import capabilities, doctor
+from glovebox_server.cli.host import doctor
 from glovebox_server.cli.rules import profiles
 from glovebox_server.transport import serve
 

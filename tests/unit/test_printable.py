@@ -111,7 +111,7 @@ ROW = {
 def printed_row(row: dict[str, str], *, terminal: bool) -> str:
     """A table of one row, as a console of 80 columns shows it."""
     console = Terminal(file=io.StringIO(), force_terminal=terminal, color_system=None, width=COLUMNS)
-    table = table_of([row], right=["ms"])
+    table = table_of(row, [row.values()], right=["ms"])
     assert table
     print_table(console, table)
     assert isinstance(console.file, io.StringIO)

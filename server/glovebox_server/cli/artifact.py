@@ -83,17 +83,18 @@ def artifact_list(settings: Settings, principal: str | None, call_id: str | None
         for each in sorted(records(settings.state_dir / "artifacts", now), key=lambda each: each.created, reverse=True)
         if principal in {None, each.owner} and call_id in {None, each.call_id}
     ]
-    table = table_of((_row(each, now) for each in found), right=["bytes"])
+    titles = ["address", "file", "bytes", "risks", "age", "type", "principal", "of call"]
+    shown = 5 if out.is_terminal else len(titles)  # an address must not be broken
+    table = table_of(titles[:shown], (_row(each, now)[:shown] for each in found), right=["bytes"])
     emit({"artifacts": [describe_artifact(each) for each in found]}, table, f"{counted(len(found), 'artifact')}.")
 
 
-def _row(artifact: Artifact, now: datetime) -> dict[str, str]:
+def _row(artifact: Artifact, now: datetime) -> tuple[object, ...]:
     risks = counted(len(artifact.risks), "risk") if artifact.risks else "none"
     hours, minutes = divmod(max(0, int((now - artifact.created).total_seconds() // 60)), 60)
     age = f"{hours} h {minutes} min" if hours else f"{minutes} min"
-    row = {"address": artifact.uri, "file": artifact.name, "bytes": str(artifact.bytes), "risks": risks, "age": age}
-    more = {"type": artifact.media_type, "principal": artifact.owner, "of call": artifact.call_id}
-    return row if out.is_terminal else row | more  # an address must not be broken
+    about = artifact.media_type, artifact.owner, artifact.call_id
+    return artifact.uri, artifact.name, artifact.bytes, risks, age, *about
 
 
 def describe_artifact(artifact: Artifact) -> dict[str, object]:

@@ -1,11 +1,11 @@
 """``glovebox call``: one call from a shell."""
 
+import io
 import math
 import os
 import sys
 import termios
 from functools import partial
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import anyio
@@ -38,11 +38,7 @@ MAX_ANSWER_BYTES = 4096
 @click.argument("tool", shell_complete=complete_tool)
 @click.option("--args", "arguments", default="{}", help="Arguments as a JSON object; - reads standard input.")
 @click.option("--code", help="The program, for run_python; - reads standard input.")
-@click.option(
-    "--file",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False, allow_dash=True),
-    help="The program, in a file; - reads standard input.",
-)
+@click.option("--file", type=click.File("rb"), help="The program, in a file; - reads standard input.")
 @click.option(
     "--run",
     metavar="ID",
@@ -56,7 +52,7 @@ def call(
     tool: str,
     arguments: str,
     code: str | None,
-    file: Path | None,
+    file: BinaryIO | None,
     run: str | None,
     workflow: str | None,
 ) -> int:
@@ -66,11 +62,12 @@ def call(
     """
     if code is not None and file is not None:
         raise click.UsageError("--code and --file both name the program: leave one out.")
-    if arguments == "-" and "-" in (code, str(file)):
+    given = sys.stdin.buffer
+    if arguments == "-" and (code == "-" or file is given):
         raise click.UsageError("--args and the program cannot both read standard input.")
-    if arguments == "-":
-        arguments = _read("--args", sys.stdin.buffer)
-    program = _read_program(code, file)
+    arguments = _read("--args", given) if arguments == "-" else arguments
+    program = _read("--code", given if code == "-" else io.BytesIO(os.fsencode(code))) if code is not None else None
+    program = _read("--file", file) if file is not None else program
     logs.to_stderr("warning")  # else structlog writes to standard output, which has the result
     return anyio.run(partial(_make_call, settings, tool, arguments, program, run=run, workflow=workflow))
 
@@ -93,20 +90,6 @@ async def _make_call(
     if "refused" in result.structured:
         return REFUSED
     return FAILED if result.failed else OK
-
-
-def _read_program(code: str | None, file: Path | None) -> str | None:
-    if code == "-" or (file is not None and str(file) == "-"):
-        return _read("--code" if file is None else "--file", sys.stdin.buffer)
-    if file is not None:
-        try:
-            with file.open("rb") as opened:
-                return _read("--file", opened)
-        except OSError as problem:
-            raise click.UsageError(f"--file: the file cannot be read: {problem.strerror}.") from None
-    if code is not None:
-        _require_text("--code", code)
-    return code
 
 
 def _parse_arguments(tool: str, arguments: str, program: str | None) -> dict[str, Any]:
@@ -172,19 +155,13 @@ def _show(result: CallResult) -> None:
                 out.print(f"{item.name}  {item.uri}  {item.media_type}, {item.bytes} bytes", style="cyan")
 
 
-def _require_text(option: str, text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise click.UsageError(f"{option}: it is not UTF-8.") from None
-
-
 def _read(option: str, source: BinaryIO) -> str:
-    place = "standard input" if source is sys.stdin.buffer else "the file"
-    content = source.read(_MAX_ARGUMENTS + 1)
-    if len(content) > _MAX_ARGUMENTS:
-        raise click.UsageError(f"{option}: {place} has more than {_MAX_ARGUMENTS} bytes.")
     try:
+        content = source.read(_MAX_ARGUMENTS + 1)
+        if len(content) > _MAX_ARGUMENTS:
+            raise click.UsageError(f"{option}: it has more than {_MAX_ARGUMENTS} bytes.")
         return content.decode("utf-8-sig")  # editors write the mark, and Python itself accepts it
     except UnicodeDecodeError as problem:
-        raise click.UsageError(f"{option}: {place} is not UTF-8 at byte {problem.start}.") from None
+        raise click.UsageError(f"{option}: it is not UTF-8 at byte {problem.start}.") from None
+    except OSError as problem:
+        raise click.UsageError(f"{option}: it cannot be read: {problem.strerror}.") from None

@@ -2,7 +2,7 @@
 
 import sys
 import termios
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from glovebox_server import startup
 from glovebox_server.artifacts.names import quoted
 from glovebox_server.cli.artifact import find_in_artifacts
 from glovebox_server.cli.options import command, emit, err, out, wants_json, word_form
+from glovebox_server.cli.terminal import pick, to_minute
 from glovebox_server.errors import RefusedError
 from glovebox_server.exits import OK, REFUSED
 from glovebox_server.guards.approvals.shown import visible, warn_of_letters
@@ -52,11 +53,12 @@ def promote(
     """
     if apply and len(uris) > 1:
         raise click.UsageError("--apply takes one patch at a time.")
-    scan = scan or accept
     found = _target(settings, into)
     _recover(settings)
     with opened(found.path) as folder:
-        planned = _planned(settings, uris, found, folder, apply=apply, scan=scan)
+        planned = plan.planned(settings, uris, found, folder, apply=apply)
+        if (scan or accept) and planned.artifacts:
+            planned = planned.scanned(find_in_artifacts(settings, {each.uri: each.owner for each in planned.artifacts}))
         promotion = planned.promotion
         if not wants_json():
             _show(planned, found, folder)
@@ -87,10 +89,8 @@ def promotions(settings: Settings) -> None:
     if emit({"promotions": [_fields(each, back(each.id)) for each in reversed(found)]}):
         return
     for each in reversed(found):
-        told = transaction.standing(each, back(each.id))
-        files = counted(len(each.changes), "file")
-        when = each.made.strftime("%Y-%m-%d %H:%M")
-        out.print(Plain(f"{each.id}  {when}  {files} into {each.folder}  {told}  by {each.by}"))
+        told = f"{counted(len(each.changes), 'file')} into {each.folder}  {transaction.standing(each, back(each.id))}"
+        out.print(Plain(f"{each.id}  {to_minute(each.made)}  {told}  by {each.by}"))
     out.print(Plain(f"{counted(len(found), 'promotion')}."))
 
 
@@ -105,15 +105,6 @@ def roll_back(settings: Settings, promotion: str) -> None:
         done = transaction.roll_back(journal, promotion, record)
         _warn_if_uncleared(done)
     emit({"promotion": _fields(done, None)}, f"{counted(len(done.changes), 'file')} of {promotion} put back.")
-
-
-def _planned(
-    settings: Settings, uris: Sequence[str], into: Target, folder: TargetFolder, *, apply: bool, scan: bool
-) -> Planned:
-    planned = plan.planned(settings, uris, into, folder, apply=apply)
-    if scan and planned.artifacts:
-        return planned.scanned(find_in_artifacts(settings, {each.uri: each.owner for each in planned.artifacts}))
-    return planned
 
 
 def _require_accepted(planned: Planned, *, accept: bool) -> None:
@@ -196,19 +187,9 @@ def _agreed() -> bool:
 
 
 def _fields(promotion: Promotion, back: str | None) -> dict[str, object]:
-    return {
-        "id": promotion.id,
-        "state": promotion.state,
-        "made": promotion.made.isoformat(),
-        "by": promotion.by,
-        "into": promotion.folder,
-        "path": promotion.path,
-        "digest": promotion.digest,
-        "puts_back": promotion.of,
-        "put_back_by": back,
-        "kept": list(promotion.kept),
-        "files": _files(promotion),
-    }
+    told = pick(promotion, "id", "state", "by", "path", "digest")
+    more = {"into": promotion.folder, "puts_back": promotion.of, "put_back_by": back, "kept": list(promotion.kept)}
+    return {**told, **more, "made": promotion.made.isoformat(), "files": _files(promotion)}
 
 
 def _plan_fields(planned: Planned) -> dict[str, object]:
@@ -216,21 +197,14 @@ def _plan_fields(planned: Planned) -> dict[str, object]:
     for number, file in enumerate(_files(planned.promotion)):
         media_type, risks = planned.about(number)
         found = planned.findings.get(planned.promotion.changes[number].origin)
-        findings = None if found is None else list(found.lines)
-        more = found.more if found else 0
-        told = {"media_type": media_type, "risks": list(risks), "findings": findings, "more_findings": more}
-        files.append({**file, **told})
+        told = {"findings": None if found is None else list(found.lines), "more_findings": found.more if found else 0}
+        files.append({**file, **told, "media_type": media_type, "risks": list(risks)})
     return {"digest": planned.promotion.digest, "files": files, "same": list(planned.same)}
 
 
 def _files(promotion: Promotion) -> list[dict[str, object]]:
     return [
-        {
-            "name": each.name,
-            "before": each.before and each.before.sha256,
-            "after": each.after and each.after.sha256,
-            "bytes": each.after.bytes if each.after else 0,
-            "origin": each.origin,
-        }
+        {"name": each.name, "origin": each.origin, "bytes": each.after.bytes if each.after else 0}
+        | {side: (held := getattr(each, side)) and held.sha256 for side in ("before", "after")}
         for each in promotion.changes
     ]

@@ -5,7 +5,7 @@ which must stay exact, do not come here; JSON is ASCII and has nothing to escape
 """
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import IO, TYPE_CHECKING, Any, Union
@@ -50,21 +50,30 @@ class Terminal(Console):
             yield segment if control else Segment(printable(text, LAYOUT), style)
 
 
-def table_of(rows: Iterable[Mapping[str, str | Text]], right: Collection[str] = ()) -> "Table | None":
-    """Return a table of rows, each a cell by its column's title; None without rows.
+def table_of(titles: Iterable[str], rows: Iterable[Iterable[object]], right: Collection[str] = ()) -> "Table | None":
+    """Return a table of rows, whose cells are shown as ``_shown`` says; None without rows.
 
-    ``right`` are titles of columns of numbers. No cell is read as markup.
+    ``right`` are titles of columns of numbers.
     """
     from rich.table import Table  # noqa: PLC0415 - only where one is printed
 
-    table = None
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in titles:
+        table.add_column(title, justify="right" if title in right else "left", overflow="fold")
     for row in rows:
-        if table is None:
-            table = Table(box=None, pad_edge=False, header_style="bold")
-            for title in row:
-                table.add_column(title, justify="right" if title in right else "left", overflow="fold")
-        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row.values()))
-    return table
+        table.add_row(*map(_shown, row))
+    return table if table.row_count else None
+
+
+def _shown(value: object) -> Text:
+    """Return a cell; no text is read as markup."""
+    if isinstance(value, Text):
+        return value
+    if isinstance(value, datetime):
+        return Text(to_minute(value))
+    if isinstance(value, bool):
+        return Text("yes" if value else "no")
+    return Text(", ".join(map(str, value)) if isinstance(value, list | tuple) else "" if value is None else str(value))
 
 
 def print_table(console: Console, table: "Table", wide: int = _WIDE) -> None:
@@ -79,7 +88,7 @@ def print_table(console: Console, table: "Table", wide: int = _WIDE) -> None:
     options = console.options.update(width=wide, markup=False)
     table.width = Measurement.get(console, options, table).maximum
     if console.is_terminal and table.width > (fitting := max(console.width, COLUMNS)):
-        table.width = None
+        table.width, table.collapse_padding = None, True
         _narrow(table, fitting)
     for line in console.render_lines(table, options):
         text = Text.assemble(*((segment.text, segment.style or "") for segment in line))
@@ -88,28 +97,20 @@ def print_table(console: Console, table: "Table", wide: int = _WIDE) -> None:
 
 
 def _narrow(table: "Table", room: int) -> None:
-    """Set column widths that fit ``room`` and break few words, if needed: rich's own makes the widest alike."""
+    """Set column widths that fit ``room`` and break few words: rich's own makes the widest alike."""
     texts = [[str(text) for text in (column.header, *column.cells)] for column in table.columns]
-    whole = [max(cell_len(line) for text in found for line in text.split("\n")) for found in texts]
-    gap = 2
-    if not whole or sum(whole) + gap * (len(whole) - 1) <= room:
-        return
+    whole = [max(cell_len(text) for text in found) for found in texts]
     words = [max((cell_len(word) for text in found for word in text.split()), default=1) for found in texts]
-    widths = [
-        min(least if column.header in _COPIED else word, room)
-        for column, least, word in zip(table.columns, whole, words, strict=True)
-    ]
-    if sum(widths) + gap * (len(widths) - 1) > room:
-        gap, table.collapse_padding = 1, True
-    room -= gap * (len(widths) - 1)
     broken = [at for at, column in enumerate(table.columns) if column.header not in _COPIED | _TIMES]
+    widths = [words[at] if table.columns[at].header not in _COPIED else whole[at] for at in range(len(texts))]
+    room -= len(widths) - 1
     while sum(widths) > room and max(widths) > 1:
         rest = [at for at in broken if widths[at] > 1] or range(len(widths))
         widths[max(rest, key=lambda at: (widths[at], whole[at]))] -= 1
     while sum(widths) < room and (short := [at for at, most in enumerate(whole) if widths[at] < most]):
         widths[min(short, key=widths.__getitem__)] += 1
     for column, width in zip(table.columns, widths, strict=True):
-        column.width, column.no_wrap, column.overflow = width, False, "fold"
+        column.width = width
 
 
 def to_minute(moment: datetime | None) -> str:
@@ -130,3 +131,15 @@ def print_json(file: IO[str], value: object, *, indent: int | None = 2) -> None:
     """Print a JSON value in printable ASCII, on one line with sorted keys if ``indent`` is None."""
     text = json.dumps(value, indent=indent, sort_keys=indent is None)
     file.write(text.replace("\x7f", "\\u007f") + "\n")  # the one control that JSON does not escape
+
+
+def cell(value: object) -> str:
+    """Return a value for a table or a line: a text as it is, another as JSON, nothing for None."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def pick(of: object, *names: str) -> dict[str, Any]:
+    """Return fields of an object, for JSON."""
+    return {name: getattr(of, name) for name in names}

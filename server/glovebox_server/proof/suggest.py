@@ -275,9 +275,7 @@ def _network(used: _ObservedUse, values: dict[str, Any]) -> None:
     if unknown:
         found.unknown["network.allow (paths)"] = unknown
     narrowed = [each for asked, known in paths.items() for each in _rules(asked, known, rules)]
-    kept = list(_joined(narrowed))
-    if not covers_all(rules, kept):  # two rules allow what is one here
-        kept = narrowed
+    kept = sorted(dict.fromkeys(narrowed), key=lambda each: each.host)
     tables = [rule.model_dump() for rule in kept]
     fits = len(kept) <= model.MAX_RULES and len(json.dumps(tables)) <= MAX_ALLOW
     calls = counted(found.calls, "call")
@@ -303,15 +301,6 @@ def _rules(asked: _Asked, known: set[str] | None, rules: Sequence[EgressRule]) -
     except ValueError:  # a path that no rule can name
         one = EgressRule.model_validate(table)
     return meet_rules(rules, [one])
-
-
-def _joined(rules: Iterable[EgressRule]) -> Iterable[EgressRule]:
-    methods: dict[EgressRule, frozenset[str]] = {}
-    for each in rules:
-        bare = each.model_copy(update={"methods": frozenset({"GET"})}) if "CONNECT" not in each.methods else each
-        methods[bare] = methods.get(bare, frozenset()) | each.methods
-    for bare, all_of_them in sorted(methods.items(), key=lambda each: each[0].host):
-        yield bare.model_copy(update={"methods": all_of_them})
 
 
 def _digest(url: str) -> str:

@@ -26,6 +26,7 @@ from glovebox_audit.verify import verify as verify_log
 from glovebox_sandboxes.plural import counted
 from glovebox_server.cli.evidence.query import LINES
 from glovebox_server.cli.options import LazyGroup, command, emit, out, parsed_file, regular_file, wants_json
+from glovebox_server.cli.terminal import cell
 from glovebox_server.exits import FAILED, OK
 from glovebox_server.settings import Settings
 from glovebox_server.upkeep.log import audit_log
@@ -59,7 +60,7 @@ def audit() -> None:
 def audit_tail(settings: Settings, count: int, follow: bool, everything: bool) -> None:
     """The last records of calls."""
     log = settings.state_dir / "audit"
-    wanted = _any if everything or wants_json() else _of_a_call
+    wanted: _Wanted = bool if everything or wants_json() else _of_a_call
     with suppress(KeyboardInterrupt):
         count = _reach(log, count, wanted)
         if follow:
@@ -132,10 +133,6 @@ async def _follow(directory: Path, count: int, wanted: _Wanted) -> None:
             _show_lines([line])
 
 
-def _any(_: LogLine) -> bool:
-    return True
-
-
 def _of_a_call(line: LogLine) -> bool:
     """Return whether a record is a call's: servers' starts add several each, one start per call from a shell."""
     kind = line.record.kind if line.record else ""
@@ -200,12 +197,8 @@ def _show_lines(lines: Iterable[LogLine]) -> None:
 
 
 def _brief(data: Mapping[str, object]) -> str:
-    parts = (f"{key}={_cell(value)}" for key, value in data.items() if not isinstance(value, dict | list))
+    parts = (f"{key}={cell(value)}" for key, value in data.items() if not isinstance(value, dict | list))
     return printable(" ".join(parts))[:_LINE]
-
-
-def _cell(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _show_report(report: VerifyReport, *, anchored: bool, signed: bool) -> None:

@@ -31,7 +31,7 @@ from glovebox_audit.segments.files import LOG_NAME
 from glovebox_sandboxes.plural import counted
 from glovebox_server.cli.evidence.query import LINES, find_call, show_indexing
 from glovebox_server.cli.options import command, err, out, wants_json
-from glovebox_server.cli.terminal import print_json
+from glovebox_server.cli.terminal import cell, print_json
 from glovebox_server.exits import FAILED, OK
 from glovebox_server.settings import Settings
 
@@ -169,7 +169,7 @@ def _arguments(data: Mapping[str, Any]) -> Iterator[_Row]:
     """Yield the arguments, or the settings that keep them the next time."""
     if isinstance(data.get("arguments"), dict):
         for name, value in data["arguments"].items():
-            first_line, *others = _cell(value).split("\n")
+            first_line, *others = cell(value).split("\n")
             yield ("", f"{name}: {first_line}", "")
             yield from (("", f"{' ' * len(name)}  {line}", "") for line in others)
         return
@@ -200,9 +200,7 @@ def _measured(data: Mapping[str, Any]) -> Iterator[_Row]:
     yield ("measured", f"{words}; {held} of {counted(len(fields), 'field')} hold", "green" if verified else "red")
     for each in fields:
         if each.get("verdict") != "ok":
-            sides = ", ".join(
-                f"{side} {_cell(each[side])}" for side in ("planned", "inside", "outside") if side in each
-            )
+            sides = ", ".join(f"{side} {cell(each[side])}" for side in ("planned", "inside", "outside") if side in each)
             yield ("", f"{each.get('field')}: {each.get('verdict')} ({sides})", "yellow")
 
 
@@ -255,7 +253,7 @@ def _spent(name: str, value: object) -> str:
         return f"{name.removesuffix('_ms')} {value / 1000:.3g} s"
     if isinstance(value, int | float) and name.endswith("_bytes"):
         return f"{name.removesuffix('_bytes')} {value / 2**20:.3g} MiB"
-    return f"{name} {_cell(value)}"
+    return f"{name} {cell(value)}"
 
 
 def _list(data: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
@@ -266,7 +264,3 @@ def _list(data: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
 def _number(data: Mapping[str, Any], name: str) -> int:
     found = data.get(name)
     return found if isinstance(found, int) else 0
-
-
-def _cell(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -53,7 +53,9 @@ def audit_query(settings: Settings, *, text: str | None, limit: int, **given: An
     directory = settings.state_dir / "audit"
     with show_indexing() as told:
         found = ask.ask(directory, filters, limit, told)
-    emit(asdict(found), table_of(map(_row, found.calls), right=["ms"]) or "No call fits.")
+    titles = ["time", "call", "outcome", "tool", "by", "client", "ms"]
+    table = table_of(titles, map(_row, found.calls), right=["ms"])
+    emit(asdict(found), table or "No call fits.")
     if found.more and not wants_json():
         err.print(f"The newest {counted(len(found.calls), 'call')}; there are more (--limit).", style="dim")
     if found.damaged:
@@ -81,16 +83,10 @@ def show_indexing() -> Iterator[Told]:
             bar.stop()
 
 
-def _row(call: CallSummary) -> dict[str, str | Text]:
-    return {
-        "time": call.time[:19].replace("T", " "),
-        "call": call.call_id,
-        "outcome": Text(_outcome(call), style=_STYLES.get(call.outcome, "red")),
-        "tool": call.tool,
-        "by": call.principal,
-        "client": call.through,
-        "ms": "" if call.elapsed_ms is None else f"{call.elapsed_ms:.0f}",
-    }
+def _row(call: CallSummary) -> tuple[object, ...]:
+    outcome = Text(_outcome(call), style=_STYLES.get(call.outcome, "red"))
+    ms = None if call.elapsed_ms is None else f"{call.elapsed_ms:.0f}"
+    return call.time[:19].replace("T", " "), call.call_id, outcome, call.tool, call.principal, call.through, ms
 
 
 def _outcome(call: CallSummary) -> str:

@@ -22,7 +22,7 @@ from glovebox_sandboxes.plural import counted
 from glovebox_server.cli.evidence.audit import KEY, not_proved
 from glovebox_server.cli.evidence.query import find_call
 from glovebox_server.cli.options import LazyGroup, command, emit, err, out, wants_json
-from glovebox_server.cli.terminal import print_table, table_of
+from glovebox_server.cli.terminal import cell, print_table, table_of
 from glovebox_server.errors import MisnamedError
 from glovebox_server.exits import OK, USAGE
 from glovebox_server.receipts import keys
@@ -146,28 +146,20 @@ def _show(said: Statement) -> None:
     if said.predicate.isolation is None:
         return
     styles = {"ok": "green", "differs": "red"}
-    fields = table_of(
-        {
-            "isolation": each.field,
-            "planned": _cell(each.planned),
-            "inside": _cell(each.inside),
-            "outside": _cell(each.outside),
-            "verdict": Text(each.verdict, style=styles.get(each.verdict, "yellow")),
-        }
+    rows = [
+        (
+            each.field,
+            cell(each.planned),
+            cell(each.inside),
+            cell(each.outside),
+            Text(each.verdict, styles.get(each.verdict, "yellow")),
+        )
         for each in said.predicate.isolation.fields
-    )
+    ]
+    fields = table_of(["isolation", "planned", "inside", "outside", "verdict"], rows)
     if fields:
         fields.columns[0].min_width = 36  # the longest of them
         print_table(out, fields, wide=_COLUMNS)
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-_file = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 
 @click.group(cls=LazyGroup)
@@ -176,7 +168,7 @@ def bundle() -> None:
 
 
 @command("verify", bundle, opens="nothing")
-@click.argument("file", type=_file)
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--key", "keys", multiple=True, type=KEY, help="The server's public key, from the server's operator.")
 def bundle_verify(file: Path, keys: tuple[Ed25519PublicKey, ...]) -> int:
     """Check a bundle of `audit bundle`, offline.

@@ -5,14 +5,13 @@ The checks are each driver's; here are words and an exit code.
 
 import importlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
 import anyio
 import click
-from rich.console import Console
 from rich.text import Text
 
 from glovebox_profiles.errors import ProfileError
@@ -26,7 +25,7 @@ from glovebox_server.app import VERSION, load_profiles
 from glovebox_server.calls import Principal
 from glovebox_server.cli import state
 from glovebox_server.cli.options import command, emit, out
-from glovebox_server.cli.terminal import print_table, table_of
+from glovebox_server.cli.terminal import Shown, table_of
 from glovebox_server.errors import MisnamedError
 from glovebox_server.exits import OK, UNAVAILABLE, USAGE
 from glovebox_server.mcp.catalogue import Manifest, build_manifest
@@ -189,8 +188,7 @@ def capabilities(settings: Settings) -> None:
     Drivers, limits, network modes, tools, digests, and what is refused.
     """
     found = anyio.run(_find, settings)
-    if not emit(found):
-        _print(out, found)
+    emit(found, *_told(found))
 
 
 async def _find(settings: Settings) -> Manifest:
@@ -206,39 +204,37 @@ async def _find(settings: Settings) -> Manifest:
         )
 
 
-def _print(out: Console, found: Manifest) -> None:
-    out.print(f"Glovebox {found['glovebox']}, tools {found['tools_digest']}, profiles {found['profiles_digest']}")
+def _told(found: Manifest) -> Iterator[Shown | None]:
+    yield f"Glovebox {found['glovebox']}, tools {found['tools_digest']}, profiles {found['profiles_digest']}"
     if found["policy_digest"]:
-        out.print(f"role {found['role'] or 'none'}, policy {found['policy_digest']}")
+        yield f"role {found['role'] or 'none'}, policy {found['policy_digest']}"
     drivers = [
-        {
-            "driver": each["name"],
-            "level": each["level"],
-            "usable": "no" if not each["usable"] else "yes, experimental" if each["experimental"] else "yes",
-            "version": each["version"],
-            "limits by": mechanisms(each["limits"]),
-        }
+        (
+            each["name"],
+            each["level"],
+            ("experimental" if each["experimental"] else "yes") if each["usable"] else "no",
+            each["version"],
+            mechanisms(each["limits"]),
+        )
         for each in found["drivers"]
     ]
-    is_refused = any(each["refused"] for each in found["tools"])
     tools = [
-        {
-            "tool": each["name"],
-            "driver": each["driver"] or "none",
-            "network": each["network"],
-            "workspace": each["workspace"],
-            "files out, in": f"{'yes' if each['output'] else 'no'}, {'yes' if each['inputs'] else 'no'}",
-            **({"why it does not run here": each["refused"]} if is_refused else {}),
-        }
+        (
+            *(each[name] or "none" for name in ("name", "driver", "network", "workspace")),
+            each["output"],
+            each["inputs"],
+            each["refused"],
+        )
         for each in found["tools"]
     ]
-    for rows in (drivers, tools):
-        if table := table_of(rows):
-            out.print()
-            print_table(out, table)
+    yield ""
+    yield table_of(["driver", "level", "usable", "version", "limits by"], drivers)
+    yield ""
+    titles = ["tool", "driver", "network", "workspace", "files out", "files in", "why it does not run here"]
+    yield table_of(titles, tools)
     if found["workspace"]["refused"]:
-        out.print(f"\n{found['workspace']['refused']}")
-    out.print("\nunsupported or experimental in a profile", style="bold")
+        yield f"\n{found['workspace']['refused']}"
+    yield Text("\nunsupported or experimental in a profile", style="bold")
     for feature in found["features"]:
-        value = f'{feature["key"]} = "{feature["value"]}"'
-        out.print(f"{value}: {feature['status']}: {feature['reason']}. {feature['instead']}")
+        told = f'{feature["key"]} = "{feature["value"]}": {feature["status"]}'
+        yield f"{told}: {feature['reason']}. {feature['instead']}"

@@ -43,17 +43,18 @@ def environment_list(settings: Settings) -> None:
     """Each with its state, size, digest and the tools that have it."""
     listed = keeping.listed(settings, apps.load_profiles(settings))
     rows = [
-        {
-            "name": each.name,
-            "MiB": f"{each.bytes / _MIB:.0f}" if each.bytes else "",
-            "digest": each.digest[:19],
-            "tools": ", ".join(each.tools),
-            "from": each.source,
-            "state": each.state,
-        }
+        (
+            each.name,
+            f"{each.bytes / _MIB:.0f}" if each.bytes else "",
+            each.digest[:19],
+            each.tools,
+            each.source,
+            each.state,
+        )
         for each in listed
     ]
-    emit({"environments": [asdict(each) for each in listed]}, table_of(rows, right=["MiB"]))
+    table = table_of(["name", "MiB", "digest", "tools", "from", "state"], rows, right=["MiB"])
+    emit({"environments": [asdict(each) for each in listed]}, table)
 
 
 @command("update", environment, opens="settings")
@@ -191,10 +192,10 @@ def clean(settings: Settings, dry_run: bool) -> None:
     kept = retention(settings)
     items = cleaning.look(settings, kept) if dry_run else cleaning.clean(settings, kept, partial(audit_log, settings))
     total = sum(item.bytes for item in items)
-    rows = [{"kind": each.kind, "name": each.name, "bytes": str(each.bytes), "why": each.why} for each in items]
+    rows = [(each.kind, each.name, each.bytes, each.why) for each in items]
     words = "would be removed" if dry_run else "removed"
     emit(
         {"removed": not dry_run, "bytes": total, "items": [asdict(item) for item in items]},
-        table_of(rows, right=["bytes"]),
+        table_of(["kind", "name", "bytes", "why"], rows, right=["bytes"]),
         f"{counted(len(items), 'item')}, {counted(total, 'byte')}, {words}.",
     )

@@ -23,7 +23,7 @@ from glovebox_sandboxes.host import surroundings
 from glovebox_sandboxes.plural import counted
 from glovebox_server.app import VERSION
 from glovebox_server.cli.options import emit, err, out
-from glovebox_server.cli.terminal import print_table, table_of
+from glovebox_server.cli.terminal import pick, print_table, table_of
 from glovebox_server.exits import FAILED, OK, UNAVAILABLE
 from glovebox_server.settings import Settings
 
@@ -95,16 +95,10 @@ def _capabilities_json(found: Capabilities) -> dict[str, Any]:
 
 
 def _proof_json(proof: Proof) -> dict[str, Any]:
-    return {
-        **_capabilities_json(proof.capabilities),
-        "proved": True,
-        "start": proof.start,
-        "holds": proof.holds,
-        "seconds": proof.seconds,
-        "counts": _counts(proof.findings),
-        "notes": list(proof.notes),
-        "findings": [asdict(each) for each in proof.findings],
-    }
+    told = pick(proof, "start", "holds", "seconds")
+    found = {"findings": [asdict(each) for each in proof.findings], "notes": list(proof.notes)}
+    counts = _counts(proof.findings)
+    return {**_capabilities_json(proof.capabilities), "proved": True, **told, **found, "counts": counts}
 
 
 _STATUSES = {
@@ -140,12 +134,11 @@ def _print_proof(proof: Proof) -> None:
     limits = f"limits by {mechanisms(found.limits)}"
     words = f"{found.driver}  {found.level}  {found.version}  {limits}  {_WAYS[proof.start]}"
     out.print(words, style="bold")
-    rows: list[dict[str, str | Text]] = []
+    rows = []
     for area in dict.fromkeys(each.area for each in proof.findings):
         counts = _counts(each for each in proof.findings if each.area == area)
-        cells = {title: _cell(status, counts[status]) for status, title in _STATUSES.items()}
-        rows.append({"area": area, **cells})
-    if table := table_of(rows, right=_STATUSES.values()):
+        rows.append((area, *(_cell(status, counts[status]) for status in _STATUSES)))
+    if table := table_of(["area", *_STATUSES.values()], rows, right=_STATUSES.values()):
         print_table(out, table)
     for title, status, style in (
         ("failed", "failed", "red"), ("known gap that holds now: delete the entry", "closed", "red"),

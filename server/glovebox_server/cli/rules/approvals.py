@@ -14,7 +14,7 @@ from glovebox_profiles.policy.model import Reach
 from glovebox_sandboxes.plural import counted
 from glovebox_server.cli import state
 from glovebox_server.cli.options import LazyGroup, command, emit, err, out
-from glovebox_server.cli.terminal import print_question, table_of
+from glovebox_server.cli.terminal import pick, print_question, table_of
 from glovebox_server.errors import RefusedError
 from glovebox_server.guards.approvals import store
 from glovebox_server.guards.approvals.question import MAX_REASON, ApprovalAnswer
@@ -30,6 +30,7 @@ _OPEN: Final[tuple[State, ...]] = ("pending", "allowed")
 _LEAST: Final = 6
 """Shortest prefix of an id, ``a_`` included."""
 _WATCH_SECONDS: Final = 0.25
+_COLUMNS: Final = ("id", "state", "principal", "tool", "for", "left", "why")
 
 
 @click.group(cls=LazyGroup)
@@ -42,9 +43,8 @@ def approvals() -> None:
 def approvals_list(settings: Settings, everything: bool) -> None:
     """Questions that wait, and yeses that are good; the newest first."""
     found = _standings(settings, () if everything else _OPEN)
-    emit(
-        {"approvals": [_described(each) for each in found]}, table_of(map(_row, found)) or "No call waits for approval."
-    )
+    table = table_of(_COLUMNS, map(_row, found))
+    emit({"approvals": [_described(each) for each in found]}, table or "No call waits for approval.")
 
 
 @command("show", approvals)
@@ -108,10 +108,8 @@ def approvals_revoke(settings: Settings, wanted: str) -> None:
 def approvals_grants(settings: Settings) -> None:
     """Denials that somebody lifted, and for how long."""
     found = [each for each in _standings(settings, ("allowed",)) if each.question.subject.lifted]
-    emit(
-        {"grants": [_described(each) for each in found]},
-        table_of(map(_row, found)) or "Nothing is granted beyond the policy.",
-    )
+    table = table_of(_COLUMNS, map(_row, found))
+    emit({"grants": [_described(each) for each in found]}, table or "Nothing is granted beyond the policy.")
 
 
 @command("watch", approvals)
@@ -217,26 +215,23 @@ def _self() -> str:
     return f"local:{state.OPERATOR}"
 
 
-def _row(each: Standing) -> dict[str, str]:
-    about = each.question.subject
+def _row(each: Standing) -> tuple[str, ...]:
+    asked, about = each.question, each.question.subject
     left = f"{each.left / 60:.0f} min" if each.state in _OPEN and each.left > 0 else ""
-    row = {"id": each.question.id, "state": each.state, "principal": about.principal, "tool": about.tool}
-    return row | {"for": each.reach, "left": left, "why": each.question.why}
+    return asked.id, each.state, about.principal, about.tool, each.reach, left, asked.why
 
 
 def _described(each: Standing, *, whole: bool = False) -> dict[str, Any]:
     question = each.question
     about = question.subject
-    found: dict[str, Any] = {name: getattr(question, name) for name in ("id", "digest", "why", "client", "workflow")}
-    found |= {name: getattr(about, name) for name in ("principal", "run", "tool")}
-    found |= {name: getattr(each, name) for name in ("state", "reach", "callers")}
+    found = pick(question, "id", "digest", "why", "client", "workflow", "asked_by")
+    found |= pick(about, "principal", "run", "tool") | pick(each, "state", "reach", "callers")
     found |= {
         "rules": list(about.rules),
         "lifts": None if about.lifted is None else {"what": about.lifted, "target": about.target},
         "asked": asdict(question.asked),
         "made": question.made.isoformat(),
         "seconds_left": round(max(0.0, each.left), 1),
-        "asked_by": question.asked_by,
         "used_by": each.used_by or None,
         "answers": [
             {"by": one.by, "allow": one.allow, "channel": one.channel, "reason": one.reason or None}
@@ -244,12 +239,10 @@ def _described(each: Standing, *, whole: bool = False) -> dict[str, Any]:
         ],
     }
     if whole:
-        found |= {
+        found |= pick(about, "profile_digest", "policy_digest") | {
             "arguments": json.loads(about.arguments),
             "last_approved": None if question.last_approved is None else json.loads(question.last_approved),
             "profile": json.loads(question.profile),
-            "profile_digest": about.profile_digest,
-            "policy_digest": about.policy_digest,
             "inputs": [{"uri": uri, "sha256": digest} for uri, digest in about.inputs],
             "folder": question.folder or None,
             "workspace_may_change": question.workspace_may_change,

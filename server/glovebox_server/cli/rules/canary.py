@@ -11,7 +11,7 @@ from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_sandboxes.plural import counted
 from glovebox_server import workspace
 from glovebox_server.cli.options import LazyGroup, command, emit, out
-from glovebox_server.cli.terminal import table_of, to_minute
+from glovebox_server.cli.terminal import pick, table_of
 from glovebox_server.errors import MisnamedError
 from glovebox_server.exits import OK, UNAVAILABLE, USAGE
 from glovebox_server.guards.watch import canaries
@@ -49,16 +49,13 @@ def canary_list(settings: Settings) -> int:
     Exit 4 if one cannot be read: then it is not looked for.
     """
     found = canaries_of(settings.state_dir).read()
-    damaged = [{"what": each.what, "reason": each.reason, "fix": each.fix} for each in found.damaged]
-    rows = [
-        {"id": each.id, "stands": "yes" if each.stands else "no", "made": to_minute(each.made), "file": str(each.file)}
-        for each in found.items
-    ]
+    damaged = [pick(each, "what", "reason", "fix") for each in found.damaged]
+    rows = [(each.id, each.stands, each.made, each.file) for each in found.items]
     emit(
         {"canaries": [_described(each) for each in found.items], "damaged": damaged},
-        table_of(rows),
+        table_of(["id", "stands", "made", "file"], rows),
         *(Text(f"Not looked for: {each}", style="red") for each in found.damaged),
-        "1 canary." if len(found.items) == 1 else f"{len(found.items)} canaries.",
+        f"{len(found.items)} in all.",
     )
     return UNAVAILABLE if found.damaged else OK
 

@@ -22,7 +22,7 @@ from glovebox_sandboxes.plural import counted
 from glovebox_server import workspace
 from glovebox_server.app import load_profiles
 from glovebox_server.cli.options import LazyGroup, command, emit, err, out, time_or_age, wants_json
-from glovebox_server.cli.rules.showing import described, show_widening
+from glovebox_server.cli.rules.lock import described, show_widening
 from glovebox_server.cli.terminal import table_of
 from glovebox_server.exits import OK, USAGE
 from glovebox_server.guards.budgets import store
@@ -180,17 +180,14 @@ def usage(settings: Settings, *, by: tuple[str, ...], since: datetime, as_csv: b
             writer.writerow([*map(_cell, row.by.values()), *row.spent.values(), row.lost])
         return
     rows = [{**row.by, **row.spent, "lost": row.lost} for row in found]
-    shown = [{**row.by, **_spent(row)} for row in found]
-    table = table_of(shown, right=[title for row in shown for title in row if title not in by])
+    titles = [each.replace("_seconds", " s").replace("_bytes", " B") for each in SPENDING]
+    shown = ([*row.by.values(), *map(_amount, (*row.spent.values(), row.lost))] for row in found)
+    table = table_of([*by, *titles, "lost"], shown, right=[*titles, "lost"])
     emit({"since": since.isoformat(timespec="seconds"), "by": list(by), "usage": rows}, table)
 
 
-def _spent(row: UsageRow) -> dict[str, str]:
-    told = {name.replace("_seconds", " s").replace("_bytes", " B"): n for name, n in row.spent.items()}
-    return {
-        name: f"{n:,.3f}".rstrip("0").rstrip(".") if isinstance(n, float) else f"{n:,}"
-        for name, n in (told | {"lost": row.lost}).items()
-    }
+def _amount(number: float) -> str:
+    return f"{number:,.3f}".rstrip("0").rstrip(".") if isinstance(number, float) else f"{number:,}"
 
 
 def _cell(text: str) -> str:

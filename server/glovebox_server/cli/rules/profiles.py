@@ -30,8 +30,15 @@ from glovebox_profiles.order import KeyChange, diff, diff_sets
 from glovebox_sandboxes.plural import counted
 from glovebox_server.app import check_example, load_profiles, profile_directories
 from glovebox_server.cli.options import LazyGroup, command, complete_tool, emit, out
-from glovebox_server.cli.rules.lock import check_lock
-from glovebox_server.cli.rules.showing import WIDENING, described, found_for, say_change, show_widening, to_toml
+from glovebox_server.cli.rules.lock import (
+    WIDENING,
+    check_lock,
+    described,
+    found_for,
+    say_change,
+    show_widening,
+    to_toml,
+)
 from glovebox_server.cli.saving import replace_file
 from glovebox_server.cli.terminal import table_of
 from glovebox_server.exits import OK, USAGE
@@ -62,21 +69,16 @@ def profiles_list(settings: Settings) -> None:
     rows, described_all = [], []
     for tool, profile in found.items():
         source = found.source(tool)
-        shipped = source.parent == SHIPPED
+        shipped, rules = source.parent == SHIPPED, profile.network.allow
         told = {"tool": tool, "risk": profile.risk, "isolation": list(profile.isolation)}
         told |= {"network": profile.network.mode, "approval": profile.approval, "digest": found.digests[tool]}
         described_all.append({**told, "source": str(source), "shipped": shipped})
+        network = counted(len(rules), "rule") if rules else "none"
         rows.append(
-            {
-                "tool": tool,
-                "risk": profile.risk,
-                "isolation": ", ".join(profile.isolation),
-                "network": f"{len(profile.network.allow)} rules" if profile.network.allow else "none",
-                "approval": profile.approval,
-                "from": "shipped" if shipped else str(source),
-            }
+            (tool, profile.risk, profile.isolation, network, profile.approval, "shipped" if shipped else source)
         )
-    emit({"digest": found.digest, "profiles": described_all}, table_of(rows))
+    titles = ["tool", "risk", "isolation", "network", "approval", "from"]
+    emit({"digest": found.digest, "profiles": described_all}, table_of(titles, rows))
 
 
 @command("show", profiles, opens="settings")

@@ -25,7 +25,7 @@ from glovebox_sandboxes.plural import counted
 from glovebox_server.cli import state
 from glovebox_server.cli.evidence.query import show_indexing
 from glovebox_server.cli.options import LazyGroup, command, complete_tool, emit, err, out, wants_json
-from glovebox_server.cli.terminal import table_of, to_minute
+from glovebox_server.cli.terminal import pick, table_of
 from glovebox_server.errors import AuditError, MisnamedError
 from glovebox_server.exits import NO_SERVER, OK, UNAVAILABLE, USAGE
 from glovebox_server.guards.stops.stops import (
@@ -166,14 +166,12 @@ def stops_list(settings: Settings) -> int:
     if has_key(settings.state_dir) and not os.path.lexists(files.path):
         fix = "Run `glovebox resume --all`: it makes it anew, and nothing is stopped then."
         found = replace(found, damaged=(SecretFileError(KIND, files.path, "it is gone, with the stops in it", fix),))
-    damaged = [{"what": each.what, "reason": each.reason, "fix": each.fix} for each in found.damaged]
-    rows = [
-        {"id": each.id, "what": _words(each), "made": to_minute(each.made), "by": each.by, "because": each.because}
-        for each in found.items
-    ]
+    damaged = [pick(each, "what", "reason", "fix") for each in found.damaged]
+    rows = [(each.id, _words(each), each.made, each.by, each.because) for each in found.items]
+    table = table_of(["id", "what", "made", "by", "because"], rows)
     where = state.describe(settings.state_dir, state.live_servers(settings.state_dir))
     told = f"{counted(len(found.items), 'stop')} in force in {where}."
-    if not emit({"stops": [_described(each) for each in found.items], "damaged": damaged}, table_of(rows), told):
+    if not emit({"stops": [_described(each) for each in found.items], "damaged": damaged}, table, told):
         for problem in found.damaged:
             err.print(f"Everything is stopped: {problem}", style="red")
     return UNAVAILABLE if found.damaged else OK

@@ -10,7 +10,7 @@ from glovebox_server import app as apps
 from glovebox_server import startup
 from glovebox_server.cli import state
 from glovebox_server.cli.options import LazyGroup, command, emit, err, lifetime, out, workflow_name
-from glovebox_server.cli.terminal import table_of, to_minute
+from glovebox_server.cli.terminal import pick, table_of, to_minute
 from glovebox_server.errors import MisnamedError
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
@@ -49,18 +49,9 @@ def token_list(settings: Settings) -> None:
     """Each with its role, workflow, making, last use and end."""
     place = settings.state_dir / tokens.DIRECTORY
     found = [(each, tokens.last_used(place, each.name)) for each in tokens.load(place, None).values()]
-    rows = [
-        {
-            "name": each.name,
-            "role": each.role or "",
-            "workflow": each.workflow or "",
-            "made": to_minute(each.made),
-            "ends": to_minute(each.expires) or "never",
-            "last used": to_minute(used),
-        }
-        for each, used in found
-    ]
-    told = table_of(rows) or "There are no tokens. `glovebox token create NAME` makes one."
+    rows = [(each.name, each.role, each.workflow, each.made, each.expires or "never", used) for each, used in found]
+    table = table_of(["name", "role", "workflow", "made", "ends", "last used"], rows)
+    told = table or "There are no tokens. `glovebox token create NAME` makes one."
     emit({"tokens": [_fields(each, used) for each, used in found]}, told)
 
 
@@ -138,12 +129,6 @@ def _require_known(settings: Settings, doing: str, *, role: str | None, workflow
 
 
 def _fields(token: Token, used: datetime | None) -> dict[str, object]:
-    return {
-        "name": token.name,
-        "principal": token.principal,
-        "role": token.role,
-        "workflow": token.workflow,
-        "made": token.made and token.made.isoformat(),
-        "expires": token.expires and token.expires.isoformat(),
-        "last_used": used and used.isoformat(),
-    }
+    times = {"made": token.made, "expires": token.expires, "last_used": used}
+    told = {name: moment and moment.isoformat() for name, moment in times.items()}
+    return pick(token, "name", "principal", "role", "workflow") | told
