@@ -17,14 +17,13 @@ Never call it on the event loop: it waits for the lock and for the disk.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import logging
 import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from io import BufferedReader
 from pathlib import Path
@@ -148,17 +147,8 @@ class LogFile:
                 _log.warning("The audit log goes on in one file, not sealed: %s", error)
         return records
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        # flock, not POSIX locks: those vanish when any other descriptor of the file is closed in this process.
-        try:
-            fcntl.flock(self._head_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._place.wait_for_lock(self._head_fd)
-        try:
-            yield
-        finally:
-            fcntl.flock(self._head_fd, fcntl.LOCK_UN)
+    def _locked(self) -> contextlib.AbstractContextManager[None]:
+        return self._place.locked(self._head_fd)
 
     def seal(self) -> int | None:
         """End the current segment and return its number, or None if it is empty.
@@ -327,18 +317,7 @@ class LogFile:
                     self._place.check(files.name(number))
                 size = self._tail.size - start.before.size
                 self._grow(tree, counts, file, grown)
-                leaves = counts.leaves()
-                seal = Seal(
-                    segment=start.number,
-                    root="sha256:" + tree.root().hex(),
-                    time=_now(),
-                    lines=tree.size,
-                    bytes=size,
-                    after=files.anchor(start.before),
-                    last=files.anchor(self._tail),
-                    names=len(leaves),
-                    names_root=counts.root(leaves),
-                )
+                seal = Seal.of(start.number, tree, counts, size=size, after=start.before, last=self._tail, time=_now())
                 self._append([draft(seal.event(self._rotation.signer))])
                 self._sealed = True
                 self._go_on()

@@ -21,7 +21,7 @@ from glovebox_sandboxes.contract.errors import DiagnosedError
 LOCK_WAIT_SECONDS = 5.0
 
 #: First and longest pause in seconds between attempts: short against one fdatasync, few wake-ups in a long wait.
-_LOCK_PAUSE_SECONDS = (0.0001, 0.002)
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.0001, 0.005
 
 #: ``FS_IOC_GETFLAGS``, and the flags of ``chattr +a`` and ``+i``: such a file cannot be renamed (linux/fs.h).
 _GETFLAGS, _FIXED = 0x80086601, 0x20 | 0x10
@@ -99,23 +99,17 @@ class LogDirectory:
         writable = os.access(".", os.W_OK | os.X_OK, dir_fd=self.descriptor, effective_ids=True)
         return writable and not int.from_bytes(flags[:4], sys.byteorder) & _FIXED
 
-    def wait_for_lock(self, descriptor: int) -> None:
-        """Take the exclusive lock on a file that another process holds.
-
-        Raises:
-            AuditError: another process has held it for ``LOCK_WAIT_SECONDS``.
-        """
-        deadline = time.monotonic() + LOCK_WAIT_SECONDS
-        pause, longest = _LOCK_PAUSE_SECONDS
-        while True:
-            with contextlib.suppress(BlockingIOError):
-                return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if time.monotonic() > deadline:
-                reason = f"another process has held its lock for {LOCK_WAIT_SECONDS:g} seconds"
-                name = Path(f"/proc/self/fd/{descriptor}").readlink()
-                raise self.refused(reason, f"Find it with `fuser {name}` and continue or end it.")
-            time.sleep(pause)
-            pause = min(2 * pause, longest)
+    @contextlib.contextmanager
+    def locked(self, descriptor: int) -> Iterator[None]:
+        """Hold the exclusive lock on a file; raises AuditError after ``LOCK_WAIT_SECONDS``."""
+        if not take_lock(descriptor, LOCK_WAIT_SECONDS):
+            reason = f"another process has held its lock for {LOCK_WAIT_SECONDS:g} seconds"
+            name = Path(f"/proc/self/fd/{descriptor}").readlink()
+            raise self.refused(reason, f"Find it with `fuser {name}` and continue or end it.")
+        try:
+            yield
+        finally:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
 
     def refused(self, reason: str, fix: str) -> AuditError:
         """Return the error for a log that cannot be used."""
@@ -137,6 +131,22 @@ class LogDirectory:
             raise self.refused(f"{path} belongs to user {found.st_uid}", fix)
         if found.st_mode & 0o077:
             raise self.refused(f"{path} is open to other users", f"Run `chmod go= {path}`.")
+
+
+def take_lock(descriptor: int, seconds: float = 0.0, kind: int = fcntl.LOCK_EX) -> bool:
+    """Lock an open file, waiting that long for another holder; return whether it is locked.
+
+    By flock, not POSIX locks: those vanish when any other descriptor of the file is closed in this process.
+    """
+    deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+            return True
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 def identity(found: os.stat_result) -> tuple[int, int]:

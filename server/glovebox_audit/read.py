@@ -9,14 +9,13 @@ import contextlib
 import fcntl
 import math
 import os
-import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 
-from glovebox_audit import chain
+from glovebox_audit import chain, place
 from glovebox_audit.chain import EvidenceError, Head, Record
 from glovebox_audit.events import EVENTS, CallDecided, GapRecorded
 from glovebox_audit.place import AuditError
@@ -60,7 +59,7 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The log at a moment without a writer."""
+    """The log at a moment without a writer. Offsets count over all files: rotation moves none."""
 
     directory: Path
     head: bytes | None
@@ -72,42 +71,94 @@ class Snapshot:
     sealed: tuple[int, ...]
     strays: tuple[str, ...]
     """Other files among the sealed segments."""
+    bases: dict[int | None, int] = field(default_factory=dict)
+    """Offsets of the files as far as they were looked up; None is ``audit.jsonl``."""
 
     @contextlib.contextmanager
-    def segment(self, number: int) -> Iterator[tuple[BinaryIO, int]]:
-        """Open a sealed segment, and yield it with its length in bytes.
+    def segment(self, number: int | None) -> Iterator[tuple[BinaryIO, int]]:
+        """Open a sealed segment, or None for ``audit.jsonl``, and yield it with its length in bytes.
 
         Raises:
             FileNotFoundError: it was removed since.
             AuditError: it cannot be read.
         """
+        if number is None:
+            if self.log is not None:
+                yield self.log, self.size
+            return
         path = self.directory / files.name(number)
         with _translated(self.directory), files.opened(path) as descriptor, os.fdopen(os.dup(descriptor), "rb") as file:
             yield file, files.length(descriptor)
 
+    @property
+    def numbers(self) -> list[int | None]:
+        """Return the files, the oldest first: sealed segments, and None for ``audit.jsonl``."""
+        return [*self.sealed, *([] if self.log is None else [None])]
+
     def oldest_first(self) -> Iterator[tuple[BinaryIO, int]]:
         """Yield every file that is still there, with its length in bytes."""
-        return self._files([*self.sealed, None])
+        return self._those(self.numbers)
 
     def newest_first(self) -> Iterator[tuple[BinaryIO, int]]:
         """Yield every file that is still there, with its length in bytes."""
-        return self._files([None, *reversed(self.sealed)])
+        return self._those(reversed(self.numbers))
 
-    def _files(self, numbers: Iterable[int | None]) -> Iterator[tuple[BinaryIO, int]]:
+    def _those(self, numbers: Iterable[int | None]) -> Iterator[tuple[BinaryIO, int]]:
         for number in numbers:
-            if number is not None:
-                with contextlib.suppress(FileNotFoundError), self.segment(number) as found:
-                    yield found
-            elif self.log is not None:
-                yield self.log, self.size
+            with contextlib.suppress(FileNotFoundError), self.segment(number) as found:
+                yield found
+
+    @property
+    def start(self) -> int:
+        """Return the offset of the oldest byte that is still there."""
+        return self._base(self.numbers[0])
+
+    @property
+    def end(self) -> int:
+        """Return the offset of the byte after the newest."""
+        last = self.numbers[-1]
+        with self.segment(last) as (_, size):
+            return self._base(last) + size
+
+    def files_from(self, offset: int) -> Iterator[tuple[BinaryIO, int, int]]:
+        """Yield each file from ``offset`` on, its offset and length; nothing if none holds it."""
+        first = bisect.bisect_right(self.numbers, offset, key=self._base) - 1
+        for number in self.numbers[first:] if first >= 0 else ():
+            with self.segment(number) as (file, size):
+                yield file, self._base(number), size
+
+    def line(self, offset: int) -> bytes:
+        """Return the line that begins there; empty if there is none."""
+        for file, base, size in self.files_from(offset):
+            line = files.line_at(file.fileno(), offset - base) if offset - base < size else b""
+            return line if line.endswith(b"\n") else b""
+        return b""
+
+    def line_before(self, offset: int) -> bytes:
+        """Return the line that ends there; empty if there is none."""
+        for file, base, size in self.files_from(max(0, offset - 1)):
+            return files.line_before(file.fileno(), offset - base) if 0 < offset - base <= size else b""
+        return b""
+
+    def _base(self, number: int | None) -> int:
+        if number not in self.bases:
+            with self.segment(number) as (file, _):
+                line = files.line_at(file.fileno(), 0)
+                begins = b'"kind":"segment.begun"' in line
+                self.bases[number] = files.start_of(line).before.size if begins else 0
+        return self.bases[number]
 
 
 @contextlib.contextmanager
 def opened(directory: Path) -> Iterator[Snapshot]:
     """Open the log and note how far it is whole; raises AuditError if it is missing or unreadable."""
     with contextlib.ExitStack() as stack:
-        with _translated(directory, missing=True):
-            head = stack.enter_context(_locked(directory))
+        with _translated(directory, missing=True), contextlib.ExitStack() as lock:
+            content: bytes | None = None
+            with contextlib.suppress(FileNotFoundError):
+                head = lock.enter_context(files.opened(directory / HEAD_NAME))
+                place.take_lock(head, _LOCK_WAIT_SECONDS, fcntl.LOCK_SH)
+                content = os.pread(head, chain.HEAD_BYTES + 1, 0)
             sealed, strays = files.listed(directory)
             log: BinaryIO | None = None
             try:
@@ -116,31 +167,8 @@ def opened(directory: Path) -> Iterator[Snapshot]:
             except FileNotFoundError:
                 if not sealed:
                     raise
-            size = 0 if log is None else os.fstat(log.fileno()).st_size
-            content = None if head is None else os.pread(head, chain.HEAD_BYTES + 1, 0)
-            if head is not None:
-                fcntl.flock(head, fcntl.LOCK_UN)
-        yield Snapshot(
-            directory=directory, head=content, log=log, size=size, sealed=tuple(sealed), strays=tuple(strays)
-        )
-
-
-@contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[int | None]:
-    """Lock ``head.json`` shared, if that is possible in time; yield None if there is none."""
-    with contextlib.ExitStack() as stack:
-        try:
-            head = stack.enter_context(files.opened(directory / HEAD_NAME))
-        except FileNotFoundError:
-            yield None
-            return
-        deadline = time.monotonic() + _LOCK_WAIT_SECONDS
-        while time.monotonic() < deadline:
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(head, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                break
-            time.sleep(0.001)
-        yield head
+            size = 0 if log is None else files.length(log.fileno())
+        yield Snapshot(directory=directory, head=content, log=log, size=size, sealed=sealed, strays=strays)
 
 
 @contextlib.contextmanager
@@ -174,20 +202,26 @@ def lines(log: BinaryIO, start: int, end: int) -> Iterator[LogLine]:
 
     A line in a recorded gap is no record, whatever its form: the chain skips it.
     """
-    gaps = gaps_in(log, start, end)
-    log.seek(start)
     number, fresh = 0, True
-    while start < end:
-        raw = log.readline(min(chain.MAX_LINE_BYTES, end - start))
-        if not raw:
-            return
+    for at, raw, free in raw_lines(log, start, end):
         number += fresh
         record, error = _parsed(raw) if fresh else (None, EvidenceError("the line is too long"))
-        if record is not None and gaps.hold(start):
+        if record is not None and not free:
             record, error = None, EvidenceError("it lies in a recorded gap")
-        start += len(raw)
-        yield LogLine(number=number, raw=raw, end=start, record=record, error=error)
+        yield LogLine(number=number, raw=raw, end=at + len(raw), record=record, error=error)
         fresh = raw.endswith(b"\n")
+
+
+def raw_lines(log: BinaryIO, start: int, end: int) -> Iterator[tuple[int, bytes, bool]]:
+    """Yield the offset and bytes of each line between two offsets, and whether it lies in no recorded gap.
+
+    A line longer than ``chain.MAX_LINE_BYTES`` comes in parts.
+    """
+    gaps = gaps_in(log, start, end)
+    log.seek(start)
+    while start < end and (raw := log.readline(min(chain.MAX_LINE_BYTES, end - start))):
+        yield start, raw, not gaps.hold(start)
+        start += len(raw)
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,10 +396,10 @@ def records_in(log: BinaryIO, size: int, call_id: str, start: int = 0) -> Iterat
 def records_with(log: BinaryIO, size: int, texts: Iterable[str], start: int = 0) -> Iterator[Record]:
     """Yield the records of one file that contain one of the texts, between two line starts."""
     gaps, places = _scanned(log, start, size, [text.encode() for text in texts])
-    for place, length in places:
-        if not gaps.hold(place):
+    for at, length in places:
+        if not gaps.hold(at):
             with contextlib.suppress(EvidenceError):
-                yield chain.parse(os.pread(log.fileno(), length, place))
+                yield chain.parse(os.pread(log.fileno(), length, at))
 
 
 def records_about(directory: Path, texts: Collection[str], since: Record) -> list[Record]:

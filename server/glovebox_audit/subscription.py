@@ -16,7 +16,6 @@ from anyio.abc import ObjectReceiveStream
 
 from glovebox_audit import read
 from glovebox_audit.chain import Record
-from glovebox_audit.offsets import OffsetReader
 from glovebox_audit.place import AuditError
 from glovebox_audit.read import LogLine
 
@@ -111,13 +110,13 @@ async def follow(directory: Path, count: int) -> AsyncGenerator[LogLine, None]:
     Raises:
         AuditError: there is no log, it cannot be read, or it became shorter.
     """
-    with read.opened(directory) as snapshot, OffsetReader(snapshot) as log:
-        for line in await anyio.to_thread.run_sync(read.last_lines, snapshot, count):
+    with read.opened(directory) as log:
+        for line in await anyio.to_thread.run_sync(read.last_lines, log, count):
             yield line
         at = log.end
     while True:
         # What retention removes in this moment is passed over.
-        with suppress(FileNotFoundError), read.opened(directory) as snapshot, OffsetReader(snapshot) as log:
+        with suppress(FileNotFoundError), read.opened(directory) as log:
             if log.end < at:
                 attempted, fix = f"follow the audit log in {directory}", "Run `glovebox audit verify`."
                 raise AuditError(attempted, "it became shorter", fix)

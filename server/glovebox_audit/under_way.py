@@ -1,6 +1,5 @@
 """Calls that have begun and not ended: which still need an end, and which records fit no call."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from glovebox_audit.chain import Head, Record
@@ -18,12 +17,11 @@ class Begun:
     before: Head
     """The end of the chain before its first record."""
     server: str
-    """Id of the server process that decided about it."""
     decided: str
     """Time of its first record."""
     whose: dict[str, str]
-    """Its tool, principal and client, as that record has them."""
     last: str
+    """Kind of its last record."""
 
 
 class OpenCalls:
@@ -32,20 +30,11 @@ class OpenCalls:
     The log's writer learns which calls still need an end, the verifier which records fit no call.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, forgot: bool = False) -> None:
+        """Begin; in the middle of the chain, with unknown calls under way, if ``forgot``."""
         self._begun: dict[str, Begun] = {}
         self._ended: str | None = None
-        self._forgot = False
-
-    @property
-    def forgot(self) -> bool:
-        """Return whether there may be unknown calls under way."""
-        return self._forgot
-
-    def resume(self, calls: Iterable[str], *, forgot: bool) -> None:
-        """Begin in the middle of the chain with these calls, and unknown ones if ``forgot``."""
-        self._begun = {call: Begun(before=Head(), server="", decided="", last="", whose={}) for call in calls}
-        self._ended, self._forgot = None, forgot
+        self._forgot = forgot
 
     def __contains__(self, call_id: object) -> bool:
         return call_id in self._begun

@@ -7,25 +7,18 @@ rewritten as a whole, and well-made records added by someone who may write the f
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from glovebox_audit import chain, read
 from glovebox_audit.chain import EvidenceError, Head
-from glovebox_audit.read import Snapshot
-from glovebox_audit.segments import files, verified
+from glovebox_audit.segments import files
 from glovebox_audit.segments.files import HEAD_NAME, LOG_NAME
-from glovebox_audit.segments.verified import VerifiedSegments
-from glovebox_audit.verifier.report import VerifyReport
-from glovebox_audit.verifier.verifier import Keys, Verifier
+from glovebox_audit.verifier import Keys, Verifier, VerifyReport
 
 
 def verify(
-    directory: Path,
-    anchor: Head | None = None,
-    *,
-    anchors: Sequence[Head] = (),
-    keys: Keys | None = None,
-    new: bool = False,
+    directory: Path, anchor: Head | None = None, *, anchors: Sequence[Head] = (), keys: Keys | None = None
 ) -> VerifyReport:
     """Check the log, or a copy of it, also while servers write to it.
 
@@ -34,31 +27,23 @@ def verify(
         anchor: a record kept elsewhere, that must be in it.
         anchors: likewise, except those of records before the oldest segment, which retention may have removed.
         keys: one of which must have signed each seal; None leaves the signatures unproved.
-        new: read only what follows the last segment found whole, and remember the new end.
 
     Raises:
         AuditError: there is no log, or it cannot be read.
     """
     while True:
-        try:
-            report = _verify(directory, anchor, anchors, keys or {}, new=new)
-            # What is remembered may be what is wrong.
-            if report.ok or not report.known:
-                return report
-            return _verify(directory, anchor, anchors, keys or {}, new=False)
-        except FileNotFoundError:  # retention removed it in this moment: the next look does not find it
-            continue
+        with suppress(FileNotFoundError):  # retention removed it in this moment: the next look does not find it
+            return _verify(directory, anchor, anchors, Verifier(keys or {}))
 
 
-def _verify(directory: Path, anchor: Head | None, anchors: Sequence[Head], keys: Keys, *, new: bool) -> VerifyReport:
+def _verify(directory: Path, anchor: Head | None, anchors: Sequence[Head], verifier: Verifier) -> VerifyReport:
     with read.opened(directory) as snapshot:
-        verifier = Verifier(keys)
-        if anchor is not None:
-            verifier.expect(anchor, "anchor")
-        oldest = _oldest(snapshot) if anchors else 0
-        for each in anchors:
-            if each.seq > oldest:
-                verifier.expect(each, "anchor")
+        oldest = 0
+        if anchors:
+            with suppress(EvidenceError):
+                oldest = files.start_of(snapshot.line(snapshot.start)).before.seq
+        for each in (*([] if anchor is None else [anchor]), *(each for each in anchors if each.seq > oldest)):
+            verifier.expect(each, "anchor")
         try:
             verifier.expect(chain.parse_head(snapshot.head or b""), "head")
         except EvidenceError:
@@ -66,45 +51,12 @@ def _verify(directory: Path, anchor: Head | None, anchors: Sequence[Head], keys:
             verifier.note(None, None, "head", f"{HEAD_NAME} is {how}, so a cut end cannot be told", file=HEAD_NAME)
         for stray in snapshot.strays:
             verifier.note(None, None, "foreign", "it is no segment of the log", file=stray)
-        known = verified.load(directory) if new else None
-        if known is not None and verified.fits(known, directory, snapshot.sealed, keys):
-            with snapshot.segment(snapshot.sealed[0]) as (log, _):
-                verifier.resume(known, files.start_of(files.line_at(log.fileno(), 0)))
-        state = _read(verifier, snapshot)
-        if known is not None:
-            verifier.forgotten(set(known.stamps) - set(snapshot.sealed))
-        report = verifier.report(snapshot.sealed)
-        if new and report.ok and state is not None:
-            verified.save(directory, state)
-        return report
-
-
-def _oldest(snapshot: Snapshot) -> int:
-    """Return the number of the last record before the oldest segment; 0 if none was removed."""
-    if not snapshot.sealed or snapshot.sealed[0] == 1:
-        return 0
-    with snapshot.segment(snapshot.sealed[0]) as (log, _):
-        return files.start_of(files.line_at(log.fileno(), 0)).before.seq
-
-
-def _read(verifier: Verifier, snapshot: Snapshot) -> VerifiedSegments | None:
-    """Verify every unknown segment; return what is known then of the sealed ones."""
-    stamps = verified.stamps(snapshot.directory, snapshot.sealed)
-    state: VerifiedSegments | None = None
-    expected = snapshot.sealed[0] if snapshot.sealed else 0
-    for number in snapshot.sealed:
-        if expected < number:
-            verifier.missing(expected, number)
-        expected = number + 1
-        if number <= verifier.last_known:
-            continue
-        with snapshot.segment(number) as (log, size):
-            verifier.begin(files.name(number), number)
-            verifier.run(read.lines(log, 0, size))
-            verifier.end_sealed(number)
-            state = verifier.state(stamps)
-    if snapshot.log is not None:
-        verifier.begin(LOG_NAME, expected or None)
-        verifier.run(read.lines(snapshot.log, 0, snapshot.size))
-    verifier.finish()
-    return state
+        following: int | None = None
+        for number in snapshot.numbers:
+            if number is not None and following is not None and following < number:
+                verifier.missing(following, number)
+            with snapshot.segment(number) as (log, size):
+                name = LOG_NAME if number is None else files.name(number)
+                verifier.verify(name, following if number is None else number, read.lines(log, 0, size))
+            following = None if number is None else number + 1
+        return verifier.report(len(snapshot.sealed))

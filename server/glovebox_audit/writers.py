@@ -21,7 +21,7 @@ from pathlib import Path
 from glovebox_audit import chain, read
 from glovebox_audit.chain import EvidenceError, Head
 from glovebox_audit.events import CallLost
-from glovebox_audit.offsets import OffsetReader
+from glovebox_audit.place import take_lock
 from glovebox_audit.under_way import OpenCalls
 
 DIRECTORY = "writers"
@@ -65,7 +65,7 @@ class Writer:
 def register(place: int, opener: Opener, server: str, head: Head) -> Writer | None:
     """Lock and return the file of this process; None if another process has this id."""
     descriptor = opener(_path(server))
-    if not _held(descriptor):
+    if not take_lock(descriptor):
         os.close(descriptor)
         return None
     writer = Writer(server=server, since=None, place=place, descriptor=descriptor)
@@ -89,7 +89,7 @@ def abandoned(place: int, opener: Opener) -> list[Writer]:
             descriptor = opener(_path(server))
         except FileNotFoundError:  # its server ended in good order, in this moment
             continue
-        if not _held(descriptor):
+        if not take_lock(descriptor):
             os.close(descriptor)
             continue
         try:
@@ -111,7 +111,7 @@ def live(log: Path) -> list[str]:
         with contextlib.suppress(FileNotFoundError):  # its server ends in this moment
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
-                if os.fstat(descriptor).st_size and not _held(descriptor, fcntl.LOCK_SH):
+                if os.fstat(descriptor).st_size and not take_lock(descriptor, kind=fcntl.LOCK_SH):
                     servers.append(path.name.removesuffix(_SUFFIX))
             finally:
                 os.close(descriptor)
@@ -131,14 +131,6 @@ def _listed(place: int) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _held(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def under_way(directory: Path, tail: Head, gone: Sequence[Writer]) -> dict[str, OpenCalls]:
     """Return the calls that dead servers may have left open, up to ``tail``.
 
@@ -146,27 +138,23 @@ def under_way(directory: Path, tail: Head, gone: Sequence[Writer]) -> dict[str, 
     """
     found = {writer.server: OpenCalls() for writer in gone}
     names = [server.encode() for server in found]
-    with read.opened(directory) as snapshot, OffsetReader(snapshot) as log:
+    with read.opened(directory) as log:
         known = [writer.since for writer in gone if writer.since is not None and _holds(log, writer.since, tail)]
         start = min(head.size for head in known) if len(known) == len(gone) else log.start
         for file, base, size in log.files_from(start):
-            at, end = max(start - base, 0), min(size, tail.size - base)
-            gaps = read.gaps_in(file, at, end)
-            file.seek(at)
-            while at < end and (line := file.readline(chain.MAX_LINE_BYTES)):
+            for at, line, free in read.raw_lines(file, max(start - base, 0), min(size, tail.size - base)):
                 # Parsing is expensive, and most lines after a crash are other servers'.
-                if not gaps.hold(at) and any(name in line for name in names):
+                if free and any(name in line for name in names):
                     with contextlib.suppress(EvidenceError):
                         record = chain.parse(line)
                         lost = record.kind == CallLost.kind  # told of by another server, that did not get further
                         ran = record.data.get("run_by") if lost else record.server
                         if ran in found:
                             found[ran].note(record, Head(seq=record.seq - 1, hash=record.prev, size=base + at))
-                at += len(line)
     return found
 
 
-def _holds(log: OffsetReader, head: Head, tail: Head) -> bool:
+def _holds(log: read.Snapshot, head: Head, tail: Head) -> bool:
     if head.size == 0 or head.size > tail.size:
         return head == Head()
     try:

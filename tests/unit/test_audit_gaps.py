@@ -3,8 +3,6 @@
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import replace
-from io import BufferedReader
 from pathlib import Path
 
 import pytest
@@ -14,14 +12,11 @@ from tests.fixtures.audit_logs import decided, finished, log_lines
 from glovebox_audit import chain, read
 from glovebox_audit.bundle import evidence
 from glovebox_audit.bundle.make import prove
-from glovebox_audit.chain import GENESIS, EvidenceError, Head, Record
+from glovebox_audit.chain import GENESIS, Head, Record
 from glovebox_audit.events import Event, GapRecorded, ServerStopped, draft
 from glovebox_audit.file import LogFile
 from glovebox_audit.read import Gaps
-from glovebox_audit.segments import merkle, rotation
 from glovebox_audit.segments.files import HEAD_NAME, LOG_NAME
-from glovebox_audit.segments.rotation import leaf
-from glovebox_audit.segments.statements import Seal
 from glovebox_audit.verify import verify
 from glovebox_server.errors import AuditError
 
@@ -66,9 +61,8 @@ def test_an_anchor_is_not_met_by_a_line_in_a_gap(directory: Path) -> None:
     anchor, hidden = read.head(directory), log_lines(directory)[-1]
     head = rewrite(directory, [decided(f"c_{each}") for each in range(9)], b"{torn\n" + hidden)
     (directory / HEAD_NAME).write_bytes(chain.encode_head(head))
-    for new in (True, False):
-        assert [(each.kind, each.seq) for each in verify(directory, anchor, new=new).problems] == [("anchor", 6)]
-        assert verify(directory, new=new).ok
+    assert [(each.kind, each.seq) for each in verify(directory, anchor).problems] == [("anchor", 6)]
+    assert verify(directory).ok
 
 
 def test_the_head_is_not_met_by_a_line_in_a_gap(directory: Path) -> None:
@@ -171,41 +165,14 @@ def seal_after_a_gap(directory: Path) -> bytes:
     return (directory / "segments" / "000001.jsonl").read_bytes()
 
 
-def root_over_all_lines(content: bytes) -> str:
-    """The root of a tree in which what lies in a gap has leaves too."""
-    return "sha256:" + merkle.levels([leaf(line) for line in content.splitlines()[:-1]])[-1][0].hex()
-
-
 def test_a_call_in_a_gap_cannot_be_proved(directory: Path) -> None:
     """Not by the command, and by no other path: the root that is signed has no leaf of it. Its neighbours can."""
     content = seal_after_a_gap(directory)
     assert verify(directory, keys=segments.KEYS).ok
     assert proof_of(directory, "c_ghost") is None
-    said = json.loads(content.splitlines()[-1])["data"]
-    assert (said["lines"], said["root"] == root_over_all_lines(content)) == (len(content.splitlines()) - 4, False)
+    assert json.loads(content.splitlines()[-1])["data"]["lines"] == len(content.splitlines()) - 4
     for call in ("c_0", "c_50"):
         assert len(evidence.read(proof_of(directory, call) or b"", segments.KEYS).records) == 2
-
-
-def test_a_segment_sealed_with_leaves_for_all_lines_verifies(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As seals once were, and so is the control: the root that is signed has leaves of what lies in the gap."""
-
-    def earlier(tree: merkle.Tree, _: object, file: BufferedReader, end: Head, until: int) -> Head:
-        for line in file.read(until - file.tell()).splitlines(keepends=True):
-            tree.add(leaf(line))
-            end = chain.linked(line, end) or end
-        return end
-
-    event = Seal.event
-    monkeypatch.setattr(rotation, "grow", earlier)
-    monkeypatch.setattr(Seal, "event", lambda seal, signer: event(replace(seal, names=None, names_root=None), signer))
-    content = seal_after_a_gap(directory)
-    assert json.loads(content.splitlines()[-1])["data"]["root"] == root_over_all_lines(content)
-    assert verify(directory, keys=segments.KEYS).ok
-    assert proof_of(directory, "c_ghost") is None
-    for call in ("c_0", "c_50"):
-        with pytest.raises(EvidenceError, match="sealed by an earlier Glovebox"):
-            proof_of(directory, call)
 
 
 @pytest.mark.parametrize("place", [0, 3, 5])

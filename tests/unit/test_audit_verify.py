@@ -12,7 +12,7 @@ from glovebox_audit import chain, read
 from glovebox_audit.chain import Head
 from glovebox_audit.events import draft
 from glovebox_audit.file import HEAD_NAME, LOG_NAME
-from glovebox_audit.verifier.report import MAX_PROBLEMS
+from glovebox_audit.verifier import MAX_PROBLEMS
 from glovebox_audit.verify import verify
 from glovebox_server.errors import AuditError
 

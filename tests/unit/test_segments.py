@@ -1,7 +1,6 @@
 """Segments of the log: when they are sealed, what holds them together, and what may be removed."""
 
 import hashlib
-import json
 import math
 import os
 import shutil
@@ -17,7 +16,7 @@ from glovebox_audit.chain import Head
 from glovebox_audit.events import ServerStopped, draft
 from glovebox_audit.file import LogFile
 from glovebox_audit.log import AuditLog
-from glovebox_audit.segments import files, merkle, verified
+from glovebox_audit.segments import files, merkle
 from glovebox_audit.segments.rotation import SEGMENT_BYTES, SEGMENT_SECONDS, Rotation
 from glovebox_audit.under_way import OpenCalls
 from glovebox_audit.verify import verify
@@ -248,58 +247,6 @@ def test_a_start_reads_no_sealed_segment(directory: Path, monkeypatch: pytest.Mo
     assert any("segments/" in path for path in opened)
 
 
-def test_a_daily_check_reads_what_is_new(directory: Path) -> None:
-    """What was sealed and found whole is not read again, and the report is the same as of a whole reading."""
-    segments.fill(directory, 12)
-    first = verify(directory, keys=segments.KEYS, new=True)
-    assert (first.ok, first.known) == (True, 0)
-    segments.fill(directory, 12, first=50)
-    second = verify(directory, keys=segments.KEYS, new=True)
-    whole = verify(directory, keys=segments.KEYS)
-    assert second.known > first.records // 2
-    assert (second.ok, second.records, second.head) == (True, whole.records, whole.head)
-    third = verify(directory, keys=segments.KEYS, new=True)
-    assert third.known > second.known
-    assert verify(directory, first.head, keys=segments.KEYS, new=True).ok  # an anchor in what is known: it is read
-    lying = Head(seq=first.head.seq, hash="1" * 64)
-    assert [each.kind for each in verify(directory, lying, new=True).problems] == ["anchor"]
-
-
-def touched(path: Path) -> None:
-    """Change one byte, keep length and time."""
-    at = path.stat()
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-    os.utime(path, ns=(at.st_atime_ns, at.st_mtime_ns))
-
-
-def test_what_is_remembered_is_not_believed_over_a_file_that_changed(directory: Path) -> None:
-    """A change that keeps length and date shows in the inode; a lie in the memory itself passes only without --all."""
-    segments.fill(directory, 12)
-    assert verify(directory, new=True).ok
-    honest = (directory / verified.NAME).read_bytes()
-    touched(directory / "segments" / "000002.jsonl")
-    (problem,) = [each for each in verify(directory, new=True).problems if each.line][:1]
-    assert problem.file == "segments/000002.jsonl"
-    fields = json.loads(honest)
-    fields["stamps"] = verified.stamps(directory, [int(number) for number in fields["stamps"]])
-    (directory / verified.NAME).write_text(json.dumps(fields))
-    assert verify(directory, new=True).ok  # the control: who writes the log may write this
-    assert not verify(directory).ok
-
-
-def test_a_memory_that_is_wrong_accuses_nobody(directory: Path) -> None:
-    """It names another end of the chain: everything is read, and nothing is found."""
-    segments.fill(directory, 12)
-    assert verify(directory, new=True).ok
-    fields = json.loads((directory / verified.NAME).read_bytes())
-    fields["end"]["hash"] = "1" * 64
-    (directory / verified.NAME).write_text(json.dumps(fields))
-    report = verify(directory, new=True)
-    assert (report.problems, report.known) == ((), 0)
-
-
 def test_a_folder_that_is_open_to_others_is_no_place_for_segments(
     directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -341,35 +288,24 @@ def test_the_last_line_of_a_file_is_found_whatever_its_length(tmp_path: Path, le
             assert files.line_before(descriptor, len(before) + length) == line
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"null", b'{"last":1}', b"\xff", b"[" * 5000])
-def test_a_memory_of_any_bytes_costs_time_and_nothing_else(directory: Path, content: bytes) -> None:
-    """It is read from the beginning."""
-    segments.fill(directory, 12)
-    (directory / verified.NAME).write_bytes(content)
-    report = verify(directory, new=True)
-    assert (report.ok, report.known) == (True, 0)
-
-
-def test_calls_under_way_over_the_border_of_what_is_known_are_known_too(directory: Path) -> None:
-    """An end without a beginning is found, also where the beginning would lie in what is not read again."""
+def test_calls_under_way_over_a_seal_are_known(directory: Path) -> None:
+    """An end without a beginning is found; one whose beginning lies in a sealed segment is none (the control)."""
     file = LogFile(directory, "s_1", segments.rotation())
     file.commit([draft(decided("c_long"))])
     segments.fill(directory, 12)
-    assert verify(directory, new=True).ok
+    assert verify(directory).ok
     file.commit([draft(finished("c_long"))])
-    assert verify(directory, new=True).problems == ()
+    assert verify(directory).problems == ()
     file.commit([draft(finished("c_never"))])
     file.close()
-    assert [each.kind for each in verify(directory, new=True).problems] == ["call"]
+    assert [each.kind for each in verify(directory).problems] == ["call"]
 
 
 def test_a_call_goes_on_where_what_was_before_is_not_known() -> None:
-    """The state that is remembered: these are under way, and others may be."""
-    calls = OpenCalls()
-    calls.resume(["c_1"], forgot=False)
-    assert "c_1" in calls
-    assert calls.ids() == ["c_1"]
-    assert not calls.forgot
+    """An end of an unknown call accuses nobody; in a whole log it does (the control)."""
+    end = chain.seal(draft(finished("c_1")), seq=2, time="2026-11-20T12:00:00.000001Z", server="s_1", prev="a" * 64)
+    assert OpenCalls(forgot=True).note(end, Head()) == ""
+    assert "not under way" in OpenCalls().note(end, Head())
 
 
 NEWER = b'{"data":{},"format":2,"hash":"x","kind":"call.decided","prev":"y","seq":3}\n'
@@ -413,11 +349,9 @@ def test_what_lies_among_the_segments_and_is_none_is_found(directory: Path, name
     segments.fill(directory, 6)
     copy = directory / "segments" / name
     shutil.copyfile(directory / files.name(1), copy)
-    for new in (True, False):
-        found = verify(directory, new=new).problems
-        assert [(each.file, each.kind) for each in found] == [(f"segments/{name}", "foreign")]
+    assert [(each.file, each.kind) for each in verify(directory).problems] == [(f"segments/{name}", "foreign")]
     copy.unlink()
-    assert verify(directory, new=True).ok
+    assert verify(directory).ok
 
 
 def test_a_hole_of_any_length_is_one_problem_at_once(directory: Path) -> None:
@@ -427,23 +361,6 @@ def test_a_hole_of_any_length_is_one_problem_at_once(directory: Path) -> None:
     shutil.copyfile(directory / files.name(last), directory / files.name(999_999_999))
     missing = [each for each in verify(directory).problems if each.kind == "missing"]
     assert missing[0].detail.startswith(f"segments {last + 1} to 999999998 are missing")
-
-
-def test_seals_that_were_known_and_are_gone_are_found(directory: Path) -> None:
-    """Everything rewritten as one file: what was found whole before says so; ``--all`` believes nothing (control)."""
-    segments.fill(directory, 12)
-    assert verify(directory, keys=segments.KEYS, new=True).ok
-    known = len(files.sealed(directory))
-    shutil.rmtree(directory / "segments")
-    made = [chain.seal(draft(decided()), seq=1, time="2026-01-01T00:00:00.000000Z", server="s", prev=chain.GENESIS)]
-    (directory / "audit.jsonl").write_bytes(made[0].line)
-    head = Head(seq=1, hash=made[0].hash, size=len(made[0].line))
-    (directory / "head.json").write_bytes(chain.encode_head(head))
-    for _ in range(2):
-        found = verify(directory, keys=segments.KEYS, new=True).problems
-        assert [(each.file, each.kind) for each in found] == [("segments/000001.jsonl", "missing")]
-        assert found[0].detail == f"{known} sealed segments found whole before: gone, and no record says so"
-    assert verify(directory, keys=segments.KEYS).ok
 
 
 @pytest.mark.parametrize(

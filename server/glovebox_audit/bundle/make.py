@@ -70,10 +70,8 @@ def _segments(
         with suppress(FileNotFoundError):  # removed in this moment, the oldest first
             found, record, seal = proof.part(snapshot, number, identity, wanted, there)
             leaves = there.leaves()
-            if seal.names_root is None:
-                continue
             if there.root(leaves) != seal.names_root:
-                raise EvidenceError(f"segment {number} is not what was sealed; see `glovebox audit verify --all`")
+                raise EvidenceError(f"segment {number} is not what was sealed; see `glovebox audit verify`")
             line = record.line.removesuffix(b"\n").decode()
             yield {"seal": line, "counts": counts.shown(leaves, name), "records": found["records"]}
 

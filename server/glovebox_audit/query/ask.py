@@ -13,11 +13,11 @@ from typing import TypeVar
 from glovebox_audit import chain, read
 from glovebox_audit.chain import EvidenceError, Record
 from glovebox_audit.events import CallDecided, ReceiptSigned
-from glovebox_audit.offsets import OffsetReader
 from glovebox_audit.query import calls, database
 from glovebox_audit.query.calls import CallSummary
 from glovebox_audit.query.index import CallSpan, Filters, Index
 from glovebox_audit.query.outcomes import RUNNING
+from glovebox_audit.read import Snapshot
 
 #: Name of the newest call.
 LAST = "last"
@@ -65,7 +65,7 @@ def named(directory: Path, name: str, told: Told) -> list[str]:
 
 
 class _View:
-    def __init__(self, index: Index, log: OffsetReader) -> None:
+    def __init__(self, index: Index, log: Snapshot) -> None:
         self.index, self.log = index, log
 
     def call(self, place: CallSpan) -> CallSummary | None:
@@ -154,7 +154,7 @@ def _looked(directory: Path, told: Told, look: Callable[[_View], _Found]) -> _Fo
     with database.opened(directory, told.say) as kept:
         while True:
             try:
-                with read.opened(directory) as snapshot, OffsetReader(snapshot) as log:
+                with read.opened(directory) as log:
                     index = Index(kept, log)
                     index.update(told.progress)
                     return look(_View(index, log))

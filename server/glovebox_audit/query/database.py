@@ -1,13 +1,13 @@
 """The SQLite file of the index beside the log: one user's, in one process at a time, with our tables only."""
 
 import contextlib
-import fcntl
 import os
 import sqlite3
 import stat
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from glovebox_audit.place import take_lock
 
 NAME = "index.sqlite"
 
@@ -104,18 +104,10 @@ def _locked(directory: Path, say: Callable[[str], None]) -> Iterator[None]:
         raise OSError("the log is another user's")  # another user's file in it would be in the way of its owner
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        began, told = time.monotonic(), False
-        while True:
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            passed = time.monotonic() - began
-            if passed > LOCK_WAIT_SECONDS:
+        if not take_lock(descriptor, 1):
+            say("Waiting for another query, which makes the index of the log.")
+            if not take_lock(descriptor, LOCK_WAIT_SECONDS):
                 raise OSError(f"another query has held its lock for {LOCK_WAIT_SECONDS:g} seconds")
-            if passed > 1 and not told:
-                told = True
-                say("Waiting for another query, which makes the index of the log.")
-            time.sleep(0.005)
         yield
     finally:
         os.close(descriptor)

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from glovebox_audit import read
-from glovebox_audit.offsets import OffsetReader
 from glovebox_audit.query import calls
 from glovebox_audit.query.adder import HEX_KEPT, Adder, clean, has_texts, microseconds
 from glovebox_audit.query.database import IndexDatabase
 from glovebox_audit.query.outcomes import CANCELLED, ERRORS, FAILED
+from glovebox_audit.read import Snapshot
 from glovebox_audit.segments import files
 
 _HEX = re.compile(rf"[0-9a-f]{{{HEX_KEPT + 1},}}")
@@ -89,7 +89,7 @@ class Filters:
 class Index:
     """The index of one log and one snapshot. Raises one of ``database.DAMAGED`` if file or disk fail."""
 
-    def __init__(self, database: IndexDatabase, log: OffsetReader) -> None:
+    def __init__(self, database: IndexDatabase, log: Snapshot) -> None:
         self._database = database
         self._log = log
 

@@ -1,12 +1,12 @@
 """The evidence from one segment: the records of this call or run with their audit paths, and the signed seal."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, BinaryIO
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from glovebox_audit import chain, read
 from glovebox_audit.chain import EvidenceError, Record
 from glovebox_audit.events import SegmentSealed
-from glovebox_audit.read import Gaps, Snapshot
+from glovebox_audit.read import Snapshot
 from glovebox_audit.segments import merkle
 from glovebox_audit.segments.counts import Counts
 from glovebox_audit.segments.rotation import leaf
@@ -25,21 +25,15 @@ def part(
         FileNotFoundError: it was removed since.
     """
     with snapshot.segment(number) as (log, size):
-        leaves, records, last = _leaves(log, needle, wanted, read.gaps_in(log, 0, size), counts)
+        leaves, records, last = _leaves(read.raw_lines(log, 0, size), needle.encode(), wanted, counts)
         try:
             seal = chain.parse(last)
             said = signed(seal.data, Seal, {})
         except EvidenceError as problem:
             raise EvidenceError(f"segment {number} has no seal: {problem}") from None
-        if said.lines != len(leaves) - 1:  # sealed when what lay in a gap had leaves too
-            log.seek(0)
-            leaves = [leaf(line) for line in log]
-    tree = merkle.levels(leaves[:-1])
+    tree = merkle.levels(leaves)
     if seal.kind != SegmentSealed.kind or said.root != "sha256:" + tree[-1][0].hex():
-        raise EvidenceError(f"segment {number} is not what was sealed; see `glovebox audit verify --all`")
-    if said.names_root is None and records:
-        reason = "was sealed by an earlier Glovebox, which did not count records"
-        raise EvidenceError(f"segment {number} {reason}: nothing shows that there are no others")
+        raise EvidenceError(f"segment {number} is not what was sealed; see `glovebox audit verify`")
     found = [
         {"index": index, "path": [each.hex() for each in merkle.path(tree, index)], "record": text}
         for index, text in records
@@ -48,23 +42,22 @@ def part(
 
 
 def _leaves(
-    log: BinaryIO, needle: str, wanted: Callable[[Record], bool], gaps: Gaps, counts: Counts
+    lines: Iterable[tuple[int, bytes, bool]], text: bytes, wanted: Callable[[Record], bool], counts: Counts
 ) -> tuple[list[bytes], list[tuple[int, str]], bytes]:
-    """Return a segment's leaves, the wanted records with their places among them, and its last line."""
+    """Return a segment's leaves, the wanted records with their places among them, and its last record, the seal."""
     leaves: list[bytes] = []
     records: list[tuple[int, str]] = []
-    text, at, before, line = needle.encode(), 0, b"", b""
-    log.seek(0)
-    for line in log:
-        if before:
-            counts.line(before)  # not the seal, which comes last
-        before = b"" if gaps.hold(at) else line
-        at += len(line)
-        if before:
-            if text in line and _of(line, wanted):
-                records.append((len(leaves), line.removesuffix(b"\n").decode()))
-            leaves.append(leaf(line))
-    return leaves, records, line
+    last = b""
+    for _, line, free in lines:
+        if not free:
+            continue
+        if last:
+            counts.line(last)
+            if text in last and _of(last, wanted):
+                records.append((len(leaves), last.removesuffix(b"\n").decode()))
+            leaves.append(leaf(last))
+        last = line
+    return leaves, records, last
 
 
 def _of(line: bytes, wanted: Callable[[Record], bool]) -> bool:

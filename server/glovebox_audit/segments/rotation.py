@@ -123,16 +123,12 @@ def grow(tree: merkle.Tree, counts: Counts, file: BufferedReader, end: Head, unt
     Return the end of the chain there, or None if what is signed would not be the chain. ``end`` is that at the file's
     position.
     """
-    at = file.tell()
-    gaps = read.gaps_in(file, at, until)
-    file.seek(at)
-    while at < until and (line := file.readline()):
-        if not gaps.hold(at):
+    for _, line, free in read.raw_lines(file, file.tell(), until):
+        if free:
             further = chain.linked(line, end)
             if further is None:
                 return None
             end = further
             tree.add(leaf(line))
             counts.line(line)
-        at += len(line)
     return end

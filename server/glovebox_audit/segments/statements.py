@@ -12,10 +12,12 @@ from typing import Any, ClassVar, Self, TypeVar
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from glovebox_audit import chain
-from glovebox_audit.chain import EvidenceError
+from glovebox_audit.chain import EvidenceError, Head
 from glovebox_audit.events import RemovalReason, SegmentRemoved, SegmentSealed
 from glovebox_audit.receipts import dsse
 from glovebox_audit.receipts.names import STATEMENT_TYPE, is_newer
+from glovebox_audit.segments import files, merkle
+from glovebox_audit.segments.counts import Counts
 
 _NUMBERS = frozenset({"segment", "lines", "bytes", "names"})
 
@@ -36,19 +38,15 @@ class _SegmentStatement:
     time: str
     """When it was signed: RFC 3339, UTC. The time of its record, or a moment before."""
 
-    def kind(self) -> str:
-        """Return its predicate's type."""
-        return self.predicate_type
-
     def payload(self) -> bytes:
         """Return the statement's bytes."""
-        told = {name: value for name, value in asdict(self).items() if value is not None}
+        told = asdict(self)
         root = told.pop("root").removeprefix("sha256:")
         return chain.canonical(
             {
                 "_type": STATEMENT_TYPE,
                 "subject": [{"name": f"segment:{self.segment}", "digest": {"sha256": root}}],
-                "predicateType": self.kind(),
+                "predicateType": self.predicate_type,
                 "predicate": told,
             }
         )
@@ -83,8 +81,6 @@ class Seal(_SegmentStatement):
     """The content of a segment, in total."""
 
     predicate_type: ClassVar[str] = "https://glovebox.dev/attestation/segment/v2"
-    uncounted: ClassVar[str] = "https://glovebox.dev/attestation/segment/v1"
-    """The type earlier versions signed: without the counts of records."""
     recorded_as: ClassVar[type[SegmentSealed] | type[SegmentRemoved]] = SegmentSealed
     repeated: ClassVar[tuple[str, ...]] = ("segment", "lines", "root")
 
@@ -96,13 +92,20 @@ class Seal(_SegmentStatement):
     """The end of the chain before the segment, as ``SEQ:HASH``."""
     last: str
     """The last record before the seal, likewise."""
-    names: int | None = None
+    names: int
     """Different calls and runs of its records: leaves of the tree of ``counts``."""
-    names_root: str | None = None
+    names_root: str
 
-    def kind(self) -> str:
-        """Return its predicate's type."""
-        return self.uncounted if self.names_root is None else self.predicate_type
+    @classmethod
+    def of(
+        cls, segment: int, tree: merkle.Tree, counts: Counts, *, size: int, after: Head, last: Head, time: str = ""
+    ) -> Self:
+        """Return the seal of a segment with these records."""
+        leaves = counts.leaves()
+        return cls(
+            segment=segment, root="sha256:" + tree.root().hex(), time=time, lines=tree.size, bytes=size,
+            after=files.anchor(after), last=files.anchor(last), names=len(leaves), names_root=counts.root(leaves),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

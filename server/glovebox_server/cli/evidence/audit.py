@@ -21,7 +21,7 @@ from glovebox_audit.printable import printable
 from glovebox_audit.read import LogLine
 from glovebox_audit.receipts import dsse
 from glovebox_audit.receipts.keys import MAX_KEY_BYTES, parse_public
-from glovebox_audit.verifier.report import VerifyReport
+from glovebox_audit.verifier import VerifyReport
 from glovebox_audit.verify import verify as verify_log
 from glovebox_sandboxes.plural import counted
 from glovebox_server.cli.evidence.query import LINES
@@ -76,7 +76,6 @@ def audit_tail(settings: Settings, count: int, follow: bool, everything: bool) -
 @click.option("--anchor", help="SEQ:HASH noted down earlier (`glovebox audit head`): finds a log cut and rewritten.")
 @click.option("--anchors", type=_ANCHORS, help="The same for each line of this file, as a server keeps them.")
 @click.option("--key", "keys", multiple=True, type=KEY, help="A public key: check the signature of each seal too.")
-@click.option("--all", "everything", is_flag=True, help="Read again what was found whole before.")
 @click.option("--proof", type=regular_file, help="Check this inclusion proof instead, with --key and nothing else.")
 def audit_verify(
     settings: Settings,
@@ -84,7 +83,6 @@ def audit_verify(
     anchor: str | None,
     anchors: list[chain.Head] | None,
     keys: tuple[Ed25519PublicKey, ...],
-    everything: bool,
     proof: Path | None,
 ) -> int:
     """Check the log, and name the line where it was changed.
@@ -92,8 +90,8 @@ def audit_verify(
     Or where lines were removed, added or reordered.
     """
     if proof is not None:
-        if anchor is not None or anchors is not None or everything or len(keys) != 1:
-            words = "--proof takes one --key, the server's public key, and no --anchor, --anchors, --all."
+        if anchor is not None or anchors is not None or len(keys) != 1:
+            words = "--proof takes one --key, the server's public key, and no --anchor, --anchors."
             raise click.UsageError(words)
         return _verify_proof(proof, keys[0])
     try:
@@ -101,7 +99,7 @@ def audit_verify(
     except ValueError as error:
         raise click.BadParameter(f"{error}.", param_hint="--anchor") from None
     by_id = {dsse.key_id(key): key for key in keys}
-    report = verify_log(settings.state_dir / "audit", known, anchors=anchors or [], keys=by_id, new=not everything)
+    report = verify_log(settings.state_dir / "audit", known, anchors=anchors or [], keys=by_id)
     if not emit(asdict(report), indent=None):
         _show_report(report, anchored=known is not None or bool(anchors), signed=bool(keys))
     return OK if report.ok else FAILED
@@ -213,8 +211,6 @@ def _show_report(report: VerifyReport, *, anchored: bool, signed: bool) -> None:
         verdict = "not compared with the anchor; nothing else is wrong"
     against = "with the anchor" if anchored else "without an anchor, so a log put back as a whole is not seen"
     found = f"{counted(report.records, 'record')}, {counted(report.gaps, 'gap')}"
-    if report.known:
-        found += f", {report.known} of them found whole before (--all reads them again)"
     if report.segments:
         checked = "signatures checked" if signed else "signatures not checked without --key"
         found += f", {counted(report.segments, 'sealed segment')} ({checked})"

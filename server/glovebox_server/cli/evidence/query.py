@@ -59,7 +59,7 @@ def audit_query(settings: Settings, *, text: str | None, limit: int, **given: An
     if found.more and not wants_json():
         err.print(f"The newest {counted(len(found.calls), 'call')}; there are more (--limit).", style="dim")
     if found.damaged:
-        words = f"{counted(found.damaged, 'call')} left out: the record was changed. Run `glovebox audit verify --all`."
+        words = f"{counted(found.damaged, 'call')} left out: the record was changed. Run `glovebox audit verify`."
         err.print(words, style="red")
     return FAILED if found.damaged else OK
 
