@@ -11,6 +11,7 @@ from glovebox_server.guards.approvals import store
 from glovebox_server.guards.approvals.approvals import Approvals
 from glovebox_server.guards.approvals.question import ApprovalAnswer
 from glovebox_server.guards.approvals.store import Standing
+from glovebox_server.guards.budgets.spending import read_clocks
 
 __all__ = ["wires"]
 
@@ -45,7 +46,7 @@ except Exception as problem:
 
 def _pending(box: Glovebox) -> list[Standing]:
     with store.opened(box.app.settings.state_dir) as database:
-        return database.query_now(lambda db: store.standings(db, store.now(), ("pending",)))
+        return database.query_now(lambda db: store.Questions(db, read_clocks()).standings(("pending",)))
 
 
 async def _allow(box: Glovebox, reach: Reach = "call", *, lifted: str | None = None) -> str:

@@ -167,7 +167,7 @@ async def _deny(desk: Desk, question: Question) -> str:
 
 def _pending(desk: Desk) -> list[Question]:
     with store.opened(desk.state) as database:
-        found = database.query_now(lambda db: store.standings(db, desk.clock(), ("pending",)))
+        found = database.query_now(lambda db: store.Questions(db, desk.clock()).standings(("pending",)))
     return [each.question for each in found]
 
 

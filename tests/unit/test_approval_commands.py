@@ -24,7 +24,6 @@ from glovebox_server.exits import OK, REFUSED, UNAVAILABLE, USAGE
 from glovebox_server.guards.approvals import store
 from glovebox_server.guards.approvals.rules import Escalation
 from glovebox_server.guards.approvals.shown import shown
-from glovebox_server.guards.approvals.store import ClockReading
 
 QUIET = ASKING.model_copy(update={"approval": "none"})
 LIFTED = Escalation(what="host", target="https://example.org:443", lift=Lift(what="host"))
@@ -229,11 +228,3 @@ async def test_a_question_of_another_version_is_not_guessed_at(tmp_path: Path) -
         db.close()
         with pytest.raises(StoreError, match="this version"):
             await desk.decided(again(made))
-
-
-def test_the_clock_is_that_of_the_host() -> None:
-    """Of this boot, and it grows."""
-    one, other = store.now(), store.now()
-    assert isinstance(one, ClockReading)
-    assert one.boot == other.boot
-    assert one.at <= other.at

@@ -236,10 +236,10 @@ async def test_a_question_is_abandoned_by_its_own_call_alone(how: str, tmp_path:
             await desk.answer(question)
         with store.opened(desk.state) as database:
             gone = replace(question, asked_by="c_other") if how == "by another call" else question
-            assert not database.transact_now(lambda db: store.abandon(db, gone, desk.clock(), print))
+            assert not database.transact_now(lambda db: store.Questions(db, desk.clock(), print).abandon(gone))
         control = await desk.asked(proposal("2", profile=QUIET, rules=rules))
         with store.opened(desk.state) as database:
-            assert database.transact_now(lambda db: store.abandon(db, control, desk.clock(), print))
+            assert database.transact_now(lambda db: store.Questions(db, desk.clock(), print).abandon(control))
 
 
 def _why(rule: Approval, profile: Profile = QUIET, **arguments: Any) -> str | None:

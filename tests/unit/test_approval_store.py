@@ -20,10 +20,10 @@ async def test_a_store_that_fails_while_a_call_waits_is_told_as_such(
         question = await desk.asked(proposal())
         broken = StoreError("reading it", "is broken", "Mend it.")
 
-        def fail(*_: object) -> frozenset[str]:
+        def fail(*_: object) -> bool:
             raise broken
 
-        monkeypatch.setattr(store, "undecided", fail)
+        monkeypatch.setattr(store.Questions, "is_undecided", fail)
         with pytest.raises(StoreError, match="is broken"):
             await desk.approvals.settle(question, Person(waits=True))
         asked = cast("Any", SimpleNamespace(listener=Person(waits=True)))

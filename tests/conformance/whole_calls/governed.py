@@ -17,10 +17,8 @@ from glovebox_server.app import App
 from glovebox_server.calls import ToolCall
 from glovebox_server.core.rights import RightsOf
 from glovebox_server.errors import RefusedError
-from glovebox_server.guards.approvals import store
 from glovebox_server.guards.approvals.approvals import Approvals
 from glovebox_server.guards.approvals.question import ApprovalAnswer
-from glovebox_server.guards.approvals.store import ClockReading
 from glovebox_server.guards.budgets.budgets import opened as opened_budgets
 from glovebox_server.guards.budgets.spending import Clocks, read_clocks
 from glovebox_server.guards.registry import GuardSet
@@ -100,9 +98,9 @@ class CaseGovernance:
         ahead = round(self._ahead * 1000)
         return replace(self._clocks, wall=self._clocks.wall + ahead, since_boot=self._clocks.since_boot + ahead)
 
-    def _later(self) -> ClockReading:
-        now = store.now()
-        return replace(now, at=now.at + self._ahead, wall=now.wall + self._ahead)
+    def _later(self) -> Clocks:
+        now, ahead = read_clocks(), round(self._ahead * 1000)
+        return replace(now, wall=now.wall + ahead, since_boot=now.since_boot + ahead)
 
     def stop(self, scope: Scope, name: str) -> None:
         """Stop something, as an operator does."""

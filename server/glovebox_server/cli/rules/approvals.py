@@ -20,7 +20,8 @@ from glovebox_server.guards.approvals import store
 from glovebox_server.guards.approvals.question import MAX_REASON, ApprovalAnswer
 from glovebox_server.guards.approvals.rules import permanent
 from glovebox_server.guards.approvals.shown import shown
-from glovebox_server.guards.approvals.store import Standing, State
+from glovebox_server.guards.approvals.store import Questions, Standing, State
+from glovebox_server.guards.budgets.spending import read_clocks
 from glovebox_server.secret_files import prepare_state
 from glovebox_server.settings import Settings
 from glovebox_server.stores.database import Database
@@ -99,7 +100,7 @@ def approvals_revoke(settings: Settings, wanted: str) -> None:
     """Take a yes or a grant back; no call passes on it any more. What runs goes on: `glovebox stop` ends that."""
     with _store(settings) as database, recording(settings) as record:
         identifier = _named(database, wanted).question.id
-        database.transact_now(lambda db: store.withdraw(db, identifier, _self(), store.now(), record))
+        database.transact_now(lambda db: Questions(db, read_clocks(), record).withdraw(identifier, _self()))
         found = _named(database, identifier)
     emit(_described(found), f"{identifier} is withdrawn: no call passes on it any more.")
 
@@ -158,7 +159,7 @@ def _answer(settings: Settings, wanted: str, *, allow: bool, reach: Reach, reaso
             allow=allow, by=_self(), channel="operator", reach=reach, digest=question.digest, reason=said
         )
         try:
-            found = database.transact_now(lambda db: store.answer(db, question.id, given, store.now(), record))
+            found = database.transact_now(lambda db: Questions(db, read_clocks(), record).answer(question.id, given))
         except RefusedError as objection:
             record(store.refused(question.id, given, objection))
             raise
@@ -194,8 +195,7 @@ def _standings(settings: Settings, states: Sequence[State]) -> list[Standing]:
 
 
 def _all(database: Database) -> list[Standing]:
-    at = store.now()
-    return database.query_now(lambda db: store.standings(db, at))
+    return database.query_now(lambda db: Questions(db, read_clocks()).standings())
 
 
 def _named(database: Database, wanted: str) -> Standing:

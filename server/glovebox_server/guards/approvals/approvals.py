@@ -4,7 +4,6 @@ An approval is used up in the transaction that finds it, before the call runs: o
 """
 
 import logging
-import sqlite3
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
@@ -39,17 +38,18 @@ from glovebox_server.guards.approvals.rules import (
     subject,
     with_lift,
 )
-from glovebox_server.guards.approvals.store import ClockReading, Standing, State
+from glovebox_server.guards.approvals.store import Questions, Standing, State
+from glovebox_server.guards.budgets.spending import Clocks, read_clocks
 from glovebox_server.stores.database import Database
 from glovebox_server.tools.base import Tool
 
 WAIT_SECONDS: Final = 45.0
 """Of an MCP client for an answer: as for a turn, so that it still reads the result."""
 POLL_SECONDS: Final = 0.2
-"""Between two reads of the store, which other processes write to; shared by all waiting calls."""
+"""Between two reads of the store, which other processes write to."""
 MAX_REFUSED: Final = 64
-"""Refused answers on record within ``REFUSED_SECONDS``: a client that forges them must not fill the disk."""
-REFUSED_SECONDS: Final = 3600.0
+"""Refused answers on record within ``REFUSED_MS``: a client that forges them must not fill the disk."""
+REFUSED_MS: Final = 3_600_000
 
 _UNSHOWABLE: Final = Refusal(
     rule="approval.arguments",
@@ -98,7 +98,7 @@ class Approvals:
         environment: Callable[[str], str],
         *,
         start: Callable[..., object],
-        clock: Callable[[], ClockReading] = store.now,
+        clock: Callable[[], Clocks] = read_clocks,
     ) -> None:
         """Take the parts; ``opened`` is the public way.
 
@@ -116,8 +116,6 @@ class Approvals:
         self._start = start
         self._left_open: dict[str, _ClientQuestion] = {}
         self._clock = clock
-        self._looking = anyio.Lock()
-        self._looked, self._undecided = float("-inf"), frozenset[str]()
         self._refused: deque[float] = deque()
 
     @classmethod
@@ -128,7 +126,7 @@ class Approvals:
         audit: AuditLog,
         tools: Mapping[str, Tool],
         environment: Callable[[str], str],
-        clock: Callable[[], ClockReading] = store.now,
+        clock: Callable[[], Clocks] = read_clocks,
     ) -> AsyncIterator[Self]:
         """Open the approvals of a state directory; the first call that needs the store opens it."""
         with ExitStack() as files:
@@ -158,7 +156,7 @@ class Approvals:
             canonical(proposal.call.arguments)
         except ValueError:
             return deny(proposal.decision, _UNSHOWABLE)
-        return await self._write(lambda db: self._consulted(db, proposal, settled))
+        return await self._write(lambda known: self._consulted(known, proposal, settled))
 
     async def request(self, proposal: Proposal, escalations: Sequence[Escalation]) -> tuple[Question, ...]:
         """Ask about what a call was refused while it ran; open questions are joined.
@@ -167,12 +165,10 @@ class Approvals:
             StoreError: the questions cannot be kept.
         """
 
-        def put(db: sqlite3.Connection) -> tuple[Question, ...]:
-            at = self._clock()
-            store.expire(db, at)
+        def put(known: Questions) -> tuple[Question, ...]:
             wanted = (replace(proposal, escalation=each) for each in escalations)
             asked = [(each, with_lift(None, each.escalation, each.call.tool)) for each in wanted]
-            found = (self._not_yet(db, each, asks, None, at) for each, asks in asked if asks is not None)
+            found = (self._not_yet(known, each, asks, None) for each, asks in asked if asks is not None)
             return tuple(each for each in found if isinstance(each, Question))
 
         return await self._write(put)
@@ -256,11 +252,11 @@ class Approvals:
             StoreError: it cannot be kept.
         """
         try:
-            return await self._write(lambda db: store.answer(db, identifier, given, self._clock(), self._record))
+            return await self._write(lambda known: known.answer(identifier, given))
         except RefusedError as objection:
             known = None if objection.rule == "approval.unknown" else identifier
-            now = self._clock().at
-            while self._refused and self._refused[0] <= now - REFUSED_SECONDS:
+            now = self._clock().since_boot
+            while self._refused and self._refused[0] <= now - REFUSED_MS:
                 self._refused.popleft()
             if len(self._refused) < MAX_REFUSED:
                 self._refused.append(now)
@@ -274,91 +270,74 @@ class Approvals:
             RefusedError: the id is unknown, or the question is over.
             StoreError: it cannot be kept.
         """
-        return await self._write(lambda db: store.withdraw(db, identifier, by, self._clock(), self._record))
+        return await self._write(lambda known: known.withdraw(identifier, by))
 
     async def standing(self, identifier: str) -> Standing | None:
         """Return a question and its state; None for an unknown id."""
+        return await self._write(lambda known: known.standing(identifier))
 
-        def look(db: sqlite3.Connection) -> Standing | None:
-            at = self._clock()
-            store.expire(db, at)
-            return store.standing(db, identifier, at)
-
-        return await self._write(look)
-
-    def _consulted(self, db: sqlite3.Connection, proposal: Proposal, settled: State | None) -> Decision | Question:
+    def _consulted(self, known: Questions, proposal: Proposal, settled: State | None) -> Decision | Question:
         """Run ``consult`` in one transaction."""
-        at, asks = self._clock(), asked_about(proposal)
-        store.expire(db, at)
+        asks = asked_about(proposal)
         whole = with_lift(asks, proposal.escalation, proposal.call.tool)
-        found = None if whole is None else self._used(db, proposal, whole, at)
+        found = None if whole is None else self._used(known, proposal, whole)
         # Lifts what the approval covers; a program may also use hosts granted to it.
-        held = self._held(db, proposal if found is None else replace(proposal, escalation=None), at)
+        held = self._held(known, proposal if found is None else replace(proposal, escalation=None))
         if found is None and any(proposal.escalation and _lifts(each, proposal.escalation) for each in held):
-            whole, found = asks, None if asks is None else self._used(db, proposal, asks, at)
+            whole, found = asks, None if asks is None else self._used(known, proposal, asks)
         if whole is not None and found is None:
             # Show what it could reach with what was granted already.
             shown = replace(proposal, profile=reaching(proposal.profile, _grants(held), proposal.escalation))
-            return self._not_yet(db, shown, whole, settled, at)
-        used = [each for each in held if store.use(db, each, proposal.call.id, at)]
-        return _allowed(proposal, whole, found, used)
+            return self._not_yet(known, shown, whole, settled)
+        return _allowed(proposal, whole, found, [each for each in held if known.use(each, proposal.call.id)])
 
-    def _used(self, db: sqlite3.Connection, proposal: Proposal, asks: Asking, at: ClockReading) -> Standing | None:
+    def _used(self, known: Questions, proposal: Proposal, asks: Asking) -> Standing | None:
         """Return the approval of exactly this call, which uses it up."""
-        found = store.same(db, self._subject(proposal, asks).digest, at)
-        return found if found is not None and store.use(db, found, proposal.call.id, at) else None
+        found = known.same(self._subject(proposal, asks).digest)
+        return found if found is not None and known.use(found, proposal.call.id) else None
 
     def _reaches(self, proposal: Proposal) -> bool:
         """Return whether a program could use the grant of a host."""
         programs = self._tools[proposal.call.tool].request is None and proposal.profile.network.mode != "none"
         return programs and any(each.what == "host" for each in proposal.rights.lifts)
 
-    def _held(self, db: sqlite3.Connection, proposal: Proposal, at: ClockReading) -> list[Standing]:
+    def _held(self, known: Questions, proposal: Proposal) -> list[Standing]:
         """Return grants that the call could use; for a program every host, as its hosts are unknown before."""
         escalation, reaches = proposal.escalation, self._reaches(proposal)
-        if not (escalation or reaches):
-            return []
-        found = store.grants(db, self._subject(proposal, None), at)
         return [
             each
-            for each in found
+            for each in (known.grants(self._subject(proposal, None)) if escalation or reaches else ())
             if (escalation and _lifts(each, escalation)) or (reaches and each.question.subject.lifted == "host")
         ]
 
     def _subject(self, proposal: Proposal, asks: Asking | None) -> QuestionSubject:
-        escalation = proposal.escalation if asks is not None and asks.lifts else None
-        rules = asks.rules if asks else ()
-        about = subject(proposal, rules, self._environment(proposal.call.tool))
+        about = subject(proposal, asks.rules if asks else (), self._environment(proposal.call.tool))
         if asks is not None and asks.asked.reach == "caller":
             about = replace(about, any_run=True)
-        return about if escalation is None else replace(about, lifted=escalation.what, target=escalation.target)
+        if asks is not None and asks.lifts and proposal.escalation is not None:
+            about = replace(about, lifted=proposal.escalation.what, target=proposal.escalation.target)
+        return about
 
     def _not_yet(
-        self, db: sqlite3.Connection, proposal: Proposal, asks: Asking, settled: State | None, at: ClockReading
+        self, known: Questions, proposal: Proposal, asks: Asking, settled: State | None
     ) -> Decision | Question:
         """Decide without an approval: a denial holds, a question is asked once and waited for once."""
         about = self._subject(proposal, asks)
-        found = store.same(db, about.digest, at)
+        found = known.same(about.digest)
         if found is not None and found.state == "denied":
             return _refused(proposal, "approval.denied", found, asks)
         if settled is not None:
             if proposal.changes and found is None and settled == "allowed":
                 return _refused(proposal, "promotion.conflict", found, asks)
-            return _refused(proposal, _over("pending" if found else settled), found, asks)
+            state = "pending" if found else settled  # an approval that is gone was used
+            return _refused(proposal, "approval.used" if state == "allowed" else f"approval.{state}", found, asks)
         if found is not None:
-            store.join(db, found.question.id)
+            known.join(found.question.id)
             return found.question
-        if store.pending(db, about.principal) >= store.MAX_PENDING:
+        if known.pending(about.principal) >= store.MAX_PENDING:
             return deny(proposal.decision, _MANY)
-        question = self._question(db, proposal, asks, at, about)
-        store.ask(db, question, at, self._record)
-        return question
-
-    def _question(
-        self, db: sqlite3.Connection, proposal: Proposal, asks: Asking, at: ClockReading, about: QuestionSubject
-    ) -> Question:
-        call, made = proposal.call, datetime.fromtimestamp(at.wall, UTC)
-        return Question(
+        call, made = proposal.call, datetime.fromtimestamp(known.at.wall / 1000, UTC)
+        question = Question(
             id=new_id("a"),
             digest=about.digest,
             subject=about,
@@ -371,25 +350,21 @@ class Approvals:
             expires=made + timedelta(minutes=asks.asked.minutes),
             asked_by=call.id,
             folder=proposal.folder or (str(proposal.rights.workspace) if about.workspace else ""),
-            last_approved=store.last_approved(db, about.principal, about.tool),
+            last_approved=known.last_approved(about.principal, about.tool),
         )
+        known.ask(question)
+        return question
 
     async def _abandon(self, question: Question) -> None:
         """Withdraw the question of a cancelled call. The caller sees the cancellation, also if this fails."""
         with suppress(StoreError, AuditError), anyio.CancelScope(shield=True):
-            await self._write(lambda db: store.abandon(db, question, self._clock(), self._record))
+            await self._write(lambda known: known.abandon(question))
 
     async def _until_decided(self, identifier: str) -> None:
         """Return once nothing has to be waited for. Raises StoreError."""
-        began = anyio.current_time()
+        database = await self._store()
         while True:
-            async with self._looking:
-                now = anyio.current_time()
-                if now - self._looked >= POLL_SECONDS or self._looked < began:
-                    database = await self._store()
-                    self._undecided = await database.query(lambda db: store.undecided(db, self._clock()))
-                    self._looked = now
-            if identifier not in self._undecided:
+            if not await database.query(lambda db: Questions(db, self._clock()).is_undecided(identifier)):
                 return
             await anyio.sleep(POLL_SECONDS)
 
@@ -399,21 +374,16 @@ class Approvals:
                 self._database = await anyio.to_thread.run_sync(self._open)
         return self._database
 
-    async def _write(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+    async def _write(self, work: Callable[[Questions], _T]) -> _T:
         database = await self._store()
         self._token = anyio.lowlevel.current_token()
         # Shielded: a record that is in the log must not be undone in the store.
         with anyio.CancelScope(shield=True):
-            return await database.transact(work)
+            return await database.transact(lambda db: work(Questions(db, self._clock(), self._record)))
         raise AssertionError  # a shielded scope is not cancelled: for the type checker
 
     def _record(self, event: Event) -> None:
         anyio.from_thread.run(self._audit.append, event, token=self._token)
-
-
-def _over(state: State) -> str:
-    """Return the rule that refuses a call whose question ended so; an approval that is gone was used."""
-    return "approval.used" if state == "allowed" else f"approval.{state}"
 
 
 def _lifts(each: Standing, escalation: Escalation) -> bool:
