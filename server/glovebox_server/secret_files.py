@@ -30,6 +30,7 @@ from glovebox_sandboxes.host.identity import changes_user
 
 _LOCK_POLL_SECONDS = 0.005
 _THE_FILE = "Name the file itself."
+_WRITABLE = "make the directory writable."
 _STATE = "state directory"
 _READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """Flags. Non-blocking: a FIFO in its place cannot stop the server from starting."""
@@ -54,16 +55,11 @@ def prepare_state(directory: Path) -> None:
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         directory.mkdir(mode=0o700, exist_ok=True)
-        found = directory.stat()
     except OSError as error:
         reason = f"it cannot be made: {error.strerror}"
         raise SecretFileError(_STATE, directory, reason, f"Make room for it, or {other}.") from error
-    if found.st_uid != os.geteuid():
-        reason = f"it belongs to user {found.st_uid}"
-        raise SecretFileError(_STATE, directory, reason, f"Run Glovebox as that user, or {other}.")
-    if found.st_mode & 0o077:  # as for each file in it, whose own checks decide about one that others could have read
-        reason = f"others have access to it (mode {stat.S_IMODE(found.st_mode):03o})"
-        raise SecretFileError(_STATE, directory, reason, f"Run `chmod 700 {directory}`, or {other}.")
+    # As for each file in it, whose own checks decide about one that others could have read.
+    _check(directory.stat(), directory, _STATE, f"{other[0].upper()}{other[1:]}.", directory=True)
     for place in {directory.absolute(), directory.resolve()} if changes_user() else ():
         if (flaw := permissions.flaw_above(place)) is not None:
             above, problem, command = flaw
@@ -111,8 +107,7 @@ class SecretDirectory:
             os.unlink(name, dir_fd=self._descriptor)
             os.fsync(self._descriptor)
         except OSError as error:
-            reason = f"it cannot be removed: {error.strerror}"
-            raise SecretFileError(self._kind, self.path / name, reason, "Make the directory writable.") from error
+            raise self._refusal(name, f"it cannot be removed: {error.strerror}", _WRITABLE.capitalize()) from error
 
     def make(self, name: str, content: bytes, *, replace: bool = False) -> bool:
         """Publish a whole file at once; the first of several makers of a name wins, and the rest change nothing.
@@ -137,9 +132,8 @@ class SecretDirectory:
                     os.unlink(draft, dir_fd=self._descriptor)
                 os.fsync(self._descriptor)
         except OSError as error:
-            reason = f"it cannot be written: {error.strerror}"
-            raise SecretFileError(
-                self._kind, self.path / name, reason, "Free space, or make the directory writable."
+            raise self._refusal(
+                name, f"it cannot be written: {error.strerror}", f"Free space, or {_WRITABLE}"
             ) from error
         return True
 
@@ -153,8 +147,11 @@ class SecretDirectory:
             fd = os.open(name, _READING, dir_fd=self._descriptor)
         except OSError as error:
             reason = f"it cannot be opened as a file of its own: {error.strerror}"
-            raise SecretFileError(self._kind, path, reason, f"Remove {path}; a new one is made.") from error
+            raise self._refusal(name, reason, f"Remove {path}; a new one is made.") from error
         return _content(fd, path, most, self._kind, f"Remove {path}.")
+
+    def _refusal(self, name: str, reason: str, fix: str) -> SecretFileError:
+        return SecretFileError(self._kind, self.path / name, reason, fix)
 
 
 @contextlib.contextmanager
@@ -205,7 +202,12 @@ def _check(found: os.stat_result, path: Path, kind: str, instead: str, *, direct
     if stat.S_IFMT(found.st_mode) != form:
         raise SecretFileError(kind, path, "it is not what is expected there", instead)
     if found.st_uid != os.geteuid():
-        raise SecretFileError(kind, path, f"it belongs to user {found.st_uid}", f"Run `chown {os.geteuid()} {path}`.")
+        raise SecretFileError(
+            kind,
+            path,
+            f"it belongs to user {found.st_uid}",
+            f"Run Glovebox as that user, or `chown {os.geteuid()} {path}`.",
+        )
     if found.st_mode & 0o077:
         reason = f"others have access to it (mode {stat.S_IMODE(found.st_mode):03o})"
         raise SecretFileError(
@@ -293,11 +295,9 @@ class Files(Generic[T]):
             return StoredItems(damaged=(self._unusable(self.path, problem),))
         damaged = [each for each in read if isinstance(each, SecretFileError)]
         if len(names) > self._most:
-            damaged.append(
-                SecretFileError(self._kind, self.path, f"it has more than {self._most} files", "Remove some.")
-            )
-        items = (each for each in read if each is not None and not isinstance(each, SecretFileError))
-        return StoredItems(items=tuple(items), damaged=tuple(damaged))
+            damaged.append(self._crowded(self._most + 1))
+        items = tuple(each for each in read if each is not None and not isinstance(each, SecretFileError))
+        return StoredItems(items=items, damaged=tuple(damaged))
 
     def names(self) -> list[str]:
         """Return the names of the files, whole or damaged. Raises SecretFileError if the directory is unsafe."""
@@ -311,9 +311,7 @@ class Files(Generic[T]):
         """
         with self._opened() as directory, directory.locked():
             if len(directory.names()) >= self._most - spare:
-                raise SecretFileError(
-                    self._kind, self.path, f"it has {self._most - spare} files already", "Remove some."
-                )
+                raise self._crowded(self._most - spare)
             try:
                 directory.make(name, content)
             except SecretFileError:
@@ -351,6 +349,9 @@ class Files(Generic[T]):
                 return item
         path = self.path / name
         return SecretFileError(self._kind, path, "it is not what was written", self._fix(path))
+
+    def _crowded(self, count: int) -> SecretFileError:
+        return SecretFileError(self._kind, self.path, f"it has {count} files already", "Remove some.")
 
     def _unusable(self, path: Path, problem: OSError) -> SecretFileError:
         fix = f"Make {path} usable for the user that runs Glovebox, then start the server again."

@@ -111,10 +111,8 @@ def find(settings: Settings, transport: str) -> Workspace:
     try:
         found = place(Path.cwd())
         str(found.path).encode()  # records and digests are UTF-8
-    except OSError as problem:
-        return Workspace(path=None, reason=f"the current directory cannot be used: {problem.strerror}")
-    except UnicodeEncodeError:
-        return Workspace(path=None, reason="the current directory's name is not UTF-8")
+    except (OSError, UnicodeEncodeError) as problem:
+        return Workspace(path=None, reason=f"the current directory cannot be used: {problem}")
     if reason := objection(found, own(settings), _homes(found.path)):
         return Workspace(path=None, reason=f"the current directory, {found.path}, {reason}")
     return _served(found.path)
@@ -173,12 +171,7 @@ def place(directory: Path) -> Location:
 
 def own(settings: Settings) -> Mapping[str, Location]:
     """Return the directories whose files are the server's own."""
-    return {
-        "state": place(settings.state_dir),
-        "profiles": place(settings.profiles_dir),
-        "environments": place(settings.environments_dir),
-        "data": place(settings.data_dir),
-    }
+    return {name: place(getattr(settings, f"{name}_dir")) for name in ("state", "profiles", "environments", "data")}
 
 
 def _homes(directory: Path) -> Sequence[Location]:

@@ -54,8 +54,8 @@ class Served:
     @property
     def authority(self) -> TokenAuthority:
         """What checks access tokens."""
-        assert self.gate._authority is not None
-        return self.gate._authority
+        assert self.gate.authority is not None
+        return self.gate.authority
 
     @asynccontextmanager
     async def client(

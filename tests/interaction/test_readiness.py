@@ -25,7 +25,7 @@ async def test_ready_says_what_calls_lack_and_looks_once_however_often_strangers
 
     async with served(tmp_path, "http") as server:
         monkeypatch.setattr(runtime, "find", find)
-        probe = server.gate._look.__self__  # type: ignore[union-attr]  # a method
+        probe = server.gate.look.__self__  # type: ignore[union-attr]  # a method
         monkeypatch.setattr(probe, "_clock", lambda: now)
         monkeypatch.setattr(probe, "_until", now)
         bare = _request(server, "GET", "/ready", {"Authorization": ""})

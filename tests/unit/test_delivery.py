@@ -49,12 +49,12 @@ async def nobody(_question: Question) -> None:
 
 async def test_a_call_without_a_last_record_ends_in_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """Found by the soak: on a full disk a client that hears of records got a task group's error, not the reason."""
-    monkeypatch.setattr(delivery, "hears_audit", lambda *_: True)
+    monkeypatch.setattr(delivery, "levels_of", lambda _: {"alert"})
     monkeypatch.setattr(delivery, "FLUSH_SECONDS", 0.01)
     context: Any = SimpleNamespace(meta={}, session=None)
     log: Any = Silent()
     outcome = ""
-    async with delivery.deliver_messages(context, log, "c_1", "info", {}, ask=nobody):
+    async with delivery.deliver_messages(context, log, "c_1", {}, nobody):
         outcome = "Audit unavailable"
     assert outcome == "Audit unavailable"
 
@@ -64,13 +64,13 @@ async def test_only_records_of_a_call_that_has_some_are_waited_for(
     offered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One whose arguments are wrong, or for which the server is too busy, has none."""
-    monkeypatch.setattr(delivery, "hears_audit", lambda *_: True)
+    monkeypatch.setattr(delivery, "levels_of", lambda _: {"alert"})
     monkeypatch.setattr(delivery, "FLUSH_SECONDS", 0.2)
     monkeypatch.setattr(Silent, "offered", offered)
     context: Any = SimpleNamespace(meta={}, session=None)
     log: Any = Silent()
     began = anyio.current_time()
-    async with delivery.deliver_messages(context, log, "c_1", "info", {}, ask=nobody):
+    async with delivery.deliver_messages(context, log, "c_1", {}, nobody):
         pass
     assert (anyio.current_time() - began >= 0.2) == offered
 

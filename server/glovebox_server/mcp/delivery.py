@@ -53,6 +53,9 @@ def connection_of(ctx: Context) -> Connection:
     return ctx.session._connection  # noqa: SLF001 - the SDK has no other way to learn of its end
 
 
+#: Key in a connection's state: the level of its ``logging/setLevel``.
+LEVEL = "glovebox.level"
+Levels = frozenset[types.LoggingLevel]
 Endings = Mapping[str, anyio.Event]
 """The events that end a call, by who sets them."""
 Ask = Callable[[Question], Awaitable[ApprovalAnswer | None]]
@@ -138,19 +141,20 @@ class Reporter(Listener):
 
 @asynccontextmanager
 async def deliver_messages(
-    ctx: Context, audit: AuditLog, call_id: str, level: types.LoggingLevel, endings: Endings, *, ask: Ask
+    ctx: Context, audit: AuditLog, call_id: str, endings: Endings, ask: Ask
 ) -> AsyncIterator[Reporter]:
     """Run the messages of one call beside it."""
-    reporter = Reporter(ctx, endings, ask)
-    if not reporter.waits() and not hears_audit(ctx, level):
+    reporter, levels = Reporter(ctx, endings, ask), levels_of(ctx)
+    hears = "alert" in levels  # any audit event
+    if not reporter.waits() and not hears:
         yield reporter
         return
     async with anyio.create_task_group() as tasks:
         if reporter.waits():
             tasks.start_soon(reporter.run)
-        if hears_audit(ctx, level):
+        if hears:
             async with audit.subscribe(call_id=call_id) as records:
-                copies = _Copies(ctx, records, level)
+                copies = _Copies(ctx, records, levels)
                 tasks.start_soon(copies.send_until_end)
                 yield reporter
                 # A call that did not begin has no record, and slow refusals pile up.
@@ -164,8 +168,8 @@ async def deliver_messages(
 class _Copies:
     """Copies of one call's records on their way to its client."""
 
-    def __init__(self, ctx: Context, records: Subscription, level: types.LoggingLevel) -> None:
-        self._ctx, self._records, self._level = ctx, records, level
+    def __init__(self, ctx: Context, records: Subscription, levels: Levels) -> None:
+        self._ctx, self._records, self._levels = ctx, records, levels
         self._scope = anyio.CancelScope()
         self._ended = anyio.Event()
         self._unread: Record | Missed | None = None
@@ -176,7 +180,7 @@ class _Copies:
         with self._scope, suppress(anyio.ClosedResourceError):
             async for item in self._records:
                 self._unread = item
-                await send_record(self._ctx, item, self._level)
+                await self._send(item)
                 self._unread = None
                 if isinstance(item, Record) and is_last(item):
                     break
@@ -195,26 +199,19 @@ class _Copies:
         await self._ended.wait()
         missed = self._records.give_up(self._unread)
         if missed is not None:
-            await send_record(self._ctx, missed, self._level)
+            await self._send(missed)
 
-
-def hears_audit(ctx: Context, level: types.LoggingLevel) -> bool:
-    """Return whether this client would receive any audit event of a call."""
-    return "alert" in _levels(ctx, level)
-
-
-async def send_record(ctx: Context, item: Record | Missed, level: types.LoggingLevel) -> None:
-    """Send one record as a log message on the request's stream, if the client's level allows it."""
-    params = show_record(item)
-    # A missed record may have been a denial.
-    grave = isinstance(item, Missed) or params["data"].get("effect") == "deny"
-    severity: types.LoggingLevel = "warning" if grave else "info"
-    heard = _levels(ctx, level)
-    if severity in heard:
-        data = params if "debug" in heard else _brief(params)
-        body = types.LoggingMessageNotificationParams(level=severity, logger=AUDIT_LOGGER, data=data)
-        message = types.LoggingMessageNotification(params=body)
-        await ctx.session.send_notification(message, related_request_id=ctx.request_id)
+    async def _send(self, item: Record | Missed) -> None:
+        """Send one record as a log message on the request's stream, if the client's level allows it."""
+        params = show_record(item)
+        # A missed record may have been a denial.
+        grave = isinstance(item, Missed) or params["data"].get("effect") == "deny"
+        severity: types.LoggingLevel = "warning" if grave else "info"
+        if severity in self._levels:
+            data = params if "debug" in self._levels else _brief(params)
+            body = types.LoggingMessageNotificationParams(level=severity, logger=AUDIT_LOGGER, data=data)
+            message = types.LoggingMessageNotification(params=body)
+            await self._ctx.session.send_notification(message, related_request_id=self._ctx.request_id)
 
 
 def _brief(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -249,12 +246,12 @@ _ORDER: tuple[types.LoggingLevel, ...] = (
 )  # fmt: skip
 
 
-def _levels(ctx: Context, level: types.LoggingLevel) -> frozenset[types.LoggingLevel]:
+def levels_of(ctx: Context) -> Levels:
     """Return the levels for the client: the request's opt-in in the modern era, ``logging/setLevel`` before."""
     allowed = allowed_log_levels(ctx.protocol_version, ctx.meta)
     if ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
         return allowed
-    return allowed.intersection(_ORDER[_ORDER.index(level) :])
+    return allowed.intersection(_ORDER[_ORDER.index(connection_of(ctx).state.get(LEVEL, "info")) :])
 
 
 def tool_result(result: CallResult, revision: str | None = None) -> types.CallToolResult:

@@ -49,8 +49,6 @@ RUN_META_KEY = "dev.glovebox/run"
 ENDINGS_SCOPE_KEY = "glovebox.endings"
 #: Where clients of HTTP with SSE post; the address names their session, and the transport has checked it.
 MESSAGES_PATH = "/messages/"
-#: Key in a connection's state: the level of its ``logging/setLevel``.
-_LEVEL = "glovebox.level"
 #: Rule of a request whose state this state directory's servers did not issue to its caller for it, or not lately.
 STATE_RULE = "approval.state"
 _STATE_HINT = "Make the call without requestState: it is asked anew."
@@ -172,9 +170,8 @@ class McpServer:
                 endings |= ctx.request.scope.get(ENDINGS_SCOPE_KEY, {})  # stream closed, token removed or expired
             for event in endings.values():
                 tasks.start_soon(delivery.call_when, event, tasks.cancel_scope.cancel)
-            level = delivery.connection_of(ctx).state.get(_LEVEL, "info")
             ask = partial(asking.ask_client, ctx, principal, params)
-            async with delivery.deliver_messages(ctx, self.app.audit, call_id, level, endings, ask=ask) as reporter:
+            async with delivery.deliver_messages(ctx, self.app.audit, call_id, endings, ask) as reporter:
                 try:
                     outcome = await self.app.broker.submit(
                         principal,
@@ -264,7 +261,7 @@ class McpServer:
         return self.app.runs.of_client(principal.id, principal.client)
 
     async def _set_level(self, ctx: Context, params: types.SetLevelRequestParams) -> types.EmptyResult:
-        delivery.connection_of(ctx).state[_LEVEL] = params.level
+        delivery.connection_of(ctx).state[delivery.LEVEL] = params.level
         return types.EmptyResult()
 
     async def _list_resources(self, _ctx: Context, params: _Page) -> types.ListResourcesResult:
@@ -347,9 +344,7 @@ def _trace_of(ctx: Context) -> Trace | None:
     meta: Mapping[str, Any] = ctx.meta or {}
     if meta.get("traceparent") is not None:
         return trace_of(meta["traceparent"], meta.get("tracestate"))
-    if ctx.request is None:
-        return None
-    parents: list[str] = ctx.request.headers.getlist("traceparent")
+    parents = ctx.request.headers.getlist("traceparent") if ctx.request is not None else ()
     return trace_of(parents[0], ",".join(ctx.request.headers.getlist("tracestate"))) if len(parents) == 1 else None
 
 

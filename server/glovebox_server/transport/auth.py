@@ -15,7 +15,7 @@ Rule 6  Errors name the rule and nothing else of the server.
 import contextlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from http import HTTPStatus
 from typing import Final
 
@@ -73,33 +73,26 @@ _RULES: Final = {
 Look = Callable[[], Awaitable[Readiness]]
 
 
+@dataclass(eq=False)
 class AuthMiddleware:
     """The ASGI application around the application."""
 
-    def __init__(
-        self,
-        inner: ASGIApp,
-        *,
-        hosts: Collection[str],
-        callers: Callers,
-        authority: TokenAuthority | None = None,
-        refusals: Refusals | None = None,
-        look: Look | None = None,
-    ) -> None:
-        """Wrap an application."""
-        self._inner = inner
-        self._hosts = frozenset(host.lower() for host in hosts)
+    inner: ASGIApp
+    hosts: Collection[str]
+    callers: Callers
+    authority: TokenAuthority | None = None
+    refusals: Refusals = field(default_factory=Refusals)
+    look: Look | None = None
+
+    def __post_init__(self) -> None:
+        """Begin with no request."""
+        self._hosts = frozenset(host.lower() for host in self.hosts)
         self._origins = frozenset(f"{scheme}://{host}" for scheme in ("http", "https") for host in self._hosts)
-        self._callers = callers
-        self._authority = authority
-        self._look = look
-        self._refusals = refusals or Refusals()
         # Under way: the grant, the event of a closed stream, and the request's scope.
         self._requests: set[tuple[TokenGrant, anyio.Event, anyio.CancelScope]] = set()
-        self._shares = Shares(MAX_CONNECTIONS, callers, subjects=authority is not None)
-        self._open: Counter[str] = Counter()
-        self._asked: Counter[str] = Counter()
-        """Open requests, except the streams for later messages of the server."""
+        self._shares = Shares(MAX_CONNECTIONS, self.callers, subjects=self.authority is not None)
+        self._open, self._asked = Counter[str](), Counter[str]()
+        """Open requests; the second without the streams for later messages of the server."""
         self._reading, self._calling = RequestTurns(), RequestTurns()
         self._unanswered: set[tuple[str, str, str]] = set()
         """Unanswered requests, by caller, session and id."""
@@ -107,7 +100,7 @@ class AuthMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through or answer it; close anything but HTTP and the lifespan."""
         if scope["type"] == "lifespan":
-            await self._inner(scope, receive, send)
+            await self.inner(scope, receive, send)
         elif scope["type"] == "http":
             try:
                 answer = await self._public(scope)
@@ -118,7 +111,7 @@ class AuthMiddleware:
             except HTTPException as refusal:
                 caller: Principal | None = scope.get(PRINCIPAL_SCOPE_KEY)
                 rule = refusal.rule if isinstance(refusal, TokenChallenge) else _RULES.get(refusal.status_code, "http")
-                self._refusals.note(rule, None if caller is None else caller.id)
+                self.refusals.note(rule, None if caller is None else caller.id)
                 answer = Response(refusal.detail, refusal.status_code, refusal.headers)
             await answer(scope, receive, send)
 
@@ -133,12 +126,12 @@ class AuthMiddleware:
             raise HTTPException(403, "Foreign Origin")
         if scope["method"] != "GET":
             return None
-        if self._authority and scope["path"].startswith(METADATA_PATH):
-            return self._authority.metadata(host[0], scope["path"])
+        if self.authority and scope["path"].startswith(METADATA_PATH):
+            return self.authority.metadata(host[0], scope["path"])
         if _values(scope, b"authorization"):
             return None
-        if scope["path"] == READY_PATH and self._look is not None:
-            return readiness_answer(await self._look(), told=False)
+        if scope["path"] == READY_PATH and self.look is not None:
+            return readiness_answer(await self.look(), told=False)
         return JSONResponse({"status": "ok"}) if scope["path"] == HEALTH_PATH else None
 
     async def _identify(self, scope: Scope) -> None:
@@ -146,10 +139,10 @@ class AuthMiddleware:
         authorization = _values(scope, b"authorization")
         kind, _, presented = authorization[0].partition(" ") if len(authorization) == 1 else ("", "", "")
         presented = presented.strip() if kind.lower() == "bearer" else ""
-        grant = self._callers.grant(presented)
-        if grant is None and self._authority:
+        grant = self.callers.grant(presented)
+        if grant is None and self.authority:
             address = address_of((scope.get("client") or ("",))[0])
-            grant = await self._authority.enter(presented, _values(scope, b"host")[0], scope["path"], address)
+            grant = await self.authority.enter(presented, _values(scope, b"host")[0], scope["path"], address)
         if grant is None:
             raise HTTPException(401, "A bearer token is needed", {"WWW-Authenticate": "Bearer"})
         scope[PRINCIPAL_SCOPE_KEY] = Principal(
@@ -205,9 +198,9 @@ class AuthMiddleware:
             return
         principal = scope[PRINCIPAL_SCOPE_KEY]
         value = await self._parse(scope["method"], principal, body)
-        if self._authority and (tool := stdio.tool_of(value)):
+        if self.authority and (tool := stdio.tool_of(value)):
             host = _values(scope, b"host")[0]
-            self._authority.step_up(principal, host, scope["path"], tool)
+            self.authority.step_up(principal, host, scope["path"], tool)
         # The SDK keeps one answer per id as text: two requests with one id would get each other's.
         identity = stdio.known_id(value) if isinstance(value, dict) and "method" in value else None
         session = "".join(_values(scope, b"mcp-session-id"))
@@ -231,7 +224,7 @@ class AuthMiddleware:
             if asked is not None:
                 self._unanswered.add(asked)
                 answered.callback(self._unanswered.discard, asked)
-            await self._inner(scope, observed, send)
+            await self.inner(scope, observed, send)
 
     async def _parse(self, method: str, principal: Principal, body: bytes) -> object:
         """Return the message of a body, read in its caller's turn; raise HTTPException if it is none."""

@@ -103,7 +103,7 @@ async def _begin(artifact: Artifact, part: range | None, send: Send) -> None:
     status, length = (416, 0) if part is None else (200 if len(part) == size else 206, len(part))
     headers = {
         "content-length": str(length),
-        "content-type": _type(artifact),
+        "content-type": artifact.media_type + ("; charset=utf-8" if artifact.media_type.startswith("text/") else ""),
         "content-disposition": f"attachment; filename*=UTF-8''{quote(artifact.name.rpartition('/')[2], safe='')}",
         # The bytes are untrusted: nothing is guessed, run, kept by a proxy or shown inside another page.
         "x-content-type-options": "nosniff",
@@ -118,7 +118,11 @@ async def _begin(artifact: Artifact, part: range | None, send: Send) -> None:
     elif status == 206:  # noqa: PLR2004 - Partial Content
         headers["content-range"] = f"bytes {part.start}-{part.stop - 1}/{size}"
     if artifact.risks:
-        headers["glovebox-risks"] = _risks(artifact.risks)
+        shown = list(artifact.risks)
+        while len(json.dumps(shown)) > MAX_RISKS and len(shown) > 1:
+            shown = [*shown[: len(shown) // 2], "…"]
+        text = json.dumps(shown)
+        headers["glovebox-risks"] = text if len(text) <= MAX_RISKS else json.dumps(["too many to list here"])
     raw = [(name.encode("ascii"), value.encode("ascii")) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": status, "headers": raw})
 
@@ -138,16 +142,3 @@ async def _send(pieces: AsyncIterator[bytes] | None, send: Send) -> None:
 
 def _tag(artifact: Artifact) -> str:
     return f'"{artifact.sha256}"'
-
-
-def _type(artifact: Artifact) -> str:
-    text = artifact.media_type.startswith("text/")
-    return f"{artifact.media_type}; charset=utf-8" if text else artifact.media_type
-
-
-def _risks(risks: tuple[str, ...]) -> str:
-    """Return a JSON array in ASCII, truncated to fit a header."""
-    shown = list(risks)
-    while len(text := json.dumps(shown)) > MAX_RISKS and len(shown) > 1:
-        shown = [*shown[: len(shown) // 2], "…"]
-    return text if len(text) <= MAX_RISKS else json.dumps(["too many to list here"])
