@@ -344,7 +344,9 @@ def _trace_of(ctx: Context) -> Trace | None:
     meta: Mapping[str, Any] = ctx.meta or {}
     if meta.get("traceparent") is not None:
         return trace_of(meta["traceparent"], meta.get("tracestate"))
-    parents = ctx.request.headers.getlist("traceparent") if ctx.request is not None else ()
+    if ctx.request is None:
+        return None
+    parents: list[str] = ctx.request.headers.getlist("traceparent")
     return trace_of(parents[0], ",".join(ctx.request.headers.getlist("tracestate"))) if len(parents) == 1 else None
 
 
