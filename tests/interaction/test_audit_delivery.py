@@ -179,7 +179,7 @@ async def test_a_subscriber_is_told_of_updates(transport: Transport, tmp_path: P
         tasks.start_soon(client.call_tool, "run_python", {"code": "wait"})
         await until(lambda: bool(broker.running))
         uri = f"audit://calls/{next(iter(broker.running))}"
-        with pytest.warns(MCPDeprecationWarning), pytest.raises(MCPError, match="Only audit"):
+        with pytest.warns(MCPDeprecationWarning), pytest.raises(MCPError, match="only audit"):
             await client.subscribe_resource("artifact://nothing")
         with pytest.warns(MCPDeprecationWarning):
             await client.subscribe_resource(uri)

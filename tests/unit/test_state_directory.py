@@ -60,7 +60,13 @@ def test_a_state_directory_of_others_is_refused(name: str, tmp_path: Path, *, li
 
 @pytest.mark.parametrize(
     "command",
-    [("receipt", "key"), ("client-config", "--transport", "http"), ("call", "x"), ("serve",), ("clean", "--dry-run")],
+    [
+        ("receipt", "key"),
+        ("client-config", "--transport", "http", "--token", "x"),
+        ("call", "x"),
+        ("serve",),
+        ("clean", "--dry-run"),
+    ],
 )
 def test_whatever_keeps_something_there_makes_and_checks_it(command: tuple[str, ...], tmp_path: Path) -> None:
     """Whichever command comes first makes it for its owner alone; each refuses one that is open, with exit 4."""
@@ -83,7 +89,9 @@ def test_the_first_command_makes_it_for_its_owner_alone(tmp_path: Path) -> None:
     """With the tokens as with the key, whatever the umask: it used to be open to others where the tokens came first."""
     before = os.umask(0)
     try:
-        for number, command in enumerate((("receipt", "key"), ("client-config", "--transport", "http"))):
+        for number, command in enumerate(
+            (("receipt", "key"), ("client-config", "--transport", "http", "--token", "x"))
+        ):
             state = tmp_path / str(number)
             assert CliRunner().invoke(main, [*command, "--state-dir", str(state)]).exit_code == OK
             assert stat.S_IMODE(state.stat().st_mode) == 0o700

@@ -247,6 +247,7 @@ async def test_a_caller_that_trips_in_run_after_run_is_stopped_itself(
 ) -> None:
     """Once half of the places are taken, by one stop; the control is its first run, and another caller."""
     monkeypatch.setattr("glovebox_server.guards.stops.stops.MAX_STOPS", 4)
+    monkeypatch.setattr("glovebox_server.guards.stops.stops.SPARE_STOPS", 0)
     async with watching(tmp_path, denials="stop") as seen:
         for number in range(5):
             for _ in range(watch.DENIALS_IN_A_ROW):
