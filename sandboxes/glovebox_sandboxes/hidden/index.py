@@ -17,8 +17,7 @@ import anyio.to_thread
 
 from _glovebox_guest.workspace.hidden import Kind, kind_of, may_be_among
 from glovebox_sandboxes.contract.errors import UnsupportedSpecError
-from glovebox_sandboxes.hidden.covers import FIELD, above, folded, named, shown
-from glovebox_sandboxes.hidden.links import Links
+from glovebox_sandboxes.hidden.paths import FIELD, above, folded, follow, named, shown
 from glovebox_sandboxes.host import mounts, watches
 from glovebox_sandboxes.host.identity import changes_user
 
@@ -59,7 +58,7 @@ class SecretFileIndex:
 
     def __init__(self, root: str, changed: Callable[[], None] = lambda: None) -> None:
         """Watch nothing until ``rebuild``. ``changed`` is called, in any thread, when the set changes."""
-        self._root = root
+        self.root = root
         self._changed = changed
         self._mounts = watches.MountWatch()
         try:
@@ -68,12 +67,14 @@ class SecretFileIndex:
             self._mounts.close()
             raise
         self._lock = threading.Lock()
-        self._folders: dict[int, str] = {}
-        self._files: dict[int, set[str]] = {}
+        self._watched: dict[int, set[str]] = {}
         self._numbers: dict[str, int] = {}
         self._below: dict[str, set[str]] = {}
         self._present: dict[str, bool] = {}
-        self._links = Links()
+        self._links: dict[str, frozenset[str]] = {}
+        """Links that are named as secrets, and the names on their ways."""
+        self._touched: dict[str, bool] = {}
+        """Paths whose links may lead elsewhere by now; True if something may be new there."""
         self._led: dict[str, tuple[str, bool]] = {}
         self._inside: tuple[str, ...] = ()
         self._identity: tuple[int, int] | None = None
@@ -84,11 +85,6 @@ class SecretFileIndex:
         self._masks: dict[frozenset[str], tuple[Found, tuple[str, ...]]] = {}
         self.problem: tuple[str, str] | None = None
         """Why it is unknown, and what to do; None if it is known."""
-
-    @property
-    def root(self) -> str:
-        """Return the directory."""
-        return self._root
 
     @property
     def descriptor(self) -> int:
@@ -114,7 +110,7 @@ class SecretFileIndex:
     @property
     def current(self) -> bool:
         """Report whether it describes the directory that is there now."""
-        return self.problem is None and self._identity == _identity(self._root)
+        return self.problem is None and self._identity == _identity(self.root)
 
     def masks(self, revealed: frozenset[str]) -> tuple[str, ...]:
         """Return what to cover if ``revealed`` is shown. Raises UnsupportedSpecError if unknown, or too much."""
@@ -171,26 +167,29 @@ class SecretFileIndex:
 
     def _mounted_here(self) -> bool:
         """Return whether the directory, or the mounts below it, differ from those indexed."""
-        return (self._identity, self._inside) != (_identity(self._root), mounts.inside(self._root))
+        return (self._identity, self._inside) != (_identity(self.root), mounts.inside(self.root))
 
     def _rebuild(self) -> None:
-        for number in (*self._folders, *self._files):
+        for number in self._watched:
             self._queue.remove(number)
-        for each in (self._folders, self._files, self._numbers, self._below, self._present, self._links, self._led):
-            each.clear()
+        for known in (self._watched, self._numbers, self._below, self._present, self._links, self._touched, self._led):
+            known.clear()
         self.problem = None
-        self._identity = _identity(self._root)
-        self._inside = mounts.inside(self._root)
+        self._identity = _identity(self.root)
+        self._inside = mounts.inside(self.root)
         self._tell()
         for path in self._inside:  # a mount hides what lies below, which some sandboxes see
             with suppress(OSError):
-                self._keep(path, folder=stat.S_ISDIR(os.lstat(_joined(self._root, path)).st_mode))
+                self._keep(path, folder=stat.S_ISDIR(os.lstat(_joined(self.root, path)).st_mode))
         self._scan("")
         self._publish()
 
     def _publish(self) -> None:
-        for link, target, came in self._links.followed(self._root):
-            self._lead(link, target, came=came)
+        touched, self._touched = self._touched, {}
+        for link, passed in list(self._links.items()) if touched else ():
+            if again := touched.keys() & passed:
+                self._links[link], target = follow(self.root, link)
+                self._lead(link, target, came=any(touched[path] for path in again))
         shown_by: dict[str, tuple[str, ...]] = {}
         for link, (path, is_folder) in self._led.items():
             if path not in self._present:
@@ -211,22 +210,25 @@ class SecretFileIndex:
         if mask & watches.IN_Q_OVERFLOW:
             self._rebuild()
         elif mask & watches.IN_IGNORED:
-            for path in (self._folders.pop(number, ""), *self._files.pop(number, ())):
+            for path in self._watched.pop(number, ()):
                 if self._numbers.get(path) == number:
                     del self._numbers[path]
-        elif number in self._files:
-            for path in sorted(self._files[number]):
-                self._links.changed(path, came=False)
-                folder, _, name = path.rpartition("/")
-                self._look(folder, name)
-        elif number in self._folders and name:
-            self._change(self._folders[number], name, mask)
+        else:
+            for path in sorted(self._watched.get(number, ())):
+                if name:
+                    self._change(path, name, mask)
+                else:
+                    self._touch(path, came=False)
+                    self._look(above(path), path.rpartition("/")[2])
+
+    def _touch(self, path: str, *, came: bool) -> None:
+        self._touched[path] = came or self._touched.get(path, False)
 
     def _change(self, folder: str, name: str, mask: int) -> None:
         path = _joined(folder, name)
         is_folder = bool(mask & watches.IN_ISDIR)
         came = bool(mask & (watches.IN_CREATE | watches.IN_MOVED_TO))
-        self._links.changed(path, came=came)
+        self._touch(path, came=came)
         if mask & watches.IN_ATTRIB:
             # Its owner may have opened what was unreadable before.
             if is_folder and path not in self._numbers and not self._present.get(path):
@@ -236,7 +238,7 @@ class SecretFileIndex:
             return
         self._forget(path)
         # When two names are exchanged, the deletion of the second is reported after its new file: it still exists.
-        if not came and not os.path.lexists(_joined(self._root, path)):
+        if not came and not os.path.lexists(_joined(self.root, path)):
             return
         if not self._look(folder, name) and (is_folder or not came):
             self._scan(path)
@@ -249,29 +251,25 @@ class SecretFileIndex:
             waiting += self._below.pop(path, ())
             self._present.pop(path, None)
             self._led.pop(path, None)
-            self._links.gone(path)
+            self._links.pop(path, None)
             self._unwatch(path)
 
-    def _watch(self, path: str, mask: int) -> int:
-        """Watch a path; return the number of its changes. Raises OSError."""
-        number = self._queue.add(_joined(self._root, path), mask)
+    def _watch(self, path: str, mask: int) -> None:
+        """Watch a path. Raises OSError."""
+        number = self._queue.add(_joined(self.root, path), mask)
         if self._numbers.get(path, number) != number:
             self._unwatch(path)
         self._numbers[path] = number
+        self._watched.setdefault(number, set()).add(path)
         self._know(path)
-        return number
 
     def _unwatch(self, path: str) -> None:
         number = self._numbers.pop(path, None)
-        if number is None:
-            return
-        if self._folders.get(number) == path:
-            del self._folders[number]
-            self._queue.remove(number)
-        elif path in self._files.get(number, ()):
-            self._files[number].discard(path)
-            if not self._files[number]:  # it may have a name elsewhere
-                del self._files[number]
+        paths = self._watched.get(number, set()) if number is not None else set()
+        if number is not None and path in paths:
+            paths.discard(path)
+            if not paths:  # it may have a name elsewhere
+                del self._watched[number]
                 self._queue.remove(number)
 
     def _know(self, path: str) -> None:
@@ -281,7 +279,7 @@ class SecretFileIndex:
         waiting = [top]
         while waiting and self.problem is None:
             folder = waiting.pop()
-            place = _joined(self._root, folder)
+            place = _joined(self.root, folder)
             try:
                 if folder and (folder in self._inside or _closed(place)):
                     continue
@@ -289,7 +287,7 @@ class SecretFileIndex:
                     self._keep(folder, folder=True)
                     continue
                 # Watched before it is read: changes in between are reported.
-                self._folders[self._watch(folder, watches.FOLDER)] = folder
+                self._watch(folder, watches.FOLDER)
                 with os.scandir(place) as listed:
                     entries = list(listed)
                 names = [each.name for each in entries]
@@ -313,11 +311,12 @@ class SecretFileIndex:
         if kind is None:
             return False
         path = _joined(folder, name)
-        place = _joined(self._root, path)
+        place = _joined(self.root, path)
         try:
             mode = os.lstat(place).st_mode
             if stat.S_ISLNK(mode):
-                self._links.found(path, came=came)
+                self._links.setdefault(path, frozenset({path}))
+                self._touch(path, came=came)
                 self._know(path)
                 return True
             if kind.content is not None and not self._holds(kind, path, mode):
@@ -336,7 +335,7 @@ class SecretFileIndex:
         if kind is None:
             return
         try:
-            mode = None if target is None else os.lstat(_joined(self._root, target)).st_mode
+            mode = None if target is None else os.lstat(_joined(self.root, target)).st_mode
             if kind.content is not None and (mode is None or not self._holds(kind, target or "", mode)):
                 return
         except FileNotFoundError:
@@ -353,9 +352,9 @@ class SecretFileIndex:
         """Return whether a file's content makes it a secret; watch it before reading. Raises OSError."""
         if not stat.S_ISREG(mode):
             return False
-        place = _joined(self._root, path)
+        place = _joined(self.root, path)
         with suppress(PermissionError):  # a sandbox may not read it either
-            self._files.setdefault(self._watch(path, watches.FILE), set()).add(path)
+            self._watch(path, watches.FILE)
         return kind.held_at(place)
 
     def _keep(self, path: str, *, folder: bool) -> None:
@@ -368,7 +367,7 @@ class SecretFileIndex:
             fix = "Raise it: `sysctl fs.inotify.max_user_watches=1048576`; or serve a smaller directory (--workspace)."
             self.problem = "it has more folders than this user may watch", fix
         else:
-            where = named(os.path.relpath(error.filename or self._root, self._root))
+            where = named(os.path.relpath(error.filename or self.root, self.root))
             fix = "Move it elsewhere, or serve another directory (--workspace)."
             self.problem = f"{where} cannot be watched ({error.strerror})", fix
         self._tell()

@@ -1,4 +1,4 @@
-"""Resolve symbolic links of a served directory, and list the names that they pass.
+"""Paths of a served directory: fold secret files into few enough covers, and follow links.
 
 Paths are relative to the directory. A link is followed as the host does, and as a sandbox does, to which the directory
 is ``/workspace``. Its targets are what either of them finds.
@@ -6,56 +6,73 @@ is ``/workspace``. Its targets are what either of them finds.
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable
 
+from glovebox_sandboxes.contract.errors import UnsupportedSpecError
 from glovebox_sandboxes.contract.spec import WORKSPACE
+
+MAX_MASKS = 256
+"""Covers of one sandbox: each is a mount, and a line of its record. Beyond that, whole folders are covered."""
+_MOST_SHOWN = 200
+FIELD = "files.workspace"
+
+
+def shown(path: str, revealed: frozenset[str]) -> bool:
+    """Return whether a path, or a folder above it, is one of these."""
+    parts = path.split("/")
+    return bool(revealed) and any("/".join(parts[: at + 1]) in revealed for at in range(len(parts)))
+
+
+def folded(found: Iterable[str]) -> tuple[str, ...]:
+    """Return few enough paths to cover: many in one folder become that folder.
+
+    Raises:
+        UnsupportedSpecError: that would be the directory itself, or they lie in too many folders.
+    """
+    kept = {_plain(each) for each in found}
+    if "/" in kept:
+        reason = "a name at its top is that of a secret, or of a folder with one, and cannot be written on record"
+        raise UnsupportedSpecError(
+            FIELD, reason, "Rename it: it holds characters that cannot be printed, or is no UTF-8."
+        )
+    if len(kept) > MAX_MASKS:
+        groups: dict[str, list[str]] = {}
+        for path in kept:
+            groups.setdefault(above(path), []).append(path)
+        for folder, inside in sorted(groups.items(), key=lambda each: (-len(each[1]), each[0])):
+            if folder and len(kept) > MAX_MASKS:
+                kept = kept.difference(inside) | {f"{folder}/"}
+    folders = frozenset(each[:-1] for each in kept if each.endswith("/"))
+    kept = {each for each in kept if not shown(above(each), folders)}
+    if len(kept) > MAX_MASKS:
+        fix = "Put them into one folder, show them (files.reveal), or serve a smaller directory (--workspace)."
+        reason = "too much of it is named as secrets are: a sandbox has room for so many covers only"
+        raise UnsupportedSpecError(FIELD, f"{reason} ({MAX_MASKS})", fix)
+    return tuple(sorted(kept))
+
+
+def _plain(path: str) -> str:
+    """Return the path, or if no record can hold it, the folder above it."""
+    while not path.isprintable():
+        path = f"{above(path)}/"
+    return path
+
+
+def above(path: str) -> str:
+    """Return the folder of a path."""
+    return path.rstrip("/").rpartition("/")[0]
+
+
+def named(path: str) -> str:
+    """Return a path as part of a message; safe to print."""
+    text = ascii(path)[1:-1]
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
+
 
 _MOST_STEPS = 4096
 """Names on the way of one link: as many as fit into the longest path. Beyond that it may lead anywhere."""
 _MOST_LINKS = 40
 """Links on the way of one: as many as the kernel follows, path_resolution(7)."""
-
-
-class Links:
-    """A set of watched links: reports which of them may lead elsewhere by now."""
-
-    def __init__(self) -> None:
-        self._passed: dict[str, frozenset[str]] = {}
-        self._passing: dict[str, set[str]] = {}
-        self._doubtful: dict[str, bool] = {}
-
-    def found(self, link: str, *, came: bool = True) -> None:
-        """Add a link; ``came`` if it may be another than before."""
-        self._doubtful[link] = came or self._doubtful.get(link, False)
-
-    def changed(self, path: str, *, came: bool) -> None:
-        """Mark links that pass this path; ``came`` if something may be new there."""
-        for link in self._passing.get(path, ()):
-            self.found(link, came=came)
-
-    def gone(self, link: str) -> None:
-        """Remove a link."""
-        self._doubtful.pop(link, None)
-        for path in self._passed.pop(link, ()):
-            self._passing[path].discard(link)
-            if not self._passing[path]:
-                del self._passing[path]
-
-    def clear(self) -> None:
-        """Remove all."""
-        for each in (self._passed, self._passing, self._doubtful):
-            each.clear()
-
-    def followed(self, root: str) -> Iterator[tuple[str, str | None, bool]]:
-        """Yield each link in doubt, its target as ``follow`` returns it, and whether the target may be new."""
-        doubtful, self._doubtful = self._doubtful, {}
-        for link, came in doubtful.items():
-            passed, target = follow(root, link)
-            self.gone(link)
-            self._passed[link] = passed
-            for path in passed:
-                self._passing.setdefault(path, set()).add(link)
-            yield link, target, came
 
 
 def follow(root: str, link: str) -> tuple[frozenset[str], str | None]:
