@@ -1,6 +1,6 @@
 # Everything a clone can do. The work is in scripts/; each target gets ready what it needs and is quick the second time.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-quick check bench secrets fuzz soak compare compat bundle clean
+.PHONY: help setup demo test test-quick check bench secrets fuzz mutate soak compare compat bundle clean
 
 help: ## Show this
 	@echo "Glovebox: make TARGET"
@@ -42,6 +42,10 @@ fuzz: ## Search for inputs that break a reader (TARGET=wire, SECONDS=600; all ta
 	@scripts/bootstrap check
 	@SECONDS_EACH=$(or $(SECONDS),600) scripts/fuzz $(TARGET)
 
+mutate: ## Count which wrong versions of a guard its tests notice (GUARD=stops)
+	@scripts/bootstrap check
+	@.venv/bin/python -m tests.tools.mutate $(GUARD)
+
 soak: ## Disturb many calls and look for what is left, as root (CALLS=1000 DRIVER=bubblewrap START=cold)
 	@scripts/bootstrap demo
 	@.venv/bin/glovebox setup
@@ -65,5 +69,5 @@ bundle: ## Pack dist/*.mcpb, which clients install by opening it (needs npm)
 	@.venv/bin/python scripts/bundle.py
 
 clean: ## Remove .venv, caches and the demo's output (not the sandboxes' Python in your data directory)
-	rm -rf .venv .venv-fuzz .fuzz .compare .compat .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-output tests/.node build dist
+	rm -rf .venv .venv-fuzz .fuzz .venv-mutate .mutate .compare .compat .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-output tests/.node build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

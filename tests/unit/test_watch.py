@@ -451,7 +451,7 @@ def test_a_damaged_canary_is_told(tmp_path: Path) -> None:
     assert status == UNAVAILABLE
     assert "Not looked for" in text
     assert run(tmp_path, "canary", "remove", "y_" + "0" * 26)[0] == OK
-    assert run(tmp_path, "canary", "list") == (OK, "0 canaries.\n")
+    assert run(tmp_path, "canary", "list") == (OK, "0 in all.\n")
 
 
 @pytest.mark.parametrize("name", ["a\udcff.env", "a\nb.env", "a\u202eb.env"])
