@@ -1,7 +1,7 @@
 """Finds the paths that a patch touches, and marks them as ``names`` marks a file's own name.
 
-Lines that may name a path are checked anywhere. A patch without the form of ``diff_form``, in which an overlay writes
-it, is marked as a whole: paths may have been missed. A patch is never applied here; ``git apply`` writes each path
+A patch without the form of ``diff_form``, in which an overlay writes it, is marked as a whole, as paths may be missed;
+any word of its lines that may name a path is checked. A patch is never applied here; ``git apply`` writes each path
 into a real folder. Pure: no I/O.
 """
 
@@ -18,10 +18,8 @@ MAX_NAMES: Final = 5
 _BYTE_COST: Final = 6
 _LINE_END_COST: Final = 128
 _SIGN_COST: Final = 32
-_NAMED_COST: Final = 16
-_NAMES_COST: Final = 3072
+_NAME_COST: Final = 3072
 _CHARACTER_COST: Final = 192
-_QUOTE_COST: Final = 4
 _REST: Final = "it was not read in full: not all of its paths were looked at"
 _CHANGES: Final = "it changes files when it is applied"
 _UNREAD: Final = "it cannot be read in full: look at what it makes"
@@ -29,15 +27,52 @@ _RUNS: Final = "it may be run as a program"
 _LINK: Final = "it makes a symbolic link or a submodule"
 # patch(1) strips blanks and X before a line. A line of a file starts with a sign, and binary parts have no spaces.
 _LINE: Final = re.compile(
-    rb"^[ \tX]*+(?:- [ \tX]*+)*+(?:diff --git (?P<both>.+)"
-    rb"|(?:(?:\+\+\+|---|\*\*\*|rename (?:from|to|old|new)|copy (?:from|to)) |Index:[ \t]*)(?P<one>.+)"
+    rb"^[ \tX]*+(?:- [ \tX]*+)*+"
+    rb"(?:(?:diff --git|\+\+\+|---|\*\*\*|(?:rename|copy) (?:from|to|old|new)|Index:)(?P<names>.+)"
     rb"|(?:new|new file) mode (?P<mode>.*))",
     re.MULTILINE,
 )
-_QUOTED: Final = re.compile(r'"((?:[^"\\]|\\.)*+)"')
-_BLANK: Final = re.compile(r"[ \t\r\f\v]+")
-_Marks = dict[str, tuple[list[str], int]]
-"""The first paths and their number, by reason."""
+
+
+class _Marks:
+    """The first paths and their number, by reason."""
+
+    def __init__(self, budget: WorkBudget) -> None:
+        self._budget = budget
+        self._found: dict[str, tuple[list[str], int]] = {}
+        self._last = ""
+
+    def look_at(self, path: str, *more: str) -> bool:
+        """Note the reasons of a path; return False if the budget is spent."""
+        if path != self._last and not self._budget.spend(_NAME_COST + _CHARACTER_COST * len(path)):
+            return False
+        new = reasons(path).keys() - {CODE, UNKNOWN} if path != self._last else ()
+        self._last = path
+        for reason in (*new, *more):
+            names, count = self._found.get(reason, ([], 0))
+            self._found[reason] = ([*names, quoted(path)][:MAX_NAMES], count + 1)
+        return True
+
+    def look_for(self, patch: bytes) -> bool:
+        """Note the paths that any line names; return False if the budget is spent."""
+        for found in _LINE.finditer(patch):
+            if (mode := found["mode"]) is not None and (mode := mode.rstrip(b"\r")) != FILES[0]:
+                self.look_at(self._last, _RUNS if mode == FILES[1] else _LINK)
+            # No name or ending that is marked has blanks, so words have the reasons of a path with blanks.
+            line = unescaped(found["names"] or b"") if len(found["names"] or b"") <= LONGEST else b""
+            for word in re.split(r'[\s"]+', line.decode("utf-8", "replace")):
+                path = word[2:] if word.startswith(("a/", "b/")) else word
+                if path not in {"", "/dev/null"} and not self.look_at(path):
+                    return False
+        return True
+
+    def told(self) -> tuple[str, ...]:
+        """Return a sentence for each reason."""
+        more = {reason: count - len(names) for reason, (names, count) in self._found.items()}
+        return tuple(
+            f"it touches {', '.join(names)}{f' and {more[reason]} more' if more[reason] else ''}: {reason}"
+            for reason, (names, _) in self._found.items()
+        )
 
 
 def patch_risks(patch: bytes | None, budget: WorkBudget) -> tuple[str, ...]:
@@ -51,80 +86,14 @@ def patch_risks(patch: bytes | None, budget: WorkBudget) -> tuple[str, ...]:
         _BYTE_COST * len(patch) + _LINE_END_COST * patch.count(b"\n") + _SIGN_COST * patch.count(b"- ")
     ):
         return _REST, _CHANGES
-    found: _Marks = {}
-    unread: tuple[str, ...] = ()
+    marks = _Marks(budget)
     try:
-        for _ in read_patch(patch, budget):
-            pass
+        for name, head, _ in read_patch(patch, budget):
+            runs = FILES[1] in head.group("mode", "changed")
+            if not marks.look_at(name, *[_RUNS] * runs):
+                return *marks.told(), _REST, _CHANGES
     except ValueError:
-        unread = (_UNREAD,)
-    if not _note_paths(patch, budget, found):
-        unread = (_REST,)
-    return (*(_sentence(reason, *paths) for reason, paths in found.items()), *unread, _CHANGES)
-
-
-def _note_paths(patch: bytes, budget: WorkBudget, marks: _Marks) -> bool:
-    """Note the paths that lines name; return False if the budget is spent."""
-    last = ""
-    noted = {CODE, UNKNOWN}  # reasons noted of the last path, or never noted
-    for found in _LINE.finditer(patch):
-        if (mode := found["mode"]) is not None and (mode := mode.rstrip(b"\r")) != FILES[0]:
-            _note(marks, _RUNS if mode == FILES[1] else _LINK, last)
-        paths = _paths_within(found, budget)
-        if paths is None:
-            return False
-        if not paths or (len(paths) == 1 and paths[0] in {last, "/dev/null"}):
-            continue
-        if paths[0] not in {last, "/dev/null"}:  # up to three consecutive lines name one file
-            last = paths[0]
-            noted = {CODE, UNKNOWN}
-        if not budget.spend(_CHARACTER_COST * sum(map(len, paths))):
-            return False
-        for path in paths:
-            for reason in reasons(path).keys() - noted:
-                noted.add(reason)
-                _note(marks, reason, path)
-    return True
-
-
-def _paths_within(found: re.Match[bytes], budget: WorkBudget) -> list[str] | None:
-    """Return the paths that a line may name; None if the budget is spent."""
-    line = found["both"] or found["one"] or b""
-    if not budget.spend(_NAMES_COST):
-        return None
-    if not line or len(line) > LONGEST:
-        return []
-    # An unclosed quotation mark is searched to the end of the line.
-    if not budget.spend((_NAMED_COST + _QUOTE_COST * line.count(b'"')) * len(line)):
-        return None
-    return _paths(line, both=found["both"] is not None)
-
-
-def _note(marks: _Marks, reason: str, path: str) -> None:
-    names, count = marks.get(reason, ([], 0))
-    marks[reason] = ([*names, quoted(path)][:MAX_NAMES], count + 1)
-
-
-def _sentence(reason: str, names: list[str], count: int) -> str:
-    more = f" and {count - len(names)} more" if count > len(names) else ""
-    return f"it touches {', '.join(names)}{more}: {reason}"
-
-
-def _paths(line: bytes, *, both: bool) -> list[str]:
-    """Return every path that git or patch may read in a line, the likeliest first; of two, the second is the new one.
-
-    If two differ, the whole line is one: the segments that count are those of the second, at its end.
-    """
-    named = line.decode("utf-8", "replace").rstrip()
-    half = len(named) // 2
-    same = both and named[:half].replace("a/", "b/", 1) == named[half + 1 :]
-    likeliest = named[half + 1 :] if same else named if both else named.partition("\t")[0].rstrip()
-    if '"' not in named and (both or not _BLANK.search(named)):
-        return [_stripped(likeliest)]
-    quoted_names = [unescaped(each.encode()).decode("utf-8", "replace") for each in _QUOTED.findall(named)][::-1]
-    cut = [] if both else [named[: blank.start()] for blank in _BLANK.finditer(named)]
-    return list(dict.fromkeys(map(_stripped, (*quoted_names, likeliest, named, *cut))))
-
-
-def _stripped(name: str) -> str:
-    return name[2:] if name.startswith(("a/", "b/")) else name
+        marks = _Marks(budget)
+        unread = _UNREAD if marks.look_for(patch) else _REST
+        return *marks.told(), unread, _CHANGES
+    return *marks.told(), _CHANGES
