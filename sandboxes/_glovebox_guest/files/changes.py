@@ -13,11 +13,7 @@ from _blake2 import blake2b
 
 from _glovebox_guest.files import git
 from _glovebox_guest.files.output import full_since
-from _glovebox_guest.files.overlay import MAX_DEPTH, MAX_LOOK, digest_of, walk
-from _glovebox_guest.stdlib import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from _glovebox_guest.files.overlay import Original
+from _glovebox_guest.files.overlay import MAX_DEPTH, MAX_LOOK, Copied, Original, digest_of, opened, walk
 
 MAX_TEXT = 1 << 20
 """Bytes of a file compared line by line; larger ones are given whole."""
@@ -35,10 +31,6 @@ _RARE = 200
 """Occurrences of a line up to which it is searched in any file."""
 
 
-Copied = tuple[str, bool, bytes, int]
-"""See ``overlay.Original.files``."""
-
-
 class Comparison:
     """Collects the parts of one patch."""
 
@@ -52,17 +44,14 @@ class Comparison:
         self._steps = _STEPS
         self._layout: dict[str, set[str]] = {}
         self._full_since: int | None = None
-        self._deletions = bytearray()
-        self._rest = bytearray()
+        self._parts: list[tuple[bool, bytes]] = []
         self.names: dict[str, list[str]] = {"created": [], "changed": [], "deleted": []}
-        self.counts = dict.fromkeys(self.names, 0)
         self.skipped: list[dict[str, object]] = []
-        self.uncounted = 0
 
     @property
     def patch(self) -> bytes:
         """Return the patch, deletions first, so that names that differ only in case do not collide."""
-        return bytes(self._deletions + self._rest)
+        return b"".join(part for first in (True, False) for is_deletion, part in self._parts if is_deletion is first)
 
     def run(self) -> None:
         """Compare both trees."""
@@ -79,6 +68,8 @@ class Comparison:
                 os.chmod(os.path.join(self._target, name), 0o700)
                 if name.count("/") >= MAX_DEPTH:
                     self._skip(name, f"more than {MAX_DEPTH} folders deep")
+            elif stat.S_ISREG(status.st_mode) and not status.st_mode & stat.S_IRUSR:
+                os.chmod(os.path.join(self._target, name), 0o600)
         self._full_since = full_since(self._target, found.values())
         # What lay there before counts although the program has removed it: a patch may not carry that.
         self._layout = git.layout((*self._original.names, *found))
@@ -99,46 +90,35 @@ class Comparison:
 
     def _one(self, name: str, status: os.stat_result | None) -> None:
         before = self._original.files.get(name)
-        regular = status is not None and stat.S_ISREG(status.st_mode)
         if status is not None and before is not None and self._same(name, before, status):
             return
         self._check(name, before, status)
-        path = os.path.join(self._target, name)
-        after = b""
-        runs = False
-        if regular and status is not None:
+        old_mode = new_mode = None
+        old = new = b""
+        if status is not None:
             if self._full_since is not None and status.st_size and status.st_mtime_ns >= self._full_since:
                 raise ValueError(_CUT)  # applied, it would replace what is whole
-            if not status.st_mode & stat.S_IRUSR:
-                os.chmod(path, 0o600)
-            if status.st_size > self._room:
-                raise ValueError(_TOO_LARGE)
-            after = _read(path, status.st_size)
-            runs = bool(status.st_mode & stat.S_IXUSR)
-        old = None if before is None else self._before(name, before)
-        if git.hands_to_programs(name, old or b"", after):
+            new, new_mode = self._read(self._target, name, status.st_size), _mode(runs=status.st_mode & stat.S_IXUSR)
+        if before is not None:
+            old, old_mode = self._read(self._source, name, before[3]), _mode(runs=before[1])
+            if blake2b(old).digest() != before[2]:
+                raise ValueError("the original was changed meanwhile")
+        if git.hands_to_programs(name, old, new):
             raise ValueError("it has git hand files to programs that its config names")
-        kind = "created" if old is None else "changed" if regular else "deleted"
-        old_mode = None if before is None else _mode(runs=before[1])
-        new_mode = _mode(runs=runs) if regular else None
-        part = self._part(name, old_mode, old or b"", new_mode, after)
+        part = self._part(name, old_mode, old, new_mode, new)
         if len(part) > self._room or not self._left:
             raise ValueError(_TOO_LARGE if self._left else "too many changed files")
         self._room -= len(part)
         self._left -= 1
-        into = self._deletions if kind == "deleted" else self._rest
-        into += part
-        self.counts[kind] += 1
-        if len(self.names[kind]) < MAX_NAMES:
-            self.names[kind].append(name)
+        self._parts.append((new_mode is None, part))
+        kind = "created" if old_mode is None else "changed" if new_mode else "deleted"
+        self.names[kind].append(name)
 
-    def _before(self, name: str, before: Copied) -> bytes:
-        if before[3] > self._room:
+    def _read(self, root: str, name: str, size: int) -> bytes:
+        if size > self._room:
             raise ValueError(_TOO_LARGE)
-        old = _read(os.path.join(self._source, name), before[3])
-        if blake2b(old).digest() != before[2]:
-            raise ValueError("the original was changed meanwhile")
-        return old
+        with opened(os.path.join(root, name)) as file:
+            return file.read(size + 1) or b""
 
     def _same(self, name: str, before: Copied, status: os.stat_result) -> bool:
         path = os.path.join(self._target, name)
@@ -146,8 +126,6 @@ class Comparison:
             return stat.S_ISLNK(status.st_mode) and os.fsencode(os.readlink(path)) == before[2]
         if not stat.S_ISREG(status.st_mode) or bool(status.st_mode & stat.S_IXUSR) != before[1]:
             return False
-        if not status.st_mode & stat.S_IRUSR:
-            os.chmod(path, 0o600)
         # By content: a time can be set, and a write through a mapping sets none on a tmpfs.
         return status.st_size == before[3] and digest_of(path) == before[2]
 
@@ -211,11 +189,8 @@ class Comparison:
         return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
     def _skip(self, name: str, reason: str) -> None:
-        if len(self.skipped) < MAX_SKIPPED:
-            display_name = name.encode("utf-8", "backslashreplace").decode()[:255]
-            self.skipped.append({"name": display_name, "reason": f"not in the patch: {reason}"[:200]})
-        else:
-            self.uncounted += 1
+        display_name = name.encode("utf-8", "backslashreplace").decode()[:255]
+        self.skipped.append({"name": display_name, "reason": f"not in the patch: {reason}"[:200]})
 
 
 def compare(
@@ -224,10 +199,15 @@ def compare(
     """Return summary and patch; see ``overlay.summary``."""
     found = Comparison(original, source, target, max_files=max_files, room=room)
     found.run()
-    if found.uncounted:
-        rest = f"and {found.uncounted} more changes that are not in the patch"
-        found.skipped.append({"name": "…", "reason": rest, "count": found.uncounted})
-    return {**found.names, "counts": found.counts, "skipped": found.skipped}, found.patch
+    skipped = found.skipped[:MAX_SKIPPED]
+    if more := len(found.skipped) - len(skipped):
+        skipped.append({"name": "…", "reason": f"and {more} more changes that are not in the patch", "count": more})
+    names = {kind: names[:MAX_NAMES] for kind, names in found.names.items()}
+    return {
+        **names,
+        "counts": {kind: len(names) for kind, names in found.names.items()},
+        "skipped": skipped,
+    }, found.patch
 
 
 def _literal(content: bytes) -> bytes:
@@ -252,38 +232,23 @@ def _blob(content: bytes) -> str:
     return str(sha1(b"blob %d\0" % len(content) + content).hexdigest())
 
 
-def _read(path: str, size: int) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        content = bytearray()
-        while len(content) <= size and (data := os.read(descriptor, 1 << 20)):
-            content += data
-    finally:
-        os.close(descriptor)
-    return bytes(content)
-
-
 def _lines(content: bytes) -> list[str]:
     # By line feeds alone, as git does: str.splitlines has eight more ends of a line.
     return [line.decode() for line in io.BytesIO(content)]
 
 
 def _is_text(content: bytes) -> bool:
-    if len(content) > MAX_TEXT or b"\0" in content:
-        return False
     try:
-        content.decode()
+        return len(content) <= MAX_TEXT and "\0" not in content.decode()
     except UnicodeDecodeError:
         return False
-    return True
 
 
-def _mode(*, runs: bool) -> str:
+def _mode(*, runs: int) -> str:
     return "100755" if runs else "100644"
 
 
 def _quoted(name: str) -> str:
     """Return a name as git writes it; unprintable names were rejected before."""
-    if '"' not in name and "\\" not in name:
-        return name
-    return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    escaped = name.replace("\\", "\\\\").replace('"', '\\"')
+    return name if escaped == name else f'"{escaped}"'

@@ -8,10 +8,7 @@ read them (``is_ntfs_dotgit`` in git's path.c, ``is_hfs_dotgit`` in its utf8.c).
 
 from __future__ import annotations
 
-from _glovebox_guest.stdlib import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+from _glovebox_guest.stdlib import Iterable, Mapping
 
 _OBEYED = frozenset((".git", ".gitconfig", ".gitmodules", ".hg", ".jj", ".sl", ".svn", ".bzr"))
 """Obeyed whatever their contents: folders of git and similar systems, and git's sources of submodules."""

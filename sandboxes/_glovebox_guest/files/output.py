@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import stat
 from itertools import islice
 
 from _glovebox_guest.loop import Loop, StreamHandler
-from _glovebox_guest.stdlib import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+from _glovebox_guest.stdlib import Callable, Iterable, Iterator
 
 MAX_ENTRIES = 20_000
 """Directory entries examined: a million files must not keep the call from ending."""
@@ -37,7 +35,7 @@ class Picture:
 
 class _Sender(StreamHandler):
     def __init__(
-        self, loop: Loop, descriptor: int, name: str, size: int, *, kind: str = "file", cut: bool = False
+        self, loop: Loop, read: Callable[[int], bytes], name: str, size: int, *, kind: str = "file", cut: bool = False
     ) -> None:
         self._over = False
         stream = loop.open(kind, {"name": name, "bytes": size, **({"cut": True} if cut else {})}, self)
@@ -47,7 +45,7 @@ class _Sender(StreamHandler):
             if credit == 0:
                 loop.step(None)  # the host's clock ends a call whose host reads nothing
                 continue
-            data = os.read(descriptor, min(credit, remaining, _CHUNK))
+            data = read(min(credit, remaining, _CHUNK))
             if not data:
                 break
             remaining -= len(data)
@@ -62,15 +60,7 @@ class _Sender(StreamHandler):
 
 def send_bytes(loop: Loop, kind: str, content: bytes) -> None:
     """Send content that is not a file of the program, as a stream of its own kind."""
-    descriptor = os.memfd_create(kind, os.MFD_CLOEXEC)
-    try:
-        view = memoryview(content)
-        while view:
-            view = view[os.write(descriptor, view) :]
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        _Sender(loop, descriptor, "", len(content), kind=kind)
-    finally:
-        os.close(descriptor)
+    _Sender(loop, io.BytesIO(content).read, "", len(content), kind=kind)
 
 
 def collect(loop: Loop, root: str, *, max_files: int, max_bytes: int) -> tuple[list[dict[str, object]], list[Picture]]:
@@ -105,8 +95,7 @@ def contents(root: str, pictures: Iterable[Picture]) -> list[tuple[str, bytes]]:
     """Read pictures that were sent, once more; nothing has changed since."""
     found = []
     for picture in pictures:
-        descriptor = _opened(root, picture.name)
-        with open(descriptor, "rb", buffering=0) as file:
+        with open(_opened(root, picture.name), "rb") as file:
             found.append((picture.name, file.read(picture.size)))
     return found
 
@@ -158,19 +147,10 @@ def _send(
             if media_type is not None:
                 pictures.append(Picture(name, media_type, head, found.st_size))
         cut = full_since is not None and found.st_mtime_ns >= full_since
-        _Sender(loop, descriptor, name, found.st_size, cut=cut)
+        _Sender(loop, lambda size: os.read(descriptor, size), name, found.st_size, cut=cut)
         return found.st_size, ""
     finally:
         os.close(descriptor)
-
-
-def _take_back(folder: str) -> None:
-    """Restore read permission that the program may have removed; the guest has the same user.
-
-    Podman gives the top folder to root, and from it neither could remove any.
-    """
-    if os.stat(folder).st_uid == os.getuid():
-        os.chmod(folder, 0o700)
 
 
 def _walk(root: str, unseen: list[str]) -> Iterator[tuple[str, str]]:
@@ -180,7 +160,10 @@ def _walk(root: str, unseen: list[str]) -> Iterator[tuple[str, str]]:
     while waiting:
         folder = waiting.pop()
         try:
-            _take_back(os.path.join(root, folder))
+            # The program may have removed read permission; the guest has the same user. Podman gives the top folder to
+            # root, and from it neither could remove any.
+            if os.stat(os.path.join(root, folder)).st_uid == os.getuid():
+                os.chmod(os.path.join(root, folder), 0o700)
             with os.scandir(os.path.join(root, folder)) as found:
                 entries = list(islice(found, MAX_ENTRIES - seen))
                 more = next(found, None) is not None
@@ -191,7 +174,7 @@ def _walk(root: str, unseen: list[str]) -> Iterator[tuple[str, str]]:
         folders = []
         for entry in sorted(entries, key=lambda each: each.name):
             name = os.path.join(folder, entry.name)
-            reason = "" if _is_utf8(name) else "its name is not UTF-8"
+            reason = "" if name == name.encode("utf-8", "replace").decode() else "its name is not UTF-8"
             if entry.is_symlink():
                 reason = "a symbolic link"
             elif entry.is_dir(follow_symlinks=False):
@@ -207,14 +190,6 @@ def _walk(root: str, unseen: list[str]) -> Iterator[tuple[str, str]]:
             unseen.append(folder or ".")
             return
         waiting.extend(reversed(folders))
-
-
-def _is_utf8(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _printable(name: str) -> str:

@@ -11,11 +11,8 @@ import os
 import stat
 from _blake2 import blake2b
 
-from _glovebox_guest.stdlib import TYPE_CHECKING
+from _glovebox_guest.stdlib import BinaryIO, Callable, Iterator
 from _glovebox_guest.workspace.tree import PASSED_OVER
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 MAX_DEPTH = 32
 """Nested folders: deeper trees are made to hurt programs that walk them."""
@@ -26,6 +23,10 @@ PAGE = 4096
 _CHUNK = 1 << 20
 
 
+Copied = tuple[str, bool, bytes, int]
+"""``file`` or ``link``, whether its owner may execute it, digest of the content (or target), size."""
+
+
 class Original:
     """Copied entries, and those that could not be copied."""
 
@@ -34,8 +35,7 @@ class Original:
     def __init__(self, names: list[str]) -> None:
         self.names = names
         """All entries, folders too."""
-        self.files: dict[str, tuple[str, bool, bytes, int]] = {}
-        """Name → ``file`` or ``link``, whether its owner may execute it, digest of the content (or target), size."""
+        self.files: dict[str, Copied] = {}
         self.absent: dict[str, str] = {}
         """Name → why it has no copy. Its absence is no change."""
 
@@ -141,33 +141,27 @@ def _copy_file(path: str, place: str, status: os.stat_result, *, runs: bool) -> 
     # Not one byte more than was counted, whatever the host does to the file meanwhile.
     remaining = status.st_size
     digest = blake2b()
-    # O_NONBLOCK: opening what has become a FIFO must not wait for a writer.
-    source = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        target = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            while remaining and (data := os.read(source, min(remaining, _CHUNK))):
-                remaining -= len(data)
-                digest.update(data)
-                view = memoryview(data)
-                while view:
-                    view = view[os.write(target, view) :]
-            os.fchmod(target, 0o755 if runs else 0o644)
-            os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
-        finally:
-            os.close(target)
-    finally:
-        os.close(source)
+    with opened(path) as source, open(place, "xb") as target:
+        while remaining and (data := source.read(min(remaining, _CHUNK))):
+            remaining -= len(data)
+            digest.update(data)
+            target.write(data)
+        target.flush()
+        os.fchmod(target.fileno(), 0o755 if runs else 0o644)
+        os.utime(target.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
     return digest.digest(), status.st_size - remaining
+
+
+def opened(path: str) -> BinaryIO:
+    """Open a file that may have become anything else: no link is followed, and no writer of a FIFO awaited."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    return open(os.open(path, flags), "rb")
 
 
 def digest_of(path: str) -> bytes:
     """Return the digest of a regular file's content. Raises OSError."""
     digest = blake2b()
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        while data := os.read(descriptor, _CHUNK):
+    with opened(path) as file:
+        while data := file.read(_CHUNK):
             digest.update(data)
-    finally:
-        os.close(descriptor)
     return digest.digest()
