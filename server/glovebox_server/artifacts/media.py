@@ -22,25 +22,26 @@ TEXT: Final = "text/plain"
 ZIP: Final = "application/zip"
 _OFFICE: Final = "application/vnd.openxmlformats-officedocument."
 
-_MAGIC: Final[tuple[tuple[bytes, str], ...]] = (
-    (b"\x89PNG\r\n\x1a\n", "image/png"),
-    (b"\xff\xd8\xff", "image/jpeg"),
-    (b"GIF87a", "image/gif"),
-    (b"GIF89a", "image/gif"),
-    (b"%PDF-", "application/pdf"),
-    (b"PAR1", "application/vnd.apache.parquet"),
-    (b"ARROW1\0\0", "application/vnd.apache.arrow.file"),
-    (b"PK\x03\x04", ZIP),
-    (b"PK\x05\x06", ZIP),
-    (b"\x1f\x8b\x08", "application/gzip"),
-    (b"BZh", "application/x-bzip2"),
-    (b"\xfd7zXZ\0", "application/x-xz"),
-    (b"\x28\xb5\x2f\xfd", "application/zstd"),
-    (b"7z\xbc\xaf\x27\x1c", "application/x-7z-compressed"),
-    (b"SQLite format 3\0", "application/vnd.sqlite3"),
-    (b"\x89HDF\r\n\x1a\n", "application/x-hdf5"),
-    (b"\x93NUMPY", "application/x-npy"),
+_KINDS: Final[tuple[tuple[str, str, tuple[bytes, ...]], ...]] = (
+    ("image/png", "png", (b"\x89PNG\r\n\x1a\n",)),
+    ("image/jpeg", "jpg jpeg", (b"\xff\xd8\xff",)),
+    ("image/gif", "gif", (b"GIF87a", b"GIF89a")),
+    ("image/webp", "webp", ()),
+    ("application/pdf", "pdf", (b"%PDF-",)),
+    ("application/vnd.apache.parquet", "parquet", (b"PAR1",)),
+    ("application/vnd.apache.arrow.file", "", (b"ARROW1\0\0",)),
+    (ZIP, "zip npz", (b"PK\x03\x04", b"PK\x05\x06")),
+    ("application/gzip", "gz", (b"\x1f\x8b\x08",)),
+    ("application/x-bzip2", "bz2", (b"BZh",)),
+    ("application/x-xz", "xz", (b"\xfd7zXZ\0",)),
+    ("application/zstd", "zst", (b"\x28\xb5\x2f\xfd",)),
+    ("application/x-7z-compressed", "7z", (b"7z\xbc\xaf\x27\x1c",)),
+    ("application/vnd.sqlite3", "", (b"SQLite format 3\0",)),
+    ("application/x-hdf5", "h5 hdf5", (b"\x89HDF\r\n\x1a\n",)),
+    ("application/x-npy", "npy", (b"\x93NUMPY",)),
+    (TEXT, "txt log md html htm svg xml yaml yml toml jsonl ndjson py", ()),
 )
+"""Types, the extensions that claim them, and how their files begin."""
 _PROGRAMS: Final = (
     b"\x7fELF",
     b"MZ",
@@ -60,14 +61,10 @@ _ZIP_KINDS: Final = {
     "pptx": _OFFICE + "presentationml.presentation",
 }
 _CLAIMS: Final = {
-    "png": "image/png", "jpg": "image/jpeg", "jpeg": "image/jpeg", "gif": "image/gif", "webp": "image/webp",
-    "pdf": "application/pdf", "parquet": "application/vnd.apache.parquet", "zip": ZIP, "npz": ZIP,
-    "gz": "application/gzip", "bz2": "application/x-bzip2", "xz": "application/x-xz", "zst": "application/zstd",
-    "7z": "application/x-7z-compressed", "h5": "application/x-hdf5", "hdf5": "application/x-hdf5",
-    "npy": "application/x-npy", "txt": TEXT, "log": TEXT, "md": TEXT, "html": TEXT, "htm": TEXT, "svg": TEXT,
-    "xml": TEXT, "yaml": TEXT, "yml": TEXT, "toml": TEXT, "jsonl": TEXT, "ndjson": TEXT, "py": TEXT,
-    **_TEXT_KINDS, **_ZIP_KINDS,
-}  # fmt: skip
+    **{extension: kind for kind, extensions, _ in _KINDS for extension in extensions.split()},
+    **_TEXT_KINDS,
+    **_ZIP_KINDS,
+}
 _JSON_START: Final = re.compile(rb'[\[{"tfn0-9-]')
 _OFFICE_ENTRY: Final = re.compile(rb"\[Content_Types\]\.xml|_rels/|docProps/|xl/|word/|ppt/")
 _HTML: Final = re.compile(
@@ -211,7 +208,7 @@ def _binary_type(head: bytes, extension: str) -> tuple[str, list[str]]:
         return OCTETS, ["it is a program or a library"]
     if _PICKLE.match(head):
         return OCTETS, ["it looks like a Python pickle, which runs code when it is loaded"]
-    media_type = next((kind for magic, kind in _MAGIC if head.startswith(magic)), OCTETS)
+    media_type = next((kind for kind, _, magics in _KINDS if head.startswith(magics)), OCTETS)
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
         media_type = "image/webp"
     risks: list[str] = []

@@ -29,7 +29,6 @@ _NOREPLACE, _EXCHANGE = 1, 2
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_ABSENT: Final = frozenset({errno.ENOENT})
 _HINT: Final = "Make it an ordinary folder or file, or promote elsewhere."
 
 
@@ -56,10 +55,11 @@ class TargetFolder:
         self.descriptor = descriptor
 
     @contextmanager
-    def parent(self, name: str) -> Iterator[tuple[int, str] | None]:
-        """Yield the parent folder's descriptor and the file's name in it; None if a folder is missing.
+    def parent(self, name: str) -> Iterator[tuple[int, str]]:
+        """Yield the parent folder's descriptor and the file's name in it.
 
         Raises:
+            FileNotFoundError: a folder is missing.
             RefusedError: a segment of the path is a link, not a folder, or on another file system.
         """
         *way, leaf = name.split("/")
@@ -69,9 +69,6 @@ class TargetFolder:
                 try:
                     step = os.open(part, _FOLDER, dir_fd=held)
                 except OSError as problem:
-                    if problem.errno in _ABSENT:
-                        yield None
-                        return
                     if problem.errno in (errno.ELOOP, errno.ENOTDIR):
                         raise _in_the_way(name, f"{quoted(part)} on its way is a link, or no folder") from None
                     raise
@@ -118,7 +115,7 @@ class TargetFolder:
 
     def make(self, way: str, mode: int = 0o777) -> None:
         """Create a folder, which must not exist."""
-        with self._parent_of(way) as (parent, leaf):
+        with self.parent(way) as (parent, leaf):
             os.mkdir(leaf, mode, dir_fd=parent)
             os.fsync(parent)
 
@@ -130,7 +127,7 @@ class TargetFolder:
 
     def write(self, name: str, chunks: Iterable[bytes], mode: int, like: str | None = None) -> str:
         """Write a new file durably, with the owner of another if that exists, and return its digest."""
-        with self._parent_of(name) as (parent, leaf):
+        with self.parent(name) as (parent, leaf):
             descriptor = os.open(leaf, _NEW, 0o600, dir_fd=parent)
         digest = hashlib.sha256()
         with os.fdopen(descriptor, "wb") as file:
@@ -161,74 +158,60 @@ class TargetFolder:
 
     def is_there(self, name: str) -> bool:
         """Return whether anything has this name."""
-        with self.parent(name) as found, suppress(FileNotFoundError):
-            if found is not None:
-                os.stat(found[1], dir_fd=found[0], follow_symlinks=False)
-                return True
+        with suppress(FileNotFoundError), self.parent(name) as (parent, leaf):
+            os.stat(leaf, dir_fd=parent, follow_symlinks=False)
+            return True
         return False
 
     def sync(self, names: Iterable[str]) -> None:
         """Make the parent folders of these files durable."""
         for name in dict.fromkeys(name.rpartition("/")[0] for name in names):
-            with self.parent(f"{name}/." if name else ".") as found:
-                if found is not None:
-                    os.fsync(found[0])
+            with suppress(FileNotFoundError), self.parent(f"{name}/." if name else ".") as (parent, _):
+                os.fsync(parent)
 
     def clear(self, way: str) -> None:
         """Remove a folder of regular files, if it exists; a folder made in it since stays."""
-        with self.parent(f"{way}/.") as found:
-            if found is None:
-                return
-            for leaf in os.listdir(found[0]):  # noqa: PTH208 - by descriptor
+        with suppress(FileNotFoundError), self.parent(f"{way}/.") as (folder, _):
+            for leaf in os.listdir(folder):  # noqa: PTH208 - by descriptor
                 with suppress(IsADirectoryError):
-                    os.unlink(leaf, dir_fd=found[0])
-        self._remove(way)
+                    os.unlink(leaf, dir_fd=folder)
+            self._remove(way)
 
     def _remove(self, way: str) -> None:
-        with self._parent_of(way) as (parent, leaf):
+        with self.parent(way) as (parent, leaf):
             os.rmdir(leaf, dir_fd=parent)
             os.fsync(parent)
 
     @contextmanager
     def _open(self, name: str) -> Iterator[int | None]:
-        with self.parent(name) as found:
-            if found is None:
-                yield None
-                return
-            try:
-                descriptor = os.open(found[1], _READ, dir_fd=found[0])
-            except OSError as problem:
-                if problem.errno in _ABSENT:
-                    yield None
-                    return
-                if problem.errno in (errno.ELOOP, errno.ENXIO):
-                    raise _in_the_way(name, "what is there is a link, or no plain file") from None
-                raise
+        descriptor = None
         try:
-            self._require_plain(name, os.fstat(descriptor))
+            with suppress(FileNotFoundError), self.parent(name) as (parent, leaf):
+                descriptor = os.open(leaf, _READ, dir_fd=parent)
+        except OSError as problem:
+            if problem.errno in (errno.ELOOP, errno.ENXIO):
+                raise _in_the_way(name, "what is there is a link, or no plain file") from None
+            raise
+        try:
+            if descriptor is not None:
+                self._require_plain(name, os.fstat(descriptor))
             yield descriptor
         finally:
-            os.close(descriptor)
+            if descriptor is not None:
+                os.close(descriptor)
 
     def _require_plain(self, name: str, found: os.stat_result) -> None:
-        if not stat.S_ISREG(found.st_mode):
-            raise _in_the_way(name, "what is there is no plain file")
-        if found.st_dev != self.device:
-            raise _in_the_way(name, "what is there is on another file system")
-        if found.st_nlink > 1:
-            raise _in_the_way(name, "what is there has other names too, which would no longer be the same file")
-        if found.st_size > self._largest:
-            raise _in_the_way(name, f"what is there is larger than {self._largest} bytes")
-
-    @contextmanager
-    def _parent_of(self, name: str) -> Iterator[tuple[int, str]]:
-        with self.parent(name) as found:
-            if found is None:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-            yield found
+        for is_so, why in (
+            (not stat.S_ISREG(found.st_mode), "is no plain file"),
+            (found.st_dev != self.device, "is on another file system"),
+            (found.st_nlink > 1, "has other names too, which would no longer be the same file"),
+            (found.st_size > self._largest, f"is larger than {self._largest} bytes"),
+        ):
+            if is_so:
+                raise _in_the_way(name, f"what is there {why}")
 
     def _rename(self, name: str, to: str, flags: int) -> None:
-        with self._parent_of(name) as (here, one), self._parent_of(to) as (there, other):
+        with self.parent(name) as (here, one), self.parent(to) as (there, other):
             if _LIBC.renameat2(here, os.fsencode(one), there, os.fsencode(other), flags) != 0:
                 number = ctypes.get_errno()
                 raise OSError(number, os.strerror(number))
