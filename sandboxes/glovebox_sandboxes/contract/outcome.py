@@ -42,6 +42,9 @@ class Captured:
     dropped_bytes: int
 
 
+NOTHING_PRINTED = Captured(text="", total_bytes=0, dropped_bytes=0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
     """A smaller copy of a picture, made in the sandbox for clients that would reject the picture itself."""
@@ -118,14 +121,14 @@ class Outcome:
     ended: Ended
     code: int | None
     """Exit status, or the signal's number when ``signalled``."""
-    reason: str
+    reason: str = ""
     """One sentence when the job did not exit by itself, else empty."""
-    stdout: Captured
-    stderr: Captured
+    stdout: Captured = NOTHING_PRINTED
+    stderr: Captured = NOTHING_PRINTED
     value: Any
     """The job's JSON value, or None."""
-    blobs: tuple[Blob, ...]
-    skipped: tuple[SkippedFile, ...]
+    blobs: tuple[Blob, ...] = ()
+    skipped: tuple[SkippedFile, ...] = ()
     usage: Usage
     changes: OverlayChanges | None = None
     """Absent if the program had no workspace of its own to change."""

@@ -86,10 +86,11 @@ def promotions(settings: Settings) -> None:
     _recover(settings)
     found = journals.listed(settings.state_dir)
     back = journals.put_back(found)
-    if emit({"promotions": [_fields(each, back(each.id)) for each in reversed(found)]}):
+    if emit({"promotions": [_fields(each, back.get(each.id)) for each in reversed(found)]}):
         return
     for each in reversed(found):
-        told = f"{counted(len(each.changes), 'file')} into {each.folder}  {transaction.standing(each, back(each.id))}"
+        standing = transaction.standing(each, back.get(each.id))
+        told = f"{counted(len(each.changes), 'file')} into {each.folder}  {standing}"
         out.print(Plain(f"{each.id}  {to_minute(each.made)}  {told}  by {each.by}"))
     out.print(Plain(f"{counted(len(found), 'promotion')}."))
 
@@ -143,7 +144,7 @@ def _changing(settings: Settings) -> Iterator[tuple[Journal, Record]]:
 
 
 def _recover(settings: Settings) -> None:
-    if journals.interrupted(journals.listed(settings.state_dir)):
+    if any(each.state not in journals.ENDED for each in journals.listed(settings.state_dir)):
         with _changing(settings):
             pass
 

@@ -10,15 +10,13 @@ Rule 2  Any change holds the lock of the folder. A promotion that has not ended 
 """
 
 import os
-import re
-import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
-from pydantic import AwareDatetime, ConfigDict, TypeAdapter
+from pydantic import AwareDatetime, ConfigDict, Field, TypeAdapter
 
 from glovebox_server import secret_files
 from glovebox_server.errors import RefusedError
@@ -63,7 +61,8 @@ class Promotion:
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
     version: Literal[1] = 1
-    id: str
+    id: Annotated[str, Field(pattern=r"^p_[0-9a-f]{20}$")]
+    """It names files and folders to remove."""
     state: State
     made: AwareDatetime
     by: str
@@ -87,13 +86,7 @@ class Promotion:
         return f".glovebox-promotion-{self.id}"
 
 
-_ID: Final = re.compile(r"p_[0-9a-f]{20}")
 _ADAPTER: Final = TypeAdapter(Promotion)
-
-
-def new_id() -> str:
-    """Return a new unique id."""
-    return f"p_{secrets.token_hex(10)}"
 
 
 class Journal:
@@ -161,15 +154,9 @@ def listed(state_dir: Path) -> list[Promotion]:
         return _read(directory)
 
 
-def interrupted(promotions: Iterable[Promotion]) -> list[Promotion]:
-    """Return the promotions that have not ended."""
-    return [each for each in promotions if each.state not in ENDED]
-
-
-def put_back(promotions: Iterable[Promotion]) -> Callable[[str], str | None]:
-    """Return a function that maps a promotion to the one that put it back."""
-    by = {each.of: each.id for each in promotions if each.of and each.state in IN_FORCE}
-    return by.get
+def put_back(promotions: Iterable[Promotion]) -> dict[str, str]:
+    """Return each promotion that was put back, with the one that did it."""
+    return {each.of: each.id for each in promotions if each.of and each.state in IN_FORCE}
 
 
 def _read(directory: SecretDirectory) -> list[Promotion]:
@@ -177,13 +164,11 @@ def _read(directory: SecretDirectory) -> list[Promotion]:
     for name in directory.names():
         if not name.endswith(".json"):
             continue
-        path = directory.path / name
-        try:
+        promotion = None
+        with suppress(ValueError):
             promotion = _ADAPTER.validate_json(directory.read(name, MAX_BYTES), strict=True)
-            fits = _ID.fullmatch(promotion.id) is not None and name == f"{promotion.id}.json"
-        except ValueError:
-            fits = False
-        if not fits:  # its id names files and folders to remove
+        if promotion is None or name != f"{promotion.id}.json":
+            path = directory.path / name
             fix = f"Compare the folder it names with your backup, then remove {path}."
             raise SecretFileError(_KIND, path, "it is not what was written", fix)
         found.append(promotion)

@@ -7,6 +7,7 @@ import difflib
 import hashlib
 import io
 import os
+import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -24,7 +25,7 @@ from glovebox_server.artifacts.record import Artifact, expired, id_of
 from glovebox_server.errors import RefusedError
 from glovebox_server.promotion import patched
 from glovebox_server.promotion.folder import FileState, TargetFolder
-from glovebox_server.promotion.journal import Change, Promotion, new_id
+from glovebox_server.promotion.journal import Change, Promotion
 from glovebox_server.promotion.scanner import ScanFindings
 from glovebox_server.settings import Settings
 
@@ -78,14 +79,12 @@ class Planned:
     def about(self, number: int) -> tuple[str, tuple[str, ...]]:
         """Return media type and risks of a file's new content."""
         artifact, change = self.artifacts[number], self.promotion.changes[number]
-        if self.made is None:
-            return artifact.media_type, artifact.risks
-        if change.after is None:
-            return "", ()
+        if self.made is None or change.after is None:
+            return (artifact.media_type, artifact.risks) if change.after else ("", ())
         sniffer = Sniffer()
         sniffer.feed(self.made[number])
         content = sniffer.finish(change.name)
-        runs = ("it may be run as a program",) if change.after.mode & 0o111 else ()
+        runs = ("it may be run as a program",) * bool(change.after.mode & 0o111)
         return content.media_type, (*name_risks(change.name), *content.risks, *runs)
 
     def told(self, number: int) -> str:
@@ -212,32 +211,17 @@ def _patched(disk: Disk, artifact: Artifact, folder: TargetFolder) -> Iterator[_
 
 def drafted(name: str, folder: TargetFolder, changes: Iterable[Change], of: Promotion | None = None) -> Promotion:
     """Return a promotion with these changes, in the state ``staging``."""
-    made = tuple(changes)
+    made, path = tuple(changes), str(folder.path)
     told = [
         [each.name, each.before and each.before.sha256, each.after and [each.after.sha256, each.after.mode]]
         for each in made
     ]
-    content = chain.canonical({"folder": name, "path": str(folder.path), "changes": told})
+    digest = hashlib.sha256(chain.canonical({"folder": name, "path": path, "changes": told})).hexdigest()
     return Promotion(
-        id=new_id(),
-        state="staging",
-        made=datetime.now(UTC),
-        by=f"local:{os.getuid()}",
-        folder=name,
-        path=str(folder.path),
-        inode=(folder.device, folder.inode),
-        digest=f"sha256:{hashlib.sha256(content).hexdigest()}",
-        of=of.id if of else None,
-        changes=made,
-        gone_folders=of.made_folders if of else (),
-    )
-
-
-def reversed_changes(promotion: Promotion) -> list[Change]:
-    """Return the changes that put a promotion back."""
-    return [
-        Change(name=each.name, before=each.after, after=each.before, origin=promotion.id) for each in promotion.changes
-    ]
+        id=f"p_{secrets.token_hex(10)}", state="staging", made=datetime.now(UTC), by=f"local:{os.getuid()}",
+        folder=name, path=path, inode=(folder.device, folder.inode), digest=f"sha256:{digest}", changes=made,
+        of=of.id if of else None, gone_folders=of.made_folders if of else (),
+    )  # fmt: skip
 
 
 def unknown(uri: str) -> RefusedError:

@@ -22,7 +22,7 @@ import anyio.to_thread
 from glovebox_audit.events import Event, ProposalScanned
 from glovebox_audit.log import AuditLog
 from glovebox_sandboxes.contract.errors import DiagnosedError
-from glovebox_sandboxes.contract.outcome import Captured, Outcome, Usage
+from glovebox_sandboxes.contract.outcome import Outcome, Usage
 from glovebox_sandboxes.plural import counted
 from glovebox_server.artifacts.record import ArtifactStoreError
 from glovebox_server.calls import ToolCall
@@ -45,7 +45,6 @@ MAX_COMPARED_BYTES: Final = 128 * 1024
 MAX_COMPARED_LINES: Final = 4000
 """Comparing takes quadratic time at worst."""
 
-_EMPTY: Final = Captured(text="", total_bytes=0, dropped_bytes=0)
 _T = TypeVar("_T")
 _BY_HAND: Final = "Propose less at a time, or ask the operator to use `glovebox artifact promote`."
 
@@ -86,9 +85,7 @@ class Proposals:
             RefusedError: it is too much to be shown.
             AuditError: it could not be recorded, so no person is asked.
         """
-        shown = "\n".join([*_findings(scans), proposed.shown])
-        if len(shown.encode()) > MAX_SHOWN_BYTES:
-            raise _too_long(f"takes more than {MAX_SHOWN_BYTES} bytes to be shown")
+        shown = _text([*_findings(scans), proposed.shown])
         if events := [_scanned(call, each) for each in scans if not each.known]:
             await self.audit.append_all(events)
         found = {each.uri: ScanFindings(lines=each.findings, more=each.more) for each in scans if not each.not_scanned}
@@ -103,17 +100,9 @@ class Proposals:
         """
         began = anyio.current_time()
         done = await anyio.to_thread.run_sync(_told, lambda: self._put(proposed, call))
-        return Outcome(
-            ended="exited",
-            code=0,
-            reason="",
-            stdout=_EMPTY,
-            stderr=_EMPTY,
-            value={"promotion": done.id, "digest": done.digest, "files": [each.name for each in done.changes]},
-            blobs=(),
-            skipped=(),
-            usage=Usage(wall_ms=(anyio.current_time() - began) * 1000, cpu_ms=None, memory_peak_bytes=0),
-        )
+        value = {"promotion": done.id, "digest": done.digest, "files": [each.name for each in done.changes]}
+        usage = Usage(wall_ms=(anyio.current_time() - began) * 1000, cpu_ms=None, memory_peak_bytes=0)
+        return Outcome(ended="exited", code=0, value=value, usage=usage)
 
     def _proposed(self, call: ToolCall) -> Proposed:
         uris, apply = call.arguments["inputs"], call.arguments["apply"]
@@ -160,19 +149,11 @@ def _told(work: Callable[[], _T]) -> _T:
 def _scanned(call: ToolCall, scan: Scan) -> ProposalScanned:
     plan = scan.plan
     return ProposalScanned(
-        asked_by=call.id,
-        principal=call.principal.id,
-        name=scan.name,
-        uri=scan.uri,
-        sha256=scan.sha256,
-        findings=scan.findings or None,
-        more=scan.more or None,
-        not_scanned=scan.not_scanned or None,
-        sandbox_id=scan.sandbox_id or None,
-        driver=plan.driver if plan else None,
-        level=plan.level if plan else None,
+        asked_by=call.id, principal=call.principal.id, name=scan.name, uri=scan.uri, sha256=scan.sha256,
+        findings=scan.findings or None, more=scan.more or None, not_scanned=scan.not_scanned or None,
+        sandbox_id=scan.sandbox_id or None, driver=plan.driver if plan else None, level=plan.level if plan else None,
         plan_digest=plan.digest if plan else None,
-    )
+    )  # fmt: skip
 
 
 def _findings(scans: Sequence[Scan]) -> Iterator[str]:
@@ -203,32 +184,25 @@ def _shown(found: Planned, folder: TargetFolder) -> str:
         if lines > MAX_COMPARED_LINES:
             raise _too_long(f"has files of more than {MAX_COMPARED_LINES} lines together")
     told = [f"{counted(len(changes), 'file')} of the folder {visible(found.promotion.folder)} would change:"]
-    for number in range(len(changes)):
-        told += _of_file(found, folder, number)
+    for number, change in enumerate(changes):
+        name, difference = visible(change.name), found.difference(folder, number)
+        if difference is None:
+            reason = f"{name} is no text, or held none, and nobody can be asked about what they cannot read."
+            raise RefusedError("promotion.shown", reason, _BY_HAND)
+        told.append(f"{name}: {visible(found.told(number))}")
+        told += (f"  ! {visible(risk)}" for risk in found.about(number)[1])
+        told += (f"  │ {visible(line)}" for line in difference or ("No line changes.",))
     if found.same:
         told.append(f"The same already: {', '.join(map(visible, found.same))}")
     told.append(f"Digest: {found.promotion.digest}")
-    text = "\n".join(told)
+    return _text(told)
+
+
+def _text(lines: Sequence[str]) -> str:
+    text = "\n".join(lines)
     if len(text.encode()) > MAX_SHOWN_BYTES:
         raise _too_long(f"takes more than {MAX_SHOWN_BYTES} bytes to be shown")
     return text
-
-
-def _of_file(found: Planned, folder: TargetFolder, number: int) -> list[str]:
-    change = found.promotion.changes[number]
-    _, risks = found.about(number)
-    difference = found.difference(folder, number)
-    if difference is None:
-        reason = (
-            f"{visible(change.name)} is no text, or held none, and nobody can be asked about what they cannot read."
-        )
-        raise RefusedError("promotion.shown", reason, _BY_HAND)
-    marked = [f"  ! {visible(risk)}" for risk in risks]
-    return [
-        f"{visible(change.name)}: {visible(found.told(number))}",
-        *marked,
-        *(f"  │ {visible(line)}" for line in difference or ("No line changes.",)),
-    ]
 
 
 def _too_long(what: str) -> RefusedError:

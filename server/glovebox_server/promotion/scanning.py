@@ -98,14 +98,13 @@ class Scanning:
             for file in files[:MAX_FILES]:
                 scan = known.of(self.call, file) if known else None
                 found.append(scan or await self._scan(file))
-                if known and not scan:
-                    known.note(self.call, found[-1])
         late = f"the {MAX_SCAN_SECONDS} seconds that there are for the files of a call were over"
         many = f"of the files of a call {MAX_FILES} are looked into"
         for number, file in enumerate(files[len(found) :], len(found)):
             found.append(_not_scanned(file, late if number < MAX_FILES else many))
-            if known:
-                known.note(self.call, found[-1])
+        for scan in found:
+            if known and not scan.known:
+                known.note(self.call, scan)
         return tuple(found)
 
     async def _scan(self, file: Input | Link) -> Scan:
@@ -119,7 +118,10 @@ class Scanning:
             await self.started(sandbox)
 
         try:
-            found = findings_in(await self._outcome(file, started))
+            outcome = await self._outcome(file, started)
+            if outcome.ended != "exited" or outcome.code != 0:
+                raise _unanswered(outcome.reason or "the scanner failed on it")
+            found = findings_of(outcome.stdout.text)
         except (RefusedError, SandboxError, UnsupportedSpecError, ArtifactStoreError) as problem:
             return replace(scan, not_scanned=visible(without_paths(problem.reason))[:MAX_CHARACTERS])
         findings = found.lines
@@ -175,15 +177,8 @@ class Known:
         self._found[key] = call.id, scan
 
 
-def findings_in(outcome: Outcome) -> ScanFindings:
-    """Return the findings for the one file; raise ``SandboxError`` if the scanner failed or its output is malformed."""
-    if outcome.ended != "exited" or outcome.code != 0:
-        raise _unanswered(outcome.reason or "the scanner failed on it")
-    return findings_of(outcome.stdout.text)
-
-
 def findings_of(text: str) -> ScanFindings:
-    """Parse what the scanner printed; raises as ``findings_in``."""
+    """Return the findings for the one file that the scanner printed; raise ``SandboxError`` if they are malformed."""
     try:
         told: Any = json.loads(text)
     except (ValueError, RecursionError):

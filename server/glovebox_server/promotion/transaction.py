@@ -21,8 +21,8 @@ from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_server.artifacts.names import quoted
 from glovebox_server.errors import RefusedError
 from glovebox_server.promotion.folder import TargetFolder, opened
-from glovebox_server.promotion.journal import IN_FORCE, Change, Journal, Promotion, interrupted, put_back
-from glovebox_server.promotion.plan import drafted, reversed_changes
+from glovebox_server.promotion.journal import ENDED, IN_FORCE, Change, Journal, Promotion, put_back
+from glovebox_server.promotion.plan import drafted
 
 Record = Callable[[Event], None]
 """Returns once an event is on disk, or raises ``AuditError``."""
@@ -120,7 +120,7 @@ def recover(journal: Journal, record: Record) -> list[Recovered]:
         SecretFileError: the journal cannot be read or written.
     """
     found = []
-    for promotion in interrupted(journal.all()):
+    for promotion in (each for each in journal.all() if each.state not in ENDED):
         settled, problem = promotion, ""
         try:
             with _translated("to bring it to an end", then="."), opened(Path(promotion.path)) as folder:
@@ -162,7 +162,7 @@ def roll_back(journal: Journal, identifier: str, record: Record) -> Promotion:
     if promotion is None:
         hint = "`glovebox artifact promotions` shows those that can be put back."
         raise RefusedError("promotion.unknown", f"There is no promotion {identifier}.", hint)
-    by = put_back(known)(identifier)
+    by = put_back(known).get(identifier)
     if promotion.of or promotion.state not in IN_FORCE or by:
         told = f"was put back by {by}" if by else standing(promotion, None)
         raise RefusedError(
@@ -170,7 +170,8 @@ def roll_back(journal: Journal, identifier: str, record: Record) -> Promotion:
         )
     with opened(Path(promotion.path)) as folder:
         require_same(folder, promotion)
-        back = drafted(promotion.folder, folder, reversed_changes(promotion), promotion)
+        changes = (replace(each, origin=promotion.id, findings=None) for each in _reversed(promotion))
+        back = drafted(promotion.folder, folder, changes, promotion)
         return promote(folder, journal, back, lambda number: journal.contents(identifier, number), record)
 
 
@@ -296,10 +297,14 @@ def _event(promotion: Promotion) -> Event:
 
 
 def _rolled_back(promotion: Promotion, because: str) -> PromotionRolledBack:
-    back = [replace(each, before=each.after, after=each.before) for each in promotion.changes]
+    files = _files(_reversed(promotion))
     return PromotionRolledBack(
-        promotion=promotion.id, by=f"local:{os.getuid()}", folder=promotion.folder, because=because, files=_files(back)
+        promotion=promotion.id, by=f"local:{os.getuid()}", folder=promotion.folder, because=because, files=files
     )
+
+
+def _reversed(promotion: Promotion) -> list[Change]:
+    return [replace(each, before=each.after, after=each.before) for each in promotion.changes]
 
 
 def _files(changes: Iterable[Change]) -> tuple[PromotedFile, ...]:

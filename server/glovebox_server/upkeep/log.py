@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 def recover(settings: Settings) -> None:
     """Undo or finish interrupted promotions, unless a process is at it. Raises AuditError if not recorded first."""
     try:
-        if not journals.interrupted(journals.listed(settings.state_dir)):
+        if all(each.state in journals.ENDED for each in journals.listed(settings.state_dir)):
             return
         with journals.locked(settings.state_dir, seconds=0) as journal, recording(settings) as record:
             for recovered in transaction.recover(journal, record):
