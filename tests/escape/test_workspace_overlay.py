@@ -301,7 +301,7 @@ async def test_a_patch_brings_no_repository_and_is_marked_by_what_it_touches(
     for name, reason in (
         ("docs/config", "takes its folder for a repository"),
         ("new/deep/HEAD", "takes its folder for a repository"),
-        (".gitattributes", "hand files to programs"),
+        (".gitattributes", "git runs or obeys"),
         (".gitmodules", "git runs or obeys"),
     ):
         assert any(name in note and reason in note for note in called.fields["notes"]), (name, called.text)

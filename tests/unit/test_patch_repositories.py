@@ -223,48 +223,8 @@ def test_two_patches_that_do_not_know_of_each_other_make_none_together(tmp_path:
     assert (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "runs"),
-    [
-        ("", "*.txt filter=evil\n", True),
-        ("", "*.txt text\n*.c\tdiff=evil\r\n", True),
-        ("", "* merge=evil", True),
-        ("", "[attr]mine filter=evil\n", True),
-        ("", "* mine\n", True),
-        ("", '"a b" filter=evil\n', True),
-        ("", "* filter\n", True),
-        ("\n", "\ufeff* filter=evil\n", True),
-        ("*.bin filter=lfs\n", "*.bin filter=lfs\n*.txt filter=lfs\n", True),
-        ("*.bin filter=lfs\n", "*.bin filter=lfs\n*.txt text eol=lf\n", False),
-        ("", "# filter=none\n\n*.txt text=auto -diff !merge -filter\n*.png binary linguist-generated\n", False),
-        ("", "*.h export-subst diff\n", False),
-        ("", "*\rfilter=evil\n", True),
-        ("", "# text\r\r* filter=evil\n", False),
-        ("", "*\vtext\v* filter=evil\n", True),
-        ("", "\v# filter=evil\n", True),
-        ("* filter=lfs\n", "", True),
-        ("* filter=evil\n*.txt -filter\n", "*.txt -filter\n* filter=evil\n", True),
-        ("* filter=evil\n*.txt -filter\n", "* filter=evil\n", True),
-        ("*.txt -filter\n", "", True),
-        ("*.txt filter=lfs", "*.txt filter=lfs\n* text\n", False),
-        ("*.txt text", "*.txt text filter=evil\n", True),
-        ("[attr]binary filter=evil\n", "[attr]binary filter=evil\n* binary\n", True),
-        ("* text\n*.c eol=lf\n", "*.c eol=crlf\n* text\n", False),
-        ("* filter=lfs\n", "* filter=lfs\n", False),
-    ],
-)
-def test_attributes_that_run_nothing_are_a_file_like_any_other(*, old: str, new: str, runs: bool) -> None:
-    """A driver is a program that git's config names; what was there before may stay."""
-    for name in (".gitattributes", "a/.GITATTRIBUTES", "gitatt~1"):
-        assert git.hands_to_programs(name, old.encode(), new.encode()) is runs
-    assert not git.hands_to_programs("attributes.txt", old.encode(), new.encode())
-
-
-@pytest.mark.parametrize("line", ["*\rfilter=evil\n", "* filter=evil\n", "* text\n"])
-def test_git_and_we_read_the_same_attributes(tmp_path: Path, line: str) -> None:
-    """To git a carriage return is a blank; the last line has no driver (control)."""
-    run("init", "-q", ".", cwd=tmp_path)
-    (tmp_path / ".gitattributes").write_bytes(line.encode())
-    found = run("check-attr", "filter", "a.txt", cwd=tmp_path).stdout.decode().strip()
-    assert found == f"a.txt: filter: {'evil' if 'evil' in line else 'unspecified'}"
-    assert git.hands_to_programs(".gitattributes", b"", line.encode()) is ("evil" in line)
+@pytest.mark.parametrize("name", [".gitattributes", "a/.GITATTRIBUTES", "gitatt~1", "GI7D29~4"])
+def test_no_patch_carries_what_has_git_hand_files_to_programs(name: str) -> None:
+    """Attributes name drivers, which git's config maps to programs; the control is an ordinary name."""
+    assert "git runs or obeys" in git.why_not(name, {})
+    assert git.why_not("attributes.txt", {}) == ""

@@ -103,8 +103,6 @@ class Comparison:
             old, old_mode = self._read(self._source, name, before[3]), _mode(runs=before[1])
             if blake2b(old).digest() != before[2]:
                 raise ValueError("the original was changed meanwhile")
-        if git.hands_to_programs(name, old, new):
-            raise ValueError("it has git hand files to programs that its config names")
         part = self._part(name, old_mode, old, new_mode, new)
         if len(part) > self._room or not self._left:
             raise ValueError(_TOO_LARGE if self._left else "too many changed files")
