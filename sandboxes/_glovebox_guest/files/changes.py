@@ -12,17 +12,15 @@ import stat
 from _blake2 import blake2b
 
 from _glovebox_guest.files import git
-from _glovebox_guest.files.output import full_since
-from _glovebox_guest.files.overlay import MAX_DEPTH, MAX_LOOK, Copied, Original, digest_of, opened, walk
+from _glovebox_guest.files.output import MAX_LOOK, full_since, walk
+from _glovebox_guest.files.overlay import MAX_DEPTH, Copied, Original, digest_of, opened
 
 MAX_TEXT = 1 << 20
 """Bytes of a file compared line by line; larger ones are given whole."""
 MAX_NAMES = 50
 """Names in each part of the summary; all are in the patch."""
 MAX_SKIPPED = 25
-"""Changes outside the patch that are named with the reason; the rest are counted."""
 MAX_NAME = 255
-"""Bytes of a carried name."""
 _TOO_LARGE = "larger than what is left of the output limit"
 _CUT = "its end may be missing, the workspace was full when it was written"
 _STEPS = 2_000_000
@@ -57,7 +55,7 @@ class Comparison:
         """Compare both trees."""
         found: dict[str, os.stat_result] = {}
         unseen = False
-        for name, status in walk(self._target):
+        for name, status in walk(self._target, into=lambda name, _: name.count("/") <= MAX_DEPTH):
             if len(found) == MAX_LOOK:
                 self._skip(name, f"more than {MAX_LOOK} entries; the rest was not looked at")
                 unseen = True

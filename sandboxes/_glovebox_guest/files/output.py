@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import stat
-from itertools import islice
+from itertools import chain, islice
 
 from _glovebox_guest.loop import Loop, StreamHandler
 from _glovebox_guest.stdlib import Callable, Iterable, Iterator
 
 MAX_ENTRIES = 20_000
 """Directory entries examined: a million files must not keep the call from ending."""
+MAX_LOOK = 50_000
+"""Entries listed of one folder, and counted of a workspace: enough to report by how much it is too large."""
 MAX_DEPTH = 16
 MAX_SKIPPED = 50
 """Refused entries that are named; the rest are counted."""
 MAX_PICTURES = 4
-"""Pictures shown to a client; the rest are files like others."""
 _CHUNK = 256 * 1024
 
 
@@ -65,30 +65,34 @@ def send_bytes(loop: Loop, kind: str, content: bytes) -> None:
 
 def collect(loop: Loop, root: str, *, max_files: int, max_bytes: int) -> tuple[list[dict[str, object]], list[Picture]]:
     """Send the regular files below ``root``, by name; return what was skipped and why, and the first pictures."""
-    skipped: list[dict[str, object]] = []
+    skipped: list[tuple[str, str]] = []
     pictures: list[Picture] = []
-    uncounted = 0
     files = total = 0
-    since = full_since(root, _entries(root))
-    unseen: list[str] = []
-    for name, unfit in _walk(root, unseen):
-        reason = unfit
+    since = full_since(root, (status for _, status in _entries(root)))
+    unseen = None
+    for number, (name, status) in enumerate(_entries(root)):
+        if number == MAX_ENTRIES:
+            unseen = os.path.dirname(name) or "."
+            break
+        if stat.S_ISDIR(status.st_mode) and name.count("/") < MAX_DEPTH:
+            continue
+        reason = _unfit(name, status)
         if not reason and files == max_files:
             reason = f"more than {max_files} files"
         if not reason:
             size, reason = _send(loop, root, name, max_bytes - total, pictures, full_since=since)
             files += not reason
             total += size
-        if reason and len(skipped) < MAX_SKIPPED:
-            skipped.append({"name": _printable(name), "reason": reason})
-        elif reason:
-            uncounted += 1
-    if uncounted:
-        skipped.append({"name": "…", "reason": f"and {uncounted} more", "count": uncounted})
-    for folder in unseen:  # always named, however many others are only counted
-        reason = f"more than {MAX_ENTRIES} entries; the rest was not looked at"
-        skipped.append({"name": _printable(folder), "reason": reason})
-    return skipped, pictures
+        if reason:
+            skipped.append((name, reason))
+    told: list[dict[str, object]] = [{"name": _printable(name), "reason": why} for name, why in skipped[:MAX_SKIPPED]]
+    if more := len(skipped) - len(told):
+        told.append({"name": "…", "reason": f"and {more} more", "count": more})
+    if unseen:  # always named, however many others are only counted
+        told.append(
+            {"name": _printable(unseen), "reason": f"more than {MAX_ENTRIES} entries; the rest was not looked at"}
+        )
+    return told, pictures
 
 
 def contents(root: str, pictures: Iterable[Picture]) -> list[tuple[str, bytes]]:
@@ -116,12 +120,51 @@ def full_since(root: str, entries: Iterable[os.stat_result]) -> int | None:
     return max((each.st_mtime_ns for each in entries if stat.S_ISREG(each.st_mode) and each.st_size), default=0)
 
 
-def _entries(root: str) -> Iterator[os.stat_result]:
-    for name, _ in _walk(root, []):
+def _entries(root: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield what is below ``root``, after restoring read permission, which the program may have removed.
+
+    The guest has the same user; Podman gives the top folder to root, and from it neither could remove any.
+    """
+    top = [("", os.stat(root))]
+    for name, status in chain(top, walk(root, into=lambda name, _: name.count("/") < MAX_DEPTH)):
+        if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid():
+            os.chmod(os.path.join(root, name), 0o700)
+        if name:
+            yield name, status
+
+
+def _unfit(name: str, status: os.stat_result) -> str:
+    """Return why an entry is no artifact; empty if it may be one."""
+    if stat.S_ISDIR(status.st_mode):
+        return f"more than {MAX_DEPTH} directories deep"
+    if stat.S_ISLNK(status.st_mode):
+        return "a symbolic link"
+    if not stat.S_ISREG(status.st_mode):
+        return "not a regular file"
+    return "" if name == name.encode("utf-8", "replace").decode() else "its name is not UTF-8"
+
+
+def walk(root: str, into: Callable[[str, os.stat_result], bool]) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield name and status of all entries, by name. Links are not followed, unreadable folders are empty."""
+    waiting = [""]
+    while waiting:
+        folder = waiting.pop()
         try:
-            yield os.lstat(os.path.join(root, name))
+            with os.scandir(os.path.join(root, folder)) as entries:
+                names = [entry.name for entry in islice(entries, MAX_LOOK + 1)]
         except OSError:
             continue
+        folders = []
+        for each in sorted(names):
+            name = os.path.join(folder, each)
+            try:
+                status = os.lstat(os.path.join(root, name))
+            except OSError:
+                continue
+            yield name, status
+            if stat.S_ISDIR(status.st_mode) and into(name, status):
+                folders.append(name)
+        waiting.extend(reversed(folders))
 
 
 def _send(
@@ -151,45 +194,6 @@ def _send(
         return found.st_size, ""
     finally:
         os.close(descriptor)
-
-
-def _walk(root: str, unseen: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield names below ``root``, with the reason for those that are no artifacts; add to ``unseen`` where it stops."""
-    seen = 0
-    waiting = [""]
-    while waiting:
-        folder = waiting.pop()
-        try:
-            # The program may have removed read permission; the guest has the same user. Podman gives the top folder to
-            # root, and from it neither could remove any.
-            if os.stat(os.path.join(root, folder)).st_uid == os.getuid():
-                os.chmod(os.path.join(root, folder), 0o700)
-            with os.scandir(os.path.join(root, folder)) as found:
-                entries = list(islice(found, MAX_ENTRIES - seen))
-                more = next(found, None) is not None
-        except OSError as problem:
-            yield folder or ".", f"cannot be listed: {errno.errorcode.get(problem.errno or 0, 'error')}"
-            continue
-        seen += len(entries)
-        folders = []
-        for entry in sorted(entries, key=lambda each: each.name):
-            name = os.path.join(folder, entry.name)
-            reason = "" if name == name.encode("utf-8", "replace").decode() else "its name is not UTF-8"
-            if entry.is_symlink():
-                reason = "a symbolic link"
-            elif entry.is_dir(follow_symlinks=False):
-                if name.count("/") < MAX_DEPTH:
-                    folders.append(name)
-                else:
-                    yield name, f"more than {MAX_DEPTH} directories deep"
-                continue
-            elif not entry.is_file(follow_symlinks=False):
-                reason = "not a regular file"
-            yield name, reason
-        if more:
-            unseen.append(folder or ".")
-            return
-        waiting.extend(reversed(folders))
 
 
 def _printable(name: str) -> str:

@@ -11,13 +11,12 @@ import os
 import stat
 from _blake2 import blake2b
 
-from _glovebox_guest.stdlib import BinaryIO, Callable, Iterator
+from _glovebox_guest.files.output import MAX_LOOK, walk
+from _glovebox_guest.stdlib import BinaryIO, Iterator
 from _glovebox_guest.workspace.tree import PASSED_OVER
 
 MAX_DEPTH = 32
 """Nested folders: deeper trees are made to hurt programs that walk them."""
-MAX_LOOK = 50_000
-"""Entries counted before giving up: enough to report by how much a workspace is too large."""
 PAGE = 4096
 """Bytes: the minimum of an entry in a tmpfs; sizes are counted in it."""
 _CHUNK = 1 << 20
@@ -34,7 +33,6 @@ class Original:
 
     def __init__(self, names: list[str]) -> None:
         self.names = names
-        """All entries, folders too."""
         self.files: dict[str, Copied] = {}
         self.absent: dict[str, str] = {}
         """Name → why it has no copy. Its absence is no change."""
@@ -89,7 +87,9 @@ def _counted(source: str, max_files: int, max_bytes: int) -> Iterator[tuple[str,
     """Yield every entry, folders before their entries, once it is clear that all may be copied."""
     found = []
     size = 0
-    for name, status in walk(source, into=lambda name, status: not _left(name, status)):
+    for name, status in walk(
+        source, into=lambda name, status: not _left(name, status) and name.count("/") <= MAX_DEPTH
+    ):
         found.append((name, status))
         if stat.S_ISREG(status.st_mode):
             size += -(-status.st_size // PAGE) * PAGE or PAGE
@@ -106,35 +106,6 @@ def _counted(source: str, max_files: int, max_bytes: int) -> Iterator[tuple[str,
             f"and {max_files} with {max_bytes} bytes may be copied"
         )
     yield from found
-
-
-def walk(
-    root: str, into: Callable[[str, os.stat_result], bool] = lambda *_: True
-) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield name and status of all entries, by name. Links are not followed, unreadable folders are empty."""
-    waiting = [""]
-    while waiting:
-        folder = waiting.pop()
-        try:
-            with os.scandir(os.path.join(root, folder)) as entries:
-                names = []
-                for entry in entries:
-                    names.append(entry.name)
-                    if len(names) > MAX_LOOK:
-                        break
-        except OSError:
-            continue
-        folders = []
-        for each in sorted(names):
-            name = os.path.join(folder, each)
-            try:
-                status = os.lstat(os.path.join(root, name))
-            except OSError:
-                continue
-            yield name, status
-            if stat.S_ISDIR(status.st_mode) and name.count("/") <= MAX_DEPTH and into(name, status):
-                folders.append(name)
-        waiting.extend(reversed(folders))
 
 
 def _copy_file(path: str, place: str, status: os.stat_result, *, runs: bool) -> tuple[bytes, int]:

@@ -43,7 +43,6 @@ _KEEPING: Final = "keeping an output file"
 _NAMED = RefusedError("artifacts.name", "What looks like a secret is in its name.", "Give it another name.")
 _INCOMPLETE = RefusedError("artifacts.incomplete", "It did not arrive whole.", "Run it again.")
 _TOO_LARGE: Final = "too large to be kept as a figure: save it to /output"
-"""Of a figure of which the guest returns only a copy."""
 
 
 class DiskWorker:
@@ -75,7 +74,6 @@ class FileSink:
     kept: bytearray | None = None
     """Its content, if it may be a picture to show."""
     artifact: Artifact | None = None
-    """The record, once the file has ended without an error."""
     _buffer: bytearray = field(default_factory=bytearray)
     _digest: Any = field(default_factory=hashlib.sha256)
     _sniffer: Sniffer = field(default_factory=Sniffer)
@@ -156,21 +154,11 @@ class FileSink:
         os.fsync(self.descriptor)
         content, call, created = self._sniffer.finish(self.name), self.collection.call, self.collection.clock()
         artifact = Artifact(
-            uri=self.uri,
-            owner=call.principal.id,
-            call_id=call.id,
-            client=call.principal.client,
-            run=call.run,
-            workflow=call.principal.workflow,
-            tool=call.tool,
-            name=self.name,
-            sha256=self._digest.hexdigest(),
-            bytes=self._size,
-            media_type=content.media_type,
-            created=created,
-            expires=created + self.collection.ttl,
-            risks=((CUT,) if self.cut else ()) + name_risks(self.name) + content.risks + self._patch_risks(),
-        )
+            uri=self.uri, owner=call.principal.id, call_id=call.id, client=call.principal.client, run=call.run,
+            workflow=call.principal.workflow, tool=call.tool, name=self.name, sha256=self._digest.hexdigest(),
+            bytes=self._size, media_type=content.media_type, created=created, expires=created + self.collection.ttl,
+            risks=(*(CUT,) * self.cut, *name_risks(self.name), *content.risks, *self._patch_risks()),
+        )  # fmt: skip
         self.collection.disk.seal(artifact)
         return artifact
 
@@ -195,7 +183,6 @@ class Collection:
     look: Looks
     patches: WorkBudget = field(default_factory=WorkBudget)
     pictures: dict[str, bytes] = field(default_factory=dict)
-    """Contents of small pictures to show, by URI."""
     receiving: list[FileSink] = field(default_factory=list)
     sealed: list[Artifact] = field(default_factory=list)
     """The files that ended without an error and are not published yet, in the order of their ends."""

@@ -19,7 +19,6 @@ _WORK: Final = 512 * 1024 * 1024
 _STEP_COST: Final = 1024
 
 FILES: Final = (b"100644", b"100755")
-"""Modes of regular files; those of the second may be run."""
 NO_ID: Final = b"0" * 40
 _FILE: Final = rb"100644|100755"
 _NAMES: Final = rb".{1,%d}" % LONGEST
@@ -60,7 +59,6 @@ class FilePatch(NamedTuple):
 
     name: str
     head: re.Match[bytes]
-    """Its head, whose groups are those of ``_HEAD``."""
     parts: list[re.Match[bytes]]
     """Its hunks, or its whole content: all matches of ``_HUNK``, or one of ``_LITERAL``; none if only its mode changes
     or it is empty."""

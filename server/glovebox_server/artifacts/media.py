@@ -41,7 +41,6 @@ _KINDS: Final[tuple[tuple[str, str, tuple[bytes, ...]], ...]] = (
     ("application/x-npy", "npy", (b"\x93NUMPY",)),
     (TEXT, "txt log md html htm svg xml yaml yml toml jsonl ndjson py", ()),
 )
-"""Types, the extensions that claim them, and how their files begin."""
 _PROGRAMS: Final = (
     b"\x7fELF",
     b"MZ",
@@ -110,7 +109,6 @@ class Content:
 
     media_type: str
     risks: tuple[str, ...]
-    """Why the file must not be opened or promoted unseen; empty if no reason is known."""
 
 
 class Sniffer:

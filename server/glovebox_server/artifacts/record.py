@@ -33,7 +33,6 @@ class Artifact:
     uri: Annotated[str, Field(pattern=r"^artifact://[0-9a-f]{32}$")]
     """A capability that works only for its owner."""
     owner: str
-    """``Principal.id`` of the owner."""
     call_id: str
     name: str
     """Accepted name relative to ``/output``; a label, never a path on the host."""
@@ -42,17 +41,12 @@ class Artifact:
     media_type: str
     """Detected; active documents are ``text/plain``."""
     created: AwareDatetime
-    """When the last byte had arrived."""
     expires: AwareDatetime
     """From then on it is unknown to all callers."""
     client: str | None = None
-    """Name that the caller's client gave itself."""
     run: str | None = None
-    """Id of the run of the call."""
     workflow: str | None = None
-    """Workflow that the operator bound to the call."""
     tool: str | None = None
-    """Tool of the call; None for an artifact of an earlier version."""
     risks: tuple[str, ...]
     """Why it must not be opened or promoted unseen, one sentence each."""
 

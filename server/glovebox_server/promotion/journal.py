@@ -45,13 +45,10 @@ class Change:
 
     name: str
     before: FileState | None
-    """The old file; None if there was none."""
     after: FileState | None
-    """The new file; None to remove it."""
     origin: str
     """The source artifact, or the promotion that is put back."""
     findings: int | None = None
-    """Accepted findings of a scan of that artifact; None if it was not scanned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,12 +24,10 @@ from glovebox_server.artifacts.names import MAX_NAME_BYTES, quoted
 from glovebox_server.errors import RefusedError
 
 MAX_MADE_BYTES: Final = 64 << 20
-"""Bytes of all files that one patch makes; they are in memory."""
 _NEW_LINE: Final = re.compile(rb"^[+ ](.*\n)(\\)?", re.MULTILINE)
 """A line of a hunk's new file, and a mark that its line feed does not count."""
 
 Read = Callable[[str], bytes | None]
-"""Maps a path to the file's content; None if it does not exist."""
 
 
 class Made(NamedTuple):

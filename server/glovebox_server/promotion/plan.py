@@ -32,7 +32,6 @@ from glovebox_server.settings import Settings
 MAX_FILES: Final = 256
 """Files of one promotion: as many as one record names, and more than a person reviews."""
 _SHOWN_BYTES: Final = 256 * 1024
-"""Bytes of a file whose lines are compared."""
 _SHOWN_LINES: Final = 4000
 """Comparing takes quadratic time at worst: some seconds."""
 _CHUNK: Final = 1 << 20
@@ -47,7 +46,6 @@ class Target:
 
     name: str
     path: Path
-    """Absolute, without symbolic links."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +55,7 @@ class Planned:
     promotion: Promotion
     artifacts: tuple[Artifact, ...]
     made: tuple[bytes, ...] | None = None
-    """The contents if a patch makes them."""
     same: tuple[str, ...] = ()
-    """Files that hold the new content already."""
     disk: Disk = field(repr=False)
     findings: Mapping[str, ScanFindings] = field(default_factory=dict)
 

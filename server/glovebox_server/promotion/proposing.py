@@ -41,7 +41,6 @@ MAX_SHOWN_BYTES: Final = 48 * 1024
 """Bytes shown to a person: with the rest of the question they fit into a client's form."""
 MAX_SHOWN_FINDINGS: Final = 12
 MAX_COMPARED_BYTES: Final = 128 * 1024
-"""Bytes of all files, before and after."""
 MAX_COMPARED_LINES: Final = 4000
 """Comparing takes quadratic time at worst."""
 
@@ -55,7 +54,6 @@ class Proposed:
 
     planned: Planned
     shown: str
-    """All changes, as lines without hidden characters."""
     folder: str = ""
 
 
@@ -66,7 +64,6 @@ class Proposals:
     settings: Settings
     audit: AuditLog
     into: Callable[[], Mapping[str, str]]
-    """Folders by name, of the policy in effect."""
 
     async def proposed(self, call: ToolCall, size: int) -> Proposed:
         """Compute what a call would change with its artifacts, ``size`` bytes in all. Nothing is written.

@@ -38,7 +38,6 @@ MAX_BYTES: Final = 32 << 20
 MAX_FINDINGS: Final = 64
 """Findings listed of one file; the scanner lists fewer."""
 MAX_COUNTED: Final = 1_000_000
-"""The scanner returns no higher count."""
 MAX_CHARACTERS: Final = 300
 _MAX_KNOWN: Final = 256
 
@@ -64,11 +63,9 @@ class Scan:
     findings: tuple[str, ...] = ()
     more: int = 0
     not_scanned: str = ""
-    """Why it was not scanned; empty if it was."""
     sandbox_id: str = ""
     plan: Plan | None = None
     known: bool = False
-    """True if the findings come from the cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +73,6 @@ class Scanning:
     """The scanning of files for one call."""
 
     call: ToolCall
-    """The call; its caller owns the files."""
     profile: Profile
     """Sets drivers and packages, and the redaction of findings."""
     sandboxes: SandboxProvider
@@ -85,7 +81,6 @@ class Scanning:
     """Injected values, in the forms in which they are replaced."""
     before_start: Callable[[], Awaitable[None]]
     started: Callable[[AttestedSandbox], Awaitable[None]]
-    """Awaited for each sandbox, before the file goes in."""
 
     async def scans(self, files: Sequence[Input | Link], known: "Known | None" = None) -> tuple[Scan, ...]:
         """Scan files one after the other, within ``MAX_SCAN_SECONDS``, using ``known`` as a cache.

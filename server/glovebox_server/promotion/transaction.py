@@ -27,7 +27,6 @@ from glovebox_server.promotion.plan import drafted
 Record = Callable[[Event], None]
 """Returns once an event is on disk, or raises ``AuditError``."""
 Content = Callable[[int], Iterable[bytes]]
-"""Maps a change's number to the file's new content."""
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _UNSETTLED: Final = ("staging", "moving")

@@ -14,4 +14,3 @@ _MODULES = (import_module(f"{__name__}.{each.name}") for each in iter_modules(__
 _ALL = [value for module in _MODULES for value in vars(module).values() if isinstance(value, Tool)]
 
 TOOLS: Final[Mapping[str, Tool]] = {tool.name: tool for tool in sorted(_ALL, key=lambda tool: tool.name)}
-"""By name, in alphabetical order."""

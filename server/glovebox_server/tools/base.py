@@ -87,7 +87,6 @@ class ToolAnswer:
 MAX_OUTPUT: Final = 16 * 1024
 """UTF-8 bytes of output in ``content``, and again in ``structuredContent``: about 5,000 tokens each."""
 PACKAGES = "{packages}"
-"""Placeholder for importable packages in a description."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +111,6 @@ class Tool:
     """True if its result has the fields ``artifacts``, ``images``, ``changes`` and ``notes``."""
     paths: tuple[str, ...] = ()
     silent: str = ""
-    """Text of a result without other content."""
 
     imports: bool = field(init=False)
     """True if it runs programs, which import packages."""
@@ -157,7 +155,6 @@ class Excerpt:
 
     text: str
     shown: int
-    """Bytes of the whole that it has."""
     whole: bytes
 
 

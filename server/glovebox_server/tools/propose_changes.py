@@ -10,7 +10,6 @@ from pydantic import Field
 from glovebox_server.tools.base import Arguments, JobValue, Tool, ToolResult, telling
 
 MAX_INPUTS = 16
-"""Artifacts of one call; a patch may change more files."""
 
 
 class ProposeArguments(Arguments):

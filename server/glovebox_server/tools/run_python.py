@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from glovebox_sandboxes.contract.outcome import Captured, Outcome, SkippedFile, Usage
+from glovebox_sandboxes.contract.outcome import Outcome, SkippedFile, Usage
 from glovebox_server.artifacts.names import quoted
-from glovebox_server.calls import Text
+from glovebox_server.calls import Link, Text
 from glovebox_server.tools.base import Arguments, Tool, ToolAnswer, ToolResult
 
 MAX_CODE = 256 * 1024
@@ -46,17 +46,6 @@ class OutputStream(BaseModel):
     dropped_bytes: int = 0
 
 
-class OutputFile(BaseModel):
-    """One file that left the sandbox."""
-
-    name: str
-    uri: str
-    sha256: str
-    bytes: int
-    media_type: str
-    risks: tuple[str, ...]
-
-
 class Findings(BaseModel):
     """The findings of a scan of one file."""
 
@@ -86,8 +75,8 @@ class RunPythonResult(ToolResult):
     value: str | None = None
     truncated: str | None = None
     """The part of the output that is here, and where all of it is; None if it is complete."""
-    images: tuple[OutputFile, ...] = ()
-    artifacts: tuple[OutputFile, ...] = ()
+    images: tuple[Link, ...] = ()
+    artifacts: tuple[Link, ...] = ()
     findings: tuple[Findings, ...] = ()
     changes: WorkspaceChanges | None = None
     hidden: int = 0
@@ -97,37 +86,32 @@ class RunPythonResult(ToolResult):
 
 def _answer(outcome: Outcome) -> ToolAnswer:
     value = outcome.value if isinstance(outcome.value, dict) else {}
-    last = value.get("value")
-    last = last if isinstance(last, str) else None
-    error = _error(value.get("error"))
+    last = value["value"] if isinstance(value.get("value"), str) else None
     notes = _notes(outcome, value)
-    return ToolAnswer(
-        fields={
-            "ended": outcome.ended,
-            "exit_code": outcome.code,
-            "stdout": _stream(outcome.stdout),
-            "stderr": _stream(outcome.stderr),
-            "value": last,
-            "error": error,
-            "notes": notes,
-            "usage": asdict(outcome.usage),
+    failed = outcome.ended != "exited" or outcome.code != 0
+    fields = {
+        "ended": outcome.ended,
+        "exit_code": outcome.code,
+        **{
+            name: {"text": stream.text, "dropped_bytes": stream.dropped_bytes}
+            for name, stream in (("stdout", outcome.stdout), ("stderr", outcome.stderr))
         },
-        content=tuple(Text(text=text) for text in _texts(outcome, last, notes)),
-        failed=_failed(outcome),
-    )
+        "value": last,
+        "error": _error(value.get("error")),
+        "notes": notes,
+        "usage": asdict(outcome.usage),
+    }
+    texts = _texts(outcome, last, notes, failed=failed)
+    return ToolAnswer(fields=fields, content=tuple(Text(text=text) for text in texts), failed=failed)
 
 
-def _failed(outcome: Outcome) -> bool:
-    return outcome.ended != "exited" or outcome.code != 0
-
-
-def _texts(outcome: Outcome, last: str | None, notes: list[str]) -> list[str]:
+def _texts(outcome: Outcome, last: str | None, notes: list[str], *, failed: bool) -> list[str]:
     """Return the texts of a result; a failure's reason is first, as some clients show one block."""
     stdout, stderr = outcome.stdout.text, outcome.stderr.text
     errors = [f"[stderr]\n{stderr}"] if stderr else []
     value = [] if last is None else [f"[value]\n{last}"]
     remarks = [f"[{note}]" for note in notes]
-    if not _failed(outcome):
+    if not failed:
         return [*([stdout] if stdout else []), *errors, *value, *remarks]
     status = "" if outcome.code is None else f" {outcome.code}"
     ended = f"[ended: {outcome.ended}{status}]"
@@ -164,10 +148,6 @@ def _not_collected(skipped: Iterable[SkippedFile]) -> list[str]:
         more = f" and {len(names) - MAX_SKIPPED} more" if len(names) > MAX_SKIPPED else ""
         notes.append(f"{', '.join(names[:MAX_SKIPPED])}{more}: not collected, {reason}")
     return notes
-
-
-def _stream(captured: Captured) -> dict[str, Any]:
-    return {"text": captured.text, "dropped_bytes": captured.dropped_bytes}
 
 
 def _error(error: Any) -> dict[str, Any] | None:

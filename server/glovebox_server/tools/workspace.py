@@ -48,7 +48,6 @@ class FileListing(JobValue):
 
     entries: list[ListedEntry] = Field(default_factory=list)
     total: int = 0
-    """Matching entries, shown or not."""
     scanned: int = 0
     passed_over: list[str] = Field(default_factory=list)
     """Folders of tools that were skipped; a pattern that names one enters it."""
@@ -91,11 +90,8 @@ class Read(JobValue):
     first_line: int | None = None
     lines: int | None = None
     total_lines: int | None = None
-    """Count of lines; None if the file is too large."""
     truncated: str | None = None
-    """The missing parts, or how a picture is shown; None if complete."""
     next_offset: int | None = None
-    """Offset of the next read; None at the end of the file."""
     encoding: str | None = None
     media_type: str | None = None
     width: int | None = None
@@ -156,11 +152,8 @@ class SearchMatches(JobValue):
     searched: int = 0
     binary: int = 0
     passed_over: list[str] = Field(default_factory=list)
-    """Folders of tools that were skipped; a path that names one enters it."""
     ignored: int = 0
-    """Files and folders that .gitignore excludes; a path that names one includes it."""
     truncated: str | None = None
-    """The files not searched, or matches not shown; None if complete."""
 
 
 class SearchResult(SearchMatches, ToolResult):

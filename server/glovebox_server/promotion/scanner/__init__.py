@@ -13,7 +13,6 @@ from glovebox_server.artifacts import diff_form
 from glovebox_server.guards.redaction import patterns
 
 _MODULES: Final = ("budget", "documents", "archives", "pdf", "pictures", "look")
-"""In the order of their imports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,9 +20,7 @@ class ScanFindings:
     """The findings of the scanner for one file."""
 
     lines: tuple[str, ...]
-    """One line each, without hidden characters."""
     more: int
-    """Number of findings that are not listed."""
 
     @property
     def count(self) -> int:

@@ -19,7 +19,6 @@ _MOST_LISTED = 50_000
 """Entries of a zip that are read: the library keeps some 600 bytes of each."""
 _RATIO = 200
 _EXPANDS = 8 << 20
-"""Bytes above which the ratio is checked."""
 _LINK = 0xA
 """File type of a symbolic link, in the mode of a zip entry."""
 _BLOCK = 512
@@ -36,36 +35,15 @@ _RUNS = re.compile(
 _PACKED = re.compile(
     r"\.(?:zip|jar|whl|tar|tgz|gz|bz2|tbz2?|xz|txz|7z|rar|zst|iso|cab|lz4|br|z|lzh|arj)$", re.IGNORECASE
 )
-_UNREAD = (
-    b"7z\xbc\xaf\x27\x1c",
-    b"Rar!\x1a\x07",
-    b"\x28\xb5\x2f\xfd",
-    b"MSCF\0\0\0\0",
-    b"!<arch>\n",
-    b"\x04\x22\x4d\x18",
-    b"\x02\x21\x4c\x18",
-    b"\xed\xab\xee\xdb",
-    b"\xc7\x71",
-    b"\x1f\x9d",
-    b"\x1f\xa0",
-    b"LZIP\1",
-    b"xar!\0",
-    b"MSWIM\0\0\0",
-    b"\x60\xea",
+_UNREAD = re.compile(
+    rb"7z\xbc\xaf\x27\x1c|Rar!\x1a\x07|\x28\xb5\x2f\xfd|MSCF\0{4}|!<arch>\n|\x04\x22\x4d\x18|\x02\x21\x4c\x18"
+    rb"|\xed\xab\xee\xdb|\xc7\x71|\x1f\x9d|\x1f\xa0|LZIP\1|xar!\0|MSWIM\0{3}|\x60\xea"
+    rb"|07070[127][0-9A-Fa-f]{70}|..-lh",
+    re.DOTALL,
 )
 """Magic numbers of archives that are not read here: 7z, RAR, Zstandard, cabinet, ar, LZ4 (two), RPM, old cpio,
-compress (two), lzip, xar, WIM, ARJ."""
-_CPIO = re.compile(rb"07070[127][0-9A-Fa-f]{70}")
-_OUTER = {
-    ".tgz": ".tar",
-    ".tbz2": ".tar",
-    ".tbz": ".tar",
-    ".txz": ".tar",
-    ".gz": "",
-    ".bz2": "",
-    ".xz": "",
-    ".lzma": "",
-}
+compress (two), lzip, xar, WIM, ARJ, cpio, LHA."""
+_OUTER = re.compile(r"\.(?:(?P<tar>t)(?:gz|bz2?|xz)|gz|bz2|xz|lzma)$", re.IGNORECASE)
 
 
 class _ArchiveEntry(NamedTuple):
@@ -77,11 +55,7 @@ class _ArchiveEntry(NamedTuple):
 def unread(part: ScannedPart, _: ScanBudget) -> Findings:
     """Yield that it is an archive, by content or name, that cannot be unpacked here."""
     if not (_is_zip(part) or _is_tar(part) or _is_packed(part)) and (
-        part.data.startswith(_UNREAD)
-        or part.data[2:5] == b"-lh"
-        or _CPIO.match(part.data)
-        or part.data[32769:32774] == b"CD001"
-        or _PACKED.search(part.name)
+        _UNREAD.match(part.data) or part.data[32769:32774] == b"CD001" or _PACKED.search(part.name)
     ):
         yield "it is an archive, which was not looked into"
 
@@ -199,14 +173,7 @@ def packed(part: ScannedPart, budget: ScanBudget) -> Findings:
         yield f"archive: {not_looked_into(why)}"
     if len(data) > _RATIO * len(part.data) + _EXPANDS:
         yield f"archive: unpacks to more than {_RATIO} times its size"
-    yield ScannedPart(_inner(part.name), data)
-
-
-def _inner(name: str) -> str:
-    for ending, rest in _OUTER.items():
-        if name.casefold().endswith(ending):
-            return name[: -len(ending)] + rest
-    return name
+    yield ScannedPart(_OUTER.sub(lambda found: ".tar" if found["tar"] else "", part.name), data)
 
 
 def _entries(what: str, entries: list[_ArchiveEntry], packed: int) -> Findings:

@@ -84,7 +84,6 @@ _HEAD = 512
 _ENTRY = 128
 _STREAM, _ROOT = 2, 5
 _SECTOR, _MINI = (9, 12), 6
-"""Sector sizes, as powers of two."""
 _SMALL = 4096
 """Shorter streams are in the root's stream, in small sectors."""
 _LAST = 0xFFFFFFFA
@@ -166,7 +165,6 @@ _OFFICE = (
 _TYPES = "[content_types].xml"
 _XML = (".xml", ".rels", ".bin")
 _FLAT = (b"schemas.microsoft.com/office/2006/xmlPackage", b"schemas.microsoft.com/office/word/2003/wordml")
-"""Namespaces of Office documents in one XML file."""
 _FLAT_ACTS = (
     ("macros", re.compile(rb"macrosPresent\s*=\s*[\"']yes")),
     ("a file inside", re.compile(rb"[:<](?:binData|docOleData)\b")),

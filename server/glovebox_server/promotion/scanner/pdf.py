@@ -39,7 +39,6 @@ _BROKEN = "a stream that is broken, and was not looked into"
 _NOT_ALL = "a stream that was not looked into to its end"
 
 _Unpacked = tuple[bytes, bool]
-"""The content of a stream, and whether it is complete."""
 
 
 def pdf(part: ScannedPart, budget: ScanBudget) -> Findings:

@@ -12,7 +12,6 @@ _PNG_SHOWN = frozenset(
 """Chunks of appearance. https://www.w3.org/TR/png-3/#11Chunks"""
 _PNG_TEXTS = frozenset((b"tEXt", b"zTXt", b"iTXt"))
 _MATPLOTLIB = re.compile(rb"Software\0Matplotlib version[0-9.]{1,20}, https://matplotlib\.org/")
-"""In each figure of Matplotlib."""
 _JPEG_SHOWN = {0xE0: (b"JFIF\0", b"JFXX\0"), 0xE2: (b"ICC_PROFILE\0",), 0xEE: (b"Adobe",)}
 """Application segments of appearance. ITU-T T.81, B.1.1.3."""
 _JPEG_NEXT = re.compile(rb"\xff+[^\0\xff\xd0-\xd7]")
@@ -81,13 +80,8 @@ def _jpeg(data: bytes, _: ScanBudget) -> Findings:
         if marker == 0xFE:
             yield "a comment"
         elif 0xE0 <= marker <= 0xEF and not content.startswith(_JPEG_SHOWN.get(marker, ())):
-            yield (
-                _WHERE
-                if content.startswith(b"Exif\0")
-                else _TEXT
-                if b"ns.adobe.com/" in content
-                else (f"data of programs (APP{marker - 0xE0})")
-            )
+            of_programs = _TEXT if b"ns.adobe.com/" in content else f"data of programs (APP{marker - 0xE0})"
+            yield _WHERE if content.startswith(b"Exif\0") else of_programs
         at += max(2, length) if marker != 1 else 0
     yield _CUT
 
