@@ -210,17 +210,18 @@ class Disk:
         visible = self._visible()
         owners = {artifact.owner for artifact in artifacts}
         theirs = [artifact for artifact in visible if artifact.owner in owners]
-        if len(visible) + len(artifacts) > MAX_ARTIFACTS:
-            return f"The artifact store already holds its {MAX_ARTIFACTS} files."
-        new = sum(artifact.bytes for artifact in artifacts)
-        if sum(artifact.bytes for artifact in visible) + new > self._max_bytes_total:
-            return f"The artifact store is full: {new} more bytes do not fit into its {self._max_bytes_total}."
-        most, most_bytes = MAX_ARTIFACTS // self._parts, self._max_bytes_total // self._parts
-        most_bytes = most_bytes if room is None else min(most_bytes, room)
-        if len(theirs) + len(artifacts) > most:
-            return f"You may have {most} artifacts at one time, and {len(artifacts)} more are too many."
-        if sum(artifact.bytes for artifact in theirs) + new > most_bytes:
-            return f"Your artifacts may hold {most_bytes} bytes together, and {new} more do not fit."
+        count, size = len(artifacts), _size(artifacts)
+        part, part_bytes = MAX_ARTIFACTS // self._parts, self._max_bytes_total // self._parts
+        part_bytes = part_bytes if room is None else min(part_bytes, room)
+        full = f"The artifact store is full: {size} more bytes do not fit into its {self._max_bytes_total}."
+        for found, most, why in (
+            (len(visible) + count, MAX_ARTIFACTS, f"The artifact store already holds its {MAX_ARTIFACTS} files."),
+            (_size(visible) + size, self._max_bytes_total, full),
+            (len(theirs) + count, part, f"You may have {part} artifacts at one time, and {count} more are too many."),
+            (_size(theirs) + size, part_bytes, f"Your artifacts may hold {part_bytes} bytes; {size} more do not fit."),
+        ):
+            if found > most:
+                return why
         return None
 
     @contextmanager
@@ -246,6 +247,10 @@ def records(root: Path, now: datetime) -> list[Artifact]:
             return []
         found = [disk.load(name) for name in names[:MAX_ARTIFACTS] if is_id(name)]
     return [artifact for artifact in found if artifact is not None and not expired(artifact, now)]
+
+
+def _size(artifacts: Iterable[Artifact]) -> int:
+    return sum(artifact.bytes for artifact in artifacts)
 
 
 def _make_private(folder: Path) -> None:

@@ -24,7 +24,7 @@ from glovebox_server.promotion import journal as journals
 from glovebox_server.promotion import plan, transaction
 from glovebox_server.promotion.folder import TargetFolder, opened
 from glovebox_server.promotion.journal import Journal, Promotion
-from glovebox_server.promotion.plan import Planned, Target
+from glovebox_server.promotion.plan import Planned
 from glovebox_server.promotion.transaction import Record
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
@@ -53,15 +53,15 @@ def promote(
     """
     if apply and len(uris) > 1:
         raise click.UsageError("--apply takes one patch at a time.")
-    found = _target(settings, into)
+    path = _target(settings, into)
     _recover(settings)
-    with opened(found.path) as folder:
-        planned = plan.planned(settings, uris, found, folder, apply=apply)
+    with opened(path) as folder:
+        planned = plan.planned(settings, uris, into, folder, apply=apply)
         if (scan or accept) and planned.artifacts:
             planned = planned.scanned(find_in_artifacts(settings, {each.uri: each.owner for each in planned.artifacts}))
         promotion = planned.promotion
         if not wants_json():
-            _show(planned, found, folder)
+            _show(planned, folder)
         _require_accepted(planned, accept=accept)
         if not promotion.changes:
             emit({"promotion": None, "plan": _plan_fields(planned)})
@@ -125,7 +125,7 @@ def _require_expected(promotion: Promotion, expect: str | None) -> None:
         raise RefusedError("promotion.expect", reason, "Look at what would change, then expect that.")
 
 
-def _target(settings: Settings, name: str) -> Target:
+def _target(settings: Settings, name: str) -> Path:
     path = startup.policy_file(settings)
     policy = None if path is None else startup.load(path, apps.load_profiles(settings), TOOLS)
     apps.require_locked(settings, policy, path)
@@ -155,7 +155,7 @@ def _warn_if_uncleared(done: Promotion) -> None:
         err.print(Plain(f"{told} `glovebox artifact promotions` tries again, and says why."), style="yellow")
 
 
-def _show(planned: Planned, into: Target, folder: TargetFolder) -> None:
+def _show(planned: Planned, folder: TargetFolder) -> None:
     for number, change in enumerate(planned.promotion.changes):
         _, risks = planned.about(number)
         out.print(Plain(f"{change.name}: {planned.told(number)}"))
@@ -176,7 +176,7 @@ def _show(planned: Planned, into: Target, folder: TargetFolder) -> None:
     if planned.same:
         out.print(Plain(f"The same already: {', '.join(planned.same)}."))
     files = counted(len(planned.promotion.changes), "file")
-    out.print(Plain(f"Into {into.name}, {into.path}: {files}. Digest: {planned.promotion.digest}"))
+    out.print(Plain(f"Into {planned.promotion.folder}, {folder.path}: {files}. Digest: {planned.promotion.digest}"))
 
 
 def _agreed() -> bool:

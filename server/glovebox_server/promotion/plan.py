@@ -41,14 +41,6 @@ _Wanted = tuple[Change, Artifact, bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """A folder that the operator configured."""
-
-    name: str
-    path: Path
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
     """A promotion that is not approved yet."""
 
@@ -111,7 +103,7 @@ class Planned:
         return text.split("\n")[:-1]
 
 
-def target(settings: Settings, into: dict[str, str], name: str) -> Target:
+def target(settings: Settings, into: dict[str, str], name: str) -> Path:
     """Return the policy's folder of that name; refuse one that is unknown or unsuitable (``promotion.folder``)."""
     if name not in into:
         example = '`into = { reports = "/srv/reports" }` in `[promote]` of policy.toml would name one.'
@@ -123,13 +115,13 @@ def target(settings: Settings, into: dict[str, str], name: str) -> Target:
         reason = "is not a directory"
     if reason:
         raise RefusedError("promotion.folder", f"{found.path} {reason}.", f"Name another as `{name}` in `[promote]`.")
-    return Target(name=name, path=found.path)
+    return found.path
 
 
 def planned(
-    settings: Settings, uris: Sequence[str], into: Target, folder: TargetFolder, *, apply: bool = False
+    settings: Settings, uris: Sequence[str], into: str, folder: TargetFolder, *, apply: bool = False
 ) -> Planned:
-    """Compute what would change in ``folder``, which is ``into``, open; with ``apply`` the one artifact is a patch.
+    """Compute what would change in ``folder``, named ``into``; with ``apply`` the one artifact is a patch.
 
     Raises:
         RefusedError: an artifact is unknown, two have one name, the patch cannot be applied, or something is in the
@@ -139,19 +131,21 @@ def planned(
     now = datetime.now(UTC)
     artifacts = [_artifact(disk, uri, now) for uri in dict.fromkeys(uris)]
     _require_few(len(artifacts))
-    wanted = list(_patched(disk, artifacts[0], folder) if apply else _copied(artifacts, folder))
-    wanted.sort(key=lambda each: each[0].name)
-    same = [
-        change.after == (change.before and replace(change.before, mode=change.before.mode & 0o777))
-        for change, *_ in wanted
-    ]
-    changing = [each for each, is_same in zip(wanted, same, strict=True) if not is_same]
+    changing: list[_Wanted] = []
+    same = []
+    for each in _patched(disk, artifacts[0], folder) if apply else _copied(artifacts, folder):
+        change = each[0]
+        if change.after == (change.before and replace(change.before, mode=change.before.mode & 0o777)):
+            same.append(change.name)
+        else:
+            changing.append(each)
     _require_few(len(changing))
+    changing.sort(key=lambda each: each[0].name)
     return Planned(
-        promotion=drafted(into.name, folder, (change for change, *_ in changing)),
+        promotion=drafted(into, folder, (change for change, *_ in changing)),
         artifacts=tuple(artifact for _, artifact, _ in changing),
         made=tuple(content for *_, content in changing) if apply else None,
-        same=tuple(change.name for (change, *_), is_same in zip(wanted, same, strict=True) if is_same),
+        same=tuple(sorted(same)),
         disk=disk,
     )
 

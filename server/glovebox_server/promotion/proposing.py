@@ -105,13 +105,13 @@ class Proposals:
         uris, apply = call.arguments["inputs"], call.arguments["apply"]
         if apply and len(uris) != 1:
             raise RefusedError("promotion.patch", "A patch is applied by itself.", "Name one input.")
-        into = plan.target(self.settings, dict(self.into()), call.arguments["into"])
-        with opened(into.path, MAX_COMPARED_BYTES) as folder:
+        into = call.arguments["into"]
+        with opened(plan.target(self.settings, dict(self.into()), into), MAX_COMPARED_BYTES) as folder:
             found = plan.planned(self.settings, uris, into, folder, apply=apply)
             if not found.promotion.changes:
                 reason = "Nothing would change: the files hold this already."
                 raise RefusedError("promotion.same", reason, "Nothing is left to do.")
-            return Proposed(planned=found, shown=_shown(found, folder), folder=str(into.path))
+            return Proposed(planned=found, shown=_shown(found, folder), folder=str(folder.path))
 
     def _put(self, proposed: Proposed, call: ToolCall) -> Promotion:
         promotion = replace(proposed.planned.promotion, by=call.principal.id, asked_by=call.id)

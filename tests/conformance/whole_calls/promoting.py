@@ -80,8 +80,8 @@ class CaseFolder:
     def _promote(self, uris: Sequence[str], *, apply: bool) -> None:
         settings = self.app.settings
         into = plan.target(settings, self._into(), NAME)
-        with opened(into.path) as folder, journals.locked(settings.state_dir) as journal:
-            planned = plan.planned(settings, uris, into, folder, apply=apply)
+        with opened(into) as folder, journals.locked(settings.state_dir) as journal:
+            planned = plan.planned(settings, uris, NAME, folder, apply=apply)
             transaction.promote(folder, journal, planned.promotion, planned.content, self._record)
 
     def _roll_back(self) -> None:
