@@ -1,6 +1,7 @@
 """I13, F8: what a program leaves lying in sockets is bounded, so it cannot take it from the host's own connections."""
 
 import os
+from contextlib import closing
 
 import anyio
 import pytest
@@ -40,7 +41,7 @@ print(held)
 async def _held(tasks: tuple[str, ...]) -> int:
     """Bytes that the program could leave unread, born in these control groups."""
     null = os.open(os.devnull, os.O_WRONLY)
-    with Spawner(tuple(f"/sys/fs/cgroup/{name}/tasks" for name in ("memory", "pids", "cpu"))) as spawner:
+    with closing(Spawner(tuple(f"/sys/fs/cgroup/{name}/tasks" for name in ("memory", "pids", "cpu")))) as spawner:
         argv = [str(base_python()), "-I", "-S", "-c", DATAGRAMS]
         process = await spawner.start(argv, stderr=null, descriptors=(), tasks=tasks)
         printed = b""

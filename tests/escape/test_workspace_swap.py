@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from glovebox_sandboxes.host.process import Spawner
 @pytest.fixture
 def spawner() -> Iterator[Spawner]:
     """The thread that opens what sandboxes mount."""
-    with Spawner() as running:
+    with closing(Spawner()) as running:
         yield running
 
 

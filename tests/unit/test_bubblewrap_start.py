@@ -24,20 +24,20 @@ SPEC = SandboxSpec(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("place", ["os.memfd_create", "os.pidfd_open", "glovebox_sandboxes.host.janitor.helper"])
+@pytest.mark.parametrize("place", ["os.memfd_create", "os.pidfd_open", "subprocess.Popen"])
 async def test_a_refused_step_is_told_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     """Out of descriptors at one step or another: the broker's kind of failure, no group, no process, no descriptor."""
 
-    def fail(*_: object) -> int:
+    def fail(*_: object, **__: object) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     groups = tmp_path / "groups"
     groups.mkdir()
     runtime = Runtime(root=tmp_path, guest=tmp_path, python="/python", version="3.11.2", digest="sha256:0")
     driver = Bubblewrap(("/bin/cat",), "0.8.0", {DEFAULT: runtime}, Hierarchy(version=2, parents=(groups,)))
-    if place != "glovebox_sandboxes.host.janitor.helper":
+    if place != "subprocess.Popen":
         driver._janitor.start()
     plan = driver.plan(SPEC)
     monkeypatch.setattr("glovebox_sandboxes.host.cgroup.Cgroup._set", lambda *_: None)

@@ -5,7 +5,7 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ SECONDS = 20
 def spawner() -> Iterator[Spawner]:
     """A thread that starts processes; no descriptor more afterwards than before."""
     before = len(list(Path("/proc/self/fd").iterdir()))
-    with Spawner() as made:
+    with closing(Spawner()) as made:
         yield made
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import anyio
@@ -19,7 +20,7 @@ _READ = 'cat "$(readlink "/proc/self/fd/$0")/file"'
 @pytest.fixture
 def spawner() -> Iterator[Spawner]:
     """The thread that starts processes."""
-    with Spawner() as running:
+    with closing(Spawner()) as running:
         yield running
 
 

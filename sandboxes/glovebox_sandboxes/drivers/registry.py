@@ -7,7 +7,7 @@ server_id)``. It is probed at first need, and kept until the server ends.
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Final
@@ -57,7 +57,6 @@ own measures; a kernel of its own in user space first. It is also the order of h
 
 NAMES: Final = tuple(each.name for each in DRIVERS)
 
-_MOST_PLANS = 256
 RETRY_SECONDS = 5.0
 """Pause before an unusable driver is probed again: an Engine that is started later is found."""
 
@@ -67,11 +66,10 @@ class _Held:
     """A driver that is up, and how to take it down."""
 
     driver: Driver
+    plan: Callable[[SandboxSpec], Plan]
+    """The driver's, cached: a plan is pure."""
     scope: anyio.CancelScope
     since: float
-
-    def age(self) -> float:
-        return anyio.current_time() - self.since
 
 
 class Drivers:
@@ -81,35 +79,29 @@ class Drivers:
         self._tasks = tasks
         self._connect = connect
         self._ready: dict[str, _Held] = {}
-        self._plans: dict[tuple[str, SandboxSpec], Plan] = {}
         self._locks = {name: anyio.Lock() for name in connect}
 
     async def get(self, name: str) -> Driver:
         """Return the driver of that name; probe it at first use, or if it was unusable RETRY_SECONDS ago."""
+        return (await self._get(name)).driver
+
+    async def _get(self, name: str) -> _Held:
         async with self._locks[name]:
             held = self._ready.get(name)
-            if held is not None and not held.driver.capabilities.usable and held.age() > RETRY_SECONDS:
+            if held and not held.driver.capabilities.usable and anyio.current_time() > held.since + RETRY_SECONDS:
                 held.scope.cancel()
                 held = None
             if held is None:
                 # In a task of its own: a driver's clean-up must not depend on the call that needed it first.
                 held = self._ready[name] = await self._tasks.start(self._hold, name)
-            return held.driver
+            return held
 
-    async def _hold(self, name: str, *, task_status: anyio.abc.TaskStatus["_Held"]) -> None:
+    async def _hold(self, name: str, *, task_status: anyio.abc.TaskStatus[_Held]) -> None:
         with anyio.CancelScope() as scope:
             async with self._connect[name]() as driver:
-                task_status.started(_Held(driver=driver, scope=scope, since=anyio.current_time()))
+                plan = lru_cache(maxsize=256)(driver.plan)
+                task_status.started(_Held(driver=driver, plan=plan, scope=scope, since=anyio.current_time()))
                 await anyio.sleep_forever()
-
-    def _plan(self, driver: Driver, spec: SandboxSpec) -> Plan:
-        """Return the plan of a spec, cached: a plan is pure."""
-        key = (driver.name, spec)
-        if key not in self._plans:
-            if len(self._plans) >= _MOST_PLANS:
-                self._plans.clear()
-            self._plans[key] = driver.plan(spec)
-        return self._plans[key]
 
     def find_chosen(self, names: tuple[str, ...], spec: SandboxSpec) -> tuple[Driver, Plan] | None:
         """Return the result of ``choose`` if that needs no look at the host; else None."""
@@ -118,7 +110,7 @@ class Drivers:
             if held is None or not held.driver.capabilities.usable:
                 return None
             with suppress(UnsupportedSpecError, SandboxError):
-                return held.driver, self._plan(held.driver, spec)
+                return held.driver, held.plan(spec)
         return None
 
     async def choose(self, names: tuple[str, ...], spec: SandboxSpec) -> tuple[Driver, Plan]:
@@ -132,8 +124,8 @@ class Drivers:
                 reasons.append((f"{name}: this version has no such driver", ""))
                 continue
             try:
-                driver = await self.get(name)
-                return driver, self._plan(driver, spec)
+                held = await self._get(name)
+                return held.driver, held.plan(spec)
             except (UnsupportedSpecError, SandboxError) as problem:
                 reasons.append((f"{name}: {problem.reason}", problem.fix))
         (reason, fix), *others = sorted(reasons, key=lambda each: not each[1])  # what can be fixed comes first

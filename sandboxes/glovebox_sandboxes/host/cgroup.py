@@ -1,6 +1,6 @@
 """Enforce limits for all processes of a sandbox together: one control group each, v1 or v2.
 
-A group exists before its sandbox and is gone after it. ``host.janitor`` removes the groups of dead servers. See
+A group exists before its sandbox and is gone after it. ``host.process.Janitor`` removes the groups of dead servers. See
 cgroups(7), https://docs.kernel.org/admin-guide/cgroup-v2.html and …/cgroup-v1/memory.html.
 """
 

@@ -1,4 +1,4 @@
-"""Start a sandbox's outermost process. The only place that makes processes for sandboxes.
+"""Start a sandbox's outermost process, and a server's janitor. The only place that makes processes for sandboxes.
 
 One thread that lives as long as the driver starts them, for two reasons. A child may ask to die with its parent, and
 the kernel means the *thread* that started it (prctl(2), PR_SET_PDEATHSIG), so it must not be one of a pool's. And on
@@ -13,17 +13,19 @@ import queue
 import signal
 import socket
 import subprocess  # noqa: TID251 - this is the module the ban points to
+import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import anyio
 import anyio.abc
 import anyio.from_thread
 import anyio.lowlevel
+import anyio.to_thread
 
 from glovebox_sandboxes.host.identity import unprivileged
 from glovebox_sandboxes.host.sandbox import Process, SocketStream
@@ -31,6 +33,8 @@ from glovebox_sandboxes.host.staging import Stage
 
 _T = TypeVar("_T")
 
+_STOP_SECONDS = 10
+"""Longest wait for the janitor on closing; it takes a few ms if everything is gone already."""
 START_SECONDS = 10.0
 """For the thread to open directories or start a process: milliseconds on a working host."""
 
@@ -144,30 +148,57 @@ class Spawner:
         self._work.put(None)
         self._thread.join()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+class Janitor:
+    """A process that cleans up after a server killed with SIGKILL: its control groups, or what a driver names.
 
+    With bubblewrap all else ends with the server: processes by PR_SET_PDEATHSIG, mounts and files with their namespace.
+    It waits for its standard input to close, which the kernel does for a dead server. One per driver, started with its
+    first sandbox.
+    """
 
-def helper(argv: Sequence[str]) -> tuple[int, int]:
-    """Start a small program with our rights in its own session; return its pid and its input. Raises OSError."""
-    # A session of its own: a Ctrl-C for the server must not reach it before the server is gone.
-    child = subprocess.Popen(  # noqa: S603 - the interpreter we run on, with a program from this package
-        argv,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={},
-        start_new_session=True,
-    )
-    if child.stdin is None:
-        raise TypeError("a child without pipes")
-    standard_input = os.dup(child.stdin.fileno())
-    child.stdin.close()
-    child.returncode = 0  # waited for by number
-    return child.pid, standard_input
+    def __init__(self, program: Path, *arguments: str) -> None:
+        """Take its program for when its standard input closes: after ``bye`` by a server that ends properly."""
+        self._command = [sys.executable, "-I", "-S", str(program), *arguments]
+        self._running: tuple[int, int] | None = None
+
+    def start(self) -> None:
+        """Start it, once. Raises OSError."""
+        if self._running is not None:
+            return
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        try:
+            # A session of its own: a Ctrl-C for the server must not reach it before the server is gone.
+            child = subprocess.Popen(  # noqa: S603 - the interpreter we run on, with a program from this package
+                self._command,
+                stdin=reading,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={},
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(writing)
+            raise
+        finally:
+            os.close(reading)
+        child.returncode = 0  # waited for by number
+        self._running = child.pid, writing
+
+    async def stop(self) -> bool:
+        """Let it do its work now, and wait at most 10 s for it; return whether there was one."""
+        if self._running is None:
+            return False
+        (pid, standard_input), self._running = self._running, None
+        with suppress(BrokenPipeError):
+            os.write(standard_input, b"bye")
+        os.close(standard_input)
+        with anyio.move_on_after(_STOP_SECONDS, shield=True) as waiting:
+            await anyio.to_thread.run_sync(os.waitpid, pid, 0, abandon_on_cancel=True)
+        if waiting.cancelled_caught:
+            with suppress(ProcessLookupError):  # it ended meanwhile
+                os.kill(pid, signal.SIGKILL)  # the thread still waits for it
+        return True
 
 
 def _end(started: Process) -> None:

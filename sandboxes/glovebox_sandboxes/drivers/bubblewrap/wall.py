@@ -21,8 +21,7 @@ from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecErro
 from glovebox_sandboxes.contract.spec import GUEST_UID, Limits, SandboxSpec
 from glovebox_sandboxes.host import cgroup, host_view, mounts, owner, surroundings
 from glovebox_sandboxes.host.identity import SETPRIV, another, changes_user, is_kernels_root, unprivileged, user_map
-from glovebox_sandboxes.host.janitor import Janitor
-from glovebox_sandboxes.host.process import Spawner
+from glovebox_sandboxes.host.process import Janitor, Spawner
 from glovebox_sandboxes.host.sandbox import DETAIL_BYTES, ProcessSandbox, read_words, seal_size
 from glovebox_sandboxes.pool.zygote import Zygote
 from glovebox_sandboxes.runtime import environments, guest_gc

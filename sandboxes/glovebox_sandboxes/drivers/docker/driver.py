@@ -24,8 +24,8 @@ from glovebox_sandboxes.drivers.docker.removal import Remover
 from glovebox_sandboxes.drivers.docker.stream import AttachedStream
 from glovebox_sandboxes.host import cgroup
 from glovebox_sandboxes.host.host_view import HostView, look, unseen
-from glovebox_sandboxes.host.janitor import Janitor
 from glovebox_sandboxes.host.owner import new_mark
+from glovebox_sandboxes.host.process import Janitor
 from glovebox_sandboxes.seccomp import docker_profile
 
 READY_BYTES = 12 * 1024 * 1024

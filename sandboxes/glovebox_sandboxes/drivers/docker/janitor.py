@@ -1,4 +1,4 @@
-"""Remove a server's containers if SIGKILL keeps it from doing so itself: a program, see ``host.janitor``.
+"""Remove a server's containers if SIGKILL keeps it from doing so itself: a program, see ``host.process.Janitor``.
 
 A running container then ends by itself, because its input closes; one created but not yet started would stay. It must
 import nothing but the standard library.
