@@ -20,7 +20,6 @@ KEPT_SECONDS: Final = 5.0
 
 #: Seconds in which the disk must answer.
 WAIT_SECONDS: Final = 2.0
-
 _PAGE: Final = bytes(4096)
 
 

@@ -30,7 +30,6 @@ RETRY_AGE_SECONDS = 10.0
 
 #: Twins of that age that may be under way: the first try and one retry.
 RETRIES = 2
-
 _LATER = "Wait for one of them to end, or cancel it, then call again."
 
 

@@ -50,7 +50,6 @@ POLL_SECONDS: Final = 0.2
 MAX_REFUSED: Final = 64
 """Refused answers on record within ``REFUSED_MS``: a client that forges them must not fill the disk."""
 REFUSED_MS: Final = 3_600_000
-
 _UNSHOWABLE: Final = Refusal(
     rule="approval.arguments",
     reason="Somebody has to approve this call, and its arguments hold what nobody can be shown: half characters.",
@@ -147,8 +146,7 @@ class Approvals:
         Returns:
             The decision, or the question to ask first.
 
-        Raises:
-            StoreError: the answers cannot be read.
+        Raises StoreError: the answers cannot be read.
         """
         if not (proposal.escalation or self._reaches(proposal) or asked_about(proposal)):
             return proposal.decision
@@ -161,8 +159,7 @@ class Approvals:
     async def request(self, proposal: Proposal, escalations: Sequence[Escalation]) -> tuple[Question, ...]:
         """Ask about what a call was refused while it ran; open questions are joined.
 
-        Raises:
-            StoreError: the questions cannot be kept.
+        Raises StoreError: the questions cannot be kept.
         """
 
         def put(known: Questions) -> tuple[Question, ...]:
@@ -178,8 +175,7 @@ class Approvals:
 
         A caller that cannot wait gets ``pending`` at once, and is to try again.
 
-        Raises:
-            StoreError: the answers cannot be read.
+        Raises StoreError: the answers cannot be read.
         """
         listener.progress(f"Waiting for somebody to approve it: {question.id}")
         # A person who still reads the form of an earlier, equal question gets no second one.

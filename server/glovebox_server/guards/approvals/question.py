@@ -133,8 +133,7 @@ def canonical(arguments: Mapping[str, Any]) -> str:
     Not ``audit.chain.canonical``, which writes what JSON cannot hold as text that could also stand for itself: two
     programs would have one digest.
 
-    Raises:
-        ValueError: canonical JSON cannot hold them, as with unpaired surrogates, which cannot be displayed.
+    Raises ValueError: canonical JSON cannot hold them, as with unpaired surrogates, which cannot be displayed.
     """
     return rfc8785.dumps(dict(arguments)).decode()
 

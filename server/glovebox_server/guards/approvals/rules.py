@@ -167,8 +167,7 @@ def with_lift(asks: Asking | None, lifted: Escalation | None, tool: str) -> Aski
 def subject(proposal: Proposal, rules: tuple[str, ...], environment: str) -> QuestionSubject:
     """Return everything that an approval of this call is bound to.
 
-    Raises:
-        ValueError: the arguments cannot be displayed.
+    Raises ValueError: the arguments cannot be displayed.
     """
     call, rights = proposal.call, proposal.rights
     return QuestionSubject(

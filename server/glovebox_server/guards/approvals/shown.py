@@ -22,7 +22,6 @@ from glovebox_server.guards.approvals.question import Question
 
 #: Emoji are written with them; in a program they show nothing.
 _SELECTORS: Final = frozenset({0xFE0E, 0xFE0F})
-
 _OPEN: Final = "⟪"
 _SUSPECT: Final = re.compile("[^ -~]")
 _MARKED: Final = re.compile(r"⟪U\+([0-9A-F]{4,6})⟫")
@@ -45,12 +44,10 @@ MAX_CHANGED: Final = 200
 
 #: Lines of either that are compared: at worst comparing takes the cube of them.
 MAX_COMPARED: Final = 200
-
 CHANGES: Final = (
     "A yes changes files of this host, shown whole at the end. First, what a sandbox that looks into them has:"
 )
 """Heads what a call that proposes changes may do, which an approval does not grant."""
-
 _PARTS: Final = ("What it may read", "What it may write", "What it may reach", "What it may spend on one call")
 
 

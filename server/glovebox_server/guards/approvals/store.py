@@ -37,7 +37,6 @@ from glovebox_server.stores import database
 from glovebox_server.stores.database import Database
 
 NAME: Final = "approvals.sqlite"
-
 MAX_PENDING: Final = 8
 """Pending questions of one principal: more would not be read."""
 KEPT_MS: Final = 7 * 86_400_000
@@ -45,7 +44,6 @@ KEPT_MS: Final = 7 * 86_400_000
 MAX_OVER: Final = 64
 """Ended questions of one principal that stay listed: each holds a whole program, and the file is bounded."""
 _MINUTE_MS: Final = 60_000
-
 SCHEMA: Final = """
     CREATE TABLE questions (
         id TEXT PRIMARY KEY, digest TEXT NOT NULL, state TEXT NOT NULL, principal TEXT NOT NULL, tool TEXT NOT NULL,
@@ -77,7 +75,6 @@ TRANSITIONS: Final[Mapping[tuple[State, Step], State]] = {
     ("denied", "expire"): "expired",
 }
 """Every transition. A used approval is never valid again, and a denial becomes no approval."""
-
 _T = TypeVar("_T")
 _UPDATE: Final = "UPDATE questions SET"
 _SELECT: Final = "SELECT state, boot, ends, reach, callers, used_by, body, answers FROM questions"
@@ -232,8 +229,7 @@ class Questions:
         One denial decides, an operator's also after a complete approval.
         An approval counts towards the quorum, and restarts the time of the question.
 
-        Raises:
-            RefusedError: it does not count, and why; the question is unchanged.
+        Raises RefusedError: it does not count, and why; the question is unchanged.
         """
         found = self._there(identifier)
         if (refused := objection(found, given)) is not None:
@@ -272,8 +268,7 @@ class Questions:
     def withdraw(self, identifier: str, by: str) -> Standing:
         """Withdraw a question or a valid approval; return its state before.
 
-        Raises:
-            RefusedError: the id is unknown, or the question is over.
+        Raises RefusedError: the id is unknown, or the question is over.
         """
         found = self._there(identifier)
         if not self._step(found, "withdraw"):

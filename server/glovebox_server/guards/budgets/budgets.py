@@ -48,7 +48,6 @@ _log = logging.getLogger(__name__)
 
 MAX_UNSETTLED: Final = 1024
 """Calls whose failed settling is retried; of others the most they could spend stays spent."""
-
 _T = TypeVar("_T")
 
 
@@ -191,8 +190,7 @@ class Budgets:
     async def reserve(self, call: Call) -> None:
         """Hold a reservation for the call, and charge what it used and gave back.
 
-        Raises:
-            CallDeniedError: Too little is left, and no person may lift that.
+        Raises CallDeniedError: Too little is left, and no person may lift that.
         """
         try:
             await call.stack.enter_async_context(self._reserved(call))
@@ -256,11 +254,7 @@ class Budgets:
         return refused and replace(refused, rule="egress.rate")
 
     async def left(self, principal: Principal, run: str | None, rights: Rights) -> list[BudgetRemainder]:
-        """Return what is left of everything that bounds a caller.
-
-        Raises:
-            StoreError: the file cannot be read.
-        """
+        """Return what is left of everything that bounds a caller. Raises StoreError: the file cannot be read."""
         spender = Spender(principal=principal.id, run=run or "", workflow=principal.workflow or "", tool="")
         lines = all_lines(rights.budgets, rights.rates, spender, rights.profiles)
         await self.settle()
@@ -296,11 +290,7 @@ def spender_of(call: ToolCall) -> Spender:
 
 @asynccontextmanager
 async def opened(state_dir: Path, clocks: Callable[[], Clocks] = read_clocks) -> AsyncIterator[Budgets]:
-    """Open the budgets of a state directory for the block.
-
-    Raises:
-        StoreError: their file cannot be used.
-    """
+    """Open the budgets of a state directory for the block. Raises StoreError: their file cannot be used."""
     with database.opened(state_dir / database.DIRECTORY / store.NAME, store.SCHEMA) as found:
         async with anyio.create_task_group() as tasks:
             budgets = Budgets(found, clocks)

@@ -15,7 +15,6 @@ from glovebox_sandboxes.contract.errors import Refusal
 Every = Literal["minute", "hour", "day", "run"]
 
 LENGTH_MS: Final = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
-
 RUN_MS: Final = 7 * LENGTH_MS["day"]
 """Time that a run's own budgets are remembered after its last call."""
 
@@ -69,16 +68,12 @@ Amounts = Mapping[str, int]
 
 WHOLE: Final = ("calls", "failures", "wall_seconds", "cpu_seconds")
 """The most that a call can take of these must be left before it starts: the profile bounds it closely."""
-
 MAX_SCAN_SECONDS: Final = 20
 """Of scanning the files of one call, while its caller waits; counted as processor time too."""
-
 LOW: Final = 5
 """A result reports what is left when it is less than a fifth."""
-
 _SECONDS: Final = {"wall_seconds", "cpu_seconds"}
 _MS: Final = 1000
-
 LOOKING: Final = dict.fromkeys(("wall_seconds", "cpu_seconds"), MAX_SCAN_SECONDS * _MS)
 """The most that scanning the files of one call spends."""
 

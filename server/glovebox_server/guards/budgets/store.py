@@ -30,30 +30,22 @@ from glovebox_server.guards.budgets.spending import (
 )
 
 NAME: Final = "budgets.sqlite"
-
 TIDY_MS: Final = 60_000
 """Interval of removing expired rows, and of settling calls of dead servers."""
-
 KEEP_MS: Final = 1_000
 """Maximum age of the kept time: it may stand still this long over a reboot whose wall clock is behind."""
-
 HOURLY_DAYS: Final = 32
 """Usage is kept by the hour for this long, then by the day."""
-
 KEPT_DAYS: Final = 400
 """Usage is kept for this long: a year, and the month to compare with."""
-
 MAX_USAGE: Final = 200_000
 """Rows of usage, about 30 MB: beyond it the oldest are deleted."""
-
 MAX_RUNS: Final = 10_000
 """Runs of one principal per budget. Beyond it the longest idle go; the total of the principal is unaffected."""
-
 _NUMBERS = ", ".join(f"{name} INTEGER NOT NULL" for name in SPENDING)
 _NAMES = ", ".join(SPENDING)
 _MARKS = ", ".join("?" * len(SPENDING))
 _SUMS = ", ".join(f"{name} = {name} + excluded.{name}" for name in SPENDING)
-
 SCHEMA: Final = f"""
     CREATE TABLE clock (time INTEGER NOT NULL, boot TEXT NOT NULL, since_boot INTEGER NOT NULL,
                         tidied INTEGER NOT NULL);
@@ -74,7 +66,6 @@ _FORGET = (
     " AND budget = ? AND substr(key, instr(key, ' ') + 1) = ? ORDER BY until LIMIT ?)"
 )
 _TOTALS = ", ".join(f"sum({name})" for name in SPENDING)
-
 _SPEND = (
     f"INSERT INTO spent (budget, key, since, until, {_NAMES}) VALUES (?, ?, ?, ?, {_MARKS})"  # noqa: S608 - constants
     f" ON CONFLICT (budget, key, since) DO UPDATE SET until = max(until, excluded.until), {_SUMS}"
@@ -87,7 +78,6 @@ _USE = (
     f" ON CONFLICT (since, hours, principal, workflow, tool) DO UPDATE SET lost = lost + excluded.lost, {_SUMS}"
 )
 _SPENT = f"SELECT {_NAMES} FROM spent WHERE budget = ? AND key = ? AND since = ?"  # noqa: S608 - constants
-
 _USAGE = (
     f"INSERT INTO usage (since, hours, principal, workflow, tool, lost, {_NAMES}) "  # noqa: S608 - constants
     f"SELECT since - since % 86400000, 24, principal, workflow, tool, sum(lost), {_TOTALS} "
@@ -139,8 +129,7 @@ class Ledger:
     def reserve(self, server: str, asked: ReservationRequest) -> list[Funds] | Refusal:
         """Reserve what a call may spend of all its budgets, or of none.
 
-        Raises:
-            StoreError: it has an unsettled reservation already.
+        Raises StoreError: it has an unsettled reservation already.
         """
         granted = self._granted(asked)
         if isinstance(granted, Refusal):

@@ -191,8 +191,7 @@ class CredentialInjector:
     async def read_value(self, credential: Credential) -> str:
         """Return a credential's value, and mask it in every later answer of this call.
 
-        Raises:
-            RefusedError: Rule ``egress.credential``; it is unavailable.
+        Raises RefusedError: Rule ``egress.credential``; it is unavailable.
         """
         try:
             value = await self.read(credential.source)
@@ -223,8 +222,7 @@ class CredentialInjector:
 def require_usable(credential: Credential, target: EgressTarget, headers: Headers) -> None:
     """Refuse a request that would defeat masking, or that sets what is injected.
 
-    Raises:
-        RefusedError: Rule ``egress.credential``.
+    Raises RefusedError: Rule ``egress.credential``.
     """
     name = credential.name
     if any(header.lower() in {"range", "if-range"} for header, _ in headers):

@@ -80,8 +80,7 @@ class CredentialValue:
 async def read(source: str) -> CredentialValue:
     """Read the value that ``source`` names: ``env:``, ``file:`` or ``exec:``.
 
-    Raises:
-        DiagnosedError: it is missing, unreadable, no credential, or expired.
+    Raises DiagnosedError: it is missing, unreadable, no credential, or expired.
     """
     kind, _, where = source.partition(":")
     match kind:
@@ -253,8 +252,7 @@ class CredentialCache:
     async def value(self, source: str) -> CredentialValue:
         """Return the value of a source, read again if the cached one is too old.
 
-        Raises:
-            DiagnosedError: it is unavailable.
+        Raises DiagnosedError: it is unavailable.
         """
         if source.startswith(("env:", "file:")):
             return await self._known(source, await read(source))  # as cheap as looking whether it has changed

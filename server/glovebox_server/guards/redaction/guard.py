@@ -30,7 +30,6 @@ _PER_FORM: Final = 16
 """Added for each form searched: a table of them is made for each answer."""
 MAX_HELD: Final = 64 * 1024
 """Characters of live output withheld: beyond it without an end, live output stops."""
-
 _OF_TOKENS: Final = f"{string.ascii_letters}{string.digits}_-./+=%\\"
 """Characters of tokens, and what begins a sign before one: a text that ends in these may end in its beginning."""
 _SHOWN: Final = 32

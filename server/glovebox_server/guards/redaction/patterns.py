@@ -134,7 +134,6 @@ _PLAIN: Final[tuple[tuple[str, str, bytes, int], ...]] = (
     ("Vault token", "hvs.|hvb.|hvr.", _URL_SAFE, 90),
     ("Yandex key", "AQVN", _URL_SAFE, 35),
 )
-
 PATTERNS: Final[tuple[SecretPattern, ...]] = (
     _of(
         "private key",

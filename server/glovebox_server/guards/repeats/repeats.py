@@ -17,16 +17,12 @@ from glovebox_server.guards.admission.admission import fingerprint
 
 PAUSES: Final = (0.0, 0.0, 0.0, 1.0, 2.0, 4.0)
 """Delay by failures in a row, the last for any more: people do try a second and a third time."""
-
 MOST: Final = 8
 """Failures in a row before it is refused."""
-
 REFUSED_SECONDS: Final = 60.0
 """Time after the last failure until one try is allowed."""
-
 FORGOTTEN_SECONDS: Final = 600.0
 """Time without a failure that resets the count."""
-
 MAX_FAILING: Final = 4096
 """Remembered calls; beyond it one is evicted, of the caller that has most."""
 

@@ -36,8 +36,7 @@ class Hiding:
     async def masked(self, spec: SandboxSpec, tool: Tool, reveal: Sequence[str]) -> SandboxSpec:
         """Return the spec of a sandbox that hides secret files from this tool, except revealed ones.
 
-        Raises:
-            UnsupportedSpecError: they cannot be hidden.
+        Raises UnsupportedSpecError: they cannot be hidden.
         """
         index = await self._index(spec, tool)
         return spec if index is None else replace(spec, masks=await _masks(index, _revealed(reveal)))
@@ -46,8 +45,7 @@ class Hiding:
     async def guarding(self, spec: SandboxSpec, tool: Tool, reveal: Sequence[str]) -> AsyncIterator["Hidden | None"]:
         """Yield the same and a guard for one call, for the block; None if it sees no workspace.
 
-        Raises:
-            UnsupportedSpecError: they cannot be hidden.
+        Raises UnsupportedSpecError: they cannot be hidden.
         """
         revealed, index = _revealed(reveal), await self._index(spec, tool)
         if index is None:
@@ -106,21 +104,13 @@ class Hidden:
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
-        """Cancel the block if a secret file appears.
-
-        Raises:
-            RefusedError: as ``require``; the result is withheld.
-        """
+        """Cancel the block if a secret file appears. Raises RefusedError: as ``require``; the result is withheld."""
         with self.scope:
             yield
         await self.require()
 
     async def require(self) -> None:
-        """Refuse if a secret file appeared, or replaced a masked one.
-
-        Raises:
-            RefusedError: one has.
-        """
+        """Refuse if a secret file appeared, or replaced a masked one. Raises RefusedError: one has."""
         if not self.guard.holds:
             await anyio.to_thread.run_sync(self.index.drain)
         if self.guard.broken:

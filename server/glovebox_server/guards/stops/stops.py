@@ -43,7 +43,6 @@ MAX_BECAUSE = 500
 """Characters of a reason: every caller that is stopped reads it."""
 _MAX_NAME = 640
 """Characters of a name: principals of OAuth issuers are the longest."""
-
 HINT = "Ask the operator: nothing you can change lifts it."
 """Callers read it beside the reason."""
 BY_RULES = "Stopped by the operator's rules."
@@ -54,7 +53,6 @@ DAMAGED = Refusal(
     hint="The operator finds the fix with `glovebox stops list`.",
 )
 """Callers read it if a stop is damaged: it may name them."""
-
 _ID = re.compile(r"s_[0-9a-z]{26}", re.ASCII)
 
 
@@ -97,11 +95,7 @@ class Stop(StoredItem):
 
 
 def new_stop(scope: Scope, name: str, *, because: str, by: str, made: datetime) -> Stop:
-    """Make a stop with an id of its own.
-
-    Raises:
-        ValidationError: the reason or the name is empty or too long.
-    """
+    """Make a stop with an id of its own. Raises ValidationError: the reason or the name is empty or too long."""
     return Stop(id=f"s_{new_call_id()[2:]}", scope=scope, name=name, because=because, by=by, made=made)
 
 
@@ -165,8 +159,7 @@ class Stops:
     async def opened(cls, state_dir: Path, audit: AuditLog) -> AsyncIterator[Self]:
         """Apply the stops of a state directory during the block.
 
-        Raises:
-            SecretFileError: their directory cannot be made, or others could write to it.
+        Raises SecretFileError: their directory cannot be made, or others could write to it.
         """
         files = stops_of(state_dir)
         await anyio.to_thread.run_sync(files.prepare)

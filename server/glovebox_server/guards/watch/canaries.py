@@ -22,7 +22,6 @@ MAX_CANARIES = 16
 """At one time: more add no information."""
 NAME = "deploy-credentials.env"
 """Default name of a canary; it invites reading."""
-
 _MARKS = string.ascii_lowercase + string.digits
 _TEXT = "# Deployment\nDEPLOY_HOST=release.internal\nDEPLOY_TOKEN={}\n"
 

@@ -40,7 +40,6 @@ CONNECTIONS_KNOWN: Final = 50
 QUESTIONS: Final = 20
 """Questions because of one principal within ``QUESTIONS_SECONDS``."""
 QUESTIONS_SECONDS: Final = 600.0
-
 RULES: Final[Mapping[str, WatchAction]] = {
     "canary": "stop",  # a canary is read by a tool for files, or its content is in arguments, output, a URL or a file
     "placeholder": "record",  # one stands where its key is not to stand: in a request, output or a file
@@ -119,8 +118,7 @@ class Watch:
             stops: stops runs.
             actions: the policy's actions of rules.
 
-        Raises:
-            SecretFileError: others could change the list of canaries.
+        Raises SecretFileError: others could change the list of canaries.
         """
         canaries = canaries_of(state_dir)
         await anyio.to_thread.run_sync(canaries.prepare)
