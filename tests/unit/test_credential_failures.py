@@ -16,15 +16,15 @@ KEY = "Zq8-fk2_Lw7Rt5Xv9Bn3Mp6Hs1Dy4Gc0"
 @pytest.mark.parametrize(
     ("kept", "mode", "reason", "fix"),
     [
-        (None, 0o600, "cannot be read: No such file or directory", "Make it where source says"),
+        (None, 0o600, "cannot be read: No such file or directory", "Name in source a file"),
         (b"", 0o600, "its file is empty", "Write the value into it"),
         (b"\n", 0o600, "its file is empty", "Write the value into it"),
-        (f"{KEY}\n{KEY}\n".encode(), 0o600, "does not hold a credential: it has several lines", "the value alone"),
-        (f"{KEY} {KEY}".encode(), 0o600, "does not hold a credential: it has blanks", "the value alone"),
-        (KEY.encode("utf-16"), 0o600, "it has characters that are no printable ASCII", "the value alone"),
-        (b"\xff" * 40, 0o600, "it has characters that are no printable ASCII", "the value alone"),
-        (b"short-one", 0o600, "it has fewer than 16 letters and digits", "the value alone"),
-        (b"x" * 8193, 0o600, "it has more than 8192 characters", "the value alone"),
+        (f"{KEY}\n{KEY}\n".encode(), 0o600, "its file does not hold a credential", "the value alone"),
+        (f"{KEY} {KEY}".encode(), 0o600, "its file does not hold a credential", "the value alone"),
+        (KEY.encode("utf-16"), 0o600, "its file does not hold a credential", "the value alone"),
+        (b"\xff" * 40, 0o600, "its file does not hold a credential", "the value alone"),
+        (b"short-one", 0o600, "its file does not hold a credential", "the value alone"),
+        (b"x" * 8193, 0o600, "its file does not hold a credential", "the value alone"),
         (b"x" * 65_537, 0o600, "its file has more than 65536 bytes", "the value alone"),
         (KEY.encode(), 0o604, "others may read or change its file", "chmod o= FILE"),
     ],
@@ -47,8 +47,8 @@ async def test_a_folder_a_circle_and_a_file_that_may_not_be_read_are_said(
     (tmp_path / "round").symlink_to(tmp_path / "round")
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(5):
-        await said(f"file:{tmp_path}", "its file is a folder", "Name the file in it", tmp_path)
-    await said(f"file:{tmp_path}/round", "Too many levels of symbolic links", "Name the file itself", tmp_path)
+        await said(f"file:{tmp_path}", "its file is no plain file", "Name the file", tmp_path)
+    await said(f"file:{tmp_path}/round", "Too many levels of symbolic links", "Name in source a file", tmp_path)
     await said(f"file:{tmp_path}/round/key", "cannot be read", "", tmp_path)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
@@ -56,7 +56,7 @@ async def test_a_folder_a_circle_and_a_file_that_may_not_be_read_are_said(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(os, "open", refused)
-    await said(f"file:{tmp_path}/key", "cannot be read: Permission denied", "Let the server's user read it", tmp_path)
+    await said(f"file:{tmp_path}/key", "cannot be read: Permission denied", "that the server's user can read", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -64,14 +64,14 @@ async def test_a_folder_a_circle_and_a_file_that_may_not_be_read_are_said(
     [
         ("#!/bin/sh\nexit 3", "ended with status 3", "Run it by hand"),
         ("#!/bin/sh\nkill -9 $$", "was ended by signal 9", "Run it by hand"),
-        ("#!/bin/sh\n", "its program printed nothing", "It prints JSON such as"),
-        (f"#!/bin/sh\necho {KEY}", "did not print JSON", "It prints JSON such as"),
-        ("#!/bin/sh\necho '{}'", "JSON holds no value", "It prints JSON such as"),
+        ("#!/bin/sh\n", "did not print such JSON", "It prints JSON such as"),
+        (f"#!/bin/sh\necho {KEY}", "did not print such JSON", "It prints JSON such as"),
+        ("#!/bin/sh\necho '{}'", "did not print such JSON", "It prints JSON such as"),
         ('#!/bin/sh\necho \'{"value": ""}\'', "what its program printed is empty", "It prints JSON such as"),
         ("#!/bin/sh\nsleep 60", "did not end within 0.3 seconds", "it may be asking for something"),
-        ("#!/no/such/shell\n", "cannot be started: No such file or directory", "an interpreter that is there"),
+        ("#!/no/such/shell\n", "cannot be started: No such file or directory", "and its interpreter"),
         ("echo no first line", "cannot be started: Exec format error", "begins with #!"),
-        (None, "cannot be started: Permission denied", "Make it executable"),
+        (None, "cannot be started: Permission denied", "Name an executable program"),
         (
             f"#!/bin/sh\necho '{json.dumps({'value': KEY, 'expires': '2001-01-01T00:00:00Z'})}'",
             "what its program printed has expired",

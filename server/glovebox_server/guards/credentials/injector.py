@@ -25,35 +25,6 @@ _SCHEMES: Final = ("", "Bearer ", "bearer ", "Token ", "token ")
 _USER: Final = re.compile(r"[A-Za-z0-9._@+-]{0,64}")
 
 
-def is_in_place(credential: Credential, placeholder: str, target: EgressTarget, headers: Headers) -> bool:
-    """Return whether a request has the placeholder in the header or parameter that the credential names, once."""
-    return _fill(credential, placeholder, placeholder, target, headers) is not None
-
-
-def replace_placeholder(
-    credential: Credential, placeholder: str, value: str, target: EgressTarget, headers: Headers
-) -> tuple[EgressTarget, tuple[str, str] | None]:
-    """Return the request's target and the header that is added, the key where the placeholder stood."""
-    filled = _fill(credential, placeholder, value, target, headers)
-    if filled is None:
-        raise ValueError("there is no placeholder in this request")
-    if credential.header is None:
-        return replace(target, query=filled), None
-    return target, (credential.header, filled)
-
-
-def without_placeholder(
-    credential: Credential, placeholder: str, target: EgressTarget, headers: Headers
-) -> tuple[str, Headers]:
-    """Return the query and the headers without the one place where the placeholder may stand."""
-    if not is_in_place(credential, placeholder, target, headers):
-        return target.query, headers
-    if credential.header is None:
-        own = f"{credential.query}={placeholder}"
-        return "&".join(part for part in target.query.split("&") if part != own), headers
-    return target.query, [header for header in headers if header[0].lower() != credential.header.lower()]
-
-
 def _fill(credential: Credential, placeholder: str, value: str, target: EgressTarget, headers: Headers) -> str | None:
     """Return the header's value or the query with ``value`` for the placeholder."""
     if credential.header is None:
@@ -165,7 +136,7 @@ class CredentialInjector:
             if decide(target, [self._rules[credential.name]]).effect != "allow":
                 continue
             placeholder = self.placeholders.get(credential.name)
-            if credential.env is None or (placeholder and is_in_place(credential, placeholder, target, headers)):
+            if credential.env is None or (placeholder and _fill(credential, placeholder, placeholder, target, headers)):
                 return credential
         return None
 
@@ -174,17 +145,19 @@ class CredentialInjector:
         headers, dropped = request_headers(attempt.headers, target.method, attempt.body, self.limits, credential)
         value = await self.read_value(credential)
         placeholder = self.placeholders.get(credential.name)
-        own: tuple[str, str] | None
         if placeholder is not None:
-            target, own = replace_placeholder(credential, placeholder, value, target, attempt.headers)
+            filled = _fill(credential, placeholder, value, target, attempt.headers)
         elif credential.header is not None:
-            own = credential.header, credential.prefix + value
+            filled = credential.prefix + value
         else:
-            query = "&".join(part for part in (target.query, f"{credential.query}={quote(value, safe='')}") if part)
-            target, own = replace(target, query=query), None
-        if own is not None:
-            name = own[0].lower()
-            headers = (*(header for header in headers if header[0] != name), own)
+            filled = "&".join(part for part in (target.query, f"{credential.query}={quote(value, safe='')}") if part)
+        if filled is None:
+            raise ValueError("there is no placeholder in this request")
+        if credential.header is None:
+            target = replace(target, query=filled)
+        else:
+            name = credential.header.lower()
+            headers = (*(header for header in headers if header[0] != name), (credential.header, filled))
             dropped = tuple(other for other in dropped if other != quoted(name))
         attempt.sent_target, attempt.sent_headers, attempt.dropped = target, headers, dropped
 
@@ -207,7 +180,10 @@ class CredentialInjector:
         query, headers = target.query, attempt.headers
         chosen = self.choose(target, headers)
         if chosen is not None and chosen.env is not None:
-            query, headers = without_placeholder(chosen, self.placeholders[chosen.name], target, headers)
+            # Without the one place where it may stand.
+            own, name = f"{chosen.query}={self.placeholders[chosen.name]}", (chosen.header or "").lower()
+            query = "&".join(part for part in query.split("&") if chosen.header or part != own)
+            headers = [header for header in headers if header[0].lower() != name]
         head = [target.host, target.path, query, *(f"{name} {value}" for name, value in headers)]
         data = "\n".join(head).encode("utf-8", "surrogatepass")
         pieces = [data, unquote_to_bytes(data), b"\n", attempt.body]
@@ -234,13 +210,8 @@ def require_usable(credential: Credential, target: EgressTarget, headers: Header
         raise RefusedError("egress.credential", reason, "Leave that parameter out.")
 
 
-def count_public_characters(value: str) -> int:
-    """Return the length of a value's well-known prefix."""
-    return max((len(prefix) for prefix in _PREFIXES if value.startswith(prefix)), default=0)
-
-
 def make_placeholder(value: str) -> str:
     """Return a random text that looks like the value to a client that checks how keys of its kind begin."""
-    begin = value[: count_public_characters(value)]
+    begin = value[: max((len(prefix) for prefix in _PREFIXES if value.startswith(prefix)), default=0)]
     length = next((length for length in _LENGTHS if len(value) <= length), _LENGTHS[-1])
     return begin + "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(length - len(begin)))

@@ -4,9 +4,8 @@ A source is a variable, a file or a program. No message holds a value: it says w
 are kept only in memory.
 """
 
-import errno
-import json
 import os
+import re
 import shlex
 import signal
 import stat
@@ -15,11 +14,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import anyio
 import anyio.to_thread
 from anyio.abc import Process, TaskGroup
+from pydantic import BaseModel, ValidationError
 
 from glovebox_profiles.model import Credential
 from glovebox_sandboxes.contract.errors import DiagnosedError
@@ -37,19 +37,10 @@ _ALONE: Final = (
     f"It has to be the value alone: {SHORTEST} to {_LONGEST} printable characters without blanks, {SHORTEST} of them "
     "letters or digits."
 )
+_VALUE: Final = re.compile(f"[!-~]{{1,{_LONGEST}}}")
 _JSON: Final = 'It prints JSON such as {"value": "...", "expires": "2026-01-01T00:00:00Z"}: run it by hand.'
-_OF_FILES: Final = {
-    errno.ENOENT: "Make it where source says, or name there where it is.",
-    errno.ENOTDIR: "Make it where source says, or name there where it is.",
-    errno.EACCES: "Let the server's user read it and enter its folders: `chown USER FILE`, `chmod 600 FILE`.",
-    errno.ELOOP: "Name the file itself: links lead in a circle.",
-}
-_OF_PROGRAMS: Final = {
-    errno.ENOENT: "Name it by its full path; a script's first line has to name an interpreter that is there.",
-    errno.EACCES: "Make it executable for the server's user: `chmod u+x PROGRAM`.",
-    errno.ENOEXEC: "Name a program of this machine; a script begins with #! and what runs it.",
-}
-"""Fixes, by the system's error."""
+_FILE: Final = "Name in source a file that the server's user can read, in folders that it can enter."
+_PROGRAM: Final = "Name an executable program by its full path; a script begins with #! and its interpreter."
 EARLY: Final = timedelta(seconds=30)
 """A value is refreshed this long before it expires: a request may take that long to arrive."""
 AHEAD: Final = timedelta(seconds=60)
@@ -102,22 +93,16 @@ def _plain(text: str | None, whence: str, none: str, fix: str, expires: datetime
     """Check that a text can be a value; ``none`` and ``fix`` describe an empty source."""
     if not text:
         raise unusable(f"{whence} {none}", fix)
-    if problem := _problem(text):
-        raise unusable(f"{whence} does not hold a credential: {problem}", _ALONE)
+    if not _VALUE.fullmatch(text) or sum(map(str.isalnum, text)) < SHORTEST:
+        raise unusable(f"{whence} does not hold a credential", _ALONE)
     return CredentialValue(text=text, expires=expires)
 
 
-def _problem(text: str) -> str:
-    """Return why a text is no value, without quoting it; empty if it is one."""
-    if "\n" in text or "\r" in text:
-        return "it has several lines"
-    if not text.isascii() or not text.replace(" ", "").isprintable():
-        return "it has characters that are no printable ASCII"
-    if " " in text:
-        return "it has blanks"
-    if len(text) > _LONGEST:
-        return f"it has more than {_LONGEST} characters"
-    return "" if sum(map(str.isalnum, text)) >= SHORTEST else f"it has fewer than {SHORTEST} letters and digits"
+class _Printed(BaseModel):
+    """The answer of a program; without a time zone its expiry is in UTC."""
+
+    value: str
+    expires: datetime | None = None
 
 
 def _of_file(path: Path) -> CredentialValue:
@@ -126,8 +111,6 @@ def _of_file(path: Path) -> CredentialValue:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             found = os.fstat(descriptor)
-            if stat.S_ISDIR(found.st_mode):
-                raise unusable("its file is a folder", "Name the file in it that holds the value alone.")
             if not stat.S_ISREG(found.st_mode):
                 raise unusable("its file is no plain file", "Name the file that holds the value alone.")
             if found.st_mode & stat.S_IRWXO:
@@ -137,8 +120,7 @@ def _of_file(path: Path) -> CredentialValue:
         finally:
             os.close(descriptor)
     except OSError as error:
-        fix = _OF_FILES.get(error.errno or 0, "Read it by hand, as the server's user.")
-        raise unusable(f"its file cannot be read: {error.strerror}", fix) from None
+        raise unusable(f"its file cannot be read: {error.strerror}", _FILE) from None
     if len(data) > MAX_BYTES:
         raise unusable(f"its file has more than {MAX_BYTES} bytes", _ALONE)
     text = data.decode("ascii", "replace").rstrip("\r\n")
@@ -152,9 +134,7 @@ async def _of_program(command: str) -> CredentialValue:
         with anyio.CancelScope(shield=True):
             process = await anyio.open_process(argv, stdin=-3, stderr=-3, start_new_session=True)
     except OSError as error:
-        reason = f"its program cannot be started: {error.strerror}"
-        fix = _OF_PROGRAMS.get(error.errno or 0, "Start it by hand, as the server's user.")
-        raise unusable(reason, fix) from None
+        raise unusable(f"its program cannot be started: {error.strerror}", _PROGRAM) from None
     fix = "Run it by hand, as the server's user."
     try:
         with anyio.move_on_after(SECONDS):
@@ -196,21 +176,14 @@ async def _read(process: Process) -> bytes:
 
 
 def _of_json(data: bytes) -> CredentialValue:
-    """Return ``value``, and ``expires`` if given: RFC 3339, with a time zone or in UTC."""
-    if not data.strip():
-        raise unusable("its program printed nothing", _JSON)
     try:
-        table: Any = json.loads(data)
-    except (ValueError, RecursionError):
-        raise unusable("its program did not print JSON", _JSON) from None
-    if not isinstance(table, dict) or not isinstance(table.get("value"), str):
-        raise unusable("its program's JSON holds no value", _JSON)
-    try:
-        when = table.get("expires")
-        expires = None if when is None else datetime.fromisoformat(when).astimezone(UTC)
-    except (ValueError, TypeError, OverflowError):
-        raise unusable("its program's JSON has an expiry that cannot be read", _JSON) from None
-    return _plain(table["value"], "what its program printed", "is empty", _JSON, expires)
+        printed = _Printed.model_validate_json(data, strict=True)
+    except ValidationError:  # its message would quote the value
+        raise unusable("its program did not print such JSON as it has to", _JSON) from None
+    expires = printed.expires
+    if expires is not None and expires.tzinfo is None:
+        expires = expires.replace(tzinfo=UTC)
+    return _plain(printed.value, "what its program printed", "is empty", _JSON, expires)
 
 
 @dataclass(slots=True, repr=False)
