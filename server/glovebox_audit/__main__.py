@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from glovebox_audit.bundle import archive
-from glovebox_audit.bundle import verify as bundles
 from glovebox_audit.chain import EvidenceError
 from glovebox_audit.place import AuditError
 from glovebox_audit.receipts import dsse
 from glovebox_audit.receipts import verify as receipts
-from glovebox_audit.receipts.keys import MAX_KEY_BYTES, parse_public
+from glovebox_audit.receipts.dsse import MAX_KEY_BYTES, parse_public
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         key = parse_public(_read(given.key, MAX_KEY_BYTES))
         content = _read(given.file, archive.MAX_BYTES)
         if given.kind == "verify-bundle":
-            found = bundles.verify(content, {dsse.key_id(key): key}).evidence
+            found = archive.verify(content, {dsse.key_id(key): key}).evidence
             proved = f"{found.of} {found.id}, {len(found.records)} records"
         else:
             receipt = receipts.verify(content, key, given.audit)

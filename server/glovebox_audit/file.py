@@ -33,8 +33,8 @@ from glovebox_audit.chain import Draft, EvidenceError, Head, Record
 from glovebox_audit.events import GapRecorded, SegmentBegun, SegmentSealed, draft
 from glovebox_audit.place import AuditError, identity
 from glovebox_audit.segments import files, merkle, rotation
-from glovebox_audit.segments.counts import Counts
 from glovebox_audit.segments.files import SegmentStart
+from glovebox_audit.segments.merkle import Counts
 from glovebox_audit.segments.rotation import Rotation
 from glovebox_audit.segments.statements import Removal, Seal
 from glovebox_audit.under_way import OpenCalls

@@ -205,7 +205,7 @@ def lines(log: BinaryIO, start: int, end: int) -> Iterator[LogLine]:
     number, fresh = 0, True
     for at, raw, free in raw_lines(log, start, end):
         number += fresh
-        record, error = _parsed(raw) if fresh else (None, EvidenceError("the line is too long"))
+        record, error = parsed(raw) if fresh else (None, EvidenceError("the line is too long"))
         if record is not None and not free:
             record, error = None, EvidenceError("it lies in a recorded gap")
         yield LogLine(number=number, raw=raw, end=at + len(raw), record=record, error=error)
@@ -267,19 +267,20 @@ def _gap_before(descriptor: int, at: int, raw: bytes) -> int | None:
 
     It is chained to the record before them, so no record of the chain can be among them.
     """
-    record, _ = _parsed(raw)
+    record, _ = parsed(raw)
     length = record.data.get("bytes") if record is not None and record.kind == GapRecorded.kind else None
     if record is None or type(length) is not int or not 0 < length <= at:
         return None
     first = at - length
     if first > 0:
-        before, _ = _parsed(files.line_before(descriptor, first))
+        before, _ = parsed(files.line_before(descriptor, first))
         if before is None or (before.seq + 1, before.hash) != (record.seq, record.prev):
             return None
-    return first if _parsed(files.line_at(descriptor, first))[0] is None else None
+    return first if parsed(files.line_at(descriptor, first))[0] is None else None
 
 
-def _parsed(raw: bytes) -> tuple[Record | None, EvidenceError | None]:
+def parsed(raw: bytes) -> tuple[Record | None, EvidenceError | None]:
+    """Return the record of a line, or why it is none."""
     try:
         return chain.parse(raw), None
     except EvidenceError as error:
@@ -408,7 +409,7 @@ def records_about(directory: Path, texts: Collection[str], since: Record) -> lis
     with opened(directory) as snapshot:
         for log, size in snapshot.newest_first():
             found[:0] = [record for record in records_with(log, size, texts) if record.call_id is None]
-            first, _ = _parsed(files.line_at(log.fileno(), 0))
+            first, _ = parsed(files.line_at(log.fileno(), 0))
             if first is None or first.seq <= since.seq:
                 break
     return found

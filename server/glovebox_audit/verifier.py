@@ -12,8 +12,8 @@ from glovebox_audit.chain import EvidenceError, Head, Record
 from glovebox_audit.events import GapRecorded, SegmentRemoved, SegmentSealed
 from glovebox_audit.read import LogLine
 from glovebox_audit.segments import files, merkle
-from glovebox_audit.segments.counts import Counts
 from glovebox_audit.segments.files import HEAD_NAME, LOG_NAME
+from glovebox_audit.segments.merkle import Counts
 from glovebox_audit.segments.statements import Removal, Seal, recorded
 from glovebox_audit.under_way import OpenCalls
 

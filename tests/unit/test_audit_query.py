@@ -32,7 +32,7 @@ from glovebox_audit.events import (
     draft,
 )
 from glovebox_audit.file import LOG_NAME, LogFile
-from glovebox_audit.query import adder, ask, database
+from glovebox_audit.query import ask, database, index
 from glovebox_audit.query.ask import QueryAnswer, Told
 from glovebox_audit.query.index import Filters
 from glovebox_audit.query.outcomes import OUTCOMES
@@ -413,9 +413,9 @@ def test_without_trigrams_every_call_is_read(log: Path, monkeypatch: pytest.Monk
 
 def test_what_is_indexed_in_pieces_is_the_same(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is written at one time, and however little is remembered."""
-    monkeypatch.setattr(adder, "_COMMIT_BYTES", 500)
-    monkeypatch.setattr(adder, "_MOST_OPEN", 0)
-    monkeypatch.setattr(adder, "_MOST_TEXTS", 0)
+    monkeypatch.setattr(index, "_COMMIT_BYTES", 500)
+    monkeypatch.setattr(index, "_MOST_OPEN", 0)
+    monkeypatch.setattr(index, "_MOST_TEXTS", 0)
     assert {call.call_id: call.outcome for call in asked(log).calls} == EXPECTED
     assert found(log, text="needle in code") == ["c_runs"]
     assert found(log, text="docs.python.org") == ["c_web"]

@@ -22,14 +22,14 @@ import glovebox_sandboxes
 import glovebox_server
 from glovebox_audit import chain
 from glovebox_audit.bundle import archive, evidence, report
+from glovebox_audit.bundle.archive import verify
 from glovebox_audit.bundle.make import make
-from glovebox_audit.bundle.verify import verify
 from glovebox_audit.chain import EvidenceError
 from glovebox_audit.events import ArtifactScanned, CallDecided, EgressDecided, ServerStopped, draft
 from glovebox_audit.file import LogFile
 from glovebox_audit.receipts import dsse
-from glovebox_audit.receipts.keys import public_pem
-from glovebox_audit.segments.counts import Counts, counted, name_of, shown
+from glovebox_audit.receipts.dsse import public_pem
+from glovebox_audit.segments.merkle import Counts, counted, name_of, shown
 from glovebox_audit.verify import verify as verify_log
 from glovebox_server.cli.main import main
 from glovebox_server.exits import USAGE

@@ -15,14 +15,13 @@ import pytest
 from tests.fixtures import segments
 
 from glovebox_audit import chain
-from glovebox_audit.bundle import verify as bundles
+from glovebox_audit.bundle import archive
 from glovebox_audit.chain import EvidenceError
 from glovebox_audit.events import ServerStopped
 from glovebox_audit.log import AuditLog
 from glovebox_audit.receipts import dsse
 from glovebox_audit.receipts import verify as receipts
-from glovebox_audit.receipts.keys import parse_public
-from glovebox_audit.receipts.names import PREDICATE_TYPE
+from glovebox_audit.receipts.dsse import PREDICATE_TYPE, parse_public
 from glovebox_audit.verify import verify
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -52,9 +51,9 @@ async def test_an_earlier_log_and_its_proofs_verify(kept: Path, tmp_path: Path) 
     assert not verify(log, keys=keys).ok
     if kept != KEPT:
         bundle = (kept / "bundle.zip").read_bytes()
-        assert bundles.verify(bundle, keys).report_checked
+        assert archive.verify(bundle, keys).report_checked
         with pytest.raises(EvidenceError):
-            bundles.verify(bundle.replace(b"run_python", b"run_pythoN", 1), keys)
+            archive.verify(bundle.replace(b"run_python", b"run_pythoN", 1), keys)
 
 
 def signed(change: Callable[[dict[str, Any]], None]) -> bytes:

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tests.fixtures.audit_logs import log_lines
 from tests.unit.test_active_policy import TEXT as POLICY
 
-from glovebox_audit.receipts.keys import public_pem
+from glovebox_audit.receipts.dsse import public_pem
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.loader import SHIPPED
 from glovebox_server.app import opened

@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from tests.fixtures.receipts import CALL_ID, KEY, OTHER, receipt_log, said
 
-from glovebox_audit.receipts.keys import parse_public, public_pem
+from glovebox_audit.receipts.dsse import parse_public, public_pem
 from glovebox_server.cli.main import main
 from glovebox_server.receipts.keys import Signer
 from glovebox_server.secret_files import SecretFileError

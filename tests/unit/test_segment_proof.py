@@ -115,10 +115,10 @@ LIES: dict[str, tuple[Any, str]] = {
     "a negative place": (lambda x: record(x).update(index=-1), "record 1 of segment 1: its path does not lead"),
     "a shorter path": (lambda x: record(x)["path"].pop(), "record 1 of segment 1: its path does not lead"),
     "a longer path": (lambda x: record(x)["path"].append("00" * 32), "record 1 of segment 1: its path does not lead"),
-    "a short node": (lambda x: record(x)["path"].__setitem__(0, "00"), "record 1 of segment 1: its path does not lead"),
+    "a short node": (lambda x: record(x)["path"].__setitem__(0, "00"), "its fields: segments.0.records.0.path.0"),
     "a node in capitals": (
         lambda x: record(x)["path"].__setitem__(0, record(x)["path"][0].upper()),
-        "record 1 of segment 1: its path does not lead",
+        "its fields: segments.0.records.0.path.0",
     ),
     "another record": (
         lambda x: record(x, 1).update(record=record(x, 1)["record"].replace("12.5", "99.5")),
@@ -126,13 +126,13 @@ LIES: dict[str, tuple[Any, str]] = {
     ),
     "no record": (lambda x: x["segments"][0].update(records=[]), "segment 1 has 2 of its records, and the bundle 0"),
     "no segment": (lambda x: x.update(segments=[]), "it has no record of call c_0"),
-    "a key more": (lambda x: x.update(more=1), "or does not have its fields"),
-    "a wrong index": (lambda x: record(x).update(index=True), "it does not have the fields of a record"),
+    "a key more": (lambda x: x.update(more=1), "does not have its fields"),
+    "a wrong index": (lambda x: record(x).update(index=True), "its fields: segments.0.records.0.index"),
     "a record twice": (lambda x: x["segments"][0]["records"].append(record(x)), "of its records, and the bundle 3"),
     "another order": (swap, "not in the order of the log"),
     "a segment twice": (lambda x: x["segments"].append(x["segments"][0]), "segment 1 does not follow the one before"),
-    "no seal": (lambda x: x["segments"][0].update(seal=None), "seal 1: it is no record"),
-    "another type": (lambda x: x.update(type="x"), "or does not have its fields"),
+    "no seal": (lambda x: x["segments"][0].update(seal=None), "its fields: segments.0.seal"),
+    "another type": (lambda x: x.update(type="x"), "does not have its fields"),
     "a newer type": (lambda x: x.update(type=evidence.TYPE[:-1] + "2"), "made by a newer Glovebox"),
 }
 

@@ -56,18 +56,18 @@ ROOTS = [
 def test_the_tree_is_that_of_certificate_transparency() -> None:
     """Its published roots, and for each leaf of each size a path that leads to the root, and from nowhere else."""
     tree = merkle.Tree()
-    assert tree.root() == hashlib.sha256().digest()
+    assert tree.root() == "sha256:" + hashlib.sha256().hexdigest()
     hashes = [merkle.leaf_hash(leaf) for leaf in LEAVES]
     for size, (leaf, root) in enumerate(zip(hashes, ROOTS, strict=True), 1):
         tree.add(leaf)
-        assert tree.root().hex() == root
+        assert tree.root() == f"sha256:{root}"
         for index in range(size):
             way = merkle.path(merkle.levels(hashes[:size]), index)
             assert merkle.root_of(hashes[index], index, size, way) == tree.root()
             for wrong in range(-1, size + 1):
                 if wrong != index:
                     assert merkle.root_of(hashes[index], wrong, size, way) != tree.root()
-            assert merkle.root_of(hashes[index], index, size, [*way, hashes[0]]) is None
+            assert merkle.root_of(hashes[index], index, size, [*way, hashes[0].hex()]) is None
             assert not way or merkle.root_of(hashes[index], index, size, way[:-1]) != tree.root()
 
 

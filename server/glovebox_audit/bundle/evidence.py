@@ -1,7 +1,7 @@
 """Read and prove evidence: an inclusion proof, or a bundle's ``evidence.json``. Bytes in, data out.
 
 Rule 1  Each segment's seal is signed, and names the seal before it: from the first to the last there is no hole.
-Rule 2  A seal counts the records of each call and run in its segment (``audit.segments.counts``). A bundle holds
+Rule 2  A seal counts the records of each call and run in its segment (``segments.merkle``). A bundle holds
         exactly as many, so one left out is detected.
 Rule 3  Each record lies below the root that its seal signed, so none was changed or inserted.
 Rule 4  Profiles and policies are those that the records name, and each text has its digest. That one is absent, since
@@ -13,16 +13,19 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from pydantic import ValidationError
 
 from glovebox_audit import chain
 from glovebox_audit.chain import EvidenceError, Record
 from glovebox_audit.events import CallDecided, ReceiptSigned, SegmentSealed
 from glovebox_audit.receipts import dsse
-from glovebox_audit.receipts.names import is_newer
-from glovebox_audit.segments import counts, files, proof
+from glovebox_audit.receipts.dsse import is_newer
+from glovebox_audit.segments import files, merkle
+from glovebox_audit.segments.merkle import CountProof, Node, ProofPart
+from glovebox_audit.segments.rotation import leaf
 from glovebox_audit.segments.statements import Seal, recorded
 
 TYPE = "https://glovebox.dev/bundle/v1"
@@ -35,7 +38,27 @@ except PackageNotFoundError:  # whoever verifies may have this package alone
 VERSION: Final = f"{_INSTALLED}+page.2"
 """Of the maker of bundles. Raise its number when the same evidence gets another page."""
 
-_KEYS = {"type", "version", "of", "id", "segments", "profiles", "policies"}
+
+class _IncludedRecord(ProofPart):
+    index: int
+    path: list[Node]
+    record: str
+
+
+class _SegmentPart(ProofPart):
+    seal: str
+    counts: list[CountProof]
+    records: list[_IncludedRecord]
+
+
+class _Bundle(ProofPart):
+    type: Literal["https://glovebox.dev/bundle/v1"]
+    version: str
+    of: Literal["call", "run"]
+    id: str
+    segments: list[_SegmentPart]
+    profiles: dict[str, dict[str, Any] | None]
+    policies: dict[str, dict[str, Any] | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,23 +105,23 @@ def read(content: bytes, keys: Mapping[str, Ed25519PublicKey]) -> Evidence:
     Raises:
         EvidenceError: it does not hold; the message is the exact reason.
     """
-    fields = _fields(content)
-    of, identity = fields["of"], fields["id"]
+    told = _parsed(content)
+    of, identity = told.of, told.id
     seals: list[Seal] = []
     records: list[Record] = []
     signers: set[str] = set()
     before: Record | None = None
-    for place, part in enumerate(fields["segments"], 1):
-        record, seal = _seal(part, place, keys)
+    for place, part in enumerate(told.segments, 1):
+        record, seal = _seal(part.seal, place, keys)
         follows = before is None or (seal.after == files.anchor(before) and seal.segment == seals[-1].segment + 1)
         if not follows:
             raise EvidenceError(
                 f"segment {seal.segment} does not follow the one before it: one was left out or exchanged"
             )
-        found = proof.included(part["records"], seal, lambda each: is_of(of, identity, each))
-        _complete(part["counts"], seal, counts.name_of(of, identity), len(found))
-        before, seals, records = record, [*seals, seal], [*records, *found]
+        records += _included(part, seal, of, identity)
+        seals.append(seal)
         signers.add(record.data["key"])
+        before = record
     if any(one.seq >= other.seq for one, other in itertools.pairwise(records)):
         raise EvidenceError("its records are not in the order of the log, each once")
     if not records:
@@ -109,64 +132,68 @@ def read(content: bytes, keys: Mapping[str, Ed25519PublicKey]) -> Evidence:
     return Evidence(
         of=of,
         id=identity,
-        version=fields["version"],
+        version=told.version,
         seals=tuple(seals),
         records=tuple(records),
         receipts=receipts,
-        profiles=_texts(fields["profiles"], profiles, "profile"),
-        policies=_texts(fields["policies"], policies, "policy"),
+        profiles=_texts(told.profiles, profiles, "profile"),
+        policies=_texts(told.policies, policies, "policy"),
         keys=tuple(sorted(signers)) if keys else (),
     )
 
 
-def _fields(content: bytes) -> dict[str, Any]:
+def _parsed(content: bytes) -> _Bundle:
     try:
         fields = json.loads(content)
+        if isinstance(fields, dict) and is_newer(fields.get("type"), TYPE):
+            raise EvidenceError(f"made by a newer Glovebox ({fields['type']}): upgrade to check it")
+        found = _Bundle.model_validate(fields)
         same = chain.canonical(fields) + b"\n" == content
-        kind = fields["type"]
-        if is_newer(kind, TYPE):
-            raise EvidenceError(f"made by a newer Glovebox ({kind}): upgrade to check it")
-        shaped = (
-            fields.keys() == _KEYS
-            and kind == TYPE
-            and fields["of"] in {"call", "run"}
-            and all(isinstance(fields[name], str) for name in ("id", "version"))
-            and all(isinstance(fields[name], dict) for name in ("profiles", "policies"))
-            and isinstance(fields["segments"], list)
-            and all(each.keys() == {"seal", "counts", "records"} for each in fields["segments"])
-            and all(isinstance(each[name], list) for each in fields["segments"] for name in ("counts", "records"))
-        )
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    except ValidationError as problem:
+        first = problem.errors()[0]
+        where = ascii(".".join(str(part) for part in first["loc"])[:200])[1:-1]
+        raise EvidenceError(f"its evidence.json does not have its fields: {where}: {first['type']}") from None
+    except (ValueError, RecursionError):
         raise EvidenceError("its evidence.json is none") from None
-    if not (same and shaped):
-        raise EvidenceError("its evidence.json is not in canonical form, or does not have its fields")
-    return dict(fields)
+    if not same:
+        raise EvidenceError("its evidence.json is not in canonical form")
+    return found
 
 
-def _seal(part: Mapping[str, Any], place: int, keys: Mapping[str, Ed25519PublicKey]) -> tuple[Record, Seal]:
+def _seal(line: str, place: int, keys: Mapping[str, Ed25519PublicKey]) -> tuple[Record, Seal]:
     try:
-        record = chain.parse(part["seal"].encode() + b"\n")
+        record = chain.parse(line.encode("utf-8", "replace") + b"\n")
         seal = recorded(record.data, Seal, keys) if record.kind == SegmentSealed.kind else None
     except EvidenceError as problem:
         raise EvidenceError(f"seal {place}: {problem}") from None
-    except (AttributeError, UnicodeError):
-        raise EvidenceError(f"seal {place}: it is no record") from None
-    if seal is None:
-        raise EvidenceError(f"seal {place}: it is another record")
-    if seal.last != f"{record.seq - 1}:{record.prev}":
-        raise EvidenceError(f"seal {place}: it does not stand where it was signed for")
+    if seal is None or seal.last != f"{record.seq - 1}:{record.prev}":
+        raise EvidenceError(f"seal {place}: it is none, or does not stand where it was signed for")
     return record, seal
 
 
-def _complete(told: Sequence[Any], seal: Seal, name: str, found: int) -> None:
+def _included(part: _SegmentPart, seal: Seal, of: str, identity: str) -> list[Record]:
+    """Return the records of one segment, each by its path to the signed root; raises EvidenceError."""
+    found: list[Record] = []
+    for place, each in enumerate(part.records, 1):
+        where = f"record {place} of segment {seal.segment}"
+        line = each.record.encode("utf-8", "replace") + b"\n"
+        if merkle.root_of(leaf(line), each.index, seal.lines, each.path) != seal.root:
+            raise EvidenceError(f"{where}: its path does not lead to the root that was signed")
+        try:
+            found.append(chain.parse(line))
+        except EvidenceError as problem:
+            why = problem if problem.kind == "newer" else f"it is no record: {problem}"
+            raise EvidenceError(f"{where}: {why}") from None
+        if not is_of(of, identity, found[-1]):
+            raise EvidenceError(f"{where}: it is another call's")
     try:
-        there = counts.counted(told, name, seal.names, seal.names_root)
+        there = merkle.counted(part.counts, merkle.name_of(of, identity), seal.names, seal.names_root)
     except ValueError as problem:
         raise EvidenceError(f"segment {seal.segment}: {problem}") from None
-    if there != found:
-        raise EvidenceError(
-            f"segment {seal.segment} has {there} of its records, and the bundle {found}: some were left out"
-        )
+    if there != len(found):
+        few = f"has {there} of its records, and the bundle {len(found)}: some were left out"
+        raise EvidenceError(f"segment {seal.segment} {few}")
+    return found
 
 
 def _receipts(records: Sequence[Record], keys: Mapping[str, Ed25519PublicKey]) -> dict[str, bytes]:
@@ -191,11 +218,13 @@ def _receipts(records: Sequence[Record], keys: Mapping[str, Ed25519PublicKey]) -
     return found
 
 
-def _texts(told: Mapping[str, Any], digests: set[str], what: str) -> dict[str, Mapping[str, Any] | None]:
+def _texts(
+    told: Mapping[str, Mapping[str, Any] | None], digests: set[str], what: str
+) -> Mapping[str, Mapping[str, Any] | None]:
     if wrong := sorted(told.keys() ^ digests):
         whose = "is named by its records, and left out" if wrong[0] in digests else "is named by none of its records"
         raise EvidenceError(f"the {what} {wrong[0][:80]} {whose}")
     for digest, text in told.items():
-        if text is not None and (not isinstance(text, dict) or chain.digest(text) != digest):
+        if text is not None and chain.digest(text) != digest:
             raise EvidenceError(f"the {what} {digest[:80]} has another digest")
-    return dict(told)
+    return told

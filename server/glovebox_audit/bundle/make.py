@@ -10,10 +10,12 @@ from glovebox_audit import chain
 from glovebox_audit import read as reading
 from glovebox_audit.bundle import archive, evidence
 from glovebox_audit.bundle.evidence import is_of
-from glovebox_audit.chain import EvidenceError
+from glovebox_audit.chain import EvidenceError, Record
 from glovebox_audit.events import CallDecided
 from glovebox_audit.read import Snapshot
-from glovebox_audit.segments import counts, proof
+from glovebox_audit.segments import merkle
+from glovebox_audit.segments.rotation import leaf
+from glovebox_audit.segments.statements import Seal, signed
 
 Texts = Callable[[], tuple[Mapping[str, Any], Mapping[str, Any]]]
 """Profiles and policies in effect now, by digest."""
@@ -61,19 +63,38 @@ def prove(directory: Path, of: str, identity: str, texts: Texts) -> bytes | None
     return told + b"\n"
 
 
-def _segments(
-    snapshot: Snapshot, of: str, identity: str, wanted: Callable[[chain.Record], bool]
-) -> Iterable[dict[str, Any]]:
-    name = counts.name_of(of, identity)
+def _segments(snapshot: Snapshot, of: str, identity: str, wanted: Callable[[Record], bool]) -> Iterable[dict[str, Any]]:
     for number in snapshot.sealed if of == "run" else _of_call(snapshot, identity):
-        there = counts.Counts()
         with suppress(FileNotFoundError):  # removed in this moment, the oldest first
-            found, record, seal = proof.part(snapshot, number, identity, wanted, there)
-            leaves = there.leaves()
-            if there.root(leaves) != seal.names_root:
-                raise EvidenceError(f"segment {number} is not what was sealed; see `glovebox audit verify`")
-            line = record.line.removesuffix(b"\n").decode()
-            yield {"seal": line, "counts": counts.shown(leaves, name), "records": found["records"]}
+            yield _segment(snapshot, number, of, identity, wanted)
+
+
+def _segment(
+    snapshot: Snapshot, number: int, of: str, identity: str, wanted: Callable[[Record], bool]
+) -> dict[str, Any]:
+    """Return a segment's part of the evidence: its seal, the counts, and the wanted records with their paths."""
+    counts, leaves, records = merkle.Counts(), list[bytes](), list[tuple[int, str]]()
+    last, text = b"", identity.encode()
+    with snapshot.segment(number) as (log, size):
+        for _, line, free in reading.raw_lines(log, 0, size):
+            if free and last:
+                counts.line(last)
+                if text in last and (record := reading.parsed(last)[0]) is not None and wanted(record):
+                    records.append((len(leaves), last.removesuffix(b"\n").decode()))
+                leaves.append(leaf(last))
+            last = line if free else last
+    try:
+        seal = signed(chain.parse(last).data, Seal, {})
+    except EvidenceError as problem:
+        raise EvidenceError(f"segment {number} has no seal: {problem}") from None
+    tree, counted = merkle.levels(leaves), counts.leaves()
+    if ([seal.root], seal.names_root) != (["sha256:" + each.hex() for each in tree[-1]], counts.root(counted)):
+        raise EvidenceError(f"segment {number} is not what was sealed; see `glovebox audit verify`")
+    return {
+        "seal": last.removesuffix(b"\n").decode(),
+        "counts": [each.model_dump() for each in merkle.shown(counted, merkle.name_of(of, identity))],
+        "records": [{"index": index, "path": merkle.path(tree, index), "record": record} for index, record in records],
+    }
 
 
 def _of_call(snapshot: Snapshot, call_id: str) -> Iterable[int]:

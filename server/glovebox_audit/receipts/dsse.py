@@ -10,14 +10,35 @@ import binascii
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from glovebox_audit import chain
 from glovebox_audit.chain import EvidenceError
+
+STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
+
+PREDICATE_TYPE: Final = "https://glovebox.dev/attestation/call/v1"
+"""A name, as in-toto demands; never fetched. It changes when a field changes its meaning."""
+
+_MOST_DIGITS: Final = 9
+"""Digits of a version, which a stranger may have written."""
+
+
+def is_newer(kind: object, known: str) -> bool:
+    """Return whether ``kind`` is a later version of the known type: ``…/v2`` of ``…/v1``."""
+    family, _, version = known.rpartition("/v")
+    found = kind.removeprefix(f"{family}/v") if isinstance(kind, str) and kind.startswith(f"{family}/v") else ""
+    return found.isascii() and found.isdigit() and len(found) <= _MOST_DIGITS and int(found) > int(version)
+
+
+MAX_SUBJECTS: Final = 512
+"""Files of a call listed one by one: a name may have 512 bytes, and a receipt must fit in one record."""
+MAX_EGRESS: Final = 512
+"""Connections listed one by one: more than the shipped limits let a call attempt."""
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 """https://github.com/in-toto/attestation/blob/main/spec/v1/envelope.md"""
@@ -118,3 +139,26 @@ def check(envelope: Envelope, key: Ed25519PublicKey) -> None:
 def _same(content: bytes, text: str) -> bool:
     """Return whether this is the canonical base64 of these bytes: readers ignore some of its bits."""
     return base64.b64encode(content).decode() == text
+
+
+#: Longest key file in bytes: an Ed25519 key in PEM is 119 (private) or 113 (public).
+MAX_KEY_BYTES = 4096
+
+_NO_PUBLIC_KEY = "it is not an Ed25519 public key in PEM, as `glovebox receipt key` prints it"
+
+
+def public_pem(key: Ed25519PublicKey) -> str:
+    """Return a public key in PEM."""
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    return key.public_bytes(serialization.Encoding.PEM, form).decode()
+
+
+def parse_public(content: bytes) -> Ed25519PublicKey:
+    """Parse a public key as ``glovebox receipt key`` prints it; raises ValueError for other bytes."""
+    try:
+        key = serialization.load_pem_public_key(content)
+    except (ValueError, UnsupportedAlgorithm):
+        raise ValueError(_NO_PUBLIC_KEY) from None
+    if isinstance(key, Ed25519PublicKey):
+        return key
+    raise ValueError(_NO_PUBLIC_KEY)

@@ -1,10 +1,29 @@
 """Merkle trees of Certificate Transparency: roots, and audit paths from one leaf to the root. Pure.
 
-https://www.rfc-editor.org/rfc/rfc6962#section-2.1. Different hash prefixes keep leaves and nodes apart.
+https://www.rfc-editor.org/rfc/rfc6962#section-2.1. Different hash prefixes keep leaves and nodes apart. A second
+tree of a segment counts the records of each call and run, to detect one left out. A leaf is a name and a number. A name
+is the digest of a call's or a run's id, so a neighbour's leaf, which proves an absence, does not reveal an id. Leaves
+are sorted: what would lie between two neighbours is not there.
 """
 
 import hashlib
-from collections.abc import Sequence
+import json
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+#: A node of a path, in hex.
+Node = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class ProofPart(BaseModel):
+    """A part of a proof, as a stranger sends it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 def leaf_hash(content: bytes) -> bytes:
@@ -33,14 +52,14 @@ class Tree:
             self._roots[-1] = _node_hash(self._roots[-1], right)
             size //= 2
 
-    def root(self) -> bytes:
-        """Return the root over all leaves so far; of none, the hash of nothing."""
+    def root(self) -> str:
+        """Return the digest of the root over all leaves so far; of none, the hash of nothing."""
         if not self._roots:
-            return hashlib.sha256().digest()
+            return "sha256:" + hashlib.sha256().hexdigest()
         found = self._roots[-1]
         for left in reversed(self._roots[:-1]):
             found = _node_hash(left, found)
-        return found
+        return "sha256:" + found.hex()
 
 
 def levels(leaves: Sequence[bytes]) -> list[list[bytes]]:
@@ -53,26 +72,26 @@ def levels(leaves: Sequence[bytes]) -> list[list[bytes]]:
     return found
 
 
-def path(tree: Sequence[Sequence[bytes]], index: int) -> list[bytes]:
+def path(tree: Sequence[Sequence[bytes]], index: int) -> list[str]:
     """Return the audit path of one leaf of ``levels``, from its neighbour up."""
     way = []
     for level in tree[:-1]:
         neighbour = index ^ 1
         if neighbour < len(level):
-            way.append(level[neighbour])
+            way.append(level[neighbour].hex())
         index //= 2
     return way
 
 
-def root_of(leaf: bytes, index: int, size: int, way: Sequence[bytes]) -> bytes | None:
-    """Return the root an audit path leads to; None if no tree of that size has such a path.
+def root_of(leaf: bytes, index: int, size: int, way: Sequence[str]) -> str | None:
+    """Return the digest of the root an audit path leads to; None if no tree of that size has such a path.
 
     https://www.rfc-editor.org/rfc/rfc9162#section-2.1.3.2
     """
     if not 0 <= index < size:
         return None
     place, last, found = index, size - 1, leaf
-    for each in way:
+    for each in map(bytes.fromhex, way):
         if last == 0:
             return None
         if place % 2 == 1 or place == last:
@@ -82,4 +101,97 @@ def root_of(leaf: bytes, index: int, size: int, way: Sequence[bytes]) -> bytes |
         else:
             found = _node_hash(found, each)
         place, last = place // 2, last // 2
-    return found if last == 0 else None
+    return "sha256:" + found.hex() if last == 0 else None
+
+
+def name_of(kind: str, identity: str) -> str:
+    """Return the name of a call (``call``) or a run (``run``)."""
+    return hashlib.sha256(f"{kind}:{identity}".encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Count:
+    """One leaf."""
+
+    name: str
+    records: int
+
+    @property
+    def leaf(self) -> bytes:
+        """Return its hash."""
+        return leaf_hash(f"{self.name} {self.records}".encode())
+
+
+class Counts:
+    """A counter of the records of one segment."""
+
+    def __init__(self) -> None:
+        self._found: Counter[tuple[str, str]] = Counter()
+
+    def line(self, line: bytes) -> None:
+        """Count a record by its line; skip any other line, which chain verification finds."""
+        try:
+            fields = json.loads(line)
+            self.record(fields.get("call_id"), fields["data"])
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            return
+
+    def record(self, call_id: str | None, data: Any) -> None:
+        """Count a record."""
+        if call_id is not None:
+            self._found["call", call_id] += 1
+        run = data.get("run")
+        if run and isinstance(run, str):
+            self._found["run", run] += 1
+
+    def leaves(self) -> list[Count]:
+        """Return all leaves, sorted."""
+        named = ((name_of(*who), records) for who, records in self._found.items())
+        return [Count(name=name, records=records) for name, records in sorted(named)]
+
+    def root(self, leaves: Iterable[Count] | None = None) -> str:
+        """Return the digest of the root of the tree over them."""
+        tree = Tree()
+        for each in self.leaves() if leaves is None else leaves:
+            tree.add(each.leaf)
+        return tree.root()
+
+
+class CountProof(ProofPart):
+    """A count, and its path to the root that a seal names."""
+
+    index: int
+    name: str
+    path: list[Node]
+    records: int
+
+
+def shown(leaves: Sequence[Count], name: str) -> list[CountProof]:
+    """Return the proof of a name's count: its leaf, or the two neighbours of its place."""
+    place = bisect_left([each.name for each in leaves], name)
+    there = place < len(leaves) and leaves[place].name == name
+    tree = levels([each.leaf for each in leaves])
+    return [
+        CountProof(index=index, name=leaves[index].name, records=leaves[index].records, path=path(tree, index))
+        for index in ([place] if there else [place - 1, place])
+        if 0 <= index < len(leaves)
+    ]
+
+
+def counted(told: Sequence[CountProof], name: str, size: int, root: str) -> int:
+    """Return a name's count, as proved by ``shown`` and a seal.
+
+    Raises:
+        ValueError: they do not prove it; the message is the exact reason.
+    """
+    for each in told:
+        if root_of(Count(name=each.name, records=each.records).leaf, each.index, size, each.path) != root:
+            raise ValueError("a count's path does not lead to the root that was signed")
+    if len(told) == 1 and told[0].name == name:
+        return told[0].records
+    before = [each.index for each in told if each.name < name]
+    after = [each.index for each in told if each.name > name]
+    last, following = (before or [-1])[0], (after or [size])[0]
+    if len(before) > 1 or len(after) > 1 or len(before) + len(after) != len(told) or following != last + 1:
+        raise ValueError("its counts show neither how many records there are nor that there are none")
+    return 0

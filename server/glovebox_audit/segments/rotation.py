@@ -14,7 +14,7 @@ from glovebox_audit.chain import EvidenceError, Head
 from glovebox_audit.events import RemovalReason, SegmentSealed
 from glovebox_audit.receipts.dsse import EnvelopeSigner
 from glovebox_audit.segments import files, merkle
-from glovebox_audit.segments.counts import Counts
+from glovebox_audit.segments.merkle import Counts
 
 #: File size before it is sealed: about 5,000 calls. One proof reads it in a tenth of a second.
 SEGMENT_BYTES = 64 << 20

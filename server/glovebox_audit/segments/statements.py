@@ -15,9 +15,9 @@ from glovebox_audit import chain
 from glovebox_audit.chain import EvidenceError, Head
 from glovebox_audit.events import RemovalReason, SegmentRemoved, SegmentSealed
 from glovebox_audit.receipts import dsse
-from glovebox_audit.receipts.names import STATEMENT_TYPE, is_newer
+from glovebox_audit.receipts.dsse import STATEMENT_TYPE, is_newer
 from glovebox_audit.segments import files, merkle
-from glovebox_audit.segments.counts import Counts
+from glovebox_audit.segments.merkle import Counts
 
 _NUMBERS = frozenset({"segment", "lines", "bytes", "names"})
 
@@ -103,7 +103,7 @@ class Seal(_SegmentStatement):
         """Return the seal of a segment with these records."""
         leaves = counts.leaves()
         return cls(
-            segment=segment, root="sha256:" + tree.root().hex(), time=time, lines=tree.size, bytes=size,
+            segment=segment, root=tree.root(), time=time, lines=tree.size, bytes=size,
             after=files.anchor(after), last=files.anchor(last), names=len(leaves), names_root=counts.root(leaves),
         )  # fmt: skip
 

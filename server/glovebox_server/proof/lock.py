@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from glovebox_audit import chain
 from glovebox_audit.chain import EvidenceError
-from glovebox_audit.receipts import dsse, keys
-from glovebox_audit.receipts.names import STATEMENT_TYPE, is_newer
+from glovebox_audit.receipts import dsse
+from glovebox_audit.receipts.dsse import STATEMENT_TYPE, is_newer
 from glovebox_profiles import model as profiles_model
 from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.errors import ProfileError
@@ -146,7 +146,7 @@ class Lock:
         Raises ProfileError if the signature is missing or of another key, or the key cannot be used.
         """
         try:
-            key = keys.parse_public(read_bytes(key_file, keys.MAX_KEY_BYTES))
+            key = dsse.parse_public(read_bytes(key_file, dsse.MAX_KEY_BYTES))
         except ValueError as problem:
             raise ProfileError(key_file, None, "", str(problem), "Name the public key.") from None
         fix = f"Review the lock, and sign it: `glovebox profiles sign {self.path} --key KEY`."

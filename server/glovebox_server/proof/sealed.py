@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 
 from glovebox_audit import chain
 from glovebox_audit.chain import Record
-from glovebox_audit.receipts.keys import MAX_KEY_BYTES
+from glovebox_audit.receipts.dsse import MAX_KEY_BYTES
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.reading import read_bytes
 from glovebox_server import secret_files

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from glovebox_audit.receipts import dsse
-from glovebox_audit.receipts.keys import MAX_KEY_BYTES, parse_public, public_pem
+from glovebox_audit.receipts.dsse import MAX_KEY_BYTES, parse_public, public_pem
 from glovebox_server import secret_files
 from glovebox_server.secret_files import SecretFileError
 

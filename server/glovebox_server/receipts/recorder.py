@@ -29,7 +29,7 @@ from glovebox_audit.events import (
     draft_receipt,
 )
 from glovebox_audit.log import AuditLog, Then
-from glovebox_audit.receipts import dsse, names
+from glovebox_audit.receipts import dsse
 from glovebox_profiles import words
 from glovebox_profiles.compile import CHANGES
 from glovebox_profiles.model import Profile
@@ -256,11 +256,11 @@ class CallRecorder:
                 for each in decided.get("inputs", ())
             ],
             "policy": {"profile": decided["profile_digest"], "rule": decided["rule"], **_governed(decided)},
-            "egress": [_picked(each, _CONNECTION) for each in connections[: names.MAX_EGRESS]],
+            "egress": [_picked(each, _CONNECTION) for each in connections[: dsse.MAX_EGRESS]],
             "outcome": {"kind": kind, **_picked(ended, _OUTCOME)},
             "refused_files": sum(each.get("count", 1) for each in refused),
-            "unlisted": sum(max(0, len(each) - most) for each, most in ((files, names.MAX_SUBJECTS),
-                                                                        (connections, names.MAX_EGRESS))),
+            "unlisted": sum(max(0, len(each) - most) for each, most in ((files, dsse.MAX_SUBJECTS),
+                                                                        (connections, dsse.MAX_EGRESS))),
             "withheld": withheld(profile) if profile else (),
             "server": {"version": self._issuer.version, "id": self._issuer.server_id},
         }  # fmt: skip
@@ -269,7 +269,7 @@ class CallRecorder:
             predicate["isolation"] = _isolation(profile, started[0])
         listed = [
             {"name": f"artifact:{each['name']}", "digest": {"sha256": each["sha256"]}, "uri": each["uri"]}
-            for each in files[: names.MAX_SUBJECTS]
+            for each in files[: dsse.MAX_SUBJECTS]
         ]
         outputs = [
             {"name": f"output:{each['name']}", "digest": {"sha256": each["digest"].removeprefix("sha256:")}}
@@ -277,9 +277,9 @@ class CallRecorder:
         ]
         asked = {"name": "arguments", "digest": {"sha256": decided["arguments_digest"].removeprefix("sha256:")}}
         return {
-            "_type": names.STATEMENT_TYPE,
+            "_type": dsse.STATEMENT_TYPE,
             "subject": [*listed, *outputs, asked],
-            "predicateType": names.PREDICATE_TYPE,
+            "predicateType": dsse.PREDICATE_TYPE,
             "predicate": predicate,
         }
 

@@ -14,12 +14,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from glovebox_audit import chain
 from glovebox_audit.bundle import archive
+from glovebox_audit.bundle.archive import verify
 from glovebox_audit.bundle.make import make
-from glovebox_audit.bundle.verify import verify
 from glovebox_audit.chain import EvidenceError, Head
 from glovebox_audit.events import ServerStopped, draft
 from glovebox_audit.file import HEAD_NAME, LOG_NAME, LogFile
-from glovebox_audit.receipts.keys import parse_public, public_pem
+from glovebox_audit.receipts.dsse import parse_public, public_pem
 from glovebox_audit.verify import verify as verify_log
 from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.load.loader import load

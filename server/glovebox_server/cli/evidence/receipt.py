@@ -11,7 +11,6 @@ from rich.text import Text
 
 from glovebox_audit import chain
 from glovebox_audit.bundle import archive, report
-from glovebox_audit.bundle import verify as verifying
 from glovebox_audit.chain import EvidenceError, Record
 from glovebox_audit.printable import printable
 from glovebox_audit.receipts import dsse, statement
@@ -182,7 +181,7 @@ def bundle_verify(file: Path, keys: tuple[Ed25519PublicKey, ...]) -> int:
     with file.open("rb") as opened:
         content = opened.read(archive.MAX_BYTES + 1)
     try:
-        found = verifying.verify(content, given)
+        found = archive.verify(content, given)
     except EvidenceError as problem:
         return not_proved("bundle", problem)
     evidence = found.evidence
@@ -212,7 +211,7 @@ def bundle_verify(file: Path, keys: tuple[Ed25519PublicKey, ...]) -> int:
 
 
 def _verified_fields(
-    found: verifying.VerifiedBundle, calls: Mapping[str, Sequence[Record]], *, proved: bool
+    found: archive.VerifiedBundle, calls: Mapping[str, Sequence[Record]], *, proved: bool
 ) -> dict[str, object]:
     evidence = found.evidence
     return {
