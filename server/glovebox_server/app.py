@@ -182,34 +182,42 @@ async def opened(
         StoreError: A store that governs calls cannot be written. In each case nothing was started.
     """
     app = _read(settings, transport)
-    state, policy, audit_place = settings.state_dir, app.in_force, settings.state_dir / "audit"
     async with AsyncExitStack() as stack:
-        enter = stack.enter_async_context
-        audit = app.audit = await enter(AuditLog.open(audit_place, app.server_id, rotation(settings, app.signer)))
-        stops = await enter(Stops.opened(state, audit))
-        watch = await enter(Watch.opened(state, audit, stops, policy.policy.watch if policy.policy else {}))
-        approvals = await enter(Approvals.opened(state, audit, TOOLS, partial(_packages, app.environments)))
-        await enter(app.artifacts)
-        budgets = await enter(open_budgets(state)) if policy.now.budgeted else None
-        drivers = await enter(registry.opened(settings.data_dir, app.server_id))
-        pool = await enter(pools.open_pool(partial(_record, audit), sandbox_started, shared=app.is_shared))
-        await enter(_on_record(app, tools_digest and tools_digest(app.profiles, app.environments)))
-        await enter(app.refusals.recorded(audit))
-        tasks = await enter(anyio.create_task_group())
-        sandboxes = SandboxProvider(drivers=drivers, pool=pool, prewarm=prewarm)
-        app.guards = GuardSet(
-            rights_of=policy.rights_of if policy.policy else policy.now.rights_of,  # what is off is not entered
-            admission=Admission(pool.call, shared=app.is_shared), sandboxes=sandboxes, artifacts=app.artifacts,
-            stops=stops, approvals=approvals, budgets=budgets, watch=watch,
-            credentials=CredentialCache(tasks), proposals=partial(_proposals, app),
-        )  # fmt: skip
-        app.broker = _broker(app, sandboxes)
+        tasks, watch = await _open_parts(app, stack, tools_digest, prewarm=prewarm)
         try:
             await _begin(app, tasks, watch, prewarm=prewarm)
             yield app
         finally:
             tasks.cancel_scope.cancel()
             app.guards.hiding.close()
+
+
+async def _open_parts(
+    app: App, stack: AsyncExitStack, tools_digest: ToolsDigest | None, *, prewarm: bool
+) -> tuple[TaskGroup, Watch]:
+    settings, state, policy, enter = app.settings, app.settings.state_dir, app.in_force, stack.enter_async_context
+    audit = app.audit = await enter(AuditLog.open(state / "audit", app.server_id, rotation(settings, app.signer)))
+    stops = await enter(Stops.opened(state, audit))
+    watch = await enter(Watch.opened(state, audit, stops, policy.policy.watch if policy.policy else {}))
+    approvals = await enter(Approvals.opened(state, audit, TOOLS, partial(_packages, app.environments)))
+    await enter(app.artifacts)
+    budgets = await enter(open_budgets(state)) if policy.now.budgeted else None
+    drivers = await enter(registry.opened(settings.data_dir, app.server_id))
+    pool = await enter(pools.open_pool(partial(_record, audit), sandbox_started, shared=app.is_shared))
+    await enter(_on_record(app, tools_digest and tools_digest(app.profiles, app.environments)))
+    await enter(app.refusals.recorded(audit))
+    tasks = await enter(anyio.create_task_group())
+    sandboxes = SandboxProvider(drivers=drivers, pool=pool, prewarm=prewarm)
+    guards = app.guards = GuardSet(
+        rights_of=policy.rights_of if policy.policy else policy.now.rights_of,  # what is off is not entered
+        admission=Admission(pool.call, shared=app.is_shared), sandboxes=sandboxes, artifacts=app.artifacts,
+        stops=stops, approvals=approvals, budgets=budgets, watch=watch,
+        credentials=CredentialCache(tasks), proposals=partial(_proposals, app),
+    )  # fmt: skip
+    receipts = ReceiptIssuer(log=audit, signer=app.signer, version=VERSION, server_id=app.server_id)
+    journal = CallJournal(receipts=receipts, forms_of=guards.forms_of, sealer=app.sealer)
+    app.broker = Broker(tools=TOOLS, guards=guards, sandboxes=sandboxes, artifacts=app.artifacts, journal=journal)
+    return tasks, watch
 
 
 def _read(settings: Settings, transport: str) -> App:
@@ -239,12 +247,6 @@ def _read(settings: Settings, transport: str) -> App:
         profiles=profiles, environments=environments, in_force=policy, lock=lock, artifacts=store, signer=signer,
         sealer=sealer, runs=Runs(derive_key(key, "runs")), states_key=derive_key(key, "request states"),
     )  # fmt: skip
-
-
-def _broker(app: App, sandboxes: SandboxProvider) -> Broker:
-    receipts = ReceiptIssuer(log=app.audit, signer=app.signer, version=VERSION, server_id=app.server_id)
-    journal = CallJournal(receipts=receipts, forms_of=app.guards.forms_of, sealer=app.sealer)
-    return Broker(tools=TOOLS, guards=app.guards, sandboxes=sandboxes, artifacts=app.artifacts, journal=journal)
 
 
 async def _begin(app: App, tasks: TaskGroup, watch: Watch, *, prewarm: bool) -> None:

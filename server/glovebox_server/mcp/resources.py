@@ -374,7 +374,7 @@ async def _feed(bus: InMemorySubscriptionBus, records: Subscription) -> None:
 
 
 async def _read_part(reader: ArtifactReader, query: str) -> tuple[bytes, dict[str, Any]]:
-    """Return one part of an artifact, and its ``_meta``; raise RefusedError if there is no such part."""
+    """Return one part of an artifact, and its ``_meta``; raise RefusedError for a part beyond its end."""
     artifact = reader.artifact
     offset, length = _numbers(query)
     if offset >= max(1, artifact.bytes):
