@@ -86,22 +86,17 @@ async def serve_http(
 ) -> str:
     """Serve any number of clients: streamable HTTP at ``/mcp``, HTTP with SSE at ``/sse``, both eras, one port.
 
-    Raises DiagnosedError: the address is taken or not ours, or it is open to others without ``allowed_hosts``; others
-    could read the tokens, or one is bound to a missing role; the authorization server does not return its keys.
+    Bearer tokens lie in ``tokens`` below the state directory. Returns the signal's name, for the audit log. Raises
+    DiagnosedError: the address is taken or not ours, or it is open to others without ``allowed_hosts``; others could
+    read the tokens, or one is bound to a missing role; the authorization server does not return its keys.
 
     Args:
-        app: the composition root, entered. Bearer tokens lie in ``tokens`` below its state directory.
-        host: address to listen on.
-        port: TCP port; 0 for any free one.
         allowed_hosts: further values of ``Host``, e.g. ``glovebox.example:443``. Required, and then the only ones, if
             ``host`` is not a loopback address.
         trusted_proxies: addresses or networks of proxies whose ``X-Forwarded-For`` names the client.
         oauth: the issuer of further access tokens.
         workflow: of calls with a token that is bound to none.
         on_ready: gets the base URL, without a trailing slash, once connections are accepted.
-
-    Returns:
-        The signal's name, for the audit log.
     """
     logs.to_stderr_by_default()
     files = tokens.TokenFiles(app.settings.state_dir / tokens.DIRECTORY, _roles(app))
