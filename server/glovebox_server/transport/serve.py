@@ -90,13 +90,10 @@ async def serve_http(
     DiagnosedError: the address is taken or not ours, or it is open to others without ``allowed_hosts``; others could
     read the tokens, or one is bound to a missing role; the authorization server does not return its keys.
 
-    Args:
-        allowed_hosts: further values of ``Host``, e.g. ``glovebox.example:443``. Required, and then the only ones, if
-            ``host`` is not a loopback address.
-        trusted_proxies: addresses or networks of proxies whose ``X-Forwarded-For`` names the client.
-        oauth: the issuer of further access tokens.
-        workflow: of calls with a token that is bound to none.
-        on_ready: gets the base URL, without a trailing slash, once connections are accepted.
+    ``allowed_hosts`` are further values of ``Host``, required, and then the only ones, if ``host`` is not a loopback
+    address. ``trusted_proxies`` are addresses or networks of proxies whose ``X-Forwarded-For`` names the client. Tokens
+    that are bound to no workflow have ``workflow``. ``on_ready`` gets the base URL, without a trailing slash, once
+    connections are accepted.
     """
     logs.to_stderr_by_default()
     files = tokens.TokenFiles(app.settings.state_dir / tokens.DIRECTORY, _roles(app))
