@@ -204,6 +204,12 @@ def join_parts(parts: Mapping[str, bytes]) -> bytes:
     return b"{" + b",".join(b'"%s":%s' % (name.encode(), parts[name]) for name in sorted(parts)) + b"}"
 
 
+def require_room(data: bytes) -> None:
+    """Raise ValueError if a record cannot hold this data: 1,024 bytes hold every other field at its longest."""
+    if len(data) > MAX_LINE_BYTES - 1024:
+        raise ValueError(f"it is {len(data)} bytes long and a record holds {MAX_LINE_BYTES - 1024}")
+
+
 def digest(value: object) -> str:
     """Return ``sha256:`` and the hex digest of the canonical JSON; raises like ``recordable``."""
     return "sha256:" + hashlib.sha256(canonical(value)).hexdigest()

@@ -507,7 +507,7 @@ def draft(event: Event) -> chain.Draft:
     if call_id is not None and not chain.NAME.fullmatch(call_id):
         raise ValueError("the call id is not a name")
     encoded = chain.canonical(data) if parts is None else chain.join_parts(parts)
-    _require_room(encoded)
+    chain.require_room(encoded)
     return chain.Draft(kind=event.kind, call_id=call_id, data=json.loads(encoded), encoded=encoded, parts=parts)
 
 
@@ -518,14 +518,8 @@ def draft_receipt(event: ReceiptSigned, envelope: bytes) -> chain.Draft:
     parts = {name: chain.canonical(value) for name, value in data.items()}
     data = {**json.loads(chain.join_parts(parts)), "envelope": event.envelope}
     whole = chain.join_parts({**parts, "envelope": envelope})
-    _require_room(whole)
+    chain.require_room(whole)
     return chain.Draft(kind=event.kind, call_id=event.call_id, data=data, encoded=whole)
-
-
-def _require_room(encoded: bytes) -> None:
-    # 1,024 bytes hold every other field of a record at its longest.
-    if len(encoded) > chain.MAX_LINE_BYTES - 1024:
-        raise ValueError(f"it is {len(encoded)} bytes long and a record holds {chain.MAX_LINE_BYTES - 1024}")
 
 
 @cache

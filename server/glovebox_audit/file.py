@@ -17,13 +17,14 @@ Never call it on the event loop: it waits for the lock and for the disk.
 """
 
 import contextlib
+import fcntl
 import hashlib
 import logging
 import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from io import BufferedReader
 from pathlib import Path
@@ -147,8 +148,16 @@ class LogFile:
                 _log.warning("The audit log goes on in one file, not sealed: %s", error)
         return records
 
-    def _locked(self) -> contextlib.AbstractContextManager[None]:
-        return self._place.locked(self._head_fd)
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        try:
+            fcntl.flock(self._head_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._place.lock(self._head_fd)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._head_fd, fcntl.LOCK_UN)
 
     def seal(self) -> int | None:
         """End the current segment and return its number, or None if it is empty.

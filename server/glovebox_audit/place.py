@@ -99,17 +99,12 @@ class LogDirectory:
         writable = os.access(".", os.W_OK | os.X_OK, dir_fd=self.descriptor, effective_ids=True)
         return writable and not int.from_bytes(flags[:4], sys.byteorder) & _FIXED
 
-    @contextlib.contextmanager
-    def locked(self, descriptor: int) -> Iterator[None]:
-        """Hold the exclusive lock on a file; raises AuditError after ``LOCK_WAIT_SECONDS``."""
+    def lock(self, descriptor: int) -> None:
+        """Take the exclusive lock on a file; raises AuditError after ``LOCK_WAIT_SECONDS``."""
         if not take_lock(descriptor, LOCK_WAIT_SECONDS):
             reason = f"another process has held its lock for {LOCK_WAIT_SECONDS:g} seconds"
             name = Path(f"/proc/self/fd/{descriptor}").readlink()
             raise self.refused(reason, f"Find it with `fuser {name}` and continue or end it.")
-        try:
-            yield
-        finally:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
 
     def refused(self, reason: str, fix: str) -> AuditError:
         """Return the error for a log that cannot be used."""

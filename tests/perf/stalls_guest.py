@@ -88,7 +88,7 @@ async def _listened(first: bytes, said: bytes) -> float:
             try:
                 link = GuestConnection(channel)
                 await link.ready()
-                await link.run({"kind": "python"}, (), _accept, _serve)
+                await link.run({"kind": "python"}, (), {}, _accept, _serve)
             except (SandboxError, anyio.EndOfStream):
                 pass
             tasks.cancel_scope.cancel()

@@ -85,7 +85,7 @@ async def converse(
     async with linked(script) as link:
         await link.ready()
         given = [(name, whole(content)) for name, content in inputs]
-        return await link.run({"kind": "python"}, given, (taker or Taker()).accept, serve)
+        return await link.run({"kind": "python"}, given, {}, (taker or Taker()).accept, serve)
 
 
 async def trouble(script: Script, serve: Serve | None = None) -> str:
@@ -278,7 +278,7 @@ async def test_a_guest_that_never_ends_is_ended_by_the_callers_clock() -> None:
         async with linked(script) as link:
             await link.ready()
             with anyio.move_on_after(0.2) as scope:
-                await link.run({}, (), Taker().accept, None)
+                await link.run({}, (), {}, Taker().accept, None)
             assert scope.cancelled_caught
 
 
@@ -303,7 +303,7 @@ async def test_a_flood_does_not_stop_the_clock() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(guest.hear)
             tasks.start_soon(_start_flood, channel)
-            await link.run({}, (), Taker().accept, None)
+            await link.run({}, (), {}, Taker().accept, None)
     assert scope.cancelled_caught
     await channel.aclose()
 
@@ -332,7 +332,7 @@ async def test_refused_streams_cost_nothing() -> None:
 
     async with linked(script) as link:
         await link.ready()
-        await link.run({}, (), taker.accept, None)
+        await link.run({}, (), {}, taker.accept, None)
         assert not link._sinks
     assert len(taker.taken) == 30_000
 
@@ -466,7 +466,7 @@ async def test_our_own_failures_end_the_conversation_as_themselves(place: str) -
     async with linked(script) as link:
         await link.ready()
         with pytest.raises(OursError):
-            await link.run({}, (), accept, serve)
+            await link.run({}, (), {}, accept, serve)
 
 
 @pytest.mark.parametrize("body", [{}, {**READY, "uid": "0"}, {**READY, "extra": 1}, {**READY, "mounts": [{}] * 513}])

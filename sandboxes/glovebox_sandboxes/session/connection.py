@@ -89,6 +89,19 @@ class StreamSink(Protocol):
         """End a stream that is complete."""
 
 
+class _Feed:
+    """A sink that passes the bytes of a stream on."""
+
+    def __init__(self, take: Callable[[bytes], None]) -> None:
+        self._take = take
+
+    async def data(self, data: bytes) -> None:
+        self._take(data)
+
+    async def end(self) -> None:
+        pass
+
+
 class Duplex(anyio.abc.ByteStream):
     """A two-way stream the guest opened (egress), with flow control both ways."""
 
@@ -175,6 +188,8 @@ async def whole(content: bytes) -> AsyncGenerator[bytes, None]:
 
 Accept = Callable[[str, Mapping[str, Any]], Awaitable[StreamSink | None]]
 """Takes kind and metadata of a one-way stream; None rejects it."""
+Feeds = Mapping[str, Callable[[bytes], None]]
+"""What takes the bytes of streams of a kind."""
 Serve = Callable[[Duplex], Awaitable[None]]
 """Serves one two-way stream; runs in a task of its own."""
 
@@ -189,6 +204,7 @@ class GuestConnection:
         self._posted = anyio.Event()
         self._sent = anyio.Event()
         self._sinks: dict[int, StreamSink] = {}
+        self._feeds: Feeds = {}
         self._duplexes: dict[int, Duplex] = {}
         self._credit: dict[int, anyio.Event] = {}
         self._turn = 0.0
@@ -238,14 +254,15 @@ class GuestConnection:
         return parse(event.body)
 
     async def run(
-        self, job: Mapping[str, Any], inputs: Sequence[Input], accept: Accept, serve: Serve | None
+        self, job: Mapping[str, Any], inputs: Sequence[Input], feeds: Feeds, accept: Accept, serve: Serve | None
     ) -> GuestOutcome:
         """Send the guest its job and carry its streams until the outcome.
 
         Args:
             job: body of the ``job`` message.
             inputs: what the guest needs before it begins; each is read as the guest takes it.
-            accept: called for each one-way stream the guest opens.
+            feeds: kinds of one-way streams that are taken as they come.
+            accept: called for each other one-way stream the guest opens.
             serve: called for each two-way stream; None rejects them all.
 
         Raises:
@@ -262,7 +279,7 @@ class GuestConnection:
             body = event.body
             tasks.cancel_scope.cancel()
 
-        self._turn = monotonic() + _TURN_SECONDS
+        self._turn, self._feeds = monotonic() + _TURN_SECONDS, feeds
         self.post(self.wire.message("job", job))
         try:
             async with anyio.create_task_group() as tasks:
@@ -323,7 +340,8 @@ class GuestConnection:
 
     async def _opened(self, event: wire.Open, accept: Accept, serve: Serve | None, tasks: anyio.abc.TaskGroup) -> None:
         if not event.duplex:
-            sink = await accept(event.kind, event.meta)
+            take = self._feeds.get(event.kind)
+            sink = await accept(event.kind, event.meta) if take is None else _Feed(take)
             if sink is None:
                 self.post(self.wire.reset(event.stream, {"reason": "refused"}))
             else:

@@ -37,6 +37,7 @@ from glovebox_sandboxes.contract.spec import WORKSPACE, Limits
 from glovebox_sandboxes.plural import counted
 from glovebox_sandboxes.session.connection import (
     AttestedSandbox,
+    Feeds,
     GuestConnection,
     GuestOutcome,
     Input,
@@ -96,7 +97,7 @@ async def run(proved: AttestedSandbox, job: Job, *, inputs: Sequence[Input], hoo
     with ProcessorMeter(sandbox, link, limits.cpu_seconds) as processor, anyio.move_on_after(wall + GRACE_SECONDS):
         try:
             body = _job_body(plan, job, wall, len(inputs))
-            reported = await link.run(body, inputs, streams.accept, hooks.serve)
+            reported = await link.run(body, inputs, streams.feeds, streams.accept, hooks.serve)
         except anyio.EndOfStream:
             died = True
     elapsed = (anyio.current_time() - started) * 1000
@@ -270,34 +271,25 @@ def _timed_out(limits: Limits, wall: float) -> tuple[Ended, int | None, str]:
     return "timed_out", None, f"It was still running after {counted(wall, 'second')} and was stopped{most}."
 
 
-class _Feed:
-    """A sink that passes a stream's bytes to functions."""
-
-    def __init__(self, *takers: Callable[[bytes], None]) -> None:
-        self._takers = takers
-
-    async def data(self, data: bytes) -> None:
-        for take in self._takers:
-            take(data)
-
-    async def end(self) -> None:
-        pass
-
-
 class _Streams:
     def __init__(self, keep: int, hooks: Hooks, *, overlay: bool) -> None:
         self.stdout = HeadAndTail(keep)
         self.stderr = HeadAndTail(keep)
         self.result = ResultReader()
         self.shown = ResultReader()
-        self._feeds = {
-            "stdout": _Feed(self.stdout.feed, *([hooks.printed] if hooks.printed else [])),
-            "stderr": _Feed(self.stderr.feed),
-            "result": _Feed(self.result.feed),
-            "shown": _Feed(self.shown.feed),
+        self.feeds: Feeds = {
+            "stdout": self._printed if hooks.printed else self.stdout.feed,
+            "stderr": self.stderr.feed,
+            "result": self.result.feed,
+            "shown": self.shown.feed,
         }
         self._hooks = hooks
         self._overlay = overlay
+
+    def _printed(self, data: bytes) -> None:
+        self.stdout.feed(data)
+        if self._hooks.printed is not None:
+            self._hooks.printed(data)
 
     async def accept(self, kind: str, meta: Mapping[str, Any]) -> StreamSink | None:
         name, size = meta.get("name"), meta.get("bytes")
@@ -306,7 +298,7 @@ class _Streams:
         if kind == "file" and isinstance(name, str) and type(size) is int:
             cut = self._hooks.cut_file if meta.get("cut") is True else None
             return await (cut or self._hooks.file)(name, size)
-        return self._feeds.get(kind)
+        return None
 
 
 class HeadAndTail:
