@@ -74,7 +74,7 @@ def test_stopping_listing_and_resuming_are_on_record(state: Path) -> None:
         (("stop", "--workflow", "1.release", "--because", "x"), "policy.toml"),
         (("resume",), "Name one stop"),
         (("resume", "x", "--all"), "Name one stop"),
-        (("resume", "s_1"), "There is no stop s_1"),
+        (("resume", "s_1"), "there is no stop s_1"),
     ],
 )
 def test_a_slip_stops_nothing_and_says_what_to_write(words: tuple[str, ...], told: str, state: Path) -> None:

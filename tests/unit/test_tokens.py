@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.fixtures.callers import a_token, kept
 
-from glovebox_server.cli.host import client_config
+from glovebox_server.cli.rules import token as client_config
 from glovebox_server.secret_files import SecretFileError
 from glovebox_server.transport import tokens
 from glovebox_server.transport import tokens as callers_module

@@ -29,7 +29,7 @@ from glovebox_audit.query import ask, calls
 from glovebox_audit.query.outcomes import RUNNING
 from glovebox_audit.segments.files import LOG_NAME
 from glovebox_sandboxes.plural import counted
-from glovebox_server.cli.evidence.query import LINES, find_call, show_indexing
+from glovebox_server.cli.evidence.audit import LINES, find_call, show_indexing
 from glovebox_server.cli.options import command, err, out, wants_json
 from glovebox_server.cli.terminal import cell, print_json
 from glovebox_server.exits import FAILED, OK

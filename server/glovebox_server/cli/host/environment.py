@@ -2,7 +2,7 @@
 
 import importlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -11,14 +11,12 @@ import anyio
 import click
 
 from glovebox_audit.printable import printable
-from glovebox_sandboxes.contract.base import Driver
-from glovebox_sandboxes.contract.errors import MisnamedError, SandboxError
+from glovebox_sandboxes.contract.errors import MisnamedError
 from glovebox_sandboxes.contract.spec import DEFAULT
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.plural import counted
 from glovebox_sandboxes.runtime import environments, guest_gc, locks, runtime, trial
 from glovebox_sandboxes.runtime.environments import Environment
-from glovebox_sandboxes.runtime.runtime import Runtime
 from glovebox_server import app as apps
 from glovebox_server.cli.options import LazyGroup, command, complete_environment, emit, err, out
 from glovebox_server.cli.terminal import table_of
@@ -95,20 +93,6 @@ def environment_remove(settings: Settings, name: str, force: bool, docker: bool)
     out.print(printable(f"{name} is removed{more}, {freed / _MIB:.0f} MiB freed; its file and lock stay."))
 
 
-async def _check_all(driver: Driver, chosen: Sequence[Environment], built: Sequence[Runtime]) -> None:
-    """Try each environment; print every failure except the last, which is raised."""
-    failed: list[SandboxError] = []
-    for environment, found in zip(chosen, built, strict=True):
-        try:
-            await trial.check(driver, found, runtime.base_python(), environment)
-        except SandboxError as problem:
-            failed.append(problem)
-    for earlier in failed[:-1]:
-        err.print(printable(str(earlier)), style="red")
-    if failed:
-        raise failed[-1]
-
-
 async def _chosen(settings: Settings, names: tuple[str, ...], tell: Tell) -> list[Environment]:
     """Return the default and the named ones; without names, those set up before, as an upgrade may change them.
 
@@ -160,7 +144,8 @@ def setup(settings: Settings, docker: bool, base: str | None, names: tuple[str, 
             tell("Trying it in a sandbox")
             async with registry.opened(settings.data_dir, f"setup{os.getpid()}") as drivers:
                 driver = await drivers.get("bubblewrap")
-                await _check_all(driver, chosen, built)
+                for environment, found in zip(chosen, built, strict=True):
+                    await trial.check(driver, found, runtime.base_python(), environment)
             current = [path for each in runtime.every(settings.data_dir).values() for path in each.directories]
             if removed := guest_gc.remove(settings.data_dir, current):
                 tell(f"Removed guests and runtimes of other versions: {removed}")

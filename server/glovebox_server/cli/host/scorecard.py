@@ -23,12 +23,9 @@ from glovebox_sandboxes.host import surroundings
 from glovebox_sandboxes.plural import counted
 from glovebox_server.app import VERSION
 from glovebox_server.cli.options import emit, err, out
-from glovebox_server.cli.terminal import pick, print_table, table_of
+from glovebox_server.cli.terminal import pick
 from glovebox_server.exits import FAILED, OK, UNAVAILABLE
 from glovebox_server.settings import Settings
-
-_SENTENCE = 400
-"""Characters of one line of evidence on the scorecard; the JSON has all."""
 
 FORMAT = 1
 """Version of the JSON; a change that could break a reader raises it."""
@@ -101,10 +98,7 @@ def _proof_json(proof: Proof) -> dict[str, Any]:
     return {**_capabilities_json(proof.capabilities), "proved": True, **told, **found, "counts": counts}
 
 
-_STATUSES = {
-    "held": "held", "failed": "failed", "gap": "known gap", "closed": "gap closed", "skipped": "not run"
-}  # fmt: skip
-"""The title of each in a table."""
+_STATUSES = ("held", "failed", "gap", "closed", "skipped")
 
 
 def _counts(findings: Iterable[CaseFinding]) -> Mapping[str, int]:
@@ -134,12 +128,6 @@ def _print_proof(proof: Proof) -> None:
     limits = f"limits by {mechanisms(found.limits)}"
     words = f"{found.driver}  {found.level}  {found.version}  {limits}  {_WAYS[proof.start]}"
     out.print(words, style="bold")
-    rows = []
-    for area in dict.fromkeys(each.area for each in proof.findings):
-        counts = _counts(each for each in proof.findings if each.area == area)
-        rows.append((area, *(_cell(status, counts[status]) for status in _STATUSES)))
-    if table := table_of(["area", *_STATUSES.values()], rows, right=_STATUSES.values()):
-        print_table(out, table)
     for title, status, style in (
         ("failed", "failed", "red"), ("known gap that holds now: delete the entry", "closed", "red"),
         ("known gap", "gap", "yellow"), ("not run", "skipped", "dim"),
@@ -150,7 +138,7 @@ def _print_proof(proof: Proof) -> None:
             words = "\n".join([f"because {each.reason}"] * bool(each.reason) + [*each.seen] * (status == "failed"))
             # One sandbox that did not start fails many claims for one reason.
             if words and words != told:
-                out.print(indent(_harmless(words), "    "))
+                out.print(indent(printable(words, "\n"), "    "))
             told = words
     for note in proof.notes:
         out.print(f"note: {note}", style="yellow")
@@ -158,14 +146,3 @@ def _print_proof(proof: Proof) -> None:
     words += f", {proof.count('skipped')} not run, {proof.seconds:.0f} s"
     verdict = ("PROVED", "bold green") if proof.holds else ("NOT PROVED", "bold red")
     out.print(Text.assemble(verdict, f"  {found.driver}, {_WAYS[proof.start]}: {words}"))
-
-
-def _harmless(words: str) -> str:
-    """Return a program's output, shortened for a person, without anything that could redraw the terminal."""
-    cut = "\n".join(line if len(line) <= _SENTENCE else f"{line[:_SENTENCE]}…" for line in words.split("\n"))
-    return printable(cut, "\n")
-
-
-def _cell(status: str, count: int) -> Text:
-    styles = {"failed": "red", "closed": "red", "gap": "yellow"}
-    return Text(str(count) if count else "·", style=styles.get(status, "") if count else "dim")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.text import Text
 
 from glovebox_audit.events import CallDecided
 from glovebox_audit.printable import printable
@@ -27,9 +28,8 @@ from glovebox_server.cli.saving import replace_file
 from glovebox_server.exits import FAILED, OK, USAGE
 from glovebox_server.proof.lock import Effective, Lock, written
 from glovebox_server.proof.sealed import opener
-from glovebox_server.proof.simulate import records
-from glovebox_server.proof.simulate import simulate as decide_again
-from glovebox_server.proof.suggest import KINDS
+from glovebox_server.proof.suggest import KINDS, records
+from glovebox_server.proof.suggest import simulate as decide_again
 from glovebox_server.proof.suggest import suggest as narrowest
 from glovebox_server.receipts import keys
 from glovebox_server.settings import Settings
@@ -58,21 +58,24 @@ def described(error: ProfileError) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def say_change(change: KeyChange) -> None:
-    """Print one change: its direction, key and sentence."""
-    out.print(f"  {change.direction:<9}  {change.key}  {change.sentence}", style=_DIRECTIONS[change.direction])
+def change_line(change: KeyChange) -> Text:
+    """Return one change for a person: its direction, key and sentence."""
+    words = f"  {change.direction:<9}  {change.key}  {change.sentence}"
+    return Text(printable(words), _DIRECTIONS[change.direction])
+
+
+def refusal(error: ProfileError) -> Text:
+    """Return an error for a person."""
+    return Text(printable(str(error), "\n"), "red")
 
 
 def show_widening(fields: dict[str, Any], changes: Mapping[str, Sequence[KeyChange]]) -> int:
     """Print changes by title, ``fields`` as JSON; return ``FAILED`` if one widens."""
     widened = any(change.direction == "widening" for found in changes.values() for change in found)
-    if not emit({"widening": widened, **fields}):
-        for title, found in changes.items():
-            if title:
-                out.print(title, style="bold")
-            for change in found:
-                say_change(change)
-        out.print(WIDENING[widened])
+    lines: list[Text] = []
+    for title, found in changes.items():
+        lines += [*([Text(title, "bold")] if title else []), *map(change_line, found)]
+    emit({"widening": widened, **fields}, *lines, WIDENING[widened])
     return FAILED if widened else OK
 
 
@@ -117,11 +120,10 @@ def profiles_lock(settings: Settings, file: Path, force: bool) -> None:
     """
     found = _effective(settings)
     replace_file(file, written(found.content()), force=force)
-    if emit({"file": str(file), "lock": Lock.read(file).digest}):
-        return
+    digest = Lock.read(file).digest
     policy = "the policy" if found.policy is not None else "no policy"
     counts = f"{counted(len(found.profiles), 'profile')}, {policy}, {counted(len(found.tools), 'tool')}"
-    out.print(f"{file}: {counts}. {Lock.read(file).digest}")
+    emit({"file": str(file), "lock": digest}, f"{file}: {counts}. {digest}")
 
 
 @command("sign", opens="nothing")
@@ -135,18 +137,16 @@ def profiles_sign(file: Path, key: Path) -> None:
     lock, private = Lock.read(file), keys.operators(key)
     replace_file(lock.signature, lock.signed(private), force=True)
     key_id = dsse.key_id(private.public_key())
-    if not emit({"file": str(lock.signature), "lock": lock.digest, "key_id": key_id}):
-        out.print(f"{lock.signature}: signed with key {key_id}")
+    fields = {"file": str(lock.signature), "lock": lock.digest, "key_id": key_id}
+    emit(fields, f"{lock.signature}: signed with key {key_id}")
 
 
 def check_lock(settings: Settings, file: Path) -> int:
     """Name all that differs from a lock."""
     lock = Lock.read(file)
     differences = lock.differences(_effective(settings))
-    if not emit({"lock": lock.digest, "errors": [described(each) for each in differences]}):
-        for each in differences:
-            out.print(str(each), style="red")
-        out.print(f"{counted(len(differences), 'difference')} from {file}.")
+    told = f"{counted(len(differences), 'difference')} from {file}."
+    emit({"lock": lock.digest, "errors": [described(it) for it in differences]}, *map(refusal, differences), told)
     return USAGE if differences else OK
 
 
@@ -186,18 +186,24 @@ def profiles_simulate(settings: Settings, candidate: Path, since: datetime, key:
         profiles = {profile.tool: profile}
     open_sealed = None if key is None else opener(key)
     found = decide_again(records(directory, since, {CallDecided.kind}), profiles, TOOLS, open_sealed)
-    if emit(asdict(found)):
-        return FAILED if found.otherwise else OK
-    for each in found.otherwise:
-        words = f"{each.time[:19]}  {each.call_id}  {each.tool}  {each.was} -> {each.now}  ({each.rule})"
-        out.print(printable(words), style=_STYLES.get(each.now, ""))
     how = "--key KEY opens those that are sealed" if key is None else "none was sealed to this key"
-    for tool, many in sorted(found.unknown.items()):
-        words = f"{tool}: {counted(many, 'call')} unknown, since the arguments were not kept as they were: {KEEPING}"
-        out.print(f"{words}; {how}.", style="yellow")
-    unknown = sum(found.unknown.values())
-    told = f"{counted(len(found.otherwise), 'call')} otherwise, {found.same} the same, {unknown} unknown"
-    out.print(f"{told}, {found.elsewhere} not decided by a profile.")
+    unknown = "unknown, since the arguments were not kept as they were"
+    told = f"{counted(len(found.otherwise), 'call')} otherwise, {found.same} the same"
+    emit(
+        asdict(found),
+        *(
+            Text(
+                printable(f"{it.time[:19]}  {it.call_id}  {it.tool}  {it.was} -> {it.now}  ({it.rule})"),
+                _STYLES[it.now],
+            )
+            for it in found.otherwise
+        ),
+        *(
+            Text(printable(f"{tool}: {counted(many, 'call')} {unknown}: {KEEPING}; {how}."), "yellow")
+            for tool, many in sorted(found.unknown.items())
+        ),
+        f"{told}, {sum(found.unknown.values())} unknown, {found.elsewhere} not decided by a profile.",
+    )
     return FAILED if found.otherwise else OK
 
 
@@ -227,7 +233,7 @@ def profiles_suggest(settings: Settings, tool: str, *, since: datetime, output: 
         out.print(f"No call of {tool} was allowed since {since:%Y-%m-%d %H:%M}: nothing can be suggested.")
         return FAILED
     for change in found.changes:
-        say_change(change)
+        out.print(change_line(change))
         if why := found.based_on.get(change.key):
             out.print(printable(f"             {why}"), style="dim")
     for name, many in found.unknown.items():

@@ -56,12 +56,12 @@ def policy_check(settings: Settings, path: Path | None) -> int:
         raise
     warnings = list(order_conflicts(found))
     counts = {"roles": list(found.roles), "examples": len(found.example), "errors": [], "warnings": warnings}
-    if emit({"path": str(path), "digest": digest(found), **counts}):
-        return OK
     amounts = f"{counted(len(found.roles), 'role')}, {counted(len(found.example), 'example')}"
-    out.print(f"{path}: {amounts}, no error.\n{digest(found)}")
-    for warning in warnings:
-        out.print(f"Warning: {warning}")
+    emit(
+        {"path": str(path), "digest": digest(found), **counts},
+        f"{path}: {amounts}, no error.\n{digest(found)}",
+        *(f"Warning: {warning}" for warning in warnings),
+    )
     return OK
 
 
@@ -80,23 +80,25 @@ def policy_explain(
         raise ProfileError(path, None, "", f'"{principal}" is no principal', fix)
     profiles = load_profiles(settings)
     policy = load(path, profiles, TOOLS)
-    roles, workflow = _bound(settings, principal, roles, workflow)
+    kind, _, name = principal.partition(":")
+    place = settings.state_dir / tokens.DIRECTORY
+    bound = tokens.load(place, None).get(name) if kind == "token" and place.exists() else None
+    if bound is not None:
+        roles, workflow = roles or ((bound.role,) if bound.role else ()), workflow or bound.workflow
     _known(path, "workflow", (workflow,) if workflow else (), policy.workflows)
     _known(path, "role", roles, policy.roles)
     _known(path, "scope", scopes, policy.scopes)
     names = roles_in_force(policy, principal, (*roles, *(policy.scopes[each] for each in scopes)), workflow)
     if isinstance(names, Refusal):
-        if emit({"principal": principal, "roles": [], "refused": asdict(names), "sections": []}):
-            return
-        out.print(f"{principal} may call nothing ({names.rule}): {names}")
+        told = {"principal": principal, "roles": [], "refused": asdict(names), "sections": []}
+        emit(told, f"{principal} may call nothing ({names.rule}): {names}")
         return
     rights = combine_roles(policy, names, profiles)
     served = workspace.find(settings, "http" if principal.startswith(("token:", "oauth:")) else "stdio")
     where = str(served.path) if served.path else "none, unless the server is started with one"
     sections = explaining.explain(rights, profiles, principal=principal, served=where)
     fields = {"principal": principal, "roles": list(names), "refused": None}
-    if not emit({**fields, "sections": [asdict(section) for section in sections]}):
-        out.print(render(sections))
+    emit({**fields, "sections": [asdict(section) for section in sections]}, render(sections))
 
 
 @command("diff", policy, opens="settings")
@@ -124,20 +126,6 @@ def _file(settings: Settings) -> Path:
     return path
 
 
-def _bound(
-    settings: Settings, principal: str, roles: tuple[str, ...], workflow: str | None
-) -> tuple[tuple[str, ...], str | None]:
-    """Return the role and the workflow of a token, if it exists and no others were named."""
-    kind, _, name = principal.partition(":")
-    place = settings.state_dir / tokens.DIRECTORY
-    if kind != "token" or not place.exists():
-        return roles, workflow
-    found = tokens.load(place, None).get(name)
-    if found is None:
-        return roles, workflow
-    return roles or ((found.role,) if found.role else ()), workflow or found.workflow
-
-
 def _known(path: Path, what: str, given: tuple[str, ...], names: Any) -> None:
     for each in given:
         if each not in names:
@@ -147,19 +135,18 @@ def _known(path: Path, what: str, given: tuple[str, ...], names: Any) -> None:
 _FORMULA = ("=", "+", "-", "@")
 
 
-class _By(click.ParamType[tuple[str, ...]]):
-    name = "names"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        """Parse ``principal,tool``."""
-        names = tuple(dict.fromkeys(filter(None, value.split(","))))
-        if not set(names) <= set(BY):
-            self.fail(f"{value!r} is not some of {','.join(BY)}.", param, ctx)
-        return names
+def _by(value: str) -> tuple[str, ...]:
+    """Parse ``principal,tool``."""
+    names = tuple(dict.fromkeys(filter(None, value.split(","))))
+    if not set(names) <= set(BY):
+        raise click.BadParameter(f"{value!r} is not some of {','.join(BY)}.")
+    return names
 
 
 @command("usage")
-@click.option("--by", type=_By(), default="principal,tool", show_default=True, help=f"Some of {','.join(BY)}.")
+@click.option(
+    "--by", metavar="NAMES", type=_by, default="principal,tool", show_default=True, help=f"Some of {','.join(BY)}."
+)
 @click.option("--since", type=time_or_age, default="7d", show_default=True, help="Since this time, day, or 7d ago.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 def usage(settings: Settings, *, by: tuple[str, ...], since: datetime, as_csv: bool) -> None:

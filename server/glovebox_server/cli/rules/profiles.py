@@ -4,12 +4,13 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
 import click
+from rich.text import Text
 
 from glovebox_audit.printable import printable
 from glovebox_profiles.errors import ProfileError
@@ -32,10 +33,11 @@ from glovebox_server.app import check_example, load_profiles, profile_directorie
 from glovebox_server.cli.options import LazyGroup, command, complete_tool, emit, out
 from glovebox_server.cli.rules.lock import (
     WIDENING,
+    change_line,
     check_lock,
     described,
     found_for,
-    say_change,
+    refusal,
     show_widening,
     to_toml,
 )
@@ -101,11 +103,9 @@ def profiles_explain(settings: Settings, tool: str) -> int:
     found = load_profiles(settings)
     profile = found_for(found, tool)
     errors = objections(settings, [(found.source(tool), profile)])
-    sections = [asdict(section) for section in explain(profile)]
-    if not emit({"tool": tool, "sections": sections, "errors": [described(error) for error in errors]}):
-        out.print(f"{profile.tool}\n\n{render(explain(profile))}")
-        for error in errors:
-            out.print(str(error), style="red")
+    sections = explain(profile)
+    value = {"tool": tool, "sections": [asdict(each) for each in sections], "errors": [described(it) for it in errors]}
+    emit(value, f"{profile.tool}\n\n{render(sections)}", *map(refusal, errors))
     return USAGE if errors else OK
 
 
@@ -142,7 +142,7 @@ def _check(settings: Settings, paths: Sequence[Path]) -> int:
                 others += ignored(path)
         except ProfileError as error:
             errors.append(error)
-            continue
+            files = ()
         for file in files:
             checked.append(file)
             try:
@@ -150,44 +150,50 @@ def _check(settings: Settings, paths: Sequence[Path]) -> int:
             except ProfileError as error:
                 errors.append(error)
     errors += objections(settings, found)
-    absent = list(_showing_nothing(found, settings.workspace))
-    paths_of = {"checked": [str(path) for path in checked], "ignored": [str(path) for path in others]}
+    absent = [
+        {"path": str(file), "reveal": each.path, "reason": reason}
+        for file, profile in found
+        for each in profile.files.reveal
+        if (reason := _absent(each.path, settings.workspace))
+    ]
     described_all = [described(item) for error in errors for item in (error, *error.more)]
-    if emit({**paths_of, "shows_nothing": absent, "errors": described_all}):
-        return USAGE if errors else OK
     lost = {each.path for each in errors}
-    for path in others:
-        if path not in lost:
-            out.print(
-                f"{printable(str(path))}: not read, since it is not named TOOL.toml in the directory itself",
-                style="dim",
+    emit(
+        {
+            "checked": [*map(str, checked)],
+            "ignored": [*map(str, others)],
+            "shows_nothing": absent,
+            "errors": described_all,
+        },
+        *(
+            Text(printable(f"{path}: not read, since it is not named TOOL.toml in the directory itself"), "dim")
+            for path in others
+            if path not in lost
+        ),
+        *(
+            Text(
+                printable(f"{it['path']}: files.reveal: {json.dumps(it['reveal'])} shows nothing: {it['reason']}."),
+                "yellow",
             )
-    _say_nothing(absent)
-    for each in errors:
-        out.print(str(each), style="red")
-    total = sum(1 + len(error.more) for error in errors)
-    out.print(f"{counted(len(checked), 'profile')} checked, {counted(total, 'error')}.")
+            for it in absent
+        ),
+        *map(refusal, errors),
+        f"{counted(len(checked), 'profile')} checked, {counted(len(described_all), 'error')}.",
+    )
     return USAGE if errors else OK
 
 
-class Setting(click.ParamType[tuple[tuple[str, ...], str]]):
-    """A key of a profile with its new value."""
-
-    name = "key=value"
-
-    def convert(
-        self, value: str, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[tuple[str, ...], str]:
-        """Split ``limits.wall_seconds=120``."""
-        key, equals, text = value.partition("=")
-        if not equals or not re.fullmatch(r"[a-z_]+(\.[a-z_]+){0,3}", key):
-            self.fail(f"{value!r} is no KEY=VALUE, as limits.wall_seconds=120.", param, ctx)
-        return tuple(key.split(".")), text
+def _setting(value: str) -> tuple[tuple[str, ...], str]:
+    """Split ``limits.wall_seconds=120``."""
+    key, equals, text = value.partition("=")
+    if not equals or not re.fullmatch(r"[a-z_]+(\.[a-z_]+){0,3}", key):
+        raise click.BadParameter(f"{value!r} is no KEY=VALUE, as limits.wall_seconds=120.")
+    return tuple(key.split(".")), text
 
 
 @command("set", profiles, opens="settings")
 @click.argument("tool", shell_complete=complete_tool)
-@click.argument("changes", metavar="KEY=VALUE...", nargs=-1, required=True, type=Setting())
+@click.argument("changes", metavar="KEY=VALUE...", nargs=-1, required=True, type=_setting)
 def profiles_set(settings: Settings, tool: str, changes: tuple[tuple[tuple[str, ...], str], ...]) -> int:
     """Change keys of your profile of a tool; comments stay.
 
@@ -211,22 +217,20 @@ def profiles_set(settings: Settings, tool: str, changes: tuple[tuple[tuple[str, 
     locked = lock if found and not errors and lock.exists() else None
     described_all = {"changes": [asdict(change) for change in found], "errors": [described(it) for it in errors]}
     place = {"path": str(file), "copied": source != file, "lock": locked and str(locked)}
-    if emit({**place, "widening": widened, **described_all}):
-        return USAGE if errors else OK
-    for change in found:
-        say_change(change)
-    for error in errors:
-        out.print(str(error), style="red")
+    lines: list[Text | str] = [*map(change_line, found), *map(refusal, errors)]
     if errors or not found:
-        out.print(f"{file}: not written, {'see above' if errors else 'since nothing changes'}.")
-        return USAGE if errors else OK
-    out.print(WIDENING[widened])
-    out.print(f"{file}: {'copied from the shipped profile and ' if source != file else ''}changed; restart servers.")
+        lines.append(f"{file}: not written, {'see above' if errors else 'since nothing changes'}.")
+    else:
+        copied = "copied from the shipped profile and " if source != file else ""
+        lines += [WIDENING[widened], f"{file}: {copied}changed; restart servers."]
     if locked:
         sign = " and sign it again" if locked.with_name(f"{locked.name}.sig").exists() else ""
         renew = f"Review the change, then run `glovebox profiles lock --force {shlex.quote(str(locked))}`{sign}."
-        out.print(f"{locked}: holds the profile as it was, so `--locked` refuses the new one. {renew}", style="yellow")
-    return OK
+        lines.append(
+            Text(f"{locked}: holds the profile as it was, so `--locked` refuses the new one. {renew}", "yellow")
+        )
+    emit({**place, "widening": widened, **described_all}, *lines)
+    return USAGE if errors else OK
 
 
 @command("diff", profiles, opens="nothing")
@@ -237,20 +241,6 @@ def profiles_diff(a: Path, b: Path) -> int:
     changes = _changes(a, b)
     tools = {tool: [asdict(change) for change in found] for tool, found in changes.items()}
     return show_widening({"tools": tools}, changes)
-
-
-def _showing_nothing(found: Sequence[tuple[Path, Profile]], workspace: Path | None) -> Iterator[dict[str, str]]:
-    """Yield each path of ``files.reveal`` that does not exist, with its file and the reason."""
-    for file, profile in found:
-        for each in profile.files.reveal:
-            if reason := _absent(each.path, workspace):
-                yield {"path": str(file), "reveal": each.path, "reason": reason}
-
-
-def _say_nothing(absent: Sequence[dict[str, str]]) -> None:
-    for each in absent:
-        text = f"{printable(each['path'])}: files.reveal: {json.dumps(each['reveal'])} shows nothing: {each['reason']}."
-        out.print(text, style="yellow")
 
 
 def _absent(path: str, workspace: Path | None) -> str:
@@ -297,9 +287,8 @@ def _changes(a: Path, b: Path) -> dict[str, tuple[KeyChange, ...]]:
         raise ProfileError(a, None, "", f"cannot be compared with {b}", "Name two files or two directories.")
     before, after = (read(path, check_example=None, any_name=True) for path in (a, b))
     if before.tool != after.tool:
-        raise ProfileError(
-            b, None, "tool", f'is "{after.tool}", and "{before.tool}" in {a}', "Name two versions of one profile."
-        )
+        reason = f'is "{after.tool}", and "{before.tool}" in {a}'
+        raise ProfileError(b, None, "tool", reason, "Name two versions of one profile.")
     found = diff(before, after)
     return {after.tool: found} if found else {}
 

@@ -1,6 +1,7 @@
 """``glovebox stop``, ``resume`` and ``stops``."""
 
 import os
+import posixpath
 import re
 import threading
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
+from rich.text import Text
 
 from glovebox_audit.events import StopLifted, draft
 from glovebox_audit.printable import printable
@@ -22,12 +24,13 @@ from glovebox_profiles.errors import nearest
 from glovebox_profiles.policy.model import is_principal
 from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_sandboxes.plural import counted
+from glovebox_server import workspace
 from glovebox_server.cli import state
-from glovebox_server.cli.evidence.query import show_indexing
+from glovebox_server.cli.evidence.audit import show_indexing
 from glovebox_server.cli.options import LazyGroup, command, complete_tool, emit, err, out, wants_json
 from glovebox_server.cli.terminal import pick, table_of
 from glovebox_server.errors import AuditError, MisnamedError
-from glovebox_server.exits import NO_SERVER, OK, UNAVAILABLE, USAGE
+from glovebox_server.exits import NO_SERVER, OK, UNAVAILABLE
 from glovebox_server.guards.stops.stops import (
     KIND,
     MAX_BECAUSE,
@@ -39,6 +42,8 @@ from glovebox_server.guards.stops.stops import (
     new_stop,
     stops_of,
 )
+from glovebox_server.guards.watch import canaries
+from glovebox_server.guards.watch.canaries import NAME, Canary, canaries_of
 from glovebox_server.requests import has_key
 from glovebox_server.secret_files import SecretFileError, prepare_state
 from glovebox_server.settings import Settings
@@ -78,11 +83,7 @@ def stop(settings: Settings, *, everything: bool, because: str, **given: str | N
     if name.startswith("token:"):
         _require_token(settings, name.removeprefix("token:"))
     found = new_stop(scope, name, because=printable(because.strip())[:MAX_BECAUSE], by=_me(), made=datetime.now(UTC))
-    results = [_attempt(settings, place, found) for place in places]
-    problems = [result for result in results if isinstance(result, DiagnosedError)]
-    outcomes = [result for result in results if not isinstance(result, DiagnosedError)]
-    if not outcomes:
-        raise problems[0]
+    outcomes, problems = _stop_in_all(settings, places, found)
     emit(_summary(found, outcomes))
     for outcome in outcomes:
         _report(found, outcome, several=len(places) > 1)
@@ -129,7 +130,7 @@ _TOOL = click.Option(["--tool"])
 @command("resume")
 @click.argument("stop_id", metavar="[ID]", required=False)
 @click.option("--all", "everything", is_flag=True, help="Every stop.")
-def resume(settings: Settings, stop_id: str | None, everything: bool) -> int:
+def resume(settings: Settings, stop_id: str | None, everything: bool) -> None:
     """Lift a stop, or all of them."""
     if (stop_id is None) is not everything:
         raise click.UsageError("Name one stop, as `glovebox stops list` shows it, or --all.")
@@ -138,8 +139,8 @@ def resume(settings: Settings, stop_id: str | None, everything: bool) -> int:
     names = files.names()
     lifted = names if stop_id is None else [name for name in names if name == stop_id]
     if stop_id is not None and not lifted:
-        out.print(f"There is no stop {printable(stop_id)}: `glovebox stops list` shows them.")
-        return USAGE
+        fix = "`glovebox stops list` shows them."
+        raise MisnamedError("Lifting a stop", f"there is no stop {printable(stop_id)}", fix)
     if lifted:
         with closing(audit_log(settings)) as log:
             log.commit([draft(StopLifted(stop=name, by=_me())) for name in lifted], {})
@@ -147,7 +148,6 @@ def resume(settings: Settings, stop_id: str | None, everything: bool) -> int:
         files.remove(name)
     where = state.describe(settings.state_dir, state.live_servers(settings.state_dir))
     emit({"lifted": lifted}, f"{counted(len(lifted), 'stop')} lifted in {where}.")
-    return OK
 
 
 @click.group(cls=LazyGroup)
@@ -199,11 +199,20 @@ def _report(stop: Stop, outcome: Mapping[str, Any], *, several: bool) -> None:
         err.print(f"It is in force, and not in the audit log: {outcome['problem']}", style="red")
 
 
-def _attempt(settings: Settings, place: Path, stop: Stop) -> dict[str, Any] | DiagnosedError:
-    try:
-        return state.run_as_owner(place, partial(_stop_in, settings, place, stop))
-    except DiagnosedError as problem:  # the other directories are not to wait for this one
-        return problem
+def _stop_in_all(
+    settings: Settings, places: list[Path], stop: Stop
+) -> tuple[list[dict[str, Any]], list[DiagnosedError]]:
+    """Stop in each directory, and return what came of it and what failed; raise that if nothing came of any."""
+    outcomes: list[dict[str, Any]] = []
+    problems: list[DiagnosedError] = []
+    for place in places:
+        try:
+            outcomes.append(state.run_as_owner(place, partial(_stop_in, settings, place, stop)))
+        except DiagnosedError as problem:  # the other directories are not to wait for this one
+            problems.append(problem)
+    if not outcomes:
+        raise problems[0]
+    return outcomes, problems
 
 
 def _stop_in(settings: Settings, place: Path, stop: Stop) -> dict[str, Any]:
@@ -233,14 +242,10 @@ def _stop_in(settings: Settings, place: Path, stop: Stop) -> dict[str, Any]:
 def _require_token(settings: Settings, name: str) -> None:
     """Refuse an unknown token: if its name is misspelt, its caller would continue."""
     place = settings.state_dir / tokens.DIRECTORY
-
-    def load() -> list[str]:
-        try:
-            return list(tokens.load(place, None)) if place.exists() else []
-        except SecretFileError:  # a file that is damaged is no reason not to stop
-            return [name]
-
-    known = state.run_as_owner(settings.state_dir, load)
+    try:
+        known = state.run_as_owner(settings.state_dir, lambda: list(tokens.load(place, None)) if place.exists() else [])
+    except DiagnosedError:  # a file that is damaged is no reason not to stop
+        return
     if name not in known:
         named = [f"token:{each}" for each in known]
         raise MisnamedError(f"Stopping token:{name}", "there is no such token", nearest(f"token:{name}", named))
@@ -273,3 +278,70 @@ def _words(stop: Stop) -> str:
 
 def _described(stop: Stop) -> dict[str, Any]:
     return stop.model_dump(mode="json", exclude={"version"})
+
+
+@click.group(cls=LazyGroup)
+def canary() -> None:
+    """Files whose content stops any call that sends it."""
+
+
+@command("plant", canary)
+@click.option("--name", help="Its path in the workspace; else deploy-credentials.env.")
+def canary_plant(settings: Settings, name: str | None) -> None:
+    """Put one into the workspace; servers know it at once."""
+    served = workspace.find(settings, "cli")
+    if served.path is None:
+        raise MisnamedError("Planting a canary", served.reason, "Name the workspace with --workspace.")
+    path = posixpath.normpath(name or NAME)
+    if path.startswith(("/", "../")) or path in {".", ".."}:
+        raise DiagnosedError(f"plant {printable(path)}", "it is not below the workspace", "Name a path below it.")
+    whole = f"{served.path}/{path}"
+    if printable(whole) != whole:
+        reason = "its path has what cannot be read or typed, which no tool could name"
+        raise DiagnosedError(f"plant {printable(whole)}", reason, "Name a path of printable characters.")
+    planted = canaries.plant(settings.state_dir, served.path, path)
+    emit({"canary": _fields_of(planted)}, f"{planted.file} is planted: {planted.id}.")
+
+
+@command("list", canary)
+def canary_list(settings: Settings) -> int:
+    """Where they are, and whether they stand.
+
+    Exit 4 if one cannot be read: then it is not looked for.
+    """
+    found = canaries_of(settings.state_dir).read()
+    damaged = [pick(each, "what", "reason", "fix") for each in found.damaged]
+    rows = [(each.id, each.stands, each.made, each.file) for each in found.items]
+    emit(
+        {"canaries": [_fields_of(each) for each in found.items], "damaged": damaged},
+        table_of(["id", "stands", "made", "file"], rows),
+        *(Text(f"Not looked for: {each}", style="red") for each in found.damaged),
+        f"{len(found.items)} in all.",
+    )
+    return UNAVAILABLE if found.damaged else OK
+
+
+@command("remove", canary)
+@click.argument("canary_id", metavar="[ID]", required=False)
+@click.option("--all", "everything", is_flag=True, help="Every canary.")
+def canary_remove(settings: Settings, canary_id: str | None, everything: bool) -> None:
+    """Take one out of its workspace, and forget it."""
+    if (canary_id is None) is not everything:
+        raise click.UsageError("Name one canary, as `glovebox canary list` shows it, or --all.")
+    files = canaries_of(settings.state_dir)
+    known = {each.id: each for each in files.read().items}
+    gone = [name for name in files.names() if canary_id in {None, name}]
+    if canary_id is not None and not gone:
+        fix = "`glovebox canary list` shows them."
+        raise MisnamedError("Removing a canary", f"there is no canary {printable(canary_id)}", fix)
+    for name in gone:
+        if name in known:
+            canaries.remove(settings.state_dir, known[name])
+        else:
+            files.remove(name)  # damaged: where it lies is not known
+    emit({"removed": gone}, f"{counted(len(gone), 'file')} removed.")
+
+
+def _fields_of(canary: Canary) -> dict[str, Any]:
+    fields: dict[str, Any] = canary.model_dump(mode="json", include={"id", "workspace", "path", "made"})
+    return {**fields, "stands": canary.stands}
