@@ -45,7 +45,7 @@ def look(settings: Settings, retention: Retention) -> list[Item]:
         why = "of another version, and not in use"
         for path in guest_gc.removable(data, _current(found)):
             kind = "runtime" if path.name.startswith("runtime") else "guest"
-            items.append(Item(kind=kind, name=path.name, bytes=_size(path), why=why))
+            items.append(Item(kind=kind, name=path.name, bytes=size_of(path), why=why))
     return items
 
 
@@ -79,7 +79,7 @@ def clean(settings: Settings, retention: Retention, open_log: Callable[[], LogFi
 def _artifacts(root: Path) -> Iterator[Item]:
     now = datetime.now(UTC)
     for folder in _folders(root / "items"):
-        name, size = f"artifacts/items/{folder.name}", _size(folder)
+        name, size = f"artifacts/items/{folder.name}", size_of(folder)
         try:
             kept = record.decode((folder / "record.json").read_bytes()[: 1 << 16])
         except (OSError, ValueError):
@@ -89,7 +89,7 @@ def _artifacts(root: Path) -> Iterator[Item]:
             yield Item(kind="artifact", name=name, bytes=size, why="expired")
     for folder in _folders(root / "incoming"):
         if not _in_use(folder):
-            yield Item(kind="upload", name=f"artifacts/incoming/{folder.name}", bytes=_size(folder), why=_GONE)
+            yield Item(kind="upload", name=f"artifacts/incoming/{folder.name}", bytes=size_of(folder), why=_GONE)
 
 
 _GONE = "its server is gone"
@@ -121,7 +121,7 @@ def _folders(place: Path) -> list[Path]:
         return []
 
 
-def _size(place: Path) -> int:
+def size_of(place: Path) -> int:
     """Return the bytes that go with it."""
     total = 0
     for folder, _, names in os.walk(place):

@@ -5,7 +5,6 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from glovebox_sandboxes.runtime.environments import Environment, RuntimeRecord
 from glovebox_server.errors import MisnamedError
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
+from glovebox_server.upkeep.clean import size_of
 from glovebox_server.workspace import find, place
 
 
@@ -138,7 +138,7 @@ def _listed(name: str, own: Path, data: Path, profiles: Mapping[str, Profile]) -
         modules=modules,
         state=state,
         digest=built.digest if built else "",
-        bytes=size(built.root.parent) if built else 0,
+        bytes=size_of(built.root.parent) if built else 0,
         tools=_tools(name, profiles),
     )
 
@@ -149,15 +149,6 @@ def _tools(name: str, profiles: Mapping[str, Profile]) -> tuple[str, ...]:
         for tool, profile in profiles.items()
         if profile.python.environment == name and (name != DEFAULT or TOOLS[tool].imports)
     )
-
-
-def size(path: Path) -> int:
-    """Return the bytes of all files below a directory."""
-    total = 0
-    for each in path.rglob("*"):
-        with suppress(OSError):
-            total += each.lstat().st_size if not each.is_dir() or each.is_symlink() else 0
-    return total
 
 
 def removable(settings: Settings, profiles: Mapping[str, Profile], name: str, *, force: bool) -> RuntimeRecord:
@@ -189,7 +180,7 @@ def remove(settings: Settings, name: str, record: RuntimeRecord) -> int:
     if place in {each.root.parent for each in runtime.every(data).values()} or not guest_gc.unused(place):
         return 0
     going = data / f".building-{secrets.token_hex(8)}"
-    bytes_freed = size(place)
+    bytes_freed = size_of(place)
     place.rename(going)
     shutil.rmtree(going)
     return bytes_freed

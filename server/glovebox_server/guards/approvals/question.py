@@ -69,14 +69,8 @@ class QuestionSubject:
 
     @property
     def digest(self) -> str:
-        """Return ``sha256:…`` over all of it as canonical JSON (RFC 8785); ``changes`` only if there are some."""
-        fields = asdict(self)
-        if self.any_run:
-            del fields["run"]
-        else:  # earlier versions had no other
-            del fields["any_run"]
-        if not self.changes:  # earlier versions had none
-            del fields["changes"]
+        """Return ``sha256:…`` over all of it as canonical JSON (RFC 8785), without a run that it is not bound to."""
+        fields = asdict(self) | ({"run": ""} if self.any_run else {})
         return digest_of(rfc8785.dumps(fields).decode())
 
 

@@ -137,13 +137,9 @@ class Reservation:
 
 
 def _bytes(content: Text | Image | Link) -> int:
-    match content:
-        case Text():
-            return len(content.text.encode("utf-8", "replace"))
-        case Image():
-            return len(content.data)
-        case Link():
-            return 0
+    if isinstance(content, Text):
+        return len(content.text.encode("utf-8", "replace"))
+    return len(content.data) if isinstance(content, Image) else 0
 
 
 class Budgets:
@@ -266,7 +262,7 @@ class Budgets:
         def all_of_it(connection: sqlite3.Connection) -> _T:
             ledger = Ledger(connection, self._clocks())
             if ledger.is_untidy:
-                ledger.tidy(_is_gone)
+                ledger.tidy(lambda server: is_orphan(server) or is_of_another_boot(server))
             for asked, spent in unsettled:
                 ledger.settle(asked.call_id, asked.spender, spent)
             return work(ledger)
@@ -276,10 +272,6 @@ class Budgets:
         except BaseException:
             self._unsettled = [*unsettled, *self._unsettled][:MAX_UNSETTLED]
             raise
-
-
-def _is_gone(server: str) -> bool:
-    return is_orphan(server) or is_of_another_boot(server)
 
 
 def spender_of(call: ToolCall) -> Spender:

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
+from typing import Any
 
 from glovebox_audit.events import EgressAnswered, EgressDecided
 from glovebox_sandboxes.contract.errors import RefusedError
@@ -78,7 +79,10 @@ def make_gate(
             await watch.connecting(request, attempt)
 
     def record_answer(answer: EgressAnswer) -> None:
-        recorder.hold(_answered(request.id, answer))
+        asked, complete = _asked(request.id, answer.attempt), answer.complete
+        recorder.hold(
+            EgressAnswered(**asked, status=answer.status, type=answer.type, bytes=answer.bytes, complete=complete)
+        )
 
     gate = (make or EgressGate)(
         rules=network.allow,
@@ -114,12 +118,10 @@ def _count_for(call: Call) -> ConnectionLink:
 def _decided(call_id: str, attempt: EgressAttempt) -> EgressDecided:
     target = attempt.target
     return EgressDecided(
-        call_id=call_id,
+        **_asked(call_id, attempt),
         scheme=target.scheme if target else "unreadable",
-        host=target.host if target else "unreadable",
         port=target.port if target else 0,
         method=target.method if target else None,
-        asked_digest=_digest(attempt),
         effect=attempt.decision.effect,
         rule=attempt.decision.rule,
         address=str(attempt.addresses[0]) if attempt.addresses else None,
@@ -127,21 +129,10 @@ def _decided(call_id: str, attempt: EgressAttempt) -> EgressDecided:
     )
 
 
-def _answered(call_id: str, answer: EgressAnswer) -> EgressAnswered:
-    target = answer.attempt.target
-    return EgressAnswered(
-        call_id=call_id,
-        host=target.host if target else "unreadable",
-        asked_digest=_digest(answer.attempt),
-        status=answer.status,
-        type=answer.type,
-        bytes=answer.bytes,
-        complete=answer.complete,
-    )
-
-
-def _digest(attempt: EgressAttempt) -> str:
-    return "sha256:" + hashlib.sha256(attempt.asked.encode("utf-8", "surrogatepass")).hexdigest()
+def _asked(call_id: str, attempt: EgressAttempt) -> dict[str, Any]:
+    digest = "sha256:" + hashlib.sha256(attempt.asked.encode("utf-8", "surrogatepass")).hexdigest()
+    host = attempt.target.host if attempt.target else "unreadable"
+    return {"call_id": call_id, "host": host, "asked_digest": digest}
 
 
 def order_links(

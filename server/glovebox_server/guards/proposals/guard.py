@@ -73,7 +73,6 @@ _NOBODY = Refusal(
     reason="Somebody has to say yes to changes, and nobody can be asked here; nothing was changed.",
     hint="Tell the operator: `glovebox artifact promote` puts artifacts into a folder.",
 )
-_NOTHING_HERE = "can change nothing here."
 
 
 async def refuse_unasked(_call: Call) -> None:
@@ -98,8 +97,11 @@ class Proposer:
         inputs = now.inputs or Inputs()
         if inputs.unreadable is not None:
             raise inputs.unreadable
+        if self.proposals is None:
+            reason = f"{call.request.tool} can change nothing here."
+            raise CallDeniedError(Refusal(rule="promotion.folder", reason=reason, hint="Ask the operator."))
         try:
-            proposals = self._proposals(call)
+            proposals = self.proposals()
             proposed = await proposals.proposed(call.request, sum(item.bytes for item in inputs.listed))
             call.listener.progress("Looking into files")
             async with self._charged(call):
@@ -113,11 +115,6 @@ class Proposer:
             return await self._put(proposals, proposed, call)
 
         now.perform = put
-
-    def _proposals(self, call: Call) -> "Proposals":
-        if self.proposals is None:
-            raise RefusedError("promotion.folder", f"{call.request.tool} {_NOTHING_HERE}", "Ask the operator.")
-        return self.proposals()
 
     @asynccontextmanager
     async def _charged(self, call: Call) -> AsyncIterator[None]:

@@ -20,7 +20,7 @@ import base64
 import codecs
 import html
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import compress, product
 from types import MappingProxyType
 from typing import Final
@@ -186,24 +186,18 @@ def encodings(marker: str) -> Iterator[bytes]:
     yield hexadecimal
     for form in _BYTE_STYLES:
         yield "".join(form.format(byte) for byte in plain).encode()
-    yield from _base32(plain)
-    yield from _base64(hexadecimal)
-    for once in _base64(plain):
+    yield from _encoded(base64.b32encode, 5, 5, plain)
+    yield from _encoded(base64.b64encode, 3, 6, hexadecimal)
+    for once in _encoded(base64.b64encode, 3, 6, plain):
         yield once
-        yield from _base64(once)
+        yield from _encoded(base64.b64encode, 3, 6, once)
 
 
-def _base64(plain: bytes) -> Iterator[bytes]:
-    """At each place that a byte can have among three: the characters that nothing before or after has a part in."""
-    for before in range(3):
-        encoded = base64.b64encode(bytes(before) + plain)
-        yield encoded[-(-before * 8 // 6) : (before + len(plain)) * 8 // 6]
-
-
-def _base32(plain: bytes) -> Iterator[bytes]:
-    for before in range(5):
-        encoded = base64.b32encode(bytes(before) + plain)
-        yield encoded[-(-before * 8 // 5) : (before + len(plain)) * 8 // 5]
+def _encoded(encode: Callable[[bytes], bytes], group: int, bits: int, plain: bytes) -> Iterator[bytes]:
+    """At each place that a byte can have in a group: the characters that nothing before or after has a part in."""
+    for before in range(group):
+        encoded = encode(bytes(before) + plain)
+        yield encoded[-(-before * 8 // bits) : (before + len(plain)) * 8 // bits]
 
 
 def find_all(text: bytes, form: bytes, letters: int) -> Iterator[tuple[int, int]]:

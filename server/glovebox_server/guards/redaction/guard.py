@@ -131,7 +131,7 @@ class _TextMasker:
             text = self._without(self._redactor, text)
         if len(text) < SHORTEST_SECRET:
             return text
-        data = _as_bytes(text)
+        data = text.encode("utf-8", "surrogatepass")
         spans = sorted(find_secrets(data))
         if not spans:
             return text
@@ -141,7 +141,7 @@ class _TextMasker:
                 pieces += [data[done:start], f"[secret: {kind}]".encode()]
                 self._count[kind] += 1
             done = max(done, end)
-        return _as_text(b"".join((*pieces, data[done:])))
+        return b"".join((*pieces, data[done:])).decode("utf-8", "surrogatepass")
 
     def value(self, value: Any) -> Any:
         """Return a masked JSON value; a private key may have a text for each line."""
@@ -332,11 +332,3 @@ def _mapped(value: Any, clean: Callable[[str], str]) -> Any:
     if isinstance(value, list | tuple):
         return [_mapped(item, clean) for item in value]
     return value
-
-
-def _as_bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
-
-
-def _as_text(data: bytes) -> str:
-    return data.decode("utf-8", "surrogatepass")

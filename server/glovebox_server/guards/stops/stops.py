@@ -72,14 +72,8 @@ class Stop(StoredItem):
 
     def names(self, call: ToolCall) -> bool:
         """Return whether it stops this call."""
-        whose = {
-            "call": call.id,
-            "run": call.run,
-            "principal": call.principal.id,
-            "workflow": call.principal.workflow,
-            "tool": call.tool,
-        }
-        return self.scope == "all" or whose[self.scope] == self.name
+        who, names = call.principal, {"call": call.id, "run": call.run, "tool": call.tool}
+        return self.scope == "all" or {**names, "principal": who.id, "workflow": who.workflow}[self.scope] == self.name
 
     @property
     def refusal(self) -> Refusal:

@@ -5,7 +5,7 @@ Bounded: every byte is scanned once, in some 30 ms per MiB; only a possible begi
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
@@ -55,6 +55,8 @@ class Look:
         self._live = Detector(needles) if needles.names else None
         self._printed = 0
         self.findings: list[Finding] = []
+        self.ended: Callable[[Outcome], Coroutine[Any, Any, None]]
+        """Takes the whole outcome of the call that it observes; set by ``watch``."""
 
     def printed(self, show: Callable[[str], None]) -> Callable[[bytes], None]:
         """Wrap ``show`` for live output: from a canary on nothing is shown."""
@@ -74,7 +76,7 @@ class Look:
         return look
 
     @property
-    def showed_all(self) -> bool:
+    def is_complete(self) -> bool:
         """Return whether live output was passed on to its end."""
         return not self.findings and self._printed <= LIVE_BYTES
 

@@ -7,9 +7,10 @@ that were requested are recorded as every connection is.
 import logging
 import posixpath
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Self
@@ -23,7 +24,7 @@ from glovebox_profiles.policy.model import WatchAction
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_server.calls import Decision, ToolCall
-from glovebox_server.core.call import Call, Show
+from glovebox_server.core.call import Call
 from glovebox_server.egress import EgressAttempt
 from glovebox_server.errors import AuditError
 from glovebox_server.guards.redaction.detector import index_markers
@@ -163,7 +164,8 @@ class Watch:
     async def observe(self, call: Call) -> None:
         """Look through raw output for canary tokens and secrets, before anything is masked (GB-LIFE-10, GB-LIFE-11)."""
         look = self.look(call.now.placeholders)
-        call.now.observers.append(_OutputWatcher(watch=self, request=call.request, look=look))
+        look.ended = partial(self.ended, call.request, look=look)
+        call.now.observers.append(look)
         call.now.inspect_file = look.file
 
     def look(self, placeholders: Mapping[str, str] = MappingProxyType({})) -> Look:
@@ -227,13 +229,13 @@ class Watch:
         if caller.connections > CONNECTIONS_KNOWN:
             await self._alarm(call, Finding(rule="new-reach", where="url", what=host))
 
-    async def ended(self, call: ToolCall, outcome: Outcome, look: Look) -> None:
+    async def ended(self, call: ToolCall, outcome: Outcome, *, look: Look) -> None:
         """Examine an outcome before its caller gets it. Does not return if that stops the call."""
         await self._search(call, look, look.pieces(outcome))
 
     async def look_for_secrets(self, call: ToolCall, outcome: Outcome) -> None:
         """Search secrets in an outcome that is not scanned otherwise."""
-        await self.ended(call, outcome, self.look())
+        await self.ended(call, outcome, look=self.look())
 
     async def _asked(self, call: ToolCall, workspace: Path | None) -> None:
         self._know_canaries()
@@ -314,23 +316,6 @@ class Watch:
         if self._stops.crowded:  # a caller that begins run after run must not use up all places
             return "principal", call.principal.id
         return ("run", call.run) if call.run else ("call", call.id)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _OutputWatcher:
-    watch: Watch
-    request: ToolCall
-    look: Look
-
-    @property
-    def is_complete(self) -> bool:
-        return self.look.showed_all
-
-    def printed(self, show: Show) -> Callable[[bytes], None]:
-        return self.look.printed(show)
-
-    async def ended(self, outcome: Outcome) -> None:
-        await self.watch.ended(self.request, outcome, self.look)
 
 
 def _key(call: ToolCall) -> str:
