@@ -13,7 +13,6 @@ if TYPE_CHECKING:  # it imports Principal
 
 
 Arguments = Mapping[str, Any]
-"""Of a tool, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +64,6 @@ class Grant:
     """A lifted denial, for one call or for a run."""
 
     approval: str
-    """Id of the approved request."""
     what: Literal["host", "tool", "budget"]
     target: str
     """``https://host:443``, the tool, or the budget."""
@@ -79,7 +77,6 @@ class Decision:
     rule: str
     """Id of the rule that decided, e.g. ``limits.wall_seconds``."""
     reason: str
-    """One sentence for the caller."""
     hint: str
     """The nearest allowed call, or how to ask."""
     profile_digest: str
@@ -88,12 +85,9 @@ class Decision:
     """The reason for the log, where the caller's repeats arguments, which may hold a secret."""
     role: str | None = None
     policy_digest: str | None = None
-    """``sha256:…`` of the policy in effect."""
     grants: tuple["Grant", ...] = ()
-    """Exceptions from the policy."""
     approved_by: tuple[str, ...] = ()
     approval: str | None = None
-    """Id of the approved request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +126,6 @@ class CallResult:
     """The result of a call. ``structured`` and ``content`` are each complete: some clients drop one of them."""
 
     structured: Mapping[str, Any]
-    """Fits the tool's result model; JSON-compatible."""
     content: tuple[Content, ...]
     failed: bool
     """The program failed, or policy refused the call: MCP's ``isError``."""
@@ -159,7 +152,6 @@ class Delivered:
 
 
 NOTHING = Delivered(artifacts=(), figures=(), shown=(), skipped=())
-"""The result of a call that returns nothing."""
 
 
 class Listener:

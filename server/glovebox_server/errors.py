@@ -10,7 +10,6 @@ from glovebox_audit.place import AuditError
 from glovebox_sandboxes.contract.errors import DiagnosedError, MisnamedError, Refusal, RefusedError
 
 PLACE = "[host path]"
-"""Replaces a path."""
 # From a slash that begins a word to that word's end. In quotes to the closing one: a directory may have spaces.
 _QUOTED = re.compile(r"""(?P<quote>['"`])/[^'"`\n]*(?P=quote)""")
 _PATH = re.compile(r"""(?<![\w/:.<>])/(?:[^\s'"`,;:()\[\]{}]+)""")
@@ -23,7 +22,6 @@ def without_paths(text: str) -> str:
 
 
 _MAX_NAME = 64
-"""Characters of an unknown name that an error repeats."""
 
 __all__ = [
     "AuditError",

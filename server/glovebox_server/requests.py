@@ -174,7 +174,6 @@ class Refusals:
 
     def __init__(self) -> None:
         self.totals: Counter[str] = Counter()
-        """By rule, since the server began."""
         self._since: str | None = None
         self._new: dict[str, Counter[str]] = {}
         self._came = anyio.Event()

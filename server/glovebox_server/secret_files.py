@@ -216,9 +216,7 @@ def _check(found: os.stat_result, path: Path, kind: str, instead: str, *, direct
 
 
 FOLDER = "governance"
-"""Below the state directory."""
 MAX_BYTES = 8192
-"""Of one file."""
 LOCK_SECONDS = 1.0
 """Others hold the lock for a few writes to the disk."""
 _TICK_NS = 50_000_000
@@ -244,7 +242,6 @@ class StoredItems(Generic[T]):
     items: tuple[T, ...] = ()
     """By the names of their files, which begin with the time."""
     damaged: tuple[SecretFileError, ...] = ()
-    """Unreadable files, each with its fix."""
 
 
 class Files(Generic[T]):

@@ -29,7 +29,6 @@ OPENS = "chmod -R o+rX"
 _LOOKED_AT = 1000
 """Entries of a workspace that are checked for read access: a server's start waits for it."""
 _NAMED = 3
-"""Unreadable entries that are named."""
 
 NOT_SERVED = Refusal(
     rule="workspace.missing",
@@ -46,7 +45,6 @@ class Location:
     path: Path
     """Absolute and without links; it need not exist."""
     origin: tuple[str, PurePath] | None = None
-    """See ``mounts.origin``."""
 
     def way_to(self, other: "Location") -> PurePath | None:
         """Return the path from here to the other one, across bind mounts; None if it lies elsewhere."""

@@ -38,7 +38,6 @@ class Origin(TypedDict, total=False):
     session: str | None
     run: str | None
     trace: Trace | None
-    """Its context in the caller's tracing."""
 
 
 def decide_call(call: Call, rights: Rights) -> Decision:
@@ -106,7 +105,6 @@ _GRANTED_BY: Mapping[Grant, str] = {"network": "network.mode", "workspace": "fil
 """Profile keys whose value ``none`` withholds a grant."""
 _NO_OBJECTION = Refusal(rule="allow", reason="The profile allows it.", hint="")
 _Objection = tuple[Effect, Refusal, str]
-"""Effect, refusal and recorded reason."""
 
 
 def decide(

@@ -122,7 +122,6 @@ class Ran:
     usage: dict[str, Any] = field(default_factory=dict)
     """Recorded with the measurements of the sandbox."""
     recorded: dict[str, Any] = field(default_factory=dict)
-    """Rare fields of the last record."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -143,14 +142,11 @@ class Attempt:
     perform: Callable[["Call"], Awaitable[Ran]] | None = None
     """Does its work on the host, shielded; None if it runs in a sandbox."""
     spec: SandboxSpec | None = None
-    """Of its sandbox; guards only add masks."""
     reveal: list[str] = field(default_factory=list)
     """Workspace paths that it sees despite names of secret files."""
     environment: Mapping[str, str] = field(default_factory=dict)
     serve: Serve | None = None
-    """Serves its connections; None without a network."""
     refused_targets: Sequence[EgressTarget] = ()
-    """Hosts without a rule that its program tried to reach."""
     wrap_live: list[Callable[[Show], Show]] = field(default_factory=list)
     """Each wraps the one added before it; the first wraps the listener."""
     around_program: list[AbstractAsyncContextManager[Any]] = field(default_factory=list)
@@ -168,13 +164,10 @@ class Attempt:
     redacted: Counter[str] = field(default_factory=Counter)
     withheld: Refusal | None = None
     on_started: list[Callable[[], None]] = field(default_factory=list)
-    """Called just before the program runs."""
     on_connect: list[Callable[[str], Awaitable[Refusal | None]]] = field(default_factory=list)
     """Count a connection to a host, or refuse it."""
     max_connections: list[int] = field(default_factory=list)
-    """Added to the profile's own bound."""
     on_traffic: list[Callable[[Any], None]] = field(default_factory=list)
-    """Take the counter of its connections' bytes."""
     placeholders: Mapping[str, str] = field(default_factory=dict)
     """Placeholder tokens for its program, by credential name."""
     finished: CallFinished | None = None
@@ -199,7 +192,6 @@ class Call:
     objections: Sequence[Objection] = ()
     """Checked before the profile, at each decision; the first refusal counts."""
     delay: float = 0.0
-    """Seconds to wait before a turn is requested."""
     ended_by: Callable[[], tuple[str, str | None]]
     """Called on cancellation: returns the origin and the id of the stop."""
     lift: Callable[[Refusal], bool] = lambda _: False
@@ -233,9 +225,7 @@ class Guards:
     deciders: Sequence[Callable[[Call, Decide], None]] = field(init=False, default=())
     """May change the decision of a turn: ask where it allows, or lift what it denies."""
     around_turn: Sequence[GuardLink] = field(init=False, default=())
-    """Around a call that was decided in its turn."""
     on_decided: Sequence[GuardLink] = field(init=False, default=())
-    """Read a decision once it is on record."""
     around_run: Sequence[GuardLink] = field(init=False, default=())
     on_ended: Sequence[Callable[[Call, bool], None]] = field(init=False, default=())
     """Called when a call that ran ended, with whether it failed."""

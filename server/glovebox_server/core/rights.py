@@ -47,7 +47,6 @@ class Rights:
     """The rights of one caller."""
 
     profiles: ProfileSet
-    """Of each tool of its role, narrowed by it."""
     workspace: Path | None
     role: str | None = None
     """Role, or several joined by ``+``; None without a policy, empty without a role."""
@@ -59,13 +58,10 @@ class Rights:
     budgets: tuple[Budget, ...] = ()
     approvals: tuple[Approval, ...] = ()
     lifts: tuple[Lift, ...] = ()
-    """Which refusals an approval may lift."""
     beyond: Mapping[str, Profile] = field(default_factory=dict)
     """Profiles of tools outside its role that an approval would grant; empty unless the policy lifts that."""
     rates: tuple[Rate, ...] = ()
-    """Rates of connections to hosts."""
     denial: Refusal | None = None
-    """Why it may call nothing; None if it has a role."""
 
     specs: dict[str, tuple[Profile, SandboxSpec]] = field(default_factory=dict, compare=False, repr=False)
     """Sandboxes made for its profiles, by tool, each with the profile that it is of."""
@@ -156,7 +152,6 @@ class Roles:
 
 
 SECONDS: Final = 1.0
-"""Seconds between two checks, as of token files."""
 _Stamp = tuple[int, ...]
 _log = logging.getLogger(__name__)
 
@@ -189,9 +184,7 @@ class ActivePolicy:
         """
         self.now = read()
         self.changed = anyio.Event()
-        """Set when the policy changes, and then replaced."""
         self.problem: str | None = None
-        """Why the file is not in effect; None if it is."""
         self._path = path
         self._read = read
         self._workflow: str | None = None

@@ -37,7 +37,6 @@ MAX_PACKAGES = 400
 MAX_HOSTS = 80
 """Characters of the hosts in a description: about five. A refusal names all that are allowed."""
 _NETWORKED = {"requests"}
-"""Modules that are useless without a network."""
 _WORKSPACE = {
     "read": "The workspace is in /workspace, the current directory, read-only.",
     "overlay": "A copy of the workspace is in /workspace, the current directory; its changes come back as a patch.",

@@ -70,7 +70,6 @@ _TEXTS: Final = {
 }
 
 _NAMED: Final = re.compile(r"(?<!{)\b[a-z]+(?:_[a-z]+)+\b")
-"""The tools that a text names."""
 Read = Callable[[str], Awaitable[types.ReadResourceResult]]
 """Reads a resource as the caller; raises ``MCPError`` if the caller has no such resource."""
 

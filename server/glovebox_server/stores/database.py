@@ -59,7 +59,6 @@ class Worker:
 
 
 DIRECTORY: Final = "governance"
-"""Below the state directory; one file for each store."""
 LOCK_WAIT_SECONDS: Final = 5.0
 """A holder needs the lock for less than a millisecond; five seconds cover a stalling disk. A stopped one (SIGSTOP) must
 not stop every other server with it."""
@@ -95,7 +94,6 @@ class Database:
         self._lock = threading.Lock()
         self.worker = Worker(f"glovebox-{path.stem}")
         self._in_vain = -math.inf
-        """Time of the last timeout on another process's lock."""
 
     async def transact(self, work: Work[_T]) -> _T:
         """Do ``work`` in one transaction that writes, in a worker thread. Raises StoreError if nothing was done.

@@ -36,7 +36,6 @@ class _Account:
     paid: float = 0.0
     """Time at which the spending so far equals the caller's share."""
     seen: float = 0.0
-    """Time of its latest request."""
 
 
 class RequestTurns:
@@ -45,7 +44,6 @@ class RequestTurns:
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._accounts: dict[str, _Account] = {}
-        """By principal, the latest last."""
 
     @asynccontextmanager
     async def turn(self, caller: str) -> AsyncIterator[None]:

@@ -45,7 +45,6 @@ DRAIN_SECONDS = 1.0
 Inbox = MemoryObjectSendStream[SessionMessage | Exception]
 Outbox = MemoryObjectReceiveStream[SessionMessage]
 Refused = Callable[[str], None]
-"""Takes the rule that a line broke."""
 Incoming = MemoryObjectReceiveStream[SessionMessage | Exception]
 Outgoing = MemoryObjectSendStream[SessionMessage]
 

@@ -54,12 +54,9 @@ class Token(BaseModel):
     """The file's, and the caller's: ``token:<name>``."""
     version: Literal[1] = 1
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
-    """Of the token, in hex."""
     made: AwareDatetime | None = None
     expires: AwareDatetime | None = None
-    """Without one it never expires."""
     role: str | None = Field(default=None, pattern=_ROLE)
-    """Of policy.toml."""
     workflow: str | None = Field(default=None, pattern=_ROLE)
 
     @property
@@ -223,11 +220,9 @@ class TokenGrant:
     user: str | None = None
     """The end user and the client in the token's claims, for the record."""
     scopes: tuple[str, ...] = ()
-    """Of an OAuth token."""
     expires: float | None = None
     """Unix time; None: never."""
     removed: anyio.Event = field(default_factory=anyio.Event)
-    """Set once the token is revoked or replaced."""
     expired: anyio.Event = field(default_factory=anyio.Event)
     """Set once the token has expired, while something is under way with it."""
 
@@ -247,7 +242,6 @@ class Callers:
         self.used: set[str] = set()
         """Names of the tokens used since the last note on disk, which empties it."""
         self.unusable = 0
-        """Number of unusable token files."""
         self.replace(tokens)
 
     def __len__(self) -> int:

@@ -52,7 +52,6 @@ class Scopes:
     """The meaning of token scopes under the policy in effect."""
 
     roles: Callable[[], Mapping[str, str]] = dict
-    """Returns the role of each scope."""
     refuses: Callable[[Principal, str], bool] = lambda _principal, _tool: False
     """Returns whether a caller with these scopes lacks a tool."""
 

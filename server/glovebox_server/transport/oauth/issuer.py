@@ -59,7 +59,6 @@ _ALGORITHMS: Final[Mapping[tuple[object, object], tuple[str, ...]]] = {
     ("EC", "P-521"): ("ES512",),
     ("OKP", "Ed25519"): ("EdDSA",),
 }
-"""Algorithms of a key, by its kind and curve."""
 _SHAPE = re.compile(r"([A-Za-z0-9_-]{1,2048})\.([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)", re.ASCII)
 #: Claims of ID tokens (OpenID Connect Core) and logout tokens that no access token has.
 _OTHER_KINDS: Final = ("nonce", "at_hash", "c_hash", "s_hash", "events")
@@ -82,7 +81,6 @@ class IssuerKey:
     """A published key of the issuer."""
 
     key: Any
-    """As ``cryptography`` has it."""
     algorithms: tuple[str, ...]
     thumbprint: str
     """SHA-256 of its published form, to recognize it."""
@@ -93,7 +91,6 @@ class OAuth:
     """The authorization server whose tokens are accepted."""
 
     issuer: str
-    """As its tokens name it."""
     audiences: tuple[str, ...] = ()
     """Of which a token names one; empty: one of the addresses of this server."""
     any_type: bool = False
@@ -106,7 +103,6 @@ class Header:
 
     algorithm: str
     key: str | None
-    """``kid``."""
 
 
 def header_of(token: str, expected: OAuth) -> Header:
@@ -275,7 +271,6 @@ class TokenIssuer:
         self._waiting = 0
         self._wanted, self._answered = anyio.Event(), anyio.Event()
         self.on_change: Callable[[], None] = lambda: None
-        """Called when the keys have changed."""
 
     def publishes(self, key: IssuerKey) -> bool:
         """Return whether the issuer publishes a key now."""
