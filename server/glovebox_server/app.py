@@ -235,12 +235,9 @@ def _read(settings: Settings, transport: str) -> App:
     if os.path.lexists(settings.state_dir / "promotions"):
         recover(settings)  # before the files that they were changing are read
     store = ArtifactStore(
-        settings.state_dir / "artifacts",
-        clock=lambda: datetime.now(UTC),
-        ttl=timedelta(hours=settings.artifact_hours),
-        max_bytes_total=settings.artifact_total_mib * 2**20,
-        parts=ARTIFACT_PARTS if transport == "http" else 1,
-    )
+        settings.state_dir / "artifacts", clock=lambda: datetime.now(UTC), ttl=timedelta(hours=settings.artifact_hours),
+        max_bytes_total=settings.artifact_total_mib * 2**20, parts=ARTIFACT_PARTS if transport == "http" else 1,
+    )  # fmt: skip
     signer, key = Signer.load(settings.state_dir), load_key(settings.state_dir)
     return App(
         settings=settings, transport=transport, server_id=server_id(), workspace=served,
@@ -322,14 +319,10 @@ def effective(
 async def _on_record(app: App, tools_digest: str | None) -> AsyncIterator[None]:
     """Record the server's start, and its end however the block ends."""
     started = ServerStarted(
-        version=VERSION,
-        pid=os.getpid(),
-        transport=app.transport,
-        tools_digest=tools_digest,
-        receipt_key=app.signer.key_id,
-        policy_digest=app.in_force.now.digest,
+        version=VERSION, pid=os.getpid(), transport=app.transport, tools_digest=tools_digest,
+        receipt_key=app.signer.key_id, policy_digest=app.in_force.now.digest,
         lock_digest=None if app.lock is None else app.lock.digest,
-    )
+    )  # fmt: skip
     await app.audit.append(started)
     try:
         yield

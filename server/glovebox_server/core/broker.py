@@ -87,15 +87,10 @@ class Broker:
         rights = self.guards.rights_of(principal)
         known = find_tool(self.tools, tool, rights)
         request = ToolCall(
-            id=origin.get("call_id") or new_call_id(),
-            principal=principal,
-            session=origin.get("session"),
-            run=origin.get("run"),
-            trace=origin.get("trace"),
-            tool=tool,
-            arguments=validate_arguments(known, arguments),
+            id=origin.get("call_id") or new_call_id(), principal=principal, session=origin.get("session"),
+            run=origin.get("run"), trace=origin.get("trace"), tool=tool, arguments=validate_arguments(known, arguments),
             received=datetime.now(UTC),
-        )
+        )  # fmt: skip
         call = Call(
             request=request, tool=known, listener=listener, rights=rights, objections=self.guards.objections,
             ended_by=lambda: (listener.ended_by(), None),
@@ -229,12 +224,9 @@ class Broker:
         if now.spec is None:
             raise AssertionError(request.id)
         wanted = SandboxRequest(
-            isolation=now.profile.isolation,
-            spec=now.spec,
-            prepared=now.profile.python.start == "warm",
-            code=request.arguments.get("code"),
-            key=request.principal.id,
-        )
+            isolation=now.profile.isolation, spec=now.spec, prepared=now.profile.python.start == "warm",
+            code=request.arguments.get("code"), key=request.principal.id,
+        )  # fmt: skip
         inputs = now.inputs.contents() if now.inputs else []
         async with AsyncExitStack() as files:
             collect = _Collecting(call, now.spec, self.artifacts, files)

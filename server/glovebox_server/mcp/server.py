@@ -88,23 +88,13 @@ class McpServer:
         """The run of the caller over stdio, where this server has one connection."""
         self._offers: OrderedDict[tuple[object, ...], tuple[list[types.Tool], str]] = OrderedDict()
         self.server = ClaimingServer(
-            "glovebox",
-            version=app.version,
-            title="Glovebox",
-            instructions=INSTRUCTIONS,
-            lifespan=_lifespan,
-            on_list_tools=self._list_tools,
-            on_call_tool=self._call_tool,
-            on_list_resources=self._list_resources,
-            on_list_resource_templates=self._list_templates,
-            on_read_resource=self._read_resource,
-            on_subscribe_resource=self._subscribe,
-            on_unsubscribe_resource=self._unsubscribe,
-            on_subscriptions_listen=self._listen_resources,
-            on_list_prompts=self._list_prompts,
-            on_get_prompt=self._get_prompt,
-            on_completion=self._complete,
-        )
+            "glovebox", version=app.version, title="Glovebox", instructions=INSTRUCTIONS, lifespan=_lifespan,
+            on_list_tools=self._list_tools, on_call_tool=self._call_tool, on_list_resources=self._list_resources,
+            on_list_resource_templates=self._list_templates, on_read_resource=self._read_resource,
+            on_subscribe_resource=self._subscribe, on_unsubscribe_resource=self._unsubscribe,
+            on_subscriptions_listen=self._listen_resources, on_list_prompts=self._list_prompts,
+            on_get_prompt=self._get_prompt, on_completion=self._complete,
+        )  # fmt: skip
         self.server.lists_change = app.in_force.policy is not None
         # Not the constructor's parameter, which warns: logging is deprecated, and the handshake eras still need it.
         self.server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, self._set_level)
@@ -174,15 +164,9 @@ class McpServer:
             async with delivery.deliver_messages(ctx, self.app.audit, call_id, endings, ask) as reporter:
                 try:
                     outcome = await self.app.broker.submit(
-                        principal,
-                        params.name,
-                        params.arguments or {},
-                        reporter,
-                        call_id=call_id,
-                        session=session,
-                        run=run,
-                        trace=_trace_of(ctx),
-                    )
+                        principal, params.name, params.arguments or {}, reporter, call_id=call_id, session=session,
+                        run=run, trace=_trace_of(ctx),
+                    )  # fmt: skip
                 except Exception as error:  # noqa: BLE001 - a value, because a task group would wrap it
                     outcome = error
                     reporter.goes_on = isinstance(error, asking.ClientMustAnswerError)

@@ -194,12 +194,9 @@ def translated(path: Path, attempted: str) -> Iterator[None]:
 def _connected(path: Path, lock_wait: float, synchronous: str = "NORMAL") -> sqlite3.Connection:
     # Never made by SQLite itself: mode=rw. `as_uri` escapes what a path may hold.
     connection = sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode=rw",
-        uri=True,
-        timeout=lock_wait,
-        isolation_level=None,
+        f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=lock_wait, isolation_level=None,
         check_same_thread=False,
-    )
+    )  # fmt: skip
     try:
         for setting in (*_SETTINGS, f"synchronous = {synchronous}"):
             connection.execute(f"PRAGMA {setting}")

@@ -146,13 +146,9 @@ class AuthMiddleware:
         if grant is None:
             raise HTTPException(401, "A bearer token is needed", {"WWW-Authenticate": "Bearer"})
         scope[PRINCIPAL_SCOPE_KEY] = Principal(
-            id=grant.principal,
-            transport="sse" if scope["path"].startswith(_SSE_PATHS) else "http",
-            workflow=grant.workflow,
-            user=grant.user,
-            roles=grant.roles,
-            scopes=grant.scopes,
-        )
+            id=grant.principal, transport="sse" if scope["path"].startswith(_SSE_PATHS) else "http",
+            workflow=grant.workflow, user=grant.user, roles=grant.roles, scopes=grant.scopes,
+        )  # fmt: skip
         # The SDK binds a session to the client that opened it through this; it never needs the token itself.
         scope["user"] = AuthenticatedUser(AccessToken(token="", client_id=grant.principal, scopes=[]))
         scope[GRANT_SCOPE_KEY] = grant

@@ -148,12 +148,9 @@ class Sessions(StreamableHTTPSessionManager):
 
     def __init__(self, surface: McpServer, checked: TransportSecuritySettings, shares: Shares) -> None:
         super().__init__(
-            surface.server,
-            security_settings=checked,
-            session_idle_timeout=SESSION_IDLE_SECONDS,
-            max_request_body_size=MAX_BODY_BYTES,
-            max_sessions=MAX_SESSIONS,
-        )
+            surface.server, security_settings=checked, session_idle_timeout=SESSION_IDLE_SECONDS,
+            max_request_body_size=MAX_BODY_BYTES, max_sessions=MAX_SESSIONS,
+        )  # fmt: skip
         self._shares = shares
         self._refusals = surface.app.refusals
 
@@ -272,19 +269,10 @@ class _Uvicorn(uvicorn.Server):
 
     def __init__(self, application: ASGIApp, proxies: list[str], ready: Callable[[], None]) -> None:
         config = uvicorn.Config(
-            application,
-            http=TimeoutProtocol,
-            ws="none",
-            lifespan="on",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=bool(proxies),
-            forwarded_allow_ips=proxies,
-            limit_concurrency=MAX_CONNECTIONS,
-            backlog=_ACCEPTED,
-            timeout_graceful_shutdown=GRACE_SECONDS,
-        )
+            application, http=TimeoutProtocol, ws="none", lifespan="on", log_config=None, access_log=False,
+            server_header=False, proxy_headers=bool(proxies), forwarded_allow_ips=proxies,
+            limit_concurrency=MAX_CONNECTIONS, backlog=_ACCEPTED, timeout_graceful_shutdown=GRACE_SECONDS,
+        )  # fmt: skip
         super().__init__(config)
         self._ready = ready
 

@@ -220,14 +220,10 @@ def _claims(token: str, expected: OAuth, key: Any = None, algorithms: list[str] 
     options: Any = {f"verify_{name}": True for name in ("exp", "nbf", "iat", "iss", "aud", "sub")}
     try:
         return jwt.decode(
-            token,
-            key=key or "",
-            algorithms=algorithms,
+            token, key=key or "", algorithms=algorithms,
             options=options | {"verify_signature": key is not None, "require": ["iss", "aud", "exp", "sub"]},
-            audience=expected.audiences,
-            issuer=expected.issuer,
-            leeway=LEEWAY,
-        )
+            audience=expected.audiences, issuer=expected.issuer, leeway=LEEWAY,
+        )  # fmt: skip
     except jwt.PyJWTError as problem:
         raise TokenError(next(reason for kind, reason in _REASONS if isinstance(problem, kind))) from None
     except (ValueError, TypeError, OverflowError, ArithmeticError):  # of a claim of another type than it has
