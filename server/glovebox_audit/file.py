@@ -36,10 +36,8 @@ from glovebox_audit.place import AuditError, identity
 from glovebox_audit.segments import files, merkle, rotation
 from glovebox_audit.segments.files import SegmentStart
 from glovebox_audit.segments.merkle import Counts
-from glovebox_audit.segments.rotation import Rotation
-from glovebox_audit.segments.statements import Removal, Seal
-from glovebox_audit.under_way import OpenCalls
-from glovebox_audit.writers import Writer
+from glovebox_audit.segments.rotation import Removal, Rotation, Seal
+from glovebox_audit.writers import OpenCalls, Writer
 
 _log = logging.getLogger(__name__)
 

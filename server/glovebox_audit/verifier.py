@@ -14,8 +14,8 @@ from glovebox_audit.read import LogLine
 from glovebox_audit.segments import files, merkle
 from glovebox_audit.segments.files import HEAD_NAME, LOG_NAME
 from glovebox_audit.segments.merkle import Counts
-from glovebox_audit.segments.statements import Removal, Seal, recorded
-from glovebox_audit.under_way import OpenCalls
+from glovebox_audit.segments.rotation import Removal, Seal, recorded
+from glovebox_audit.writers import OpenCalls
 
 #: Public keys by id.
 Keys = Mapping[str, Ed25519PublicKey]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.fixtures.audit_logs import decided, finished, log_lines
 
-from glovebox_audit import chain, file, log, under_way, writers
+from glovebox_audit import chain, file, log, writers
 from glovebox_audit.chain import Record
 from glovebox_audit.events import Event, ReceiptSigned, SandboxStarted, ServerStopped, draft
 from glovebox_audit.file import LogFile
@@ -368,7 +368,7 @@ def test_verify_has_no_complaint_about_whole_lives(directory: Path) -> None:
 
 def test_verify_stays_small_and_accuses_nobody_it_forgot(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With more open calls than are remembered, an unknown end is no finding any more."""
-    monkeypatch.setattr(under_way, "MAX_UNDER_WAY", 2)
+    monkeypatch.setattr(writers, "MAX_UNDER_WAY", 2)
     living = LogFile(directory, "s_living")
     for number in range(4):
         living.commit([draft(decided(f"c_{number}"))])

@@ -14,7 +14,7 @@ from glovebox_audit.chain import Head
 from glovebox_audit.events import draft
 from glovebox_audit.file import LogFile
 from glovebox_audit.segments import files, rotation
-from glovebox_audit.segments.statements import Removal
+from glovebox_audit.segments.rotation import Removal
 from glovebox_audit.verify import verify
 from glovebox_server.receipts.keys import Signer
 

@@ -25,8 +25,7 @@ from glovebox_audit.receipts import dsse
 from glovebox_audit.receipts.dsse import is_newer
 from glovebox_audit.segments import files, merkle
 from glovebox_audit.segments.merkle import CountProof, Node, ProofPart
-from glovebox_audit.segments.rotation import leaf
-from glovebox_audit.segments.statements import Seal, recorded
+from glovebox_audit.segments.rotation import Seal, leaf, recorded
 
 TYPE = "https://glovebox.dev/bundle/v1"
 """A name, never fetched. It changes when a field changes its meaning."""

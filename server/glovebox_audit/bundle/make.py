@@ -14,8 +14,7 @@ from glovebox_audit.chain import EvidenceError, Record
 from glovebox_audit.events import CallDecided
 from glovebox_audit.read import Snapshot
 from glovebox_audit.segments import merkle
-from glovebox_audit.segments.rotation import leaf
-from glovebox_audit.segments.statements import Seal, signed
+from glovebox_audit.segments.rotation import Seal, leaf, signed
 
 Texts = Callable[[], tuple[Mapping[str, Any], Mapping[str, Any]]]
 """Profiles and policies in effect now, by digest."""

@@ -12,7 +12,7 @@ from glovebox_audit.place import take_lock
 NAME = "index.sqlite"
 
 #: Changes with the tables. An index of another format is rebuilt.
-FORMAT = 3
+FORMAT = 4
 
 #: Seconds one query waits for another. The first one on a large log takes minutes.
 LOCK_WAIT_SECONDS = 300.0
@@ -26,7 +26,6 @@ _TABLES = (
     # Its extent: the offsets it begins and ends at, the digest of the last line, the last text's number.
     "CREATE TABLE state (began INTEGER, until INTEGER, line BLOB, texts INTEGER)",
     # No SQL index but for names: a full scan takes a tenth of a second, and the planner cannot err.
-    "CREATE TABLE words (id INTEGER PRIMARY KEY, word TEXT UNIQUE)",
     f"CREATE TABLE calls (id INTEGER PRIMARY KEY, {_COLUMNS})",
     "CREATE INDEX names ON calls (call)",
     # Each text is in the index once: most are common to many calls.

@@ -9,17 +9,17 @@ import hashlib
 import re
 import sqlite3
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, BinaryIO
+from typing import Any
 
-from glovebox_audit import chain, read
+from glovebox_audit import read
 from glovebox_audit.events import WHOSE, CallDecided
 from glovebox_audit.query import calls
 from glovebox_audit.query.database import IndexDatabase
 from glovebox_audit.query.outcomes import CANCELLED, ERRORS, FAILED, RUNNING
-from glovebox_audit.read import Gaps, Snapshot
+from glovebox_audit.read import Snapshot
 from glovebox_audit.segments import files
 
 #: Digits of a digest or an address that are searched: the rest would be most of the index.
@@ -45,31 +45,24 @@ class Adder:
         self._calls = int(connection.execute("SELECT coalesce(max(id), 0) FROM calls").fetchone()[0])
         self._count = int(connection.execute("SELECT coalesce(max(texts), 0) FROM state").fetchone()[0])
         self._searchable = has_texts(connection)
-        self._words: dict[str, int] = {
-            word: number for number, word in connection.execute("SELECT id, word FROM words")
-        }
         self._texts: dict[str, int] = {}
         # Calls under way: each with its number and its indexed texts.
         self._open: dict[str, tuple[int, set[str]]] = {}
 
-    def add(self, file: BinaryIO, base: int, start: int, end: int, gaps: Gaps) -> int:
-        """Add some of the whole lines between two offsets of a file.
+    def add(self, lines: Iterable[tuple[int, bytes, bool]], base: int) -> int | None:
+        """Add some whole lines of a file, whose first byte has the offset ``base``; return the last one's end.
 
-        ``base`` is the offset in the log of the file's first byte. A line in a gap is no record. Return the offset in
-        the file after the last line added; ``start`` if there is none.
+        A line in a gap is no record. None if there is no whole line.
         """
-        file.seek(start)
-        at = done = start
-        fresh = True
-        while at < end and done - start < _COMMIT_BYTES:
-            raw = file.readline(min(chain.MAX_LINE_BYTES, end - at))
+        fresh, done, read = True, None, 0
+        for at, raw, free in lines:
             whole = raw.endswith(b"\n")
-            if fresh and whole and not gaps.hold(at):
+            if fresh and whole and free:
                 self._take(raw, base + at)
-            if not raw:
+            fresh, read = whole, read + len(raw)
+            done = at + len(raw) if whole else done
+            if read >= _COMMIT_BYTES and whole:
                 break
-            fresh, at = whole, at + len(raw)
-            done = at if whole else done
         return done
 
     def save(self, began: int, until: int, last: bytes) -> None:
@@ -98,27 +91,19 @@ class Adder:
         outcome = calls.outcome(kind, fields["data"])
         if outcome is not None and outcome != RUNNING:
             number, _ = self._open.pop(call)
-            self._execute("UPDATE calls SET outcome = ?, last = ? WHERE id = ?", (self._word(outcome), offset, number))
+            self._execute("UPDATE calls SET outcome = ?, last = ? WHERE id = ?", (outcome, offset, number))
 
     def _begin(self, call: str, fields: Any, offset: int) -> None:
         data = fields["data"]
         whose = {name: clean("" if data.get(name) is None else str(data[name])) for name in WHOSE}
-        # There may be as many runs as calls: they are no words, which all stay in memory.
-        kept = (word if name == "run" else self._word(word) for name, word in whose.items())
         self._calls += 1
         try:
             time = microseconds(datetime.fromisoformat(fields["time"]))
         except ValueError:
             time = 0
-        values = (self._calls, clean(call), *kept, self._word(RUNNING), time, offset)
+        values = (self._calls, clean(call), *whose.values(), RUNNING, time, offset)
         self._execute("INSERT INTO calls VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)", values)
         self._open[call] = (self._calls, set())
-
-    def _word(self, word: str) -> int:
-        if word not in self._words:
-            self._words[word] = len(self._words) + 1
-            self._execute("INSERT INTO words VALUES (?, ?)", (self._words[word], word))
-        return self._words[word]
 
     def _resume(self, call: str) -> bool:
         found = self._execute("SELECT max(id) FROM calls WHERE call = ?", (clean(call),)).fetchone()[0]
@@ -179,8 +164,6 @@ _HEX = re.compile(rf"[0-9a-f]{{{HEX_KEPT + 1},}}")
 
 #: Calls first searched for a text, and the growth factor after that.
 _FIRST_SPAN, _LARGER = 4096, 16
-
-_OF_WORDS = "(SELECT id FROM words WHERE word IN {})"
 
 #: The shortest text that trigrams find.
 _SHORTEST = 3
@@ -266,12 +249,14 @@ class Index:
             gaps = read.gaps_in(file, at, size)
             if gaps.starts and gaps.starts[0] < at:
                 return False
+            lines = read.raw_lines(file, at, size)
             while at < size:
                 with self._connection:
                     self._connection.execute("BEGIN IMMEDIATE")
-                    before, at = at, adder.add(file, base, at, size, gaps)
-                    if at == before:
+                    done = adder.add(lines, base)
+                    if done is None:
                         break  # a line that is not whole yet
+                    at = done
                     adder.save(began, base + at, files.line_before(file.fileno(), at))
                 progress(base + at - start, end - start)
         return True
@@ -341,9 +326,7 @@ class Index:
         """Return the conditions in SQL."""
         conditions, values = ["first >= ?"], [self._log.start]  # type: list[str], list[object]
         for column, wanted in filters.columns().items():
-            marks = f"({', '.join('?' * len(wanted))})"
-            among = marks if column == "run" else _OF_WORDS.format(marks)
-            conditions.append(f"{column} IN {among}")
+            conditions.append(f"{column} IN ({', '.join('?' * len(wanted))})")
             values += map(clean, wanted)
         for comparison, time in (("time >= ?", filters.since), ("time < ?", filters.until)):
             if time is not None:

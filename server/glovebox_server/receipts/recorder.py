@@ -48,6 +48,19 @@ _ENVELOPE_BYTES = 2048
 """More than an envelope has beside its payload, and a record beside its envelope."""
 
 _CONNECTION = ("scheme", "host", "port", "method", "effect", "rule", "address", "credential")
+#: Fields of the statement, each with the record's that it repeats; what has no value has no key.
+_CALL = {
+    "principal": "principal", "transport": "transport", "arguments": "arguments_digest", "client": "client",
+    "run": "run", "workflow": "workflow",
+}  # fmt: skip
+_POLICY = {
+    "profile": "profile_digest", "rule": "rule", "role": "role", "policy": "policy_digest", "approval": "approval",
+    "grants": "grants",
+}  # fmt: skip
+_ISOLATION = {
+    "sandbox": "sandbox_id", "driver": "driver", "level": "level", "plan": "plan_digest", "verified": "verified",
+    "host": "host", "fields": "fields",
+}  # fmt: skip
 _OUTCOME = ("ended", "exit_code", "failed", "by", "stop", "error", "reason", "elapsed_ms", "usage")
 
 
@@ -144,13 +157,10 @@ class CallRecorder:
     def _named(self, event: CallEvent | Draft) -> Event | Draft:
         """Return the event with its attribution: each record has its own."""
         if isinstance(event, Draft):
-            if event.kind == SandboxStarted.kind and not self._has_started():
+            if event.kind == SandboxStarted.kind and self._fields is None:
                 self._fields = (event.parts or {}).get("fields")
             return event.of_call(self._call.id, self._whose)
         return replace(event, **self._whose)
-
-    def _has_started(self) -> bool:
-        return any(record.kind == SandboxStarted.kind for record in self._written)
 
     async def _write(self, events: Sequence[Event | Draft]) -> None:
         # Dropped even on failure: they may be in the log already, and a decision must be there only once.
@@ -249,24 +259,24 @@ class CallRecorder:
         files = [each for each in records.get(ArtifactCollected.kind, ()) if each["uri"] in published]
         connections = records.get(EgressDecided.kind, ())
         decided = records[CallDecided.kind][0]
-        predicate = {
+        most = ((files, dsse.MAX_SUBJECTS), (connections, dsse.MAX_EGRESS))
+        predicate: dict[str, Any] = {
             "call": _asked(self._call, decided),
             "inputs": [
-                {"name": each["name"], "uri": each["uri"], "digest": f"sha256:{each['sha256']}", "bytes": each["bytes"]}
+                {**_picked(each, ("name", "uri", "bytes")), "digest": f"sha256:{each['sha256']}"}
                 for each in decided.get("inputs", ())
             ],
-            "policy": {"profile": decided["profile_digest"], "rule": decided["rule"], **_governed(decided)},
+            "policy": _renamed(decided, _POLICY),
             "egress": [_picked(each, _CONNECTION) for each in connections[: dsse.MAX_EGRESS]],
             "outcome": {"kind": kind, **_picked(ended, _OUTCOME)},
             "refused_files": sum(each.get("count", 1) for each in refused),
-            "unlisted": sum(max(0, len(each) - most) for each, most in ((files, dsse.MAX_SUBJECTS),
-                                                                        (connections, dsse.MAX_EGRESS))),
+            "unlisted": sum(max(0, len(each) - listed) for each, listed in most),
             "withheld": withheld(profile) if profile else (),
             "server": {"version": self._issuer.version, "id": self._issuer.server_id},
-        }  # fmt: skip
-        started = records.get(SandboxStarted.kind)
-        if started and profile:
-            predicate["isolation"] = _isolation(profile, started[0])
+        }
+        if profile and (started := records.get(SandboxStarted.kind)):
+            asked_for: dict[str, Any] = {"asked": profile.isolation, "enforce": profile.limits.enforce, "host": {}}
+            predicate["isolation"] = asked_for | _renamed(started[0], _ISOLATION)
         listed = [
             {"name": f"artifact:{each['name']}", "digest": {"sha256": each["sha256"]}, "uri": each["uri"]}
             for each in files[: dsse.MAX_SUBJECTS]
@@ -298,37 +308,10 @@ def _encode(statement: Mapping[str, Any]) -> bytes:
 
 
 def _asked(call: ToolCall, decided: Mapping[str, Any]) -> dict[str, Any]:
-    asked = {
-        "id": call.id,
-        "tool": call.tool,
-        "principal": decided["principal"],
-        "transport": decided["transport"],
-        "received": call.received.isoformat().replace("+00:00", "Z"),
-        "arguments": decided["arguments_digest"],
-        **_picked(decided, ("client", "run", "workflow")),
-    }
+    received = call.received.isoformat().replace("+00:00", "Z")
+    asked = {"id": call.id, "tool": call.tool, "received": received, **_renamed(decided, _CALL)}
     code = call.arguments.get("code")
     return {**asked, "code": _digest(code.encode("utf-8", "surrogatepass"))} if isinstance(code, str) else asked
-
-
-def _governed(decided: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the caller's role, its policy and the approvers, without keys that have no value."""
-    names = {"role": "role", "policy": "policy_digest", "approval": "approval", "grants": "grants"}
-    return {name: decided[key] for name, key in names.items() if key in decided}
-
-
-def _isolation(profile: Profile, started: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "asked": profile.isolation,
-        "enforce": profile.limits.enforce,
-        "sandbox": started["sandbox_id"],
-        "driver": started["driver"],
-        "level": started["level"],
-        "plan": started["plan_digest"],
-        "verified": started["verified"],
-        "host": started.get("host", {}),
-        "fields": started["fields"],
-    }
 
 
 def withheld(profile: Profile) -> tuple[str, ...]:
@@ -363,6 +346,10 @@ def withheld(profile: Profile) -> tuple[str, ...]:
 
 def _picked(data: Mapping[str, Any], wanted: Sequence[str]) -> dict[str, Any]:
     return {name: data[name] for name in wanted if name in data}
+
+
+def _renamed(data: Mapping[str, Any], wanted: Mapping[str, str]) -> dict[str, Any]:
+    return {name: data[key] for name, key in wanted.items() if key in data}
 
 
 def _digest(content: bytes) -> str:
