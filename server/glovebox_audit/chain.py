@@ -160,19 +160,15 @@ def _recordable(value: object) -> object:
     if isinstance(value, bool | int | None):
         return value if value is None or abs(value) <= _MAX_INTEGER else hex(value)
     if isinstance(value, float):
-        return _recordable_float(value)
+        if not math.isfinite(value):
+            return str(value)
+        # RFC 8785 writes a whole number below 1e21 without exponent: it would read back as an integer.
+        return _recordable(int(value)) if value.is_integer() and abs(value) < _EXPONENT_FROM else value
     if isinstance(value, Mapping):
         return {str(_recordable(str(key))): _recordable(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
         return [_recordable(item) for item in value]
     raise ValueError(f"{type(value).__name__} has no place in JSON")
-
-
-def _recordable_float(value: float) -> object:
-    if not math.isfinite(value):
-        return str(value)
-    # RFC 8785 writes a whole number below 1e21 without exponent: it would read back as an integer.
-    return _recordable(int(value)) if value.is_integer() and abs(value) < _EXPONENT_FROM else value
 
 
 def _dumps(value: object) -> bytes:

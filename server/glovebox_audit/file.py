@@ -92,21 +92,22 @@ class LogFile:
             with self._locked():
                 self._begin()
                 self._catch_up()
-                gone = self._take_abandoned()
+                gone = writers.abandoned(self._place)
             self._end_calls_of(gone)
             with self._locked():
                 self._catch_up()
-                self._writer = self._register()
-                stack.callback(self._leave)
+                writer = writers.register(self._place, server, self._tail)
+                if writer is None:
+                    reason = f"another process writes to it as {server}"
+                    raise self._place.refused(reason, "Start this server again.")
+                self._writer = writer
+                # The next server reports a call without an end.
+                stack.callback(lambda: writer.close(remove=not self._calls.ids()))
             self._stack = stack.pop_all()
 
     def close(self) -> None:
         """Close the files. Nothing is flushed: the log is complete at any time."""
         self._stack.close()
-
-    def _leave(self) -> None:
-        # The next server reports a call without an end.
-        self._writer.close(remove=not self._calls.ids())
 
     @property
     def head(self) -> Head:
@@ -375,7 +376,7 @@ class LogFile:
     def _retain(self) -> list[int]:
         if self._rotation is None:
             return []
-        gone = self._take_abandoned()
+        gone = writers.abandoned(self._place)
         try:
             needed = min((writer.since.size if writer.since else 0 for writer in gone), default=None)
         finally:
@@ -395,18 +396,6 @@ class LogFile:
             self._place.remove(files.name(each.number))
         self._place.sync(files.DIRECTORY)
         return [each.number for each, _ in going]
-
-    def _take_abandoned(self) -> list[Writer]:
-        self._place.folder(writers.DIRECTORY)
-        return writers.abandoned(self._place.descriptor, lambda name: self._place.open(name, 0, create=False))
-
-    def _register(self) -> Writer:
-        writer = writers.register(
-            self._place.descriptor, lambda name: self._place.open(name, 0), self._server, self._tail
-        )
-        if writer is None:
-            raise self._place.refused(f"another process writes to it as {self._server}", "Start this server again.")
-        return writer
 
     def _end_calls_of(self, gone: Sequence[Writer]) -> None:
         """Record the calls of dead servers as lost. They write no more, so reading needs no lock."""

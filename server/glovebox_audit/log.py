@@ -66,30 +66,6 @@ class _Waiting:
     outcome: list[Record] | AuditError | None = None
 
 
-class Owners:
-    """The principals of open calls, which only a call's first record names."""
-
-    def __init__(self) -> None:
-        self._owners: dict[str, str] = {}
-
-    def of(self, call_id: str) -> str | None:
-        """Return the principal of a call under way; None for any other."""
-        return self._owners.get(call_id)
-
-    def note(self, record: Record) -> str | None:
-        """Note a record, in order, and return the principal of its call, if any."""
-        if record.call_id is None:
-            return None
-        if record.kind == CallDecided.kind:
-            self._owners[record.call_id] = record.data["principal"]
-            if len(self._owners) > MAX_OPEN_CALLS:
-                del self._owners[next(iter(self._owners))]
-        owner = self._owners.get(record.call_id)
-        if EVENTS[record.kind].ends_call or (record.data.get("effect") == "deny" and record.kind == CallDecided.kind):
-            self._owners.pop(record.call_id, None)
-        return owner
-
-
 class AuditLog:
     """One server's handle on the log of a directory. Make it with ``AuditLog.open``."""
 
@@ -101,7 +77,7 @@ class AuditLog:
         self._queue: deque[_Waiting] = deque()
         self._lost: dict[str, str] = {}
         self._subscriptions: set[Subscription] = set()
-        self._owners = Owners()
+        self._owners: dict[str, str] = {}
         self._unusable: str | None = None
 
     @classmethod
@@ -199,7 +175,20 @@ class AuditLog:
 
     def owner_of(self, call_id: str) -> str | None:
         """Return the principal of a call under way here; None for any other, with no more records."""
-        return self._owners.of(call_id)
+        return self._owners.get(call_id)
+
+    def _note_owner(self, record: Record) -> str | None:
+        """Note a record, in order, and return the principal of its call, which only its first record names."""
+        if record.call_id is None:
+            return None
+        if record.kind == CallDecided.kind:
+            self._owners[record.call_id] = record.data["principal"]
+            if len(self._owners) > MAX_OPEN_CALLS:
+                del self._owners[next(iter(self._owners))]
+        owner = self._owners.get(record.call_id)
+        if EVENTS[record.kind].ends_call or (record.data.get("effect") == "deny" and record.kind == CallDecided.kind):
+            self._owners.pop(record.call_id, None)
+        return owner
 
     @asynccontextmanager
     async def subscribe(self, call_id: str | None = None, principal: str | None = None) -> AsyncIterator[Subscription]:
@@ -239,7 +228,7 @@ class AuditLog:
         for waiting in batch:
             waiting.outcome = [next(records) for _ in waiting.items]
         for record in written:
-            owner = self._owners.note(record)
+            owner = self._note_owner(record)
             for subscription in self._subscriptions:
                 subscription.offer(record, owner)
 

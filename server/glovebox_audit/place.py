@@ -83,11 +83,21 @@ class LogDirectory:
         """Remove a file."""
         os.unlink(name, dir_fd=self.descriptor)
 
+    def names(self, folder: str) -> list[str]:
+        """Return the sorted names in a folder."""
+        with self._folder(folder) as descriptor:
+            return sorted(os.listdir(descriptor))  # noqa: PTH208 - a descriptor, not a path
+
     def sync(self, folder: str = ".") -> None:
         """Sync the names in a folder to the disk."""
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=self.descriptor)
-        try:
+        with self._folder(folder) as descriptor:
             os.fsync(descriptor)
+
+    @contextlib.contextmanager
+    def _folder(self, name: str) -> Iterator[int]:
+        descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=self.descriptor)
+        try:
+            yield descriptor
         finally:
             os.close(descriptor)
 

@@ -306,24 +306,16 @@ def last_lines(snapshot: Snapshot, count: int) -> list[LogLine]:
 
 
 def _start_of_last(log: BinaryIO, size: int, count: int) -> int:
-    if count == 0:
-        return size
-    # The line feed at the very end belongs to the last line: skip one more.
-    wanted = count + 1
-    end = size
-    while end > 0:
-        start = max(0, end - _BLOCK_BYTES)
+    length = _BLOCK_BYTES
+    while count > 0:
+        start = max(0, size - length)
         log.seek(start)
-        block = log.read(end - start)
-        if end == size and not block.endswith(b"\n"):
-            wanted -= 1
-        at = len(block)
-        while wanted > 0 and (at := block.rfind(b"\n", 0, at)) >= 0:
-            wanted -= 1
-        if wanted == 0:
-            return start + at + 1
-        end = start
-    return 0
+        found = log.read(size - start)
+        lines = found.removesuffix(b"\n").split(b"\n")
+        if start == 0 or len(lines) > count:
+            return size - len(b"\n".join(lines[-count:])) - found.endswith(b"\n")
+        length *= 4
+    return size
 
 
 def records_of(directory: Path, call_id: str) -> list[Record]:

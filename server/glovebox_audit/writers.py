@@ -14,14 +14,14 @@ where to look, and whose calls are over.
 import contextlib
 import fcntl
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from glovebox_audit import chain, read
 from glovebox_audit.chain import EvidenceError, Head, Record
 from glovebox_audit.events import EVENTS, WHOSE, CallDecided, CallLost, LossCause, ReceiptSigned
-from glovebox_audit.place import take_lock
+from glovebox_audit.place import LogDirectory, take_lock
 
 #: Calls that are remembered. A server runs 16 at once, so this is thousands of killed servers. Beyond it the oldest is
 #: evicted, and nothing is reported about an unknown call.
@@ -120,9 +120,6 @@ STEP_BYTES = 1 << 20
 #: Most files read at one start. Each is of a server that runs now or was killed since the last start.
 MAX_WRITERS = 4096
 
-#: Opens a file below the log's directory, and checks that it is a file of our own.
-Opener = Callable[[str], int]
-
 
 @dataclass(slots=True, kw_only=True)
 class Writer:
@@ -131,8 +128,7 @@ class Writer:
     server: str
     since: Head | None
     """Before this, all its calls have ended; None if the file does not say."""
-    place: int
-    """Descriptor of the log's directory."""
+    place: LogDirectory
     descriptor: int
 
     def settle(self, head: Head) -> None:
@@ -144,35 +140,33 @@ class Writer:
         """Release the file, and remove it unless calls of this server have no end yet."""
         if remove:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(_path(self.server), dir_fd=self.place)
+                self.place.remove(_path(self.server))
         os.close(self.descriptor)
 
 
-def register(place: int, opener: Opener, server: str, head: Head) -> Writer | None:
+def register(place: LogDirectory, server: str, head: Head) -> Writer | None:
     """Lock and return the file of this process; None if another process has this id."""
-    descriptor = opener(_path(server))
+    descriptor = place.open(_path(server), 0)
     if not take_lock(descriptor):
         os.close(descriptor)
         return None
     writer = Writer(server=server, since=None, place=place, descriptor=descriptor)
     writer.settle(head)
     # After a power cut the name must be there; without its content the log is read from the beginning.
-    with _listed(place) as directory:
-        os.fsync(directory)
+    place.sync(DIRECTORY)
     return writer
 
 
-def abandoned(place: int, opener: Opener) -> list[Writer]:
+def abandoned(place: LogDirectory) -> list[Writer]:
     """Lock and return the files of dead servers, at most ``MAX_WRITERS``."""
+    place.folder(DIRECTORY)
     found: list[Writer] = []
-    with _listed(place) as directory:
-        names = sorted(os.listdir(directory))[:MAX_WRITERS]  # noqa: PTH208 - a descriptor, not a path
-    for name in names:
+    for name in place.names(DIRECTORY)[:MAX_WRITERS]:
         server = name.removesuffix(_SUFFIX)
         if name == server or not chain.is_name(server):
             continue
         try:
-            descriptor = opener(_path(server))
+            descriptor = place.open(_path(server), 0, create=False)
         except FileNotFoundError:  # its server ended in good order, in this moment
             continue
         if not take_lock(descriptor):
@@ -206,15 +200,6 @@ def live(log: Path) -> list[str]:
 
 def _path(server: str) -> str:
     return f"{DIRECTORY}/{server}{_SUFFIX}"
-
-
-@contextlib.contextmanager
-def _listed(place: int) -> Iterator[int]:
-    descriptor = os.open(DIRECTORY, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=place)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def under_way(directory: Path, tail: Head, gone: Sequence[Writer]) -> dict[str, OpenCalls]:

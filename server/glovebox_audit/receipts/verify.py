@@ -54,16 +54,14 @@ def of_call(directory: Path, call_id: str) -> bytes | None:
 def _place(found: Statement, digest: str, audit: Path) -> None:
     position, call = found.predicate.audit, found.predicate.call
     report = verify_log(audit, Head(seq=position.seq, hash=position.hash))
-    for problem in report.problems:
-        where = problem.file if problem.line is None else f"line {problem.line}"
-        if problem.line is not None and problem.file != LOG_NAME:
-            where = f"{problem.file} {where}"
-        if problem.kind == "anchor" and problem.line is None:
-            raise EvidenceError(f"its place in the audit log cannot be checked: {problem.detail}")
+    for problem in report.problems[:1]:
+        line = "" if problem.line is None else f"line {problem.line}"
+        file = "" if line and problem.file == LOG_NAME else problem.file
+        where = f"({' '.join(filter(None, (file, line)))}: {problem.kind}: {problem.detail})"
         if problem.kind == "anchor":
-            reason = f"its place in the audit log does not match: the log holds no record {position.seq} with its hash"
-            raise EvidenceError(f"{reason} ({where}: {problem.detail})")
-        raise EvidenceError(f"the audit log is not what was written ({where}: {problem.kind}: {problem.detail})")
+            reason = f"the log holds no record {position.seq} with its hash"
+            raise EvidenceError(f"its place in the audit log does not match: {reason} {where}")
+        raise EvidenceError(f"the audit log is not what was written {where}")
     records = list(read.records_of(audit, call.id))
     last = next((record for record in records if record.seq == position.seq), None)
     if last is None or last.kind != found.predicate.outcome.kind:
