@@ -10,7 +10,7 @@ import anyio
 
 from glovebox_profiles.compile import ProfileSet, to_spec
 from glovebox_profiles.errors import ProfileError
-from glovebox_profiles.model import Effect, Profile
+from glovebox_profiles.model import Effect
 from glovebox_profiles.policy import load as loading
 from glovebox_profiles.policy.load import PAGE, KnownNames
 from glovebox_profiles.policy.model import Policy, PolicyExample, digest
@@ -54,21 +54,16 @@ def governed(settings: Settings, profiles: ProfileSet, served: Workspace, tools:
     """
     plain = Rights(profiles=profiles, workspace=served.path)
     path = policy_file(settings)
+    found = Governed(rights_of=same_rights(plain), every=(plain,))
+    if path is not None:
+        policy = load(path, profiles, tools)
+        roles = Roles(policy, profiles, served.path, workspaces(policy, settings, path))
+        found = Governed(rights_of=roles, policy=policy, digest=digest(policy), every=tuple(roles.all()))
+        for rights in found.every:
+            required(settings, rights.profiles)
     sources = [(profiles.source(tool), profile) for tool, profile in profiles.items()]
-    if path is None:
-        _require_apart(sources, (plain,))
-        return Governed(rights_of=same_rights(plain), every=(plain,))
-    policy = load(path, profiles, tools)
-    roles = Roles(policy, profiles, served.path, workspaces(policy, settings, path))
-    every = tuple(roles.all())
-    for rights in every:
-        required(settings, rights.profiles)
-    _require_apart(sources, (plain, *every))
-    return Governed(rights_of=roles, policy=policy, digest=digest(policy), every=every)
-
-
-def _require_apart(sources: Sequence[tuple[Path, Profile]], rights: Sequence[Rights]) -> None:
-    require_apart(sources, [each.workspace for each in rights if each.workspace is not None])
+    require_apart(sources, [each.workspace for each in (plain, *found.every) if each.workspace is not None])
+    return found
 
 
 def load(path: Path, profiles: ProfileSet, tools: Mapping[str, Tool]) -> Policy:

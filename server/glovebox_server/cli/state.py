@@ -9,7 +9,6 @@ import json
 import os
 import pwd
 import shlex
-import shutil
 import stat
 import sys
 import tomllib
@@ -24,6 +23,7 @@ from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_sandboxes.host import staging
 from glovebox_sandboxes.plural import counted
 from glovebox_server.errors import MisnamedError
+from glovebox_server.failures import own_command
 from glovebox_server.secret_files import SecretFileError
 from glovebox_server.settings import Settings, own_state_dir
 
@@ -235,12 +235,7 @@ def _no_access(directory: Path) -> SecretFileError:
 
 def sudo_line(directory: Path) -> str:
     """Return this command as root types it; sudo passes no variable on, so the directory is named."""
-    program = sys.argv[0]
-    if program.endswith("__main__.py"):
-        words = [sys.executable, "-m", "glovebox_server"]
-    else:
-        words = [str(Path(shutil.which(program) or program).absolute())]
-    words += sys.argv[1:]
+    words = [*own_command(), *sys.argv[1:]]
     if not any(word.partition("=")[0] == "--state-dir" for word in words):
         words += ["--state-dir", str(directory)]
     return shlex.join(["sudo", *words])

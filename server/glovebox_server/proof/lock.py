@@ -202,12 +202,8 @@ class Lock:
     ) -> ProfileError:
         locked = f"{self.path}:{line_of(path, self.lines)}"
         file = next((file for part, file in files if path[: len(part)] == part), None)
-        if was is _ABSENT:
-            reason = f"is {_said(now)}, and not in {self.path}"
-        elif now is _ABSENT:
-            reason = f"is not there, and {_said(was)} in {locked}"
-        else:
-            reason = f"is {_said(now)}, and {_said(was)} in {locked}"
+        before = f"not in {self.path}" if was is _ABSENT else f"{_said(was)} in {locked}"
+        reason = f"is {'not there' if now is _ABSENT else _said(now)}, and {before}"
         if file is None:
             return ProfileError(self.path, line_of(path, self.lines), dotted(path), reason, _REPAIR)
         at = path.index("keys") + 1 if "keys" in path[:3] else len(path)

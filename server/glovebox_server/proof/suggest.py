@@ -102,11 +102,8 @@ def simulate(
                 found.same += 1
                 continue
             decisive = rule if now.effect == "allow" else now.rule
-            found.otherwise.append(
-                Otherwise(
-                    call_id=record.call_id or "", time=record.time, tool=tool, was=was, now=now.effect, rule=decisive
-                )
-            )
+            about = {"call_id": record.call_id or "", "time": record.time, "tool": tool}
+            found.otherwise.append(Otherwise(**about, was=was, now=now.effect, rule=decisive))
     found.otherwise.sort(key=lambda each: each.time)
     return found
 
@@ -148,6 +145,8 @@ _ENDS: Final = frozenset({CallCancelled.kind, CallFailed.kind, CallFinished.kind
 
 KINDS: Final = _ENDS | {each.kind for each in (CallDecided, EgressDecided, ArtifactCollected, ArtifactRefused)}
 """The records that a suggestion is made from."""
+
+_OUTPUT: Final = ("files.output", "limits.output.bytes", "limits.output.files")
 
 _Asked = tuple[str, str, int, str]
 """Scheme, host, port and method."""
@@ -206,7 +205,7 @@ class _ObservedUse:
 
     def __init__(self, tool: Tool, profile: Profile, open_sealed: Opened | None) -> None:
         self.tool, self.profile, self.open = tool, profile, open_sealed
-        self.calls: dict[str, _ObservedCall] = {}
+        self.calls: defaultdict[str, _ObservedCall] = defaultdict(_ObservedCall)
         self.found = Suggested(profile=profile)
         self.inputs = 0
         self.unknown = 0
@@ -220,7 +219,7 @@ class _ObservedUse:
             return
         found.calls += 1
         found.first, found.last = min(found.first or record.time, record.time), max(found.last, record.time)
-        call = self.of(record)
+        call = self.calls[record.call_id or ""]
         call.allowed = True
         self.inputs += bool(data.get("inputs"))
         arguments = arguments_of(record, self.open)
@@ -240,9 +239,6 @@ class _ObservedUse:
         """Return the number of allowed calls without a recorded end: they run, or are lost."""
         return sum(call.allowed and not any(call.did[kind] for kind in _ENDS) for call in self.calls.values())
 
-    def of(self, record: Record) -> _ObservedCall:
-        return self.calls.setdefault(record.call_id or "", _ObservedCall())
-
 
 def suggest(records: Iterable[Record], tool: Tool, profile: Profile, open_sealed: Opened | None = None) -> Suggested:
     """Suggest a profile of a tool from records of ``KINDS``, of any tools, and the profile in effect.
@@ -256,7 +252,7 @@ def suggest(records: Iterable[Record], tool: Tool, profile: Profile, open_sealed
         if record.kind == CallDecided.kind:
             used.decided(record)
         else:
-            used.of(record).did[record.kind].append(record.data)
+            used.calls[record.call_id or ""].did[record.kind].append(record.data)
     found = used.found
     if not found.calls:
         return found
@@ -321,13 +317,11 @@ def _files(used: _ObservedUse, values: dict[str, Any]) -> None:
     # A program may have written more there than it left; a running one may still write.
     unseen = found.calls if used.tool.imports else used.open_ended
     if used.profile.files.output and unseen:
-        for key in ("files.output", "limits.output.bytes", "limits.output.files"):
-            found.unknown[key] = unseen
+        found.unknown |= dict.fromkeys(_OUTPUT, unseen)
     elif used.profile.files.output and not giving:
         files["output"] = False
         output.update(bytes=model.OUTPUT_BYTES[0], files=model.OUTPUT_FILES[0])
-        for key in ("files.output", "limits.output.bytes", "limits.output.files"):
-            found.based_on[key] = f"none of {counted(found.calls, 'call')} gave a file back"
+        found.based_on |= dict.fromkeys(_OUTPUT, f"none of {counted(found.calls, 'call')} gave a file back")
     elif giving and not any(did[ArtifactRefused.kind] for did in giving):
         most = max(sum(int(file["bytes"]) for file in did[collected]) for did in giving)
         many = max(len(did[collected]) for did in giving)
@@ -351,8 +345,8 @@ def _network(used: _ObservedUse, values: dict[str, Any]) -> None:
     if not reached:
         if "network" not in used.tool.needs and found.lifted == 0:
             network.update(mode="none", allow=[], credential=[])
-            for key in ("network.mode", "network.allow", "network.credential"):
-                found.based_on[key] = f"none of {counted(found.calls, 'call')} reached a host"
+            keys = ("network.mode", "network.allow", "network.credential")
+            found.based_on |= dict.fromkeys(keys, f"none of {counted(found.calls, 'call')} reached a host")
         return
     paths: dict[_Asked, set[str] | None] = {}
     times: Counter[str] = Counter()

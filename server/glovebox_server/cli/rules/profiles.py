@@ -158,28 +158,14 @@ def _check(settings: Settings, paths: Sequence[Path]) -> int:
     ]
     described_all = [described(item) for error in errors for item in (error, *error.more)]
     lost = {each.path for each in errors}
-    emit(
-        {
-            "checked": [*map(str, checked)],
-            "ignored": [*map(str, others)],
-            "shows_nothing": absent,
-            "errors": described_all,
-        },
-        *(
-            Text(printable(f"{path}: not read, since it is not named TOOL.toml in the directory itself"), "dim")
-            for path in others
-            if path not in lost
-        ),
-        *(
-            Text(
-                printable(f"{it['path']}: files.reveal: {json.dumps(it['reveal'])} shows nothing: {it['reason']}."),
-                "yellow",
-            )
-            for it in absent
-        ),
-        *map(refusal, errors),
-        f"{counted(len(checked), 'profile')} checked, {counted(len(described_all), 'error')}.",
-    )
+    unread = "not read, since it is not named TOOL.toml in the directory itself"
+    lines = [Text(printable(f"{path}: {unread}"), "dim") for path in others if path not in lost]
+    for each in absent:
+        told = f"files.reveal: {json.dumps(each['reveal'])} shows nothing: {each['reason']}."
+        lines.append(Text(printable(f"{each['path']}: {told}"), "yellow"))
+    value = {"checked": [*map(str, checked)], "ignored": [*map(str, others)], "shows_nothing": absent}
+    total = f"{counted(len(checked), 'profile')} checked, {counted(len(described_all), 'error')}."
+    emit({**value, "errors": described_all}, *lines, *map(refusal, errors), total)
     return USAGE if errors else OK
 
 

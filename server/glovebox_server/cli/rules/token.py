@@ -224,9 +224,9 @@ def for_stdio(command: Sequence[str]) -> str:
     return _joined(
         *fleeting,
         ("Claude Code", f"claude mcp add glovebox -- {shlex.join(command)}"),
-        ("Claude Desktop: claude_desktop_config.json", _json({"mcpServers": {"glovebox": server}})),
-        ("VS Code: .vscode/mcp.json", _json({"servers": {"glovebox": {"type": "stdio", **server}}})),
-        ("Cursor: ~/.cursor/mcp.json", _json({"mcpServers": {"glovebox": server}})),
+        ("Claude Desktop: claude_desktop_config.json", {"mcpServers": {"glovebox": server}}),
+        ("VS Code: .vscode/mcp.json", {"servers": {"glovebox": {"type": "stdio", **server}}}),
+        ("Cursor: ~/.cursor/mcp.json", {"mcpServers": {"glovebox": server}}),
     )
 
 
@@ -242,19 +242,16 @@ def for_http(url: str, token: str) -> str:
     add = ["claude", "mcp", "add", "--transport", "http", "glovebox", f"{url}/mcp"]
     return _joined(
         ("Claude Code", shlex.join([*add, "--header", f"Authorization: {bearer}"])),
-        ("Claude Desktop: claude_desktop_config.json", _json({"mcpServers": {"glovebox": desktop}})),
+        ("Claude Desktop: claude_desktop_config.json", {"mcpServers": {"glovebox": desktop}}),
         (
             f"VS Code: .vscode/mcp.json; it asks for the token, which is {token}",
-            _json({"inputs": [asked], "servers": {"glovebox": code}}),
+            {"inputs": [asked], "servers": {"glovebox": code}},
         ),
-        ("Cursor: ~/.cursor/mcp.json", _json({"mcpServers": {"glovebox": {"url": f"{url}/mcp", "headers": headers}}})),
+        ("Cursor: ~/.cursor/mcp.json", {"mcpServers": {"glovebox": {"url": f"{url}/mcp", "headers": headers}}}),
         ("Clients that only know HTTP with SSE", f"{url}/sse\nAuthorization: {bearer}"),
     )
 
 
-def _json(value: dict[str, Any]) -> str:
-    return json.dumps(value, indent=2)
-
-
-def _joined(*parts: tuple[str, str]) -> str:
-    return "\n\n".join(f"# {title}\n{text}" for title, text in parts) + "\n"
+def _joined(*parts: tuple[str, str | dict[str, Any]]) -> str:
+    texts = [(title, json.dumps(part, indent=2) if isinstance(part, dict) else part) for title, part in parts]
+    return "\n\n".join(f"# {title}\n{text}" for title, text in texts) + "\n"
