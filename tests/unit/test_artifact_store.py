@@ -240,7 +240,7 @@ async def test_one_principal_cannot_fill_the_store_for_all(tmp_path: Path) -> No
         with pytest.raises(RefusedError) as full:
             await keep(store, "b", b"12345")
         assert full.value.rule == "artifacts.full"
-        assert "Your artifacts may hold 10 bytes together" in full.value.reason
+        assert "Your artifacts may hold 10 bytes;" in full.value.reason
         await keep(store, "b", b"12345", principal=BOB)
 
 

@@ -65,8 +65,10 @@ class FilePatch(NamedTuple):
 
 
 def read_patch(patch: bytes, budget: WorkBudget) -> Iterator[FilePatch]:
-    """Yield each file of a patch; raise ``ValueError`` where it has not the form, or the budget is spent."""
+    """Yield each file of a patch; raise ``ValueError`` where it is too large, has not the form, or spent the budget."""
     at = 0
+    if len(patch) > MAX_PATCH_BYTES:
+        raise ValueError(at)
     while at < len(patch):
         head = _HEAD.match(patch, at)
         if head is None or not budget.spend(_STEP_COST):

@@ -9,8 +9,7 @@ documents, because hostile files are parsed in sandboxes only.
 
 import codecs
 import re
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from glovebox_sandboxes.contract.pictures import HEAD_BYTES, size
 
@@ -41,15 +40,7 @@ _KINDS: Final[tuple[tuple[str, str, tuple[bytes, ...]], ...]] = (
     ("application/x-npy", "npy", (b"\x93NUMPY",)),
     (TEXT, "txt log md html htm svg xml yaml yml toml jsonl ndjson py", ()),
 )
-_PROGRAMS: Final = (
-    b"\x7fELF",
-    b"MZ",
-    b"\xfe\xed\xfa",
-    b"\xcf\xfa\xed\xfe",
-    b"\xce\xfa\xed\xfe",
-    b"\xca\xfe\xba\xbe",
-    b"\0asm",
-)
+_PROGRAM: Final = re.compile(rb"\x7fELF|MZ|\xfe\xed\xfa|[\xcf\xce]\xfa\xed\xfe|\xca\xfe\xba\xbe|\0asm")
 _PICKLE: Final = re.compile(rb"\x80[\x02-\x05]")
 
 # Types that an extension chooses among if the bytes fit, and that it claims.
@@ -103,8 +94,7 @@ _DECEIVING: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Content:
+class Content(NamedTuple):
     """The type and risks of one file's bytes."""
 
     media_type: str
@@ -138,12 +128,10 @@ class Sniffer:
         self._tail = window[-3:]
         if _SOME_END not in self._risky and b"\r" in window and _RETURN.search(window):
             self._risky.add(_SOME_END)
-        if not window.translate(None, _PLAIN):
-            return
         if b"\0" in chunk:
             self._text = False
-            return
-        self._look_through(text)
+        elif window.translate(None, _PLAIN):
+            self._look_through(text)
 
     def _look_through(self, text: str) -> None:
         """Find the risks of a text in one pass for all that remain: each alone would take as long."""
@@ -202,7 +190,7 @@ def _text_type(head: bytes, extension: str) -> tuple[str, list[str]]:
 
 
 def _binary_type(head: bytes, extension: str) -> tuple[str, list[str]]:
-    if head.startswith(_PROGRAMS):
+    if _PROGRAM.match(head):
         return OCTETS, ["it is a program or a library"]
     if _PICKLE.match(head):
         return OCTETS, ["it looks like a Python pickle, which runs code when it is loaded"]

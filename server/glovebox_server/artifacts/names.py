@@ -204,16 +204,18 @@ def check_name(name: str) -> None:
 
 
 def _check_segment(name: str, segment: str) -> None:
-    if segment == "":
-        raise _refused(name, "its name is empty, absolute, or has an empty part between slashes")
-    if segment in {".", ".."}:
-        raise _refused(name, "its name contains . or .. as a part")
-    if len(segment.encode()) > MAX_SEGMENT_BYTES:
-        raise _refused(name, f"a part of its name is longer than {MAX_SEGMENT_BYTES} bytes")
-    if segment.strip(" ") != segment or segment.endswith("."):
-        raise _refused(name, "a part of its name begins or ends with a space, or ends with a dot")
-    if _WINDOWS_DEVICE.fullmatch(segment.split(".", 1)[0].rstrip(" ")):
-        raise _refused(name, "a part of its name is a device on Windows")
+    for unsafe, why in (
+        (segment == "", "its name is empty, absolute, or has an empty part between slashes"),
+        (segment in {".", ".."}, "its name contains . or .. as a part"),
+        (len(segment.encode()) > MAX_SEGMENT_BYTES, f"a part of its name is longer than {MAX_SEGMENT_BYTES} bytes"),
+        (
+            segment.strip(" ") != segment or segment.endswith("."),
+            "a part of its name begins or ends with a space, or ends with a dot",
+        ),
+        (_WINDOWS_DEVICE.fullmatch(segment.split(".", 1)[0].rstrip(" ")), "a part of its name is a device on Windows"),
+    ):
+        if unsafe:
+            raise _refused(name, why)
 
 
 def name_risks(name: str) -> tuple[str, ...]:

@@ -11,15 +11,7 @@ import zlib
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from glovebox_server.artifacts.diff_form import (
-    FILES,
-    MAX_PATCH_BYTES,
-    NO_ID,
-    FilePatch,
-    WorkBudget,
-    read_patch,
-    unpacked,
-)
+from glovebox_server.artifacts.diff_form import FILES, NO_ID, FilePatch, WorkBudget, read_patch, unpacked
 from glovebox_server.artifacts.names import MAX_NAME_BYTES, quoted
 from glovebox_server.errors import RefusedError
 
@@ -46,10 +38,10 @@ def made(patch: bytes, read: Read) -> list[Made]:
             the program was given.
     """
     try:
-        files = list(read_patch(patch[: MAX_PATCH_BYTES + 1], WorkBudget()))
+        files = list(read_patch(patch, WorkBudget()))
     except ValueError:
         files = []
-    if not files or len(patch) > MAX_PATCH_BYTES:
+    if not files:
         raise _unfit("it is no patch as an overlay writes it, or is cut off, or too large")
     found: dict[str, Made] = {}
     size = 0

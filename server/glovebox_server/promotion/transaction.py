@@ -208,12 +208,7 @@ def _stage(folder: TargetFolder, journal: Journal, promotion: Promotion, content
 def _move(folder: TargetFolder, promotion: Promotion, number: int, change: Change) -> None:
     staged = f"{promotion.stage}/{number}"
     try:
-        if change.before and change.after:
-            folder.exchange(staged, change.name)
-        elif change.after:
-            folder.move(staged, change.name)
-        else:
-            folder.move(change.name, staged)
+        _swap(folder, staged, change.name, change)
     except OSError as problem:
         if problem.errno in _NOT_THERE:
             raise _conflict(change.name) from problem
@@ -241,21 +236,28 @@ def _put_back(folder: TargetFolder, promotion: Promotion, number: int, change: C
     """Put a file back; return False if it was changed since."""
     staged = f"{promotion.stage}/{number}"
     if change.after is None:
-        if not folder.is_there(staged):
-            return True
-        if is_free := not folder.is_there(change.name):
-            folder.move(staged, change.name)
-        return is_free
+        if is_moved := folder.is_there(staged) and not folder.is_there(change.name):
+            _swap(folder, change.name, staged, change)
+        return is_moved or not folder.is_there(staged)
     if _is(folder, staged, change):
         return True  # it was never moved
     if not folder.is_there(change.name):
         return change.before is None  # else it was removed
-    swap = folder.exchange if change.before else folder.move
-    swap(change.name, staged)
+    _swap(folder, change.name, staged, change)
     if _is(folder, staged, change):
         return True
-    swap(staged, change.name)
+    _swap(folder, staged, change.name, change)
     return False
+
+
+def _swap(folder: TargetFolder, one: str, other: str, change: Change) -> None:
+    """Bring the new file from ``one`` to ``other``, or only the old one the other way."""
+    if change.before and change.after:
+        folder.exchange(one, other)
+    elif change.after:
+        folder.move(one, other)
+    else:
+        folder.move(other, one)
 
 
 def _is(folder: TargetFolder, name: str, change: Change) -> bool:
