@@ -126,26 +126,30 @@ class Comparison:
         return status.st_size == before[3] and digest_of(path) == before[2]
 
     def _check(self, name: str, before: Copied | None, status: os.stat_result | None) -> None:
-        if (before is not None and before[0] == "link") or (status is not None and stat.S_ISLNK(status.st_mode)):
-            raise ValueError("a symbolic link")
-        # git aborts half-way when something it cannot remove lies in the way.
-        if status is not None and before is not None and stat.S_ISDIR(status.st_mode):
-            raise ValueError("a folder stands in the place of a file")
-        if before is None and name in self._folders:
-            raise ValueError("it stands in the place of a folder")
-        if status is not None and not stat.S_ISREG(status.st_mode):
-            raise ValueError("not a regular file")
-        if not name.isprintable() or len(name.encode("utf-8", "replace")) > MAX_NAME:
-            raise ValueError("its name is not plain text of bounded length")
-        if forbidden := git.why_not(name, self._layout):
-            raise ValueError(forbidden)
+        kind = stat.S_IFMT(status.st_mode) if status else stat.S_IFREG
         parts = name.split("/")
-        if status is not None and any("/".join(parts[:end]) in self._original.files for end in range(1, len(parts))):
-            raise ValueError("its folder stands in the place of a file or a link")
-        for end in range(1, len(parts) + 1):
-            reason = self._original.absent.get("/".join(parts[:end]))
-            if reason:
-                raise ValueError(f"the original was not copied: {reason}")
+        ways = ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
+        forbidden = git.why_not(name, self._layout)
+        absent = next((self._original.absent[way] for way in ways if way in self._original.absent), "")
+        for is_so, reason in (
+            (kind == stat.S_IFLNK or (before and before[0] == "link"), "a symbolic link"),
+            # git aborts half-way when something it cannot remove lies in the way.
+            (kind == stat.S_IFDIR and before, "a folder stands in the place of a file"),
+            (before is None and name in self._folders, "it stands in the place of a folder"),
+            (kind != stat.S_IFREG, "not a regular file"),
+            (
+                not name.isprintable() or len(os.fsencode(name)) > MAX_NAME,
+                "its name is not plain text of bounded length",
+            ),
+            (forbidden, forbidden),
+            (
+                status and not self._original.files.keys().isdisjoint(ways[:-1]),
+                "its folder stands in the place of a file or a link",
+            ),
+            (absent, f"the original was not copied: {absent}"),
+        ):
+            if is_so:
+                raise ValueError(reason)
 
     def _part(self, name: str, old_mode: str | None, old: bytes, new_mode: str | None, new: bytes) -> bytes:
         first, second = _quoted(f"a/{name}"), _quoted(f"b/{name}")

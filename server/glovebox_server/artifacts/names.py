@@ -6,7 +6,7 @@ copy to a real folder safe on Linux, macOS and Windows. Must never be imported h
 
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from glovebox_audit.printable import UNSEEN
@@ -49,9 +49,6 @@ UNKNOWN: Final = "it is of a kind that is not known to be harmless: programs may
 """Of a name with no other reason, and not of the files of a patch: all of a patch is reviewed."""
 _INSTRUCTIONS: Final = "agents read it as instructions"
 _BUILD: Final = "build tools run or obey it"
-_HIDDEN: Final = "it is hidden, and programs load hidden files without being asked"
-_INSTRUCTION: Final = "it begins with {}, which command lines read as an instruction"
-_SHORT: Final = "it may be the short name of another file on Windows"
 
 # Whole segments, case-folded. The reason names the program that loads it: a reviewer can check it. Only folders and
 # names with an ending of ``_INERT`` are needed; the others are marked anyway.
@@ -227,32 +224,30 @@ def reasons(name: str) -> dict[str, str]:
     """Return each reason against putting a file of this path into a real folder, with its first segment."""
     # File systems that ignore case may treat compatibility forms alike too: check the folded name.
     segments = _folded(name).split("/")
-    found: dict[str, str] = {}
-    _by_parts(segments, found)
     last = segments[-1]
     ending = "." + last.rsplit(".", 1)[-1] if "." in last else ""
-    if reason := _RUN_BY_ENDING.get(ending):
-        found.setdefault(reason, ending)
-    for pattern, reason in _LOADED_AS_FILE:
-        if pattern.fullmatch(last):
-            found.setdefault(reason, last)
-    if not found and ending not in _INERT:
-        found[UNKNOWN] = ending or last
+    told = [(reason, segment) for segment in segments for reason in _of_segment(segment)]
+    told += [(_RUN_BY_ENDING[ending], ending)] if ending in _RUN_BY_ENDING else []
+    told += [(reason, last) for pattern, reason in _LOADED_AS_FILE if pattern.fullmatch(last)]
+    if not told and ending not in _INERT:
+        told.append((UNKNOWN, ending or last))
     if any(character in _SHELL_CHARACTERS for character in name):
-        found.setdefault("its name contains characters that a shell interprets", last)
+        told.append(("its name contains characters that a shell interprets", last))
+    found: dict[str, str] = {}
+    for reason, segment in told:
+        found.setdefault(reason, segment)
     return found
 
 
-def _by_parts(segments: list[str], found: dict[str, str]) -> None:
-    for segment in segments:
-        if reason := _LOADED_BY_NAME.get(segment):
-            found.setdefault(reason, segment)
-        elif segment.startswith("."):
-            found.setdefault(_HIDDEN, segment)
-        if segment.startswith(("-", "~")):
-            found.setdefault(_INSTRUCTION.format(segment[0]), segment)
-        if _SHORT_NAME.fullmatch(segment):
-            found.setdefault(_SHORT, segment)
+def _of_segment(segment: str) -> Iterator[str]:
+    if reason := _LOADED_BY_NAME.get(segment):
+        yield reason
+    elif segment.startswith("."):
+        yield "it is hidden, and programs load hidden files without being asked"
+    if segment.startswith(("-", "~")):
+        yield f"it begins with {segment[0]}, which command lines read as an instruction"
+    if _SHORT_NAME.fullmatch(segment):
+        yield "it may be the short name of another file on Windows"
 
 
 def _folded(name: str) -> str:
