@@ -39,7 +39,6 @@ from glovebox_server.errors import AuditError, InvalidArgumentsError
 from glovebox_server.guards.admission.admission import Admission
 from glovebox_server.guards.approvals.approvals import Approvals
 from glovebox_server.guards.budgets.budgets import opened as open_budgets
-from glovebox_server.guards.budgets.spending import BudgetRemainder
 from glovebox_server.guards.credentials.sources import CredentialCache
 from glovebox_server.guards.journal.journal import CallJournal, sandbox_started
 from glovebox_server.guards.redaction.detector import Forms
@@ -55,7 +54,7 @@ from glovebox_server.requests import Refusals, Runs, derive_key, load_key
 from glovebox_server.settings import Settings
 from glovebox_server.startup import check_preloads, governed, policy_file, prepare_sandboxes
 from glovebox_server.tools import TOOLS
-from glovebox_server.tools.base import Tool
+from glovebox_server.tools.base import BudgetRemainder, Tool
 from glovebox_server.upkeep.environments import required
 from glovebox_server.upkeep.log import recover, rotation
 from glovebox_server.workspace import Workspace

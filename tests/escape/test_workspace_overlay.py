@@ -381,6 +381,6 @@ for attempt in (lambda: open("/guest/workspace/notes.txt", "w"), lambda: os.remo
     assert set(rest) <= {"EROFS", "EACCES"}
     assert len(rest) == 2
     assert fingerprint(workspace) == before
-    assert called.fields["changes"]["created"] == ("first.txt",)
+    assert list(called.fields["changes"]["created"]) == ["first.txt"]
     cut = "not in the patch: its end may be missing, the workspace was full when it was written"
     assert f"'/workspace/flood': not collected, {cut}" in called.fields["notes"]

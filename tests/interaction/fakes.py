@@ -26,11 +26,10 @@ from glovebox_server.core.accept import find_tool, validate_arguments
 from glovebox_server.core.rights import ActivePolicy, Governed, Rights
 from glovebox_server.errors import AuditError
 from glovebox_server.guards.admission.admission import Admission
-from glovebox_server.guards.budgets.spending import BudgetRemainder
 from glovebox_server.guards.journal import journal
 from glovebox_server.mcp.catalogue import FORMAT, Manifest
 from glovebox_server.requests import Refusals, Runs
-from glovebox_server.tools.base import Arguments, Tool, ToolAnswer, ToolResult
+from glovebox_server.tools.base import Arguments, BudgetRemainder, Tool, ToolAnswer, ToolResult
 from glovebox_server.transport import tokens
 
 DIGEST = "sha256:" + "0" * 64

@@ -48,17 +48,18 @@ class ToolFailure(BaseModel):
     line: int | None = Field(default=None, description="of the program")
 
 
-class BudgetLeft(BaseModel):
-    """The little that is left of one budget."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetRemainder:
+    """What is left of one bounded thing, in the units of policies, beside what running calls may still take."""
 
     budget: str
-    what: str = Field(description="calls, failures, seconds, bytes, connections or artifacts")
+    what: Annotated[str, Field(description="calls, failures, seconds, bytes, connections or artifacts")]
     per: str
     every: str
-    tool: str | None = Field(description="whose calls alone are counted")
+    tool: Annotated[str | None, Field(description="whose calls alone are counted")]
     left: float
     of: float
-    refills: str | None = Field(description="when; null where it does not within the run")
+    refills: Annotated[str | None, Field(description="when; null where it does not within the run")]
 
 
 class ToolResult(BaseModel):
@@ -70,7 +71,7 @@ class ToolResult(BaseModel):
     isolation: Isolation | None = None
     profile_digest: str = ""
     elapsed_ms: float = 0.0
-    budget: tuple[BudgetLeft, ...] | None = None
+    budget: tuple[BudgetRemainder, ...] | None = None
     redacted: Mapping[str, int] | None = None
     invisible: int | None = None
 

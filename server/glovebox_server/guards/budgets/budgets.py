@@ -27,7 +27,6 @@ from glovebox_server.guards.approvals.rules import Proposal, propose
 from glovebox_server.guards.budgets import store
 from glovebox_server.guards.budgets.spending import (
     Amounts,
-    BudgetRemainder,
     Clocks,
     Funds,
     Spender,
@@ -43,6 +42,7 @@ from glovebox_server.guards.budgets.spending import (
 from glovebox_server.guards.budgets.store import Ledger, ReservationRequest
 from glovebox_server.stores import database
 from glovebox_server.stores.database import Database
+from glovebox_server.tools.base import BudgetRemainder
 
 _log = logging.getLogger(__name__)
 

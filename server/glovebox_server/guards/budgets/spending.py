@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 from glovebox_profiles.model import Profile
 from glovebox_profiles.policy.model import SPENDING, Budget, Rate
 from glovebox_sandboxes.contract.errors import Refusal
+from glovebox_server.tools.base import BudgetRemainder
 
 Every = Literal["minute", "hour", "day", "run"]
 
@@ -111,23 +112,6 @@ class BudgetLine:
     key: str
     """Run, principal, workflow (or principal), or principal and tool. A run's has its principal: no other spends."""
     limits: Amounts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BudgetRemainder:
-    """The remainder of one bounded thing, in the units of policies."""
-
-    budget: str
-    what: str
-    """A name of ``SPENDING``."""
-    per: str
-    every: str
-    tool: str | None
-    left: int | float
-    """At least 0; excludes what running calls may still take."""
-    of: int | float
-    refills: str | None
-    """Wall-clock end of the window; None if it lasts as long as the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

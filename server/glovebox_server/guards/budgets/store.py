@@ -18,7 +18,6 @@ from glovebox_server.guards.budgets.spending import (
     LENGTH_MS,
     Amounts,
     BudgetLine,
-    BudgetRemainder,
     Clocks,
     Funds,
     Spender,
@@ -28,6 +27,7 @@ from glovebox_server.guards.budgets.spending import (
     told,
     window,
 )
+from glovebox_server.tools.base import BudgetRemainder
 
 NAME: Final = "budgets.sqlite"
 TIDY_MS: Final = 60_000
