@@ -1,4 +1,4 @@
-"""Reads a server's policy from its file, decides its examples as calls, and finds its workspaces on this host."""
+"""Reads a server's policy from its file, decides its examples as calls, and prepares sandboxes."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence

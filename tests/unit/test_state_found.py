@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess  # noqa: TID251 - the command of a user of its own
 import sys
@@ -18,6 +19,7 @@ from glovebox_sandboxes.drivers import registry
 from glovebox_server.cli import state as state_directories
 from glovebox_server.cli.main import main
 from glovebox_server.exits import NO_SERVER, OK, UNAVAILABLE, USAGE
+from glovebox_server.failures import own_command
 from glovebox_server.guards.stops.stops import stops_of
 from glovebox_server.secret_files import prepare_state
 
@@ -31,7 +33,6 @@ from glovebox_server.cli.rules import stop
 from glovebox_server.cli.entry import run
 state.MACHINE_FILE, user = Path(sys.argv.pop(1)), int(sys.argv.pop(1))
 os.setresuid(user, user, user)
-sys.argv[0] = "/opt/glovebox/bin/glovebox"
 sys.exit(run())
 """
 
@@ -194,7 +195,7 @@ def test_a_user_without_access_reads_the_line_to_type(machine: Machine) -> None:
     status, text = machine.program("stop", "--all", "--because", "It runs in circles", user=STRANGER)
     assert status == UNAVAILABLE
     assert f"everything is stopped in {machine.own}" in text
-    line = "sudo /opt/glovebox/bin/glovebox stop --all --because 'It runs in circles' --state-dir"
+    line = f"sudo {shlex.join(own_command())} stop --all --because 'It runs in circles' --state-dir"
     assert f"Run `{line} {machine.served}`" in text
 
 

@@ -2,6 +2,8 @@
 
 Only what records show is narrowed, and never below it. What was not counted, or cannot be known since arguments were
 not kept, stays as it is and is reported. A suggestion is within what is in effect.
+
+And recorded calls decided again under other profiles: what a role, a budget or a stop refused stays refused.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""``glovebox receipt``: declared here, done in ``actions.receipts``."""
+"""``glovebox receipt`` and ``bundle``, and ``audit bundle | prove``: what is checked anywhere."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence

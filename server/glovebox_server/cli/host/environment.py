@@ -1,4 +1,4 @@
-"""``glovebox environment``: declared here, done in ``actions.environments``."""
+"""``glovebox environment``, ``setup`` and ``clean``: what is built on this machine, and what goes."""
 
 import importlib
 import os

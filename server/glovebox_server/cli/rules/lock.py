@@ -1,4 +1,4 @@
-"""``glovebox profiles lock | sign``: writes down what is in effect, and signs it."""
+"""``glovebox profiles lock | sign | simulate | suggest``: what is in effect as one file, and what would be."""
 
 import json
 import shlex

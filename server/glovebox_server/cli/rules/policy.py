@@ -1,4 +1,4 @@
-"""``glovebox policy``: checks it, explains it for one caller, compares two."""
+"""``glovebox policy``: checks it, explains it for one caller, compares two; and ``usage``."""
 
 import csv
 import os

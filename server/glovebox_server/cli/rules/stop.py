@@ -1,4 +1,4 @@
-"""``glovebox stop``, ``resume`` and ``stops``."""
+"""``glovebox stop``, ``resume`` and ``stops``; and ``canary``, whose marker is never printed."""
 
 import os
 import posixpath

@@ -1,4 +1,8 @@
-"""``glovebox token``: makes, lists and revokes bearer tokens; and the one that ``client-config`` shows."""
+"""``glovebox token`` and ``client-config``, which shows one. Nothing is written, except a token on request.
+
+Formats: https://code.claude.com/docs/en/mcp, https://modelcontextprotocol.io/docs/develop/connect-local-servers,
+https://code.visualstudio.com/docs/copilot/reference/mcp-configuration, https://cursor.com/docs/context/mcp.
+"""
 
 import json
 import shlex
