@@ -92,11 +92,8 @@ def may_take(taken: int, left: int) -> bool:
     return taken < SHARE * left
 
 
-class FairLimiter:
+class FairLimiter(Turns[anyio.Event]):
     """A limiter like ``anyio.CapacityLimiter``, with ``Turns`` instead of an order of arrival."""
-
-    def __init__(self, most: int, *, shared: bool) -> None:
-        self._turns: Turns[anyio.Event] = Turns(most, shared=shared)
 
     @asynccontextmanager
     async def turn(self, key: str) -> AsyncIterator[None]:
@@ -115,7 +112,7 @@ class FairLimiter:
     async def acquire(self, key: str, bound: int | None = None) -> None:
         """Wait for a turn, which the caller releases; ``bound``: how many the key may have with this one."""
         granted = anyio.Event()
-        self._turns.ask(key, granted, bound)
+        self.ask(key, granted, bound)
         self._grant()
         if granted.is_set():
             return
@@ -125,17 +122,17 @@ class FairLimiter:
             if granted.is_set():
                 self.release(key, bound)
             else:
-                self._turns.withdraw(key, granted)
+                self.withdraw(key, granted)
                 self._grant()
             raise
 
     def release(self, key: str, bound: int | None = None) -> None:
         """End a turn acquired with this bound."""
-        self._turns.release(key, bound)
+        super().release(key, bound)
         self._grant()
 
     def _grant(self) -> None:
-        for granted in self._turns.grant():
+        for granted in self.grant():
             granted.set()
 
 

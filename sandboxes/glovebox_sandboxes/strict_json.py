@@ -36,6 +36,8 @@ def _read(text: bytes | str, **numbers: Any) -> Any:
         source = text if isinstance(text, bytes) else text.encode()
         bound(source)
         value = json.loads(source.decode(), object_pairs_hook=_object, **numbers)
+        if b"\\u" in source:  # nothing else makes half a character of good UTF-8
+            json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:  # only of what is no JSON: levels were counted
         raise ValueError("not JSON: brackets without their ends") from None
     except UnicodeDecodeError:
@@ -44,37 +46,14 @@ def _read(text: bytes | str, **numbers: Any) -> Any:
         raise ValueError("a lone surrogate") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON: {error.msg} at character {error.pos}") from None
-    if b"\\u" in source:  # nothing else makes half a character of good UTF-8
-        _walk(value)
     return value
-
-
-def _walk(value: Any) -> None:
-    """Check every text; not by recursion, which is slower."""
-    waiting: list[Any] = [value]
-    while waiting:
-        item = waiting.pop()
-        if isinstance(item, str):
-            _text(item)
-        elif isinstance(item, dict | list):
-            waiting.extend(item.values() if isinstance(item, dict) else item)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
         raise ValueError("the same key twice in one object")
-    for key in result:
-        _text(key)
     return result
-
-
-def _text(text: str) -> None:
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise ValueError("a lone surrogate") from None
 
 
 def _float(text: str) -> float:

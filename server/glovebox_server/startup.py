@@ -158,7 +158,7 @@ async def check_preloads(profiles: ProfileSet, sandboxes: SandboxProvider, state
             continue
         spec = to_spec(profile, workspace=None)
         try:
-            driver, plan = await sandboxes.choose(profile.isolation, spec)
+            driver, plan = await sandboxes.drivers.choose(profile.isolation, spec)
         except UnsupportedSpecError:
             continue  # nothing can run under it here, and its calls report why
         mark = known / plan.digest.partition(":")[2]
@@ -167,7 +167,7 @@ async def check_preloads(profiles: ProfileSet, sandboxes: SandboxProvider, state
         try:
             await _attest(driver, plan)
         except SandboxError as problem:
-            _, without = await sandboxes.choose((driver.name,), spec.without_preload())
+            _, without = await sandboxes.drivers.choose((driver.name,), spec.without_preload())
             await _attest(driver, without)  # if this fails too, the modules are not to blame
             last = problem.reason.strip().splitlines()[-1]
             raise ProfileError(

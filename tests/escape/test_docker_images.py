@@ -16,7 +16,7 @@ from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.drivers.docker.driver import DockerDriver
 from glovebox_sandboxes.drivers.docker.image import content
 from glovebox_sandboxes.drivers.docker.image.build import build, remove
-from glovebox_sandboxes.runtime import environments, locks, runtime
+from glovebox_sandboxes.runtime import environments, packages, runtime
 
 pytestmark = pytest.mark.driver("docker")
 
@@ -178,7 +178,7 @@ async def test_an_environment_is_an_image_of_its_own(tmp_path: Path, monkeypatch
     wheels.alone(monkeypatch, tmp_path / "wheels")
     (tmp_path / "one.toml").write_text('packages = ["package-one"]\nmodules = ["one"]\n')
     environment = environments.load("one", tmp_path)
-    await locks.write(environment, runtime.base_python(), lambda _: None)
+    await packages.write_lock(environment, runtime.base_python(), lambda _: None)
     environments.record(tmp_path, environment, environment.locked())
     try:
         image = await build(content.tag(), environment=environment)

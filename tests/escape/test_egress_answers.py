@@ -25,7 +25,7 @@ from tests.fixtures.internet import (
 )
 
 from glovebox_profiles.egress.rules import EgressRule
-from glovebox_server.egress.limits import EgressLimits
+from glovebox_server.egress.events import EgressLimits
 
 __all__ = ["wires"]
 

@@ -27,8 +27,7 @@ from tests.fixtures.internet import (
 )
 
 from glovebox_profiles.egress.rules import EgressRule
-from glovebox_server.egress.events import EgressAttempt
-from glovebox_server.egress.limits import EgressLimits
+from glovebox_server.egress.events import EgressAttempt, EgressLimits
 
 __all__ = ["wires"]
 

@@ -16,9 +16,9 @@ from tests.fixtures.internet import OTHER, PRIVATE, SITE, Cable, Internet, inter
 from tests.fixtures.tls_hello import made_hello, real_hello, server_name
 
 from glovebox_profiles.egress.rules import EgressRule
+from glovebox_server.egress.events import EgressLimits
 from glovebox_server.egress.gate import Traffic
-from glovebox_server.egress.limits import EgressLimits
-from glovebox_server.egress.tunnel import connect
+from glovebox_server.egress.serve import connect
 
 __all__ = ["wires"]
 

@@ -17,7 +17,7 @@ from tests.fixtures.zygotes import answer, outcome_of
 from glovebox_sandboxes.contract.base import Driver, Plan
 from glovebox_sandboxes.contract.errors import UnsupportedSpecError
 from glovebox_sandboxes.drivers import registry
-from glovebox_sandboxes.runtime import environments, locks, runtime
+from glovebox_sandboxes.runtime import environments, packages, runtime
 from glovebox_sandboxes.session import connection
 
 pytestmark = pytest.mark.driver("bubblewrap")
@@ -40,7 +40,7 @@ def data(runtime_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             wheels.make(place / "wheels", f"package_{name}", "1.0", files)
             (own / f"{name}.toml").write_text(f'packages = ["package-{name}"]\nmodules = ["{name}"]\n')
             environment = environments.load(name, own)
-            anyio.run(locks.write, environment, runtime.base_python(), lambda _: None)
+            anyio.run(packages.write_lock, environment, runtime.base_python(), lambda _: None)
             anyio.run(runtime.build, data, lambda _: None, environment)
     return data
 

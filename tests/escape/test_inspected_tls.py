@@ -8,7 +8,7 @@ import pytest
 from tests.fixtures.brokered import DRIVERS, glovebox, profile
 from tests.fixtures.internet import OTHER, SITE, Cable, answering, internet, ok, read_head, redirect, site, wires
 
-from glovebox_server.egress.limits import EgressLimits
+from glovebox_server.egress.events import EgressLimits
 
 __all__ = ["wires"]
 

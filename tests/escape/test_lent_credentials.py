@@ -26,7 +26,7 @@ from tests.fixtures.internet import (
 
 from glovebox_profiles.egress.rules import EgressRule
 from glovebox_profiles.model import Credential
-from glovebox_server.egress.limits import EgressLimits
+from glovebox_server.egress.events import EgressLimits
 from glovebox_server.egress.request import PIECE_SEARCHED
 from glovebox_server.guards.credentials.injector import CredentialInjector
 from glovebox_server.guards.credentials.sources import CredentialValue, unusable

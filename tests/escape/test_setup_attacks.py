@@ -53,7 +53,7 @@ async def test_a_manifest_does_not_say_what_is_run_on_the_host(tmp_path: Path) -
     hostile = tmp_path / "python3"
     hostile.write_text(f"#!/bin/sh\n: > '{left}'\n")
     hostile.chmod(0o755)
-    manifest = {"version": "3.11.2", "base": str(hostile)}
+    manifest = runtime._Manifest(format=3, lock="", python=str(hostile), version="3.11.2", digest="")
     await runtime._build_guest(tmp_path, manifest, lambda _: None)
     assert not left.exists()
     await runtime._compile(hostile, [tmp_path])

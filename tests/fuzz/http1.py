@@ -16,9 +16,8 @@ from tests.fuzz.harness import bounded, pieces, text
 
 from glovebox_profiles.egress.targets import METHODS, parse_url
 from glovebox_sandboxes.contract.errors import RefusedError
-from glovebox_server.egress.events import PeerError
+from glovebox_server.egress.events import READ_BYTES, EgressLimits, PeerError
 from glovebox_server.egress.http1 import Exchange, RequestClock
-from glovebox_server.egress.limits import READ_BYTES, EgressLimits
 from glovebox_server.egress.request import request_headers
 
 T = TypeVar("T")

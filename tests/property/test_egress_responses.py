@@ -9,9 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from glovebox_profiles.egress.targets import parse_url
-from glovebox_server.egress.events import PeerError
+from glovebox_server.egress.events import EgressLimits, PeerError
 from glovebox_server.egress.http1 import Exchange, RequestClock
-from glovebox_server.egress.limits import EgressLimits
 from glovebox_server.egress.request import request_headers
 
 LIMITS = EgressLimits(header_bytes=500, body_bytes=500, ratio_grace_bytes=100)

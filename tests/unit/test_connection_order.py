@@ -67,7 +67,7 @@ async def test_nothing_is_dialled_that_is_not_on_record_as_allowed(effect: Any) 
         """Never come to."""
 
     target = EgressTarget(method="GET", scheme="https", host="a.example.org", port=443, path="/")
-    gate = EgressGate(rules=(), on_decision=keep, dial=dial)
+    gate = EgressGate(rules=(), on_decision=keep, connect_to=dial)
     decision = EgressDecision(effect=effect, rule="r", reason="", hint="")
     for is_recorded in (False, True):
         attempt = EgressAttempt(kind="request", asked="", target=target, use=use)

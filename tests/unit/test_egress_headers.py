@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from glovebox_profiles.model import Credential
 from glovebox_sandboxes.contract.errors import RefusedError
-from glovebox_server.egress.limits import EgressLimits
+from glovebox_server.egress.events import EgressLimits
 from glovebox_server.egress.request import request_headers
 
 PASSED = [

@@ -11,8 +11,7 @@ from glovebox_profiles.egress.rules import EgressRule
 from glovebox_profiles.egress.targets import Address
 from glovebox_sandboxes.session.connection import Duplex
 from glovebox_server.egress.authority import MAX_LEAVES, Authority
-from glovebox_server.egress.events import EgressAttempt
-from glovebox_server.egress.limits import EgressLimits
+from glovebox_server.egress.events import EgressAttempt, EgressLimits
 from glovebox_server.egress.serve import serve_stream
 
 REQUEST: Mapping[str, Any] = {"method": "POST", "url": "https://evil.example/", "headers": []}

@@ -14,7 +14,7 @@ from tests.fixtures import wheels
 
 from glovebox_profiles.errors import ProfileError
 from glovebox_sandboxes.contract.errors import MisnamedError, SandboxError
-from glovebox_sandboxes.runtime import environments, guest_gc, libraries, locks, packages, runtime
+from glovebox_sandboxes.runtime import environments, guest_gc, packages, runtime
 from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_server import app as apps
 from glovebox_server.cli.main import main
@@ -54,7 +54,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(runtime, "_LEFT_OUT", ("*",))
     monkeypatch.setattr(runtime, "_compile", nothing)
-    monkeypatch.setattr(libraries, "copy", nothing)
+    monkeypatch.setattr(packages, "copy_libraries", nothing)
 
 
 def written(settings: Settings, name: str = "own", text: str = FILE) -> Environment:
@@ -65,7 +65,7 @@ def written(settings: Settings, name: str = "own", text: str = FILE) -> Environm
 
 async def locked(environment: Environment) -> str:
     """The text of its lock, made now."""
-    await locks.write(environment, runtime.base_python(), lambda _: None)
+    await packages.write_lock(environment, runtime.base_python(), lambda _: None)
     return environment.lock.read_text()
 
 
@@ -221,13 +221,13 @@ def test_what_a_library_needs_is_read_and_not_tried(tmp_path: Path) -> None:
     """Names of libraries alone: no path, as which a wheel could have any file of the host's copied in."""
     path = tmp_path / "a.so"
     path.write_bytes(elf(b"libm.so.6", b"../../../etc/shadow", b"/etc/shadow", b"", b"..", b"liby-1.so"))
-    assert list(libraries.needed(path)) == ["libm.so.6", "liby-1.so"]
+    assert list(packages.needed(path)) == ["libm.so.6", "liby-1.so"]
     whole = path.read_bytes()
     for cut in range(0, len(whole), 7):
         path.write_bytes(whole[:cut])
-        assert set(libraries.needed(path)) <= {"libm.so.6", "liby-1.so"}
+        assert set(packages.needed(path)) <= {"libm.so.6", "liby-1.so"}
     path.write_bytes(b"#!/bin/sh\n")
-    assert list(libraries.needed(path)) == []
+    assert list(packages.needed(path)) == []
 
 
 @pytest.mark.usefixtures("short", "index")

@@ -16,7 +16,7 @@ from glovebox_server.app import check_example
 from glovebox_server.calls import Principal, ToolCall
 from glovebox_server.core.accept import decide
 from glovebox_server.egress.request import request
-from glovebox_server.egress.tunnel import connect
+from glovebox_server.egress.serve import connect
 from glovebox_server.guards.credentials.sources import CredentialCache
 from glovebox_server.guards.journal import journal
 from glovebox_server.guards.network.guard import make_gate, make_injector

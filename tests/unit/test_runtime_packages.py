@@ -18,7 +18,7 @@ from glovebox_sandboxes.contract.base import Capabilities, Driver, Missing
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.drivers.bubblewrap import driver as bubblewrap
-from glovebox_sandboxes.runtime import environments, libraries, packages, runtime, trial
+from glovebox_sandboxes.runtime import environments, packages, runtime, trial
 from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_sandboxes.runtime.runtime import Runtime
 
@@ -106,7 +106,7 @@ def test_libraries_go_by_the_name_they_are_looked_for(tmp_path: Path) -> None:
 \t{home}/ld-linux.so.2 (0x00007fdd)
 """
     (home / "bin").mkdir()
-    assert {name: path.resolve() for name, path in libraries._named(told, root).items()} == {
+    assert {name: path.resolve() for name, path in packages._named(told, root).items()} == {
         "libpython3.13.so.1.0": home / "libpython3.13.so.1.0",
         f"{home}/ld-linux.so.2": home / "ld-linux.so.2",
     }

@@ -62,7 +62,7 @@ class SecretFileIndex:
         self._changed = changed
         self._mounts = watches.MountWatch()
         try:
-            self._queue = watches.Inotify()
+            self.queue = watches.Inotify()
         except OSError:
             self._mounts.close()
             raise
@@ -82,14 +82,9 @@ class SecretFileIndex:
         self._closed = False
         self._guards: set[SecretFileGuard] = set()
         self._found: Found = ()
-        self._masks: dict[frozenset[str], tuple[Found, tuple[str, ...]]] = {}
+        self._masks: dict[frozenset[str], tuple[str, ...]] = {}
         self.problem: tuple[str, str] | None = None
         """Why it is unknown, and what to do; None if it is known."""
-
-    @property
-    def descriptor(self) -> int:
-        """Return a descriptor that is readable when a change waits."""
-        return self._queue.descriptor
 
     @property
     def count(self) -> int:
@@ -105,7 +100,7 @@ class SecretFileIndex:
         # Engines mount for every container: only mounts in this directory matter.
         if self._mounts.changed() and (self._lock.locked() or self._mounted_here()):
             self._mounted = True
-        return not self._mounted and not self._queue.pending and not self._lock.locked()
+        return not self._mounted and not self.queue.pending and not self._lock.locked()
 
     @property
     def current(self) -> bool:
@@ -117,18 +112,16 @@ class SecretFileIndex:
         if self.problem is not None:
             reason, fix = self.problem
             raise UnsupportedSpecError(FIELD, f"secrets in it cannot be hidden from programs: {reason}", fix)
-        found = self._found
-        known = self._masks.get(revealed)
-        if known is None or known[0] is not found:
-            hidden = {mask: names for mask, names in found if not any(shown(name, revealed) for name in names)}
+        masks = self._masks  # another one from the moment on that there is more
+        if revealed not in masks:
+            hidden = {mask: names for mask, names in self._found if not any(shown(name, revealed) for name in names)}
             if "/" in hidden:
                 reason = f"the link {named(hidden['/'][-1])} is named as a secret, and leads to all of it, or too far"
                 raise UnsupportedSpecError(FIELD, reason, "Remove or rename it, or show it (files.reveal).")
-            masks = folded(hidden)
-            if len(self._masks) >= _MOST_KNOWN:
-                self._masks.clear()
-            known = self._masks[revealed] = found, masks
-        return known[1]
+            if len(masks) >= _MOST_KNOWN:
+                masks.clear()
+            masks[revealed] = folded(hidden)
+        return masks[revealed]
 
     @contextmanager
     def guarding(self, revealed: frozenset[str], broke: Callable[[], None]) -> Iterator[SecretFileGuard]:
@@ -154,7 +147,7 @@ class SecretFileIndex:
             mounted, self._mounted = self._mounted, False
             if mounted and self._mounted_here():
                 self._rebuild()
-            for number, mask, name in self._queue.read():
+            for number, mask, name in self.queue.read():
                 self._take(number, mask, name)
             self._publish()
 
@@ -162,7 +155,7 @@ class SecretFileIndex:
         """Stop watching."""
         with self._lock:
             self._closed = True
-            self._queue.close()
+            self.queue.close()
             self._mounts.close()
 
     def _mounted_here(self) -> bool:
@@ -171,7 +164,7 @@ class SecretFileIndex:
 
     def _rebuild(self) -> None:
         for number in self._watched:
-            self._queue.remove(number)
+            self.queue.remove(number)
         for known in (self._watched, self._numbers, self._below, self._present, self._links, self._touched, self._led):
             known.clear()
         self.problem = None
@@ -200,6 +193,7 @@ class SecretFileIndex:
         found = tuple(sorted(shown_by.items()))
         if found != self._found:
             self._found = found
+            self._masks = {}
             self._changed()
 
     def _tell(self, *paths: str) -> None:
@@ -256,7 +250,7 @@ class SecretFileIndex:
 
     def _watch(self, path: str, mask: int) -> None:
         """Watch a path. Raises OSError."""
-        number = self._queue.add(_joined(self.root, path), mask)
+        number = self.queue.add(_joined(self.root, path), mask)
         if self._numbers.get(path, number) != number:
             self._unwatch(path)
         self._numbers[path] = number
@@ -264,13 +258,12 @@ class SecretFileIndex:
         self._know(path)
 
     def _unwatch(self, path: str) -> None:
-        number = self._numbers.pop(path, None)
-        paths = self._watched.get(number, set()) if number is not None else set()
-        if number is not None and path in paths:
-            paths.discard(path)
-            if not paths:  # it may have a name elsewhere
-                del self._watched[number]
-                self._queue.remove(number)
+        number = self._numbers.pop(path, 0)
+        paths = self._watched.get(number, set())
+        paths.discard(path)
+        if number and not paths:  # it may have a name elsewhere
+            self._watched.pop(number, None)
+            self.queue.remove(number)
 
     def _know(self, path: str) -> None:
         self._below.setdefault(above(path), set()).add(path)
@@ -290,8 +283,7 @@ class SecretFileIndex:
                 self._watch(folder, watches.FOLDER)
                 with os.scandir(place) as listed:
                     entries = list(listed)
-                names = [each.name for each in entries]
-                doubtful = may_be_among(names)
+                doubtful = may_be_among([each.name for each in entries])
                 waiting += [
                     _joined(folder, entry.name)
                     for entry in entries
@@ -408,20 +400,20 @@ class SecretFileIndexes:
         loop = asyncio.get_running_loop()
 
         def comes() -> None:
-            loop.remove_reader(index.descriptor)
+            loop.remove_reader(index.queue.descriptor)
             loop.run_in_executor(None, index.drain).add_done_callback(lambda _: again())
 
         def again() -> None:
             if self._indexes.get(index.root) is index:
-                loop.add_reader(index.descriptor, comes)
+                loop.add_reader(index.queue.descriptor, comes)
 
-        loop.add_reader(index.descriptor, comes)
+        loop.add_reader(index.queue.descriptor, comes)
 
     def close(self) -> None:
         """Stop watching."""
         loop = asyncio.get_running_loop()
         for index in self._indexes.values():
-            loop.remove_reader(index.descriptor)
+            loop.remove_reader(index.queue.descriptor)
         closing, self._indexes = self._indexes, {}
         for index in closing.values():
             index.close()

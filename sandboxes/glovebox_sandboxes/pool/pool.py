@@ -111,17 +111,10 @@ class Pool:
         key: str = "",
         waits: Callable[[], Awaitable[None]] = checkpoint,
     ) -> AsyncIterator[AttestedSandbox]:
-        """Provide an attested sandbox for one call: one that is ready, else one that is started now.
+        """Provide an attested sandbox for one call: one that is ready, else one that is started now by ``cold``.
 
-        Args:
-            driver: starts it.
-            plan: what is prepared ahead.
-            cold: the plan of a sandbox started for this call alone, if none could be prepared.
-            key: for fair shares; calls of one key share its part.
-            waits: called if none is ready, before waiting for one or starting one; perhaps more than once.
-
-        Raises:
-            SandboxError: it could not be started, or did not get ready.
+        Calls of one ``key`` share its part. ``waits`` is called if none is ready, before waiting for one or starting
+        one; perhaps more than once. Raises SandboxError if it could not be started, or did not get ready.
         """
         queue = self.prepare(driver, plan)
         with queue.in_use(key):
@@ -182,10 +175,8 @@ async def open_pool(
 ) -> AsyncIterator[Pool]:
     """Open a pool during the block; nothing of it is left afterwards.
 
-    Args:
-        tell: called with each change.
-        describe: returns ``AttestedSandbox.record``; called before a call gets the sandbox.
-        shared: whether calls have more than one key, so that each leaves something for others.
+    ``tell`` gets each change, and ``describe`` returns ``AttestedSandbox.record`` before a call gets the sandbox.
+    If ``shared``, calls have more than one key, and each leaves something for others.
     """
     async with anyio.create_task_group() as tasks:
         pool = Pool(tasks, tell, describe, shared=shared)
@@ -267,13 +258,9 @@ class SandboxProvider:
             self._choices[key] = driver, plan, cold
         return driver, plan, cold
 
-    async def choose(self, isolation: Sequence[str], spec: SandboxSpec) -> tuple[Driver, Plan]:
-        """Return the first of these drivers that can enforce every part of the spec, and its plan."""
-        return await self.drivers.choose(tuple(isolation), spec)
-
-    async def prepare(self, isolation: Sequence[str], spec: SandboxSpec) -> None:
+    async def prepare(self, isolation: tuple[str, ...], spec: SandboxSpec) -> None:
         """Keep sandboxes of this spec ready while they are used. Raises UnsupportedSpecError if no driver can."""
-        self.pool.prepare(*await self.choose(isolation, spec))
+        self.pool.prepare(*await self.drivers.choose(isolation, spec))
 
 
 def needs_preload(code: str, preload: Sequence[str]) -> bool:

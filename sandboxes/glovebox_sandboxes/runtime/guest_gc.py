@@ -15,8 +15,8 @@ from pathlib import Path
 
 _OLD_SECONDS = 24 * 3600.0
 """Younger ones stay: a starting server has found its own and not yet locked it."""
-_PATTERNS = ("guest-*", "runtime-*", ".building-*", "runtime")
-"""Candidates: guests, runtimes, half-built leftovers of a killed setup, and the single runtime of earlier versions."""
+_PATTERNS = ("guest-*", "runtime-*", ".building-*")
+"""Candidates: guests, runtimes, and half-built leftovers of a killed setup."""
 
 
 @contextmanager
@@ -39,9 +39,7 @@ def remove(data: Path, current: Collection[Path]) -> int:
 def removable(data: Path, current: Collection[Path]) -> list[Path]:
     """Return what ``remove`` would remove now; nothing is changed."""
     found = [path for pattern in _PATTERNS for path in sorted(data.glob(pattern)) if path not in current]
-    # Users of the earlier single runtime lock only its guest, so it stays as long.
-    held_back = any(path.name.startswith("guest-") and not unused(path) for path in found)
-    return [path for path in found if unused(path, _OLD_SECONDS) and not (held_back and path.name == "runtime")]
+    return [path for path in found if unused(path, _OLD_SECONDS)]
 
 
 def unused(path: Path, seconds: float = 0) -> bool:

@@ -51,18 +51,11 @@ def command(
     program_filter: bytes = b"",
     zygote: Mapping[str, Any] | None = None,
 ) -> tuple[str, ...]:
-    """Return the argument vector that starts the guest inside a sandbox.
+    """Return the argument vector that starts the guest with the interpreter inside a sandbox.
 
-    Args:
-        python: path of the interpreter inside.
-        spec: of the sandbox.
-        hidden: paths the guest must report if they exist.
-        elsewhere: environments by module, for the hint about a missing one.
-        landlock: put the program under Landlock rules, or run nothing; False only if the plan expects a kernel without
-            it.
-        own_filter: a seccomp filter the guest puts on itself, if its starter cannot.
-        program_filter: a further one for the program alone.
-        zygote: start the process that guests are forked from, with the mounts of each: see ``_glovebox_guest.zygote``.
+    It must report paths that are ``hidden`` if they exist. ``landlock`` puts the program under Landlock rules, or runs
+    nothing; it is False only if the plan expects a kernel without it. The guest puts ``own_filter`` on itself, if its
+    starter cannot, and ``program_filter`` on the program alone. ``zygote`` has the mounts of each guest that is forked.
     """
     config = {
         "path": [PACKAGES],
@@ -79,20 +72,12 @@ def command(
         "program_filter": program_filter.hex(),
         "zygote": zygote,
     }
-    # -I: no environment, no user site, no current directory; -S: no site-packages start-up; -X utf8: not the locale's.
-    return (
-        python,
-        "-I",
-        "-S",
-        "-B",
-        "-X",
-        "utf8",
-        "-c",
-        _START.format(module="zygote" if zygote else "main"),
-        json.dumps(config, sort_keys=True, separators=(",", ":")),
-    )
+    start = _START.format(module="zygote" if zygote else "main")
+    return (python, *_OPTIONS, start, json.dumps(config, sort_keys=True, separators=(",", ":")))
 
 
+_OPTIONS = ("-I", "-S", "-B", "-X", "utf8", "-c")
+"""No environment, user site or current directory; no site-packages start-up; no files written; not the locale's."""
 # Not `python /guest`: running a directory brings `runpy` and its imports, which take longer than the guest itself. The
 # guest's package finds its own modules. On the path, /guest would offer a program useless names.
 _START = (

@@ -18,15 +18,17 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Final, Literal
 
 import anyio
+from pydantic import BaseModel
 
 from glovebox_sandboxes.contract.base import Missing
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.spec import DEFAULT, PACKAGES
 from glovebox_sandboxes.host import permissions
 from glovebox_sandboxes.host.identity import changes_user
-from glovebox_sandboxes.runtime import environments, guest_tree, libraries, packages
+from glovebox_sandboxes.runtime import environments, guest_tree, packages
 from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_sandboxes.runtime.packages import output
 
@@ -38,8 +40,7 @@ _DECIDING = ("runtime-*", "runtime-*/root", "guest-*", "environments", "environm
 _BUILD_SECONDS = 1800.0
 """Longer than a build takes with a slow network; waiting for another build ends with an error then."""
 _LOOK_SECONDS = 0.2
-_FORMAT = 3
-"""Raised when the layout below changes, so that an older tree is built anew."""
+_FORMAT: Final = 3
 _LOCALE = Path("/usr/lib/locale/C.utf8")
 """The locale that LANG names inside, where libc looks for it, see setlocale(3)."""
 # Parts of the standard library that no program in a sandbox can use: tests, windows, installers.
@@ -72,6 +73,17 @@ class Runtime:
         return self.root.parent, self.guest
 
 
+class _Manifest(BaseModel):
+    """What is beside a runtime once it is whole."""
+
+    format: Literal[3]
+    """Raised when the layout of ``_build_root`` changes, so that an older tree is built anew."""
+    lock: str
+    python: str
+    version: str
+    digest: str
+
+
 def base_python() -> Path:
     """Return the interpreter to build from: the distribution's if new enough (it starts fastest), else ours."""
     system = Path("/usr/bin/python3")
@@ -100,20 +112,20 @@ def place(data: Path, lock: str) -> Path:
     return data / f"runtime-{hashlib.sha256(f'{_FORMAT} {lock}'.encode()).hexdigest()[:16]}"
 
 
-def _guest(data: Path, manifest: Mapping[str, str]) -> Path:
-    return data / f"guest-{guest_tree.digest()[7:23]}-{manifest['version']}"
+def _guest(data: Path, manifest: _Manifest) -> Path:
+    return data / f"guest-{guest_tree.digest()[7:23]}-{manifest.version}"
 
 
 def _find(data: Path, lock: str) -> Runtime | None:
     manifest = _manifest(data, lock)
     if manifest is None or not _guest(data, manifest).is_dir():
         return None
-    whole = hashlib.sha256((manifest["digest"] + guest_tree.digest()).encode()).hexdigest()
+    whole = hashlib.sha256((manifest.digest + guest_tree.digest()).encode()).hexdigest()
     return Runtime(
         root=place(data, lock) / "root",
         guest=_guest(data, manifest),
-        python=manifest["python"],
-        version=manifest["version"],
+        python=manifest.python,
+        version=manifest.version,
         digest=f"sha256:{whole}",
     )
 
@@ -133,12 +145,12 @@ def every(data: Path) -> Mapping[str, Runtime]:
 async def usable(data: Path) -> tuple[Mapping[str, Runtime], Missing | None]:
     """Return every runtime, adding this version's guest if only that is missing; or what is missing."""
     try:
-        lacking = _foreign(data)
+        _require_own(data)
+    except SandboxError as problem:
+        return {}, Missing(what=problem.reason, fix=problem.fix, fatal=True)
     except OSError as problem:
         fix = "Run as the user it belongs to, or choose another with --data-dir."
         return {}, Missing(what=f"{data} cannot be looked into: {problem.strerror}", fix=fix, fatal=True)
-    if lacking is not None:
-        return {}, lacking
     try:
         for lock in _locks(data).values():
             if _find(data, lock) is None and is_built(data, lock):
@@ -157,28 +169,19 @@ async def usable(data: Path) -> tuple[Mapping[str, Runtime], Missing | None]:
     return found, None
 
 
-def _foreign(data: Path) -> Missing | None:
-    """Return a problem if another user could change the data directory, which every sandbox runs from.
+def _require_own(data: Path) -> None:
+    """Raise SandboxError if another user could change the data directory, which every sandbox runs from.
 
     Nor may root's server be led to a place that another user can exchange.
     """
     inside = [path for pattern in _DECIDING for path in sorted(data.glob(pattern))]
     flaws = ((each, *found) for each in (data, *inside) if each.exists() and (found := permissions.flaw(each)))
     first = next(flaws, None) or (permissions.flaw_above(data) if changes_user() else None)
-    if first is None:
-        return None
-    where, problem, command = first
-    return Missing(
-        what=f"{where} {problem}, who could change what runs in every sandbox",
-        fix=f"Name another directory with --data-dir; or, if nothing was changed, run `{command} {where}`.",
-        fatal=True,
-    )
-
-
-def _require_own(data: Path) -> None:
-    lacking = _foreign(data)
-    if lacking is not None:
-        raise SandboxError("Building the runtime", lacking.what, lacking.fix)
+    if first is not None:
+        where, problem, command = first
+        fix = f"Name another directory with --data-dir; or, if nothing was changed, run `{command} {where}`."
+        reason = f"{where} {problem}, who could change what runs in every sandbox"
+        raise SandboxError("Building the runtime", reason, fix)
 
 
 async def build(data: Path, tell: Callable[[str], None], environment: Environment | None = None) -> Runtime:
@@ -269,22 +272,21 @@ def _intact(data: Path, lock: str, built: Runtime) -> bool:
     """Return whether runtime and guest are as built, to the byte, except files compiled from the guest."""
     try:
         guest = all((built.guest / name).read_bytes() == content for name, content in guest_tree.files().items())
-        return guest and _tree_digest(built.root) == (_manifest(data, lock) or {}).get("digest")
+        manifest = _manifest(data, lock)
+        return guest and manifest is not None and _tree_digest(built.root) == manifest.digest
     except OSError:
         return False
 
 
-def _manifest(data: Path, lock: str) -> dict[str, str] | None:
+def _manifest(data: Path, lock: str) -> _Manifest | None:
     """Return the runtime's manifest, or None if it is not a whole runtime of this version."""
     here = place(data, lock)
     try:
-        manifest = json.loads((here / "manifest.json").read_text())
-        fits = (manifest["format"], manifest["lock"]) == (_FORMAT, lock)
-        named = {key: manifest[key] for key in ("python", "version", "digest")}
-        there = (here / "root" / named["python"].lstrip("/")).is_file()
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        found = _Manifest.model_validate_json((here / "manifest.json").read_bytes())
+        there = (here / "root" / found.python.lstrip("/")).is_file()
+    except (OSError, ValueError):
         return None
-    return named if fits and there and all(isinstance(value, str) for value in named.values()) else None
+    return found if there and found.lock == lock else None
 
 
 async def _build_root(data: Path, lock: str, file: Path, tell: Callable[[str], None]) -> None:
@@ -326,21 +328,18 @@ async def _build_root(data: Path, lock: str, file: Path, tell: Callable[[str], N
         shutil.rmtree(installed / "bin", ignore_errors=True)
         tell("Copying the shared libraries they need")
         # The originals too: a copy does not find what its original finds beside itself.
-        await libraries.copy(root, [str(python), *facts["modules"]])
+        await packages.copy_libraries(root, [str(python), *facts["modules"]])
         tell("Compiling")
         await _compile(python, [library, installed])
         # Nothing is set-user-id, and the sandbox's user can read what was installed for its owner alone.
         for path in root.rglob("*"):
             if not path.is_symlink():
                 path.chmod(0o755 if path.is_dir() or path.stat().st_mode & stat.S_IXUSR else 0o644)
-        manifest = {
-            "format": _FORMAT,
-            "lock": lock,
-            "python": f"/usr/bin/python{facts['series']}",
-            "version": facts["version"],
-            "digest": _tree_digest(root),
-        }
-        (building / "manifest.json").write_text(json.dumps(manifest, indent=1))
+        version, digest = facts["version"], _tree_digest(root)
+        manifest = _Manifest(
+            format=_FORMAT, lock=lock, python=f"/usr/bin/{inside.name}", version=version, digest=digest
+        )
+        (building / "manifest.json").write_text(manifest.model_dump_json())
         target = place(data, lock)
         if target.exists():
             target.rename(Path(scratch) / "old")
@@ -371,7 +370,7 @@ print(json.dumps({
 """
 
 
-async def _build_guest(data: Path, manifest: Mapping[str, str], tell: Callable[[str], None]) -> None:
+async def _build_guest(data: Path, manifest: _Manifest, tell: Callable[[str], None]) -> None:
     target = _guest(data, manifest)
     tell("Installing the guest")
     with tempfile.TemporaryDirectory(dir=data, prefix=".building-") as scratch:

@@ -256,19 +256,11 @@ class GuestConnection:
     async def run(
         self, job: Mapping[str, Any], inputs: Sequence[Input], feeds: Feeds, accept: Accept, serve: Serve | None
     ) -> GuestOutcome:
-        """Send the guest its job and carry its streams until the outcome.
+        """Send the guest its job, and inputs as it takes them, and carry its streams until the outcome.
 
-        Args:
-            job: body of the ``job`` message.
-            inputs: what the guest needs before it begins; each is read as the guest takes it.
-            feeds: kinds of one-way streams that are taken as they come.
-            accept: called for each other one-way stream the guest opens.
-            serve: called for each two-way stream; None rejects them all.
-
-        Raises:
-            SandboxError: the guest broke the protocol.
-            anyio.EndOfStream: the guest ended without an outcome.
-            Exception: what ``accept``, ``serve`` or an input raise.
+        ``feeds`` take one-way streams of their kinds; ``accept`` is called for each other one it opens, and ``serve``
+        for each two-way one. Raises SandboxError if it broke the protocol, anyio.EndOfStream if it ended early, and
+        what ``accept``, ``serve`` or inputs raise.
         """
         body: Mapping[str, Any] = {}
 

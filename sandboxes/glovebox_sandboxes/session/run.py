@@ -10,6 +10,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -17,22 +18,11 @@ import anyio
 
 from _glovebox_guest.jsontext import MAX_LISTED, bound
 from _glovebox_guest.program.emit import BLOB, HEADER, SHOWN, VALUE
+from glovebox_sandboxes.contract import outcome as outcomes
 from glovebox_sandboxes.contract import pictures
 from glovebox_sandboxes.contract.base import Plan, Sandbox, SandboxStats
 from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
-from glovebox_sandboxes.contract.outcome import (
-    PATCH,
-    Blob,
-    Captured,
-    CountedBy,
-    Ended,
-    Job,
-    Outcome,
-    OverlayChanges,
-    Shown,
-    SkippedFile,
-    Usage,
-)
+from glovebox_sandboxes.contract.outcome import Ended, Job, Outcome
 from glovebox_sandboxes.contract.spec import WORKSPACE, Limits
 from glovebox_sandboxes.plural import counted
 from glovebox_sandboxes.session.connection import (
@@ -56,6 +46,10 @@ LOOK_SECONDS = 0.1
 
 _DIGITS = 3
 """Of milliseconds: more digits mean nothing."""
+_SHRINK_WORKSPACE = (
+    "Raise limits.workspace in the profile, serve a smaller directory (--workspace), which sandboxes may read "
+    '(as root: chmod -R o+rX), or use workspace = "read".'
+)
 _SIGXCPU = 24
 _SIGKILL = 9
 MAX_VALUE = 1024 * 1024
@@ -108,11 +102,13 @@ async def run(proved: AttestedSandbox, job: Job, *, inputs: Sequence[Input], hoo
     if died and not facts.out_of_memory:
         raise job_failed(facts.detail or "the sandbox ended without an outcome")
     if reported is not None and reported.refused:
-        raise _too_large(reported.refused)
+        raise UnsupportedSpecError(
+            "files.workspace", f"the workspace cannot be copied: {reported.refused}", _SHRINK_WORKSPACE
+        )
     ended, code, reason = _ending(plan, reported, facts, wall, streams.result.value)
     if reported is None and processor.stopped and ended == "timed_out":
         ended, code, reason = "limit", None, _LIMITS["processor"](limits)
-    changes = reported and reported.changes
+    changes = reported.changes if reported and plan.spec.overlay else None
     return Outcome(
         ended=ended,
         code=code,
@@ -124,8 +120,8 @@ async def run(proved: AttestedSandbox, job: Job, *, inputs: Sequence[Input], hoo
         shown=(*streams.result.shown, *streams.shown.shown),
         problems=(*streams.result.problems, *streams.shown.problems),
         skipped=_skipped(reported),
-        changes=OverlayChanges(**changes.model_dump(exclude={"skipped"})) if changes and plan.spec.overlay else None,
-        usage=Usage(
+        changes=outcomes.OverlayChanges(**changes.model_dump(exclude={"skipped"})) if changes else None,
+        usage=outcomes.Usage(
             wall_ms=round(reported.wall_ms if reported else elapsed, _DIGITS),
             cpu_ms=cpu_ms,
             memory_peak_bytes=facts.memory_peak_bytes or (reported.memory_peak_bytes if reported else 0),
@@ -163,22 +159,16 @@ class ProcessorMeter:
         self._timer = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
 
     def _look(self) -> None:
-        try:
-            found = self._sandbox.cpu_seconds()
-        except SandboxError:
-            self._again()  # if it is unreadable at the end too, the call fails
-            return
-        if found is None or self._before is None:
-            return
-        self._last = found
-        if found - self._before > self._most:
+        with suppress(SandboxError):  # if it is unreadable at the end too, the call fails
+            self._last = self._sandbox.cpu_seconds() or self._last
+        if self._last is not None and self._before is not None and self._last - self._before > self._most:
             self.stopped = True
             # A guest that does not comply is ended when its wall time is up.
             self._link.stop("processor")
         else:
             self._again()
 
-    def spent(self, reported: GuestOutcome | None, facts: SandboxStats) -> tuple[float | None, CountedBy]:
+    def spent(self, reported: GuestOutcome | None, facts: SandboxStats) -> tuple[float | None, outcomes.CountedBy]:
         """Return milliseconds, and who counted them."""
         found = self._last if facts.cpu_seconds is None else facts.cpu_seconds
         if found is not None and self._before is not None:
@@ -186,21 +176,13 @@ class ProcessorMeter:
         return (None, "none") if reported is None else (round(reported.cpu_ms, _DIGITS), "guest")
 
 
-def _too_large(reason: str) -> UnsupportedSpecError:
-    fix = (
-        "Raise limits.workspace in the profile, serve a smaller directory (--workspace), which sandboxes may read "
-        '(as root: chmod -R o+rX), or use workspace = "read".'
-    )
-    return UnsupportedSpecError("files.workspace", f"the workspace cannot be copied: {reason}", fix)
-
-
-def _skipped(reported: GuestOutcome | None) -> tuple[SkippedFile, ...]:
+def _skipped(reported: GuestOutcome | None) -> tuple[outcomes.SkippedFile, ...]:
     if reported is None:
         return ()
     named = [(entry.name, entry) for entry in reported.skipped]
     if reported.changes is not None:
         named += [(f"{WORKSPACE}/{entry.name}", entry) for entry in reported.changes.skipped]
-    return tuple(SkippedFile(name=name, reason=entry.reason, count=entry.count) for name, entry in named)
+    return tuple(outcomes.SkippedFile(name=name, reason=entry.reason, count=entry.count) for name, entry in named)
 
 
 def _job_body(plan: Plan, job: Job, wall: float, inputs: int) -> dict[str, Any]:
@@ -219,16 +201,20 @@ def _ending(
 ) -> tuple[Ended, int | None, str]:
     """Return how it ended, by the strongest evidence: the kernel's, the clock's, then the guest's."""
     limits = plan.spec.limits
-    if reported is None:
-        return _out_of_memory(limits, None) if facts.out_of_memory else _timed_out(limits, wall)
-    if reported.stopped == "time":
-        return _timed_out(limits, wall)
-    if reported.stopped:
-        return "limit", None, _LIMITS[reported.stopped](limits)
+    out_of_memory = f"It needed more than the {limits.memory_bytes // 2**20} MiB of memory it may use."
+    if reported is None and facts.out_of_memory:
+        return "out_of_memory", None, out_of_memory
+    if reported is None or reported.stopped == "time":
+        most = f"; {counted(limits.wall_seconds, 'second')} are allowed" if wall < limits.wall_seconds else ""
+        return "timed_out", None, f"It was still running after {counted(wall, 'second')} and was stopped{most}."
+    killed = reported.status == -_SIGKILL
+    spent = killed and reported.cpu_ms >= limits.cpu_seconds * 1000
+    if reported.stopped or spent or reported.status == -_SIGXCPU:
+        return "limit", None, _LIMITS[reported.stopped or "processor"](limits)
+    if facts.out_of_memory if killed else reported.status > 0 and _lacked_memory(plan, reported, facts, value):
+        return "out_of_memory", None if killed else reported.status, out_of_memory
     if reported.status < 0:
-        return _signalled(limits, reported, facts)
-    if _lacked_memory(plan, reported, facts, value):
-        return _out_of_memory(limits, reported.status)
+        return "signalled", -reported.status, f"It was ended by signal {-reported.status}."
     return "exited", reported.status, ""
 
 
@@ -251,24 +237,6 @@ _LIMITS: Mapping[str, Callable[[Limits], str]] = {
         f"It printed more than {limits.stream_bytes * PRINTED_FACTOR // 2**20} MiB and was stopped."
     ),
 }
-
-
-def _signalled(limits: Limits, reported: GuestOutcome, facts: SandboxStats) -> tuple[Ended, int | None, str]:
-    spent = reported.cpu_ms >= limits.cpu_seconds * 1000
-    if reported.status == -_SIGXCPU or (reported.status == -_SIGKILL and spent):
-        return "limit", None, _LIMITS["processor"](limits)
-    if reported.status == -_SIGKILL and facts.out_of_memory:
-        return _out_of_memory(limits, None)
-    return "signalled", -reported.status, f"It was ended by signal {-reported.status}."
-
-
-def _out_of_memory(limits: Limits, status: int | None) -> tuple[Ended, int | None, str]:
-    return "out_of_memory", status, f"It needed more than the {limits.memory_bytes // 2**20} MiB of memory it may use."
-
-
-def _timed_out(limits: Limits, wall: float) -> tuple[Ended, int | None, str]:
-    most = f"; {counted(limits.wall_seconds, 'second')} are allowed" if wall < limits.wall_seconds else ""
-    return "timed_out", None, f"It was still running after {counted(wall, 'second')} and was stopped{most}."
 
 
 class _Streams:
@@ -294,7 +262,7 @@ class _Streams:
     async def accept(self, kind: str, meta: Mapping[str, Any]) -> StreamSink | None:
         name, size = meta.get("name"), meta.get("bytes")
         if kind == "patch" and self._overlay and type(size) is int:
-            return await self._hooks.file(PATCH, size)
+            return await self._hooks.file(outcomes.PATCH, size)
         if kind == "file" and isinstance(name, str) and type(size) is int:
             cut = self._hooks.cut_file if meta.get("cut") is True else None
             return await (cut or self._hooks.file)(name, size)
@@ -317,14 +285,14 @@ class HeadAndTail:
         self._tail += data[room:]
         del self._tail[: max(0, len(self._tail) - self._tail_limit)]  # moves nothing: the array begins later
 
-    def captured(self) -> Captured:
+    def captured(self) -> outcomes.Captured:
         """Return the kept bytes as text."""
         head, tail = (kept.decode("utf-8", "replace") for kept in (self._head, self._tail))
         dropped = self.total - len(self._head) - len(self._tail)
         text = f"{head}\n[… {dropped} bytes left out …]\n{tail}"
         if not dropped:
             text = (self._head + self._tail).decode("utf-8", "replace")
-        return Captured(text=text, total_bytes=self.total, dropped_bytes=dropped)
+        return outcomes.Captured(text=text, total_bytes=self.total, dropped_bytes=dropped)
 
 
 class ResultReader:
@@ -332,8 +300,8 @@ class ResultReader:
 
     def __init__(self) -> None:
         self.value: Any = None
-        self.blobs: list[Blob] = []
-        self.shown: list[Shown] = []
+        self.blobs: list[outcomes.Blob] = []
+        self.shown: list[outcomes.Shown] = []
         self.problems: list[str] = []
         self._buffer = bytearray()
         self._seen: Counter[int] = Counter()
@@ -395,7 +363,7 @@ class ResultReader:
         self._whole = magic is not None and data.startswith(magic)
         if self._whole:
             self._room -= len(payload)
-            self.blobs.append(Blob(media_type=media_type, data=data))
+            self.blobs.append(outcomes.Blob(media_type=media_type, data=data))
         else:
             self.problems.append("a picture is not of the type it claims")
 

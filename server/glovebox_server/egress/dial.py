@@ -4,6 +4,7 @@ The only module of egress with sockets. Only names that the rules allow reach it
 look-up is itself a message to the zone's name servers.
 """
 
+import asyncio
 import errno
 import math
 import socket
@@ -12,19 +13,16 @@ import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from contextlib import closing, suppress
+from contextlib import closing
 from ipaddress import IPv6Address, ip_address
 
 import anyio
-import anyio.from_thread
-import anyio.lowlevel
 from anyio.abc import ByteStream, SocketStream
 from anyio.streams.tls import TLSStream
 
 from glovebox_profiles.egress.targets import Address, first_refused, parse_address
 from glovebox_sandboxes.contract.errors import RefusedError
-from glovebox_server.egress.events import PeerError
-from glovebox_server.egress.limits import EgressLimits
+from glovebox_server.egress.events import EgressLimits, PeerError
 
 Resolver = Callable[[str], Awaitable[tuple[Address, ...]]]
 """Takes a canonical name, returns all its addresses; raises OSError if it has none."""
@@ -78,18 +76,17 @@ class LookUps:
                 f"The name {host} was not looked up: too many look-ups still wait for name servers that do not answer."
             )
         found: Future[tuple[Address, ...]] = Future()
-        done, token = anyio.Event(), anyio.lowlevel.current_token()
+        found.set_running_or_notify_cancel()  # from here on it cannot be cancelled: the thread answers in any case
 
         def look_up() -> None:
             try:
-                answers = socket.getaddrinfo(f"{host}.", None, type=socket.SOCK_STREAM)
+                try:
+                    answers = socket.getaddrinfo(f"{host}.", None, type=socket.SOCK_STREAM)
+                finally:
+                    self._leave(principal)
                 found.set_result(tuple(dict.fromkeys(ip_address(answer[4][0]) for answer in answers)))
             except BaseException as problem:  # noqa: BLE001 - raised where it is awaited
                 found.set_exception(problem)
-            finally:
-                self._leave(principal)
-            with suppress(anyio.RunFinishedError):
-                anyio.from_thread.run_sync(done.set, token=token)
 
         try:
             # A daemon: the server does not wait for it at its end. Not anyio's threads, which are not counted once
@@ -98,8 +95,7 @@ class LookUps:
         except RuntimeError as problem:
             self._leave(principal)
             raise OSError(errno.EAGAIN, str(problem)) from problem
-        await done.wait()
-        return found.result()
+        return await asyncio.wrap_future(found)
 
     def _enter(self, principal: str) -> bool:
         with self._guard:
@@ -197,6 +193,6 @@ async def secure(stream: ByteStream, host: str, tls: ssl.SSLContext, seconds: fl
         reason = f"its certificate is not trusted: {error.verify_message}"
     except TimeoutError:
         reason = "no TLS handshake in time"
-    except (ssl.SSLError, OSError, anyio.EndOfStream, anyio.BrokenResourceError):
+    except (OSError, anyio.EndOfStream, anyio.BrokenResourceError):  # ssl.SSLError is an OSError
         reason = "the TLS handshake failed"
     raise PeerError(f"{host} could not be reached over TLS: {reason}.")

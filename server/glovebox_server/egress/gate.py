@@ -5,10 +5,10 @@ of it, or wrap the rest. ``guards/network/guard.py`` has their order, with guard
 """
 
 import ssl
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from anyio import aclose_forcefully
 from anyio.abc import ByteStream, SocketStream
@@ -18,8 +18,7 @@ from glovebox_profiles.egress.targets import EgressTarget
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.egress.authority import Authority
 from glovebox_server.egress.dial import Dial, Resolver, check, dial, resolve, system_resolver, within
-from glovebox_server.egress.events import ConnectNext, EgressAnswer, EgressAttempt, PeerError
-from glovebox_server.egress.limits import EgressLimits
+from glovebox_server.egress.events import ConnectNext, EgressAnswer, EgressAttempt, EgressLimits, PeerError
 
 MAX_UNNAMED = 4
 """Hosts of one call that a person may be asked about; a program may try many more."""
@@ -45,55 +44,57 @@ async def enter(links: Sequence[ConnectionLink], attempt: EgressAttempt) -> None
     await links[0](attempt, partial(enter, links[1:]))
 
 
+@dataclass(slots=True)
+class Traffic:
+    """Sums over one call's connections; they grow while it runs."""
+
+    connections: int = 0
+    sent_bytes: int = 0
+    """Out of the sandbox, below TLS: headers and handshakes included."""
+    received_bytes: int = 0
+
+
+@cache
+def _system_tls() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+@dataclass(kw_only=True, eq=False)
 class EgressGate:
-    """The network of one call. Its rules never change while it lives; a new profile is a new gate."""
+    """The network of one call; nothing is allowed until ``links`` is set.
 
-    def __init__(
-        self,
-        *,
-        rules: Sequence[EgressRule],
-        on_decision: Callable[[EgressAttempt], Awaitable[None]],
-        on_answer: Callable[[EgressAnswer], None] | None = None,
-        new_mask: Callable[[], StreamMask] | None = None,
-        principal: str = "",
-        resolver: Resolver | None = None,
-        tls: ssl.SSLContext | None = None,
-        dial: Dial = dial,
-        limits: EgressLimits | None = None,
-        authority: Authority | None = None,
-    ) -> None:
-        """Allow what ``rules`` allow, and nothing else; nothing at all until ``links`` is set.
+    Its rules never change while it lives; a new profile is a new gate.
+    """
 
-        Args:
-            rules: The profile's, narrowed; empty denies everything.
-            on_decision: Awaited before each connection is made or refused; if it raises, nothing is dialled.
-            on_answer: Called with each answer at its end.
-            new_mask: Makes the mask of one answer; None if no key is in scope.
-            principal: Look-ups are bounded for each.
-            resolver: The operating system by default.
-            tls: Verifies servers; the system's trust store by default.
-            dial: Connects to checked addresses; a proof dials a server of its own.
-            limits: Bounds of the call.
-            authority: Certifies names for TLS that ends inside the sandbox; None if none does.
-        """
-        self.links: Sequence[ConnectionLink] = ()
-        self.rules = tuple(rules)
-        self.limits = limits or EgressLimits()
-        self.tls = tls or _system_tls()
-        self.authority = authority
-        self.traffic = Traffic()
-        self.unrecorded = 0
-        """Refused attempts beyond the bound of records; for the call's last record."""
-        self.unnamed: set[EgressTarget] = set()
-        """Requests to hosts that no rule names, up to ``MAX_UNNAMED``: an operator may be asked about them."""
-        self.on_answer = on_answer
-        self.new_mask = new_mask
-        self._on_decision = on_decision
-        self._dial = dial
-        self._resolver = resolver or partial(system_resolver, principal=principal)
-        self._attempts = 0
-        self._connections = 0
-        self._open = 0
+    rules: Sequence[EgressRule]
+    """The profile's, narrowed; empty denies everything."""
+    on_decision: Callable[[EgressAttempt], Awaitable[None]]
+    """Awaited before each connection is made or refused; if it raises, nothing is dialled."""
+    on_answer: Callable[[EgressAnswer], None] = lambda _: None
+    new_mask: Callable[[], StreamMask] | None = None
+    """Makes the mask of one answer; None if no key is in scope."""
+    principal: str = ""
+    """Look-ups are bounded for each."""
+    resolver: Resolver | None = None
+    """None for the operating system's."""
+    tls: ssl.SSLContext = field(default_factory=_system_tls)
+    """Verifies servers; with the system's trust store by default."""
+    connect_to: Dial = dial
+    """Connects to checked addresses; a proof dials a server of its own."""
+    limits: EgressLimits = field(default_factory=EgressLimits)
+    authority: Authority | None = None
+    """Certifies names for TLS that ends inside the sandbox; None if none does."""
+    links: Sequence[ConnectionLink] = ()
+    traffic: Traffic = field(default_factory=Traffic)
+    unrecorded: int = 0
+    """Refused attempts beyond the bound of records; for the call's last record."""
+    unnamed: set[EgressTarget] = field(default_factory=set)
+    """Requests to hosts that no rule names, up to ``MAX_UNNAMED``: an operator may be asked about them."""
+    _attempts: int = 0
+    _connections: int = 0
+    _open: int = 0
 
     async def connect(self, attempt: EgressAttempt) -> None:
         """Pass an attempt through all links, the last of which dials and uses the connection.
@@ -158,13 +159,12 @@ class EgressGate:
         """Resolve the host, once; a failure is recorded, for the look-up was a message."""
         target = _target(attempt)
         try:
-            addresses = await resolve(
-                target.host, self._resolver, within(self.limits.resolve_seconds, attempt.deadline)
-            )
+            resolver = self.resolver or partial(system_resolver, principal=self.principal)
+            seconds = within(self.limits.resolve_seconds, attempt.deadline)
+            attempt.addresses = await resolve(target.host, resolver, seconds)
         except PeerError:
             await self._record(attempt)
             raise
-        attempt.addresses = addresses
         await connect_next(attempt)
 
     async def check_addresses(self, attempt: EgressAttempt, connect_next: ConnectNext) -> None:
@@ -182,7 +182,7 @@ class EgressGate:
         target = _target(attempt)
         if not attempt.is_recorded or attempt.decision.effect != "allow" or attempt.use is None:
             raise RuntimeError("A connection was to be dialled that no link has allowed and recorded.")
-        stream = await self._dial(target.host, attempt.addresses, target.port, self.limits, attempt.deadline)
+        stream = await self.connect_to(target.host, attempt.addresses, target.port, self.limits, attempt.deadline)
         self.traffic.connections += 1
         try:
             await attempt.use(attempt, CountedStream(stream, self.traffic))
@@ -194,57 +194,42 @@ class EgressGate:
         attempt.is_recorded = True
         self._attempts += 1
         if self._attempts <= self.limits.attempts:
-            await self._on_decision(attempt)
+            await self.on_decision(attempt)
             return
         exhausted = _exhausted("attempts", f"made its {self.limits.attempts} attempts")
         if self._attempts == self.limits.attempts + 1:
             attempt.decision = denial(exhausted)
-            await self._on_decision(attempt)
+            await self.on_decision(attempt)
         else:
             self.unrecorded += 1
         raise exhausted
 
 
-@dataclass(slots=True)
-class Traffic:
-    """Sums over one call's connections; they grow while it runs."""
-
-    connections: int = 0
-    sent_bytes: int = 0
-    """Out of the sandbox, below TLS: headers and handshakes included."""
-    received_bytes: int = 0
-
-
+@dataclass(eq=False)
 class CountedStream(ByteStream):
     """A connection that counts its bytes in ``traffic``. Its maker closes it."""
 
-    def __init__(self, stream: SocketStream, traffic: Traffic) -> None:
-        self._stream = stream
-        self._traffic = traffic
+    stream: SocketStream
+    traffic: Traffic
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
         """See ``ByteReceiveStream.receive``."""
-        data = await self._stream.receive(max_bytes)
-        self._traffic.received_bytes += len(data)
+        data = await self.stream.receive(max_bytes)
+        self.traffic.received_bytes += len(data)
         return data
 
     async def send(self, item: bytes) -> None:
         """See ``ByteSendStream.send``; counted as sent before it is known to be."""
-        self._traffic.sent_bytes += len(item)
-        await self._stream.send(item)
+        self.traffic.sent_bytes += len(item)
+        await self.stream.send(item)
 
     async def send_eof(self) -> None:
         """See ``ByteStream.send_eof``."""
-        await self._stream.send_eof()
+        await self.stream.send_eof()
 
     async def aclose(self) -> None:
         """Close the connection."""
-        await self._stream.aclose()
-
-    @property
-    def extra_attributes(self) -> Mapping[Any, Callable[[], Any]]:
-        """See ``TypedAttributeProvider.extra_attributes``."""
-        return self._stream.extra_attributes
+        await self.stream.aclose()
 
 
 def _target(attempt: EgressAttempt) -> EgressTarget:
@@ -255,10 +240,3 @@ def _target(attempt: EgressAttempt) -> EgressTarget:
 
 def _exhausted(name: str, what: str) -> RefusedError:
     return RefusedError(f"egress.{name}", f"This call already {what}.", "Close some, or make another call.")
-
-
-@cache
-def _system_tls() -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    context.set_alpn_protocols(["http/1.1"])
-    return context

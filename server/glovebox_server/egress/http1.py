@@ -4,7 +4,6 @@ h11 (sans-I/O) reads and writes the protocol; this module adds I/O, deadlines an
 from parsed parts and reads only one response per connection, so request smuggling has no victim.
 """
 
-import ssl
 import zlib
 from collections.abc import AsyncGenerator, Iterator, Sequence
 
@@ -13,8 +12,7 @@ import h11
 from anyio.abc import ByteStream
 
 from glovebox_profiles.egress.targets import EgressTarget
-from glovebox_server.egress.events import PeerError
-from glovebox_server.egress.limits import READ_BYTES, EgressLimits
+from glovebox_server.egress.events import READ_BYTES, EgressLimits, PeerError
 
 #: Statuses whose ``Location`` a GET or HEAD may follow (RFC 9110 section 15.4); 300 and 304 are answers.
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -25,6 +23,7 @@ ACCEPTED = "gzip, deflate"
 PIECE_BYTES = 64 * 1024
 #: zlib's window for automatic detection of gzip and zlib headers (https://www.zlib.net/manual.html#Advanced).
 _AUTOMATIC = 32 + zlib.MAX_WBITS
+_BROKEN = (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)
 
 
 class RequestClock:
@@ -67,7 +66,7 @@ class Exchange:
         with self._clock.wait() as scope:
             try:
                 await self._stream.send(b"".join(piece for piece in data if piece))
-            except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError, ssl.SSLError):
+            except _BROKEN:
                 raise PeerError("The server closed the connection.") from None
         if scope.cancelled_caught:
             raise self._clock.expired()
@@ -146,7 +145,7 @@ class Exchange:
                     raise PeerError("The server closed the connection without a response.") from None
                 self._closed = True
                 return b""
-            except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError, ssl.SSLError):
+            except _BROKEN:
                 raise PeerError("The connection broke.") from None
             self._received += len(data)
             return data

@@ -27,7 +27,7 @@ class Issuer:
         self._certificate = (
             _blank(self._name, self._public, self._name, self._public)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(_usage(signs_certificates=True), critical=True)
+            .add_extension(x509.KeyUsage(**_NO_USES | {"key_cert_sign": True}), critical=True)
             .add_extension(x509.NameConstraints(permitted, excluded), critical=True)
             .sign(self._key, SHA256())
         )
@@ -39,7 +39,7 @@ class Issuer:
         certificate = (
             _blank(_name("Glovebox: inside this sandbox"), key.public_key(), self._name, self._public)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_usage(signs_certificates=False), critical=True)
+            .add_extension(x509.KeyUsage(**_NO_USES | {"digital_signature": True}), critical=True)
             .add_extension(x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
             .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False)
             .sign(self._key, SHA256())
@@ -72,18 +72,10 @@ def _blank(
     )
 
 
-def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        key_cert_sign=signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        crl_sign=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
+_NO_USES = dict.fromkeys(
+    ("digital_signature", "key_cert_sign", "content_commitment", "key_encipherment", "data_encipherment",
+     "key_agreement", "crl_sign", "encipher_only", "decipher_only"), False
+)  # fmt: skip
 
 
 def _pem(certificate: x509.Certificate) -> bytes:

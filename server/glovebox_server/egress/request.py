@@ -19,10 +19,9 @@ from glovebox_profiles.model import Credential
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_sandboxes.session.connection import Duplex
 from glovebox_server.egress.dial import secure, within
-from glovebox_server.egress.events import EgressAnswer, EgressAttempt, Headers, PeerError, refusal
+from glovebox_server.egress.events import EgressAnswer, EgressAttempt, EgressLimits, Headers, PeerError, refusal
 from glovebox_server.egress.gate import EgressGate, StreamMask
 from glovebox_server.egress.http1 import ACCEPTED, REDIRECTS, Exchange, RequestClock
-from glovebox_server.egress.limits import EgressLimits
 
 PIECE_SEARCHED: Final = 16 * 1024
 """Bytes that are searched for keys at once: 0.2 ms of the event loop, and 2 ms if a hostile server repeats the prefix
@@ -39,23 +38,11 @@ _PASSED = frozenset(
 )
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 #: Not returned: framing and encoding are undone, the connection is ours, and a sandbox keeps no cookies.
-_NOT_RETURNED = frozenset(
-    {
-        "alt-svc",
-        "connection",
-        "content-encoding",
-        "content-length",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-connection",
-        "set-cookie",
-        "set-cookie2",
-        "strict-transport-security",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    }
-)
+_NOT_RETURNED = frozenset((
+    "alt-svc", "connection", "content-encoding", "content-length", "keep-alive", "proxy-authenticate",
+    "proxy-connection", "set-cookie", "set-cookie2", "strict-transport-security", "trailer", "transfer-encoding",
+    "upgrade",
+))  # fmt: skip
 _VALUE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e\t]*[\x21-\x7e])?")
 _MEDIA_TYPE = re.compile(r"[a-z0-9][a-z0-9!#$&^_.+-]{0,63}/[a-z0-9][a-z0-9!#$&^_.+-]{0,126}")
 _USER_AGENT = "Glovebox"
@@ -110,15 +97,9 @@ class _Request:
         """Request from one server; return whether it redirected to a place to request next."""
         hops = len(self.hops)
         attempt = EgressAttempt(
-            kind="request",
-            asked=self.url,
-            hop=hops,
-            headers=self.headers,
-            body=self.body,
-            deadline=self.clock.deadline,
-            read=self._read,
-            use=self._exchange,
-        )
+            kind="request", asked=self.url, hop=hops, headers=self.headers, body=self.body,
+            deadline=self.clock.deadline, read=self._read, use=self._exchange,
+        )  # fmt: skip
         await self.gate.connect(attempt)
         return len(self.hops) > hops
 
@@ -165,13 +146,13 @@ class _Request:
         if status in REDIRECTS and location and self.method in {"GET", "HEAD"}:
             if len(location) > 1:
                 raise PeerError("The server redirected to several places at once.")
-            self._report(answer)
+            gate.on_answer(answer)
             self.hops.append({"status": status, "url": target.url})
             self.url = _join(target.url, location[0])
             return
         head = {
             "status": status,
-            "headers": returned_headers(received),
+            "headers": tuple((name, value) for name, value in received if name not in _NOT_RETURNED),
             "url": target.url,
             "hops": self.hops,
             "dropped": attempt.dropped,
@@ -190,17 +171,13 @@ class _Request:
             await self._pass_on(mask.finish() if mask else b"")
             complete = True
         finally:
-            self._report(replace(answer, bytes=self.passed, complete=complete))
+            self.gate.on_answer(replace(answer, bytes=self.passed, complete=complete))
         await self.stream.send_eof()
 
     async def _pass_on(self, data: bytes) -> None:
         if data:
             await self.stream.send(data)
             self.passed += len(data)
-
-    def _report(self, answer: EgressAnswer) -> None:
-        if self.gate.on_answer is not None:
-            self.gate.on_answer(answer)
 
 
 async def _mask_piece(mask: StreamMask, piece: bytes) -> bytes:
@@ -266,8 +243,3 @@ def media_type(headers: Iterable[tuple[str, str]]) -> str | None:
     """Return a response's media type without parameters; None if missing or invalid."""
     said = next((value for name, value in headers if name == "content-type"), "").partition(";")[0].strip().lower()
     return said if _MEDIA_TYPE.fullmatch(said) else None
-
-
-def returned_headers(headers: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """Return the response headers that a sandbox sees."""
-    return tuple((name, value) for name, value in headers if name not in _NOT_RETURNED)

@@ -55,7 +55,7 @@ async def opened() -> AsyncIterator[Callable[..., EgressGate]]:
         yield partial(
             EgressGate,
             resolver=_resolve,
-            dial=partial(_dial, ports),
+            connect_to=partial(_dial, ports),
             tls=ssl.create_default_context(cadata=issuer.pem.decode()),
         )
         tasks.cancel_scope.cancel()

@@ -15,7 +15,7 @@ from glovebox_sandboxes.contract.errors import MisnamedError
 from glovebox_sandboxes.contract.spec import DEFAULT
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.plural import counted
-from glovebox_sandboxes.runtime import environments, guest_gc, locks, runtime, trial
+from glovebox_sandboxes.runtime import environments, guest_gc, packages, runtime, trial
 from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_server import app as apps
 from glovebox_server.cli.options import LazyGroup, command, complete_environment, emit, err, out
@@ -67,7 +67,7 @@ def environment_update(settings: Settings, name: str) -> None:
 
     async def make() -> int:
         with _show_steps() as tell:
-            return await locks.write(found, runtime.base_python(), tell)
+            return await packages.write_lock(found, runtime.base_python(), tell)
 
     count = anyio.run(make)
     words = f"{found.lock}: {counted(count, 'package')}. Build it: `glovebox setup --environment {name}`."
@@ -111,7 +111,7 @@ async def _chosen(settings: Settings, names: tuple[str, ...], tell: Tell) -> lis
         found = environments.load(name, own)
         if name != DEFAULT:
             if not found.lock.exists():
-                await locks.write(found, runtime.base_python(), tell)
+                await packages.write_lock(found, runtime.base_python(), tell)
             found.locked()
             chosen.append(found)
     return chosen
