@@ -64,9 +64,9 @@ class FilePatch(NamedTuple):
     or it is empty."""
 
 
-def read_patch(patch: bytes, budget: WorkBudget) -> Iterator[FilePatch]:
+def read_patch(patch: bytes, budget: WorkBudget | None = None) -> Iterator[FilePatch]:
     """Yield each file of a patch; raise ``ValueError`` where it is too large, has not the form, or spent the budget."""
-    at = 0
+    at, budget = 0, budget or WorkBudget()
     if len(patch) > MAX_PATCH_BYTES:
         raise ValueError(at)
     while at < len(patch):

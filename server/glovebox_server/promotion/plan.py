@@ -1,5 +1,7 @@
 """The plan of a promotion: computed and shown before approval. Nothing is written.
 
+The patch of an overlay is applied exactly or not at all. It names git's ids of the old and of the new content, so a
+file that is not the one or does not become the other changes nothing.
 Must never be imported here: the command line, anything async.
 """
 
@@ -7,23 +9,24 @@ import difflib
 import hashlib
 import io
 import os
+import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from glovebox_audit import chain
 from glovebox_sandboxes.plural import counted
 from glovebox_server import workspace
-from glovebox_server.artifacts.diff_form import MAX_PATCH_BYTES
+from glovebox_server.artifacts.diff_form import FILES, MAX_PATCH_BYTES, NO_ID, FilePatch, read_patch, unpacked
 from glovebox_server.artifacts.disk import Disk, translated
 from glovebox_server.artifacts.media import Sniffer
-from glovebox_server.artifacts.names import CallNames, check_name, name_risks, quoted
+from glovebox_server.artifacts.names import MAX_NAME_BYTES, CallNames, check_name, name_risks, quoted
 from glovebox_server.artifacts.record import Artifact, expired, id_of
 from glovebox_server.errors import RefusedError
-from glovebox_server.promotion import patched
 from glovebox_server.promotion.folder import FileState, TargetFolder
 from glovebox_server.promotion.journal import Change, Promotion
 from glovebox_server.promotion.scanner import ScanFindings
@@ -182,7 +185,7 @@ def _patched(disk: Disk, artifact: Artifact, folder: TargetFolder) -> Iterator[_
         states[name] = state = folder.look(name)
         if state is None:
             return None
-        if state.bytes > patched.MAX_MADE_BYTES:
+        if state.bytes > MAX_MADE_BYTES:
             raise RefusedError("promotion.path", f"{quoted(name)} is too large to be patched.", "Change it by hand.")
         content = folder.head(name, state.bytes)
         if hashlib.sha256(content).hexdigest() != state.sha256:
@@ -192,7 +195,7 @@ def _patched(disk: Disk, artifact: Artifact, folder: TargetFolder) -> Iterator[_
 
     if artifact.bytes > MAX_PATCH_BYTES:
         raise RefusedError("promotion.patch", "The patch is too large; nothing was changed.", "Apply it by hand.")
-    for name, content, runs in patched.made(b"".join(_chunks(disk, artifact)), read):
+    for name, content, runs in made(b"".join(_chunks(disk, artifact)), read):
         before, after = states[name], None
         if content is not None:
             after = _after(before, hashlib.sha256(content).hexdigest(), len(content), runs=runs)
@@ -254,3 +257,94 @@ def _lines(content: bytes) -> list[str] | None:
     except UnicodeDecodeError:
         return None
     return lines if len(lines) <= _SHOWN_LINES else None
+
+
+MAX_MADE_BYTES: Final = 64 << 20
+_NEW_LINE: Final = re.compile(rb"^[+ ](.*\n)(\\)?", re.MULTILINE)
+"""A line of a hunk's new file, and a mark that its line feed does not count."""
+
+Read = Callable[[str], bytes | None]
+
+
+class Made(NamedTuple):
+    """A file as a patch makes it: its new content, None to remove it, and its executable bit, None if unchanged."""
+
+    name: str
+    content: bytes | None
+    runs: bool | None
+
+
+def made(patch: bytes, read: Read) -> list[Made]:
+    """Apply a patch, any bytes, to what ``read`` returns.
+
+    Raises:
+        RefusedError: rule ``promotion.patch``: no overlay wrote it so. Rule ``promotion.conflict``: a file is not what
+            the program was given.
+    """
+    try:
+        files = list(read_patch(patch))
+    except ValueError:
+        files = []
+    if not files:
+        raise _unfit("it is no patch as an overlay writes it, or is cut off, or too large")
+    found: dict[str, Made] = {}
+    size = 0
+    for file in files:
+        if file.name in found:
+            raise _unfit(f"it changes {quoted(file.name)} twice")
+        found[file.name] = one = _applied(file, read)
+        size += len(one.content or b"")
+        if size > MAX_MADE_BYTES:
+            raise _unfit(f"it makes more than {MAX_MADE_BYTES} bytes")
+    return list(found.values())
+
+
+def _applied(file: FilePatch, read: Read) -> Made:
+    name, head, _ = file
+    if len(name.encode()) > MAX_NAME_BYTES or any(part.casefold() == ".git" for part in name.split("/")):
+        raise _unfit(f"{quoted(name)} is too long, or belongs to git")
+    mode = head["changed"] or (head["mode"] if head["how"] == b"new" else None)
+    content = read(name)
+    if _id(content) != head["after"]:
+        if _id(content) != head["before"]:
+            what = "it is not there" if content is None else "it is not what the program was given"
+            hint = "Run the program again on what is there now, or merge by hand."
+            raise RefusedError("promotion.conflict", f"{quoted(name)}: {what}; nothing was changed.", hint)
+        content = None if head["how"] == b"deleted" else _content(file, content or b"")
+        if _id(content) != head["after"]:
+            raise _unfit(f"{quoted(name)} does not become what it says")
+    return Made(name, content, None if mode is None else mode == FILES[1])
+
+
+def _content(file: FilePatch, old: bytes) -> bytes:
+    """Return what a file becomes; any bytes where the patch is false, which its id shows."""
+    if file.head["packed"]:
+        size = int(file.parts[0]["size"])
+        try:
+            packed = b"".join(unpacked(file.parts[0]["lines"]))
+            return zlib.decompressobj().decompress(packed, size + 1) if size <= MAX_MADE_BYTES else b""
+        except (ValueError, zlib.error):
+            return b""
+    lines, out, at = list(io.BytesIO(old)), bytearray(), 0
+    for hunk in file.parts:
+        begin = int(hunk["first"]) - (hunk["old"] != b"0")
+        if begin < at:
+            return b""  # else a few hunks could copy the file many times
+        out += b"".join(lines[at:begin])
+        out += b"".join(line[:-1] if endless else line for line, endless in _NEW_LINE.findall(hunk["lines"]))
+        at = begin + int(hunk["old"] or 1)
+    return bytes(out) + b"".join(lines[at:])
+
+
+def _id(content: bytes | None) -> bytes:
+    """Return git's id of a file's content."""
+    if content is None:
+        return NO_ID
+    digest = hashlib.sha1(b"blob %d\0" % len(content), usedforsecurity=False)
+    digest.update(content)
+    return digest.hexdigest().encode()
+
+
+def _unfit(reason: str) -> RefusedError:
+    hint = "Only a whole `changes.patch` of an overlay is applied; apply another by hand."
+    return RefusedError("promotion.patch", f"The patch was not applied: {reason}; nothing was changed.", hint)
