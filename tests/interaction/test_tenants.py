@@ -170,7 +170,7 @@ async def test_two_tenants_share_a_server_and_nothing_else(options: list[str], t
             assert long.structured_content["ended"] == "timed_out"
             code = "open('/output/a', 'wb').write(bytes(1 << 20)); open('/output/b', 'w').write('b')"
             much = await research.call_tool("run_python", {"code": code})
-            assert "Your artifacts may hold 1048576 bytes together" in str(much.content)
+            assert "Your artifacts may hold 1048576 bytes" in str(much.content)
 
     records = [json.loads(line) for line in (tmp_path / "state/audit/audit.jsonl").read_text().splitlines()]
     decided = [each["data"] for each in records if each["kind"] == "call.decided"]
