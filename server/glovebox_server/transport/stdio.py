@@ -12,9 +12,8 @@ import select
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 import anyio.abc
@@ -49,8 +48,7 @@ Incoming = MemoryObjectReceiveStream[SessionMessage | Exception]
 Outgoing = MemoryObjectSendStream[SessionMessage]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StdioFds:
+class StdioFds(NamedTuple):
     """File descriptors of the two directions."""
 
     read: int
@@ -228,10 +226,9 @@ async def _receive(fd: int) -> bytes:
     # Regular files and the null device cannot be polled (epoll_ctl(2): EPERM) and never block.
     with contextlib.suppress(PermissionError):
         await anyio.wait_readable(fd)
-    try:
+    with contextlib.suppress(OSError):
         return os.read(fd, _READ_BYTES)
-    except OSError:
-        return b""
+    return b""
 
 
 async def _write(fd: int, outbox: Outbox, inbox: Inbox, unanswered: PendingRequests) -> None:

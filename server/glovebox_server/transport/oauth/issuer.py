@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 from urllib.parse import quote, urlsplit
 
 import anyio
@@ -97,8 +97,7 @@ class OAuth:
     """True if ``typ`` need not name the purpose of a token."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Header:
+class Header(NamedTuple):
     """The unverified header of a token."""
 
     algorithm: str
