@@ -31,7 +31,6 @@ class Item:
     kind: str
     """``artifact``, ``upload``, ``server``, ``segment``, ``guest`` or ``runtime``."""
     name: str
-    """Its path, below the state directory or the data directory."""
     bytes: int
     why: str
 

@@ -29,12 +29,10 @@ class Listed:
     source: str
     """``shipped``, or the operator's file."""
     packages: tuple[str, ...]
-    """Requirements of its file."""
     modules: tuple[str, ...]
     state: str
     """``built``; ``not built``; or what is wrong, and its fix."""
     digest: str
-    """Of what is built; empty if nothing is."""
     bytes: int
     tools: tuple[str, ...]
 

@@ -30,9 +30,7 @@ class Readiness:
     runtime: bool = False
     """``glovebox setup`` of this version was run."""
     log: bool = False
-    """Records can be written."""
     policy: bool = False
-    """The policy's file, if any, is valid."""
 
     @property
     def ready(self) -> bool:

@@ -67,7 +67,6 @@ _WORDS: Final[Mapping[str, tuple[str, str]]] = {
     "promotion.conflict": ("what it would change is no longer what was shown", "Call again to have it asked anew."),
     "approval.used": ("the yes was for one call, and another call has used it", "Call again to have it asked anew."),
 }
-"""By rule: how it ended, and what to do."""
 
 _log = logging.getLogger(__name__)
 

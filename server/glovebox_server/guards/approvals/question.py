@@ -18,7 +18,6 @@ Channel = Literal["client", "operator"]
 MAX_REASON: Final = 500
 """Characters of a denial's reason: the model reads it."""
 Lifted = Literal["host", "tool", "budget"]
-"""Denials that policy may turn into a question."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,13 +26,10 @@ class RequiredApproval:
 
     by: By = "either"
     quorum: int = 1
-    """Number of different principals that must approve."""
     another_principal: bool = False
     """The caller's own answer does not count, by whatever channel."""
     reach: Reach = "call"
-    """The largest reach of the approval."""
     minutes: float = 10
-    """Lifetime of the question, and of its approval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +44,7 @@ class QuestionSubject:
     profile_digest: str
     """Digest of the profile in effect for the caller, narrowed by its role."""
     policy_digest: str
-    """Digest of policy.toml; empty without one."""
     inputs: tuple[tuple[str, str], ...] = ()
-    """Address and SHA-256 of each input artifact."""
     workspace: str
     """Device, inode and digest of the path of the served directory; empty without one. Not its content."""
     environment: str
@@ -58,7 +52,6 @@ class QuestionSubject:
     rules: tuple[str, ...]
     """Ids of the rules that ask, e.g. ``approval.programs``: an approval of one is none of another."""
     lifted: Lifted | None = None
-    """Kind of denial to lift; None if nothing is denied."""
     target: str = ""
     """``host:port``, the tool's name, or the budget's name."""
 
@@ -86,7 +79,6 @@ class Question:
     why: str
     """The server's sentence; nothing in it is the caller's."""
     client: str | None
-    """Self-reported."""
     workflow: str | None
     profile: str
     """The effective profile as canonical JSON, for ``Profile.model_validate_json``; empty without one."""
@@ -114,7 +106,6 @@ class ApprovalAnswer:
     """Principal of the person: an elicited answer is the caller's own."""
     channel: Channel
     reach: Reach = "call"
-    """At most the question's ``asked.reach``."""
     digest: str
     """Digest of the answered question: another is refused, and uses nothing up."""
     reason: str = ""

@@ -45,7 +45,6 @@ class Escalation:
     target: str
     """``https://host:443``, the tool, or the budget."""
     lift: Lift
-    """The policy's terms for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +81,6 @@ class Asking:
     """Their ids, ``approval.NAME``, in the order of the policy."""
     why: str
     lifts: bool = False
-    """An approval would lift a denial too."""
     asked: RequiredApproval
     """The strictest of each rule's demands, so that one approval satisfies all of them."""
 

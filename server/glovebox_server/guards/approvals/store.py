@@ -114,9 +114,7 @@ class Standing:
     left: float
     """Seconds until it expires; negative afterwards."""
     callers: int
-    """Calls that asked the same, including the first."""
     used_by: str
-    """The last call that ran on the approval; empty before."""
     answers: tuple[ApprovalAnswer, ...]
 
 

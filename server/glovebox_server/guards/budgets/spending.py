@@ -25,7 +25,6 @@ class Clocks:
     """Readings of this machine's clocks, in milliseconds."""
 
     wall: int
-    """Since 1970."""
     boot: str
     since_boot: int
     """Includes sleep (CLOCK_BOOTTIME, clock_gettime(2)); cannot be set."""
@@ -76,7 +75,6 @@ LOW: Final = 5
 _SECONDS: Final = {"wall_seconds", "cpu_seconds"}
 _MS: Final = 1000
 LOOKING: Final = dict.fromkeys(("wall_seconds", "cpu_seconds"), MAX_SCAN_SECONDS * _MS)
-"""The most that scanning the files of one call spends."""
 
 
 def amount(name: str, value: float) -> int:
@@ -96,7 +94,6 @@ class Spender:
     principal: str
     run: str
     workflow: str
-    """Empty for none."""
     tool: str
 
 
@@ -123,7 +120,6 @@ class Funds:
     refills: int | None
     """In milliseconds of the wall clock; None if it lasts as long as the run."""
     takes: Amounts = field(default_factory=dict)
-    """Reserved by a call."""
 
     def remainders(self) -> list[BudgetRemainder]:
         """Return what is left, one entry for each thing that it bounds."""

@@ -87,7 +87,6 @@ _USAGE = (
 
 
 BY: Final = ("principal", "workflow", "tool", "day", "hour")
-"""Columns to group usage by."""
 _TIMES: Final = {"day": "since - since % 86400000", "hour": "since"}
 
 
@@ -108,7 +107,6 @@ class UsageRow:
     by: dict[str, str]
     """Values of the grouping columns: names, or the start of the hour or day in UTC."""
     spent: dict[str, int | float]
-    """By name of ``SPENDING``, seconds in seconds."""
     lost: int
     """Calls in flight when their server died: only their number is counted here."""
 
@@ -124,7 +122,6 @@ class Ledger:
         self._mark = advanced(self._kept, clocks)
         self._time = self._mark.wall
         self.is_untidy = found is None or self._time - found[3] >= TIDY_MS
-        """``tidy`` is due."""
 
     def reserve(self, server: str, asked: ReservationRequest) -> list[Funds] | Refusal:
         """Reserve what a call may spend of all its budgets, or of none.

@@ -64,7 +64,6 @@ def _basic(written: str, placeholder: str, value: str) -> str | None:
 
 
 ReadValue = Callable[[str], Awaitable[CredentialValue]]
-"""Reads the value that a source names; see ``cache``."""
 
 _LENGTHS: Final = (40, 64, 96, 128, 256)
 """Of placeholders: the first that a value has room in. 40 characters is also what the search for markers needs."""
@@ -87,7 +86,6 @@ class CredentialInjector:
     used: dict[bytes, str] = field(default_factory=dict, repr=False)
     """Encodings of keys that may not come back, with their credentials' names."""
     placeholders: dict[str, str] = field(default_factory=dict, repr=False)
-    """Stand-ins for keys in programs, by the credential's name."""
     _rules: dict[str, EgressRule] = field(init=False, repr=False)
     _known: set[str] = field(default_factory=set, repr=False)
 

@@ -63,9 +63,7 @@ class CredentialValue:
     """A credential's value. It has no ``repr``, so that no log shows it by accident."""
 
     text: str
-    """Printable ASCII without blanks."""
     expires: datetime | None = None
-    """Expiry; None if the source gives none."""
 
 
 async def read(source: str) -> CredentialValue:

@@ -85,10 +85,8 @@ class Proposer:
     """Prepares and makes changes for calls."""
 
     proposals: "Callable[[], Proposals] | None"
-    """None if none can be made."""
     scanner: FileScanner
     known: Known
-    """Scan results of artifacts that calls propose."""
     budgets: "Budgets | None"
 
     async def prepare(self, call: Call) -> None:

@@ -27,7 +27,6 @@ from typing import Final
 from urllib.parse import quote
 
 MAX_HELD: Final = 64 * 1024
-"""Bytes of a stream that are withheld at most."""
 MARKER_LENGTH: Final = 40
 """Letters and digits of a marker: 206 bits, and halves that are longer than ``_START``."""
 _GRAM: Final = 8

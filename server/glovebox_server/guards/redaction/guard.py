@@ -35,7 +35,6 @@ _OF_TOKENS: Final = f"{string.ascii_letters}{string.digits}_-./+=%\\"
 _SHOWN: Final = 32
 """Shown characters that are searched again with what follows: a word may span both."""
 _SHORTEST_RUN: Final = 16
-"""Length of the shortest run of letters and digits in a secret."""
 _LONG: Final = ("PRIVATE KEY", "AKIA", "ASIA", "aws_secret", "AWS_SECRET", "ecretAccessKey")
 """Words of secrets that continue behind a blank or a line end."""
 _FIRST_LINE: Final = re.compile(r"PRIVATE KEY(?: BLOCK)?-----")

@@ -13,7 +13,6 @@ from typing import Final
 
 _BEFORE: Final = 96
 _AFTER: Final = 700
-"""Bytes around the word in which the secret lies."""
 MAX_PLACES: Final = 4096
 """Places of a word inside its secret that are examined; what follows them is unknown."""
 MAX_KEY: Final = 16 * 1024
@@ -42,9 +41,7 @@ class SecretPattern:
     words: tuple[bytes, ...]
     """One of these is in every match: a search for them costs next to nothing."""
     source: bytes
-    """The regular expression of its form."""
     begins: bool
-    """It begins with the word."""
     unbroken: bool
     """It is a run of letters that ``_RUN`` matches: without such a run with a word, it is absent."""
 

@@ -30,11 +30,9 @@ from glovebox_server.errors import AuditError
 from glovebox_server.secret_files import FOLDER, Files, SecretFileError, StoredItem, StoredItems
 
 Scope = Literal["call", "run", "principal", "workflow", "tool", "all"]
-"""Kinds of names in a stop."""
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 KIND = "stop"
-"""For errors."""
 MAX_STOPS = 1024
 """In effect at one time: each call is compared with each, and one that names a principal does the work of many."""
 SPARE_STOPS = 64
@@ -65,7 +63,6 @@ class Stop(StoredItem):
     name: str = Field(max_length=_MAX_NAME)
     """Exactly what is stopped; empty for everything."""
     because: str = Field(min_length=1, max_length=MAX_BECAUSE)
-    """The reason, for the operator and for stopped callers."""
     by: str = Field(min_length=1, max_length=_MAX_NAME)
     """A principal, or ``watch:`` and the rule."""
     made: AwareDatetime
@@ -127,7 +124,6 @@ class Stopped:
     call: ToolCall
     scope: anyio.CancelScope
     refusal: Refusal | None = None
-    """Set once it is stopped."""
     stop: str | None = None
     """Id of the stop; None for a damaged file."""
 

@@ -33,7 +33,6 @@ class Canary(StoredItem):
     """``y_`` and 26 lower-case characters, made as call ids are."""
     workspace: str = Field(max_length=4096)
     path: str = Field(min_length=1, max_length=1024)
-    """Below the workspace, as its tools name it."""
     marker: str = Field(pattern=rf"^[a-z0-9]{{{MARKER_LENGTH}}}$")
     made: AwareDatetime
 

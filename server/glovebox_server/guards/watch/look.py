@@ -38,7 +38,6 @@ def found_of(where: str, id: str) -> Finding:  # noqa: A002 - what canaries have
 
 
 Piece = tuple[str, bytes]
-"""Its place, and the bytes."""
 
 LIVE_BYTES = 1 << 20
 """Live output that is shown if there are canaries: it is scanned on the event loop."""

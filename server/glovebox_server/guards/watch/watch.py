@@ -49,11 +49,9 @@ RULES: Final[Mapping[str, WatchAction]] = {
     "new-reach": "record",  # after ``CONNECTIONS_KNOWN`` of a principal, one leads to a host that is new to it
     "questions": "record",  # people are asked ``QUESTIONS`` times for a principal
 }
-"""Each rule by its id; a policy may set another action."""
 SLOW_SECONDS = 2.0
 """Delay of each call of a slowed run, holding nothing."""
 FLAGGED_SECONDS = 600.0
-"""Time that a run is slowed, or asked about."""
 MAX_KEPT = 4096
 """Counted runs, and principals. Beyond it the longest idle is evicted; of runs, of the busiest principal."""
 MAX_HOSTS = 256
@@ -71,11 +69,9 @@ _log = logging.getLogger(__name__)
 class _Run:
     principal: str
     denied: int = 0
-    """Consecutive calls."""
     slow_until: float = 0.0
     ask_until: float = 0.0
     asks: str = ""
-    """The rule that makes it ask."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,7 +79,6 @@ class _Caller:
     connections: int = 0
     hosts: set[str] = field(default_factory=set)
     questions: deque[float] = field(default_factory=deque)
-    """Times of approval requests that it caused."""
 
 
 class Watch:
