@@ -380,9 +380,11 @@ def test_a_yes_to_changes_is_for_one_call() -> None:
         assert (asks.asked.reach, asks.asked.by) == ("call", by)
 
 
-def test_a_question_about_no_changes_has_the_digest_it_had() -> None:
-    """What was asked before there were changes goes on to stand; one about changes has another."""
+def test_a_digest_is_over_all_that_binds_and_only_a_caller_is_free_of_the_run() -> None:
+    """A question about changes has another; the control of the run is the question that is bound to it."""
     about = subject(proposal(), (), "")
-    before = {name: value for name, value in asdict(about).items() if name not in ("changes", "any_run")}
-    assert about.digest == digest_of(rfc8785.dumps(before).decode())
+    assert about.digest == digest_of(rfc8785.dumps(asdict(about)).decode())
     assert replace(about, changes="a.txt").digest != about.digest
+    assert replace(about, run="r_other").digest != about.digest
+    free = replace(about, any_run=True)
+    assert free.digest == replace(free, run="r_other").digest != about.digest

@@ -50,13 +50,10 @@ class Admission:
         running: int = RUNNING,
         per_principal: int = PER_PRINCIPAL,
     ) -> None:
-        """Take the bounds; the defaults are those of the documentation.
+        """Take the bounds.
 
-        Args:
-            under_way: entered while a call has its turn, so that work that can wait for a pause waits.
-            shared: there are several principals, so that each leaves turns for others.
-            running: concurrent calls.
-            per_principal: calls of one principal, including waiting ones.
+        ``under_way`` is entered while a call has its turn, so that work that can wait for a pause waits.
+        ``shared``: there are several principals, so that each leaves turns for others.
         """
         self._under_way = under_way
         self._turns = FairLimiter(running, shared=shared)
@@ -69,17 +66,9 @@ class Admission:
     ) -> AsyncIterator[None]:
         """Hold one place for a call, waiting for a fair turn; calls of one principal run in order of arrival.
 
-        Args:
-            principal: the caller's.
-            tool: its name.
-            arguments: as validated.
-            turns: running calls of its principal, itself included, whatever their roles; None for the server's limit.
-                So of several roles the fewest count.
-            pause: seconds before it asks for a turn.
-
-        Raises:
-            RefusedError: the caller has too many calls, repeats one that is still running, or no turn came within
-                ``WAIT_SECONDS``. Nothing was started.
+        ``turns`` are the running calls of its principal, itself included, whatever their roles; None for the server's
+        limit. It asks for a turn after a ``pause``. Raises RefusedError if the caller has too many calls, repeats one
+        that is still running, or no turn came within ``WAIT_SECONDS``: nothing was started.
         """
         call = _AdmittedCall(fingerprint=fingerprint(tool, arguments), since=anyio.current_time())
         mine = self._calls[principal]

@@ -85,36 +85,24 @@ class _ClientQuestion:
     """The call has ended: a repeated call finds the answer, or waits for it here."""
 
 
+@dataclass(eq=False)
 class Approvals:
     """The approvals of one server. Several servers on one state directory share their questions."""
 
-    def __init__(
-        self,
-        database: Callable[[], Database],
-        audit: AuditLog,
-        tools: Mapping[str, Tool],
-        environment: Callable[[str], str],
-        *,
-        start: Callable[..., object],
-        clock: Callable[[], Clocks] = read_clocks,
-    ) -> None:
-        """Take the parts; ``opened`` is the public way.
-
-        ``database`` opens the store, once a call needs it.
-        ``environment`` returns the digest of what a tool's programs import from, and may read files.
-        ``start`` is a task group's ``start_soon``, as a form may outlive its call.
-        """
-        self._open = database
-        self._database: Database | None = None
-        self._opening = anyio.Lock()
-        self._token: EventLoopToken | None = None
-        self._audit = audit
-        self._tools = tools
-        self._environment = environment
-        self._start = start
-        self._left_open: dict[str, _ClientQuestion] = {}
-        self._clock = clock
-        self._refused: deque[float] = deque()
+    database: Callable[[], Database]
+    """Opens the store, once a call needs it."""
+    audit: AuditLog
+    tools: Mapping[str, Tool]
+    environment: Callable[[str], str]
+    """Returns the digest of what a tool's programs import from, and may read files."""
+    start: Callable[..., object]
+    """A task group's ``start_soon``, as a form may outlive its call."""
+    clock: Callable[[], Clocks] = read_clocks
+    _database: Database | None = None
+    _opening: anyio.Lock = field(default_factory=anyio.Lock)
+    _token: EventLoopToken | None = None
+    _left_open: dict[str, _ClientQuestion] = field(default_factory=dict)
+    _refused: deque[float] = field(default_factory=deque)
 
     @classmethod
     @asynccontextmanager
@@ -131,21 +119,14 @@ class Approvals:
             async with anyio.create_task_group() as tasks:
                 yield cls(
                     lambda: files.enter_context(store.opened(state_dir)),
-                    audit, tools, environment, start=tasks.start_soon, clock=clock,
+                    audit, tools, environment, tasks.start_soon, clock,
                 )  # fmt: skip
                 tasks.cancel_scope.cancel()
 
     async def consult(self, proposal: Proposal, settled: State | None) -> Decision | Question:
-        """Decide on a call that its profile allows, or asks about.
+        """Decide on a call that its profile allows, or asks about; or return the question to ask first.
 
-        Args:
-            proposal: the call.
-            settled: state of its question when the wait for it ended; None without a question.
-
-        Returns:
-            The decision, or the question to ask first.
-
-        Raises StoreError: the answers cannot be read.
+        ``settled`` is the state of its question when the wait for it ended. Raises StoreError.
         """
         if not (proposal.escalation or self._reaches(proposal) or asked_about(proposal)):
             return proposal.decision
@@ -181,7 +162,7 @@ class Approvals:
         form = self._left_open.get(question.id)
         if form is None:
             form = _ClientQuestion()
-            self._start(self._ask, form, question, listener)
+            self.start(self._ask, form, question, listener)
         try:
             with anyio.move_on_after(max(WAIT_SECONDS, listener.waits())):
                 await form.over.wait()
@@ -250,12 +231,12 @@ class Approvals:
             return await self._write(lambda known: known.answer(identifier, given))
         except RefusedError as objection:
             known = None if objection.rule == "approval.unknown" else identifier
-            now = self._clock().since_boot
+            now = self.clock().since_boot
             while self._refused and self._refused[0] <= now - REFUSED_MS:
                 self._refused.popleft()
             if len(self._refused) < MAX_REFUSED:
                 self._refused.append(now)
-                await self._audit.append(store.refused(known, given, objection))
+                await self.audit.append(store.refused(known, given, objection))
             raise
 
     async def withdraw(self, identifier: str, by: str) -> Standing:
@@ -293,7 +274,7 @@ class Approvals:
 
     def _reaches(self, proposal: Proposal) -> bool:
         """Return whether a program could use the grant of a host."""
-        programs = self._tools[proposal.call.tool].request is None and proposal.profile.network.mode != "none"
+        programs = self.tools[proposal.call.tool].request is None and proposal.profile.network.mode != "none"
         return programs and any(each.what == "host" for each in proposal.rights.lifts)
 
     def _held(self, known: Questions, proposal: Proposal) -> list[Standing]:
@@ -306,7 +287,7 @@ class Approvals:
         ]
 
     def _subject(self, proposal: Proposal, asks: Asking | None) -> QuestionSubject:
-        about = subject(proposal, asks.rules if asks else (), self._environment(proposal.call.tool))
+        about = subject(proposal, asks.rules if asks else (), self.environment(proposal.call.tool))
         if asks is not None and asks.asked.reach == "caller":
             about = replace(about, any_run=True)
         if asks is not None and asks.lifts and proposal.escalation is not None:
@@ -359,14 +340,14 @@ class Approvals:
         """Return once nothing has to be waited for. Raises StoreError."""
         database = await self._store()
         while True:
-            if not await database.query(lambda db: Questions(db, self._clock()).is_undecided(identifier)):
+            if not await database.query(lambda db: Questions(db, self.clock()).is_undecided(identifier)):
                 return
             await anyio.sleep(POLL_SECONDS)
 
     async def _store(self) -> Database:
         async with self._opening:
             if self._database is None:
-                self._database = await anyio.to_thread.run_sync(self._open)
+                self._database = await anyio.to_thread.run_sync(self.database)
         return self._database
 
     async def _write(self, work: Callable[[Questions], _T]) -> _T:
@@ -374,11 +355,11 @@ class Approvals:
         self._token = anyio.lowlevel.current_token()
         # Shielded: a record that is in the log must not be undone in the store.
         with anyio.CancelScope(shield=True):
-            return await database.transact(lambda db: work(Questions(db, self._clock(), self._record)))
+            return await database.transact(lambda db: work(Questions(db, self.clock(), self._record)))
         raise AssertionError  # a shielded scope is not cancelled: for the type checker
 
     def _record(self, event: Event) -> None:
-        anyio.from_thread.run(self._audit.append, event, token=self._token)
+        anyio.from_thread.run(self.audit.append, event, token=self._token)
 
 
 def _lifts(each: Standing, escalation: Escalation) -> bool:

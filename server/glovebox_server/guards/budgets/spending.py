@@ -236,14 +236,9 @@ def taken(left: Amounts, worst: Amounts) -> dict[str, int] | str:
 
 
 def refusal(name: str, wanted: int, left: Iterable[BudgetRemainder], held: int, refills_ms: int | None) -> Refusal:
-    """Return the refusal of a call that may not spend more.
+    """Return the refusal of a call that wants more of ``name``; ``left`` has the refusing budget first.
 
-    Args:
-        name: what is insufficient.
-        wanted: how much the call would take.
-        left: of all budgets of the call, the refusing one first.
-        held: how much running calls hold of it, some of which may be returned.
-        refills_ms: milliseconds until it refills; None if not within the run.
+    Running calls have ``held`` so much of it. ``refills_ms`` is None if it does not refill within the run.
     """
     this, *others = left
     least = f", and this call may take {told(name, wanted):g}" if name in WHOLE and this.left else ""

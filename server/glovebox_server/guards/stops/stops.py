@@ -8,7 +8,7 @@ import logging
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -128,21 +128,21 @@ class Stopped:
     """Id of the stop; None for a damaged file."""
 
 
+@dataclass(eq=False)
 class Stops:
     """The stops in one server process; make it with ``opened``."""
 
-    def __init__(self, files: Files[Stop], audit: AuditLog, tasks: TaskGroup) -> None:
-        """Take the files, and the log for stops by watch rules; ``opened`` is the public way."""
-        self._files = files
-        self._tasks = tasks
-        self._overdue: set[anyio.Event] = set()
-        self._making = anyio.Lock()
-        self._here: list[Stop] = []
-        self._audit = audit
-        self._running: set[Stopped] = set()
-        self._busy = anyio.Event()
-        self._told: tuple[str, ...] = ()
-        self._found: StoredItems[Stop] = StoredItems()
+    _files: Files[Stop]
+    _audit: AuditLog
+    """For stops by watch rules."""
+    _tasks: TaskGroup
+    _overdue: set[anyio.Event] = field(default_factory=set)
+    _making: anyio.Lock = field(default_factory=anyio.Lock)
+    _here: list[Stop] = field(default_factory=list)
+    _running: set[Stopped] = field(default_factory=set)
+    _busy: anyio.Event = field(default_factory=anyio.Event)
+    _told: tuple[str, ...] = ()
+    _found: StoredItems[Stop] = field(default_factory=StoredItems)
 
     @classmethod
     @asynccontextmanager

@@ -106,13 +106,7 @@ class Watch:
     async def opened(
         cls, state_dir: Path, audit: AuditLog, stops: Stops, actions: Mapping[str, WatchAction]
     ) -> AsyncIterator[Self]:
-        """Watch during the block.
-
-        Args:
-            state_dir: where canaries are remembered.
-            audit: where alarms are recorded.
-            stops: stops runs.
-            actions: the policy's actions of rules.
+        """Watch during the block, with the policy's actions of rules.
 
         Raises SecretFileError: others could change the list of canaries.
         """
