@@ -16,11 +16,14 @@ import re
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
+from functools import cache
 from typing import Any, Literal, cast
 
 import rfc8785
+
+from glovebox_audit.events import NOT_YET, CallEvent, Event, Input, Output, PromotedFile, ReceiptSigned
 
 #: ``prev`` of the first record.
 GENESIS = "0" * 64
@@ -356,3 +359,45 @@ def parse_anchor(text: str) -> Head:
     if not re.fullmatch(r"[0-9]{1,16}", seq, re.ASCII) or not _matches(_HASH, value):
         raise ValueError(f"{text[:100]!r} is not an anchor: it is SEQ:HASH, as `glovebox audit head` prints it")
     return Head(seq=int(seq), hash=value)
+
+
+def draft(event: Event) -> Draft:
+    """Turn an event into a draft for the chain.
+
+    Raises:
+        ValueError: a field holds what is not JSON, the call id is not a name, or the record would be too long.
+    """
+    call_id = event.call_id if isinstance(event, CallEvent) else None
+    data, parts = _data(event), None
+    if call_id == NOT_YET:
+        call_id, parts = None, {name: canonical(value) for name, value in data.items()}
+    if call_id is not None and not NAME.fullmatch(call_id):
+        raise ValueError("the call id is not a name")
+    encoded = canonical(data) if parts is None else join_parts(parts)
+    require_room(encoded)
+    return Draft(kind=event.kind, call_id=call_id, data=json.loads(encoded), encoded=encoded, parts=parts)
+
+
+def draft_receipt(event: ReceiptSigned, envelope: bytes) -> Draft:
+    """Draft a receipt's event from its encoded envelope: that is nearly all of it, and plain JSON."""
+    data = _data(event)
+    del data["envelope"]
+    parts = {name: canonical(value) for name, value in data.items()}
+    data = {**json.loads(join_parts(parts)), "envelope": event.envelope}
+    whole = join_parts({**parts, "envelope": envelope})
+    require_room(whole)
+    return Draft(kind=event.kind, call_id=event.call_id, data=data, encoded=whole)
+
+
+@cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind) if field.name != "call_id")
+
+
+def _data(item: Event | Output | Input | PromotedFile) -> dict[str, Any]:
+    pairs = ((name, getattr(item, name)) for name in _names(type(item)))  # type: ignore[arg-type]  # a class is hashable
+    data = {name: value for name, value in pairs if value is not None}
+    for name in ("outputs", "inputs", "files"):
+        if isinstance(listed := data.get(name), tuple):
+            data[name] = [_data(part) for part in listed]
+    return data

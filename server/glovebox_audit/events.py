@@ -1,4 +1,4 @@
-"""The events of the audit log, by family, and their drafts for the chain. Plain data, no I/O.
+"""The events of the audit log, by family. Plain data, no I/O.
 
 docs/operate/audit-events.csv says what each field means. A new event is a class here, with its kind: so it is a
 dataclass, and in ``EVENTS``. Optional fields that are None are left out of the record. Digests are ``sha256:`` and hex
@@ -6,13 +6,9 @@ unless the table says otherwise. No event may carry a secret, a host path or an 
 clients.
 """
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from functools import cache
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, dataclass_transform
-
-from glovebox_audit import chain
 
 #: Every event by its kind.
 EVENTS: "dict[str, type[Event]]" = {}
@@ -492,45 +488,3 @@ class TokenRevoked(Event, kind="token.revoked"):
 
     principal: str
     by: str
-
-
-def draft(event: Event) -> chain.Draft:
-    """Turn an event into a draft for the chain.
-
-    Raises:
-        ValueError: a field holds what is not JSON, the call id is not a name, or the record would be too long.
-    """
-    call_id = event.call_id if isinstance(event, CallEvent) else None
-    data, parts = _data(event), None
-    if call_id == NOT_YET:
-        call_id, parts = None, {name: chain.canonical(value) for name, value in data.items()}
-    if call_id is not None and not chain.NAME.fullmatch(call_id):
-        raise ValueError("the call id is not a name")
-    encoded = chain.canonical(data) if parts is None else chain.join_parts(parts)
-    chain.require_room(encoded)
-    return chain.Draft(kind=event.kind, call_id=call_id, data=json.loads(encoded), encoded=encoded, parts=parts)
-
-
-def draft_receipt(event: ReceiptSigned, envelope: bytes) -> chain.Draft:
-    """Draft a receipt's event from its encoded envelope: that is nearly all of it, and plain JSON."""
-    data = _data(event)
-    del data["envelope"]
-    parts = {name: chain.canonical(value) for name, value in data.items()}
-    data = {**json.loads(chain.join_parts(parts)), "envelope": event.envelope}
-    whole = chain.join_parts({**parts, "envelope": envelope})
-    chain.require_room(whole)
-    return chain.Draft(kind=event.kind, call_id=event.call_id, data=data, encoded=whole)
-
-
-@cache
-def _names(kind: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind) if field.name != "call_id")
-
-
-def _data(item: Event | Output | Input | PromotedFile) -> dict[str, Any]:
-    pairs = ((name, getattr(item, name)) for name in _names(type(item)))  # type: ignore[arg-type]  # a class is hashable
-    data = {name: value for name, value in pairs if value is not None}
-    for name in ("outputs", "inputs", "files"):
-        if isinstance(listed := data.get(name), tuple):
-            data[name] = [_data(part) for part in listed]
-    return data

@@ -30,8 +30,8 @@ from io import BufferedReader
 from pathlib import Path
 
 from glovebox_audit import chain, place, writers
-from glovebox_audit.chain import Draft, EvidenceError, Head, Record
-from glovebox_audit.events import GapRecorded, SegmentBegun, SegmentSealed, draft
+from glovebox_audit.chain import Draft, EvidenceError, Head, Record, draft
+from glovebox_audit.events import GapRecorded, SegmentBegun, SegmentSealed
 from glovebox_audit.place import AuditError, identity
 from glovebox_audit.segments import files, merkle, rotation
 from glovebox_audit.segments.files import SegmentStart

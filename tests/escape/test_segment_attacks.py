@@ -12,8 +12,7 @@ from tests.fixtures import segments
 from tests.fixtures.audit_logs import decided, finished
 
 from glovebox_audit import chain
-from glovebox_audit.chain import Record
-from glovebox_audit.events import draft
+from glovebox_audit.chain import Record, draft
 from glovebox_audit.file import LogFile
 from glovebox_audit.place import LogDirectory
 from glovebox_audit.verify import verify

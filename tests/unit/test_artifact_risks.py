@@ -9,7 +9,8 @@ from tests.fixtures.artifact_stores import ALICE
 from tests.unit.test_answers import CALL, OUTCOME, build_result
 from tests.unit.test_collector import Recorder, collecting, outcome, put
 
-from glovebox_audit.events import ArtifactCollected, draft
+from glovebox_audit.chain import draft
+from glovebox_audit.events import ArtifactCollected
 from glovebox_server.calls import CallResult, Text
 from glovebox_server.mcp.delivery import RISKS_META_KEY, tool_result
 from glovebox_server.mcp.resources import _contents as contents

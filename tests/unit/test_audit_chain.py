@@ -9,8 +9,7 @@ import rfc8785
 from tests.fixtures.audit_logs import decided
 
 from glovebox_audit import chain
-from glovebox_audit.chain import GENESIS, Draft, EvidenceError, Head, Record
-from glovebox_audit.events import draft
+from glovebox_audit.chain import GENESIS, Draft, EvidenceError, Head, Record, draft
 
 
 def sealed(data: dict[str, Any] | None = None, call_id: str | None = "c_1") -> Record:

@@ -9,7 +9,8 @@ from tests.fixtures import segments
 from tests.fixtures.audit_logs import decided, fill, finished, log_lines, replace_lines
 
 from glovebox_audit import chain, read
-from glovebox_audit.events import ArtifactRefused, ProfileLoaded, ServerStopped, draft
+from glovebox_audit.chain import draft
+from glovebox_audit.events import ArtifactRefused, ProfileLoaded, ServerStopped
 from glovebox_audit.file import LOG_NAME, LogFile
 from glovebox_audit.segments.rotation import Rotation
 from glovebox_server.cli.main import main

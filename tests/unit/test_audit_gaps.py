@@ -12,8 +12,8 @@ from tests.fixtures.audit_logs import decided, finished, log_lines
 from glovebox_audit import chain, read
 from glovebox_audit.bundle import evidence
 from glovebox_audit.bundle.make import prove
-from glovebox_audit.chain import GENESIS, Head, Record
-from glovebox_audit.events import Event, GapRecorded, ServerStopped, draft
+from glovebox_audit.chain import GENESIS, Head, Record, draft
+from glovebox_audit.events import Event, GapRecorded, ServerStopped
 from glovebox_audit.file import LogFile
 from glovebox_audit.read import Gaps
 from glovebox_audit.segments.files import HEAD_NAME, LOG_NAME

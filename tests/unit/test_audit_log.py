@@ -12,8 +12,8 @@ import pytest
 from tests.fixtures.audit_logs import decided, fill, finished, log_lines, replace_head, replace_lines
 
 from glovebox_audit import chain, file, log, place
-from glovebox_audit.chain import Head, Record
-from glovebox_audit.events import ServerStarted, draft
+from glovebox_audit.chain import Head, Record, draft
+from glovebox_audit.events import ServerStarted
 from glovebox_audit.file import HEAD_NAME, LOG_NAME, LogFile
 from glovebox_audit.log import AuditLog
 from glovebox_audit.verify import verify

@@ -10,8 +10,8 @@ import pytest
 from tests.fixtures.audit_logs import decided, finished, log_lines
 
 from glovebox_audit import chain, file, log, writers
-from glovebox_audit.chain import Record
-from glovebox_audit.events import Event, ReceiptSigned, SandboxStarted, ServerStopped, draft
+from glovebox_audit.chain import Record, draft
+from glovebox_audit.events import Event, ReceiptSigned, SandboxStarted, ServerStopped
 from glovebox_audit.file import LogFile
 from glovebox_audit.log import AuditLog
 from glovebox_audit.receipts.verify import of_call

@@ -16,8 +16,7 @@ from tests.fixtures.audit_logs import decided, finished
 
 from glovebox_audit import chain, read
 from glovebox_audit import file as audit_file
-from glovebox_audit.chain import Record
-from glovebox_audit.events import draft
+from glovebox_audit.chain import Record, draft
 from glovebox_audit.file import LogFile
 from glovebox_server import calls
 from glovebox_server.mcp import resources

@@ -11,7 +11,7 @@ from tests.fixtures.audit_logs import finished
 from tests.unit.test_audit_query import begun, found, log, run, write
 
 from glovebox_audit.bundle import report
-from glovebox_audit.chain import Head, seal
+from glovebox_audit.chain import Head, draft, seal
 from glovebox_audit.events import (
     ApprovalAnswered,
     ArtifactCollected,
@@ -21,7 +21,6 @@ from glovebox_audit.events import (
     PromotedFile,
     PromotionApplied,
     StopMade,
-    draft,
 )
 from glovebox_server.cli.options import time_or_age
 

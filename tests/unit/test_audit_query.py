@@ -18,6 +18,7 @@ from tests.fixtures import segments
 from tests.fixtures.audit_logs import decided, finished, log_lines, replace_lines
 
 from glovebox_audit import read
+from glovebox_audit.chain import draft
 from glovebox_audit.events import (
     ArtifactCollected,
     CallCancelled,
@@ -29,7 +30,6 @@ from glovebox_audit.events import (
     Event,
     Output,
     SandboxStarted,
-    draft,
 )
 from glovebox_audit.file import LOG_NAME, LogFile
 from glovebox_audit.query import ask, database, index

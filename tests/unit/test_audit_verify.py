@@ -9,8 +9,7 @@ import pytest
 from tests.fixtures.audit_logs import decided, fill, finished, log_lines, replace_head, replace_lines
 
 from glovebox_audit import chain, read
-from glovebox_audit.chain import Head
-from glovebox_audit.events import draft
+from glovebox_audit.chain import Head, draft
 from glovebox_audit.file import HEAD_NAME, LOG_NAME
 from glovebox_audit.verifier import MAX_PROBLEMS
 from glovebox_audit.verify import verify

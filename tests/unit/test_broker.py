@@ -15,8 +15,7 @@ from tests.fixtures.brokered import Heard
 from tests.fixtures.channels import READY, Channel, Guest, Weightless
 
 from glovebox_audit import chain
-from glovebox_audit.chain import Draft, Head, Record
-from glovebox_audit.events import draft
+from glovebox_audit.chain import Draft, Head, Record, draft
 from glovebox_audit.log import Then
 from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.load.loader import SHIPPED, load

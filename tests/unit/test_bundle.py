@@ -24,8 +24,8 @@ from glovebox_audit import chain
 from glovebox_audit.bundle import archive, evidence, report
 from glovebox_audit.bundle.archive import verify
 from glovebox_audit.bundle.make import make
-from glovebox_audit.chain import EvidenceError
-from glovebox_audit.events import ArtifactScanned, CallDecided, EgressDecided, ServerStopped, draft
+from glovebox_audit.chain import EvidenceError, draft
+from glovebox_audit.events import ArtifactScanned, CallDecided, EgressDecided, ServerStopped
 from glovebox_audit.file import LogFile
 from glovebox_audit.receipts import dsse
 from glovebox_audit.receipts.dsse import public_pem

@@ -13,7 +13,7 @@ from tests.fixtures import segments
 from tests.fixtures.artifact_stores import TTL, Clock, a_store, keep
 from tests.fixtures.audit_logs import decided
 
-from glovebox_audit.events import draft
+from glovebox_audit.chain import draft
 from glovebox_audit.file import LogFile
 from glovebox_audit.verify import verify
 from glovebox_sandboxes.contract.spec import DEFAULT

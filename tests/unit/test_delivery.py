@@ -12,7 +12,7 @@ from starlette.requests import Request
 from tests.fixtures.audit_logs import decided
 
 from glovebox_audit import chain
-from glovebox_audit.events import draft
+from glovebox_audit.chain import draft
 from glovebox_audit.subscription import Subscription
 from glovebox_server.guards.approvals.question import Question
 from glovebox_server.mcp import delivery

@@ -15,8 +15,8 @@ from tests.fixtures.audit_logs import log_lines
 from tests.fixtures.receipts import CALL_ID, CODE, KEY, OTHER, call_of, finished, profile, public, receipt_log, said
 
 from glovebox_audit import read
-from glovebox_audit.chain import EvidenceError, canonical
-from glovebox_audit.events import ArtifactCollected, CallCancelled, CallFailed, draft
+from glovebox_audit.chain import EvidenceError, canonical, draft
+from glovebox_audit.events import ArtifactCollected, CallCancelled, CallFailed
 from glovebox_audit.receipts import dsse, statement
 from glovebox_audit.receipts.dsse import public_pem
 from glovebox_audit.receipts.verify import of_call, verify

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from tests.fixtures.guest_streams import GuestStream
 
-from glovebox_audit.events import CallEvent, draft
+from glovebox_audit.chain import draft
+from glovebox_audit.events import CallEvent
 from glovebox_profiles.egress.rules import EgressRule
 from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_profiles.model import Network, Profile

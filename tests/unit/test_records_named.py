@@ -9,7 +9,8 @@ from tests.fixtures.audit_logs import decided, finished
 from tests.fixtures.receipts import CALL_ID, DIGEST, call_of, profile, receipt_log
 
 from glovebox_audit import read
-from glovebox_audit.events import NOT_YET, ArtifactRefused, CallCancelled, EgressDecided, SandboxStarted, draft
+from glovebox_audit.chain import draft
+from glovebox_audit.events import NOT_YET, ArtifactRefused, CallCancelled, EgressDecided, SandboxStarted
 from glovebox_audit.log import AuditLog
 from glovebox_server.calls import Decision, Principal
 from glovebox_server.guards.journal import journal

@@ -10,8 +10,7 @@ from tests.fixtures import segments
 from tests.fixtures.audit_logs import decided, finished
 
 from glovebox_audit import chain
-from glovebox_audit.chain import Head
-from glovebox_audit.events import draft
+from glovebox_audit.chain import Head, draft
 from glovebox_audit.file import LogFile
 from glovebox_audit.segments import files, rotation
 from glovebox_audit.segments.rotation import Removal

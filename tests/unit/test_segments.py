@@ -12,8 +12,8 @@ from tests.fixtures import segments
 from tests.fixtures.audit_logs import decided, finished, log_lines
 
 from glovebox_audit import chain, read, subscription
-from glovebox_audit.chain import Head
-from glovebox_audit.events import ServerStopped, draft
+from glovebox_audit.chain import Head, draft
+from glovebox_audit.events import ServerStopped
 from glovebox_audit.file import LogFile
 from glovebox_audit.log import AuditLog
 from glovebox_audit.segments import files, merkle

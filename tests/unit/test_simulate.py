@@ -8,7 +8,7 @@ from typing import Any
 from click.testing import CliRunner
 from tests.fixtures.audit_logs import decided
 
-from glovebox_audit.events import draft
+from glovebox_audit.chain import draft
 from glovebox_audit.file import LogFile
 from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_profiles.model import digest

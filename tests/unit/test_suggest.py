@@ -16,7 +16,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from tests.fixtures.audit_logs import decided, finished
 
 from glovebox_audit import chain
-from glovebox_audit.events import ArtifactCollected, CallDecided, EgressDecided, Event, draft
+from glovebox_audit.chain import draft
+from glovebox_audit.events import ArtifactCollected, CallDecided, EgressDecided, Event
 from glovebox_audit.file import LogFile
 from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_profiles.model import MIB

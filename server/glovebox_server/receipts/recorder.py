@@ -13,7 +13,7 @@ from typing import Any
 
 import anyio
 
-from glovebox_audit.chain import Draft, Head, Record
+from glovebox_audit.chain import Draft, Head, Record, draft_receipt
 from glovebox_audit.events import (
     ArtifactCollected,
     ArtifactRefused,
@@ -26,7 +26,6 @@ from glovebox_audit.events import (
     Event,
     ReceiptSigned,
     SandboxStarted,
-    draft_receipt,
 )
 from glovebox_audit.log import AuditLog, Then
 from glovebox_audit.receipts import dsse

@@ -16,8 +16,8 @@ from glovebox_audit import chain
 from glovebox_audit.bundle import archive
 from glovebox_audit.bundle.archive import verify
 from glovebox_audit.bundle.make import make
-from glovebox_audit.chain import EvidenceError, Head
-from glovebox_audit.events import ServerStopped, draft
+from glovebox_audit.chain import EvidenceError, Head, draft
+from glovebox_audit.events import ServerStopped
 from glovebox_audit.file import HEAD_NAME, LOG_NAME, LogFile
 from glovebox_audit.receipts.dsse import parse_public, public_pem
 from glovebox_audit.verify import verify as verify_log

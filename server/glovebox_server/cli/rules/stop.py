@@ -16,7 +16,8 @@ import click
 from click.core import ParameterSource
 from rich.text import Text
 
-from glovebox_audit.events import StopLifted, draft
+from glovebox_audit.chain import draft
+from glovebox_audit.events import StopLifted
 from glovebox_audit.printable import printable
 from glovebox_audit.query import ask
 from glovebox_audit.query.index import Filters

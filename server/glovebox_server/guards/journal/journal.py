@@ -9,17 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
 
-from glovebox_audit.chain import Draft, Head, canonical
-from glovebox_audit.events import (
-    NOT_YET,
-    ArtifactScanned,
-    CallDecided,
-    CallFinished,
-    Input,
-    Output,
-    SandboxStarted,
-    draft,
-)
+from glovebox_audit.chain import Draft, Head, canonical, draft
+from glovebox_audit.events import NOT_YET, ArtifactScanned, CallDecided, CallFinished, Input, Output, SandboxStarted
 from glovebox_profiles.model import Profile
 from glovebox_sandboxes.contract.attestation import made_with
 from glovebox_sandboxes.contract.base import Driver
