@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, settings
 from tests.must_run import ALL, GVISOR_DOCKER, NAMES, forbidden_to_skip, unusable
 
 from glovebox_sandboxes.drivers import registry
-from glovebox_sandboxes.drivers.docker import DockerDriver
+from glovebox_sandboxes.drivers.docker.driver import DockerDriver
 from glovebox_sandboxes.runtime import runtime
 from glovebox_server.settings import Settings
 

@@ -15,7 +15,7 @@ from glovebox_sandboxes.conformance.host import Planted
 from glovebox_sandboxes.conformance.prove import gap_names, prepared
 from glovebox_sandboxes.contract.base import Driver
 from glovebox_sandboxes.drivers import registry
-from glovebox_sandboxes.drivers.docker import DockerDriver
+from glovebox_sandboxes.drivers.docker.driver import DockerDriver
 from glovebox_sandboxes.host import cgroup
 from glovebox_server.settings import Settings
 

@@ -20,8 +20,8 @@ from tests.fixtures.brokered import Called, Glovebox
 from tests.must_run import GVISOR_DOCKER
 
 from glovebox_sandboxes.contract.errors import UnsupportedSpecError
-from glovebox_sandboxes.drivers import gvisor
-from glovebox_sandboxes.drivers.docker import DockerDriver
+from glovebox_sandboxes.drivers.docker.driver import DockerDriver
+from glovebox_sandboxes.drivers.gvisor import driver as gvisor
 from glovebox_server import app as apps
 from glovebox_server.settings import Settings
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from glovebox_sandboxes.contract.attestation import compare
+from glovebox_sandboxes.contract.attestation import Field, compare
 from glovebox_sandboxes.contract.errors import SandboxError
-from glovebox_sandboxes.contract.measure import NAMESPACES, Difference, Expected, more_groups, parse
+from glovebox_sandboxes.contract.measure import NAMESPACES, Expected, more_groups, parse
 from glovebox_sandboxes.drivers.bubblewrap import driver
 from glovebox_sandboxes.host.host_view import unseen
 
@@ -42,7 +42,7 @@ MEASURED: dict[str, Any] = {
 }  # fmt: skip
 
 
-def differences(expected: Expected = EXPECTED, **changes: Any) -> tuple[Difference, ...]:
+def differences(expected: Expected = EXPECTED, **changes: Any) -> tuple[Field, ...]:
     """What the comparison says of a measurement with these changes."""
     return compare(expected, parse({**MEASURED, **changes}), unseen("not here"), HOST).differences
 

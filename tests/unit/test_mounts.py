@@ -2,7 +2,7 @@
 
 import pytest
 
-from glovebox_sandboxes.contract.measure import Difference, describe
+from glovebox_sandboxes.contract.attestation import Field, describe
 from glovebox_sandboxes.host.mounts import inside, named
 
 TABLE = """\
@@ -51,11 +51,11 @@ def test_of_this_machine_the_root_holds_proc() -> None:
 def test_a_long_difference_is_cut_between_its_items() -> None:
     """No path ends in the middle; how many were left out is told. The control is a short one, whole."""
     paths = [f"/somewhere/a-mount-{number}" for number in range(40)]
-    long = Difference(field="mounts", planned="['/']", measured=str(paths))
+    long = Field("mounts", ["/"], paths)
     words = describe((long,))
     shown = [word for word in words.removesuffix(" more").split("'") if word.startswith("/somewhere")]
     assert shown == paths[: len(shown)]
     assert words.endswith(f"… and {40 - len(shown)} more")
-    short = Difference(field="uid", planned="1", measured="0")
+    short = Field("uid", 1, 0)
     assert describe((short,)) == "uid: planned 1, found 0"
     assert describe((short,) * 6) == "; ".join(["uid: planned 1, found 0"] * 4) + "; and 2 more differences"

@@ -42,14 +42,11 @@ class Control(Strict):
     """On the host as a plain process in a scratch directory; or, for attacks that would change the host, in new
     namespaces with every capability and no other guard."""
     program: str | None = None
-    """Instead of the case's own."""
     answer: _Pattern = ""
-    """Of an attempt."""
     ended: Literal["exited", "signalled", "running", "printing"] = "exited"
     """``running``: it would have continued past a sandbox's time; ``printing``: past the bytes."""
     stdout: _Pattern = ""
     outlived: bool = False
-    """True if processes of it were left after its end."""
 
 
 class ClaimCase(Strict):
@@ -59,7 +56,6 @@ class ClaimCase(Strict):
     area: str = ""
     """Its subject: the name of its file, without the ending. Never written in the file."""
     claim: str
-    """One sentence."""
     seeds: tuple[str, ...] = Field(min_length=1)
     """Ids of the incidents it comes from: E egress, F files, I isolation, M the MCP surface."""
     proves: tuple[str, ...] = Field(min_length=1)
@@ -74,33 +70,25 @@ class Case(ClaimCase):
 
     attempt: str | None = None
     answer: _Pattern = ""
-    """Of an attempt, inside."""
     before: str | None = None
-    """A program that runs in an earlier sandbox."""
     program: str | None = None
     overlay: bool = False
-    """True if its program has a writable copy of the workspace."""
     limits: dict[str, float] = {}
     """Fields of ``Limits`` that differ from :data:`LIMITS`."""
     ended: Ended | tuple[Ended, ...] = "exited"
     """One word, or all correct ones: drivers differ in what a limit meets first."""
     code: int | None = None
-    """Exit status or signal, if it matters."""
     reason: _Pattern = ""
     stdout: _Pattern = ""
     stderr: _Pattern = ""
     value: _Pattern = ""
-    """The last expression's value, as shown."""
     error: str | tuple[str, ...] = ""
     """Type of the exception that ended the program, empty for none; or all correct ones."""
     dropped: bool = False
-    """True if something was left out in the middle of a stream."""
     files: dict[str, int] | None = None
-    """Names and sizes of all files that must come out."""
     skipped: dict[str, _Pattern] = {}
     """Names that must be reported as not collected, and the reason."""
     repeated: Literal["same", "different"] | None = None
-    """Standard output of two runs, compared."""
     control: Control
 
     @model_validator(mode="after")

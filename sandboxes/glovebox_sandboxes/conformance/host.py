@@ -20,7 +20,6 @@ import anyio
 CANARY = "GLOVEBOX_CONFORMANCE_CANARY"
 """Environment variable of this process that no sandbox may see, and the mark of every planted thing."""
 EARLIER = ("earlier.txt", b"from an earlier call\n")
-"""The artifact that every sandbox gets as input."""
 
 _FILES: Mapping[str, bytes] = {
     "data.csv": b"name,value\na,1\n",

@@ -29,10 +29,8 @@ Start = Literal["cold", "forked"]
 """``cold``: started for a call; ``forked``: prepared ahead of it, if that is done in another way."""
 
 AT_ONCE = 2
-"""Sandboxes at a time: many cases only wait for a limit of time, and more would disturb the others' measurements."""
 
 SYSTEM_CALLS = "system-calls"
-"""The area of the claims in ``sandboxes/glovebox_sandboxes/seccomp/cases.json``."""
 _CALLS_SEEDS = ("I4",)
 _CALLS_PROVE = ("GB-KERN-3",)
 _UNWATCHED = (
@@ -62,7 +60,6 @@ class CaseFinding:
     claim: str
     seeds: tuple[str, ...]
     proves: tuple[str, ...]
-    """Claims in docs/operate/claims.csv."""
     status: Status
     seen: tuple[str, ...] = ()
     """Deviations with the expected values; one sentence each."""
@@ -80,10 +77,8 @@ class Proof:
 
     capabilities: Capabilities
     start: Start
-    """The kind of start of the tested sandboxes."""
     findings: tuple[CaseFinding, ...]
     notes: tuple[str, ...]
-    """Limits of this proof on this host."""
     seconds: float
 
     @property

@@ -20,7 +20,6 @@ from glovebox_sandboxes.session import connection, run
 from glovebox_sandboxes.session.connection import StreamSink, whole
 
 _GONE_SECONDS = 10.0
-"""For the last process of a sandbox to disappear after its context was left; it takes milliseconds."""
 _POLL_SECONDS = 0.01
 _TICKS = os.sysconf("SC_CLK_TCK")
 _BEGAN = 19
@@ -33,7 +32,6 @@ class Verdict:
 
     case: Case
     problems: tuple[str, ...]
-    """One sentence for each deviation; empty when the claim holds."""
     watched: bool = True
     """True if its processes were visible from outside, so that their later absence means something."""
 
@@ -152,24 +150,32 @@ def _inside(case: Case, seen: TrialResult) -> list[str]:
     if found is None:
         return [f"the sandbox failed: {seen.unavailable}"]
     value = found.value if isinstance(found.value, dict) else {}
-    error = value.get("error") or {}
-    wrong = {
-        f"it {found.ended} ({found.code}) instead of {case.ended}": not _is_one(found.ended, case.ended),
-        f"its code is {found.code} instead of {case.code}": case.code not in (None, found.code),
-        f"its error is {error} instead of {case.error or None}": not _is_one(error.get("type", ""), case.error),
-        f"{found.stdout.dropped_bytes} and {found.stderr.dropped_bytes} bytes were dropped": case.dropped
-        != bool(found.stdout.dropped_bytes or found.stderr.dropped_bytes),
-    }
-    problems = [what for what, is_wrong in wrong.items() if is_wrong]
-    for what, pattern, text in (
+    skipped = {each.name: each.reason for each in found.skipped}
+    wanted = (
+        ("end", found.ended, case.ended),
+        ("code", found.code, found.code if case.code is None else case.code),
+        ("error", (value.get("error") or {}).get("type", ""), case.error),
+        ("loss of bytes", bool(found.stdout.dropped_bytes or found.stderr.dropped_bytes), case.dropped),
+        ("files", seen.files, seen.files if case.files is None else case.files),
+        ("files smaller than announced", seen.torn, ()),
+    )
+    problems = [
+        f"{what}: {is_there!r} instead of {right!r}"
+        for what, is_there, right in wanted
+        if is_there != right and not (isinstance(right, tuple) and is_there in right)
+    ]
+    patterns = (
         ("reason", case.reason, found.reason),
         ("standard output", case.stdout, found.stdout.text),
         ("standard error", case.stderr, found.stderr.text),
         ("value", case.value, str(value.get("value"))),
-    ):
-        if pattern and not re.search(pattern, text):
-            problems.append(f"its {what} is {text[-500:]!r} and does not match {pattern}")
-    problems += _collected(case, seen, {each.name: each.reason for each in found.skipped})
+        *((f"reason to skip {name}", pattern, skipped.get(name, "")) for name, pattern in case.skipped.items()),
+    )
+    problems += [
+        f"{what}: {text[-500:]!r} does not match {pattern}"
+        for what, pattern, text in patterns
+        if pattern and not re.search(pattern, text)
+    ]
     if problems and found.stderr.text:
         problems.append(f"standard error ends with {found.stderr.text[-800:]!r}")
     return problems
@@ -182,20 +188,6 @@ def _repeated(case: Case, first: Sequence[str], second: Sequence[str]) -> list[s
     if same or len(first) != len(second) or not first:
         return [f"two runs printed the same {same or 'nothing'}: {first} and {second}"]
     return []
-
-
-def _is_one(found: str, wanted: str | tuple[str, ...]) -> bool:
-    return found in ((wanted,) if isinstance(wanted, str) else wanted)
-
-
-def _collected(case: Case, seen: TrialResult, skipped: Mapping[str, str]) -> list[str]:
-    problems = [f"{name!r} did not come out as large as it was announced" for name in seen.torn]
-    if case.files is not None and seen.files != case.files:
-        problems.append(f"the files {seen.files} came out instead of {case.files}")
-    for name, pattern in case.skipped.items():
-        if not re.search(pattern, skipped.get(name, "")):
-            problems.append(f"{name!r} was skipped for {skipped.get(name)!r}, which does not match {pattern}")
-    return problems
 
 
 def _aftermath(seen: TrialResult) -> list[str]:

@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from typing import Any, Literal
 
 from glovebox_sandboxes.contract.base import Driver, Plan
-from glovebox_sandboxes.contract.measure import Difference, Expected, Measured, foreign, more_groups, shared, writable
+from glovebox_sandboxes.contract.measure import Expected, Measured, foreign, more_groups, shared, writable
 from glovebox_sandboxes.host.host_view import HostView
 from glovebox_sandboxes.host.identity import changes_user, kernels_root
 
@@ -28,39 +28,58 @@ class NotMeasured:
 class Field:
     """One property of the isolation from three sides. Values are JSON; None for a side that can never know it."""
 
-    name: str
+    field: str
     planned: Any
     inside: Any = None
     outside: Any = None
 
     @property
-    def _found(self) -> dict[str, Any]:
-        sides = {"inside": self.inside, "outside": self.outside}
-        return {side: value for side, value in sides.items() if not (value is None or isinstance(value, NotMeasured))}
+    def _found(self) -> list[tuple[Any, str]]:
+        sides = ((self.inside, ""), (self.outside, " from outside"))
+        return [(value, side) for value, side in sides if not (value is None or isinstance(value, NotMeasured))]
 
     @property
     def verdict(self) -> Verdict:
         """Return whether every measurement there is equals the plan."""
-        found = self._found.values()
-        if not found:
+        if not self._found:
             return "not measurable"
-        return "ok" if all(each == self.planned for each in found) else "differs"
+        return "differs" if self.measured else "ok"
 
-    def difference(self) -> Difference:
-        """Return the difference for a message."""
-        wrong = {side: value for side, value in self._found.items() if value != self.planned}
-        measured = ", ".join(
-            f"{value}" if side == "inside" else f"{value} from outside" for side, value in wrong.items()
-        )
-        return Difference(field=self.name, planned=str(self.planned), measured=measured)
+    @property
+    def measured(self) -> str:
+        """Return what differs from the plan, for a message; empty if nothing does."""
+        return ", ".join(f"{value}{side}" for value, side in self._found if value != self.planned)
 
     def row(self) -> dict[str, Any]:
         """Return the field for the record."""
-        row: dict[str, Any] = {"field": self.name, "planned": self.planned}
+        row: dict[str, Any] = {"field": self.field, "planned": self.planned}
         for side, value in (("inside", self.inside), ("outside", self.outside)):
             if value is not None:
                 row[side] = f"not measurable: {value.reason}" if isinstance(value, NotMeasured) else value
         return {**row, "verdict": self.verdict}
+
+
+_TOLD = 200
+"""Characters of one side of a difference in a message; the record has all of it."""
+_DIFFERENCES = 4
+"""Differences in a message: the first few name the problem."""
+
+
+def describe(differences: tuple[Field, ...]) -> str:
+    """Return differences as one sentence of bounded length, cut between items and never inside one's name."""
+    words = [
+        f"{each.field}: planned {_short(str(each.planned))}, found {_short(each.measured)}"
+        for each in differences[:_DIFFERENCES]
+    ]
+    more = len(differences) - len(words)
+    return "; ".join(words) + (f"; and {more} more differences" if more else "")
+
+
+def _short(listed: str) -> str:
+    end = listed.rfind(", ", 0, _TOLD)
+    if len(listed) <= _TOLD or end < 0:
+        return listed[:_TOLD]
+    return f"{listed[:end]}, … and {listed.count(', ', end)} more"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +89,9 @@ class Attestation:
     fields: tuple[Field, ...]
 
     @cached_property
-    def differences(self) -> tuple[Difference, ...]:
+    def differences(self) -> tuple[Field, ...]:
         """Return every field that is not as planned; empty means the isolation is as planned."""
-        return tuple(each.difference() for each in self.fields if each.verdict == "differs")
+        return tuple(each for each in self.fields if each.verdict == "differs")
 
     @property
     def rows(self) -> tuple[dict[str, Any], ...]:

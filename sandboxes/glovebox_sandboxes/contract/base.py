@@ -29,7 +29,6 @@ class Missing:
     what: str
     fix: str
     fatal: bool
-    """True if the driver cannot be used at all without it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +67,6 @@ class Plan:
     action: Mapping[str, Any]
     """The argument vector or API body, JSON-compatible, without anything that differs from call to call."""
     expected: Expected
-    """The measurement that the guest must make inside, or the call is refused."""
     rlimits: tuple[str, ...] = ()
     """Fields of ``Limits`` that only a limit per process can enforce here, set by the guest before untrusted code runs
     (``cpu_seconds`` always is)."""
@@ -85,7 +83,6 @@ class SandboxStats:
     """The host's observations of one sandbox, beside the guest's. Filled in as far as the driver can."""
 
     out_of_memory: bool = False
-    """The kernel killed a process of this sandbox for its memory limit."""
     memory_peak_bytes: int | None = None
     cpu_seconds: float | None = None
     detail: str = ""
@@ -126,7 +123,6 @@ class Source:
     open: Callable[[], AbstractAsyncContextManager[Sandbox]]
     """Open a prepared sandbox, as ``Driver.open``."""
     bytes_each: int
-    """Approximate memory of a waiting sandbox."""
     quick: bool = False
     """``open`` is quicker here than the driver's own; else it starts every sandbox from nothing, as for a call."""
 

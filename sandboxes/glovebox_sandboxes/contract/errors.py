@@ -13,9 +13,7 @@ class Refusal:
     rule: str
     """Id of the rule that decided, e.g. ``limits.wall_seconds``."""
     reason: str
-    """One sentence."""
     hint: str
-    """The allowed alternative, or how to ask."""
 
     def __str__(self) -> str:
         return f"{self.reason} {self.hint}".strip()

@@ -22,7 +22,6 @@ class Expected:
 
     uid: int
     interfaces: tuple[str, ...]
-    """Network interfaces: ``("lo",)``, or none at all."""
     writable: tuple[str, ...]
     """Mount points that may be writable, and no others."""
     mounts: tuple[str, ...]
@@ -30,18 +29,15 @@ class Expected:
     namespaces: tuple[str, ...]
     """Namespaces that must not be the host's."""
     seccomp: int = 2
-    """Mode in /proc/self/status: 2 is a filter, see seccomp(2)."""
     no_new_privs: bool = True
     capabilities: int = 0
     """Every capability set, bounding included, as the bit mask of capabilities(7)."""
     landlock: bool = True
     """True if the kernel has Landlock, which keeps ``/output`` from being read."""
     system: Literal["linux", "gvisor"] = "linux"
-    """The kernel that must answer the program's system calls."""
     unmeasured: tuple[str, ...] = ()
     """Properties that this kernel does not show: only these may be missing from the measurement."""
     hidden: tuple[str, ...] = ()
-    """Paths that must not exist inside, e.g. a daemon's socket."""
     kept_groups: tuple[int, ...] = ()
     """Supplementary groups, as seen from inside, that an unprivileged server cannot remove from its sandboxes."""
 
@@ -65,60 +61,24 @@ class Measured(BaseModel):
     gid: int
     groups: list[int] = Field(max_length=64)
     capabilities: int
-    """Union of the five capability sets."""
     no_new_privs: bool
     seccomp: int
     dumpable: int
     namespaces: dict[str, int]
-    """Inode numbers, see namespaces(7)."""
     mounts: list[MeasuredMount] = Field(max_length=512)
     interfaces: list[str] = Field(max_length=64)
     descriptors: list[int] = Field(max_length=64)
     """Open file descriptors beside the wire."""
     landlock: int
-    """Version of the Landlock interface, 0 if the kernel has none."""
     pid: int
     hostname: str = Field(max_length=256)
     kernel: str = Field(max_length=512)
     python: str = Field(max_length=64)
     present: list[str] = Field(default_factory=list, max_length=64)
-    """The plan's ``hidden`` paths that exist."""
     system: Literal["linux", "gvisor"] = "linux"
     """The kernel; ``linux`` unless every mark of another one is there."""
     unmeasured: list[str] = Field(default_factory=list, max_length=16)
     """Capability sets and namespaces that the kernel does not show; elsewhere they count as empty and as our own."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """A part of the isolation that is not as planned."""
-
-    field: str
-    planned: str
-    measured: str
-
-
-_TOLD = 200
-"""Characters of one side of a difference in a message; the record has all of it."""
-_DIFFERENCES = 4
-"""Differences in a message: the first few name the problem."""
-
-
-def describe(differences: tuple[Difference, ...]) -> str:
-    """Return differences as one sentence of bounded length, cut between items and never inside one's name."""
-    words = [
-        f"{each.field}: planned {_short(each.planned)}, found {_short(each.measured)}"
-        for each in differences[:_DIFFERENCES]
-    ]
-    more = len(differences) - len(words)
-    return "; ".join(words) + (f"; and {more} more differences" if more else "")
-
-
-def _short(listed: str) -> str:
-    end = listed.rfind(", ", 0, _TOLD)
-    if len(listed) <= _TOLD or end < 0:
-        return listed[:_TOLD]
-    return f"{listed[:end]}, … and {listed.count(', ', end)} more"
 
 
 # File systems that the kernel or the driver makes for this sandbox alone and that hold no host files, but only in their

@@ -21,7 +21,6 @@ class Job:
     """A task for the guest."""
 
     kind: str
-    """Name of a module in ``_glovebox_guest.jobs``."""
     payload: Mapping[str, Any]
     """JSON-compatible; the content depends on the kind."""
     wall_seconds: float | None = None
@@ -29,7 +28,6 @@ class Job:
     inputs: tuple[str, ...] = ()
     """Artifact URIs the broker copies to ``/input`` before the job starts."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables of the program, if it has network access."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +35,6 @@ class Captured:
     """One output stream, cut in the middle if too long."""
 
     text: str
-    """Head and tail, decoded as UTF-8 with replacement characters; a line between them names the gap."""
     total_bytes: int
     dropped_bytes: int
 
@@ -50,16 +47,12 @@ class Shown:
     """A smaller copy of a picture, made in the sandbox for clients that would reject the picture itself."""
 
     name: str
-    """Of the original in ``/output``; empty for a picture of the job's."""
     media_type: str = ""
     data: bytes = b""
     """Empty if none could be made."""
     size: tuple[int, int] = (0, 0)
-    """Width and height in pixels, by its header."""
     of: tuple[int, int] = (0, 0)
-    """Those of the picture itself, by the sandbox."""
     reason: str = ""
-    """Why there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +62,6 @@ class Blob:
     media_type: str
     data: bytes
     shown: Shown | None = None
-    """A smaller copy for clients that would reject it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +71,9 @@ class SkippedFile:
     name: str
     reason: str
     count: int | None = None
-    """Number of files, if this stands for those beyond the named ones."""
 
 
 PATCH = "changes.patch"
-"""Name of the file with a program's changes in its copy of the workspace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +85,7 @@ class OverlayChanges:
     changed: tuple[str, ...]
     deleted: tuple[str, ...]
     counts: Mapping[str, int]
-    """``created``, ``changed`` and ``deleted``."""
     patch: bool
-    """False if nothing changed: then there is no patch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,20 +110,15 @@ class Outcome:
     code: int | None
     """Exit status, or the signal's number when ``signalled``."""
     reason: str = ""
-    """One sentence when the job did not exit by itself, else empty."""
     stdout: Captured = NOTHING_PRINTED
     stderr: Captured = NOTHING_PRINTED
     value: Any
-    """The job's JSON value, or None."""
     blobs: tuple[Blob, ...] = ()
     skipped: tuple[SkippedFile, ...] = ()
     usage: Usage
     changes: OverlayChanges | None = None
-    """Absent if the program had no workspace of its own to change."""
     shown: tuple[Shown, ...] = ()
-    """Copies of pictures in ``/output``, and of the job's pictures that were left out."""
     problems: tuple[str, ...] = ()
-    """Rejected parts of the value and the pictures, one sentence each."""
 
     @property
     def copies(self) -> tuple[Shown, ...]:

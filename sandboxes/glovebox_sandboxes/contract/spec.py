@@ -19,7 +19,6 @@ PACKAGES = "/opt/packages"
 ORIGINAL = f"{GUEST}/workspace"
 
 DEFAULT = "default"
-"""Name of the default environment of Python packages."""
 
 #: User and group of every sandbox's processes, seen from inside (distroless images call it "nonroot").
 GUEST_UID = 65532
@@ -30,25 +29,20 @@ class Limits:
     """Upper bounds for one call; every field is enforced by the sandbox or by the broker, never by the program."""
 
     wall_seconds: float
-    """Real time from job to outcome."""
     cpu_seconds: int
-    """Processor time of the program and its children."""
     memory_bytes: int
     """Memory of all processes in the sandbox, scratch and output files included."""
     pids: int
     """Processes and threads at one time."""
     scratch_bytes: int
-    """Size of the tmpfs at ``/tmp``."""
     output_bytes: int
     """Size of the tmpfs at ``/output``, and of all artifacts of one call together."""
     output_files: int
-    """Number of artifacts of one call."""
     stream_bytes: int
     """Bytes of stdout, and of stderr, that are kept: head and tail; the gap is counted."""
     processors: int = 1
     """Processors it may keep busy at one time, if a control group can bound them."""
     workspace_bytes: int = 0
-    """Size of the tmpfs at ``/workspace`` if writes are kept apart."""
     workspace_files: int = 0
     """Most files, folders and links of the workspace that are copied there."""
 
@@ -58,9 +52,7 @@ class Mount:
     """A host directory that is visible inside. Always read-only: a sandbox writes to its own tmpfs only."""
 
     source: str
-    """Absolute path on the host."""
     target: str
-    """Absolute path inside the sandbox."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,11 +68,8 @@ class SandboxSpec:
     overlay: bool = False
     """True if ``/workspace`` is a writable copy of ``ORIGINAL``, whose changes come out as a patch."""
     output: bool = False
-    """True if the program has a writable ``/output``."""
     inputs: bool = False
-    """True if artifacts of earlier calls may be put into ``/input``."""
     environment: str = DEFAULT
-    """Name of the Python packages that programs can import."""
     preload: tuple[str, ...] = ()
     """Modules the guest imports before it reports ready."""
     require_cgroup: bool = False

@@ -16,7 +16,6 @@ from glovebox_sandboxes.runtime import guest_tree
 
 SHM = "/dev/shm"  # noqa: S108 - inside the sandbox
 _SHM_BYTES = 16 * 1024 * 1024
-"""Size of /dev/shm: semaphores and small shared buffers of multiprocessing."""
 _INPUT_BYTES = 64 * 1024 * 1024
 """Size of /input: the broker sends at most this much of earlier artifacts."""
 HIDDEN = ("/var/run/docker.sock", "/run/docker.sock", "/etc/shadow", "/root", "/home", "/sys/fs/cgroup")

@@ -1,6 +1,6 @@
 """List the drivers, one entry each, from which every other list is derived, and bring them up.
 
-A driver is its entry in ``DRIVERS`` and the folder of its name beside this module, which exports ``connect(data,
+A driver is its entry in ``DRIVERS`` and, in the folder of its name beside this module, ``driver`` with ``connect(data,
 server_id)``. It is probed at first need, and kept until the server ends.
 """
 
@@ -27,16 +27,13 @@ class DriverEntry:
     """One kind of isolation."""
 
     name: str
-    """The word used in profiles, and the name of its folder."""
     level: Level
     purpose: str
-    """Its nature and needs, in one line for docs/operate/drivers.md."""
     experimental: str = ""
-    """A warning before its use; empty for an ordinary driver."""
 
     def connect(self, data: Path, server_id: str) -> _Connecting:
         """Probe and hold it during the block. Its folder is imported now: the Engine's client takes 0.1 s."""
-        folder = import_module(f"glovebox_sandboxes.drivers.{self.name}")
+        folder = import_module(f"glovebox_sandboxes.drivers.{self.name}.driver")
         connecting: _Connecting = folder.connect(data, server_id)
         return connecting
 

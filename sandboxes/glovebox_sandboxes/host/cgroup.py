@@ -28,9 +28,7 @@ _REMOVE_TRIES = 100
 """A group can be removed once its last process is reaped: polled every millisecond at first, for at most 1 s."""
 
 _SETTING_BYTES = 256
-"""Of one setting, read back: a few numbers."""
 _STATISTIC_BYTES = 4096
-"""Of one statistics file; the longest has a dozen lines."""
 SERVERS = f"{PREFIX}servers"
 """On v2, the group into which a lone server moves. It goes with the unit or container."""
 

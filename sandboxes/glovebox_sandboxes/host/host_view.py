@@ -29,7 +29,6 @@ class ZygoteView:
     """Namespaces and filters of a zygote, for comparison with its forks."""
 
     namespaces: Mapping[str, int]
-    """Inode numbers."""
     filters: int | None
     """Seccomp filters: its forks have one more."""
 
@@ -41,24 +40,18 @@ class HostView:
     uids: tuple[int, ...] | None = None
     """Real, effective, saved and file system user, by the host's numbers; one if all are the same."""
     gids: tuple[int, ...] | None = None
-    """The same of groups."""
     groups: tuple[int, ...] | None = None
-    """Supplementary groups, by the host's numbers."""
     inner_uids: tuple[int, ...] | None = None
     """``uids`` by the numbers of its own user namespace, see user_namespaces(7)."""
     inner_gids: tuple[int, ...] | None = None
     inner_groups: tuple[int, ...] | None = None
     capabilities: int | None = None
-    """Union of the five capability sets."""
     no_new_privs: bool | None = None
     seccomp: int | None = None
-    """Mode, see seccomp(2)."""
     filters: int | None = None
     """Number of its seccomp filters; unknown before Linux 5.9."""
     inner_pid: int | None = None
-    """Its number in the innermost pid namespace."""
     namespaces: Mapping[str, int] | None = None
-    """Inode numbers."""
     mounts: tuple[MeasuredMount, ...] | None = None
     interfaces: tuple[str, ...] | None = None
     zygote: "ZygoteView | None" = None

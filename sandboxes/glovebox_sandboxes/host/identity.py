@@ -16,11 +16,8 @@ HOST_UIDS = range(2_000_000_000, 2_000_065_536)
 (https://systemd.io/UIDS-GIDS). One per sandbox: counters per user (inotify, pipe buffers, pending signals) then let
 none starve or signal another."""
 FALLBACK_UID = 65532
-"""Used in a container without HOST_UIDS."""
 INNER_UIDS = range(100_000, 100_000 + len(HOST_UIDS))
-"""Numbers of HOST_UIDS in a user namespace that has them all."""
 SETPRIV = "/usr/bin/setpriv"
-"""Of util-linux, which every Debian has."""
 _OVERFLOW = 65534
 """The kernel's number for a user without one in our namespace."""
 

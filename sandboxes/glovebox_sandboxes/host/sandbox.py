@@ -20,7 +20,6 @@ from glovebox_sandboxes.host.cgroup import Cgroup
 _T = TypeVar("_T")
 
 DETAIL_BYTES = 8192
-"""bwrap's own messages are one line; more is not kept."""
 _END_SECONDS = 0.3
 """From SIGKILL to the end of every process: usually a millisecond, and the whole must stay below 1 s."""
 

@@ -17,7 +17,6 @@ _CONTAINER_MARKS = (".dockerenv", "run/.containerenv", "run/systemd/container")
 _INITIAL_MAP = ["0", "0", "4294967295"]
 _OUTSIDE = "or run Glovebox outside of it"
 _ANCESTORS = 64
-"""Ancestors that are examined; no server is started deeper."""
 
 
 def fix(words: str, root: Path = Path("/")) -> str:

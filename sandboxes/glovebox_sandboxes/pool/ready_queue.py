@@ -16,9 +16,9 @@ import anyio
 import anyio.abc
 import structlog
 
+from glovebox_sandboxes.contract.attestation import describe
 from glovebox_sandboxes.contract.base import Driver, Plan, Sandbox, Source
 from glovebox_sandboxes.contract.errors import SandboxError
-from glovebox_sandboxes.contract.measure import describe
 from glovebox_sandboxes.host.watches import MountWatch
 from glovebox_sandboxes.session.connection import AttestedSandbox
 from glovebox_sandboxes.sharing import FairLimiter, IdleGate, may_take

@@ -24,7 +24,6 @@ class SyscallCase:
     """Id of the policy group that decides: a refusal, or an allowance whose conditions do not hold."""
     call: str
     answer: str
-    """Errno or signal name under the filter."""
     without: tuple[str, ...]
     """Possible answers without the filter: success, or the kernel's own reasons."""
     attempt: Mapping[str, Any]

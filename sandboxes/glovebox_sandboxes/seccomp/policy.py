@@ -49,11 +49,8 @@ class Condition(_Part):
     """One comparison: ``argument & mask`` is one of ``values``."""
 
     argument: int = Field(ge=0, lt=MAX_ARGUMENTS)
-    """Position, counted from 0."""
     mask: _Bits = FULL_MASK
-    """Bits that count; :data:`FULL_MASK` for all."""
     values: _Values = Field(alias="is", min_length=1)
-    """Name and value of each alternative."""
 
 
 class _Group(_Part):

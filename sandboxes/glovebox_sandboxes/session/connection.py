@@ -15,10 +15,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from _glovebox_guest import wire
 from _glovebox_guest.measure import namespace_number
-from glovebox_sandboxes.contract.attestation import Attestation, compare
+from glovebox_sandboxes.contract.attestation import Attestation, compare, describe
 from glovebox_sandboxes.contract.base import Plan, Sandbox
 from glovebox_sandboxes.contract.errors import SandboxError
-from glovebox_sandboxes.contract.measure import NAMESPACES, Measured, describe, parse
+from glovebox_sandboxes.contract.measure import NAMESPACES, Measured, parse
 
 READY_SECONDS = 30.0
 """From start to ``ready``: well below a second, except with preloaded modules on a busy machine."""

@@ -2,7 +2,3 @@
 
 ``plan`` makes the request, ``probe`` finds what is possible, ``engine`` speaks to the Engine, ``driver`` does the rest.
 """
-
-from glovebox_sandboxes.drivers.docker.driver import DockerDriver, connect
-
-__all__ = ["DockerDriver", "connect"]

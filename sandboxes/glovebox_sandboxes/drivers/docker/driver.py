@@ -29,9 +29,7 @@ from glovebox_sandboxes.host.process import Janitor
 from glovebox_sandboxes.seccomp import docker_profile
 
 READY_BYTES = 12 * 1024 * 1024
-"""Approximate memory of a waiting container."""
 PRELOADED_BYTES = 40 * 1024 * 1024
-"""The same for imported modules, such as pandas."""
 OWNER_LABEL = plans.LABEL + "owner"
 """On every container: the server process that made it (see ``glovebox_sandboxes.host.owner``)."""
 SANDBOX_LABEL = plans.LABEL + "sandbox"

@@ -35,11 +35,9 @@ _LOOK_SECONDS = 0.02
 _CAUSE_SECONDS = 2.0
 """For the cause of a known end: 0.2 s on two processors with four sandboxes at once."""
 _KILLED = 128 + signal.SIGKILL
-"""Exit status of a container that was killed, by the kernel or otherwise."""
 _THREADS = 8
 """Calls under way at once: beyond that the daemon only queues them itself."""
 _REASON_CHARACTERS = 500
-"""Bound on the part of the Engine's message that is passed on."""
 _NOT_FOUND, _CONFLICT = 404, 409
 _CREATING = "Creating a container"
 

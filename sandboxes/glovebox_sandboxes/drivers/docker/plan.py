@@ -35,7 +35,6 @@ _BYTES_PER_INODE = 4096
 _SHARED_MEMORY = 1024 * 1024
 """Bytes of /dev/shm: room for the semaphores of multiprocessing, not for data, which belongs in /tmp."""
 _OPEN_FILES = 1024
-"""The usual soft limit of a login shell."""
 _CPU_ALLOWANCE = 10
 """Seconds of processor time for the guest's own start and preload; the program's own limit is exact."""
 
@@ -90,9 +89,7 @@ class Host:
     groups: bool = True
     """The Engine may make control groups; without root it may not on version 1."""
     processors: int = 1
-    """Number of processors: the Engine makes no container with more."""
     environments: Mapping[str, str] = field(default_factory=dict)
-    """Images of environments beside the default, by name."""
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     """Environment that has a module, by module."""
     added: tuple[str, ...] = ("/etc/hostname",)

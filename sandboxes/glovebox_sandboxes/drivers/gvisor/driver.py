@@ -40,7 +40,6 @@ _TMP = "/tmp"  # noqa: S108 - behind the wall: runsc makes its own root director
 _HIDDEN = tuple(path for path in boundary.HIDDEN if not path.startswith("/sys/"))
 """The sentry's /sys is its own, with an empty place for control groups."""
 _SMALL_BYTES = 1024 * 1024
-"""Size of runsc's own directories: it writes a state file of a few KiB."""
 
 _CAPABILITIES = (
     "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH", "CAP_FOWNER", "CAP_FSETID", "CAP_MKNOD", "CAP_SETFCAP",
@@ -70,7 +69,6 @@ _KERNEL_WRITABLE = ("/dev", "/dev/pts", "/proc")
 READY_BYTES = 36 * 1024 * 1024
 """Approximate memory of a waiting sandbox, its kernel included."""
 PRELOADED_BYTES = 40 * 1024 * 1024
-"""The same for imported modules, such as pandas."""
 MINIMUM = 20240729
 """The release this was tried with, Debian 13's; one of 2022 (Debian 12's) starts programs in other ways."""
 

@@ -27,7 +27,6 @@ BUILD_SECONDS = 900
 _MINIMUM_PYTHON = (3, 11)
 _MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 _WORDS = 1_500
-"""Characters of the end of another program's output that are passed on."""
 _ATTEMPT = "Building the image of the docker driver"
 _OTHER_BASE = "Name an image that is on this machine: glovebox setup --docker --base IMAGE"
 _OTHER_STEP = "Run it again; if it fails again, the base image may lack something: try another with --base IMAGE."
