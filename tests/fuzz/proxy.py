@@ -7,8 +7,8 @@ import h11
 from tests.fuzz.harness import bounded, pieces
 
 from _glovebox_guest.loop import Loop, StreamHandler
-from _glovebox_guest.proxy.connection import ProxyConnection
 from _glovebox_guest.proxy.http import MAX_HEAD
+from _glovebox_guest.proxy.listener import Proxy, ProxyConnection
 from _glovebox_guest.wire import Data, Open, StreamEnd, Wire
 
 if TYPE_CHECKING:
@@ -104,6 +104,27 @@ class _Loop(Loop):
             self._dispatch(event)
 
 
+class _Proxy(Proxy):
+    """What a connection asks of it, without sockets."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.loop, self.contexts = loop, None
+        self.notices: list[str] = []
+        self.gone: list[ProxyConnection] = []
+
+    def may_open(self) -> bool:
+        """Any number may be opened."""
+        return True
+
+    def tell(self, text: str) -> None:
+        """Keep it."""
+        self.notices.append(text)
+
+    def forget(self, connection: ProxyConnection) -> None:
+        """Count it."""
+        self.gone.append(connection)
+
+
 def _answer(loop: _Loop, stream: int, how: int) -> None:
     """The host's side of one stream: a refusal, an answer that breaks off, or a whole one."""
     if not loop.host.is_open(stream):
@@ -119,9 +140,9 @@ def _answer(loop: _Loop, stream: int, how: int) -> None:
 
 def _served(data: bytes, size: int, how: int) -> tuple[list[Open], bytes, bytes]:
     """Return what was opened, which bytes went up, and what the program got."""
-    loop, program, notices = _Loop(), _Program(list(pieces(data, size))), list[str]()
-    gone: list[ProxyConnection] = []
-    ProxyConnection(loop, cast("_socket.socket", program), may_open=lambda: True, tell=notices.append, gone=gone.append)
+    loop, program = _Loop(), _Program(list(pieces(data, size)))
+    proxy = _Proxy(loop)
+    ProxyConnection(proxy, cast("_socket.socket", program))
     answered = False
     for _ in range(2 * len(data) + 8):
         reads = loop.read()
@@ -132,8 +153,8 @@ def _served(data: bytes, size: int, how: int) -> tuple[list[Open], bytes, bytes]
         if not reads:
             break
     assert not program.open or loop.seen, "neither closed nor asked"
-    assert len(gone) <= 1
-    assert all(notice.isprintable() for notice in notices)
+    assert len(proxy.gone) <= 1
+    assert all(notice.isprintable() for notice in proxy.notices)
     opened = [event for event in loop.seen if isinstance(event, Open)]
     up = b"".join(event.data for event in loop.seen if isinstance(event, Data))
     return opened, up, bytes(program.received)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 
 from _glovebox_guest.stdlib import Any, Callable, Iterator, Mapping
@@ -51,7 +52,12 @@ _ROOT = (
     "are for writing."
 )
 _SOCKETS = "TCP and UDP on 127.0.0.1 and socket.socketpair() work here; of multiprocessing's pools, those that fork."
-
+_KEYS = "None of the host's variables, keys or tokens are in a sandbox: do without, or use os.environ.get."
+_DATABASE = (
+    "Make a database in /tmp and copy it to /output, which can only be written. One in WAL mode: PRAGMA "
+    "locking_mode=EXCLUSIVE first, or immutable=1 in its URI."
+)
+_TOOLS = "^name '(fetch_url|list_workspace_files|read_workspace_file|search_workspace)'"
 _FEW = "A call may have few processes and threads: use a pool of four."
 elsewhere: Mapping[str, str] = {}
 """Environment by module that it has; set by the job."""
@@ -75,11 +81,21 @@ _PLACES = {
 }
 
 
+_EMPTY = {
+    "/input": "Files come into /input when their artifact:// URIs are given as inputs of this call.",
+    "/output": "Nothing in /output is kept from earlier calls: give their artifact:// URIs as inputs, and read /input.",
+    "/tmp": "Nothing in /tmp is kept from earlier calls.",  # noqa: S108 - inside the sandbox
+}
+"""Places that are empty when a call begins, and how to fill them."""
+
+
 def hint(problem: BaseException) -> str:
     """Return what the caller can do about an error; empty where the error itself says enough."""
     for each in _beneath(problem):
-        for kind, tell in _KINDS:
-            if (isinstance(each, kind) if isinstance(kind, type) else _named(each) == kind) and (text := tell(each)):
+        kinds = (f"{kind.__module__}.{kind.__name__}".removeprefix("builtins.") for kind in type(each).__mro__)
+        said = _said(each)
+        for pattern, tell in (row for kind in kinds for row in _HINTS.get(kind, ())):
+            if re.search(pattern, said) and (text := tell if isinstance(tell, str) else tell(each)):
                 return text
     return ""
 
@@ -87,16 +103,10 @@ def hint(problem: BaseException) -> str:
 def noted(what: str) -> str:
     """Return the hint for "input", "shell", "network", "browser", "thread", "full", or "pip" with its command."""
     what, _, words = what.partition(" ")
-    tell: dict[str, Callable[[], str]] = {
-        "input": lambda: _NOBODY,
-        "shell": lambda: _SHELL,
-        "network": _network,
-        "browser": lambda: _PAGE,
-        "thread": lambda: "A daemon thread had not ended and was stopped: join() it to have its results.",
-        "full": _full,
-        "pip": lambda: no_pip(words.split()),
-    }
-    return tell[what]()
+    if what == "pip":
+        return no_pip(words.split())
+    tell = _NOTED[what]
+    return tell if isinstance(tell, str) else tell()
 
 
 def missing_package(name: str) -> str:
@@ -159,7 +169,18 @@ def _beneath(problem: BaseException) -> Iterator[BaseException]:
         waiting += group if isinstance(group, tuple) else ()
 
 
-def _network() -> str:
+def _said(problem: BaseException) -> str:
+    """Return an error's text: of a system call's behind the name of its number, of wrong syntax above its line."""
+    try:
+        if isinstance(problem, SyntaxError):
+            return f"{problem.msg}\n{(problem.text or '').strip()}"
+        number = errno.errorcode.get(problem.errno or 0, "") if isinstance(problem, OSError) else ""
+        return f"{number} {problem}".lstrip()
+    except Exception:  # noqa: BLE001 - the program's own
+        return ""
+
+
+def _network(_: object = None) -> str:
     if "HTTPS_PROXY" in os.environ:
         return "Only the HTTP proxy in HTTPS_PROXY can be reached in this sandbox."
     return (
@@ -167,37 +188,18 @@ def _network() -> str:
     )
 
 
+def _unresolved(problem: OSError) -> str:
+    # The Docker Engine has an empty file in place of the image's where there is no network.
+    return _LOCALHOST if "localhost" in _lines(problem) and not os.path.getsize("/etc/hosts") else _network()
+
+
 def _import(problem: ImportError) -> str:
-    text = _text(problem)
-    if "vl-convert" in text:
-        return _PAGE  # altair draws pictures with it
-    lacks = isinstance(problem, ModuleNotFoundError) or "install" in text
+    text = _said(problem)
     # pandas names what it misses in its sentence alone.
     words = (word.strip("`'\".,;:") for word in text.split())
-    name = problem.name or next(filter(_misses, words), "")
-    return missing_package(name) if lacks else ""
-
-
-def _misses(word: str) -> bool:
-    return (word in elsewhere or word in _INSTEAD) and not _importable(word)
-
-
-def _system(problem: OSError) -> str:
-    # These have numbers of their own.
-    if _named(problem) in {"socket.gaierror", "socket.herror"}:
-        # The Docker Engine has an empty file in place of the image's where there is no network.
-        return _LOCALHOST if "localhost" in _lines(problem) and not os.path.getsize("/etc/hosts") else _network()
-    if tell := _BY_NUMBER.get(problem.errno):
-        return tell(problem)
-    if _raised_in(problem, "subprocess", "_execute_child"):
-        return _no_program()
-    if problem.errno is not None:
-        return ""
-    text = _text(problem)
-    if "out of pty devices" in text:
-        return _TERMINAL
-    # pandas checks for the folder itself.
-    return _no_folder(text.rpartition(": ")[2].strip("'")) if "non-existent directory" in text else ""
+    missed = (word for word in words if (word in elsewhere or word in _INSTEAD) and not _importable(word))
+    lacks = isinstance(problem, ModuleNotFoundError) or "install" in text
+    return missing_package(problem.name or next(missed, "")) if lacks else ""
 
 
 def _no_folder(folder: str) -> str:
@@ -205,41 +207,27 @@ def _no_folder(folder: str) -> str:
     return f"There is no folder {folder}: os.makedirs({folder!r}, exist_ok=True) makes it." if own else _READ_ONLY
 
 
-def _no_program() -> str:
+def _no_program(_: object = None) -> str:
     return "" if os.path.exists("/bin/sh") else _SHELL
 
 
-def _missing(problem: OSError) -> str:
-    if not isinstance(problem, FileNotFoundError):
-        return ""  # a library's, with a number of its own
-    # os.execv and its kind name no file.
-    if not problem.filename or _raised_in(problem, "subprocess", "_execute_child"):
-        return _no_program()
-    return _not_found(os.fsdecode(problem.filename))
-
-
 def _forbidden(problem: OSError) -> str:
-    if str(problem.filename).startswith("/output"):
+    name = problem.filename if isinstance(problem.filename, str) else ""
+    if name.startswith("/output"):
         return "/output can only be written: work in /tmp and copy the result."
-    if problem.filename == "/":
+    if name == "/":
         return _ROOT
-    if _is_terminal(problem.filename) or (problem.filename is None and "pty(" in _lines(problem)):
+    if name.startswith(("/dev/tty", "/dev/ptmx", "/dev/pts/")) or (not name and "pty(" in _lines(problem)):
         return _TERMINAL
-    if closed := _closed(problem.filename):
+    if closed := _closed(name):
         return closed
     if _raised_in(problem, "subprocess", "_execute_child"):
         return _no_program()
     # gVisor looks at rights first, and then at what is read-only.
-    name = problem.filename
-    writes = isinstance(name, str) and not name.startswith("/proc/") and _reading(name) in {0, errno.ENOENT}
-    return _READ_ONLY if writes else ""
+    return _READ_ONLY if name and not name.startswith("/proc/") and _reading(name) in {0, errno.ENOENT} else ""
 
 
-def _is_terminal(place: object) -> bool:
-    return isinstance(place, str) and (place in {"/dev/tty", "/dev/ptmx"} or place.startswith("/dev/pts/"))
-
-
-def _closed(place: object) -> str:
+def _closed(place: str) -> str:
     """Return the hint where the host does not let its sandboxes read the workspace, or this part of it."""
     from _glovebox_guest.workspace import paths
 
@@ -247,24 +235,19 @@ def _closed(place: object) -> str:
         # It was not entered, so a name relative to it is not denied but simply not there.
         closed = paths.closed()
         return f"{closed.reason} {closed.hint}"
-    if not isinstance(place, str) or not os.path.abspath(place).startswith(f"{_WORKSPACE}/"):
+    place = os.path.abspath(place)
+    if not place.startswith(f"{_WORKSPACE}/") or _reading(place) != errno.EACCES:
         return ""
-    if _reading(place) != errno.EACCES:
-        return ""
-    return _COVERED if _covered(os.path.abspath(place)) else paths.ALLOW
-
-
-def _covered(place: str) -> bool:
-    """Return whether a path, or a folder above it, is covered by a device or a folder without rights."""
     while place != _WORKSPACE:
         try:
             mode = os.lstat(place).st_mode
-            if stat.S_ISCHR(mode) or (stat.S_ISDIR(mode) and not stat.S_IMODE(mode)):
-                return True
         except OSError:
-            pass  # below what is covered
+            mode = stat.S_IFREG  # below what is covered
+        # A secret is covered by a device, or by a folder without rights.
+        if stat.S_ISCHR(mode) or (stat.S_ISDIR(mode) and not stat.S_IMODE(mode)):
+            return _COVERED
         place = os.path.dirname(place)
-    return False
+    return paths.ALLOW
 
 
 def _reading(path: str) -> int:
@@ -277,42 +260,25 @@ def _reading(path: str) -> int:
 
 
 def _full(_: object = None) -> str:
-    rooms = {place: os.statvfs(place) for place in _PLACES if os.access(place, os.W_OK | os.X_OK)}
-    sizes = {place: _size(room.f_blocks * room.f_frsize) for place, room in rooms.items() if room.f_blocks}
-    for place, size in sizes.items():
-        if not rooms[place].f_bavail:
-            return f"{place} is full, it holds {size}: {_PLACES[place]}."
+    sizes = {}
+    for place, instead in _PLACES.items():
+        room = os.statvfs(place) if os.access(place, os.W_OK | os.X_OK) else None
+        if room is None or not room.f_blocks:
+            continue
+        count = room.f_blocks * room.f_frsize
+        sizes[place] = f"{count // _MIB} MiB" if count % _MIB == 0 else f"{count} bytes"
+        if not room.f_bavail:
+            return f"{place} is full, it holds {sizes[place]}: {instead}."
     # It was full, and the truncated file has been removed by now.
     return f"Write less: {', '.join(f'{place} holds {size}' for place, size in sizes.items())}."
 
 
-def _size(count: int) -> str:
-    return f"{count // _MIB} MiB" if count % _MIB == 0 else f"{count} bytes"
-
-
-_BY_NUMBER: dict[int | None, Callable[[OSError], str]] = {
-    errno.ENETUNREACH: lambda _: _network(),
-    errno.EHOSTUNREACH: lambda _: _network(),
-    errno.ECONNREFUSED: lambda _: "No server or database runs in this sandbox: sqlite3 in /tmp needs none.",
-    errno.EROFS: lambda _: _READ_ONLY,
-    errno.EPERM: lambda problem: _SOCKETS if _raised_in(problem, "socket", "__init__") else "",
-    errno.ENOSPC: _full,
-    errno.EAGAIN: lambda _: _FEW,
-    errno.ENOSYS: lambda _: "A sandbox has no locks of files, and lacks other calls: do without.",
-    errno.ENOENT: _missing,
-    errno.EACCES: _forbidden,
-}
-
-_EMPTY = {
-    "/input": "Files come into /input when their artifact:// URIs are given as inputs of this call.",
-    "/output": "Nothing in /output is kept from earlier calls: give their artifact:// URIs as inputs, and read /input.",
-    "/tmp": "Nothing in /tmp is kept from earlier calls.",  # noqa: S108 - inside the sandbox
-}
-"""Places that are empty when a call begins, and how to fill them."""
-
-
-def _not_found(path: str) -> str:
+def _not_found(problem: OSError) -> str:
     """Return which existing files may have been meant."""
+    # os.execv and its kind name no file.
+    if not problem.filename or _raised_in(problem, "subprocess", "_execute_child"):
+        return _no_program()
+    path = os.fsdecode(problem.filename)
     for place, text in _EMPTY.items():
         # The home directory is in /tmp.
         if path.startswith(place) and (place != os.environ.get("HOME") or not _similar(path)):
@@ -324,9 +290,12 @@ def _not_found(path: str) -> str:
         return "No workspace is served to this tool: there are no files but those in /input."
     if similar := _similar(path):
         return f"The workspace has {', '.join(map(repr, similar))}."
-    if path.startswith(("/", "~", "\\")) or path[1:3] in {":\\", ":/"}:
-        return "The host's files are not here: the workspace is /workspace, the current directory; write to /output."
-    return "The workspace has no such file: list_workspace_files or os.listdir() shows what there is."
+    elsewhere = path.startswith(("/", "~", "\\")) or path[1:3] in {":\\", ":/"}
+    return (
+        "The host's files are not here: the workspace is /workspace, the current directory; write to /output."
+        if elsewhere
+        else "The workspace has no such file: list_workspace_files or os.listdir() shows what there is."
+    )
 
 
 def _similar(path: str) -> list[str]:
@@ -352,86 +321,12 @@ def _similar(path: str) -> list[str]:
     return [found[name] for name in difflib.get_close_matches(wanted, list(found)[:_COMPARED], _NAMED, _SIMILAR)]
 
 
-def _syntax(problem: SyntaxError) -> str:
-    """Return what was meant by text that is not Python."""
-    line, message = (problem.text or "").strip(), str(problem.msg)
-    if line.startswith(("!pip ", "%pip ")):
-        return f"{_NOTEBOOK} {no_pip(line.split())}"
-    for applies, text in (
-        (line.startswith("```"), "Send the program alone, without the Markdown fence around it."),
-        (line.startswith("!"), _no_program() or _NOTEBOOK),
-        (line.startswith("%"), f"{_NOTEBOOK} Figures come back by themselves."),
-        (
-            "line continuation" in message and any(mark in line for mark in ("\\n", '\\"', "\\'")),
-            "The program was escaped twice: send line ends and quotes as they are, without backslashes before them.",
-        ),
-        (
-            any(mark in line for mark in ("&lt;", "&gt;", "&amp;", "&quot;", "&#39;")),
-            "The program was escaped for HTML: send < > & and quotes as they are.",
-        ),
-        (
-            message.startswith("'return' outside"),
-            "A program is no function: end it with the expression whose value is wanted, or print it.",
-        ),
-        (
-            "outside" in message and any(word in message for word in ("'await'", "'async", "asynchronous")),
-            "A function that awaits is made by `async def`; outside of functions a program may await as it is.",
-        ),
-    ):
-        if applies:
-            return text
-    return ""
-
-
-_NO_SUCH_NAME = {
-    "get_ipython": _NOTEBOOK,
-    "help": "There is no help() here: print the object's __doc__.",
-    "__file__": "The program is not a file: the workspace is /workspace, the current directory.",
-    **dict.fromkeys(
-        ("fetch_url", "list_workspace_files", "read_workspace_file", "search_workspace"),
-        "That is a tool, and no function of a program: call it by itself, not in run_python.",
-    ),
-    **dict.fromkeys(("true", "false", "null"), "That is JSON: Python has True, False and None; json.loads reads text."),
-}
-
-
-def _name(problem: NameError) -> str:
-    if problem.name is None or isinstance(problem, UnboundLocalError):
-        return ""
-    kept = "Nothing is kept from earlier calls: a program has to import and define all that it uses."
-    return _NO_SUCH_NAME.get(problem.name, kept)
-
-
-def _key(problem: KeyError) -> str:
-    if not _raised_in(problem, "os", "__getitem__"):
-        return ""
-    return "None of the host's variables, keys or tokens are in a sandbox: do without, or use os.environ.get."
-
-
 def _decoding(problem: UnicodeDecodeError) -> str:
     if problem.object.startswith((b"\xff\xfe", b"\xfe\xff")):
         return 'The file is UTF-16: give encoding="utf-16".'
     if b"\0" in problem.object:
         return 'The file is not text: open it with mode "rb", or with the library for its format.'
     return 'The file is not UTF-8: give its encoding, most often encoding="cp1252".'
-
-
-_DATABASE = {
-    # The first two come from how SQLite locks here (see ``site``), the third of a read-only workspace.
-    "database is locked": "Who made the directory NAME.lock has the lock; a killed process leaves it there.",
-    "unable to open database file": (
-        "Make a database in /tmp and copy it to /output, which can only be written. One in WAL mode: PRAGMA "
-        "locking_mode=EXCLUSIVE first, or immutable=1 in its URI."
-    ),
-    "attempt to write a readonly database": (
-        "The workspace is read-only: copy the database to /tmp, and the result to /output."
-    ),
-}
-
-
-def _running(text: str) -> str:
-    # plotly draws pictures with Kaleido.
-    return _FEW if "start new thread" in text else _PAGE if "the Kaleido package" in text else ""
 
 
 def _raised_in(problem: BaseException, module: str, function: str) -> bool:
@@ -448,33 +343,74 @@ def _lines(problem: BaseException) -> str:
     return "\n".join(str(frame.line) for frame in traceback.extract_tb(problem.__traceback__))
 
 
-def _named(problem: BaseException) -> str:
-    return f"{type(problem).__module__}.{type(problem).__name__}"
+_NOTED: Mapping[str, str | Callable[[], str]] = {
+    "input": _NOBODY,
+    "shell": _SHELL,
+    "network": _network,
+    "browser": _PAGE,
+    "thread": "A daemon thread had not ended and was stopped: join() it to have its results.",
+    "full": _full,
+}
 
-
-def _text(problem: BaseException) -> str:
-    try:
-        return str(problem)
-    except Exception:  # noqa: BLE001 - the program's own
-        return ""
-
-
-_KINDS: tuple[tuple[type[BaseException] | str, Callable[[Any], str]], ...] = (
-    (ImportError, _import),
-    (OSError, _system),
-    (SyntaxError, _syntax),
-    (NameError, _name),
-    (KeyError, _key),
-    (UnicodeDecodeError, _decoding),
-    (EOFError, lambda problem: _NOBODY if "reading a line" in _text(problem) else ""),
-    (MemoryError, lambda _: "Load less at a time: only the columns and rows you need, or one part after another."),
-    (RecursionError, lambda _: "The recursion does not end, or goes too deep: use a loop."),
-    (RuntimeError, lambda problem: _running(_text(problem))),
-    (ValueError, lambda problem: _PAGE if "vl-convert" in _text(problem) else ""),
-    ("webbrowser.Error", lambda _: _PAGE),
-    ("_pickle.PicklingError", lambda problem: _FORK if "a process that is spawned" in _text(problem) else ""),
-    ("locale.Error", lambda _: "Only the locales C and C.UTF-8 are here: format numbers and dates with f-strings."),
-    ("sqlite3.OperationalError", lambda problem: _DATABASE.get(_text(problem), "")),
-    ("subprocess.CalledProcessError", lambda problem: no_pip(pip(problem.cmd)) if pip(problem.cmd) else ""),
-)
-"""Kinds of errors with their hints; a name where the class is in a module that is seldom imported."""
+_HINTS: Mapping[str, tuple[tuple[str, str | Callable[[Any], str]], ...]] = {
+    "ImportError": (("vl-convert", _PAGE), ("", _import)),  # altair draws pictures with it, plotly with Kaleido
+    "ValueError": (("vl-convert", _PAGE),),
+    "RuntimeError": (("the Kaleido package", _PAGE), ("start new thread", _FEW)),
+    "webbrowser.Error": (("", _PAGE),),
+    "socket.gaierror": (("", _unresolved),),
+    "socket.herror": (("", _unresolved),),
+    "FileNotFoundError": (("^ENOENT ", _not_found),),
+    "OSError": (
+        ("^(ENETUNREACH|EHOSTUNREACH) ", _network),
+        ("^ECONNREFUSED ", "No server or database runs in this sandbox: sqlite3 in /tmp needs none."),
+        ("^EROFS ", _READ_ONLY),
+        ("^EPERM ", lambda problem: _SOCKETS if _raised_in(problem, "socket", "__init__") else ""),
+        ("^ENOSPC ", _full),
+        ("^EAGAIN ", _FEW),
+        ("^ENOSYS ", "A sandbox has no locks of files, and lacks other calls: do without."),
+        ("^EACCES ", _forbidden),
+        ("", lambda problem: _no_program() if _raised_in(problem, "subprocess", "_execute_child") else ""),
+        ("^out of pty devices", _TERMINAL),
+        # pandas checks for the folder itself.
+        ("non-existent directory", lambda problem: _no_folder(_said(problem).rpartition(": ")[2].strip("'"))),
+    ),
+    "SyntaxError": (
+        (r"\n[!%]pip ", lambda problem: f"{_NOTEBOOK} {no_pip(problem.text.split())}"),
+        (r"\n```", "Send the program alone, without the Markdown fence around it."),
+        (r"\n!", lambda _: _no_program() or _NOTEBOOK),
+        (r"\n%", f"{_NOTEBOOK} Figures come back by themselves."),
+        (r"line continuation.*\n.*\\[n\"']", "The program was escaped twice: send line ends and quotes as they are."),
+        (r"\n.*&(lt|gt|amp|quot|#39);", "The program was escaped for HTML: send < > & and quotes as they are."),
+        (
+            "^'return' outside",
+            "A program is no function: end it with the expression whose value is wanted.",
+        ),
+        ("(await|async).*outside", "Use `async def` for a function that awaits; a program itself may await as it is."),
+    ),
+    "NameError": (
+        ("^name 'get_ipython'", _NOTEBOOK),
+        ("^name 'help'", "There is no help() here: print the object's __doc__."),
+        ("^name '__file__'", "The program is not a file: the workspace is /workspace, the current directory."),
+        (_TOOLS, "That is a tool, and no function of a program: call it by itself, not in run_python."),
+        ("^name '(true|false|null)'", "That is JSON: Python has True, False and None; json.loads reads text."),
+        (
+            "^name '.*' is not",
+            "Nothing is kept from earlier calls: a program has to import and define all it uses.",
+        ),
+    ),
+    "KeyError": (("", lambda problem: _KEYS if _raised_in(problem, "os", "__getitem__") else ""),),
+    "UnicodeDecodeError": (("", _decoding),),
+    "EOFError": (("reading a line", _NOBODY),),
+    "MemoryError": (("", "Load less at a time: only the columns and rows you need, or one part after another."),),
+    "RecursionError": (("", "The recursion does not end, or goes too deep: use a loop."),),
+    "_pickle.PicklingError": (("a process that is spawned", _FORK),),
+    "locale.Error": (("", "Only the locales C and C.UTF-8 are here: format numbers and dates with f-strings."),),
+    "sqlite3.OperationalError": (
+        # The first two come from how SQLite locks here (see ``site``), the third of a read-only workspace.
+        ("^database is locked$", "Who made the directory NAME.lock has the lock; a killed process leaves it there."),
+        ("^unable to open database file$", _DATABASE),
+        ("readonly", "The workspace is read-only: copy the database to /tmp, and the result to /output."),
+    ),
+    "subprocess.CalledProcessError": (("", lambda problem: no_pip(pip(problem.cmd)) if pip(problem.cmd) else ""),),
+}
+"""By class of an error or one of its bases: what its text has, and the hint. The first that is not empty counts."""

@@ -18,11 +18,8 @@ from __future__ import annotations
 import os
 
 from _glovebox_guest.loop import Loop, StreamHandler
-from _glovebox_guest.proxy.connection import ProxyConnection
-from _glovebox_guest.stdlib import TYPE_CHECKING, Any, Callable, Mapping, socket
-
-if TYPE_CHECKING:
-    from _glovebox_guest.proxy.tls import Inspection
+from _glovebox_guest.proxy.http import MAX_HEAD, BadRequestError, ProxyRequest, Tunnel, parse, refusal
+from _glovebox_guest.stdlib import Any, Callable, Mapping, socket
 
 PORT = 3128
 """The proxy's port on 127.0.0.1: the usual number, below the ephemeral ones."""
@@ -51,6 +48,12 @@ _TRUSTED = dict.fromkeys(("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA
 """For clients with authorities of their own, which lack the one that terminates TLS here."""
 
 
+_READ = 64 * 1024
+_LINGER = 2 * 1024 * 1024
+"""Bytes discarded of a client that still sends after its answer: closing at once would lose it the answer."""
+_SHUT_WR = 1
+
+
 class Proxy:
     """Listens until ``close``. Created before the program it serves starts."""
 
@@ -59,7 +62,7 @@ class Proxy:
 
         ``tell`` takes notices for the program's standard error. Raises OSError without a loopback interface that is up.
         """
-        self._loop = loop
+        self.loop = loop
         self._tell = tell
         self._told = 0
         self._streams = 0
@@ -72,61 +75,350 @@ class Proxy:
         loop.open("trust", {}, trust, duplex=True)
         while not trust.over:
             loop.step(None)
-        self.environment = ENVIRONMENT
-        self._inspects = trust.inspect
-        self._inspection: Inspection | None = None
-        if trust.inspect:
-            self.environment = {**ENVIRONMENT, **_TRUSTED}
+        self.environment = {**ENVIRONMENT, **_TRUSTED} if trust.inspect else ENVIRONMENT
+        self.contexts: dict[str, Any] | None = {} if trust.inspect else None
+        """How TLS is ended, by server, None for a tunnel: as many as the host has certificates. None: not inspected."""
         loop.watch(self._listener.fileno(), self._accept)
 
     def close(self) -> None:
         """End everything; the program is dead."""
-        self._loop.unwatch(self._listener.fileno())
         for connection in tuple(self._connections):
             connection.close()
+        self.loop.unwatch(self._listener.fileno())
         self._listener.close()
 
-    def _notice(self, text: str) -> None:
+    def tell(self, text: str) -> None:
+        """Print a notice on the program's standard error, as far as there is one that reads it."""
         self._told += 1
         if self._told <= MAX_TOLD:
             self._tell(text)
 
-    def _may_open(self) -> bool:
+    def may_open(self) -> bool:
+        """Count one more stream to the host; return whether it may be opened."""
         self._streams += 1
         return self._streams <= MAX_STREAMS
 
-    def _inspecting(self) -> Inspection:
-        """Return the TLS inspection: loaded at a program's first TLS connection, which takes milliseconds."""
-        if self._inspection is None:
-            from _glovebox_guest.proxy.tls import Inspection
-
-            self._inspection = Inspection(self._loop)
-        return self._inspection
-
-    def _ended(self, connection: ProxyConnection) -> None:
+    def forget(self, connection: ProxyConnection) -> None:
+        """Accept another connection in the place of one that is closed."""
         self._connections.discard(connection)
-        if not self._loop.watches(self._listener.fileno()):
-            self._loop.watch(self._listener.fileno(), self._accept)
+        self.loop.watch(self._listener.fileno(), self._accept)
 
     def _accept(self) -> None:
         if len(self._connections) >= MAX_CONNECTIONS:
-            self._loop.unwatch(self._listener.fileno())
+            self.loop.unwatch(self._listener.fileno())
             return
         try:
             descriptor, _ = self._listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001 - all that `socket.accept` does
         except OSError:  # the program gave it up, or it has no memory left for it
             return
-        client = socket.socket(fileno=descriptor)
-        self._connections.add(
-            ProxyConnection(
-                self._loop,
-                client,
-                may_open=self._may_open,
-                tell=self._notice,
-                gone=self._ended,
-                inspection=self._inspecting if self._inspects else None,
-            )
+        self._connections.add(ProxyConnection(self, socket.socket(fileno=descriptor)))
+
+
+class ProxyConnection(StreamHandler):
+    """A program's connection to the proxy, as one stream to the host after the other.
+
+    Upwards (program to host) it is in one of three states: reading a head (``_exchange`` is None), passing bytes on
+    (``_left`` is not 0), or discarding what still comes; where another request may follow, that is kept. Downwards
+    everything goes through ``_out``.
+    """
+
+    paced = True
+
+    def __init__(self, proxy: Proxy, client: socket.socket) -> None:
+        """Serve the socket until ``close``."""
+        client.setblocking(False)
+        self._proxy = proxy
+        self._loop = proxy.loop
+        self._authority = ""  # of the server that the program speaks TLS with
+        self._leaf: str | None = None  # the host's answer about TLS, until its stream has ended
+        self._client: Any = client  # or the plain text of its TLS
+        self._descriptor = client.fileno()
+        self._head = bytearray()
+        self._exchange: Tunnel | ProxyRequest | None = None
+        self._stream = 0
+        self._left = 0  # bytes that are still to be passed on
+        self._ended = False  # our direction of the stream
+        self._hung_up = False  # the program sends no more
+        self._discarded = 0
+        self._out = bytearray()
+        self._owed = 0  # bytes of the host's for which credit is due once _out has gone
+        self._answered = False
+        self._ending = False  # nothing will be added to _out
+        self._another = False  # and then there may be another request
+        self._shut = False  # _out has gone, and our sending direction is shut down
+        self._loop.watch(self._descriptor, self._readable)
+
+    # ------------------------------------------------------------------ upwards
+
+    def _readable(self) -> None:
+        # TLS may hold more than was read, of which poll(2) knows nothing, and may have to answer by itself.
+        while self._read() and self._authority:
+            pass
+        if self._authority and self._client.fileno() >= 0:
+            self._flush()
+
+    def _read(self) -> bool:
+        """Read once, if there is room; return whether there may be more."""
+        room = self._room()
+        if room <= 0:
+            self._loop.unwatch(self._descriptor)  # until there is credit, or the next request is read
+            return False
+        try:
+            data = self._client.recv(room)
+        except BlockingIOError:
+            return False
+        except OSError:
+            self.close()
+            return False
+        if not data:
+            self._hang_up()
+        elif self._exchange is None:
+            self._take(data)
+        elif self._left:
+            self._pass_on(data)
+        elif self._exchange.keeps and not self._shut:
+            self._head += data  # of the next request
+        else:
+            self._discarded += len(data)
+            if self._discarded > _LINGER:
+                self.close()
+        return self._loop.watches(self._descriptor)
+
+    def _room(self) -> int:
+        if self._left:
+            return min(self._left, self._loop.wire.credit(self._stream), _READ)
+        if self._exchange is None or (self._exchange.keeps and not self._shut):
+            return MAX_HEAD - len(self._head)
+        return _READ
+
+    def _resume(self) -> None:
+        if not self._loop.watches(self._descriptor):
+            self._loop.watch(self._descriptor, self._readable)
+            if self._authority:
+                self._readable()
+
+    def _take(self, data: bytes) -> None:
+        """Add to the head; once it is whole, send the request to the host."""
+        self._head += data
+        end = self._head.find(b"\r\n\r\n")
+        if end < 0 and len(self._head) < MAX_HEAD:
+            return
+        try:
+            exchange = parse(bytes(self._head), end, self._authority)
+        except BadRequestError as problem:
+            self._exchange = Tunnel("")
+            if self._authority:
+                self._proxy.tell(f"What came for {self._authority[:100]} was no request of HTTP/1.1: {problem}")
+            self._refuse(400, "egress.proxy", str(problem))
+            return
+        self._exchange = exchange
+        del self._head[: end + 4]
+        contexts = self._proxy.contexts
+        if not self._proxy.may_open():
+            self._head.clear()
+            self._refuse(403, "egress.attempts", "This call has asked for too many connections.")
+        elif contexts is None or not isinstance(exchange, Tunnel):
+            self._ask()
+        elif exchange.authority in contexts:
+            self._secure(contexts[exchange.authority])
+        else:
+            self._loop.unwatch(self._descriptor)
+            self._stream = self._loop.open("certificate", exchange.meta, self, duplex=True)
+            self._loop.send(self._loop.wire.end(self._stream))
+
+    def _told_of_tls(self, leaf: str) -> None:
+        """Keep the host's answer: a certificate, or nothing for a tunnel. Open streams are bounded, so it has ended."""
+        contexts, authority = self._proxy.contexts, self._asked.meta["authority"]
+        if contexts is None or self._client.fileno() < 0:
+            return
+        from _glovebox_guest.proxy.tls import context_of
+
+        try:
+            contexts[authority] = context_of(leaf) if leaf else None
+        except OSError as problem:  # no memory, no descriptors
+            self._refuse(502, "egress.failed", f"TLS cannot be ended here: {problem}.")
+            return
+        self._secure(contexts[authority])
+
+    def _secure(self, context: Any) -> None:
+        """Terminate the program's TLS, or open a tunnel; continue with the plain text or the tunnel."""
+        if context is None:
+            self._resume()
+            self._ask()
+            return
+        from _glovebox_guest.proxy.tls import TlsSocket
+
+        exchange, first = self._asked, bytes(self._head)
+        self._head.clear()
+        self._exchange = None
+        self._authority = exchange.meta["authority"]
+        self._client = TlsSocket(
+            self._client,
+            context,
+            first,
+            exchange.head({}),
+            lambda what: self._proxy.tell(f"{exchange.asked} was cut off: {what}"),
         )
+        self._loop.unwatch(self._descriptor)
+        self._resume()
+
+    def _ask(self) -> None:
+        exchange, rest = self._asked, bytes(self._head)
+        self._stream = self._loop.open(exchange.kind, exchange.meta, self, duplex=True)
+        self._left = exchange.body
+        if exchange.expects:
+            self._write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        del self._head[: self._left]
+        self._pass_on(rest[: self._left])
+
+    def _pass_on(self, data: bytes) -> None:
+        chunks = self._asked.chunks
+        if chunks is None:
+            self._left -= len(data)
+        else:
+            data = chunks.feed(data)
+            if chunks.over:
+                self._left = 0
+                self._head += chunks.rest
+        if data and self._loop.wire.is_open(self._stream):
+            self._loop.send(self._loop.wire.data(self._stream, data))
+        if chunks is not None and chunks.problem:
+            self._left = 0
+            self._loop.send(self._loop.wire.reset(self._stream))
+            self._refuse(400, "egress.proxy", chunks.problem)
+        elif self._left == 0:
+            self._end_stream()
+
+    def _hang_up(self) -> None:
+        """End the program's side: half of a tunnel, but all of a request, whose answer has no reader."""
+        self._hung_up = True
+        self._left = 0
+        if isinstance(self._exchange, Tunnel) and not self._shut and self._loop.wire.is_open(self._stream):
+            self._loop.unwatch(self._descriptor)
+            self._end_stream()
+        else:
+            self.close()
+
+    def _end_stream(self) -> None:
+        if not self._ended and self._loop.wire.is_open(self._stream):
+            self._ended = True
+            self._loop.send(self._loop.wire.end(self._stream))
+
+    def on_credit(self) -> None:
+        if self._left:
+            self._resume()
+
+    # ---------------------------------------------------------------- downwards
+
+    def on_accept(self, body: Mapping[str, Any]) -> None:
+        """Send the host's answer: the tunnel is open, or this is the response's head."""
+        if "leaf" in body:
+            self._leaf = body["leaf"]
+            return
+        self._answered = True
+        self._write(self._asked.head(body))
+
+    def on_data(self, data: bytes) -> None:
+        self._owed += len(data)
+        self._write(self._asked.data(data))
+
+    def on_end(self) -> None:
+        if self._leaf is not None:
+            leaf, self._leaf = self._leaf, None
+            self._told_of_tls(leaf)
+            return
+        self._another = self._asked.keeps and self._ended and not self._hung_up
+        self._end(self._asked.last())
+
+    def on_reset(self, body: Mapping[str, Any]) -> None:
+        """Report a refusal, or an early end."""
+        reply = {key: str(value) for key, value in body.items()}
+        self._left = 0
+        if not self._answered:
+            rule = reply.get("rule", "egress.failed")
+            status = 502 if rule == "egress.failed" else 403
+            self._refuse(status, rule, reply.get("reason", ""), reply.get("hint", ""))
+            return
+        why = " ".join(reply[key] for key in ("truncated", "reason", "hint") if reply.get(key))
+        if why:
+            self._proxy.tell(f"{self._asked.asked} was cut off: {why}")
+        self._end(b"")
+
+    @property
+    def _asked(self) -> Tunnel | ProxyRequest:
+        if self._exchange is None:
+            raise TypeError("there is no stream before there is a request")
+        return self._exchange
+
+    def _refuse(self, status: int, rule: str, reason: str, hint: str = "") -> None:
+        self._answered = True
+        self._end(refusal(status, rule, reason, hint))
+
+    def _end(self, last: bytes) -> None:
+        self._ending = True
+        self._write(last)
+
+    def _write(self, data: bytes) -> None:
+        self._out += data
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._out:
+                del self._out[: self._client.send(self._out)]
+            done = not self._authority or self._client.push()
+        except BlockingIOError:
+            done = False
+        except OSError:
+            self.close()
+            return
+        if not done:
+            self._loop.watch_writing(self._descriptor, self._flush)
+            return
+        self._loop.watch_writing(self._descriptor, None)
+        owed, self._owed = self._owed, 0
+        self._loop.send(self._loop.wire.consumed(self._stream, owed))
+        if self._ending and self._another:
+            self._next()
+        elif self._ending:
+            self._shut_down()
+
+    def _next(self) -> None:
+        self._exchange = None
+        self._answered = self._ended = self._ending = self._another = False
+        if not self._loop.watches(self._descriptor):
+            self._loop.watch(self._descriptor, self._readable)
+        if self._head:
+            self._take(b"")
+        if self._authority and self._loop.watches(self._descriptor):
+            self._readable()
+
+    def _shut_down(self) -> None:
+        """Close after the last answer, unless the program still sends, or would lose that answer."""
+        if not self._shut:
+            self._shut = True
+            try:
+                self._client.shutdown(_SHUT_WR)
+            except OSError:
+                self.close()
+                return
+        if self._hung_up:
+            self.close()
+        elif not self._loop.wire.is_open(self._stream):
+            self._left = 0
+            self._loop.watch(self._descriptor, self._readable)
+
+    def close(self) -> None:
+        """End the connection and its stream; idempotent."""
+        if self._client.fileno() < 0:
+            return
+        self._loop.unwatch(self._descriptor)
+        self._loop.watch_writing(self._descriptor, None)
+        self._client.close()
+        self._out.clear()
+        self._left = 0
+        self._loop.send(self._loop.wire.reset(self._stream))
+        self._proxy.forget(self)
 
 
 class _Trust(StreamHandler):
