@@ -156,7 +156,7 @@ class Loop:
                 self._dispatch(event)
 
     def _dispatch(self, event: wire.Event) -> None:
-        handler = self._streams.get(event.stream)  # type: ignore[union-attr]  # messages and opens are handled
+        handler = self._streams.get(event.stream)
         if handler is None:
             return
         if isinstance(event, wire.Data):

@@ -57,96 +57,61 @@ class ProtocolError(Exception):
     """The peer broke a rule of the wire; the connection cannot be trusted any more."""
 
 
-class _FrameEvent:
-    """Base of the events: equal when of one kind with equal fields."""
+class Event:
+    """What a frame means; it has the fields that its kind needs, and equals another of its kind with the same."""
 
-    __slots__: tuple[str, ...] = ()
-    __hash__ = None  # type: ignore[assignment]  # they hold dicts
+    __hash__ = None  # type: ignore[assignment]  # it holds dicts
+    stream: int
+    kind: str
+    meta: Mapping[str, Any]
+    body: Mapping[str, Any]
+    data: bytes
+    duplex: bool
+    credit: int
+
+    def __init__(self, **fields: Any) -> None:
+        self.__dict__.update(fields)
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+        return type(self) is type(other) and self.__dict__ == other.__dict__
 
     def __repr__(self) -> str:
-        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__)
-        return f"{type(self).__name__}({fields})"
+        return (
+            f"{type(self).__name__}({', '.join(f'{name}={self.__dict__[name]!r}' for name in sorted(self.__dict__))})"
+        )
 
 
-class Nothing(_FrameEvent):
+class Nothing(Event):
     """A frame without effect: of a stream that has ended (rule 6)."""
 
 
-class Message(_FrameEvent):
+class Message(Event):
     """A message of the connection itself: ``ready``, ``job``, ``stop`` or ``outcome``."""
 
-    __slots__ = ("body", "kind")
 
-    def __init__(self, *, kind: str, body: Mapping[str, Any]) -> None:
-        self.kind = kind
-        self.body = body
-
-
-class Open(_FrameEvent):
+class Open(Event):
     """A new stream; ``meta`` describes its content."""
 
-    __slots__ = ("duplex", "kind", "meta", "stream")
 
-    def __init__(self, *, stream: int, kind: str, meta: Mapping[str, Any], duplex: bool) -> None:
-        self.stream = stream
-        self.kind = kind
-        self.meta = meta
-        self.duplex = duplex
-
-
-class Data(_FrameEvent):
+class Data(Event):
     """Bytes of a stream."""
 
-    __slots__ = ("data", "stream")
 
-    def __init__(self, *, stream: int, data: bytes) -> None:
-        self.stream = stream
-        self.data = data
-
-
-class Accept(_FrameEvent):
+class Accept(Event):
     """The answer to an OPEN, before any data; for instance the head of a response."""
 
-    __slots__ = ("body", "stream")
 
-    def __init__(self, *, stream: int, body: Mapping[str, Any]) -> None:
-        self.stream = stream
-        self.body = body
-
-
-class StreamEnd(_FrameEvent):
+class StreamEnd(Event):
     """No more data in this direction."""
 
-    __slots__ = ("stream",)
 
-    def __init__(self, *, stream: int) -> None:
-        self.stream = stream
-
-
-class Reset(_FrameEvent):
+class Reset(Event):
     """The end of a stream in both directions; ``body`` has the reason."""
 
-    __slots__ = ("body", "stream")
 
-    def __init__(self, *, stream: int, body: Mapping[str, Any]) -> None:
-        self.stream = stream
-        self.body = body
-
-
-class Window(_FrameEvent):
+class Window(Event):
     """Credit to send ``credit`` more bytes on this stream."""
 
-    __slots__ = ("credit", "stream")
-
-    def __init__(self, *, stream: int, credit: int) -> None:
-        self.stream = stream
-        self.credit = credit
-
-
-Event = Message | Open | Data | Accept | StreamEnd | Reset | Window | Nothing
 
 # Messages by sender and state, with the next state. Anything not in this table is a protocol error.
 _MESSAGES: dict[tuple[str, str, str], str] = {
@@ -176,7 +141,8 @@ class Wire:
     def __init__(self, role: str) -> None:
         self._role = role
         self._peer = "guest" if role == "host" else "host"
-        self._state = "starting"
+        self.state = "starting"
+        """``starting``, ``ready``, ``running`` or ``done``."""
         self._buffer = bytearray()
         self._streams: dict[int, _Stream] = {}
         self._last = {"host": 0, "guest": -1}  # last id each side opened: the next ones are 2 and 1
@@ -187,27 +153,22 @@ class Wire:
         if role == "guest":
             self._longest[_MESSAGE] = MAX_JOB
 
-    @property
-    def state(self) -> str:
-        """Return ``starting``, ``ready``, ``running`` or ``done``."""
-        return self._state
-
     # ------------------------------------------------------------------ sending
 
     def message(self, kind: str, body: Mapping[str, Any]) -> bytes:
         """Return the bytes of a message; raises ValueError where rule 3 forbids it or the body is too long."""
         try:
-            following = _MESSAGES[self._state, self._role, kind]
+            following = _MESSAGES[self.state, self._role, kind]
         except KeyError:
-            raise ValueError(f"{self._role} may not say {kind!r} while {self._state}") from None
+            raise ValueError(f"{self._role} may not say {kind!r} while {self.state}") from None
         payload = _encode({"kind": kind, "body": body}, MAX_JOB if self._role == "host" else MAX_MESSAGE)
-        self._state = following
+        self.state = following
         return _frame(_MESSAGE, 0, payload)
 
     def open(self, kind: str, meta: Mapping[str, Any] | None = None, *, duplex: bool = False) -> tuple[int, bytes]:
         """Open a stream; return its id and the bytes to send. Raises ValueError at MAX_OPEN or when no job runs."""
-        if self._state != "running":
-            raise ValueError(f"no stream can be opened while {self._state}")
+        if self.state != "running":
+            raise ValueError(f"no stream can be opened while {self.state}")
         if len(self._streams) >= MAX_OPEN:
             raise ValueError(f"{MAX_OPEN} streams are open already")
         stream = self._last[self._role] + 2
@@ -227,11 +188,15 @@ class Wire:
         known = self._streams.get(stream)
         return known.credit if known is not None and known.we_send else 0
 
-    def data(self, stream: int, data: bytes | bytearray | memoryview) -> bytes:
-        """Return frames for ``data``; raises ValueError beyond the credit or where we may not send."""
+    def _sending(self, stream: int) -> _Stream:
         known = self._streams.get(stream)
         if known is None or not known.we_send:
             raise ValueError(f"stream {stream} is not open for sending")
+        return known
+
+    def data(self, stream: int, data: bytes | bytearray | memoryview) -> bytes:
+        """Return frames for ``data``; raises ValueError beyond the credit or where we may not send."""
+        known = self._sending(stream)
         if len(data) > known.credit:
             raise ValueError(f"{len(data)} bytes exceed the credit of {known.credit} on stream {stream}")
         known.credit -= len(data)
@@ -240,17 +205,15 @@ class Wire:
 
     def accept(self, stream: int, body: Mapping[str, Any]) -> bytes:
         """Answer the peer's OPEN with a JSON object (rule 7)."""
-        known = self._streams.get(stream)
-        if known is None or not known.we_send or known.ours or known.noted:
+        known = self._sending(stream)
+        if known.ours or known.noted:
             raise ValueError(f"stream {stream} takes no note")
         known.noted = True
         return _frame(_ACCEPT, stream, _encode(body))
 
     def end(self, stream: int) -> bytes:
         """End our direction of a stream."""
-        known = self._streams.get(stream)
-        if known is None or not known.we_send:
-            raise ValueError(f"stream {stream} is not open for sending")
+        known = self._sending(stream)
         known.we_send = False
         self._forget_if_over(stream, known)
         return _frame(_END, stream, b"")
@@ -314,22 +277,22 @@ class Wire:
         return event
 
     def _end_with_the_outcome(self) -> None:
-        if self._state == "done" and self._role == "host":
+        if self.state == "done" and self._role == "host":
             raise ProtocolError("a frame after the outcome")
 
     def _on_message(self, stream: int, payload: bytes) -> Event:
         if stream != 0:
             raise ProtocolError("a message belongs to stream 0")
         fields = self._decode(payload, {"kind": str, "body": dict}, MAX_NODES)
-        following = _MESSAGES.get((self._state, self._peer, fields["kind"]))
+        following = _MESSAGES.get((self.state, self._peer, fields["kind"]))
         if following is None:
-            raise ProtocolError(f"{self._peer} may not say {fields['kind'][:40]!r} while {self._state}")
-        self._state = following
+            raise ProtocolError(f"{self._peer} may not say {fields['kind'][:40]!r} while {self.state}")
+        self.state = following
         return Message(kind=fields["kind"], body=fields["body"])
 
     def _on_open(self, stream: int, payload: bytes) -> Event:
-        if self._state != "running":
-            raise ProtocolError(f"{self._peer} may not open a stream while {self._state}")
+        if self.state != "running":
+            raise ProtocolError(f"{self._peer} may not open a stream while {self.state}")
         if stream % 2 != self._last[self._peer] % 2 or not self._last[self._peer] < stream <= MAX_STREAM:
             raise ProtocolError(f"{self._peer} may not open stream {stream}")
         if len(self._streams) >= MAX_OPEN:

@@ -381,10 +381,7 @@ _HINTS: Mapping[str, tuple[tuple[str, str | Callable[[Any], str]], ...]] = {
         (r"\n%", f"{_NOTEBOOK} Figures come back by themselves."),
         (r"line continuation.*\n.*\\[n\"']", "The program was escaped twice: send line ends and quotes as they are."),
         (r"\n.*&(lt|gt|amp|quot|#39);", "The program was escaped for HTML: send < > & and quotes as they are."),
-        (
-            "^'return' outside",
-            "A program is no function: end it with the expression whose value is wanted.",
-        ),
+        ("^'return' outside", "A program is no function: end it with the expression whose value is wanted."),
         ("(await|async).*outside", "Use `async def` for a function that awaits; a program itself may await as it is."),
     ),
     "NameError": (
@@ -393,10 +390,7 @@ _HINTS: Mapping[str, tuple[tuple[str, str | Callable[[Any], str]], ...]] = {
         ("^name '__file__'", "The program is not a file: the workspace is /workspace, the current directory."),
         (_TOOLS, "That is a tool, and no function of a program: call it by itself, not in run_python."),
         ("^name '(true|false|null)'", "That is JSON: Python has True, False and None; json.loads reads text."),
-        (
-            "^name '.*' is not",
-            "Nothing is kept from earlier calls: a program has to import and define all it uses.",
-        ),
+        ("^name '.*' is not", "Nothing is kept from earlier calls: a program has to import and define all it uses."),
     ),
     "KeyError": (("", lambda problem: _KEYS if _raised_in(problem, "os", "__getitem__") else ""),),
     "UnicodeDecodeError": (("", _decoding),),
