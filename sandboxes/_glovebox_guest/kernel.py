@@ -5,74 +5,44 @@ from __future__ import annotations
 import os
 import struct
 
-from _glovebox_guest.stdlib import ctypes
+from _glovebox_guest.stdlib import Any, ctypes
 
-_PR_SET_PDEATHSIG = 1
-_SIGKILL = 9
-_PR_GET_DUMPABLE = 3
-_PR_SET_DUMPABLE = 4
-_PR_SET_SECCOMP = 22
+_PR_SET_PDEATHSIG, _PR_GET_DUMPABLE, _PR_SET_DUMPABLE, _PR_SET_SECCOMP = 1, 3, 4, 22
+_PR_CAPBSET_READ, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_GET_NO_NEW_PRIVS = 23, 24, 38, 39
+_SIGKILL, _SIGCHLD, _EINVAL = 9, 17, 22
 _SECCOMP_MODE_FILTER = 2
 _INSTRUCTION_BYTES = 8
-_PR_CAPBSET_READ = 23
-_PR_CAPBSET_DROP = 24
-_EINVAL = 22
-_SIGCHLD = 17
 _SYS_CLONE = {"x86_64": 56, "aarch64": 220}.get(os.uname().machine, -1)
 _MADV_COLLAPSE = 25
 _CAPABILITY_HEADER = struct.pack("=Ii", 0x2008_0522, 0)
 """Version 3 of capset(2), for the calling thread."""
 _NO_CAPABILITIES = bytes(24)
 """Effective, permitted and inheritable, two words each."""
-_PR_SET_NO_NEW_PRIVS = 38
-_PR_GET_NO_NEW_PRIVS = 39
-
-
 _FILTER_PROGRAM = struct.Struct("@HP")
 
 
-class _Long(ctypes._SimpleCData):  # type: ignore[type-arg]  # noqa: SLF001 - none exists at run time
-    _type_ = "l"
+def _type(code: str) -> Any:
+    simple: Any = ctypes._SimpleCData  # noqa: SLF001 - its only name
+    return type(simple)(code, (simple,), {"_type_": code})
 
 
-class _Int(ctypes._SimpleCData):  # type: ignore[type-arg]  # noqa: SLF001 - none exists at run time
-    _type_ = "i"
+def _function(name: str, result: Any, flags: int = ctypes.FUNCFLAG_USE_ERRNO) -> Any:
+    fields = {"_flags_": ctypes.FUNCFLAG_CDECL | flags, "_restype_": result}
+    pointer: Any = ctypes.CFuncPtr
+    return type(pointer)(name, (pointer,), fields)(ctypes.dlsym(_self, name))
 
 
-class _Pointer(ctypes._SimpleCData):  # type: ignore[type-arg]  # noqa: SLF001 - none exists at run time
-    _type_ = "P"
-
-
-class _Size(ctypes._SimpleCData):  # type: ignore[type-arg]  # noqa: SLF001 - none exists at run time
-    _type_ = "L"
-
-
-class _LongFunction(ctypes.CFuncPtr):
-    _flags_ = ctypes.FUNCFLAG_CDECL | ctypes.FUNCFLAG_USE_ERRNO
-    _restype_ = _Long
-
-
-class _PythonFunction(ctypes.CFuncPtr):
-    _flags_ = ctypes.FUNCFLAG_CDECL | ctypes.FUNCFLAG_USE_ERRNO | ctypes.FUNCFLAG_PYTHONAPI
-    _restype_ = _Long
-
-
-class _Function(ctypes.CFuncPtr):
-    _flags_ = ctypes.FUNCFLAG_CDECL | ctypes.FUNCFLAG_USE_ERRNO
-    _restype_ = _Int
-
-
+_Int, _Long, _Pointer, _Size = map(_type, "ilPL")
 _self = ctypes.dlopen(None, 0)  # type: ignore[arg-type]  # None is the program itself
-_syscall = _LongFunction(ctypes.dlsym(_self, "syscall"))
-_prctl = _Function(ctypes.dlsym(_self, "prctl"))
-_clone = _PythonFunction(ctypes.dlsym(_self, "syscall"))
-_before_fork = _PythonFunction(ctypes.dlsym(_self, "PyOS_BeforeFork"))
-_after_fork_parent = _PythonFunction(ctypes.dlsym(_self, "PyOS_AfterFork_Parent"))
-_after_fork_child = _PythonFunction(ctypes.dlsym(_self, "PyOS_AfterFork_Child"))
-_unshare = _Function(ctypes.dlsym(_self, "unshare"))
-_mount = _Function(ctypes.dlsym(_self, "mount"))
-_madvise = _Function(ctypes.dlsym(_self, "madvise"))
-_capset = _Function(ctypes.dlsym(_self, "capset"))
+_HOLDING_THE_INTERPRETER = ctypes.FUNCFLAG_USE_ERRNO | ctypes.FUNCFLAG_PYTHONAPI
+_syscall = _function("syscall", _Long)
+_clone = _function("syscall", _Long, _HOLDING_THE_INTERPRETER)
+_before_fork = _function("PyOS_BeforeFork", _Long, _HOLDING_THE_INTERPRETER)
+_after_fork_parent = _function("PyOS_AfterFork_Parent", _Long, _HOLDING_THE_INTERPRETER)
+_after_fork_child = _function("PyOS_AfterFork_Child", _Long, _HOLDING_THE_INTERPRETER)
+_prctl, _unshare, _mount, _madvise, _capset = (
+    _function(name, _Int) for name in ("prctl", "unshare", "mount", "madvise", "capset")
+)
 
 
 def syscall(what: str, number: int, *arguments: int | bytes | None) -> int:

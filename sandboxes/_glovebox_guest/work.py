@@ -70,69 +70,55 @@ def work(
     loop: Loop, child: children.Child, job: Mapping[str, Any], config: Mapping[str, Any], inputs: JobInputs
 ) -> dict[str, Any]:
     """Have the child do the job; returns the outcome's body (see ``session.connection.GuestOutcome``)."""
-    started = monotonic()
+    limits, started = job["limits"], monotonic()
     while inputs.received < job["inputs"]:
         loop.step(None)
-    if not config["overlay"]:
-        return _done(loop, child, job, config, started, None)
-    from _glovebox_guest.files import overlay
+    original = None
+    if config["overlay"]:
+        from _glovebox_guest.files import overlay
 
-    limits = job["limits"]
-    try:
-        original = overlay.copy(
-            *config["overlay"], max_files=limits["workspace_files"], max_bytes=limits["workspace_bytes"]
-        )
-    except (ValueError, OSError) as problem:
-        return _not_started(str(problem))
-    return _done(loop, child, job, config, started, original)
-
-
-def _done(  # noqa: PLR0917 - each is needed, and a class would hold them for one call
-    loop: Loop, child: children.Child, job: Mapping[str, Any], config: Mapping[str, Any], started: float, original: Any
-) -> dict[str, Any]:
-    deadline = started + job["limits"]["wall_seconds"]
-    payload = dict(job["payload"])
+        most = {"max_files": limits["workspace_files"], "max_bytes": limits["workspace_bytes"]}
+        try:
+            original = overlay.copy(*config["overlay"], **most)
+        except (ValueError, OSError) as problem:
+            return _not_started(str(problem))
+    payload, environment = dict(job["payload"]), {}
     relays: list[Relay] = []
     proxy = None
-    environment: Mapping[str, str] = {}
     # Only then is it imported here as well: the child has to, and that takes milliseconds.
     module: Any = _module(job["kind"]) if config["proxy"] else None
     if hasattr(module, "ask"):
-        payload = module.ask(loop, payload, started + job["limits"]["wall_seconds"] * _ASKING_SHARE)
+        payload = module.ask(loop, payload, started + limits["wall_seconds"] * _ASKING_SHARE)
     if getattr(module, "PROXY", False):
         from _glovebox_guest.proxy.listener import Proxy
 
         proxy = Proxy(loop, lambda text: relays[1].say(f"[glovebox] {text}\n".encode("utf-8", "replace")))
         environment = {**job.get("environment", {}), **proxy.environment}
 
-    started, ahead_ms = monotonic(), rusage.clock(child.pid) * 1000
-    child.begin({"kind": job["kind"], "payload": payload, "limits": job["limits"], "environment": environment})
-    printed = job["limits"]["printed_bytes"]
-    relays += [
-        Relay(loop, child.stdout, "stdout", printed),
-        Relay(loop, child.stderr, "stderr", printed),
-        Relay(loop, child.result, "result", _MAX_RESULT),
-    ]
-    ending = _wait(loop, child, deadline, relays, job["limits"]["cpu_seconds"])
-    elapsed = monotonic() - started
+    began, ahead_ms = monotonic(), rusage.clock(child.pid) * 1000
+    child.begin({"kind": job["kind"], "payload": payload, "limits": limits, "environment": environment})
+    for descriptor, kind in ((child.stdout, "stdout"), (child.stderr, "stderr"), (child.result, "result")):
+        relays.append(Relay(loop, descriptor, kind, _MAX_RESULT if kind == "result" else limits["printed_bytes"]))
+    deadline = started + limits["wall_seconds"]
+    stopped, status, peak_bytes, cpu_ms = _wait(loop, child, deadline, relays, limits["cpu_seconds"])
+    elapsed = monotonic() - began
     if proxy is not None:
         proxy.close()
     _kill_everything()
     # The kernel takes longer to free a process's memory than most programs run. Do not wait for it where nothing else
     # ran that counts, and no written file could still change.
     written = original is not None or _holds_anything(config["output"])
-    if written or ending.spent is None:
+    if written or cpu_ms is None:
         _reap_everything()
     _drain(loop, relays)
-    skipped, changes = _collected(loop, job["limits"], config, original, deadline) if written else ([], None)
-    spent = rusage.reaped(ending.peak_bytes) if ending.spent is None else ending.spent
-    overflowed = any(relay.overflowed for relay in relays)
+    skipped, changes = _collected(loop, limits, config, original, deadline) if written else ([], None)
+    cpu_ms = rusage.reaped() if cpu_ms is None else cpu_ms
     return {
-        "stopped": ending.stopped or ("output" if overflowed else ""),
-        "status": ending.status,
+        "stopped": stopped or ("output" if any(relay.overflowed for relay in relays) else ""),
+        "status": status,
         "wall_ms": elapsed * 1000,
-        "cpu_ms": max(0.0, spent.cpu_ms - ahead_ms),
-        "memory_peak_bytes": spent.peak_bytes,
+        "cpu_ms": max(0.0, cpu_ms - ahead_ms),
+        "memory_peak_bytes": peak_bytes,
         "skipped": skipped,
         "changes": changes,
         "refused": "",
@@ -196,22 +182,14 @@ def _not_started(reason: str) -> dict[str, Any]:
     return {"stopped": "", "status": 0, **nothing, "refused": reason[:300]}
 
 
-class _Ending:
-    """The end of a child; ``stopped`` is "time", "output" or "processor", and "" if it ended by itself."""
+def _wait(
+    loop: Loop, child: children.Child, deadline: float, relays: list[Relay], cpu_seconds: float
+) -> tuple[str, int, int, float | None]:
+    """Wait until the child ends, reports that its task is over, or has to be stopped.
 
-    __slots__ = ("peak_bytes", "spent", "status", "stopped")
-
-    def __init__(self, stopped: str, status: int, peak_bytes: int = 0, spent: rusage.Spent | None = None) -> None:
-        self.stopped = stopped
-        self.status = status
-        """The exit status, or minus the signal."""
-        self.peak_bytes = peak_bytes
-        self.spent = spent
-        """Resources of all processes, where the child was alone and is not reaped yet."""
-
-
-def _wait(loop: Loop, child: children.Child, deadline: float, relays: list[Relay], cpu_seconds: float) -> _Ending:
-    """Wait until the child ends, reports that its task is over, or has to be stopped."""
+    Return why it was stopped ("time", "output" or "processor", "" if it ended by itself), its exit status or minus the
+    signal, its peak of memory, and the milliseconds of all processes where it was alone and is not reaped yet.
+    """
     pid = child.pid
     said: list[bytes] = []
 
@@ -235,9 +213,12 @@ def _wait(loop: Loop, child: children.Child, deadline: float, relays: list[Relay
             if done:
                 stopped = "output" if overflowed else ""
                 code = said[0][0] if over else os.waitstatus_to_exitcode(status)
-                return _Ending(stopped, code, usage.ru_maxrss * 1024)
+                return stopped, code, usage.ru_maxrss * 1024, None
             if over:
-                return _over(pid, said[0][0])
+                if alone := rusage.of_one_alone(pid):
+                    return "", said[0][0], alone[1], alone[0]
+                _kill_everything()
+                return "", said[0][0], os.wait4(pid, 0)[2].ru_maxrss * 1024, None
             reason = loop.stop or ("time" if monotonic() >= deadline else "output" if overflowed else "")
             if not reason and monotonic() >= look:
                 reason = "processor" if rusage.processor_seconds() > cpu_seconds else ""
@@ -245,22 +226,12 @@ def _wait(loop: Loop, child: children.Child, deadline: float, relays: list[Relay
             if reason:
                 _kill_everything()  # all: a process that traces this one would keep it from being reaped
                 _, status, usage = os.wait4(pid, 0)
-                return _Ending(reason, os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024)
+                return reason, os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024, None
             loop.step(min(deadline, look))
             _reap_orphans(pid)
     finally:
         loop.unwatch(child.done)
         os.close(child.done)
-
-
-def _over(pid: int, status: int) -> _Ending:
-    """Return the ending of a child that reported its end and waits to be killed."""
-    spent = rusage.of_one_alone(pid)
-    if spent is not None:
-        return _Ending("", status, spent=spent)
-    _kill_everything()
-    _, _, usage = os.wait4(pid, 0)
-    return _Ending("", status, usage.ru_maxrss * 1024)
 
 
 def _reap_orphans(pid: int) -> None:

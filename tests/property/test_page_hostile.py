@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from _glovebox_guest.web import charsets, markup, page
+from _glovebox_guest.web import page, readable
 
 PIECES = [
     "<", ">", "/", "!", "--", "<!--", "-->", "<!>", "</", "<?", "&amp;", "&#0;", "&#x1b;", "&", '"', "'", "=", " ",
@@ -59,7 +59,7 @@ def test_any_bytes_of_any_type_get_an_answer(body: bytes, content_type: str, url
 @settings(max_examples=300, deadline=None)
 def test_any_label_of_an_encoding_decodes(body: bytes, label: str) -> None:
     """A label that is none is passed over; the text can be encoded again."""
-    text, name = charsets.decoded(body, f"text/html; charset={label}")
+    text, name = page.decoded(body, f"text/html; charset={label}")
     text.encode("utf-8")
     assert name
 
@@ -105,7 +105,7 @@ def test_ordinary_markup_is_read_as_the_standard_library_reads_it(pieces: list[s
     oracle.feed(body)
     oracle.close()
     ours: list[tuple[str, str]] = []
-    for kind, first, _ in markup.tokens(body):
+    for kind, first, _ in readable.tokens(body):
         if kind == "text" and not first:
             continue
         if kind == "text" and ours and ours[-1][0] == "text":
@@ -125,4 +125,4 @@ def test_ordinary_markup_is_read_as_the_standard_library_reads_it(pieces: list[s
 def test_attributes_come_back_as_they_were_written(names: dict[str, str]) -> None:
     """Quoted and escaped as a careful author does."""
     written = " ".join(f'{name.upper()}="{html.escape(value)}"' for name, value in names.items())
-    assert markup.attributes(written) == {name: html.unescape(html.escape(value)) for name, value in names.items()}
+    assert readable.attributes(written) == {name: html.unescape(html.escape(value)) for name, value in names.items()}

@@ -53,7 +53,7 @@ def _of_git(root: Path) -> list[str]:
 def _of_ours(root: Path) -> list[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paths, "ROOT", str(root))
-        walk = Walk("**", 60.0)
+        walk = Walk("**", 60.0, {})
         found = sorted(path for path, entry in walk if entry.is_file())
         assert walk.notes() == []
         return found

@@ -26,12 +26,7 @@ _OVERHEAD = 150
 def run(payload: dict[str, Any], emit: Emit) -> None:
     """Send at most ``limit`` entries of the tree that fit ``pattern``, and the number of all of them."""
     try:
-        walk = Walk(
-            payload.get("pattern", ""),
-            MAX_SECONDS,
-            include_ignored=payload.get("include_ignored", False),
-            reveal=payload.get("reveal", ()),
-        )
+        walk = Walk(payload.get("pattern", ""), MAX_SECONDS, payload)
     except paths.JobRefusedError as problem:
         emit.value(problem.value())
         return
@@ -178,24 +173,13 @@ def _described(path: str, entry: os.DirEntry[str]) -> dict[str, Any]:
     kind = "symlink" if entry.is_symlink() else "directory" if entry.is_dir(follow_symlinks=False) else "file"
     if kind == "file" and not entry.is_file(follow_symlinks=False):
         kind = "special"
-    nothing = {"path": paths.display_name(path), "type": kind, "bytes": None, "modified": None}
+    described: dict[str, Any] = {"path": paths.display_name(path), "type": kind, "bytes": None, "modified": None}
     if kind == "directory":  # its time changes when a file in it is made or removed, also a hidden one
-        return nothing
+        return described
     try:
         info = entry.stat(follow_symlinks=False)
-    except OSError:  # gone in the meantime, or its folder may be listed but not entered
-        return nothing
-    return {
-        "path": paths.display_name(path),
-        "type": kind,
-        "bytes": info.st_size if kind == "file" else None,
-        "modified": _timestamp(info.st_mtime),
-    }
-
-
-def _timestamp(seconds: float) -> str | None:
-    """Return RFC 3339 in UTC, whole seconds; None for a time outside the calendar."""
-    try:
-        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
-    except (OverflowError, ValueError, OSError):
-        return None
+        described["bytes"] = info.st_size if kind == "file" else None
+        described["modified"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(info.st_mtime))
+    except (OSError, OverflowError, ValueError):
+        pass  # gone, or in a folder that may not be entered; no time of the calendar
+    return described

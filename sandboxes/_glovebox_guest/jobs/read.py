@@ -67,11 +67,11 @@ def _near(path: str, reveal: Iterable[str]) -> str:
         return ""
     found: list[str] = []
     try:
-        elsewhere = tree.Walk(f"**/{wanted}", NEAR_SECONDS, reveal=reveal)
+        elsewhere = tree.Walk(f"**/{wanted}", NEAR_SECONDS, {"reveal": reveal})
         inside = None
         while inside is None:  # the deepest folder on the way that exists
             try:
-                inside = tree.Walk("/".join([*folder, "*"]), NEAR_SECONDS, include_ignored=True, reveal=reveal)
+                inside = tree.Walk("/".join([*folder, "*"]), NEAR_SECONDS, {"reveal": reveal, "include_ignored": True})
             except JobRefusedError:
                 wanted = folder.pop()
         names = {near.rpartition("/")[2].casefold(): near for near, _ in islice(inside, MAX_NEAR_NAMES)}

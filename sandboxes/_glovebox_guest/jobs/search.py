@@ -11,11 +11,50 @@ import warnings
 
 from _glovebox_guest import wording
 from _glovebox_guest.program.emit import Emit
-from _glovebox_guest.stdlib import Any, Iterator, TypeAlias
+from _glovebox_guest.stdlib import Any, Iterable, Iterator, TypeAlias
 from _glovebox_guest.workspace import paths
 from _glovebox_guest.workspace.helper import in_order
-from _glovebox_guest.workspace.needle import needle
 from _glovebox_guest.workspace.tree import Walk
+
+_ENDS = frozenset("\r\n\ufffd")
+"""Characters that a line does not have, or that stand for undecodable bytes."""
+
+
+def needle(pattern: re.Pattern[str]) -> str:
+    """Return a text that stands in every matching line, as in the file; empty where none is known."""
+    try:
+        # The parser behind re.compile: private, but the same from Python 3.11 on.
+        from re import _parser  # type: ignore[attr-defined]  # private, so no stub has it
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = _parser.parse(pattern.pattern, pattern.flags)
+        if tree.state.flags & re.IGNORECASE:
+            return ""
+        return max(_texts(tree), key=len, default="")
+    except (ImportError, AttributeError, TypeError, ValueError, LookupError, RecursionError, re.error):
+        return ""
+
+
+def _texts(items: Iterable[tuple[Any, Any]]) -> list[str]:
+    """Return the texts that every match of these items holds, one after the other."""
+    found = [""]
+    for operation, argument in items:
+        name = str(operation)
+        if name == "LITERAL":
+            character = chr(argument)
+            if character in _ENDS or "\ud800" <= character <= "\udfff":
+                found.append("")
+            else:
+                found[-1] += character
+        elif name == "SUBPATTERN" and not argument[1] and not argument[2]:
+            found += [*_texts(argument[3]), ""]
+        elif name in ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT") and argument[0]:
+            found += [*_texts(argument[2]), ""]
+        elif name != "AT":  # an anchor takes no room
+            found.append("")
+    return found
+
 
 Result: TypeAlias = tuple[str, list[tuple[int, int, dict[str, Any]]]]
 
@@ -44,12 +83,7 @@ def run(payload: dict[str, Any], emit: Emit) -> None:
     """Send the first ``limit`` lines of files like ``path`` that ``pattern`` matches."""
     try:
         search = _Search(payload)
-        walk = Walk(
-            payload.get("path", "**"),
-            MAX_SECONDS,
-            include_ignored=payload.get("include_ignored", False),
-            reveal=payload.get("reveal", ()),
-        )
+        walk = Walk(payload.get("path", "**"), MAX_SECONDS, payload)
     except paths.JobRefusedError as problem:
         emit.value(problem.value())
         return

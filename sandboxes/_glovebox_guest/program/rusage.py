@@ -18,26 +18,16 @@ _CMINFLT = 7
 _CPU_CLOCK = 2
 
 
-class Spent:
-    """Processor time in milliseconds, and the largest resident memory of one process in bytes."""
-
-    __slots__ = ("cpu_ms", "peak_bytes")
-
-    def __init__(self, cpu_ms: float, peak_bytes: int) -> None:
-        self.cpu_ms = cpu_ms
-        self.peak_bytes = peak_bytes
-
-
-def reaped(peak_bytes: int) -> Spent:
-    """Return the usage of everything reaped; not by ``os.times``, which counts in steps of 10 ms."""
+def reaped() -> float:
+    """Return the milliseconds of everything reaped; not by ``os.times``, which counts in steps of 10 ms."""
     import resource  # warm already
 
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return Spent((spent.ru_utime + spent.ru_stime) * 1000, peak_bytes)
+    return (spent.ru_utime + spent.ru_stime) * 1000
 
 
-def of_one_alone(pid: int) -> Spent | None:
-    """Return the usage of a live process and of all we reaped; None if others live or it had children.
+def of_one_alone(pid: int) -> tuple[float, int] | None:
+    """Return milliseconds and peak bytes of a live process and of all we reaped; None if others live or were its own.
 
     The memory is that since its last exec(2): earlier peaks are in the host's count alone.
     """
@@ -45,13 +35,12 @@ def of_one_alone(pid: int) -> Spent | None:
         if {name for name in os.listdir("/proc") if name.isdigit()} != {"1", str(pid)}:
             return None
         fields = _fields(str(pid))
-        if fields[_CMINFLT] or any(fields[_CUTIME : _CUTIME + 2]):
+        seconds = clock(pid)
+        if not seconds or fields[_CMINFLT] or any(fields[_CUTIME : _CUTIME + 2]):
             return None
-        peak, seconds = _memory_bytes(pid), _clock(pid)
+        return reaped() + seconds * 1000, _memory_bytes(pid)
     except (OSError, LookupError, ValueError):
         return None  # it has just ended; or the kernel does not report it
-    before = reaped(peak)
-    return Spent(before.cpu_ms + seconds * 1000, before.peak_bytes)
 
 
 def _memory_bytes(pid: int) -> int:
@@ -65,15 +54,11 @@ def _memory_bytes(pid: int) -> int:
 
 def clock(pid: int) -> float:
     """Return the seconds of processor time of one process; 0 where the kernel does not report them."""
+    # Its number as clock_getcpuclockid(3) makes it; the columns of /proc/PID/stat count in steps of 10 ms.
     try:
-        return _clock(pid)
+        return clock_gettime(~pid << 3 | _CPU_CLOCK)
     except OSError:
         return 0.0
-
-
-def _clock(pid: int) -> float:
-    # Its number as clock_getcpuclockid(3) makes it; the columns of /proc/PID/stat count in steps of 10 ms.
-    return clock_gettime(~pid << 3 | _CPU_CLOCK)
 
 
 def processor_seconds() -> float:
@@ -85,15 +70,11 @@ def processor_seconds() -> float:
     total = own.children_user + own.children_system
     for name in os.listdir("/proc"):
         if name.isdigit() and name != "1":
-            total += _of(name)
+            try:
+                total += sum(_fields(name)[_UTIME : _UTIME + 4]) / _TICKS
+            except OSError:
+                continue  # it has just ended, and is counted as a reaped one next time
     return total
-
-
-def _of(pid: str) -> float:
-    try:
-        return sum(_fields(pid)[_UTIME : _UTIME + 4]) / _TICKS
-    except OSError:
-        return 0.0  # it has just ended, and is counted as a reaped one next time
 
 
 def _fields(pid: str) -> list[int]:

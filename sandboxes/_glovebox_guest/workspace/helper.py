@@ -34,42 +34,29 @@ def in_order(work: Callable[[list[str]], Any], items: Iterator[str]) -> Generato
     ``work`` runs in either process, and its results are of types that ``marshal`` writes. Items have no NUL, and are
     taken in this process.
     """
-    waiting: deque[_Batch] = deque()
+    waiting: deque[list[Any]] = deque()
+    """Batches in order, each a list of its result; empty while the helper has it."""
     helper: _Helper | None = None
     taken = 0
     try:
         while True:
             if helper is None and taken >= ALONE and len(os.sched_getaffinity(0)) > 1:
                 helper = _Helper(work)
-            if helper is not None and helper.idle and (given := list(islice(items, helper.size))):
+            if helper is not None and not helper.items and (given := list(islice(items, helper.size))):
                 waiting.append(helper.give(given))
             own = list(islice(items, _OWN))
             taken += len(own)
             if own:
-                waiting.append(_Batch(own))
-                waiting[-1].finish(work(own))
-            if helper is not None:
+                waiting.append([work(own)])
+            if helper is not None and helper.items:
                 helper.look(wait=not own or len(waiting) > _AHEAD)
-            while waiting and waiting[0].done:
-                yield waiting.popleft().result
+            while waiting and waiting[0]:
+                yield waiting.popleft()[0]
             if not own and not waiting:
                 return
     finally:
         if helper is not None:
             helper.end()
-
-
-class _Batch:
-    __slots__ = ("done", "items", "result")
-
-    def __init__(self, items: list[str]) -> None:
-        self.items = items
-        self.done = False
-        self.result: Any = None
-
-    def finish(self, result: Any) -> None:
-        self.result = result
-        self.done = True
 
 
 class _Helper:
@@ -78,22 +65,19 @@ class _Helper:
     def __init__(self, work: Callable[[list[str]], Any]) -> None:
         self._work = work
         self.size = ALONE // 4
-        self._batch: _Batch | None = None
+        self.items: list[str] = []
+        """Its batch; empty while it is idle."""
+        self._result: list[Any] = []
         self._began = 0.0
         self._pid = 0
-        self._start()
-
-    def _start(self) -> None:
         # A write to a helper that has ended must not end this process.
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         orders, self._orders = os.pipe()
         self._results, results = os.pipe()
         try:
             self._pid = os.fork()
-        except OSError:  # no more processes: the work is done here, in give()
-            os.close(orders)
-            os.close(results)
-            return
+        except OSError:  # no more processes: nothing reads the orders, so the work is done here
+            self._pid = -1
         if self._pid == 0:
             try:
                 os.close(self._orders)
@@ -108,47 +92,35 @@ class _Helper:
         os.close(orders)
         os.close(results)
 
-    @property
-    def idle(self) -> bool:
-        return self._batch is None
-
-    def give(self, items: list[str]) -> _Batch:
-        batch = self._batch = _Batch(items)
-        self._began = monotonic()
+    def give(self, items: list[str]) -> list[Any]:
+        """Send it a batch; return where its result will be."""
+        self.items, self._result, self._began = items, [], monotonic()
         view = memoryview(marshal.dumps("\0".join(items)))
         try:
             while view:
                 view = view[os.write(self._orders, view) :]
         except OSError:
-            self._take_back()
-        return batch
+            pass  # it has ended, as ``look`` finds out
+        return self._result
 
     def look(self, *, wait: bool) -> None:
-        """Take its results if they are there; ``wait`` for them otherwise."""
-        if self._batch is None:
-            return
+        """Take its result if it is there; ``wait`` for it otherwise."""
         poll = select.poll()
         poll.register(self._results, select.POLLIN)
         if not poll.poll(None if wait else 0):
             return
         try:
             with open(self._results, "rb", closefd=False) as source:
-                self._batch.finish(marshal.load(source))  # noqa: S302 - as above
-        except (EOFError, ValueError, TypeError):
-            self._take_back()
-            return
-        self.size = max(1, min(_MOST, int(self.size * _SECONDS / max(monotonic() - self._began, _SECONDS / 8))))
-        self._batch = None
-
-    def _take_back(self) -> None:
-        """Do the batch here: the helper has ended, most likely for lack of memory."""
-        if self._batch is not None:
-            self._batch.finish(self._work(self._batch.items))
-            self._batch = None
+                self._result.append(marshal.load(source))  # noqa: S302 - as above
+            took = max(monotonic() - self._began, _SECONDS / 8)
+            self.size = max(1, min(_MOST, int(self.size * _SECONDS / took)))
+        except (EOFError, ValueError, TypeError):  # it has ended, most likely for lack of memory
+            self._result.append(self._work(self.items))
+        self.items = []
 
     def end(self) -> None:
         os.close(self._orders)
         os.close(self._results)
-        if self._pid:
+        if self._pid > 0:
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)

@@ -78,9 +78,7 @@ def display_name(name: str) -> str:
 
     A name that needs no escape is returned unchanged; in one that does, backslashes are doubled too.
     """
-    if name.isprintable():
-        return name
-    return "".join(_escaped(character) for character in name)
+    return name if name.isprintable() else "".join(map(_escaped, name))
 
 
 def _escaped(character: str) -> str:
@@ -116,13 +114,23 @@ def find(path: str, hidden: HiddenPaths = EVERYTHING) -> OpenedPath:
     asked = (EVERYTHING if ".." in named else hidden).kind([part for part in named if part != ".."])
     if asked is not None and asked.content is None:
         raise missing(path)
-    place = _found(path, hidden)
-    regular = stat.S_ISREG(place.info.st_mode)
-    for kind in filter(None, map(hidden.kind, (place.names, *place.links))):
-        if kind.content is None or (regular and kind.held_at(place.absolute)):
-            os.close(place.directory)
-            raise missing(path)
+    held: list[int] = []
+    try:
+        place = _walk(path, held, hidden)
+        _require_shown(place, path, hidden)
+    except BaseException as error:
+        for descriptor in held:
+            os.close(descriptor)
+        if isinstance(error, OSError | ValueError):  # ValueError: NUL, or surrogates that are no file name
+            _translate(path, error)
+        raise
     return place
+
+
+def _require_shown(place: OpenedPath, path: str, hidden: HiddenPaths) -> None:
+    for kind in filter(None, map(hidden.kind, (place.names, *place.links))):
+        if kind.content is None or (stat.S_ISREG(place.info.st_mode) and kind.held_at(place.absolute)):
+            raise missing(path)
 
 
 def missing(path: str) -> JobRefusedError:
@@ -138,34 +146,21 @@ def missing(path: str) -> JobRefusedError:
     return JobRefusedError("path.missing", f"{_name(path)}: no such file in the workspace.", hint)
 
 
-def _found(path: str, hidden: HiddenPaths) -> OpenedPath:
-    held: list[int] = []
-    try:
-        held.append(os.open(ROOT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
-        return _walk(path, held, hidden)
-    except BaseException as error:
-        for descriptor in held:
-            os.close(descriptor)
-        if isinstance(error, OSError | ValueError):  # ValueError: NUL, or surrogates that are no file name
-            _translate(path, error)
-        raise
-
-
 def _walk(path: str, held: list[int], hidden: HiddenPaths) -> OpenedPath:
     """Walk a path; ``held[0]`` is the directory reached so far, closed by the caller on an exception."""
     names: list[str] = []
     ahead = parts(path)[::-1]
     links: list[list[str]] = []
-    info = os.fstat(held[0])
+    info = _climb(held, names)
     while ahead:
-        _descend(held, names, info)
+        if names:
+            _enter(held, names[-1])
         part = ahead.pop()
         if part == "..":
             if not names:
                 raise outside(path)
             names.pop()
-            _climb(held, names)
-            info = os.fstat(held[0]) if not names else os.stat(names[-1], dir_fd=held[0], follow_symlinks=False)
+            info = _climb(held, names)
             continue
         # Before it is looked up, so that no path through it depends on whether it exists.
         if hidden.bars(names, part):
@@ -184,16 +179,8 @@ def _walk(path: str, held: list[int], hidden: HiddenPaths) -> OpenedPath:
             raise outside(path) from None
         if target.startswith("/"):
             names.clear()
-        _climb(held, names)
-        info = os.fstat(held[0]) if not names else os.stat(names[-1], dir_fd=held[0], follow_symlinks=False)
-    return OpenedPath(held.pop(), names, info, links)
-
-
-def _descend(held: list[int], names: list[str], info: os.stat_result) -> None:
-    if names and not stat.S_ISDIR(info.st_mode):
-        raise NotADirectoryError(errno.ENOTDIR, "not a directory")
-    if names:
-        _enter(held, names[-1])
+        info = _climb(held, names)
+    return OpenedPath(held[0], names, info, links)
 
 
 def _enter(held: list[int], name: str) -> None:
@@ -201,12 +188,14 @@ def _enter(held: list[int], name: str) -> None:
     os.close(held.pop(0))
 
 
-def _climb(held: list[int], names: list[str]) -> None:
-    """Return to the workspace and down to the directory of ``names``: ``..`` of a moved directory leads astray."""
+def _climb(held: list[int], names: list[str]) -> os.stat_result:
+    """Start at the workspace, down to the directory of ``names``: ``..`` of a moved directory leads astray."""
     held.append(os.open(ROOT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
-    os.close(held.pop(0))
+    while len(held) > 1:
+        os.close(held.pop(0))
     for name in names[:-1]:
         _enter(held, name)
+    return os.stat(names[-1], dir_fd=held[0], follow_symlinks=False) if names else os.fstat(held[0])
 
 
 def open_file(path: str, hidden: HiddenPaths = EVERYTHING) -> tuple[int, os.stat_result]:

@@ -10,7 +10,7 @@ from itertools import islice
 from operator import attrgetter
 from time import monotonic
 
-from _glovebox_guest.stdlib import Callable, Iterable, Iterator, TypeAlias
+from _glovebox_guest.stdlib import Any, Callable, Iterator, Mapping, TypeAlias
 from _glovebox_guest.workspace import glob, ignore, paths
 from _glovebox_guest.workspace.hidden import HiddenPaths, may_be_among
 from _glovebox_guest.workspace.paths import JobRefusedError
@@ -33,20 +33,13 @@ class Walk:
     followed below the pattern's own folder. Secret files are neither yielded nor counted.
     """
 
-    def __init__(
-        self, pattern: str, seconds: float, *, include_ignored: bool = False, reveal: Iterable[str] = ()
-    ) -> None:
-        """Parse the pattern and find where to start.
+    def __init__(self, pattern: str, seconds: float, options: Mapping[str, Any]) -> None:
+        """Parse the pattern (a file, a folder with all below it, or a pattern) and find where to start.
 
-        Args:
-            pattern: a file, a folder (with all below it) or a pattern, relative to the workspace.
-            seconds: after which to stop, so that a slow disk gives part of an answer instead of none.
-            include_ignored: whether to include what ``.gitignore`` excludes.
-            reveal: paths to show although they are named as secrets are.
-
-        Raises:
-            JobRefusedError: the pattern is malformed, leaves the workspace, or names what does not exist or is hidden;
-                or the workspace itself cannot be read, which must not look as if it were empty.
+        It stops after ``seconds``, so that a slow disk gives part of an answer instead of none. Options are
+        ``include_ignored``, to include what ``.gitignore`` excludes, and ``reveal``: paths to show although they are
+        named as secrets are. Raises JobRefusedError where the pattern is malformed, leaves the workspace, or names what
+        does not exist or is hidden; or the workspace cannot be read, which must not look as if it were empty.
         """
         parts = paths.parts(pattern)
         if ".." in parts:
@@ -60,7 +53,7 @@ class Walk:
         self.whole = not rest
         """True for a folder, with all that is in it."""
         self._single = False
-        self._hidden = HiddenPaths(reveal)
+        self._hidden = HiddenPaths(options.get("reveal", ()))
         with paths.find(self.folder, self._hidden) as place:
             self._base = place.absolute
             self._way = place.names
@@ -72,7 +65,7 @@ class Walk:
         if self._base == paths.ROOT and not os.access(paths.ROOT, os.R_OK | os.X_OK):
             raise paths.closed()
         self._named = set(re.split(r"[/{},]", pattern))
-        self._obeys = not include_ignored and not self._single
+        self._obeys = not options.get("include_ignored") and not self._single
         self._reader = ignore.RuleReader()
         # Of a folder every path below is meant, and none is empty.
         self._depth, self._match = _compiled(rest) if rest not in ([], ["**"]) else (None, len)
@@ -108,7 +101,9 @@ class Walk:
                     continue
                 if self._match(path):
                     yield prefix + path, entry
-                if is_folder and self._enters(entry.name, len(stack)):
+                if is_folder and entry.name in PASSED_OVER and entry.name not in self._named:
+                    self.passed_over.add(entry.name)
+                elif is_folder and self._reaches(len(stack)):
                     # A folder that the pattern matches is meant with all that is in it.
                     inside = self._sorted(entry.path, way + path)
                     below = None if left_out else obeyed
@@ -173,12 +168,6 @@ class Walk:
         if late and self.stopped is None:
             self.stopped = f"{self._seconds:g} seconds"
         return late
-
-    def _enters(self, name: str, depth: int) -> bool:
-        if name in PASSED_OVER and name not in self._named:
-            self.passed_over.add(name)
-            return False
-        return self._reaches(depth)
 
     def _reaches(self, depth: int) -> bool:
         return self._depth is None or depth < self._depth
