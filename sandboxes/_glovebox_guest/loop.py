@@ -50,7 +50,7 @@ class Loop:
         self._out = wire_out
         self._held = bytearray()
         self._poll = select.poll()
-        self._readable: dict[int, Callable[[], None]] = {}
+        self._readable: dict[int, Callable[[], object]] = {}
         self._writable: dict[int, Callable[[], None]] = {}
         self._streams: dict[int, StreamHandler] = {}
         self.on_open: Callable[[wire.Open], StreamHandler] | None = None
@@ -64,10 +64,10 @@ class Loop:
         os.set_blocking(waker, False)
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        self.watch(self._woken, self._drain_wakeups)
+        self.watch(self._woken, lambda: os.read(self._woken, 4096))
         self.descriptors = frozenset({wire_in, wire_out, self._woken, waker})
 
-    def watch(self, descriptor: int, readable: Callable[[], None]) -> None:
+    def watch(self, descriptor: int, readable: Callable[[], object]) -> None:
         """Call ``readable`` whenever the descriptor has bytes or is closed by its peer."""
         self._readable[descriptor] = readable
         self._register(descriptor)
@@ -134,9 +134,6 @@ class Loop:
             writable = self._writable.get(descriptor) if happened & ~select.POLLIN else None
             if writable is not None:
                 writable()
-
-    def _drain_wakeups(self) -> None:
-        os.read(self._woken, 4096)
 
     def _receive(self) -> None:
         data = os.read(self._in, _READ)

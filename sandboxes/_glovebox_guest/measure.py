@@ -59,15 +59,10 @@ def _readable(path: str) -> bool:
     try:
         if path.endswith("/"):
             return bool(os.listdir(path))
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), "rb", 0) as file:
+            return bool(file.read(1))
     except OSError:
         return False
-    try:
-        return bool(os.read(descriptor, 1))
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
 
 
 def _system() -> str:
@@ -130,14 +125,12 @@ def _lines(path: str) -> list[str]:
 
 
 def _descriptors(own: frozenset[int]) -> list[int]:
-    listed = [int(name) for name in os.listdir("/proc/self/fd")]
-    return sorted(number for number in listed if number > 2 and number not in own and _is_open(number))[:64]
-
-
-def _is_open(number: int) -> bool:
-    # The directory listing's own descriptor is in the list and closed by now.
-    try:
-        os.fstat(number)
-    except OSError:
-        return False
-    return True
+    found = []
+    for number in sorted(map(int, os.listdir("/proc/self/fd"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            continue  # the directory listing's own descriptor, closed by now
+        if number > 2 and number not in own:
+            found.append(number)
+    return found[:64]

@@ -318,7 +318,7 @@ def ready_child(config: Mapping[str, Any]) -> children.Child:
 
 
 def _module(kind: str) -> Any:
-    """Return a job's module. A closed list: the folder is read-only, and the host asks for nothing else."""
+    # A closed list: the folder is read-only, and the host asks for nothing else.
     return __import__(f"_glovebox_guest.jobs.{kind}", fromlist=["run"])
 
 

@@ -182,7 +182,11 @@ def _leave(descriptors: list[int], inside: int, outside: int, config: dict[str, 
         # Now, and not with the others: its root is the group the process is in.
         kernel.unshare(_CLONE_NEWCGROUP)
         _announce()
-        _map_user(inside, outside)
+        # The files below /proc/self belong to root for a process that is not dumpable; a guest is not, later.
+        kernel.set_dumpable(1)
+        _write("/proc/self/setgroups", "deny")
+        _write("/proc/self/uid_map", f"{inside} {outside} 1")
+        _write("/proc/self/gid_map", f"{inside} {outside} 1")
         _isolate(config["zygote"])
         reseed()
         serve(config)
@@ -194,14 +198,6 @@ def _leave(descriptors: list[int], inside: int, outside: int, config: dict[str, 
 
 def _say(descriptor: int, problem: BaseException) -> None:
     os.write(descriptor, f"{type(problem).__name__}: {problem}"[:_ORDER_BYTES].encode("utf-8", "replace"))
-
-
-def _map_user(inside: int, outside: int) -> None:
-    # The files below /proc/self belong to root for a process that is not dumpable; a guest is not, later.
-    kernel.set_dumpable(1)
-    _write("/proc/self/setgroups", "deny")
-    _write("/proc/self/uid_map", f"{inside} {outside} 1")
-    _write("/proc/self/gid_map", f"{inside} {outside} 1")
 
 
 def _announce() -> None:
@@ -256,8 +252,5 @@ def reseed() -> None:
 
 
 def _write(path: str, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(descriptor, text.encode())
-    finally:
-        os.close(descriptor)
+    with open(path, "wb", 0) as file:
+        file.write(text.encode())

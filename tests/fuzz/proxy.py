@@ -67,12 +67,12 @@ class _Loop(Loop):
     def __init__(self) -> None:
         self.wire, self.host = Wire("guest"), Wire("host")
         self._streams: dict[int, StreamHandler] = {}
-        self._reading: dict[int, Callable[[], None]] = {}
+        self._reading: dict[int, Callable[[], object]] = {}
         self.seen: list[Any] = []
         self.host.receive(self.wire.message("ready", {}))
         self.wire.receive(self.host.message("job", {}))
 
-    def watch(self, descriptor: int, readable: Callable[[], None]) -> None:
+    def watch(self, descriptor: int, readable: Callable[[], object]) -> None:
         """Remember it."""
         self._reading[descriptor] = readable
 

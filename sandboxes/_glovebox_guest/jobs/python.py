@@ -104,7 +104,8 @@ def run(payload: Mapping[str, Any], emit: Emit) -> int:
         value = cell.execute(code, program.__dict__)
         if value is not None:
             result["value"], result["truncated"] = _shown(value)
-            _note_chart(value, code)
+            if str(type(value).__module__).partition(".")[0] in _CHARTS and "/output" not in code:
+                _noted.add("browser")
         status = 0
     except SystemExit as request:
         status = _exit_status(request)
@@ -113,8 +114,7 @@ def run(payload: Mapping[str, Any], emit: Emit) -> int:
         status = 1
     try:
         figures = _send_figures(emit)
-        if figures:
-            result["figures_omitted"] = figures
+        result |= {"figures_omitted": figures} if figures else {}
     except BaseException as problem:  # noqa: BLE001 - a figure that cannot be drawn is the program's error
         if result["error"] is None:
             result["error"] = _tell(problem, code, program.__dict__)
@@ -126,8 +126,7 @@ def run(payload: Mapping[str, Any], emit: Emit) -> int:
         program.__dict__.clear()  # as in _tell
         _hand_back(emit, result)
     _finish()
-    if _noted:
-        _tell_noted(result["error"])
+    _tell_noted("" if result["error"] is None else result["error"]["message"])
     return status
 
 
@@ -160,7 +159,7 @@ def _display(*values: Any, **_: Any) -> None:
 
 
 def _shown(value: Any) -> tuple[str, bool]:
-    if _is_plotly(value):
+    if str(type(value).__module__).startswith("plotly.") and type(value).__name__ in {"Figure", "FigureWidget"}:
         return f"<plotly {type(value).__name__}>", False  # its repr is all its numbers
     # Lines of text, a table in Markdown for instance, are read as such.
     text = value if type(value) is str and "\n" in value else repr(value)
@@ -325,17 +324,6 @@ def _note_pip(command: object) -> None:
         _noted.add(f"pip {' '.join(words)}")
 
 
-def _is_plotly(value: Any) -> bool:
-    """Return whether a value is a plotly figure, not one of its parts."""
-    return str(type(value).__module__).startswith("plotly.") and type(value).__name__ in {"Figure", "FigureWidget"}
-
-
-def _note_chart(value: Any, code: str) -> None:
-    """Note a chart as last value of a program that writes none."""
-    if str(type(value).__module__).partition(".")[0] in _CHARTS and "/output" not in code:
-        _noted.add("browser")
-
-
 def _note_after(module: Any, name: str) -> None:
     """Note that nobody sees what this function would have opened in a browser; it does not report that itself."""
     own = getattr(module, name)
@@ -351,10 +339,10 @@ def _note_after(module: Any, name: str) -> None:
             setattr(each, name, show)
 
 
-def _tell_noted(error: Mapping[str, Any] | None) -> None:
+def _tell_noted(told: str) -> None:
     """Print the notes that the error that ended the program has not reported."""
     for text in dict.fromkeys(map(_hint, sorted(_noted))):
-        if text and (error is None or text not in error["message"]):
+        if text and text not in told:
             _print(f"({text})")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import utf_8_decode
 from io import BufferedReader, BytesIO, FileIO
 
 from _glovebox_guest import wording
@@ -96,14 +97,13 @@ def _picture(file: BufferedReader[Any], head: bytes, media_type: str, size: int,
         from _glovebox_guest.pictures import smaller
 
         try:
-            made = smaller.smaller(file, header.MAX_BYTES)
+            made, data, shown, (width, height) = smaller.smaller(file, header.MAX_BYTES)
         except smaller.PictureError as problem:
             raise JobRefusedError(
                 "path.picture", f"The picture cannot be shown: {problem}.", "Use run_python to look into the file."
             ) from None
-        emit.blob(made.media_type, made.data)
-        width, height = made.of
-        truncated = "shown at {} × {}".format(*made.size)
+        emit.blob(made, data)
+        truncated = "shown at {} × {}".format(*shown)
     return {"media_type": media_type, "width": width, "height": height, "truncated": truncated}
 
 
@@ -127,11 +127,10 @@ def _text(file: BufferedReader[Any], head: bytes, first: int, limit: int) -> dic
             break
         lines.append(text)
         cut += dropped > 0
-    full = len(lines) == limit or room < 0
     # The line that did not fit has been read, so it is counted here.
     total = _count(file, skipped + len(lines) + (room < 0))
     last = skipped + len(lines)
-    more = full and (total is None or total > last)
+    more = (len(lines) == limit or room < 0) and (total is None or total > last)
     notes = [f"{len(lines)} lines of {total or 'more'}"] if more else []
     if cut:
         notes.append(f"{cut} lines longer than {MAX_LINE} characters cut")
@@ -184,32 +183,17 @@ def _line(file: BufferedReader[Any], beginning: bytes) -> tuple[str, int]:
     while not rest.endswith(b"\n") and (rest := file.readline(_BLOCK)):
         continued = True
         dropped += len(rest.removesuffix(b"\n").translate(None, _CONTINUATION))
-    if continued:
-        whole = _whole_characters(beginning)
-        # A character that was split was not counted above, and its beginning is not shown.
-        dropped += whole != beginning
-        beginning = whole
     try:
-        body = beginning.removesuffix(b"\n").decode("utf-8")
+        # Of a character that was split, which was not counted above, the beginning is not shown.
+        body, used = utf_8_decode(beginning.removesuffix(b"\n"), "strict", not continued)
     except UnicodeDecodeError:
         raise _binary() from None
+    dropped += used < len(beginning.removesuffix(b"\n"))
     if "\0" in body:
         raise _binary()
     end = "\n" if rest.endswith(b"\n") else ""
     dropped += max(0, len(body) - MAX_LINE)
     return (f"{body[:MAX_LINE]}… [+{dropped} characters]{end}" if dropped else body + end), dropped
-
-
-def _whole_characters(data: bytes) -> bytes:
-    """Remove an incomplete character from the end."""
-    for back in range(1, min(4, len(data)) + 1):
-        byte = data[-back]
-        if byte >= 0xC0:  # the first byte of a sequence says its length
-            length = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-            return data[:-back] if length > back else data
-        if byte < 0x80:
-            return data
-    return data
 
 
 def _count(file: BufferedReader[Any], lines: int) -> int | None:

@@ -214,13 +214,9 @@ def _compiled(pattern: str, *, literal: bool, fold: bool) -> re.Pattern[str]:
             warnings.simplefilter("ignore")  # about sets that a later Python may read otherwise
             flags = re.MULTILINE | (re.IGNORECASE if fold else 0)
             return re.compile(re.escape(pattern) if literal else pattern, flags)
-    except re.error as error:
-        where = "" if error.pos is None else f" at position {error.pos}"
-        raise paths.JobRefusedError(
-            "pattern.invalid", f"The pattern is no regular expression: {paths.display_name(error.msg)}{where}.", hint
-        ) from None
-    except (OverflowError, RecursionError, ValueError):
-        raise paths.JobRefusedError("pattern.invalid", "The pattern is too large or too deeply nested.", hint) from None
+    except (re.error, OverflowError, RecursionError, ValueError) as error:
+        why = f"The pattern is no regular expression: {paths.display_name(str(error))}."
+        raise paths.JobRefusedError("pattern.invalid", why, hint) from None
 
 
 def _text(path: str, needle: bytes) -> tuple[str, str]:
@@ -251,12 +247,9 @@ def _content(path: str) -> bytes | None:
             return data
         if os.fstat(descriptor).st_size > MAX_FILE:
             return None
-        chunks = [data]
-        room = MAX_FILE + 1 - len(data)
-        while room > 0 and (data := os.read(descriptor, room)):
-            chunks.append(data)
-            room -= len(data)
-        return b"".join(chunks) if room > 0 else None
+        while len(data) <= MAX_FILE and (more := os.read(descriptor, MAX_FILE + 1 - len(data))):
+            data += more
+        return data if len(data) <= MAX_FILE else None
     finally:
         os.close(descriptor)
 

@@ -29,18 +29,6 @@ class PictureError(Exception):
     """There is no smaller copy; the text has the reason."""
 
 
-class Smaller:
-    """A smaller copy: its type, bytes and size, and the size of the original, in pixels."""
-
-    __slots__ = ("data", "media_type", "of", "size")
-
-    def __init__(self, media_type: str, data: bytes, size: tuple[int, int], of: tuple[int, int]) -> None:
-        self.media_type = media_type
-        self.data = data
-        self.size = size
-        self.of = of
-
-
 def share(sizes: Iterable[int], room: int) -> int:
     """Return the bytes each may have so that all fit; small ones leave the rest of their share to others."""
     waiting = sorted(sizes)
@@ -64,15 +52,15 @@ def show(emit: Emit, name: str, data: bytes, most: int) -> None:
     from io import BytesIO
 
     try:
-        made = smaller(BytesIO(data), most)
+        media_type, data, _, of = smaller(BytesIO(data), most)
     except PictureError as problem:
         emit.shown({"name": name, "reason": str(problem)})
     else:
-        emit.shown({"name": name, "media_type": made.media_type, "of": list(made.of)}, made.data)
+        emit.shown({"name": name, "media_type": media_type, "of": list(of)}, data)
 
 
-def smaller(file: BinaryIO, most: int) -> Smaller:
-    """Return a copy of at most ``most`` bytes and ``MAX_EDGE`` pixels a side.
+def smaller(file: BinaryIO, most: int) -> tuple[str, bytes, tuple[int, int], tuple[int, int]]:
+    """Return a copy of at most ``most`` bytes and ``MAX_EDGE`` pixels a side: type, bytes, size, original size.
 
     ``file`` is a PNG, JPEG, GIF or WebP picture; of an animation the first frame counts. Raises PictureError where it
     is too large to be decoded, or cannot be.
@@ -93,7 +81,7 @@ def smaller(file: BinaryIO, most: int) -> Smaller:
         image.thumbnail((MAX_EDGE, MAX_EDGE), reducing_gap=2.0)
         image = ImageOps.exif_transpose(image)
         image.info = {}  # comments and colour profiles, which Pillow would write again, however long
-        return _encoded(image, most, of, photo=photo)
+        return *_encoded(image, most, photo=photo), of
     except (MemoryError, RecursionError):
         raise PictureError("there was no memory left for it") from None
     except PictureError:
@@ -122,18 +110,18 @@ def _plain(image: Any) -> Any:
     return image if image.mode == "L" else image.convert("RGB")
 
 
-def _encoded(image: Any, most: int, of: tuple[int, int], *, photo: bool) -> Smaller:
+def _encoded(image: Any, most: int, *, photo: bool) -> tuple[str, bytes, tuple[int, int]]:
     """Encode as PNG of 256 colours, which keeps lines and letters sharp, else as JPEG; shrink until one fits."""
     while max(image.size) > 1:
         if not photo:
             data = _saved(image.quantize(_COLOURS, method=_OCTREE), format="PNG")
             if len(data) <= most:
-                return Smaller("image/png", data, image.size, of)
+                return "image/png", data, image.size
             photo = len(data) > _NO_DRAWING * most
         for quality in _QUALITIES:
             data = _saved(image, format="JPEG", quality=quality)
             if len(data) <= most:
-                return Smaller("image/jpeg", data, image.size, of)
+                return "image/jpeg", data, image.size
         image = image.resize([max(1, int(edge * _STEP)) for edge in image.size])
     raise PictureError(f"it does not fit into {most} bytes")
 

@@ -20,7 +20,9 @@ def execute(code: str, namespace: dict[str, Any]) -> Any:
     silent, parts = True, []
     if tree.body and isinstance(tree.body[-1], ast.Expr):
         end = tree.body.pop()
-        silent = ";" in code and _ends_with_semicolon(code, end)
+        # Python counts columns in bytes.
+        rest = lines(code)[end.end_lineno - 1].encode("utf-8", "surrogatepass")[end.end_col_offset :]
+        silent = rest.lstrip().startswith(b";")
         parts = [compile(ast.Expression(body=end.value), NAME, "eval", flags)]
     parts.insert(0, compile(tree, NAME, "exec", flags))
     if any(part.co_flags & _COROUTINE for part in parts):
@@ -47,12 +49,6 @@ def _parsed(code: str) -> Any:
         except SyntaxError:
             pass
         raise  # the first one, with the program's own lines
-
-
-def _ends_with_semicolon(code: str, last: Any) -> bool:
-    # Python counts columns in bytes.
-    rest: bytes = lines(code)[last.end_lineno - 1].encode("utf-8", "surrogatepass")[last.end_col_offset :]
-    return rest.lstrip().startswith(b";")
 
 
 def _awaited(parts: list[Any], namespace: dict[str, Any]) -> Any:

@@ -46,13 +46,10 @@ class Child:
 
     __slots__ = ("_order", "done", "pid", "result", "stderr", "stdout")
 
-    def __init__(self, pid: int, order: int, stdout: int, stderr: int, result: int, done: int) -> None:  # noqa: PLR0917 - pipes
+    def __init__(self, pid: int, order: int, pipes: tuple[int, ...]) -> None:
         self.pid = pid
         self._order = order
-        self.stdout = stdout
-        self.stderr = stderr
-        self.result = result
-        self.done = done
+        self.stdout, self.stderr, self.result, self.done = pipes
 
     def begin(self, order: Mapping[str, Any]) -> None:
         """Send the order, once. A dead child is detected by its end."""
@@ -69,10 +66,8 @@ class Child:
 def fork(ahead: Callable[[], object], work: Callable[[dict[str, Any]], Task]) -> Child:
     """Fork a process that waits for its order, with standard input empty and output in pipes.
 
-    Args:
-        ahead: called in the child before it waits, to give up what a program must not have.
-        work: given the order in the child, within its limits; returns the task for the order's ``payload``. The limits
-            are ``cpu_seconds``, and where no control group enforces them ``memory_bytes`` and ``pids``.
+    It calls ``ahead`` before it waits, to give up what a program must not have; then, within the order's limits,
+    ``work`` with the order, which returns the task for its payload.
     """
     orders, order = os.pipe()
     ours, theirs = zip(*(os.pipe() for _ in range(4)), strict=True)
@@ -86,12 +81,15 @@ def fork(ahead: Callable[[], object], work: Callable[[dict[str, Any]], Task]) ->
             _limit(wanted["limits"])
             task = work(wanted)
             own, place = getpid(), fstat(_DONE)
-            status = _run(task, wanted["payload"])
+            status = task(wanted["payload"], Emit(RESULT)) or 0
             # A program may have forked, and this may be the fork.
             if getpid() == own:
                 _say(status, place)
         except BaseException:  # noqa: BLE001 - the child must never return into the guest's own code
-            _report_failure()
+            import traceback
+
+            traceback.print_exc()
+            sys.stderr.flush()
         finally:
             _exit(status)
     for descriptor in (orders, *theirs):
@@ -99,7 +97,7 @@ def fork(ahead: Callable[[], object], work: Callable[[dict[str, Any]], Task]) ->
     for descriptor in ours:
         # A program can open its own end for reading, and take what the guest was just notified of, see pipe(7).
         os.set_blocking(descriptor, False)
-    return Child(pid, order, *ours)
+    return Child(pid, order, ours)
 
 
 def _say(status: int, place: os.stat_result) -> None:
@@ -131,17 +129,20 @@ def _wait(order: int) -> dict[str, Any]:
 
 
 def _become_child(order: int, pipes: tuple[int, ...]) -> None:
+    import fcntl
+
     os.setsid()
     # First away from 0 to 4, then into place: a pipe may itself be numbered 0 to 4.
-    high = [_above(_ORDER, descriptor) for descriptor in (*pipes, order)]
+    high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _ORDER + 1) for descriptor in (*pipes, order)]
     null = os.open("/dev/null", os.O_RDONLY)
     for target, source in enumerate([null, *high]):
         os.dup2(source, target, inheritable=target <= 2)
     os.closerange(_ORDER + 1, os.sysconf("SC_OPEN_MAX"))
     # Opened anew: the guest's own were files, these are pipes. Line by line, so that the caller sees output at once; an
     # encoding error must not end a program.
-    sys.stdout = sys.__stdout__ = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace")  # type: ignore[misc]  # noqa: SIM115
-    sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace")  # type: ignore[misc]  # noqa: SIM115
+    for descriptor, name in ((1, "stdout"), (2, "stderr")):
+        stream = open(descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
+        sys.__dict__.update({name: stream, f"__{name}__": stream})
     sys.stdin = sys.__stdin__ = open(0, encoding="utf-8")  # type: ignore[misc]  # noqa: SIM115
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
@@ -156,12 +157,6 @@ def _become_child(order: int, pipes: tuple[int, ...]) -> None:
         score.write("1000")
 
 
-def _above(lowest: int, descriptor: int) -> int:
-    import fcntl
-
-    return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, lowest + 1)
-
-
 def _limit(limits: dict[str, int]) -> None:
     import resource
 
@@ -171,32 +166,15 @@ def _limit(limits: dict[str, int]) -> None:
     # At the soft limit SIGXCPU, which a program may ignore; one second later SIGKILL, which it may not.
     resource.setrlimit(resource.RLIMIT_CPU, (limits["cpu_seconds"], limits["cpu_seconds"] + 1))
     if "memory_bytes" in limits:
-        _grow_stack()
+        # Grow the stack now: a program at its memory limit cannot later, and would end by SIGSEGV, see getrlimit(2).
+        # CPython 3.13 frees a chain of references with 0.8 MiB of stack, whatever its length.
+        chain: tuple[Any, ...] = ()
+        for _ in range(_LINKS):
+            chain = (chain,)
+        del chain
         # Memory that the guest has mapped already (interpreter, preloaded modules) does not count as the program's.
         with open("/proc/self/statm", encoding="ascii") as sizes:
             mapped = int(sizes.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         resource.setrlimit(resource.RLIMIT_AS, (mapped + limits["memory_bytes"],) * 2)
     if "pids" in limits:
         resource.setrlimit(resource.RLIMIT_NPROC, (limits["pids"],) * 2)
-
-
-def _grow_stack() -> None:
-    """Grow the stack now: a program at its memory limit cannot later, and would end by SIGSEGV.
-
-    See RLIMIT_AS in getrlimit(2). CPython 3.13 frees a chain of references with 0.8 MiB of stack, whatever its length.
-    """
-    chain: tuple[Any, ...] = ()
-    for _ in range(_LINKS):
-        chain = (chain,)
-
-
-def _run(task: Task, payload: Mapping[str, Any]) -> int:
-
-    return task(payload, Emit(RESULT)) or 0
-
-
-def _report_failure() -> None:
-    import traceback
-
-    traceback.print_exc()
-    sys.stderr.flush()

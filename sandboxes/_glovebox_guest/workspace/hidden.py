@@ -188,13 +188,11 @@ class HiddenPaths:
 
     def kind(self, names: Sequence[str]) -> Kind | None:
         """Return the kind that hides a path of these names; its content is still to be checked."""
-        found = None
         for at, name in enumerate(names):
             kind = kind_of(name, "/".join(names[:at]))
             if kind is not None and (kind.content is None or at == len(names) - 1):
-                found = kind
-                break
-        return None if found is None or self._shows(names) else found
+                return None if self._shows(names) else kind
+        return None
 
     def bars(self, folder: Sequence[str], name: str) -> bool:
         """Return whether the name alone hides an entry, and nothing below it is revealed."""
