@@ -391,14 +391,9 @@ class Wire:
 
 
 _RECEIVERS = {
-    _MESSAGE: Wire._on_message,
-    _OPEN: Wire._on_open,
-    _DATA: Wire._on_data,
-    _ACCEPT: Wire._on_accept,
-    _END: Wire._on_end,
-    _RESET: Wire._on_reset,
-    _WINDOW: Wire._on_window,
-}
+    _MESSAGE: Wire._on_message, _OPEN: Wire._on_open, _DATA: Wire._on_data, _ACCEPT: Wire._on_accept,
+    _END: Wire._on_end, _RESET: Wire._on_reset, _WINDOW: Wire._on_window,
+}  # fmt: skip
 
 
 def _frame(kind: int, stream: int, payload: bytes | memoryview) -> bytes:

@@ -50,14 +50,8 @@ def ask(loop: Loop, payload: Mapping[str, Any], deadline: float) -> dict[str, An
     if not response.over:
         loop.send(loop.wire.reset(stream))
         response.on_reset(_LATE if response.head is None else {"truncated": _LATE["reason"]})
-    return {
-        "head": response.head,
-        "body": bytes(response.body),
-        "truncated": response.truncated,
-        "error": response.error,
-        "max_chars": payload["max_chars"],
-        "raw": payload.get("raw", False),
-    }
+    answer = {"head": response.head, "truncated": response.truncated, "error": response.error}
+    return {**answer, "body": bytes(response.body), "max_chars": payload["max_chars"], "raw": payload.get("raw", False)}
 
 
 def run(payload: dict[str, Any], emit: Emit) -> None:
@@ -70,14 +64,5 @@ def run(payload: dict[str, Any], emit: Emit) -> None:
     from _glovebox_guest.web import page
 
     head = payload["head"]
-    described = page.describe(
-        {
-            "url": head["url"],
-            "status": head["status"],
-            "headers": dict(head["headers"]),
-            "body": payload["body"],
-            "max_chars": payload["max_chars"],
-            "raw": payload["raw"],
-        }
-    )
+    described = page.describe({**payload, "url": head["url"], "headers": dict(head["headers"])})
     emit.value({"head": dict(head), "page": described, "truncated": payload["truncated"]})

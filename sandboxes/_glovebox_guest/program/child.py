@@ -141,7 +141,7 @@ def _become_child(order: int, pipes: tuple[int, ...]) -> None:
     # Opened anew: the guest's own were files, these are pipes. Line by line, so that the caller sees output at once; an
     # encoding error must not end a program.
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
-        stream = open(descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
+        stream = open(descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115 - it stays open
         sys.__dict__.update({name: stream, f"__{name}__": stream})
     sys.stdin = sys.__stdin__ = open(0, encoding="utf-8")  # type: ignore[misc]  # noqa: SIM115
     signal.set_wakeup_fd(-1)

@@ -139,14 +139,8 @@ class ProxyRequest:
         # Chunks, so that a truncated body cannot be taken for a whole one.
         self._chunked = self._chunked and note["status"] not in _BODILESS
         headers += ["transfer-encoding: chunked"] * self._chunked
-        lines = [
-            f"HTTP/1.1 {note['status']} ",
-            *headers,
-            f"connection: {'keep-alive' if self.keeps else 'close'}",
-            "",
-            "",
-        ]
-        return "\r\n".join(lines).encode("latin-1", "replace")
+        headers.append(f"connection: {'keep-alive' if self.keeps else 'close'}")
+        return "\r\n".join([f"HTTP/1.1 {note['status']} ", *headers, "", ""]).encode("latin-1", "replace")
 
     def data(self, data: bytes) -> bytes:
         """Encode the host's bytes."""

@@ -35,14 +35,9 @@ MAX_TOLD = 16
 URL = f"http://127.0.0.1:{PORT}"
 _DIRECT = "localhost,127.0.0.1,::1"
 ENVIRONMENT: Mapping[str, str] = {
-    "HTTP_PROXY": URL,
-    "HTTPS_PROXY": URL,
-    "NO_PROXY": _DIRECT,
-    "http_proxy": URL,
-    "https_proxy": URL,
-    "no_proxy": _DIRECT,
-    "SSL_CERT_FILE": TRUST,
-}
+    "HTTP_PROXY": URL, "HTTPS_PROXY": URL, "NO_PROXY": _DIRECT, "http_proxy": URL, "https_proxy": URL,
+    "no_proxy": _DIRECT, "SSL_CERT_FILE": TRUST,
+}  # fmt: skip
 """Points a program to the proxy; its own server on loopback stays directly reachable."""
 _TRUSTED = dict.fromkeys(("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"), TRUST)
 """For clients with authorities of their own, which lack the one that terminates TLS here."""

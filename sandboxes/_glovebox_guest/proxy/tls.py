@@ -35,7 +35,7 @@ class TlsSocket:
         self._client = client
         self._tell = tell
         self._came, self._goes = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = context._wrap_bio(self._came, self._goes, True)  # noqa: SLF001
+        self._tls = context._wrap_bio(self._came, self._goes, True)  # noqa: SLF001 - as `ssl` calls it
         self._unsent = bytearray(clear)
         self._taken = 0  # bytes of plain text that are among the unsent ones
         self._begun = bool(first)
@@ -113,7 +113,7 @@ def context_of(leaf: str) -> Any:
     context.minimum_version = ssl.PROTO_TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET
     context.num_tickets = 0
-    context._set_alpn_protocols(_PROTOCOLS)  # noqa: SLF001
+    context._set_alpn_protocols(_PROTOCOLS)  # noqa: SLF001 - as `ssl` calls it
     # OpenSSL reads files only, and a memfd has no name for other processes.
     descriptor = os.memfd_create("leaf", os.MFD_CLOEXEC)
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from _glovebox_guest import wording
-from _glovebox_guest.stdlib import Any, Mapping
+from _glovebox_guest.stdlib import Any
 from _glovebox_guest.workspace.paths import JobRefusedError
 
 _MARKS = ((b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
@@ -25,22 +25,11 @@ _KNOWN = re.compile(
 # https://encoding.spec.whatwg.org/#names-and-labels
 # Labels of an encoding with another name: the common part of the standard's table.
 _SAME = {
-    "utf8": "utf-8",
-    "latin1": "windows-1252",
-    "iso-8859-1": "windows-1252",
-    "us-ascii": "windows-1252",
-    "ascii": "windows-1252",
-    "iso-8859-9": "windows-1254",
-    "gb2312": "gbk",
-    "x-gbk": "gbk",
-    "sjis": "shift_jis",
-    "shift-jis": "shift_jis",
-    "ks_c_5601-1987": "euc-kr",
-    "x-sjis": "shift_jis",
-    "utf-16": "utf-16-le",
-    "utf-16le": "utf-16-le",
-    "utf-16be": "utf-16-be",
-}
+    "utf8": "utf-8", "latin1": "windows-1252", "iso-8859-1": "windows-1252", "us-ascii": "windows-1252",
+    "ascii": "windows-1252", "iso-8859-9": "windows-1254", "gb2312": "gbk", "x-gbk": "gbk", "sjis": "shift_jis",
+    "shift-jis": "shift_jis", "ks_c_5601-1987": "euc-kr", "x-sjis": "shift_jis", "utf-16": "utf-16-le",
+    "utf-16le": "utf-16-le", "utf-16be": "utf-16-be",
+}  # fmt: skip
 # Python's names, where they differ.
 _PYTHON = {"windows-874": "cp874", "macintosh": "mac_roman", "shift_jis": "cp932", "euc-kr": "cp949"}
 
@@ -75,31 +64,17 @@ MAX_BODY = 8 * 1024 * 1024
 """Bytes that are parsed; the egress policy lets no more through by default."""
 _NOT_TEXT = ("image/", "audio/", "video/", "font/", "model/", "application/pdf", "application/zip", "application/gzip")
 _MAGIC = (
-    b"%PDF-",
-    b"PK\x03\x04",
-    b"\x1f\x8b",
-    b"\x89PNG",
-    b"\xff\xd8\xff",
-    b"GIF8",
-    b"BZh",
-    b"\xfd7zXZ\x00",
+    b"%PDF-", b"PK\x03\x04", b"\x1f\x8b", b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"BZh", b"\xfd7zXZ\x00",
     b"\x28\xb5\x2f\xfd",
-)
+)  # fmt: skip
 _HTML = ("text/html", "application/xhtml+xml")
 _LOOKS_LIKE_HTML = (b"<!doctype html", b"<html")
 
 
 def describe(payload: dict[str, Any]) -> dict[str, Any]:
     """Return title and text of ``body``, at most ``max_chars`` characters; HTML unconverted if ``raw``."""
-    try:
-        return _value(payload)
-    except JobRefusedError as problem:
-        return problem.value()
-
-
-def _value(payload: dict[str, Any]) -> dict[str, Any]:
     body: bytes = payload["body"]
-    declared = _header(payload["headers"], "content-type")
+    declared = next((value for key, value in payload["headers"].items() if key.lower() == "content-type"), "")
     media_type = declared.partition(";")[0].strip().lower()[:100]
     most = payload["max_chars"]
     if not body:  # to HEAD, or without content
@@ -109,7 +84,8 @@ def _value(payload: dict[str, Any]) -> dict[str, Any]:
     is_html = media_type in _HTML or (not media_type and beginning.startswith(_LOOKS_LIKE_HTML))
     if body.startswith(_MAGIC) or media_type.startswith(_NOT_TEXT) or wording.is_binary(body):
         reason = f"The response is {media_type or 'binary data'} of {len(body)} bytes, not text."
-        raise JobRefusedError("page.binary", reason, "Look for a page that describes it, or for a text version.")
+        hint = "Look for a page that describes it, or for a text version."
+        return JobRefusedError("page.binary", reason, hint).value()
     text, charset = decoded(body[:MAX_BODY], declared)
     title, cut = "", len(body) > MAX_BODY
     if is_html and not payload.get("raw", False):
@@ -131,7 +107,3 @@ def _shown(media_type: str, charset: str, title: str, text: str, most: int, *, c
         "text": kept,
         "truncated": f"first {len(kept)} characters" if cut else None,
     }
-
-
-def _header(headers: Mapping[str, str], name: str) -> str:
-    return next((value for key, value in headers.items() if key.lower() == name), "")

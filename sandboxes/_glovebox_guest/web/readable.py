@@ -242,8 +242,7 @@ class _PageReader:
         self._lists.append(1)
 
     def _end_ul(self) -> None:
-        if self._lists:
-            self._lists.pop()
+        del self._lists[-1:]
         self._marker = ""
 
     _end_ol = _end_ul
@@ -264,8 +263,7 @@ class _PageReader:
     def _end_code(self) -> None:
         if self._code:
             start = self._code.pop()
-            text = "".join(self._inline[start:]).strip()
-            if text:
+            if text := "".join(self._inline[start:]).strip():
                 self._inline[start:] = [f"`{text}`"]
 
     def _start_br(self, _unparsed: str) -> None:
@@ -275,8 +273,7 @@ class _PageReader:
         self._add("---")
 
     def _start_img(self, unparsed: str) -> None:
-        alternative = attributes(unparsed).get("alt", "").strip()
-        if alternative:
+        if alternative := attributes(unparsed).get("alt", "").strip():
             self._inline.append(f"[image: {alternative}]")
 
     def _start_pre(self, _unparsed: str) -> None:
@@ -301,8 +298,7 @@ class _PageReader:
 
     def _start_td(self, _unparsed: str) -> None:
         self._end_td()
-        if self._row is None and self._within["table"]:
-            self._row = []
+        self._row = [] if self._row is None and self._within["table"] else self._row
 
     def _end_td(self) -> None:
         if self._row is not None:
@@ -371,9 +367,8 @@ class _PageReader:
         self._code.clear()
         if self._link is not None:
             self._link = (0, self._link[1])
-        text = _collapsed(pieces)
-        if text:
-            self._add(self._heading + text if not self._marker else text)
+        if text := _collapsed(pieces):
+            self._add(text if self._marker else self._heading + text)
 
     def _add(self, text: str, *, tight: bool = True) -> None:
         zone = MAIN if self._within["main"] else ARTICLE if self._within["article"] else ALL

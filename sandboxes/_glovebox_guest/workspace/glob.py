@@ -23,19 +23,10 @@ _MEMBER = re.compile(r"\[:(?P<named>[^\]]*):\]|\\?+(?P<first>.)(?:-(?!\])\\?+(?P
 _FOLDERS = "(?:[^/]*+/)"
 # git has the letters of ASCII alone.
 _POSIX = {
-    "alnum": "a-zA-Z0-9",
-    "alpha": "a-zA-Z",
-    "blank": " \\t",
-    "cntrl": "\\x00-\\x1f\\x7f",
-    "digit": "0-9",
-    "graph": "!-~",
-    "lower": "a-z",
-    "print": " -~",
-    "punct": "!-/:-@\\[-`{-~",
-    "space": " \\t\\n\\r",
-    "upper": "A-Z",
-    "xdigit": "0-9a-fA-F",
-}
+    "alnum": "a-zA-Z0-9", "alpha": "a-zA-Z", "blank": " \\t", "cntrl": "\\x00-\\x1f\\x7f", "digit": "0-9",
+    "graph": "!-~", "lower": "a-z", "print": " -~", "punct": "!-/:-@\\[-`{-~", "space": " \\t\\n\\r",
+    "upper": "A-Z", "xdigit": "0-9a-fA-F",
+}  # fmt: skip
 
 
 def alternatives(pattern: str) -> list[str]:
@@ -115,7 +106,9 @@ def _set(pattern: str, at: int, *, lenient: bool) -> tuple[str, int]:
         at = member.end()
         first, last = member["first"], member["last"]
         if first is None:
-            members += _class(member["named"])
+            if member["named"] not in _POSIX:
+                raise ValueError(f"[:{member['named']}:] is no class of characters")
+            members += _POSIX[member["named"]]
         elif last is None or first <= last:
             members += re.escape(first) + (f"-{re.escape(last)}" if last else "")
         elif lenient:
@@ -123,9 +116,3 @@ def _set(pattern: str, at: int, *, lenient: bool) -> tuple[str, int]:
         else:
             raise ValueError(f"{first}-{last} is no range of characters")
     return (f"[^/{members}]" if negated else f"(?!/)[{members}]"), at + 1
-
-
-def _class(name: str) -> str:
-    if name not in _POSIX:
-        raise ValueError(f"[:{name}:] is no class of characters")
-    return _POSIX[name]

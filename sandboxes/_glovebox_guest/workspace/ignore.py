@@ -81,7 +81,11 @@ class Rules:
         for line in content.removeprefix(b"\xef\xbb\xbf").decode("latin-1").split("\n"):
             if not line or line.startswith("#"):
                 continue
-            pattern = _trimmed(line.removesuffix("\r").partition("\0")[0])
+            whole = line.removesuffix("\r").partition("\0")[0]
+            # Trailing blanks do not count, but for one with a backslash before it.
+            pattern = whole.rstrip(" ")
+            escapes = len(pattern) - len(pattern.rstrip("\\"))
+            pattern += " " * (escapes % 2 and pattern != whole)
             says = not pattern.startswith("!")
             pattern = pattern.removeprefix("!")
             for groups in (self._folders,) if pattern.endswith("/") else (self._folders, self._files):
@@ -135,12 +139,3 @@ class RuleReader:
 def as_bytes(text: str) -> str:
     """Return a name or path with one character for each of its bytes."""
     return text if text.isascii() else os.fsencode(text).decode("latin-1")
-
-
-def _trimmed(line: str) -> str:
-    """Remove trailing blanks that have no backslash before them."""
-    kept = line.rstrip(" ")
-    if kept == line:
-        return line
-    escapes = len(kept) - len(kept.rstrip("\\"))
-    return kept + " " if escapes % 2 else kept
