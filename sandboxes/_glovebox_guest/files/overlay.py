@@ -44,9 +44,8 @@ def copy(source: str, target: str, *, max_files: int, max_bytes: int) -> Origina
     A folder of PASSED_OVER becomes a link to the original: visible, and not to be changed. Contents, times, and the
     owner's execute permission are kept. Special and unreadable files have no copy.
 
-    Raises:
-        ValueError: there are more entries or bytes than may be copied, or it cannot be read; nothing was copied.
-        OSError: the copy could not be written.
+    Raises ValueError: there are more entries or bytes than may be copied, or it cannot be read; nothing was copied;
+    OSError: the copy could not be written.
     """
     if not os.access(source, os.R_OK | os.X_OK):  # or it would look as if it were empty
         raise ValueError("it cannot be read (permission denied)")

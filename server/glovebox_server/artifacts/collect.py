@@ -88,9 +88,8 @@ class FileSink:
     async def data(self, data: bytes) -> None:
         """Take the next bytes, at most one frame of the wire; memory is bounded by this and ``FLUSH_BYTES``.
 
-        Raises:
-            RefusedError: rule ``artifacts.bytes``; the call's files exceed ``limits.output_bytes``.
-            ArtifactStoreError: the disk is full or failed.
+        Raises RefusedError: rule ``artifacts.bytes``; the call's files exceed ``limits.output_bytes``;
+        ArtifactStoreError: the disk is full or failed.
         """
         if self._over:
             return
@@ -211,9 +210,8 @@ class Collection:
 
         ``name`` is unchecked; ``cut`` is True if the end of the file may be missing.
 
-        Raises:
-            RefusedError: rule ``artifacts.count`` (too many files, refused ones included), or ``artifacts.name``.
-            ArtifactStoreError: the disk is full or failed.
+        Raises RefusedError: rule ``artifacts.count`` (too many files, refused ones included), or ``artifacts.name``;
+        ArtifactStoreError: the disk is full or failed.
         """
         self._attempts += 1
         most = self.limits.output_files
@@ -245,9 +243,8 @@ class Collection:
 
         The audit records that announce them are written before this.
 
-        Raises:
-            RefusedError: rule ``artifacts.full``; they do not fit beside what has not expired, and are removed.
-            ArtifactStoreError: the disk failed; they are removed.
+        Raises RefusedError: rule ``artifacts.full``; they do not fit beside what has not expired, and are removed;
+        ArtifactStoreError: the disk failed; they are removed.
         """
         artifacts = tuple(self.sealed)
         if artifacts:
@@ -330,9 +327,7 @@ class Collector:
 
         With ``keep_pictures``, returned pictures, and output too long for a result, become artifacts too.
 
-        Raises:
-            ArtifactStoreError: the store failed.
-            AuditError: a record could not be written; nothing is visible.
+        Raises ArtifactStoreError: the store failed; AuditError: a record could not be written; nothing is visible.
         """
         for sink in sorted(self.collection.receiving, key=lambda each: each.name):
             await sink.drop()

@@ -113,8 +113,7 @@ class Disk:
     def publish(self, artifacts: tuple[Artifact, ...], now: datetime, room: int | None = None) -> None:
         """Make sealed files of one owner visible, all or none; ``room`` bounds its bytes, if less than one part.
 
-        Raises:
-            RefusedError: rule ``artifacts.full``; they do not fit beside what has not expired.
+        Raises RefusedError: rule ``artifacts.full``; they do not fit beside what has not expired.
         """
         with self._exclusive():
             if self._crowded(artifacts, room):

@@ -176,8 +176,7 @@ def _refused(name: str, reason: str, hint: str = _HINT) -> RefusedError:
 def check_name(name: str) -> None:
     """Raise if a name from a sandbox is not a safe path relative to ``/output``.
 
-    Raises:
-        RefusedError: rule ``artifacts.name``, with the reason and how to name the file.
+    Raises RefusedError: rule ``artifacts.name``, with the reason and how to name the file.
     """
     if len(name) > MAX_NAME_BYTES:  # before anything that costs time per character
         raise _refused(name, f"its name is longer than {MAX_NAME_BYTES} bytes")
@@ -269,9 +268,8 @@ class CallNames:
     def add(self, name: str) -> None:
         """Add an accepted name.
 
-        Raises:
-            RefusedError: rule ``artifacts.name``; an earlier file of this call has the same name, at most in other case
-                or compatibility form, or one name is both a file and a folder.
+        Raises RefusedError: rule ``artifacts.name``; an earlier file of this call has the same name, at most in other
+        case or compatibility form, or one name is both a file and a folder.
         """
         parts = _folded(name).split("/")
         key, folders = "/".join(parts), {"/".join(parts[:end]) for end in range(1, len(parts))}

@@ -49,8 +49,7 @@ class ArtifactReader:
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """Yield the content in pieces of at most ``CHUNK_BYTES``, hashing it.
 
-        Raises:
-            ArtifactStoreError: after the last piece: the content is not what was stored. Or the disk failed.
+        Raises ArtifactStoreError: after the last piece: the content is not what was stored. Or the disk failed.
         """
         digest, at, before = hashlib.sha256(), 0, _state_of(self._descriptor)
 
@@ -71,8 +70,7 @@ class ArtifactReader:
     async def part(self, offset: int, length: int) -> AsyncGenerator[bytes, None]:
         """Yield up to ``length`` bytes from ``offset``, after ``check``.
 
-        Raises:
-            ArtifactStoreError: before the first piece that may not be what was stored. Or the disk failed.
+        Raises ArtifactStoreError: before the first piece that may not be what was stored. Or the disk failed.
         """
         verified, at, end = await self.check(), offset, min(offset + length, self.artifact.bytes)
 
@@ -88,8 +86,7 @@ class ArtifactReader:
     async def check(self) -> _State:
         """Hash all of the content, unless done since its last change; return the state that was checked.
 
-        Raises:
-            ArtifactStoreError: the content is not what was stored, or the disk failed.
+        Raises ArtifactStoreError: the content is not what was stored, or the disk failed.
         """
         state = _state_of(self._descriptor)
         if self._verified.get(self.artifact.id) != state:
@@ -100,9 +97,8 @@ class ArtifactReader:
     async def read(self, at_most: int) -> bytes:
         """Return the whole content, at most ``at_most`` bytes.
 
-        Raises:
-            RefusedError: rule ``artifacts.too_large``; there are more.
-            ArtifactStoreError: the content is not what was stored, or the disk failed.
+        Raises RefusedError: rule ``artifacts.too_large``; there are more; ArtifactStoreError: the content is not what
+        was stored, or the disk failed.
         """
         if self.artifact.bytes > at_most:
             reason = f"The artifact holds {self.artifact.bytes} bytes, and at most {at_most} can be read at once."
@@ -138,8 +134,7 @@ class ArtifactStore:
     async def __aenter__(self) -> Self:
         """Check the directory and remove what crashed processes left.
 
-        Raises:
-            ArtifactStoreError: the directory cannot be made, or others have access to it.
+        Raises ArtifactStoreError: the directory cannot be made, or others have access to it.
         """
         try:
             with CancelScope(shield=True):
@@ -180,9 +175,8 @@ class ArtifactStore:
     async def open(self, uri: str, principal: Principal) -> AsyncIterator[ArtifactReader]:
         """Open an artifact for its owner; its content is not read yet, and ``uri`` is unchecked.
 
-        Raises:
-            RefusedError: rule ``artifacts.unknown``, worded alike whether it never existed, expired or is another's.
-            ArtifactStoreError: the disk failed.
+        Raises RefusedError: rule ``artifacts.unknown``, worded alike whether it never existed, expired or is another's;
+        ArtifactStoreError: the disk failed.
         """
         identifier = id_of(uri)
         if identifier is None:
@@ -208,8 +202,7 @@ class ArtifactStore:
     async def sweep(self) -> int:
         """Remove expired artifacts and what crashes left, and return the number removed; call it every few minutes.
 
-        Raises:
-            ArtifactStoreError: the disk failed.
+        Raises ArtifactStoreError: the disk failed.
         """
         return await self._worker.run("removing expired artifacts", partial(self._disk.clean, self._clock()))
 

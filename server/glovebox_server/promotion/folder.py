@@ -58,9 +58,8 @@ class TargetFolder:
     def parent(self, name: str) -> Iterator[tuple[int, str]]:
         """Yield the parent folder's descriptor and the file's name in it.
 
-        Raises:
-            FileNotFoundError: a folder is missing.
-            RefusedError: a segment of the path is a link, not a folder, or on another file system.
+        Raises FileNotFoundError: a folder is missing; RefusedError: a segment of the path is a link, not a folder, or
+        on another file system.
         """
         *way, leaf = name.split("/")
         held = os.dup(self.descriptor)
@@ -221,8 +220,7 @@ class TargetFolder:
 def opened(path: Path, largest: int = MAX_FILE_BYTES) -> Iterator[TargetFolder]:
     """Open a folder; ``path`` is absolute, without symbolic links. Larger files than ``largest`` bytes are refused.
 
-    Raises:
-        RefusedError: rule ``promotion.path``: it is missing, a link, not a folder, or not readable.
+    Raises RefusedError: rule ``promotion.path``: it is missing, a link, not a folder, or not readable.
     """
     try:
         descriptor = os.open(path, _FOLDER)

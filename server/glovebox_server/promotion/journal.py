@@ -133,9 +133,8 @@ class Journal:
 def locked(state_dir: Path, *, seconds: float = LOCK_SECONDS) -> Iterator[Journal]:
     """Yield the journal, with its lock held.
 
-    Raises:
-        RefusedError: rule ``promotion.busy``: another process holds the lock for longer than ``seconds``.
-        SecretFileError: the journal or the state directory cannot be used safely.
+    Raises RefusedError: rule ``promotion.busy``: another process holds the lock for longer than ``seconds``;
+    SecretFileError: the journal or the state directory cannot be used safely.
     """
     with secret_files.opened(state_dir / FOLDER, _KIND) as directory, opened(directory.path) as folder:
         if not take_lock(folder.descriptor, seconds):

@@ -126,9 +126,8 @@ def planned(
 ) -> Planned:
     """Compute what would change in ``folder``, named ``into``; with ``apply`` the one artifact is a patch.
 
-    Raises:
-        RefusedError: an artifact is unknown, two have one name, the patch cannot be applied, or something is in the
-            way.
+    Raises RefusedError: an artifact is unknown, two have one name, the patch cannot be applied, or something is in the
+    way.
     """
     disk = Disk(settings.state_dir / "artifacts", max_bytes_total=0, parts=1)
     now = datetime.now(UTC)
@@ -277,9 +276,8 @@ class Made(NamedTuple):
 def made(patch: bytes, read: Read) -> list[Made]:
     """Apply a patch, any bytes, to what ``read`` returns.
 
-    Raises:
-        RefusedError: rule ``promotion.patch``: no overlay wrote it so. Rule ``promotion.conflict``: a file is not what
-            the program was given.
+    Raises RefusedError: rule ``promotion.patch``: no overlay wrote it so. Rule ``promotion.conflict``: a file is not
+    what the program was given.
     """
     try:
         files = list(read_patch(patch))

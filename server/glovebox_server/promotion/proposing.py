@@ -68,8 +68,7 @@ class Proposals:
     async def proposed(self, call: ToolCall, size: int) -> Proposed:
         """Compute what a call would change with its artifacts, ``size`` bytes in all. Nothing is written.
 
-        Raises:
-            RefusedError: it cannot be done or shown; the message has no path of this host.
+        Raises RefusedError: it cannot be done or shown; the message has no path of this host.
         """
         if size > MAX_COMPARED_BYTES:
             raise _too_long(f"holds more than {MAX_COMPARED_BYTES} bytes")
@@ -78,9 +77,7 @@ class Proposals:
     async def scanned(self, proposed: Proposed, scans: Sequence[Scan], call: ToolCall) -> Proposed:
         """Return a copy that shows the findings of the artifacts, after recording them.
 
-        Raises:
-            RefusedError: it is too much to be shown.
-            AuditError: it could not be recorded, so no person is asked.
+        Raises RefusedError: it is too much to be shown; AuditError: it could not be recorded, so no person is asked.
         """
         shown = _text([*_findings(scans), proposed.shown])
         if events := [_scanned(call, each) for each in scans if not each.known]:
@@ -91,9 +88,7 @@ class Proposals:
     async def put(self, proposed: Proposed, call: ToolCall) -> Outcome:
         """Make the approved changes, all or none. Call it shielded, so that cancellation cannot interrupt it.
 
-        Raises:
-            RefusedError: nothing was changed.
-            AuditError: nothing was changed, as it could not be recorded.
+        Raises RefusedError: nothing was changed; AuditError: nothing was changed, as it could not be recorded.
         """
         began = anyio.current_time()
         done = await anyio.to_thread.run_sync(_told, lambda: self._put(proposed, call))

@@ -85,8 +85,7 @@ class Scanning:
     async def scans(self, files: Sequence[Input | Link], known: "Known | None" = None) -> tuple[Scan, ...]:
         """Scan files one after the other, within ``MAX_SCAN_SECONDS``, using ``known`` as a cache.
 
-        Raises:
-            AuditError: a record could not be written.
+        Raises AuditError: a record could not be written.
         """
         found: list[Scan] = []
         with anyio.move_on_after(MAX_SCAN_SECONDS):

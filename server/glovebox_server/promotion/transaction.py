@@ -62,9 +62,8 @@ def promote(
 
     The result is ``moved`` if the staged files could not be removed, which the next recovery does.
 
-    Raises:
-        RefusedError: nothing was changed: a file is not as shown, something is in the way, or a disk is full.
-        AuditError: nothing was changed, as it could not be recorded.
+    Raises RefusedError: nothing was changed: a file is not as shown, something is in the way, or a disk is full;
+    AuditError: nothing was changed, as it could not be recorded.
     """
     on_record = False
     with _translated("preparing the promotion"):
@@ -114,9 +113,8 @@ def promote(
 def recover(journal: Journal, record: Record) -> list[Recovered]:
     """End each interrupted promotion: one that had not made all its changes makes none.
 
-    Raises:
-        AuditError: putting back could not be recorded, so it was not done.
-        SecretFileError: the journal cannot be read or written.
+    Raises AuditError: putting back could not be recorded, so it was not done; SecretFileError: the journal cannot be
+    read or written.
     """
     found = []
     for promotion in (each for each in journal.all() if each.state not in ENDED):
@@ -152,9 +150,8 @@ def require_same(folder: TargetFolder, promotion: Promotion) -> None:
 def roll_back(journal: Journal, identifier: str, record: Record) -> Promotion:
     """Put back every file of a promotion, and return the promotion that does it.
 
-    Raises:
-        RefusedError: nothing was changed: the promotion is unknown, its folder is another, or a file changed since.
-        AuditError: nothing was changed, as it could not be recorded.
+    Raises RefusedError: nothing was changed: the promotion is unknown, its folder is another, or a file changed since;
+    AuditError: nothing was changed, as it could not be recorded.
     """
     known = journal.all()
     promotion = next((each for each in known if each.id == identifier), None)
