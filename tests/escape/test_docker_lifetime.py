@@ -27,6 +27,7 @@ from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.drivers.docker import usage
 from glovebox_sandboxes.drivers.docker.driver import DockerDriver
 from glovebox_sandboxes.drivers.docker.engine import CALL_SECONDS, Engine, host_from_environment
+from glovebox_sandboxes.host.cgroup import GroupFiles
 
 pytestmark = pytest.mark.driver("docker")
 
@@ -113,7 +114,7 @@ async def test_without_sight_of_its_control_groups_a_container_is_killed_all_the
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A server that is in a container itself: no accounts, and neither kill nor facts wait for any."""
-    monkeypatch.setattr(usage, "groups", lambda *_: {})
+    monkeypatch.setattr(usage, "group", lambda *_: GroupFiles({}))
     async with DockerDriver.connect() as driver, python(driver, "import signal; signal.pause()") as sandbox:
         with anyio.fail_after(CALL_SECONDS / 2):
             assert (await sandbox.stats()).memory_peak_bytes is None

@@ -18,7 +18,7 @@ from glovebox_audit.chain import new_call_id
 from glovebox_audit.read import records_of
 from glovebox_sandboxes.contract.errors import RefusedError, UnsupportedSpecError
 from glovebox_sandboxes.hidden.index import SecretFileIndex
-from glovebox_sandboxes.host import watches
+from glovebox_sandboxes.host import mounts
 from glovebox_server import app as apps
 from glovebox_server.app import App
 from glovebox_server.guards.watch.canaries import plant
@@ -309,16 +309,16 @@ async def test_what_cannot_be_watched_is_not_shown_to_programs(tmp_path: Path, m
     """At the kernel's limit no program runs, and it is said how to raise it; jobs of our own go on."""
     place = tmp_path / "workspace"
     write(place, {"a/a.txt": "a"})
-    add = watches.Inotify.add
+    add = mounts.Inotify.add
 
-    def full(self: watches.Inotify, path: str, mask: int) -> int:
+    def full(self: mounts.Inotify, path: str, mask: int) -> int:
         if path.endswith("/a"):
             raise OSError(errno.ENOSPC, "No space left on device")
         return add(self, path, mask)
 
     async with served(tmp_path, "bubblewrap") as app:
         with monkeypatch.context() as broken:
-            broken.setattr(watches.Inotify, "add", full)
+            broken.setattr(mounts.Inotify, "add", full)
             with pytest.raises(UnsupportedSpecError, match=r"sysctl fs\.inotify\.max_user_watches"):
                 await submitted(app, "run_python", {"code": "1"})
             assert not (await submitted(app, "list_workspace_files", {})).failed
@@ -410,17 +410,17 @@ def test_a_key_that_nobody_could_read_is_covered_once_it_can_be(
 ) -> None:
     """Its owner opened it: that ends the programs that see it. The control: a file that holds none."""
     write(tmp_path, {"a.pem": KEY, "b.pem": "-----BEGIN CERTIFICATE-----"})
-    index, add = SecretFileIndex(str(tmp_path)), watches.Inotify.add
+    index, add = SecretFileIndex(str(tmp_path)), mounts.Inotify.add
 
-    def only_folders(self: watches.Inotify, path: str, mask: int) -> int:
-        if mask == watches.FILE:
+    def only_folders(self: mounts.Inotify, path: str, mask: int) -> int:
+        if mask == mounts.FILE:
             raise PermissionError
         return add(self, path, mask)
 
     try:
         with monkeypatch.context() as unreadable:
             unreadable.setattr(Kind, "held_at", lambda *_: False)
-            unreadable.setattr(watches.Inotify, "add", only_folders)
+            unreadable.setattr(mounts.Inotify, "add", only_folders)
             index.rebuild()
         with index.guarding(frozenset(), lambda: None) as guard:
             (tmp_path / "b.pem").chmod(0o644)
@@ -445,7 +445,7 @@ def test_changes_that_the_kernel_could_not_keep_end_every_program(tmp_path: Path
             write(tmp_path, {"b/plain": MARK})
             index.drain()
             assert guard.holds
-            index._take(-1, watches.IN_Q_OVERFLOW, "")
+            index._take(-1, mounts.IN_Q_OVERFLOW, "")
             assert (guard.broken, told) == (True, ["broken"])
         assert index.masks(frozenset()) == ("a/.env",)
         assert index.masks(frozenset({"a"})) == ()

@@ -6,7 +6,7 @@ from anyio.abc import ByteStream
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glovebox_sandboxes.drivers.docker.stream import ENGINE_ERROR, STDERR, STDOUT, AttachedStream
+from glovebox_sandboxes.drivers.docker.engine import ENGINE_ERROR, STDERR, STDOUT, AttachedStream
 
 frames = st.lists(st.tuples(st.sampled_from([STDOUT, STDERR, ENGINE_ERROR]), st.binary(max_size=200)), max_size=20)
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from glovebox_sandboxes.contract.errors import SandboxError
-from glovebox_sandboxes.drivers.docker import removal, usage
-from glovebox_sandboxes.drivers.docker.removal import Remover
+from glovebox_sandboxes.drivers.docker import driver, usage
+from glovebox_sandboxes.drivers.docker.driver import Remover
 
 
 class Engine:
@@ -51,7 +51,7 @@ async def test_what_the_engine_left_in_a_container_is_killed(gone: bool, monkeyp
         return 1
 
     monkeypatch.setattr(usage, "end", end)
-    monkeypatch.setattr(removal, "_RETRY_SECONDS", 0)
+    monkeypatch.setattr(driver, "_RETRY_SECONDS", 0)
     engine: Any = Engine(gone=gone)
     remover = Remover(engine)
     async with remover.running():

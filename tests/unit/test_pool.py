@@ -14,7 +14,7 @@ from glovebox_sandboxes import sharing
 from glovebox_sandboxes.contract.base import Plan
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.spec import WORKSPACE, Mount
-from glovebox_sandboxes.host.watches import MountWatch
+from glovebox_sandboxes.host.mounts import MountWatch
 from glovebox_sandboxes.pool import pool as pools
 from glovebox_sandboxes.pool import ready_queue as state
 from glovebox_sandboxes.session.connection import GuestConnection

@@ -18,7 +18,7 @@ import anyio.to_thread
 from _glovebox_guest.workspace.hidden import Kind, kind_of, may_be_among
 from glovebox_sandboxes.contract.errors import UnsupportedSpecError
 from glovebox_sandboxes.hidden.paths import FIELD, above, folded, follow, named, shown
-from glovebox_sandboxes.host import mounts, watches
+from glovebox_sandboxes.host import mounts
 from glovebox_sandboxes.host.identity import changes_user
 
 _MOST_KNOWN = 16
@@ -60,9 +60,9 @@ class SecretFileIndex:
         """Watch nothing until ``rebuild``. ``changed`` is called, in any thread, when the set changes."""
         self.root = root
         self._changed = changed
-        self._mounts = watches.MountWatch()
+        self._mounts = mounts.MountWatch()
         try:
-            self.queue = watches.Inotify()
+            self.queue = mounts.Inotify()
         except OSError:
             self._mounts.close()
             raise
@@ -201,9 +201,9 @@ class SecretFileIndex:
             guard.tell(*paths)
 
     def _take(self, number: int, mask: int, name: str) -> None:
-        if mask & watches.IN_Q_OVERFLOW:
+        if mask & mounts.IN_Q_OVERFLOW:
             self._rebuild()
-        elif mask & watches.IN_IGNORED:
+        elif mask & mounts.IN_IGNORED:
             for path in self._watched.pop(number, ()):
                 if self._numbers.get(path) == number:
                     del self._numbers[path]
@@ -220,10 +220,10 @@ class SecretFileIndex:
 
     def _change(self, folder: str, name: str, mask: int) -> None:
         path = _joined(folder, name)
-        is_folder = bool(mask & watches.IN_ISDIR)
-        came = bool(mask & (watches.IN_CREATE | watches.IN_MOVED_TO))
+        is_folder = bool(mask & mounts.IN_ISDIR)
+        came = bool(mask & (mounts.IN_CREATE | mounts.IN_MOVED_TO))
         self._touch(path, came=came)
-        if mask & watches.IN_ATTRIB:
+        if mask & mounts.IN_ATTRIB:
             # Its owner may have opened what was unreadable before.
             if is_folder and path not in self._numbers and not self._present.get(path):
                 self._scan(path)
@@ -280,7 +280,7 @@ class SecretFileIndex:
                     self._keep(folder, folder=True)
                     continue
                 # Watched before it is read: changes in between are reported.
-                self._watch(folder, watches.FOLDER)
+                self._watch(folder, mounts.FOLDER)
                 with os.scandir(place) as listed:
                     entries = list(listed)
                 doubtful = may_be_among([each.name for each in entries])
@@ -346,7 +346,7 @@ class SecretFileIndex:
             return False
         place = _joined(self.root, path)
         with suppress(PermissionError):  # a sandbox may not read it either
-            self._watch(path, watches.FILE)
+            self._watch(path, mounts.FILE)
         return kind.held_at(place)
 
     def _keep(self, path: str, *, folder: bool) -> None:

@@ -19,7 +19,7 @@ import structlog
 from glovebox_sandboxes.contract.attestation import describe
 from glovebox_sandboxes.contract.base import Driver, Plan, Sandbox, Source
 from glovebox_sandboxes.contract.errors import SandboxError
-from glovebox_sandboxes.host.watches import MountWatch
+from glovebox_sandboxes.host.mounts import MountWatch
 from glovebox_sandboxes.session.connection import AttestedSandbox
 from glovebox_sandboxes.sharing import FairLimiter, IdleGate, may_take
 
