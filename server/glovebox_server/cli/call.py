@@ -83,7 +83,9 @@ async def _make_call(
         result = await app.broker.submit(principal, tool, filled, listener, run=run or app.runs.new())
         profile = app.profiles.get(tool)
         wanted = profile is not None and profile.files.workspace != "none"
-        if wanted and (app.workspace.path is None or (app.workspace.closed and _was_unreadable(result))):
+        error = result.structured.get("error")  # closed files cause no other failure than that reading was denied
+        unread = result.failed and isinstance(error, dict) and workspace.OPENS in str(error.get("message"))
+        if wanted and (app.workspace.path is None or (app.workspace.closed and unread)):
             err.print(str(app.workspace))
     if not emit(result.structured):
         _show(result)
@@ -136,12 +138,6 @@ class _TerminalListener(Listener):
         return ApprovalAnswer(
             allow=said in ("y", "yes"), by=self._principal.id, channel="client", digest=question.digest
         )
-
-
-def _was_unreadable(result: CallResult) -> bool:
-    """Return whether it failed because the host denied reading; closed files cause no other failure."""
-    error = result.structured.get("error")
-    return result.failed and isinstance(error, dict) and workspace.OPENS in str(error.get("message"))
 
 
 def _show(result: CallResult) -> None:

@@ -4,7 +4,6 @@ Only the command line uses it; must not be imported by anything that serves clie
 """
 
 import codecs
-import errno
 import os
 import sys
 from collections.abc import AsyncIterator
@@ -16,14 +15,13 @@ from glovebox_audit.printable import LAYOUT, printable
 from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_server.errors import MisnamedError
 
-_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
-"""Errors that another name on the same disk would not avoid."""
 
-
-def _failure(place: Path, error: OSError, fix: str) -> DiagnosedError:
+def _failure(place: Path, error: OSError) -> DiagnosedError:
     """Return the failure of a write. A name that is taken is a wrong argument; other failures are the disk's."""
     kind = MisnamedError if isinstance(error, FileExistsError) else DiagnosedError
-    return kind(f"{place} cannot be written", error.strerror or str(error), fix)
+    room = "" if isinstance(error, FileExistsError | FileNotFoundError) else "Make room, or "
+    fix = f"{room}name another file."
+    return kind(f"{place} cannot be written", error.strerror or str(error), fix[0].upper() + fix[1:])
 
 
 async def save(chunks: AsyncIterator[bytes], output: Path | None) -> None:
@@ -38,8 +36,7 @@ async def save(chunks: AsyncIterator[bytes], output: Path | None) -> None:
     try:
         file = await anyio.open_file(output, "xb")
     except OSError as error:
-        fix = "Make room on its disk." if error.errno in _DISK else "Name another file."
-        raise _failure(output, error, fix) from error
+        raise _failure(output, error) from error
     try:
         async with file:
             async for chunk in chunks:
@@ -47,7 +44,7 @@ async def save(chunks: AsyncIterator[bytes], output: Path | None) -> None:
     except BaseException as problem:
         output.unlink(missing_ok=True)  # noqa: ASYNC240 - one call, where the disk has just answered
         if isinstance(problem, OSError):
-            raise _failure(output, problem, "Make room, or name a file on another disk.") from problem
+            raise _failure(output, problem) from problem
         raise
 
 
@@ -57,8 +54,7 @@ def write_new_file(file: Path, content: bytes) -> None:
         with file.open("xb") as opened:
             opened.write(content)
     except OSError as error:
-        fix = "Name another file." if isinstance(error, FileExistsError) else "Make room, or name another file."
-        raise _failure(file, error, fix) from error
+        raise _failure(file, error) from error
 
 
 def replace_file(file: Path, content: bytes, *, force: bool) -> None:
@@ -79,7 +75,7 @@ def replace_file(file: Path, content: bytes, *, force: bool) -> None:
         draft.replace(file)
     except OSError as error:
         draft.unlink(missing_ok=True)
-        raise _failure(file, error, "Make room, or name another file.") from error
+        raise _failure(file, error) from error
 
 
 async def _print(chunks: AsyncIterator[bytes]) -> None:
