@@ -14,7 +14,6 @@ from _glovebox_guest import wire
 from _glovebox_guest.stdlib import Any, Callable, Mapping, signal
 
 _READ = 256 * 1024
-"""Bytes read at once from any descriptor."""
 _HELD = 64 * 1024
 """Bytes of frames that wait for others: fewer writes wake the host less often."""
 

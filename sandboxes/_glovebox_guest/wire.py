@@ -37,7 +37,6 @@ MAX_MESSAGE = 1024 * 1024
 MAX_JOB = 4 * 1024 * 1024
 """Bytes in the job: a program of 262,144 characters, each of which JSON may spell with 12 bytes, with room to spare."""
 WINDOW = 1024 * 1024
-"""Initial credit per stream and direction, in bytes."""
 MAX_OPEN = 64
 """Open streams at once; outputs are sent one after another, so only egress connections add up."""
 

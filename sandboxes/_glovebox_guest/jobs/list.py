@@ -71,7 +71,6 @@ class _ListedFolder:
     def __init__(self) -> None:
         self.entries: list[Found] = []
         self.count = 0
-        """Direct entries."""
         self.files = 0
         """Files at any depth."""
         self.bytes = 0

@@ -63,9 +63,7 @@ MAX_FILE = 8 * 1024 * 1024
 MAX_SECONDS = 7.0
 """Two processes take below the 15 seconds of processor time the shipped profile grants."""
 MAX_SHOWN = 400
-"""Characters of one line that are shown, the match among them."""
 _LEAD = 80
-"""Characters shown before a match that stands far to the right."""
 _OVERHEAD = 60
 """Bytes of JSON of a match, its texts excepted."""
 _PER_TEXT = 12

@@ -20,7 +20,6 @@ _NO_DRAWING = 3
 """Factor above the bound from which on a PNG is taken for a photograph, and further ones are not tried."""
 _QUALITIES = (85, 65)
 _STEP = 0.85
-"""Factor of each side, where no encoding was small enough."""
 _WHITE = (255, 255, 255)
 _SIXTEEN_BITS = 1 / 256
 

@@ -98,7 +98,6 @@ MAX_TITLE = 300
 MAX_TOKENS = 400_000
 """Tags and texts read, about a second's work; a real page of 5 MiB has fewer than half as many."""
 MAX_LEVELS = 8
-"""Nested lists and quotes shown; deeper ones look like the last."""
 _ENOUGH = 200
 """Characters from which on ``main`` or ``article`` is taken for the page's content."""
 

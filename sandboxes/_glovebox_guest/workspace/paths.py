@@ -19,7 +19,6 @@ ROOT = "/workspace"
 MAX_LINKS = 40
 """Symlinks followed for one path: the kernel's own limit, see path_resolution(7)."""
 _SHOWN = 200
-"""Characters of a caller's path repeated in a message."""
 
 ALLOW = (
     "The operator has to allow it on the host: sandboxes of a server that runs as root are another user than root, "

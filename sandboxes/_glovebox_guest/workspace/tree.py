@@ -22,7 +22,6 @@ PASSED_OVER = frozenset({".git", "node_modules", "__pycache__", ".venv"})
 MAX_ENTRIES = 300_000
 """Names examined in one call: about 100 MiB of them in one folder, inside the profiles' 256 MiB."""
 _AT_ONCE = 1024
-"""Names of a folder read between two checks of the time."""
 _by_name = attrgetter("name")
 
 
@@ -72,15 +71,11 @@ class Walk:
         self._seconds = seconds
         self._deadline = monotonic() + seconds
         self.scanned = 0
-        """Names examined, without hidden ones."""
         self.unreadable = 0
-        """Folders that could not be listed."""
         self.passed_over: set[str] = set()
-        """Names of folders that were not entered."""
         self.ignored = 0
         """Entries that ``.gitignore`` excludes; an excluded folder counts once, as it is not entered."""
         self.stopped: str | None = None
-        """The bound that ended the walk, None for none."""
 
     def __iter__(self) -> Iterator[tuple[str, os.DirEntry[str]]]:
         if self._single:
