@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from tests.fixtures import segments
 
 from glovebox_audit import read
-from glovebox_audit.verifier import Problem
-from glovebox_audit.verify import verify
+from glovebox_audit.verify import Problem, verify
 
 Files = dict[str, bytes]
 

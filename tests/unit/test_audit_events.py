@@ -15,7 +15,7 @@ from tests.fixtures.audit_logs import decided, fill, finished
 from glovebox_audit import chain
 from glovebox_audit.chain import draft
 from glovebox_audit.events import EVENTS, ArtifactRefused, CallFinished, SandboxStarted
-from glovebox_audit.verifier import ProblemKind
+from glovebox_audit.verify import ProblemKind
 from glovebox_server.calls import Decision, Principal, ToolCall
 from glovebox_server.guards.journal import journal
 

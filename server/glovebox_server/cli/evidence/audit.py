@@ -29,7 +29,7 @@ from glovebox_audit.query.outcomes import OUTCOMES
 from glovebox_audit.read import LogLine
 from glovebox_audit.receipts import dsse
 from glovebox_audit.receipts.dsse import MAX_KEY_BYTES, parse_public
-from glovebox_audit.verifier import VerifyReport
+from glovebox_audit.verify import VerifyReport
 from glovebox_audit.verify import verify as verify_log
 from glovebox_sandboxes.plural import counted
 from glovebox_server.cli.options import (
