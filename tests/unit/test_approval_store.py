@@ -23,7 +23,7 @@ async def test_a_store_that_fails_while_a_call_waits_is_told_as_such(
         def fail(*_: object) -> bool:
             raise broken
 
-        monkeypatch.setattr(store.Questions, "is_undecided", fail)
+        monkeypatch.setattr(store.Questions, "undecided", fail)
         with pytest.raises(StoreError, match="is broken"):
             await desk.approvals.settle(question, Person(waits=True))
         asked = cast("Any", SimpleNamespace(listener=Person(waits=True)))

@@ -271,6 +271,8 @@ def test_what_is_no_token_is_refused(content: str, tmp_path: Path) -> None:
     assert content[:20] not in str(raised.value) or not content
     _write(place / "ci", HASHED + "\n")
     assert tokens.load(place)["ci"].sha256 == "0" * 64
+    _write(place / "ci", "m" * 32 + "\n")  # as another system mounts it
+    assert tokens.load(place)["ci"].sha256 == tokens.digest_of("m" * 32)
 
 
 def test_a_token_is_known_by_the_whole_of_it_only() -> None:

@@ -40,6 +40,8 @@ _TOKEN_BYTES = 32
 _TOO_MANY = f"it holds more than {MAX_TOKENS} tokens"
 #: Files without content whose time of change says when the token of that name was last used.
 _USED = ".used"
+#: A secret that another system mounts: the token itself.
+_MOUNTED = re.compile(rb"[A-Za-z0-9_-]{32,128}")
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}", re.ASCII)
 #: Name of a role or a workflow, as in policy.toml.
 _ROLE = r"^[a-z][a-z0-9-]{0,63}$"
@@ -197,12 +199,15 @@ def _read(place: SecretDirectory, name: str, roles: Collection[str] | None) -> T
     if not _NAME.fullmatch(name):
         raise SecretFileError(_KIND, path, "its name is not 1 to 32 of a-z 0-9 -", f"Rename or remove {path}.")
     content = place.read(name, MAX_FILE_BYTES)
+    if _MOUNTED.fullmatch(content.strip()):
+        return Token(name=name, sha256=digest_of(content.strip().decode()))
     try:
         strict_json.check(content if len(content) <= MAX_FILE_BYTES else b"")
         token = Token.model_validate_json(content, strict=True).model_copy(update={"name": name})
     except ValueError:
         fix = f"Remove {path}, and make a new one: `glovebox token create {name}`."
-        raise SecretFileError(_KIND, path, "it does not hold what `token create` writes", fix) from None
+        reason = "it does not hold what `token create` writes, nor a token of 32 to 128 letters, digits, - and _"
+        raise SecretFileError(_KIND, path, reason, fix) from None
     if token.role is not None and roles is not None and token.role not in roles:
         known = f"the roles are {', '.join(sorted(roles))}" if roles else "there are no roles, since there is no policy"
         fix = f"`glovebox token revoke {name}` ends it; or add the role to the policy."

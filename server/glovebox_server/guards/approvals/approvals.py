@@ -4,6 +4,7 @@ An approval is used up in the transaction that finds it, before the call runs: o
 """
 
 import logging
+import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
@@ -46,7 +47,7 @@ from glovebox_server.tools.base import Tool
 WAIT_SECONDS: Final = 45.0
 """Of an MCP client for an answer: as for a turn, so that it still reads the result."""
 POLL_SECONDS: Final = 0.2
-"""Between two reads of the store, which other processes write to."""
+"""Between two reads of the store, which other processes write to; shared by all waiting calls."""
 MAX_REFUSED: Final = 64
 """Refused answers on record within ``REFUSED_MS``: a client that forges them must not fill the disk."""
 REFUSED_MS: Final = 3_600_000
@@ -103,6 +104,9 @@ class Approvals:
     _token: EventLoopToken | None = None
     _left_open: dict[str, _ClientQuestion] = field(default_factory=dict)
     _refused: deque[float] = field(default_factory=deque)
+    _looking: anyio.Lock = field(default_factory=anyio.Lock)
+    _looked: float = -math.inf
+    _undecided: frozenset[str] = frozenset()
 
     @classmethod
     @asynccontextmanager
@@ -338,9 +342,14 @@ class Approvals:
 
     async def _until_decided(self, identifier: str) -> None:
         """Return once nothing has to be waited for. Raises StoreError."""
-        database = await self._store()
+        database, began = await self._store(), anyio.current_time()
         while True:
-            if not await database.query(lambda db: Questions(db, self.clock()).is_undecided(identifier)):
+            async with self._looking:
+                now = anyio.current_time()
+                if now - self._looked >= POLL_SECONDS or self._looked < began:
+                    self._undecided = await database.query(lambda db: Questions(db, self.clock()).undecided())
+                    self._looked = now
+            if identifier not in self._undecided:
                 return
             await anyio.sleep(POLL_SECONDS)
 

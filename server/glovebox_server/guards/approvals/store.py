@@ -163,10 +163,10 @@ class Questions:
         asked = "SELECT count(*) FROM questions WHERE principal = ? AND state = 'pending'"
         return cast("int", self._db.execute(asked, (principal,)).fetchone()[0])
 
-    def is_undecided(self, identifier: str) -> bool:
-        """Return whether a question is pending and has not expired."""
-        asked = "SELECT 1 FROM questions WHERE id = ? AND state = 'pending' AND ends > ? AND boot = ?"
-        return self._db.execute(asked, (identifier, self.at.since_boot, self.at.boot)).fetchone() is not None
+    def undecided(self) -> frozenset[str]:
+        """Return the ids of all pending questions that have not expired."""
+        asked = "SELECT id FROM questions WHERE state = 'pending' AND ends > ? AND boot = ?"
+        return frozenset(row[0] for row in self._db.execute(asked, (self.at.since_boot, self.at.boot)))
 
     def last_approved(self, principal: str, tool: str) -> str | None:
         """Return the arguments of the caller's last approved question about a tool."""
