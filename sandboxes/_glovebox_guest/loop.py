@@ -151,7 +151,7 @@ class Loop:
             else:
                 self._dispatch(event)
 
-    def _dispatch(self, event: wire.Event) -> None:
+    def _dispatch(self, event: wire.WireEvent) -> None:
         handler = self._streams.get(event.stream)
         if handler is None:
             return

@@ -56,7 +56,7 @@ class ProtocolError(Exception):
     """The peer broke a rule of the wire; the connection cannot be trusted any more."""
 
 
-class Event:
+class WireEvent:
     """What a frame means; it has the fields that its kind needs, and equals another of its kind with the same."""
 
     __hash__ = None  # type: ignore[assignment]  # it holds dicts
@@ -80,35 +80,35 @@ class Event:
         )
 
 
-class Nothing(Event):
+class Nothing(WireEvent):
     """A frame without effect: of a stream that has ended (rule 6)."""
 
 
-class Message(Event):
+class Message(WireEvent):
     """A message of the connection itself: ``ready``, ``job``, ``stop`` or ``outcome``."""
 
 
-class Open(Event):
+class Open(WireEvent):
     """A new stream; ``meta`` describes its content."""
 
 
-class Data(Event):
+class Data(WireEvent):
     """Bytes of a stream."""
 
 
-class Accept(Event):
+class Accept(WireEvent):
     """The answer to an OPEN, before any data; for instance the head of a response."""
 
 
-class StreamEnd(Event):
+class StreamEnd(WireEvent):
     """No more data in this direction."""
 
 
-class Reset(Event):
+class Reset(WireEvent):
     """The end of a stream in both directions; ``body`` has the reason."""
 
 
-class Window(Event):
+class Window(WireEvent):
     """Credit to send ``credit`` more bytes on this stream."""
 
 
@@ -238,10 +238,10 @@ class Wire:
 
     # ---------------------------------------------------------------- receiving
 
-    def receive(self, data: bytes) -> list[Event]:
+    def receive(self, data: bytes) -> list[WireEvent]:
         """Return all events up to the end of ``data``; raises like ``event``, and earlier events are lost."""
         self.feed(data)
-        events: list[Event] = []
+        events: list[WireEvent] = []
         while (event := self.event()) is not None:
             if not isinstance(event, Nothing):
                 events.append(event)
@@ -251,7 +251,7 @@ class Wire:
         """Take the next bytes, for ``event``."""
         self._buffer += data
 
-    def event(self) -> Event | None:
+    def event(self) -> WireEvent | None:
         """Return the next whole frame's event, or None; a reader can pause in between. Raises ProtocolError."""
         buffer = self._buffer
         if buffer:  # also of less than a frame, so that the verdict does not depend on how bytes are split
@@ -279,7 +279,7 @@ class Wire:
         if self.state == "done" and self._role == "host":
             raise ProtocolError("a frame after the outcome")
 
-    def _on_message(self, stream: int, payload: bytes) -> Event:
+    def _on_message(self, stream: int, payload: bytes) -> WireEvent:
         if stream != 0:
             raise ProtocolError("a message belongs to stream 0")
         fields = self._decode(payload, {"kind": str, "body": dict}, MAX_NODES)
@@ -289,7 +289,7 @@ class Wire:
         self.state = following
         return Message(kind=fields["kind"], body=fields["body"])
 
-    def _on_open(self, stream: int, payload: bytes) -> Event:
+    def _on_open(self, stream: int, payload: bytes) -> WireEvent:
         if self.state != "running":
             raise ProtocolError(f"{self._peer} may not open a stream while {self.state}")
         if stream % 2 != self._last[self._peer] % 2 or not self._last[self._peer] < stream <= MAX_STREAM:
@@ -312,7 +312,7 @@ class Wire:
             raise ProtocolError(f"{self._peer} may not send on stream {stream}")
         return known
 
-    def _on_data(self, stream: int, payload: bytes) -> Event:
+    def _on_data(self, stream: int, payload: bytes) -> WireEvent:
         known = self._receiving(stream)
         if known is None:
             return Nothing()
@@ -323,7 +323,7 @@ class Wire:
         known.allowed -= len(payload)
         return Data(stream=stream, data=payload)
 
-    def _on_accept(self, stream: int, payload: bytes) -> Event:
+    def _on_accept(self, stream: int, payload: bytes) -> WireEvent:
         body = self._decode(payload, {})
         known = self._receiving(stream)
         if known is None:
@@ -333,7 +333,7 @@ class Wire:
         known.noted = True
         return Accept(stream=stream, body=body)
 
-    def _on_end(self, stream: int, _payload: bytes) -> Event:
+    def _on_end(self, stream: int, _payload: bytes) -> WireEvent:
         known = self._receiving(stream)
         if known is None:
             return Nothing()
@@ -341,14 +341,14 @@ class Wire:
         self._forget_if_over(stream, known)
         return StreamEnd(stream=stream)
 
-    def _on_reset(self, stream: int, payload: bytes) -> Event:
+    def _on_reset(self, stream: int, payload: bytes) -> WireEvent:
         body = self._decode(payload, {})
         if self._streams.pop(stream, None) is not None:
             return Reset(stream=stream, body=body)
         self._was_open(stream)
         return Nothing()
 
-    def _on_window(self, stream: int, payload: bytes) -> Event:
+    def _on_window(self, stream: int, payload: bytes) -> WireEvent:
         credit = self._decode(payload, {"credit": int})["credit"]
         # A peer can only give back what it has taken, so honest credit never exceeds one window.
         if not 0 < credit <= WINDOW:

@@ -4,7 +4,7 @@ import struct
 
 from tests.fuzz.harness import pieces
 
-from _glovebox_guest.wire import MAX_JOB, MAX_OPEN, MAX_STREAM, WINDOW, Event, ProtocolError, Wire
+from _glovebox_guest.wire import MAX_JOB, MAX_OPEN, MAX_STREAM, WINDOW, ProtocolError, Wire, WireEvent
 
 HEADER = struct.Struct("!BII")
 
@@ -30,8 +30,8 @@ def _frames(data: bytes) -> bytes:
     return bytes(made)
 
 
-def _outcome(end: Wire, data: bytes, size: int) -> tuple[list[Event], str | None]:
-    events: list[Event] = []
+def _outcome(end: Wire, data: bytes, size: int) -> tuple[list[WireEvent], str | None]:
+    events: list[WireEvent] = []
     try:
         for piece in pieces(data, size):
             events += end.receive(piece)

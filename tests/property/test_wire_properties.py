@@ -47,9 +47,9 @@ def frames(draw: st.DrawFn) -> bytes:
     return struct.pack("!BII", kind, stream, length) + payload
 
 
-def outcome(end: Wire, chunks: list[bytes]) -> tuple[list[wire.Event], bool]:
+def outcome(end: Wire, chunks: list[bytes]) -> tuple[list[wire.WireEvent], bool]:
     """All events, and whether the bytes broke a rule. Nothing but ProtocolError may come out."""
-    events: list[wire.Event] = []
+    events: list[wire.WireEvent] = []
     try:
         for chunk in chunks:
             events += end.receive(chunk)
@@ -197,7 +197,7 @@ class Conversation(RuleBasedStateMachine):
         for event in self.ends[role].receive(chunk):
             self.hear(role, event)
 
-    def hear(self, role: str, event: wire.Event) -> None:
+    def hear(self, role: str, event: wire.WireEvent) -> None:
         """Check one event against the model."""
         if isinstance(event, wire.Data):
             key = (self.other(role), event.stream)

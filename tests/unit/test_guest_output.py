@@ -42,7 +42,7 @@ class Host:
             for event in self._wire.receive(data):
                 self._take(event)
 
-    def _take(self, event: wire.Event) -> None:
+    def _take(self, event: wire.WireEvent) -> None:
         if isinstance(event, wire.Open):
             name = event.meta["name"]
             self._names[event.stream] = name

@@ -294,7 +294,7 @@ class GuestConnection:
         if self.wire.state == "running":
             self.post(self.wire.message("stop", {"reason": reason}))
 
-    async def _next(self) -> wire.Event:
+    async def _next(self) -> wire.WireEvent:
         while True:
             # A channel may always have bytes at once, and those hold many frames: others still have their turn.
             if monotonic() >= self._turn:
@@ -311,7 +311,9 @@ class GuestConnection:
             # Waiting for data is no part of its turn; reading is.
             self._turn += max(0.0, monotonic() - asked - _READ_SECONDS)
 
-    async def _handle(self, event: wire.Event, accept: Accept, serve: Serve | None, tasks: anyio.abc.TaskGroup) -> None:
+    async def _handle(
+        self, event: wire.WireEvent, accept: Accept, serve: Serve | None, tasks: anyio.abc.TaskGroup
+    ) -> None:
         if isinstance(event, wire.Data):
             if (sink := self._sinks.get(event.stream)) is not None:
                 await sink.data(event.data)
