@@ -17,6 +17,7 @@ from anyio.abc import TaskGroup
 from glovebox_audit import anchors
 from glovebox_audit.events import PoolChanged, ProfileLoaded, ServerStarted, ServerStopped
 from glovebox_audit.log import AuditLog
+from glovebox_audit.place import AuditError
 from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.loader import SHIPPED, is_absent, load
@@ -35,7 +36,7 @@ from glovebox_server.calls import Principal
 from glovebox_server.core.accept import decide, validate_arguments
 from glovebox_server.core.broker import Broker
 from glovebox_server.core.rights import ActivePolicy, Governed, Rights
-from glovebox_server.errors import AuditError, InvalidArgumentsError
+from glovebox_server.errors import InvalidArgumentsError
 from glovebox_server.guards.admission.admission import Admission
 from glovebox_server.guards.approvals.approvals import Approvals
 from glovebox_server.guards.budgets.budgets import opened as open_budgets

@@ -6,8 +6,7 @@
 import re
 from pathlib import Path
 
-from glovebox_audit.place import AuditError
-from glovebox_sandboxes.contract.errors import DiagnosedError, MisnamedError, Refusal, RefusedError
+from glovebox_sandboxes.contract.errors import DiagnosedError, Refusal
 
 PLACE = "[host path]"
 # From a slash that begins a word to that word's end. In quotes to the closing one: a directory may have spaces.
@@ -22,17 +21,6 @@ def without_paths(text: str) -> str:
 
 
 _MAX_NAME = 64
-
-__all__ = [
-    "AuditError",
-    "InternalError",
-    "InvalidArgumentsError",
-    "MisnamedError",
-    "OutputError",
-    "RefusedError",
-    "StoreError",
-    "UnknownToolError",
-]
 
 
 class InvalidArgumentsError(Exception):

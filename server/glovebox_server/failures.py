@@ -8,16 +8,10 @@ import sys
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
+from glovebox_audit.place import AuditError
+from glovebox_sandboxes.contract.errors import RefusedError, SandboxError, UnsupportedSpecError
 from glovebox_server.artifacts.record import ArtifactStoreError
-from glovebox_server.errors import (
-    AuditError,
-    InvalidArgumentsError,
-    RefusedError,
-    StoreError,
-    UnknownToolError,
-    without_paths,
-)
+from glovebox_server.errors import InvalidArgumentsError, StoreError, UnknownToolError, without_paths
 from glovebox_server.exits import REFUSED, UNAVAILABLE, USAGE
 
 _COMMAND = re.compile(r"`glovebox (?=[a-z])")

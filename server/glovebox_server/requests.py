@@ -29,10 +29,10 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from glovebox_audit.chain import ID_DIGITS
 from glovebox_audit.events import Event, RequestsRefused
+from glovebox_audit.place import AuditError
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server import secret_files
 from glovebox_server.calls import Trace
-from glovebox_server.errors import AuditError
 from glovebox_server.secret_files import SecretFileError
 
 _ID_DIGITS = 26

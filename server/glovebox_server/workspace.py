@@ -17,10 +17,9 @@ from pathlib import Path, PurePath
 from typing import Literal
 
 from glovebox_audit.printable import printable
-from glovebox_sandboxes.contract.errors import Refusal
+from glovebox_sandboxes.contract.errors import MisnamedError, Refusal
 from glovebox_sandboxes.host import mounts
 from glovebox_sandboxes.host.identity import changes_user
-from glovebox_server.errors import MisnamedError
 from glovebox_server.settings import Settings
 
 OPTION = "--workspace, GLOVEBOX_WORKSPACE"

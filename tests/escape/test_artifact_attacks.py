@@ -29,13 +29,13 @@ from tests.fixtures.artifact_stores import (
     untouched,
 )
 
+from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.artifacts import collect, disk
 from glovebox_server.artifacts import store as store_module
 from glovebox_server.artifacts.collect import FLUSH_BYTES, DiskWorker
 from glovebox_server.artifacts.disk import Disk
 from glovebox_server.artifacts.record import ArtifactStoreError, unknown
 from glovebox_server.artifacts.store import ArtifactStore
-from glovebox_server.errors import RefusedError
 
 
 async def test_another_principals_artifact_looks_as_if_it_did_not_exist(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from glovebox_audit.chain import Record
 from glovebox_audit.events import ServerStopped
 from glovebox_audit.file import LOG_NAME
 from glovebox_audit.log import AuditLog
+from glovebox_audit.place import AuditError
 from glovebox_audit.verify import verify
-from glovebox_server.errors import AuditError
 
 ROOT = Path(__file__).parents[2]
 

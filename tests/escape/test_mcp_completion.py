@@ -13,11 +13,11 @@ from tests.fixtures.artifact_stores import ALICE, BOB, a_store, keep
 from tests.fixtures.audit_logs import log_lines
 from tests.fixtures.brokered import profile
 
+from glovebox_audit.place import AuditError
 from glovebox_server import app as apps
 from glovebox_server.app import App
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import CallResult, Listener, Principal
-from glovebox_server.errors import AuditError
 from glovebox_server.mcp import prompts
 from glovebox_server.mcp.prompts import MAX_TYPED, MAX_VALUES, complete
 from glovebox_server.settings import Settings

@@ -14,9 +14,8 @@ from tests.fixtures.audit_logs import decided, finished
 from glovebox_audit import chain
 from glovebox_audit.chain import Record, draft
 from glovebox_audit.file import LogFile
-from glovebox_audit.place import LogDirectory
+from glovebox_audit.place import AuditError, LogDirectory
 from glovebox_audit.verify import verify
-from glovebox_server.errors import AuditError
 
 #: More steps than recording four calls and two rotations takes.
 LAST_STEP = 75

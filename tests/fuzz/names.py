@@ -6,8 +6,8 @@ import unicodedata
 
 from tests.fuzz.harness import bounded, text
 
+from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.artifacts.names import MAX_DEPTH, MAX_NAME_BYTES, CallNames, check_name, name_risks
-from glovebox_server.errors import RefusedError
 
 
 def _accepted(name: str) -> bool:

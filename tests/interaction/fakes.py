@@ -14,6 +14,7 @@ from tests.fixtures.callers import kept
 
 from glovebox_audit.events import CallCancelled, CallFinished
 from glovebox_audit.log import AuditLog
+from glovebox_audit.place import AuditError
 from glovebox_profiles.compile import ProfileSet
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.outcome import Outcome
@@ -24,7 +25,6 @@ from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import CallResult, Content, Decision, Image, Link, Listener, Principal, Text, ToolCall, Trace
 from glovebox_server.core.accept import find_tool, validate_arguments
 from glovebox_server.core.rights import ActivePolicy, Governed, Rights
-from glovebox_server.errors import AuditError
 from glovebox_server.guards.admission.admission import Admission
 from glovebox_server.guards.journal import journal
 from glovebox_server.mcp.catalogue import FORMAT, Manifest

@@ -12,9 +12,9 @@ from hypothesis import example, given, settings
 from tests.fixtures.artifact_stores import ALICE, a_call, a_store, content, files, limits, receiving
 
 from _glovebox_guest.pictures.header import size as size_of
+from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.artifacts.media import Sniffer
 from glovebox_server.artifacts.names import MAX_NAME_BYTES, CallNames, check_name, name_risks, quoted
-from glovebox_server.errors import RefusedError
 
 # Pieces that past attacks were made of, between arbitrary characters (lone surrogates included).
 PIECES = st.sampled_from(

@@ -15,6 +15,7 @@ from tests.fixtures.artifact_stores import a_store, content, limits
 from tests.fixtures.receipts import CALL_ID, call_of, finished, receipt_log, said
 
 from glovebox_audit import read
+from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_sandboxes.contract.outcome import Captured, Outcome, SkippedFile, Usage
 from glovebox_server.artifacts import disk
 from glovebox_server.artifacts.collect import Collector
@@ -22,7 +23,6 @@ from glovebox_server.artifacts.names import quoted
 from glovebox_server.artifacts.record import ArtifactStoreError
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import Delivered
-from glovebox_server.errors import RefusedError
 
 Failure = Literal["", "full", "rename", "sync", "cancelled before", "cancelled after", "failed after"]
 FAILURES: tuple[Failure, ...] = ("", "full", "rename", "sync", "cancelled before", "cancelled after", "failed after")

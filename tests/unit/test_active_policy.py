@@ -11,13 +11,13 @@ from tests.fixtures.audit_logs import log_lines
 
 from glovebox_audit.events import Event, PolicyChanged, PolicyRefused
 from glovebox_audit.log import AuditLog
+from glovebox_audit.place import AuditError
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_profiles.policy.model import WatchAction
 from glovebox_sandboxes.runtime import environments
 from glovebox_server.calls import Principal
 from glovebox_server.core.rights import ActivePolicy
-from glovebox_server.errors import AuditError
 from glovebox_server.settings import Settings
 from glovebox_server.startup import governed
 from glovebox_server.tools import TOOLS

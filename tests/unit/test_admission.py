@@ -7,7 +7,7 @@ import anyio.abc
 import anyio.lowlevel
 import pytest
 
-from glovebox_server.errors import RefusedError
+from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.guards.admission import admission
 from glovebox_server.guards.admission.admission import Admission
 

@@ -13,9 +13,10 @@ from tests.fixtures.approving import ASKING, Desk, a_desk, again, proposal
 from glovebox_audit.events import Input
 from glovebox_profiles.model import CallLimits, FileRules
 from glovebox_profiles.policy.model import Approval, Lift
+from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.calls import Decision
 from glovebox_server.core.accept import validate_arguments
-from glovebox_server.errors import InvalidArgumentsError, RefusedError
+from glovebox_server.errors import InvalidArgumentsError
 from glovebox_server.guards.approvals import store
 from glovebox_server.guards.approvals.question import Question, canonical
 from glovebox_server.guards.approvals.rules import Escalation, Proposal

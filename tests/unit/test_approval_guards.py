@@ -14,10 +14,9 @@ from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.egress.targets import parse_url
 from glovebox_profiles.model import CallLimits, Network, Profile, digest
 from glovebox_profiles.policy.model import Approval, Budget, Lift
-from glovebox_sandboxes.contract.errors import Refusal
+from glovebox_sandboxes.contract.errors import Refusal, RefusedError
 from glovebox_server.calls import Decision
 from glovebox_server.core.rights import Rights
-from glovebox_server.errors import RefusedError
 from glovebox_server.guards.approvals import approvals as module
 from glovebox_server.guards.approvals import store
 from glovebox_server.guards.approvals.question import Question, RequiredApproval, digest_of

@@ -6,7 +6,7 @@ import pytest
 from tests.fixtures.approving import ASKING, a_desk, again, proposal
 
 from glovebox_profiles.policy.model import Approval, By
-from glovebox_server.errors import RefusedError
+from glovebox_sandboxes.contract.errors import RefusedError
 
 
 @pytest.mark.parametrize("by", ["client", "either", "operator"])

@@ -8,7 +8,8 @@ from unittest.mock import MagicMock
 import pytest
 from tests.fixtures.approving import Person, a_desk, proposal
 
-from glovebox_server.errors import AuditError, StoreError
+from glovebox_audit.place import AuditError
+from glovebox_server.errors import StoreError
 from glovebox_server.guards.approvals import guard, store
 
 

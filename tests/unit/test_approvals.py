@@ -14,8 +14,8 @@ from glovebox_audit.events import Input
 from glovebox_audit.verify import verify
 from glovebox_profiles.model import CallLimits, FileRules, Profile
 from glovebox_profiles.policy.model import Approval
+from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.calls import Decision
-from glovebox_server.errors import RefusedError
 from glovebox_server.guards.admission.admission import WAIT_SECONDS
 from glovebox_server.guards.approvals import approvals as module
 from glovebox_server.guards.approvals import store

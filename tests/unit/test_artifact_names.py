@@ -2,6 +2,7 @@
 
 import pytest
 
+from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.artifacts.names import (
     MAX_DEPTH,
     MAX_NAME_BYTES,
@@ -10,7 +11,6 @@ from glovebox_server.artifacts.names import (
     check_name,
     name_risks,
 )
-from glovebox_server.errors import RefusedError
 
 ORDINARY = [
     "result.csv",

@@ -26,12 +26,12 @@ from tests.fixtures.artifact_stores import (
     untouched,
 )
 
+from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.app import ARTIFACT_PARTS
 from glovebox_server.artifacts import diff_form, disk
 from glovebox_server.artifacts.collect import FLUSH_BYTES
 from glovebox_server.artifacts.record import decode, encode, id_of
 from glovebox_server.artifacts.store import ArtifactStore
-from glovebox_server.errors import RefusedError
 
 
 async def test_the_patches_of_a_call_share_what_reading_them_may_cost(

@@ -15,10 +15,10 @@ from glovebox_audit.bundle.make import prove
 from glovebox_audit.chain import GENESIS, Head, Record, draft
 from glovebox_audit.events import Event, GapRecorded, ServerStopped
 from glovebox_audit.file import LogFile
+from glovebox_audit.place import AuditError
 from glovebox_audit.read import Gaps
 from glovebox_audit.segments.files import HEAD_NAME, LOG_NAME
 from glovebox_audit.verify import verify
-from glovebox_server.errors import AuditError
 
 NO_GAPS = Gaps((), ())
 

@@ -16,8 +16,8 @@ from glovebox_audit.chain import Head, Record, draft
 from glovebox_audit.events import ServerStarted
 from glovebox_audit.file import HEAD_NAME, LOG_NAME, LogFile
 from glovebox_audit.log import AuditLog
+from glovebox_audit.place import AuditError
 from glovebox_audit.verify import verify
-from glovebox_server.errors import AuditError
 
 
 @pytest.fixture

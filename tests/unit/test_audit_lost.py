@@ -14,9 +14,9 @@ from glovebox_audit.chain import Record, draft
 from glovebox_audit.events import Event, ReceiptSigned, SandboxStarted, ServerStopped
 from glovebox_audit.file import LogFile
 from glovebox_audit.log import AuditLog
+from glovebox_audit.place import AuditError
 from glovebox_audit.receipts.verify import of_call
 from glovebox_audit.verify import verify
-from glovebox_server.errors import AuditError
 
 FULL = "Its last record could not be written: No space left on device."
 GONE = "Its server was gone before it could record an end."

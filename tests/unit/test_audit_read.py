@@ -10,7 +10,7 @@ from tests.fixtures.audit_logs import decided, fill, log_lines
 from glovebox_audit import chain, read, subscription
 from glovebox_audit.file import HEAD_NAME, LOG_NAME
 from glovebox_audit.log import AuditLog
-from glovebox_server.errors import AuditError
+from glovebox_audit.place import AuditError
 
 
 def seqs(lines: list[read.LogLine]) -> list[int | None]:

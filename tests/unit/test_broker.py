@@ -17,6 +17,7 @@ from tests.fixtures.channels import READY, Channel, Guest, Weightless
 from glovebox_audit import chain
 from glovebox_audit.chain import Draft, Head, Record, draft
 from glovebox_audit.log import Then
+from glovebox_audit.place import AuditError
 from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_sandboxes.contract.base import Capabilities, Plan, SandboxStats, Source
@@ -33,7 +34,6 @@ from glovebox_server.artifacts.record import ArtifactStoreError
 from glovebox_server.calls import CallResult, Principal
 from glovebox_server.core.broker import Broker
 from glovebox_server.core.rights import Rights
-from glovebox_server.errors import AuditError
 from glovebox_server.guards.admission.admission import Admission
 from glovebox_server.guards.journal.journal import CallJournal, sandbox_started
 from glovebox_server.guards.registry import GuardSet

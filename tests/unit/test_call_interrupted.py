@@ -22,12 +22,12 @@ from tests.unit.test_watch import decision, watching
 
 from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_profiles.policy.model import Lift
+from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_sandboxes.contract.outcome import Captured, Outcome, Usage
 from glovebox_server.app import check_example
 from glovebox_server.calls import Principal
 from glovebox_server.core.call import Call
 from glovebox_server.core.rights import Rights
-from glovebox_server.errors import RefusedError
 from glovebox_server.guards.admission.admission import Admission
 from glovebox_server.guards.budgets import budgets as budgeting
 from glovebox_server.guards.watch import watch

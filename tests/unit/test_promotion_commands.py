@@ -19,9 +19,9 @@ from tests.fixtures.promoting import held
 from tests.fixtures.whole_commands import GLOVEBOX
 
 from glovebox_audit.verify import verify
+from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.calls import Principal, ToolCall
 from glovebox_server.cli.main import main
-from glovebox_server.errors import RefusedError
 from glovebox_server.exits import OK, REFUSED, UNAVAILABLE
 from glovebox_server.promotion.folder import TargetFolder
 from glovebox_server.promotion.proposing import Proposals

@@ -17,8 +17,8 @@ from tests.fixtures.whole_commands import GLOVEBOX
 from tests.unit.test_promotion_commands import POLICY, addresses, run
 
 from _glovebox_guest.files import changes, overlay
+from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.artifacts.diff_form import NO_ID
-from glovebox_server.errors import RefusedError
 from glovebox_server.exits import OK, REFUSED, USAGE
 from glovebox_server.promotion.journal import ENDED
 from glovebox_server.promotion.plan import _id, made

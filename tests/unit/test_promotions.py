@@ -13,9 +13,10 @@ from tests.fixtures.audit_logs import log_lines
 from tests.fixtures.promoting import AFTER, BEFORE, FILES, Place, a_place, folders, held
 
 from glovebox_audit.events import Event, PromotionApplied, PromotionRolledBack
+from glovebox_audit.place import AuditError
 from glovebox_profiles.load.loader import SHIPPED
+from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server import app as apps
-from glovebox_server.errors import AuditError, RefusedError
 from glovebox_server.promotion import journal as journals
 from glovebox_server.promotion import transaction
 from glovebox_server.promotion.folder import TargetFolder

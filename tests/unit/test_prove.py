@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 from tests.fixtures.consoles import printing_on
 
+from glovebox_audit.place import AuditError
 from glovebox_sandboxes.conformance import case, host, prove, trial
 from glovebox_sandboxes.conformance.case import Case, Control
 from glovebox_sandboxes.conformance.host import Planted
@@ -26,7 +27,6 @@ from glovebox_sandboxes.seccomp.cases import load_cases
 from glovebox_server.cli.host import scorecard
 from glovebox_server.cli.main import main
 from glovebox_server.cli.terminal import Terminal
-from glovebox_server.errors import AuditError
 from glovebox_server.exits import FAILED, OK, UNAVAILABLE
 from glovebox_server.settings import Settings
 

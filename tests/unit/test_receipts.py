@@ -17,11 +17,11 @@ from tests.fixtures.receipts import CALL_ID, CODE, KEY, OTHER, call_of, finished
 from glovebox_audit import read
 from glovebox_audit.chain import EvidenceError, canonical, draft
 from glovebox_audit.events import ArtifactCollected, CallCancelled, CallFailed
+from glovebox_audit.place import AuditError
 from glovebox_audit.receipts import dsse, statement
 from glovebox_audit.receipts.dsse import public_pem
 from glovebox_audit.receipts.verify import of_call, verify
 from glovebox_server.calls import Decision
-from glovebox_server.errors import AuditError
 from glovebox_server.guards.journal import journal
 from glovebox_server.receipts.recorder import _asked
 

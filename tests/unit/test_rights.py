@@ -10,10 +10,10 @@ from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_profiles.model import Credential
 from glovebox_profiles.policy.model import digest
+from glovebox_sandboxes.contract.errors import MisnamedError
 from glovebox_sandboxes.runtime import environments
 from glovebox_server.calls import Principal
 from glovebox_server.core.rights import Rights, Roles, require_workflow
-from glovebox_server.errors import MisnamedError
 from glovebox_server.settings import Settings
 from glovebox_server.startup import governed, policy_file
 from glovebox_server.tools import TOOLS

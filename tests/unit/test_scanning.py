@@ -16,12 +16,12 @@ from tests.unit.test_broker import ARGUMENTS, Recorder, Scene, scene
 from tests.unit.test_stops import a_stop, obeying, put
 
 from glovebox_audit.events import Input
+from glovebox_audit.place import AuditError
 from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_server.app import check_example
 from glovebox_server.calls import Principal
 from glovebox_server.core.rights import Rights
-from glovebox_server.errors import AuditError
 from glovebox_server.guards.budgets.spending import worst_case
 from glovebox_server.promotion import proposing, scanning
 

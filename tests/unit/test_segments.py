@@ -16,11 +16,11 @@ from glovebox_audit.chain import Head, draft
 from glovebox_audit.events import ServerStopped
 from glovebox_audit.file import LogFile
 from glovebox_audit.log import AuditLog
+from glovebox_audit.place import AuditError
 from glovebox_audit.segments import files, merkle
 from glovebox_audit.segments.rotation import SEGMENT_BYTES, SEGMENT_SECONDS, Rotation
 from glovebox_audit.verify import verify
 from glovebox_audit.writers import OpenCalls
-from glovebox_server.errors import AuditError
 
 KEPT = Path(__file__).parents[1] / "fixtures" / "earlier_log"
 

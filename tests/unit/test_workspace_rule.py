@@ -11,10 +11,10 @@ from click.testing import CliRunner
 from tests.fixtures.brokered import submitted
 from tests.fixtures.whole_commands import GLOVEBOX
 
+from glovebox_sandboxes.contract.errors import MisnamedError
 from glovebox_server import app as apps
 from glovebox_server import workspace
 from glovebox_server.cli.main import main
-from glovebox_server.errors import MisnamedError
 from glovebox_server.exits import OK, REFUSED, USAGE
 from glovebox_server.settings import Settings
 from glovebox_server.workspace import Location, find, objection

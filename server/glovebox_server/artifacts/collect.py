@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 from anyio import CancelScope, CapacityLimiter, to_thread
 
 from glovebox_audit.events import ArtifactCollected, ArtifactRefused
+from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_sandboxes.contract.outcome import Outcome, Shown, SkippedFile
 from glovebox_sandboxes.contract.pictures import HEAD_BYTES, IMAGE_TYPES, MAX_BYTES, MAX_PICTURES, fits
 from glovebox_sandboxes.contract.spec import Limits
@@ -25,7 +26,6 @@ from glovebox_server.artifacts.names import CallNames, check_name, name_risks, q
 from glovebox_server.artifacts.patches import ENDINGS, patch_risks
 from glovebox_server.artifacts.record import Artifact, ArtifactStoreError, new_id, uri_of
 from glovebox_server.calls import Delivered, Image, Link, ToolCall
-from glovebox_server.errors import RefusedError
 from glovebox_server.receipts.recorder import CallRecorder
 from glovebox_server.tools.base import cut_output
 

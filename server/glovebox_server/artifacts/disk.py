@@ -24,8 +24,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
+from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.artifacts.record import Artifact, ArtifactStoreError, decode, encode, expired, is_id
-from glovebox_server.errors import RefusedError
 from glovebox_server.secret_files import take_lock
 
 MAX_ARTIFACTS: Final = 4096

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from glovebox_audit.printable import UNSEEN
-from glovebox_server.errors import RefusedError
+from glovebox_sandboxes.contract.errors import RefusedError
 
 MAX_NAME_BYTES: Final = 512
 """UTF-8 bytes of a whole name: an eighth of Linux's PATH_MAX, so a destination still fits before it."""

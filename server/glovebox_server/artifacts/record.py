@@ -11,8 +11,7 @@ from typing import Annotated, ClassVar, Final
 
 from pydantic import AwareDatetime, ConfigDict, Field, TypeAdapter
 
-from glovebox_sandboxes.contract.errors import DiagnosedError
-from glovebox_server.errors import RefusedError
+from glovebox_sandboxes.contract.errors import DiagnosedError, RefusedError
 
 _ID_BYTES: Final = 16
 """128 random bits: a URI cannot be guessed, so it reveals nothing."""

@@ -12,7 +12,7 @@ from rich.text import Text as Plain
 
 from glovebox_audit.printable import printable
 from glovebox_profiles.policy.model import is_principal
-from glovebox_sandboxes.contract.errors import DiagnosedError, SandboxError
+from glovebox_sandboxes.contract.errors import DiagnosedError, MisnamedError, SandboxError
 from glovebox_sandboxes.plural import counted
 from glovebox_server import app as apps
 from glovebox_server import workspace
@@ -22,7 +22,6 @@ from glovebox_server.calls import CallResult, Link, Listener, Principal, Text
 from glovebox_server.cli.options import LazyGroup, command, emit, err, out, wants_json
 from glovebox_server.cli.saving import save
 from glovebox_server.cli.terminal import table_of
-from glovebox_server.errors import MisnamedError
 from glovebox_server.exits import FAILED, OK
 from glovebox_server.promotion import reencoder, scanner, scanning
 from glovebox_server.promotion.scanner import ScanFindings

@@ -12,9 +12,8 @@ from rich.console import Console
 
 from glovebox_audit.printable import printable
 from glovebox_profiles.errors import ProfileError
-from glovebox_sandboxes.contract.errors import DiagnosedError
+from glovebox_sandboxes.contract.errors import DiagnosedError, MisnamedError, RefusedError
 from glovebox_server.cli.terminal import print_json
-from glovebox_server.errors import MisnamedError, RefusedError
 from glovebox_server.exits import UNAVAILABLE, USAGE
 from glovebox_server.failures import failure_of, with_own_command
 

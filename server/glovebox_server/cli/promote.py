@@ -10,6 +10,7 @@ import click
 from rich.text import Text as Plain
 
 from glovebox_audit.printable import printable
+from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_sandboxes.plural import counted
 from glovebox_server import app as apps
 from glovebox_server import startup
@@ -17,7 +18,6 @@ from glovebox_server.artifacts.names import quoted
 from glovebox_server.cli.artifact import find_in_artifacts
 from glovebox_server.cli.options import command, emit, err, out, wants_json, word_form
 from glovebox_server.cli.terminal import pick, to_minute
-from glovebox_server.errors import RefusedError
 from glovebox_server.exits import OK, REFUSED
 from glovebox_server.guards.approvals.shown import visible, warn_of_letters
 from glovebox_server.promotion import journal as journals

@@ -12,8 +12,7 @@ from pathlib import Path
 import anyio
 
 from glovebox_audit.printable import LAYOUT, printable
-from glovebox_sandboxes.contract.errors import DiagnosedError
-from glovebox_server.errors import MisnamedError
+from glovebox_sandboxes.contract.errors import DiagnosedError, MisnamedError
 
 
 def _failure(place: Path, error: OSError) -> DiagnosedError:

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Final, TypeVar, cast
 
 from glovebox_audit import writers
-from glovebox_sandboxes.contract.errors import DiagnosedError
+from glovebox_sandboxes.contract.errors import DiagnosedError, MisnamedError
 from glovebox_sandboxes.host import staging
 from glovebox_sandboxes.plural import counted
-from glovebox_server.errors import MisnamedError
 from glovebox_server.failures import own_command
 from glovebox_server.secret_files import SecretFileError
 from glovebox_server.settings import Settings, own_state_dir

@@ -17,7 +17,7 @@ import anyio.lowlevel
 from glovebox_audit.chain import Head, new_call_id
 from glovebox_audit.events import CallFinished
 from glovebox_profiles.compile import to_spec
-from glovebox_sandboxes.contract.errors import Refusal
+from glovebox_sandboxes.contract.errors import Refusal, RefusedError
 from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.pool.pool import SandboxProvider, SandboxRequest
@@ -39,7 +39,6 @@ from glovebox_server.core.call import (
     open_inputs,
 )
 from glovebox_server.core.result import build_refusal, build_result
-from glovebox_server.errors import RefusedError
 from glovebox_server.receipts.recorder import CallRecorder
 from glovebox_server.tools.base import Tool, cut_output
 

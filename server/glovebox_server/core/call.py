@@ -13,7 +13,7 @@ from glovebox_audit.events import CallFinished, Input
 from glovebox_profiles.egress.targets import EgressTarget
 from glovebox_profiles.model import Profile
 from glovebox_sandboxes.contract.base import Plan
-from glovebox_sandboxes.contract.errors import Refusal
+from glovebox_sandboxes.contract.errors import Refusal, RefusedError
 from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.session import connection
@@ -23,7 +23,6 @@ from glovebox_server.artifacts.record import ArtifactStoreError
 from glovebox_server.artifacts.store import ArtifactReader, ArtifactStore
 from glovebox_server.calls import CallResult, Decision, Delivered, Listener, ToolCall
 from glovebox_server.core.rights import Rights, RightsOf
-from glovebox_server.errors import RefusedError
 from glovebox_server.receipts.recorder import CallRecorder
 from glovebox_server.tools.base import Tool, ToolAnswer
 

@@ -24,15 +24,15 @@ import anyio.to_thread
 
 from glovebox_audit.events import PolicyChanged, PolicyRefused
 from glovebox_audit.log import AuditLog
+from glovebox_audit.place import AuditError
 from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.errors import ProfileError, nearest
 from glovebox_profiles.model import Credential, Profile
 from glovebox_profiles.policy.model import Approval, Budget, Lift, Policy, Rate, WatchAction, digest
 from glovebox_profiles.policy.rights import combine_roles, order_conflicts, profiles_beyond, roles_in_force
-from glovebox_sandboxes.contract.errors import Refusal
+from glovebox_sandboxes.contract.errors import MisnamedError, Refusal
 from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_server.calls import Principal
-from glovebox_server.errors import AuditError, MisnamedError
 from glovebox_server.tools.base import Tool
 
 MAX_CALLERS: Final = 4096

@@ -28,14 +28,16 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from glovebox_audit import read
 from glovebox_audit.chain import Record, canonical, time_of
 from glovebox_audit.events import CallDecided, ReceiptSigned
+from glovebox_audit.place import AuditError
 from glovebox_audit.subscription import Subscription
+from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_sandboxes.sharing import FairLimiter
 from glovebox_server.app import App
 from glovebox_server.artifacts.record import Artifact, ArtifactStoreError
 from glovebox_server.artifacts.store import ArtifactReader
 from glovebox_server.calls import Principal
 from glovebox_server.core.rights import MAX_KEYS
-from glovebox_server.errors import AuditError, RefusedError, StoreError
+from glovebox_server.errors import StoreError
 from glovebox_server.guards.redaction.guard import mask_content
 from glovebox_server.mcp import delivery
 from glovebox_server.mcp.catalogue import CAPABILITIES_URI

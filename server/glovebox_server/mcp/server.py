@@ -22,10 +22,11 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
 from glovebox_audit.chain import new_call_id
+from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.app import App
 from glovebox_server.calls import CallResult, Principal, Trace
 from glovebox_server.core.rights import MAX_KEYS
-from glovebox_server.errors import InvalidArgumentsError, RefusedError, UnknownToolError
+from glovebox_server.errors import InvalidArgumentsError, UnknownToolError
 from glovebox_server.failures import failure_of, with_own_command
 from glovebox_server.mcp import asking, catalogue, delivery, prompts, resources
 from glovebox_server.mcp.delivery import Context, Identify

@@ -18,8 +18,8 @@ from typing import ClassVar, Final
 
 from pydantic import ConfigDict
 
+from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.artifacts.names import quoted
-from glovebox_server.errors import RefusedError
 
 MAX_FILE_BYTES: Final = 1 << 30
 """Bytes of a file that is replaced, and kept to be put back."""

@@ -18,8 +18,8 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import AwareDatetime, ConfigDict, Field, TypeAdapter
 
+from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server import secret_files
-from glovebox_server.errors import RefusedError
 from glovebox_server.promotion.folder import FileState, TargetFolder, opened
 from glovebox_server.secret_files import SecretDirectory, SecretFileError, take_lock
 

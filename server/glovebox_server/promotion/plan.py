@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from glovebox_audit import chain
+from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_sandboxes.plural import counted
 from glovebox_server import workspace
 from glovebox_server.artifacts.diff_form import FILES, MAX_PATCH_BYTES, NO_ID, FilePatch, read_patch, unpacked
@@ -26,7 +27,6 @@ from glovebox_server.artifacts.disk import Disk, translated
 from glovebox_server.artifacts.media import Sniffer
 from glovebox_server.artifacts.names import MAX_NAME_BYTES, CallNames, check_name, name_risks, quoted
 from glovebox_server.artifacts.record import Artifact, expired, id_of
-from glovebox_server.errors import RefusedError
 from glovebox_server.promotion.folder import FileState, TargetFolder
 from glovebox_server.promotion.journal import Change, Promotion
 from glovebox_server.promotion.scanner import ScanFindings

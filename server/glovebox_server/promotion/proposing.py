@@ -21,12 +21,13 @@ import anyio.to_thread
 
 from glovebox_audit.events import Event, ProposalScanned
 from glovebox_audit.log import AuditLog
-from glovebox_sandboxes.contract.errors import DiagnosedError
+from glovebox_audit.place import AuditError
+from glovebox_sandboxes.contract.errors import DiagnosedError, RefusedError
 from glovebox_sandboxes.contract.outcome import Outcome, Usage
 from glovebox_sandboxes.plural import counted
 from glovebox_server.artifacts.record import ArtifactStoreError
 from glovebox_server.calls import ToolCall
-from glovebox_server.errors import AuditError, RefusedError, without_paths
+from glovebox_server.errors import without_paths
 from glovebox_server.guards.approvals.shown import visible
 from glovebox_server.promotion import journal as journals
 from glovebox_server.promotion import plan, transaction

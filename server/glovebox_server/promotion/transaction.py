@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from glovebox_audit.events import Event, PromotedFile, PromotionApplied, PromotionRolledBack
-from glovebox_sandboxes.contract.errors import DiagnosedError
+from glovebox_sandboxes.contract.errors import DiagnosedError, RefusedError
 from glovebox_server.artifacts.names import quoted
-from glovebox_server.errors import RefusedError
 from glovebox_server.promotion.folder import TargetFolder, opened
 from glovebox_server.promotion.journal import ENDED, IN_FORCE, Change, Journal, Promotion, put_back
 from glovebox_server.promotion.plan import drafted

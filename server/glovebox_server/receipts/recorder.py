@@ -28,13 +28,14 @@ from glovebox_audit.events import (
     SandboxStarted,
 )
 from glovebox_audit.log import AuditLog, Then
+from glovebox_audit.place import AuditError
 from glovebox_audit.receipts import dsse
 from glovebox_profiles import words
 from glovebox_profiles.compile import CHANGES
 from glovebox_profiles.model import Profile
 from glovebox_server.artifacts.record import ArtifactStoreError
 from glovebox_server.calls import Principal, ToolCall
-from glovebox_server.errors import AuditError, without_paths
+from glovebox_server.errors import without_paths
 from glovebox_server.failures import foreseen
 
 TerminalEvent = CallFinished | CallCancelled | CallFailed

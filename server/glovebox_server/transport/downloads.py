@@ -16,11 +16,11 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
+from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_sandboxes.sharing import FairLimiter
 from glovebox_server.artifacts.record import Artifact, ArtifactStoreError, uri_of
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import Principal
-from glovebox_server.errors import RefusedError
 from glovebox_server.requests import Refusals
 from glovebox_server.transport.auth import PRINCIPAL_SCOPE_KEY
 

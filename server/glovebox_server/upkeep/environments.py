@@ -11,10 +11,10 @@ from pathlib import Path
 from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.model import Profile
+from glovebox_sandboxes.contract.errors import MisnamedError
 from glovebox_sandboxes.contract.spec import DEFAULT, PACKAGES
 from glovebox_sandboxes.runtime import environments, guest_gc, runtime
 from glovebox_sandboxes.runtime.environments import Environment, RuntimeRecord
-from glovebox_server.errors import MisnamedError
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
 from glovebox_server.upkeep.clean import size_of

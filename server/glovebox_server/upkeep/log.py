@@ -9,8 +9,8 @@ from glovebox_audit.events import Event
 from glovebox_audit.file import LogFile
 from glovebox_audit.receipts.dsse import EnvelopeSigner
 from glovebox_audit.segments.rotation import Retention, Rotation
+from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_sandboxes.host.owner import server_id
-from glovebox_server.errors import RefusedError
 from glovebox_server.promotion import journal as journals
 from glovebox_server.promotion import transaction
 from glovebox_server.receipts.keys import Signer

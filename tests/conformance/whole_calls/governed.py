@@ -13,10 +13,10 @@ from typing import Final, Self
 from tests.conformance.whole_calls.case import Step
 
 from glovebox_profiles.policy.model import Policy
+from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.app import App
 from glovebox_server.calls import ToolCall
 from glovebox_server.core.rights import RightsOf
-from glovebox_server.errors import RefusedError
 from glovebox_server.guards.approvals.approvals import Approvals
 from glovebox_server.guards.approvals.question import ApprovalAnswer
 from glovebox_server.guards.budgets.budgets import opened as opened_budgets

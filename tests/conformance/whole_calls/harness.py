@@ -38,13 +38,13 @@ from glovebox_profiles.policy.model import Policy
 from glovebox_sandboxes import strict_json
 from glovebox_sandboxes.conformance import trial
 from glovebox_sandboxes.conformance.host import CANARY, Planted
+from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server import app as apps
 from glovebox_server import startup
 from glovebox_server.app import App
 from glovebox_server.calls import Listener, Principal, Text, ToolCall
 from glovebox_server.core.broker import Broker
 from glovebox_server.core.rights import Rights, Roles
-from glovebox_server.errors import RefusedError
 from glovebox_server.failures import failure_of
 from glovebox_server.guards.registry import GuardSet
 from glovebox_server.settings import Settings

@@ -10,8 +10,8 @@ import anyio.from_thread
 import anyio.to_thread
 
 from glovebox_audit.events import Event
+from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.app import App
-from glovebox_server.errors import RefusedError
 from glovebox_server.promotion import journal as journals
 from glovebox_server.promotion import plan, transaction
 from glovebox_server.promotion.folder import opened

@@ -31,6 +31,7 @@ from glovebox_audit.receipts import dsse
 from glovebox_audit.receipts.dsse import MAX_KEY_BYTES, parse_public
 from glovebox_audit.verify import VerifyReport
 from glovebox_audit.verify import verify as verify_log
+from glovebox_sandboxes.contract.errors import MisnamedError
 from glovebox_sandboxes.plural import counted
 from glovebox_server.cli.options import (
     LazyGroup,
@@ -44,7 +45,6 @@ from glovebox_server.cli.options import (
     wants_json,
 )
 from glovebox_server.cli.terminal import cell, table_of
-from glovebox_server.errors import MisnamedError
 from glovebox_server.exits import FAILED, OK
 from glovebox_server.settings import Settings
 from glovebox_server.upkeep.log import audit_log

@@ -23,13 +23,13 @@ from glovebox_audit.receipts.verify import VerifiedReceipt, of_call
 from glovebox_audit.receipts.verify import verify as verify_receipt
 from glovebox_profiles import model as profiles_model
 from glovebox_profiles.errors import ProfileError
+from glovebox_sandboxes.contract.errors import MisnamedError
 from glovebox_sandboxes.plural import counted
 from glovebox_server import app, workspace
 from glovebox_server.cli.evidence.audit import KEY, find_call, find_run, not_proved
 from glovebox_server.cli.options import LazyGroup, command, emit, err, out, wants_json
 from glovebox_server.cli.saving import write_new_file
 from glovebox_server.cli.terminal import cell, print_table, table_of
-from glovebox_server.errors import MisnamedError
 from glovebox_server.exits import FAILED, OK, USAGE
 from glovebox_server.proof.lock import policy_keys
 from glovebox_server.receipts import keys

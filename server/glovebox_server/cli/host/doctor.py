@@ -17,6 +17,7 @@ from rich.text import Text
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.loader import SHIPPED
 from glovebox_sandboxes.contract.base import Capabilities, mechanisms
+from glovebox_sandboxes.contract.errors import MisnamedError
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.host import surroundings
 from glovebox_server import app as apps
@@ -26,7 +27,6 @@ from glovebox_server.calls import Principal
 from glovebox_server.cli import state
 from glovebox_server.cli.options import command, emit, out
 from glovebox_server.cli.terminal import Shown, table_of
-from glovebox_server.errors import MisnamedError
 from glovebox_server.exits import OK, UNAVAILABLE, USAGE
 from glovebox_server.mcp.catalogue import Manifest, build_manifest
 from glovebox_server.secret_files import SecretFileError

@@ -18,19 +18,19 @@ from rich.text import Text
 
 from glovebox_audit.chain import draft
 from glovebox_audit.events import StopLifted
+from glovebox_audit.place import AuditError
 from glovebox_audit.printable import printable
 from glovebox_audit.query import ask
 from glovebox_audit.query.index import Filters
 from glovebox_profiles.errors import nearest
 from glovebox_profiles.policy.model import is_principal
-from glovebox_sandboxes.contract.errors import DiagnosedError
+from glovebox_sandboxes.contract.errors import DiagnosedError, MisnamedError
 from glovebox_sandboxes.plural import counted
 from glovebox_server import workspace
 from glovebox_server.cli import state
 from glovebox_server.cli.evidence.audit import show_indexing
 from glovebox_server.cli.options import LazyGroup, command, complete_tool, emit, err, out, wants_json
 from glovebox_server.cli.terminal import pick, table_of
-from glovebox_server.errors import AuditError, MisnamedError
 from glovebox_server.exits import NO_SERVER, OK, UNAVAILABLE
 from glovebox_server.guards.stops.stops import (
     KIND,

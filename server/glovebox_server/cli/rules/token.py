@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from glovebox_audit.events import TokenCreated, TokenRevoked
+from glovebox_sandboxes.contract.errors import MisnamedError
 from glovebox_server import app as apps
 from glovebox_server import startup, workspace
 from glovebox_server.cli import state
@@ -31,7 +32,6 @@ from glovebox_server.cli.options import (
     workflow_name,
 )
 from glovebox_server.cli.terminal import pick, table_of, to_minute
-from glovebox_server.errors import MisnamedError
 from glovebox_server.failures import own_command
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS

@@ -10,9 +10,9 @@ from typing import Any
 
 import anyio
 
+from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_sandboxes.sharing import FairLimiter
 from glovebox_server.core.call import Call
-from glovebox_server.errors import RefusedError
 
 #: Sandboxes at work at one time, over all callers. Each may use a profile's whole memory limit, so more would trade
 #: every caller's speed, and on a small host its memory, for nothing; the others wait their turn.

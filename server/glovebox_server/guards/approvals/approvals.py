@@ -23,11 +23,12 @@ from anyio.lowlevel import EventLoopToken
 from glovebox_audit.chain import new_id
 from glovebox_audit.events import Event
 from glovebox_audit.log import AuditLog
+from glovebox_audit.place import AuditError
 from glovebox_profiles.model import effective
-from glovebox_sandboxes.contract.errors import Refusal
+from glovebox_sandboxes.contract.errors import Refusal, RefusedError
 from glovebox_server.calls import Decision, Grant, Listener
 from glovebox_server.core.accept import deny
-from glovebox_server.errors import AuditError, RefusedError, StoreError
+from glovebox_server.errors import StoreError
 from glovebox_server.guards.approvals import store
 from glovebox_server.guards.approvals.question import ApprovalAnswer, Question, QuestionSubject, canonical
 from glovebox_server.guards.approvals.rules import (

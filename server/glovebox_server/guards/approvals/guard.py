@@ -6,11 +6,12 @@ from functools import partial
 
 import anyio
 
+from glovebox_audit.place import AuditError
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.calls import CallResult, Decision, ToolCall
 from glovebox_server.core.call import ApprovalRequiredError, Call, CallDeniedError, Decide
 from glovebox_server.core.result import add_notes
-from glovebox_server.errors import AuditError, StoreError
+from glovebox_server.errors import StoreError
 from glovebox_server.guards.approvals.approvals import Approvals
 from glovebox_server.guards.approvals.question import Question
 from glovebox_server.guards.approvals.rules import (

@@ -24,7 +24,8 @@ from glovebox_audit.events import (
     GrantRevoked,
 )
 from glovebox_profiles.policy.model import CALLER_MINUTES, Reach
-from glovebox_server.errors import RefusedError, StoreError
+from glovebox_sandboxes.contract.errors import RefusedError
+from glovebox_server.errors import StoreError
 from glovebox_server.guards.approvals.question import (
     ApprovalAnswer,
     Question,

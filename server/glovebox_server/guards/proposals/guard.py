@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from glovebox_sandboxes.contract.errors import Refusal
+from glovebox_sandboxes.contract.errors import Refusal, RefusedError
 from glovebox_sandboxes.pool.pool import SandboxProvider
 from glovebox_sandboxes.session.connection import AttestedSandbox
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import NOTHING
 from glovebox_server.core.call import Call, CallDeniedError, Inputs, Ran
 from glovebox_server.core.rights import Rights
-from glovebox_server.errors import RefusedError
 from glovebox_server.guards.approvals.rules import propose
 from glovebox_server.guards.budgets.spending import LOOKING
 from glovebox_server.guards.journal.journal import artifact_scanned

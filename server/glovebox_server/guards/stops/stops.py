@@ -23,10 +23,10 @@ from pydantic import AwareDatetime, Field
 from glovebox_audit.chain import new_call_id
 from glovebox_audit.events import Event, StopMade
 from glovebox_audit.log import AuditLog
+from glovebox_audit.place import AuditError
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.calls import ToolCall
 from glovebox_server.core.call import Call, CallDeniedError
-from glovebox_server.errors import AuditError
 from glovebox_server.secret_files import FOLDER, Files, SecretFileError, StoredItem, StoredItems
 
 Scope = Literal["call", "run", "principal", "workflow", "tool", "all"]
