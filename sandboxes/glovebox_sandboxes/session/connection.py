@@ -359,11 +359,16 @@ class GuestConnection:
 
     async def _send_inputs(self, inputs: Sequence[Input]) -> None:
         for name, content in inputs:
-            stream, frames = self.wire.open("input", {"name": name})
+            try:
+                stream, frames = self.wire.open("input", {"name": name})
+            except ValueError:
+                raise _broken(f"it opened {wire.MAX_OPEN} streams at once") from None
             await self.send(frames)
             async with aclosing(content):
                 async for piece in content:
                     await self.send_data(stream, piece)
+            if not self.wire.is_open(stream):
+                raise anyio.BrokenResourceError
             # Only after all of it was read without error: the guest begins at the last of these.
             await self.send(self.wire.end(stream))
 

@@ -287,11 +287,9 @@ class HeadAndTail:
 
     def captured(self) -> outcomes.Captured:
         """Return the kept bytes as text."""
-        head, tail = (kept.decode("utf-8", "replace") for kept in (self._head, self._tail))
         dropped = self.total - len(self._head) - len(self._tail)
-        text = f"{head}\n[… {dropped} bytes left out …]\n{tail}"
-        if not dropped:
-            text = (self._head + self._tail).decode("utf-8", "replace")
+        between = f"\n[… {dropped} bytes left out …]\n".encode() if dropped else b""
+        text = (self._head + between + self._tail).decode("utf-8", "replace")
         return outcomes.Captured(text=text, total_bytes=self.total, dropped_bytes=dropped)
 
 
