@@ -218,7 +218,7 @@ async def test_a_damaged_store_refuses_calls_and_commands_and_stays_as_it_is(tmp
 
 
 async def test_a_question_of_another_version_is_not_guessed_at(tmp_path: Path) -> None:
-    """What cannot be read whole is no yes."""
+    """What cannot be read whole is no yes, and refuses its call no longer than its time."""
     state = tmp_path / "s"
     async with a_desk(state) as desk:
         made = proposal()
@@ -228,3 +228,5 @@ async def test_a_question_of_another_version_is_not_guessed_at(tmp_path: Path) -
         db.close()
         with pytest.raises(StoreError, match="this version"):
             await desk.decided(again(made))
+        desk.clock.pass_(601)
+        assert await desk.asked(again(made))

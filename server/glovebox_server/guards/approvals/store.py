@@ -135,8 +135,11 @@ class Questions:
     def __init__(self, db: sqlite3.Connection, at: Clocks, record: Record | None = None) -> None:
         self._db, self.at, self._record = db, at, record or (lambda _: None)
         if record is not None:
-            for found in self._found(f"NOT {_OVER} AND (ends <= ? OR boot != ?)", at.since_boot, at.boot):
-                self._step(found, "expire")
+            # Of every open state, and unread: a question of another version must not outlive its time.
+            db.execute(
+                f"{_UPDATE} state = 'expired', changed = ? WHERE NOT {_OVER} AND (ends <= ? OR boot != ?)",
+                (at.wall, at.since_boot, at.boot),
+            )
             db.execute(
                 "DELETE FROM questions WHERE state IN ('expired', 'used', 'withdrawn') AND changed < ?",
                 (at.wall - KEPT_MS,),
