@@ -54,8 +54,12 @@ class Look:
         self._live = Detector(needles) if needles.names else None
         self._printed = 0
         self.findings: list[Finding] = []
-        self.ended: Callable[[Outcome], Coroutine[Any, Any, None]]
-        """Takes the whole outcome of the call that it observes; set by ``watch``."""
+        self.examine: Callable[[Outcome, Look], Coroutine[Any, Any, None]]
+        """Examines the outcome of the call that it observes; set by ``watch``."""
+
+    async def ended(self, outcome: Outcome) -> None:
+        """Examine the whole outcome. Does not return if that stops the call."""
+        await self.examine(outcome, self)
 
     def printed(self, show: Callable[[str], None]) -> Callable[[bytes], None]:
         """Wrap ``show`` for live output: from a canary on nothing is shown."""

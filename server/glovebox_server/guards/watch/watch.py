@@ -153,7 +153,7 @@ class Watch:
     async def observe(self, call: Call) -> None:
         """Look through raw output for canary tokens and secrets, before anything is masked (GB-LIFE-10, GB-LIFE-11)."""
         look = self.look(call.now.placeholders)
-        look.ended = partial(self.ended, call.request, look=look)
+        look.examine = partial(self.ended, call.request)
         call.now.observers.append(look)
         call.now.inspect_file = look.file
 
@@ -218,13 +218,13 @@ class Watch:
         if caller.connections > CONNECTIONS_KNOWN:
             await self._alarm(call, Finding(rule="new-reach", where="url", what=host))
 
-    async def ended(self, call: ToolCall, outcome: Outcome, *, look: Look) -> None:
+    async def ended(self, call: ToolCall, outcome: Outcome, look: Look) -> None:
         """Examine an outcome before its caller gets it. Does not return if that stops the call."""
         await self._search(call, look, look.pieces(outcome))
 
     async def look_for_secrets(self, call: ToolCall, outcome: Outcome) -> None:
         """Search secrets in an outcome that is not scanned otherwise."""
-        await self.ended(call, outcome, look=self.look())
+        await self.ended(call, outcome, self.look())
 
     async def _asked(self, call: ToolCall, workspace: Path | None) -> None:
         self._know_canaries()
