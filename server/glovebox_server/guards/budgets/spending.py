@@ -1,4 +1,4 @@
-"""Computes spending, budgets and remainders. Pure. Amounts are integers, so sums are exact."""
+"""Computes spending, budgets and remainders. Pure but for ``read_clocks``. Amounts are integers, so sums are exact."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -42,7 +42,12 @@ def _boot() -> str:
 
 
 def advanced(last: Clocks | None, now: Clocks) -> Clocks:
-    """Return the clocks with the time by the rule above for ``wall``, as ``last`` has it; None if none was seen."""
+    """Return the clocks with the time of budgets for ``wall``, as ``last`` has it; None if none was seen.
+
+    Within one boot it passes by the boot-time clock, whatever happens to the wall clock. After a reboot it continues
+    from the wall clock or, if that is behind, from the latest time seen. So a clock that is set forward refills nothing
+    early, and one that is set back keeps nothing spent longer than its window.
+    """
     if last is None:
         return now
     if last.boot == now.boot:
