@@ -55,11 +55,12 @@ def prepare_state(directory: Path) -> None:
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         directory.mkdir(mode=0o700, exist_ok=True)
+        found = directory.stat()
     except OSError as error:
         reason = f"it cannot be made: {error.strerror}"
         raise SecretFileError(_STATE, directory, reason, f"Make room for it, or {other}.") from error
     # As for each file in it, whose own checks decide about one that others could have read.
-    _check(directory.stat(), directory, _STATE, f"{other[0].upper()}{other[1:]}.", directory=True)
+    _check(found, directory, _STATE, f"{other[0].upper()}{other[1:]}.", directory=True)
     for place in {directory.absolute(), directory.resolve()} if changes_user() else ():
         if (flaw := permissions.flaw_above(place)) is not None:
             above, problem, command = flaw
@@ -210,9 +211,8 @@ def _check(found: os.stat_result, path: Path, kind: str, instead: str, *, direct
         )
     if found.st_mode & 0o077:
         reason = f"others have access to it (mode {stat.S_IMODE(found.st_mode):03o})"
-        raise SecretFileError(
-            kind, path, reason, f"Remove it if others may have read it, else run `chmod {mode} {path}`."
-        )
+        fix = "Run" if kind == _STATE else "Remove it if others may have read it, else run"
+        raise SecretFileError(kind, path, reason, f"{fix} `chmod {mode} {path}`.")
 
 
 FOLDER = "governance"
