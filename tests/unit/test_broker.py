@@ -267,7 +267,9 @@ async def settled(scene: Scene) -> None:
     for _ in range(1000):
         queues = scene.broker.sandboxes.pool._queues.values()
         waiting = sum(len(queue.ready) for queue in queues)
-        if scene.driver.live == waiting and all(queue.missing <= 0 and not queue._preparing for queue in queues):
+        if scene.driver.live == waiting and all(
+            queue.missing <= 0 and not (queue._supply and queue._supply.preparing) for queue in queues
+        ):
             return
         await anyio.lowlevel.checkpoint()
     pytest.fail(f"{scene.driver.live} sandboxes live and {waiting} wait")

@@ -146,6 +146,8 @@ class _Supply:
     """Targets of the plan's mounts before it was opened: forks have the mounts of their zygote."""
     source: Source | None = None
     problem: SandboxError | None = None
+    preparing: int = 0
+    """Of this source: what is left of an earlier one is for no call."""
 
 
 class ReadyQueue:
@@ -165,7 +167,6 @@ class ReadyQueue:
         """Set while a task refills it."""
         self._delay = self._retry_at = 0.0
         """The delay is zero unless the last attempt to prepare one failed."""
-        self._preparing = 0
         self._changed = anyio.Event()
         """Set when the refilling task should check the queue; renewed by that task."""
         self._waiters: list[_Waiter] = []
@@ -180,7 +181,8 @@ class ReadyQueue:
     @property
     def missing(self) -> int:
         """Return how many more sandboxes to prepare now."""
-        return self.demand.missing(ready=len(self.ready), preparing=self._preparing, waiters=len(self._waiters))
+        preparing = self._supply.preparing if self._supply else 0
+        return self.demand.missing(ready=len(self.ready), preparing=preparing, waiters=len(self._waiters))
 
     def retire(self) -> None:
         """Stop refilling when the calls under way are over, unless another call comes."""
@@ -301,7 +303,7 @@ class ReadyQueue:
                 return
             self._changed = anyio.Event()
             for _ in range(self.missing):
-                self._preparing += 1
+                supply.preparing += 1
                 keepers.start_soon(self._keep, supply, source)
             with anyio.move_on_after(max(0.0, review_at - now)):
                 await self._changed.wait()
@@ -320,7 +322,7 @@ class ReadyQueue:
                     await gate.wait_until_idle(lambda: bool(self._waiters))
                     sandbox = await self._prepare(source, stack)
                 finally:
-                    self._preparing -= 1
+                    supply.preparing -= 1
                 gone = sandbox.gone
                 try:
                     sandbox.leased = supply is self._supply and await self._offer(sandbox)
