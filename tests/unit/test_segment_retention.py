@@ -8,10 +8,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tests.fixtures import segments
 from tests.fixtures.audit_logs import decided, finished
+from tests.fixtures.receipts import public, receipt_log
 
 from glovebox_audit import chain
-from glovebox_audit.chain import Head, draft
+from glovebox_audit.chain import EvidenceError, Head, draft
 from glovebox_audit.file import LogFile
+from glovebox_audit.receipts.verify import verify as verify_receipt
 from glovebox_audit.segments import files, rotation
 from glovebox_audit.segments.rotation import Removal
 from glovebox_audit.verify import verify
@@ -169,3 +171,18 @@ def test_an_anchor_in_what_was_removed_is_told_apart_from_a_false_one(
     false = Head(seq=anchors[2].seq, hash="e" * 64)
     (found,) = verify(directory, false, keys=segments.KEYS).problems
     assert found.detail == f"the anchor names another record {false.seq}: the log was rewritten"
+
+
+async def test_a_receipt_whose_record_was_removed_is_not_called_false(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its place cannot be checked any more; until retention removes the record it is right (the control)."""
+    async with receipt_log(directory) as harness:
+        await harness.receipt()
+        content = harness.content()
+    segments.fill(directory, 20)
+    verify_receipt(content, public(), directory)
+    make_old(monkeypatch)
+    assert 1 in retain(directory, seconds=1.0)
+    with pytest.raises(EvidenceError, match=r"place in the audit log cannot be checked: .* removed on record"):
+        verify_receipt(content, public(), directory)

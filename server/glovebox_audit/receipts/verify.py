@@ -55,6 +55,8 @@ def _place(found: Statement, digest: str, audit: Path) -> None:
     position, call = found.predicate.audit, found.predicate.call
     report = verify_log(audit, Head(seq=position.seq, hash=position.hash))
     for problem in report.problems[:1]:
+        if problem.kind == "anchor" and problem.line is None:  # retention removed it, on record
+            raise EvidenceError(f"its place in the audit log cannot be checked: {problem.detail}")
         line = "" if problem.line is None else f"line {problem.line}"
         file = "" if line and problem.file == LOG_NAME else problem.file
         where = f"({' '.join(filter(None, (file, line)))}: {problem.kind}: {problem.detail})"
