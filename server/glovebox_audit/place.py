@@ -21,7 +21,7 @@ from glovebox_sandboxes.contract.errors import DiagnosedError
 LOCK_WAIT_SECONDS = 5.0
 
 #: First and longest pause in seconds between attempts: short against one fdatasync, few wake-ups in a long wait.
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.0001, 0.005
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.0001, 0.002
 
 #: ``FS_IOC_GETFLAGS``, and the flags of ``chattr +a`` and ``+i``: such a file cannot be renamed (linux/fs.h).
 _GETFLAGS, _FIXED = 0x80086601, 0x20 | 0x10

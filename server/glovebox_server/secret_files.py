@@ -24,11 +24,11 @@ from typing import Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from glovebox_audit.place import take_lock
 from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_sandboxes.host import permissions
 from glovebox_sandboxes.host.identity import changes_user
 
-_LOCK_POLL_SECONDS = 0.005
 _THE_FILE = "Name the file itself."
 _WRITABLE = "make the directory writable."
 _STATE = "state directory"
@@ -66,18 +66,6 @@ def prepare_state(directory: Path) -> None:
             above, problem, command = flaw
             reason = f"{above} {problem}, who could put another in its place"
             raise SecretFileError(_STATE, directory, reason, f"Run `{command} {above}`, or {other}.")
-
-
-def take_lock(descriptor: int, seconds: float) -> bool:
-    """Take the exclusive lock of a file or folder within ``seconds``; return False if another holds it."""
-    until = time.monotonic() + seconds
-    while True:
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        if time.monotonic() >= until:
-            return False
-        time.sleep(_LOCK_POLL_SECONDS)
 
 
 class SecretDirectory:

@@ -24,9 +24,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
+from glovebox_audit.place import take_lock
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.artifacts.record import Artifact, ArtifactStoreError, decode, encode, expired, is_id
-from glovebox_server.secret_files import take_lock
 
 MAX_ARTIFACTS: Final = 4096
 """Artifacts at one time: bounds the table in memory (about 1 KB each) and the listing (about 10 ms)."""

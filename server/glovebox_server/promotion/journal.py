@@ -18,10 +18,11 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import AwareDatetime, ConfigDict, Field, TypeAdapter
 
+from glovebox_audit.place import take_lock
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server import secret_files
 from glovebox_server.promotion.folder import FileState, TargetFolder, opened
-from glovebox_server.secret_files import SecretDirectory, SecretFileError, take_lock
+from glovebox_server.secret_files import SecretDirectory, SecretFileError
 
 FOLDER: Final = "promotions"
 MAX_KEPT: Final = 100
