@@ -83,6 +83,7 @@ async def test_a_stranger_is_told_where_to_sign_in_and_nothing_else(tmp_path: Pa
         assert (await asked(place, Host="evil.example")).status_code == 421
         assert (await asked(place, Origin="https://evil.example")).status_code == 403
         assert (await asked(f"{server.url}{METADATA_PATH}/health")).status_code == 404
+        assert server.app.refusals.totals["http"] == 1
         async with httpx2.AsyncClient() as http:
             assert (await http.post(place)).status_code == 401
         local = await asked(place.replace("127.0.0.1", "localhost"))

@@ -157,7 +157,7 @@ class TokenAuthority:
         """Return the metadata at a well-known address."""
         resource = path.removeprefix(METADATA_PATH)
         if resource not in RESOURCES:
-            return Response("Not found", status_code=404)
+            raise HTTPException(404, "Not found")
         told = ProtectedResourceMetadata(
             resource=_URL.validate_python(self._base(host) + resource),
             authorization_servers=[_URL.validate_python(self.issuer.url)],
