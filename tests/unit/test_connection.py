@@ -3,7 +3,7 @@
 import json
 import struct
 import tracemalloc
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,7 +13,6 @@ from tests.fixtures.channels import OUTCOME, READY, Channel, Guest, Script
 
 from _glovebox_guest import wire
 from glovebox_sandboxes.contract.errors import SandboxError
-from glovebox_sandboxes.session import connection
 from glovebox_sandboxes.session.connection import Duplex, GuestConnection, GuestOutcome, Serve, StreamSink, whole
 
 SECONDS = 20
@@ -217,39 +216,6 @@ async def test_a_broken_rule_is_told_as_a_broken_sandbox(data: bytes, message: s
     told = await trouble(scripted(data))
     assert "broke the wire's protocol" in told
     assert message in told
-
-
-async def test_a_guest_that_gives_up_an_input_has_ended() -> None:
-    """Also between its last bytes and its end, where there is nothing left to send."""
-
-    async def script(guest: Guest) -> None:
-        await guest.start()
-        await guest.say(frame(6, 2))
-        await anyio.sleep_forever()
-
-    async with linked(script) as link:
-
-        async def content() -> AsyncGenerator[bytes, None]:
-            yield b"x"
-            await anyio.wait_all_tasks_blocked()
-            assert not link.wire.is_open(2)
-
-        await link.ready()
-        with pytest.raises(anyio.EndOfStream):
-            await link.run({"kind": "python"}, [("a", content())], {}, Taker().accept, None)
-
-
-async def test_a_guest_that_leaves_no_stream_for_an_input_is_told_as_broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It does not wait for the job, and opens as many as there may be, all in its first turn."""
-    monkeypatch.setattr(connection, "_TURN_SECONDS", SECONDS)
-
-    async def script(guest: Guest) -> None:
-        opened = b"".join(opening(2 * number + 1) for number in range(wire.MAX_OPEN))
-        await guest.say(guest.wire.message("ready", READY) + opened)
-        await anyio.sleep_forever()
-
-    with pytest.raises(SandboxError, match="streams at once"):
-        await converse(script, inputs=[("a", b"x")])
 
 
 async def test_what_nobody_reads_is_bounded_by_the_window() -> None:

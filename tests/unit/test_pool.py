@@ -163,12 +163,6 @@ async def test_what_ended_in_the_same_moment_is_given_to_nobody(end: str) -> Non
         assert set(opened) == {before}
 
 
-async def steps(count: int) -> None:
-    """Turns of the event loop."""
-    for _ in range(count):
-        await anyio.lowlevel.checkpoint()
-
-
 def mounted(directory: Path) -> Plan:
     """A plan with this workspace."""
     return replace(PLAN, spec=replace(PLAN.spec, mounts=(Mount(source=str(directory), target=WORKSPACE),)))
@@ -190,28 +184,6 @@ async def test_a_replaced_workspace_is_never_seen_again(tmp_path: Path, *, quick
             assert (await scene.call()).inode == workspace.stat().st_ino
             assert all(each.inode == workspace.stat().st_ino for each in await scene.settle())
         assert all(each.dead for each in old)
-
-
-@jumping
-async def test_a_call_does_not_wait_for_what_is_prepared_of_a_replaced_workspace(tmp_path: Path) -> None:
-    """Those are for nobody: others are prepared beside them."""
-    workspace = tmp_path / "workspace"
-    workspace.mkdir()
-    driver = Fake(quick=True, steps=200)
-    async with a_scene(driver, mounted(workspace)) as scene:
-        queue = scene.pool.prepare(driver, scene.plan)
-        queue.demand.peak = 5
-        await steps(60)
-        workspace.rename(tmp_path / "before")
-        workspace.mkdir()
-        queue._changed.set()
-        await steps(20)
-        scene.pool.prepare(driver, scene.plan)
-        await steps(20)
-        before = anyio.current_time()
-        async with scene.take() as sandbox:
-            assert sandbox.how == "prepared"
-            assert anyio.current_time() - before < 1
 
 
 @both
