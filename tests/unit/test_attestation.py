@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.unit.test_measure import EXPECTED, HOST, MEASURED
 
-from glovebox_sandboxes.contract.attestation import Attestation, compare, kernel_version
+from glovebox_sandboxes.contract.attestation import Attestation, Field, compare, kernel_version
 from glovebox_sandboxes.contract.measure import MeasuredMount, parse
 from glovebox_sandboxes.drivers.docker import usage
 from glovebox_sandboxes.host.cgroup import Cgroup, GroupFiles, Hierarchy
@@ -116,6 +116,11 @@ def test_what_could_not_be_seen_says_why() -> None:
         assert row(found, name)["verdict"] == "not measurable"
         assert row(found, name)["outside"] == "not measurable: the pid is unknown"
     assert "outside" not in row(found, "dumpable")
+
+
+def test_a_value_without_words_is_a_value() -> None:
+    """The verdict is about values, not about the text that tells them."""
+    assert [Field("x", "y", found).verdict for found in ("", "y")] == ["differs", "ok"]
 
 
 def test_one_part_that_cannot_be_read_says_why_for_itself() -> None:

@@ -206,6 +206,15 @@ def test_the_body_itself_passes_the_last_look() -> None:
     check_closed(body())
 
 
+def test_a_plan_changed_in_place_changes_neither_the_look_nor_the_next_plan() -> None:
+    """The lists of a plan are its own: not those that it is compared with."""
+    action = make(SPEC, HOST, SECCOMP).action
+    action["HostConfig"]["CapAdd"].append("SYS_ADMIN")
+    with pytest.raises(UnsupportedSpecError, match="CapAdd"):
+        check_closed(action)
+    check_closed(make(SPEC, HOST, SECCOMP).action)
+
+
 def test_with_gvisors_runtime_containers_have_a_kernel_of_their_own() -> None:
     """The same container but for its runtime, its removal, the filters, and room for the threads of gVisor's kernel."""
     plan = make(SPEC, replace(HOST, runtime="runsc"), SECCOMP)

@@ -3,12 +3,13 @@
 import copy
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from tests.unit.test_docker_plan import HOST, SECCOMP, SPEC
 
 from glovebox_sandboxes.contract.errors import UnsupportedSpecError
-from glovebox_sandboxes.drivers.docker import podman
+from glovebox_sandboxes.drivers.docker import driver, podman
 from glovebox_sandboxes.drivers.docker.plan import filter_text, make
 
 FILTER = "/somewhere/filter.json"
@@ -67,3 +68,12 @@ def test_the_filter_is_a_file_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert first.parent != second.parent
     assert first.read_text() == "{}"
     assert (first.parent.stat().st_mode & 0o777, first.stat().st_mode & 0o777) == (0o755, 0o644)
+
+
+async def test_without_room_for_the_filter_the_driver_is_unusable_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A probe never fails: the doctor tells it, and a call goes to the next driver."""
+    monkeypatch.setattr(driver, "Engine", lambda _: Mock(podman=True))
+    monkeypatch.setattr("glovebox_sandboxes.drivers.docker.probe.probe", lambda *_: (None, None))
+    monkeypatch.setattr(podman, "write_filter", Mock(side_effect=OSError(28, "No space left on device")))
+    async with driver.DockerDriver.connect() as found:
+        assert "No space left on device" in found.capabilities.missing[0].what

@@ -43,7 +43,7 @@ class Field:
         """Return whether every measurement there is equals the plan."""
         if not self._found:
             return "not measurable"
-        return "differs" if self.measured else "ok"
+        return "ok" if all(value == self.planned for value, _ in self._found) else "differs"
 
     @property
     def measured(self) -> str:

@@ -121,8 +121,6 @@ OWNER_LABEL = plans.LABEL + "owner"
 """On every container: the server process that made it (see ``glovebox_sandboxes.host.owner``)."""
 SANDBOX_LABEL = plans.LABEL + "sandbox"
 
-_log = structlog.get_logger(__name__)
-
 
 class DockerSandbox:
     """One container and the connection to its guest."""
@@ -267,6 +265,9 @@ class DockerDriver:
                 await remover.reap(OWNER_LABEL)
             except SandboxError as problem:
                 driver = cls(probe.unavailable(problem, runtime), None)
+            except OSError as problem:  # of Podman's filter, or of the janitor that removes it
+                lacking = SandboxError("", problem.strerror or str(problem), "Make room for temporary files (TMPDIR).")
+                driver = cls(probe.unavailable(lacking, runtime), None)
             else:
                 connection = _EngineLink(engine=engine, host=host, remover=remover, janitor=cleaner, mark=mark)
                 driver = cls(capabilities, connection)

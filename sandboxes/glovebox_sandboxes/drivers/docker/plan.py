@@ -7,6 +7,7 @@ field that could weaken the sandbox, so that no default of image or daemon decid
 import json
 import posixpath
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -173,7 +174,8 @@ def _host_config(
     limits = spec.limits
     outside = boundary.around_sentry(limits) if host.runtime == "runsc" else limits
     return {
-        **_CLOSED,
+        # A copy: a plan whose lists were changed must not pass as the model it is compared with.
+        **deepcopy(_CLOSED),
         "Runtime": host.runtime,
         # A removed container cannot report why it ended, which is late for gVisor: see Engine.ran_out_of_memory.
         "AutoRemove": host.runtime != "runsc",
