@@ -64,7 +64,7 @@ LOCK_WAIT_SECONDS: Final = 5.0
 not stop every other server with it."""
 MAX_MIB: Final = 256
 """Size of one file: each owner bounds its content, and this bounds a bug in that."""
-_SETTINGS = ("trusted_schema = OFF", "cell_size_check = ON", "foreign_keys = ON", "temp_store = MEMORY")
+_SETTINGS = ("trusted_schema = OFF", "cell_size_check = ON", "temp_store = MEMORY")
 _HELD = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT})
 _ACCESS = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH)
