@@ -1,4 +1,4 @@
-"""Computes spending, budgets and remainders. Pure but for ``read_clocks``. Amounts are integers, so sums are exact."""
+"""Computes spending, budgets and remainders. Pure except ``read_clocks``. Amounts are integers, so sums are exact."""
 
 import time
 from collections.abc import Iterable, Mapping
