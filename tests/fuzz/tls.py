@@ -49,6 +49,15 @@ class _Client:
             if what & 64 and how & 1:
                 self._end.shutdown(SHUT_WR)
 
+    def say(self, data: bytes) -> None:
+        """Send this, unbroken."""
+        self._tls.write(data)
+        self._end.send(self._goes.read())
+
+    def heard(self) -> bytes:
+        """What has come, nothing at an end that TLS itself tells of. Raises ssl.SSLError."""
+        return self._tls.read(65536)
+
     def read(self) -> None:
         """Take what has come."""
         with suppress(OSError):

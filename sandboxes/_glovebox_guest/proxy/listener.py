@@ -106,7 +106,10 @@ class Proxy:
             descriptor, _ = self._listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001 - all that `socket.accept` does
         except OSError:  # the program gave it up, or it has no memory left for it
             return
-        self._connections.add(ProxyConnection(self, socket.socket(fileno=descriptor)))
+        client = socket.socket(fileno=descriptor)
+        # An answer goes in pieces: none waits until the program has acknowledged the one before.
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._connections.add(ProxyConnection(self, client))
 
 
 class ProxyConnection(StreamHandler):
@@ -390,17 +393,18 @@ class ProxyConnection(StreamHandler):
 
     def _shut_down(self) -> None:
         """Close after the last answer, unless the program still sends, or would lose that answer."""
-        if not self._shut:
-            self._shut = True
-            try:
-                self._client.shutdown(_SHUT_WR)
-            except OSError:
-                self.close()
-                return
+        self._shut = True
+        try:
+            self._client.shutdown(_SHUT_WR)
+        except BlockingIOError:
+            self._loop.watch_writing(self._descriptor, self._flush)
+        except OSError:
+            self.close()
+            return
         if self._hung_up:
             self.close()
-        elif not self._loop.wire.is_open(self._stream):
-            self._left = 0
+        elif self._authority or not self._loop.wire.is_open(self._stream):
+            self._left = 0  # of the rest: behind the end of TLS it is not decrypted
             self._loop.watch(self._descriptor, self._readable)
 
     def close(self) -> None:

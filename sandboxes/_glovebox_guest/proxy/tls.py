@@ -59,7 +59,10 @@ class TlsSocket:
                 self._explain(str(problem.reason or "unknown"))
                 self.push()  # the alert, if there is one
                 raise
-            data = self._client.recv(_READ)
+            try:
+                data = self._client.recv(_READ)
+            except ConnectionError:
+                data = b""
             if not data:
                 if self._begun and not self._agreed:
                     self._tell("the program ended it in its handshake: " + _PINNED)
@@ -97,13 +100,17 @@ class TlsSocket:
         return not self._unsent
 
     def shutdown(self, how: int) -> None:
-        """Say that nothing follows; what the program still says is not decrypted. Raises OSError."""
+        """Say that nothing follows; what the program still says is not decrypted.
+
+        Raises OSError; after BlockingIOError it is to be called again.
+        """
         self._over = True
         try:
             self._tls.shutdown()
         except ssl.SSLError:  # it waits for the program's close_notify, or there is no session to send one in
             self._taken = 0
-        self.push()
+        if not self.push():
+            raise BlockingIOError
         self._client.shutdown(how)
 
 
