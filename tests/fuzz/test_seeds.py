@@ -5,6 +5,9 @@ import time
 
 import pytest
 from tests.fuzz.harness import SEEDS, TARGETS, load
+from tests.fuzz.patches import OLD
+
+from glovebox_server.promotion.plan import made
 
 MUTATION_SECONDS = 2.0
 """For one target: a smoke test. `make fuzz` is what searches."""
@@ -35,6 +38,12 @@ def test_kept_inputs_and_their_neighbours_hold(target: str) -> None:
     chance, end = random.Random(target), time.monotonic() + MUTATION_SECONDS  # noqa: S311 - not for secrets
     while time.monotonic() < end:
         check(_changed(chance.choice(seeds), chance))
+
+
+def test_a_seed_is_a_patch_that_is_read_and_applied() -> None:
+    """Else the fuzzer would only meet what is refused at its first line."""
+    patch = (SEEDS / "patches" / "ours").read_bytes()
+    assert {each.name for each in made(patch, OLD.get)} == {*OLD, 'q"/conftest.py', "ü/empty"}
 
 
 def test_every_directory_of_seeds_belongs_to_a_target() -> None:

@@ -166,6 +166,7 @@ def test_what_git_makes_of_an_odd_spelling_is_marked(*, tmp_path: Path, patch: s
     [
         ("  --- /dev/null\n  +++ b/CLAUDE.md\n", OBEYED),
         ("*** a/CLAUDE.md\n--- x\n***************\n", OBEYED),
+        ("--- a/\\8\n+++ b/CLAUDE.md\n", OBEYED),
         ("Content-Transfer-Encoding: base64\n", UNREAD),
         ('Content-Type: text/plain; charset="utf-7"\n', UNREAD),
         (CHANGED.replace("100644", "120000"), UNREAD),
@@ -221,6 +222,14 @@ def test_all_patches_of_a_call_are_charged_by_byte_and_line(monkeypatch: pytest.
     assert "it was not read in full: not all of its paths were looked at" in said
     assert scanned.lines < 1 << 22
     assert looked_up.size < 3 << 20
+
+
+@pytest.mark.parametrize("line", [b"new mode 1\n", b"--- " + b"a " * 540 + b"\n", b"--- " + b"\\ " * 540 + b"\n"])
+def test_a_line_is_charged_though_it_names_nothing_new(line: bytes) -> None:
+    """Taking it apart costs as much as looking a name up; the control is a thousandth of it."""
+    count = 8 * 1024 * 1024 // len(line)
+    assert "it was not read in full: not all of its paths were looked at" in patch_risks(line * count, WorkBudget())
+    assert UNREAD in "\n".join(patch_risks(line * (count // 1000), WorkBudget()))
 
 
 def test_twenty_thousand_files_of_ours_are_read_in_full() -> None:

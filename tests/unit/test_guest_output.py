@@ -4,7 +4,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import chdir, suppress
 from pathlib import Path
 
 import pytest
@@ -95,6 +95,19 @@ def collected(
     return {name: bytes(content) for name, content in host.files.items()}, {
         str(each["name"]): str(each["reason"]) for each in skipped
     }
+
+
+def test_what_lies_too_deep_for_a_path_is_named(tmp_path: Path) -> None:
+    """A program gets there step by step, and nobody else; the control lies one folder higher."""
+    with chdir(tmp_path):
+        while len(str(here := Path.cwd())) < 3846:
+            (here / ("d" * 240)).mkdir()
+            os.chdir("d" * 240)
+        Path("near").write_bytes(b"x")
+        Path("f" * 250).write_bytes(b"x")
+    sent, skipped = collected(tmp_path)
+    assert [Path(name).name for name in sent] == ["near"]
+    assert list(skipped.values()) == ["cannot be looked at: its path may be too long"]
 
 
 def test_regular_files_are_sent_whole(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def test_what_cannot_be_cleared_away_is_said_and_in_force(place: Path, monkeypat
         assert (status, "is in force, but" in text, "could not be cleared away" in text) == (OK, True, True), text
         assert {**held(place / "reports"), **FILES} == held(place / "reports")
         status, text = run(place, "promotions")
-        assert (status, "is in force. To be cleared away" in text, "not empty" in text) == (OK, True, True)
+        assert (status, "is in force, but what was laid ready" in text, "not empty" in text) == (OK, True, True)
     status, text = run(place, "promotions")
     assert (status, "in force" in text) == (OK, True)
     assert held(place / "reports") == FILES

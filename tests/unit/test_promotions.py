@@ -375,7 +375,7 @@ def test_what_cannot_be_cleared_away_changes_nothing_of_what_is_in_force(place: 
     assert {**held(place.folder), **AFTER} == held(place.folder)
     (found,) = place.recover()
     assert found.promotion.state in journals.IN_FORCE
-    assert "is in force. To be cleared away: " in str(found)
+    assert "is in force, but what was laid ready cannot be cleared away yet: " in str(found)
     assert "nothing was changed" not in str(found)
     assert held(place.folder) == AFTER  # what it replaced does not lie about
     (place.folder / done.stage / "x").rmdir()
@@ -405,7 +405,7 @@ def test_what_cannot_be_cleared_away_is_in_nobodys_way(
     assert left.state == ("undone" if fails else "moved")
     (found,) = place.recover()
     assert found.settled
-    assert f"{'was put back' if fails else 'is in force'}. To be cleared away: " in str(found)
+    assert f"{'was put back' if fails else 'is in force'}, but what was laid ready cannot be cleared" in str(found)
     transaction.require_settled([found])
     if fails:
         done = place.promote()

@@ -45,6 +45,7 @@ class Comparison:
         self._parts: list[tuple[bool, bytes]] = []
         self.names: dict[str, list[str]] = {"created": [], "changed": [], "deleted": []}
         self.skipped: list[dict[str, object]] = []
+        self.uncounted = 0
 
     @property
     def patch(self) -> bytes:
@@ -138,8 +139,10 @@ class Comparison:
             (before is None and name in self._folders, "it stands in the place of a folder"),
             (kind != stat.S_IFREG, "not a regular file"),
             (
-                not name.isprintable() or len(os.fsencode(name)) > MAX_NAME,
-                "its name is not plain text of bounded length",
+                not name.isprintable()
+                or len(os.fsencode(name)) > MAX_NAME
+                or any(each.strip() != each for each in parts),
+                "its name is not plain text of bounded length, or a part of it begins or ends with a blank",
             ),
             (forbidden, forbidden),
             (
@@ -189,6 +192,9 @@ class Comparison:
         return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
     def _skip(self, name: str, reason: str) -> None:
+        if len(self.skipped) == MAX_SKIPPED:
+            self.uncounted += 1
+            return
         display_name = name.encode("utf-8", "backslashreplace").decode()[:255]
         self.skipped.append({"name": display_name, "reason": f"not in the patch: {reason}"[:200]})
 
@@ -199,14 +205,14 @@ def compare(
     """Return summary and patch; see ``overlay.summary``."""
     found = Comparison(original, source, target, max_files=max_files, room=room)
     found.run()
-    skipped = found.skipped[:MAX_SKIPPED]
-    if more := len(found.skipped) - len(skipped):
-        skipped.append({"name": "…", "reason": f"and {more} more changes that are not in the patch", "count": more})
+    if more := found.uncounted:
+        reason = f"and {more} more changes that are not in the patch"
+        found.skipped.append({"name": "…", "reason": reason, "count": more})
     names = {kind: names[:MAX_NAMES] for kind, names in found.names.items()}
     return {
         **names,
         "counts": {kind: len(names) for kind, names in found.names.items()},
-        "skipped": skipped,
+        "skipped": found.skipped,
     }, found.patch
 
 

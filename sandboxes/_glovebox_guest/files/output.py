@@ -19,6 +19,8 @@ MAX_SKIPPED = 50
 """Refused entries that are named; the rest are counted."""
 MAX_PICTURES = 4
 _CHUNK = 256 * 1024
+_UNSEEN = os.stat_result((0,) * 10)
+"""Of an entry that has none, as its path is longer than the kernel takes."""
 
 
 class Picture:
@@ -65,9 +67,9 @@ def send_bytes(loop: Loop, kind: str, content: bytes) -> None:
 
 def collect(loop: Loop, root: str, *, max_files: int, max_bytes: int) -> tuple[list[dict[str, object]], list[Picture]]:
     """Send the regular files below ``root``, by name; return what was skipped and why, and the first pictures."""
-    skipped: list[tuple[str, str]] = []
+    told: list[dict[str, object]] = []
     pictures: list[Picture] = []
-    files = total = 0
+    files = total = uncounted = 0
     since = full_since(root, (status for _, status in _entries(root)))
     unseen = None
     for number, (name, status) in enumerate(_entries(root)):
@@ -83,11 +85,12 @@ def collect(loop: Loop, root: str, *, max_files: int, max_bytes: int) -> tuple[l
             size, reason = _send(loop, root, name, max_bytes - total, pictures, full_since=since)
             files += not reason
             total += size
-        if reason:
-            skipped.append((name, reason))
-    told: list[dict[str, object]] = [{"name": _printable(name), "reason": why} for name, why in skipped[:MAX_SKIPPED]]
-    if more := len(skipped) - len(told):
-        told.append({"name": "…", "reason": f"and {more} more", "count": more})
+        if reason and len(told) < MAX_SKIPPED:
+            told.append({"name": _printable(name), "reason": reason})
+        elif reason:
+            uncounted += 1
+    if uncounted:
+        told.append({"name": "…", "reason": f"and {uncounted} more", "count": uncounted})
     if unseen:  # always named, however many others are only counted
         told.append(
             {"name": _printable(unseen), "reason": f"more than {MAX_ENTRIES} entries; the rest was not looked at"}
@@ -135,6 +138,8 @@ def _entries(root: str) -> Iterator[tuple[str, os.stat_result]]:
 
 def _unfit(name: str, status: os.stat_result) -> str:
     """Return why an entry is no artifact; empty if it may be one."""
+    if status is _UNSEEN:
+        return "cannot be looked at: its path may be too long"
     if stat.S_ISDIR(status.st_mode):
         return f"more than {MAX_DEPTH} directories deep"
     if stat.S_ISLNK(status.st_mode):
@@ -160,7 +165,7 @@ def walk(root: str, into: Callable[[str, os.stat_result], bool]) -> Iterator[tup
             try:
                 status = os.lstat(os.path.join(root, name))
             except OSError:
-                continue
+                status = _UNSEEN
             yield name, status
             if stat.S_ISDIR(status.st_mode) and into(name, status):
                 folders.append(name)

@@ -35,7 +35,7 @@ _HUNK: Final = re.compile(
 _LITERAL: Final = re.compile(
     rb"literal (?P<size>\d{1,10})\n(?P<lines>(?:[A-Za-z][0-9A-Za-z!#-&(-+\-;-@^-`{-~]{5,65}\n)*+)\n"  # git's base 85
 )
-_ESCAPED: Final = re.compile(rb"\\([0-7]{1,3}|.)", re.DOTALL)
+_ESCAPED: Final = re.compile(rb"\\(?:([0-7]{1,3})|(.))", re.DOTALL)
 _BEFORE_A: Final = ord("A") - 1
 _BEFORE_SMALL_A: Final = ord("a") - 27
 
@@ -124,7 +124,7 @@ def _as_written(name: str) -> bytes:
 
 def unescaped(text: bytes) -> bytes:
     """Return a quoted name without its escapes."""
-    return _ESCAPED.sub(lambda found: bytes((int(found[1], 8) & 255,)) if found[1].isdigit() else found[1], text)
+    return _ESCAPED.sub(lambda found: bytes((int(found[1], 8) & 255,)) if found[1] else found[2], text)
 
 
 def unpacked(lines: bytes) -> Iterator[bytes]:

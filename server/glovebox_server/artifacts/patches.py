@@ -28,7 +28,7 @@ _LINK: Final = "it makes a symbolic link or a submodule"
 # patch(1) strips blanks and X before a line. A line of a file starts with a sign, and binary parts have no spaces.
 _LINE: Final = re.compile(
     rb"^[ \tX]*+(?:- [ \tX]*+)*+"
-    rb"(?:(?:diff --git|\+\+\+|---|\*\*\*|(?:rename|copy) (?:from|to|old|new)|Index:)(?P<names>.+)"
+    rb"(?:(?:(?:diff --git|\+\+\+|---|\*\*\*|(?:rename|copy) (?:from|to|old|new)) |Index:)(?P<names>.+)"
     rb"|(?:new|new file) mode (?P<mode>.*))",
     re.MULTILINE,
 )
@@ -56,10 +56,13 @@ class _Marks:
     def look_for(self, patch: bytes) -> bool:
         """Note the paths that any line names; return False if the budget is spent."""
         for found in _LINE.finditer(patch):
+            names = found["names"] or b""
+            if not self._budget.spend(_NAME_COST + _CHARACTER_COST * min(len(names), LONGEST)):
+                return False
             if (mode := found["mode"]) is not None and (mode := mode.rstrip(b"\r")) != FILES[0]:
                 self.look_at(self._last, _RUNS if mode == FILES[1] else _LINK)
             # No name or ending that is marked has blanks, so words have the reasons of a path with blanks.
-            line = unescaped(found["names"] or b"") if len(found["names"] or b"") <= LONGEST else b""
+            line = unescaped(names) if len(names) <= LONGEST else b""
             for word in re.split(r'[\s"]+', line.decode("utf-8", "replace")):
                 path = word[2:] if word.startswith(("a/", "b/")) else word
                 if path not in {"", "/dev/null"} and not self.look_at(path):

@@ -172,7 +172,7 @@ class TargetFolder:
         """Remove a folder of regular files, if it exists; a folder made in it since stays."""
         with suppress(FileNotFoundError), self.parent(f"{way}/.") as (folder, _):
             for leaf in os.listdir(folder):  # noqa: PTH208 - by descriptor
-                with suppress(IsADirectoryError):
+                with suppress(IsADirectoryError, FileNotFoundError):
                     os.unlink(leaf, dir_fd=folder)
             self._remove(way)
 

@@ -50,8 +50,10 @@ class Recovered:
             ended = "cannot be put back yet"
         kept = ", ".join(map(quoted, self.promotion.kept))
         told = f"{ended}, but for what somebody changed since: {kept}" if kept else ended
-        left = f". To be cleared away: {self.problem}" if self.problem else "."
-        return f"{self.promotion.id}, into {self.promotion.folder}, was interrupted, and {told}{left}"
+        if self.problem and self.settled:
+            told += ", but what was laid ready cannot be cleared away yet"
+        why = f": {self.problem}" if self.problem else "."
+        return f"{self.promotion.id}, into {self.promotion.folder}, was interrupted, and {told}{why}"
 
 
 def promote(
