@@ -1,30 +1,39 @@
-"""``glovebox artifact promote``, ``promotions`` and ``rollback``."""
+"""``glovebox artifact save``, ``scan``, ``reencode``, ``promote``, ``promotions`` and ``rollback``.
 
+Those that scan and make anew are calls of ``run_python`` with our own program.
+"""
+
+import os
 import sys
 import termios
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import anyio
 import click
 from rich.text import Text as Plain
 
 from glovebox_audit.printable import printable
-from glovebox_sandboxes.contract.errors import RefusedError
+from glovebox_sandboxes.contract.errors import DiagnosedError, MisnamedError, RefusedError, SandboxError
 from glovebox_sandboxes.plural import counted
 from glovebox_server import app as apps
-from glovebox_server import startup
+from glovebox_server import startup, workspace
 from glovebox_server.artifacts.names import quoted
-from glovebox_server.cli.artifact import find_in_artifacts
+from glovebox_server.artifacts.record import id_of
+from glovebox_server.calls import CallResult, Link, Listener, Principal, Text
+from glovebox_server.cli.artifact import describe_artifact, named_principal
 from glovebox_server.cli.options import command, emit, err, out, wants_json, word_form
+from glovebox_server.cli.saving import save
 from glovebox_server.cli.terminal import pick, to_minute
-from glovebox_server.exits import OK, REFUSED
+from glovebox_server.exits import FAILED, OK, REFUSED
 from glovebox_server.guards.approvals.shown import visible, warn_of_letters
 from glovebox_server.promotion import journal as journals
-from glovebox_server.promotion import plan, transaction
+from glovebox_server.promotion import plan, reencoder, scanner, scanning, transaction
 from glovebox_server.promotion.folder import TargetFolder, opened
 from glovebox_server.promotion.journal import Journal, Promotion
 from glovebox_server.promotion.plan import Planned
+from glovebox_server.promotion.scanner import ScanFindings
 from glovebox_server.promotion.transaction import Record
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
@@ -209,3 +218,129 @@ def _files(promotion: Promotion) -> list[dict[str, object]]:
         | {side: (held := getattr(each, side)) and held.sha256 for side in ("before", "after")}
         for each in promotion.changes
     ]
+
+
+def _address(value: str) -> str:
+    if id_of(value) is None:
+        shown = repr(printable(value)[:200])
+        raise click.BadParameter(f"{shown} is no address (artifact://…): `glovebox artifact list` shows them.")
+    return value
+
+
+_uris = click.argument("uris", metavar="URI…", nargs=-1, required=True)
+_principal = click.option(
+    "--principal",
+    type=named_principal,
+    metavar="PRINCIPAL",
+    default=lambda: f"local:{os.getuid()}",
+    help="Whose it is, where it is not yours: token:NAME over HTTP.",
+)
+
+
+@command("save")
+@click.argument("uri", type=_address)
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="File to write; else stdout.")
+@_principal
+def artifact_save(settings: Settings, uri: str, output: Path | None, principal: str) -> None:
+    """Write an artifact to a new file, or to standard output.
+
+    Its risks are told on standard error.
+    """
+    if wants_json() and output is None:
+        raise click.UsageError("--json says what was written: add -o FILE.")
+
+    async def make() -> None:
+        if output and (reason := workspace.objection(workspace.place(output), workspace.own(settings))):
+            raise MisnamedError(f"--output {output}", f"it {reason}", "A program made it: name a file elsewhere.")
+        owner = Principal(id=principal, transport="cli")
+        async with apps.opened(settings, "cli", prewarm=False) as app, app.artifacts.open(uri, owner) as reader:
+            if output is None:
+                await reader.check()  # printed output cannot be taken back
+            for risk in reader.artifact.risks:
+                err.print(f"Look before you open, run, copy or apply it: {risk}.", style="yellow")
+            await save(reader.chunks(), output)
+            if not emit({"file": str(output), **describe_artifact(reader.artifact)}) and output is not None:
+                err.print(f"{output}: {counted(reader.artifact.bytes, 'byte')}.")
+
+    anyio.run(make)
+
+
+@command("scan")
+@_uris
+@_principal
+def scan(settings: Settings, uris: tuple[str, ...], principal: str) -> int:
+    """Look, in a sandbox, for what acts when files are opened.
+
+    And for secrets. Exit 1 where there is something.
+    """
+    found = find_in_artifacts(settings, dict.fromkeys(uris, principal))
+    lines = {uri: list(each.lines) for uri, each in found.items()}
+    if not emit({"findings": lines, "more": {uri: each.more for uri, each in found.items()}}):
+        for uri, each in found.items():
+            out.print(Plain(f"{uri}: {'nothing was found' if not each.count else ''}".rstrip()))
+            for line in each.told():
+                out.print(Plain(f"  ! {line}"), style="yellow")
+    return FAILED if any(each.count for each in found.values()) else OK
+
+
+@command("reencode")
+@_uris
+@_principal
+def reencode(settings: Settings, uris: tuple[str, ...], principal: str) -> int:
+    """Make pictures anew in a sandbox, of their pixels alone.
+
+    Prints the address of each new artifact. Exit 1 where one could not be made.
+    """
+    results = _called(settings, dict.fromkeys(uris, principal), reencoder.program())
+    made = {uri: _made(result) for uri, result in results.items()}
+    failed = {uri: _why(result) for uri, result in results.items() if made[uri] is None}
+    new = {uri: link and {"uri": link.uri, "name": link.name, "sha256": link.sha256} for uri, link in made.items()}
+    if not emit({"made": new, "failed": failed}):
+        for uri, link in made.items():
+            out.print(Plain(f"{uri}: {failed[uri]}", "yellow") if link is None else Plain(f"{link.uri}  {link.name}"))
+    return FAILED if failed else OK
+
+
+def find_in_artifacts(settings: Settings, owners: Mapping[str, str]) -> dict[str, ScanFindings]:
+    """Scan each artifact in a sandbox of its own: no file can influence the findings of another.
+
+    ``owners`` has the owner of each address; the calls are theirs. Raises DiagnosedError if a scan fails.
+    """
+    return {uri: _findings(result) for uri, result in _called(settings, owners, scanner.program()).items()}
+
+
+def _made(result: CallResult) -> Link | None:
+    links = [each for each in result.content if isinstance(each, Link)]
+    return links[0] if len(links) == 1 and not result.failed else None
+
+
+def _why(result: CallResult) -> str:
+    stderr = result.structured.get("stderr")
+    said = str(stderr.get("text", "")).strip() if isinstance(stderr, dict) else ""
+    told = said or " ".join(each.text for each in result.content if isinstance(each, Text))
+    return printable(" ".join(told.split()))[:300] or "the call gave no picture; `glovebox audit tail` shows it"
+
+
+def _called(settings: Settings, owners: Mapping[str, str], code: str) -> dict[str, CallResult]:
+    """Return the result of a call with this program for each artifact, made for its owner."""
+
+    async def call() -> dict[str, CallResult]:
+        found = {}
+        async with apps.opened(settings, "cli", prewarm=False) as app:
+            for uri, owner in owners.items():
+                caller, arguments = Principal(id=owner, transport="cli"), {"code": code, "inputs": [uri]}
+                run = app.runs.new()
+                found[uri] = await app.broker.submit(caller, "run_python", arguments, Listener(), run=run)
+        return found
+
+    return anyio.run(call)
+
+
+def _findings(result: CallResult) -> ScanFindings:
+    stdout = result.structured.get("stdout")
+    try:
+        return scanning.findings_of(str(stdout["text"]) if not result.failed and isinstance(stdout, dict) else "")
+    except SandboxError:
+        reason = "the scanner gave no findings: a file may have ended it, or the call was refused"
+        fix = "Take the files for dangerous; `glovebox audit query --tool run_python` shows the call."
+        raise DiagnosedError("Scanning the artifacts", reason, fix) from None

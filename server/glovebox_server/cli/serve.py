@@ -29,7 +29,9 @@ _LEVELS = ("debug", "info", "warning", "error")
 @click.option("--port", type=click.IntRange(0, 65535), default=8321, show_default=True, help="Port (http); 0: any.")
 @click.option("--allowed-host", multiple=True, help="Host header to accept, for addresses that are not this machine's.")
 @click.option("--log-level", type=click.Choice(_LEVELS), default="info", show_default=True, help="Lowest logged.")
-@click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Of it.")
+@click.option(
+    "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Of the log."
+)
 @click.option("--trusted-proxy", multiple=True, help="Address of a proxy whose X-Forwarded-For names clients.")
 @click.option("--oauth-issuer", metavar="URL", help="Let in whoever has an access token of this issuer, too (http).")
 @click.option("--oauth-audience", multiple=True, help="What such tokens are for, if not this server's addresses.")

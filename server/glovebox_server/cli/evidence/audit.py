@@ -94,7 +94,12 @@ def audit_tail(settings: Settings, count: int, follow: bool, everything: bool) -
 @click.option("--anchor", help="SEQ:HASH noted down earlier (`glovebox audit head`): finds a log cut and rewritten.")
 @click.option("--anchors", type=_ANCHORS, help="The same for each line of this file, as a server keeps them.")
 @click.option("--key", "keys", multiple=True, type=KEY, help="A public key: check the signature of each seal too.")
-@click.option("--proof", type=regular_file, help="Check this inclusion proof instead, with --key and nothing else.")
+@click.option(
+    "--proof",
+    metavar="FILE",
+    type=regular_file,
+    help="Check this inclusion proof instead, with --key and nothing else.",
+)
 def audit_verify(
     settings: Settings,
     *,
@@ -250,8 +255,12 @@ _STYLES = {"succeeded": "green", "running": "cyan", "denied": "yellow", "ask": "
 @click.option("--run", "runs", multiple=True, help="Calls of this run, as `audit show` has it: r_ and 26 characters.")
 @click.option("--workflow", "workflows", multiple=True, help="Calls of this workflow; '' for none.")
 @click.option("--outcome", "outcomes", multiple=True, type=click.Choice(OUTCOMES), help="Calls that came out so.")
-@click.option("--since", type=time_or_age, help="Not before this time (UTC), local day (yesterday), or 2h ago.")
-@click.option("--until", type=time_or_age, help="Before this time, or the beginning of this day: today.")
+@click.option(
+    "--since", type=time_or_age, metavar="TIME", help="Not before this time (UTC), local day (yesterday), or 2h ago."
+)
+@click.option(
+    "--until", type=time_or_age, metavar="TIME", help="Before this time, or the beginning of this day: today."
+)
 @click.option("--grep", "text", help="Calls of which a record has this text, in upper or lower case.")
 @click.option(
     "-n", "--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="How many, the newest first."

@@ -1,11 +1,11 @@
 """``glovebox receipt`` and ``bundle``, and ``audit bundle | prove``: what is checked anywhere."""
 
+import importlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -21,21 +21,15 @@ from glovebox_audit.receipts import dsse, statement
 from glovebox_audit.receipts.statement import Statement
 from glovebox_audit.receipts.verify import VerifiedReceipt, of_call
 from glovebox_audit.receipts.verify import verify as verify_receipt
-from glovebox_profiles import model as profiles_model
-from glovebox_profiles.errors import ProfileError
 from glovebox_sandboxes.contract.errors import MisnamedError
 from glovebox_sandboxes.plural import counted
-from glovebox_server import app, workspace
 from glovebox_server.cli.evidence.audit import KEY, find_call, find_run, not_proved
 from glovebox_server.cli.options import LazyGroup, command, emit, err, out, wants_json
 from glovebox_server.cli.saving import write_new_file
 from glovebox_server.cli.terminal import cell, print_table, table_of
 from glovebox_server.exits import FAILED, OK, USAGE
-from glovebox_server.proof.lock import policy_keys
 from glovebox_server.receipts import keys
 from glovebox_server.settings import Settings
-from glovebox_server.startup import governed
-from glovebox_server.tools import TOOLS
 from glovebox_server.upkeep.log import audit_log
 
 _COLUMNS = 100
@@ -283,7 +277,7 @@ def audit_prove(settings: Settings, call_id: str) -> int:
     directory = settings.state_dir / "audit"
     call_id = find_call(directory, call_id)
     try:
-        found = making.prove(directory, "call", call_id, partial(_texts, settings))
+        found = making.prove(directory, "call", call_id, _texts(settings))
     except EvidenceError as problem:
         hint = "`glovebox audit seal` seals it now; else the next day or 64 MiB will."
         unsealed = f"Records of call {call_id} are in a segment that is not sealed yet: {hint}"
@@ -297,7 +291,7 @@ def audit_prove(settings: Settings, call_id: str) -> int:
 
 
 def _made(settings: Settings, directory: Path, of: str, identity: str) -> bytes | None:
-    texts = partial(_texts, settings)
+    texts = _texts(settings)
     try:
         return making.make(directory, of, identity, texts)
     except EvidenceError as problem:
@@ -308,13 +302,6 @@ def _made(settings: Settings, directory: Path, of: str, identity: str) -> bytes 
         return making.make(directory, of, identity, texts)
 
 
-def _texts(settings: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return profiles in effect, of each role too, and the policy, by digest; empty if they do not load."""
-    try:
-        profiles = app.load_profiles(settings)
-        found = governed(settings, profiles, workspace.find(settings, "http"), TOOLS)
-    except (ProfileError, MisnamedError):
-        return {}, {}
-    sets = [profiles, *(each.profiles for each in found.every)]
-    texts = {each.digests[tool]: profiles_model.effective(each[tool]) for each in sets for tool in each}
-    return texts, {} if found.policy is None else {found.digest or "": policy_keys(found.policy)}
+def _texts(settings: Settings) -> making.Texts:
+    rules = importlib.import_module("glovebox_server.cli.rules.lock")  # imports the server's parts
+    return partial(rules.texts, settings)

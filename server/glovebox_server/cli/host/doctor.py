@@ -7,8 +7,9 @@ import importlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 import click
@@ -28,7 +29,6 @@ from glovebox_server.cli import state
 from glovebox_server.cli.options import command, emit, out
 from glovebox_server.cli.terminal import Shown, table_of
 from glovebox_server.exits import OK, UNAVAILABLE, USAGE
-from glovebox_server.mcp.catalogue import Manifest, build_manifest
 from glovebox_server.secret_files import SecretFileError
 from glovebox_server.settings import Settings
 from glovebox_server.startup import governed, policy_file
@@ -37,6 +37,9 @@ from glovebox_server.upkeep import environments
 from glovebox_server.upkeep.environments import require_apart, required
 from glovebox_server.upkeep.readiness import Readiness, can_write, is_built
 from glovebox_server.workspace import Workspace
+
+if TYPE_CHECKING:
+    from glovebox_server.mcp.catalogue import Manifest
 
 T = TypeVar("T")
 _COLOURS = {
@@ -47,7 +50,7 @@ _COLOURS = {
 
 @command("doctor", opens="settings")
 @click.option("--prove", is_flag=True, help="Attack the sandboxes of this host and say what held: 0 all, 1 not all.")
-@click.option("--driver", "names", multiple=True, type=click.Choice(registry.NAMES), help="Prove this; else all.")
+@click.option("--driver", "names", multiple=True, type=click.Choice(registry.NAMES), help="Prove this one; else all.")
 def doctor(settings: Settings, prove: bool, names: tuple[str, ...]) -> int:
     """Show what this host can enforce, and what fixes the rest."""
     if not prove:
@@ -72,9 +75,8 @@ async def _diagnose(settings: Settings) -> int:
     loaded, problem = _tried(lambda: _profiles(settings, served), "")
     file, objection = policy_file(settings), None
     if file is not None and not problem:
-        _, objection = _tried(
-            lambda: str(governed(settings, apps.load_profiles(settings), Workspace(path=None), TOOLS)), ""
-        )
+        find = partial(governed, settings, apps.load_profiles(settings), Workspace(path=None), TOOLS)
+        _, objection = _tried(find, None)
     ready = Readiness(runtime=is_built(settings.data_dir), log=not unusable, policy=objection is None)
     used = [each.driver for each in found if each.usable]
     advice = None
@@ -191,20 +193,22 @@ def capabilities(settings: Settings) -> None:
     emit(found, *_told(found))
 
 
-async def _find(settings: Settings) -> Manifest:
+async def _find(settings: Settings) -> "Manifest":
+    catalogue = importlib.import_module("glovebox_server.mcp.catalogue")  # imports the SDK
     profiles = load_profiles(settings)
     roles = governed(settings, profiles, workspace.find(settings, "cli"), TOOLS)
     async with registry.opened(settings.data_dir, f"capabilities{os.getpid()}") as available:
-        return await build_manifest(
+        found: Manifest = await catalogue.build_manifest(
             tools=TOOLS,
             rights=roles.rights_of(Principal(id=f"local:{os.getuid()}", transport="cli")),
             environments=environments.required(settings, profiles),
             drivers=available,
             version=VERSION,
         )
+    return found
 
 
-def _told(found: Manifest) -> Iterator[Shown | None]:
+def _told(found: "Manifest") -> Iterator[Shown | None]:
     yield f"Glovebox {found['glovebox']}, tools {found['tools_digest']}, profiles {found['profiles_digest']}"
     if found["policy_digest"]:
         yield f"role {found['role'] or 'none'}, policy {found['policy_digest']}"

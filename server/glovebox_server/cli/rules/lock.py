@@ -19,6 +19,7 @@ from glovebox_profiles.errors import ProfileError, nearest
 from glovebox_profiles.load.loader import SHIPPED, checked, load, read
 from glovebox_profiles.model import Profile, effective
 from glovebox_profiles.order import KeyChange
+from glovebox_sandboxes.contract.errors import MisnamedError
 from glovebox_sandboxes.plural import counted
 from glovebox_server import app, workspace
 from glovebox_server.app import check_example, load_profiles
@@ -26,7 +27,7 @@ from glovebox_server.cli.evidence.page import KEEPING
 from glovebox_server.cli.options import command, complete_tool, emit, out, time_or_age
 from glovebox_server.cli.saving import replace_file
 from glovebox_server.exits import FAILED, OK, USAGE
-from glovebox_server.proof.lock import Effective, Lock, written
+from glovebox_server.proof.lock import Effective, Lock, policy_keys, written
 from glovebox_server.proof.sealed import opener
 from glovebox_server.proof.suggest import KINDS, records
 from glovebox_server.proof.suggest import simulate as decide_again
@@ -158,10 +159,24 @@ def _effective(settings: Settings) -> Effective:
     return app.effective(profiles, environments, policy, path)
 
 
+def texts(settings: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return profiles in effect, of each role too, and the policy, by digest; empty if they do not load."""
+    try:
+        profiles = load_profiles(settings)
+        found = governed(settings, profiles, workspace.find(settings, "http"), TOOLS)
+    except (ProfileError, MisnamedError):
+        return {}, {}
+    sets = [profiles, *(each.profiles for each in found.every)]
+    texts = {each.digests[tool]: effective(each[tool]) for each in sets for tool in each}
+    return texts, {} if found.policy is None else {found.digest or "": policy_keys(found.policy)}
+
+
 _STYLES = {"allow": "bold red", "deny": "green", "ask": "green"}
 
 
-_since = click.option("--since", type=time_or_age, default="30d", show_default=True, help="Calls since this time.")
+_since = click.option(
+    "--since", type=time_or_age, metavar="TIME", default="30d", show_default=True, help="Calls since this time."
+)
 
 
 _key = click.option("--key", type=click.Path(path_type=Path), help="The private key to which arguments were sealed.")

@@ -147,7 +147,14 @@ def _by(value: str) -> tuple[str, ...]:
 @click.option(
     "--by", metavar="NAMES", type=_by, default="principal,tool", show_default=True, help=f"Some of {','.join(BY)}."
 )
-@click.option("--since", type=time_or_age, default="7d", show_default=True, help="Since this time, day, or 7d ago.")
+@click.option(
+    "--since",
+    type=time_or_age,
+    metavar="TIME",
+    default="7d",
+    show_default=True,
+    help="Since this time, day, or 7d ago.",
+)
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 def usage(settings: Settings, *, by: tuple[str, ...], since: datetime, as_csv: bool) -> None:
     """Show what calls have spent, where policy.toml has budgets."""

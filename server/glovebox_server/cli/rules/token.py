@@ -52,7 +52,7 @@ def token() -> None:
 @click.argument("name")
 @click.option("--role", help="What it may do, of policy.toml; else what policy.toml says of token:NAME.")
 @click.option("--workflow", type=workflow_name, metavar="NAME", help="What its calls are part of.")
-@click.option("--expires", type=lifetime, help="When it ends: 12h, 30d. Never, unless given.")
+@click.option("--expires", type=lifetime, metavar="TIME", help="When it ends: 12h, 30d. Never, unless given.")
 def token_create(
     settings: Settings, *, name: str, role: str | None, workflow: str | None, expires: timedelta | None
 ) -> None:
@@ -172,9 +172,9 @@ _FLEETING = (
 @transport_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="Name clients reach the server by (http).")
 @click.option("--port", type=click.IntRange(1, 65535), default=8321, show_default=True, help="Its port; 443 is https.")
-@click.option("--token", metavar="NAME", help="Make this token and show it, or show one whose file holds it (http).")
+@click.option("--token", metavar="NAME", help="Make this token and show it (http).")
 @click.option("--role", help="What the token that is made may do, as of `token create`.")
-@click.option("--expires", type=lifetime, help="When it ends: 12h, 30d.")
+@click.option("--expires", type=lifetime, metavar="TIME", help="When it ends: 12h, 30d.")
 @click.option("--token-file", metavar="FILE", type=regular_file, help="Show the token saved in this file (http).")
 def client_config(
     settings: Settings,
