@@ -91,4 +91,5 @@ async def test_a_call_whose_tool_failed_is_a_failed_one_everywhere(tmp_path: Pat
     page = " ".join(glovebox("audit", "show", call_id, "--state-dir", str(state)).stdout.split())
     assert "workspace sales" in page
     assert "failed, exit_code 0, its result is an error" in page.replace("exit code", "exit_code")
-    assert "exit_code 0, failed True" in glovebox("receipt", "show", call_id, "--state-dir", str(state)).stdout
+    shown = " ".join(glovebox("receipt", "show", call_id, "--state-dir", str(state)).stdout.split())
+    assert "outcome.exit_code 0 outcome.failed True" in shown

@@ -162,7 +162,7 @@ def test_a_misspelt_expectation_of_an_earlier_call_is_named(tmp_path: Path) -> N
     (tmp_path / "one.toml").write_text(
         f"[[case]]\nid = 'x'\nclaim = 'X.'\nseeds = ['F1']\nproves = ['GB-FILE-1']\n{before}"
     )
-    with pytest.raises(ValueError, match=r"one\.toml: case 'x': before\.0\.refusde: Extra inputs are"):
+    with pytest.raises(ValueError, match=r"one\.toml: case 1: before\.0\.refusde: Extra inputs are"):
         load(tmp_path)
 
 
