@@ -132,7 +132,7 @@ async def resolve(host: str, resolver: Resolver, seconds: float) -> tuple[Addres
     return addresses
 
 
-def check(host: str, addresses: tuple[Address, ...]) -> None:
+def require_public(host: str, addresses: tuple[Address, ...]) -> None:
     """Refuse a whole DNS answer if one address in it is not public, or is this machine's own.
 
     The message names the kind of address, not the address: a sandbox learns no internal address. Raises RefusedError

@@ -17,7 +17,7 @@ from glovebox_profiles.egress.rules import EgressRule, decide_inspected, denial
 from glovebox_profiles.egress.targets import EgressTarget
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.egress.authority import Authority
-from glovebox_server.egress.dial import Dial, Resolver, check, dial, resolve, system_resolver, within
+from glovebox_server.egress.dial import Dial, Resolver, dial, require_public, resolve, system_resolver, within
 from glovebox_server.egress.events import ConnectNext, EgressAnswer, EgressAttempt, EgressLimits, PeerError
 
 MAX_UNNAMED = 4
@@ -169,7 +169,7 @@ class EgressGate:
 
     async def check_addresses(self, attempt: EgressAttempt, connect_next: ConnectNext) -> None:
         """Refuse an answer with an address that is not public, or is this machine's own."""
-        check(_target(attempt).host, attempt.addresses)
+        require_public(_target(attempt).host, attempt.addresses)
         await connect_next(attempt)
 
     async def record(self, attempt: EgressAttempt, connect_next: ConnectNext) -> None:
