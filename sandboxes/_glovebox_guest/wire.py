@@ -57,7 +57,7 @@ class ProtocolError(Exception):
 
 
 class WireEvent:
-    """What a frame means; it has the fields that its kind needs, and equals another of its kind with the same."""
+    """The meaning of a frame, with the fields of its kind; equal to another of its kind with equal fields."""
 
     __hash__ = None  # type: ignore[assignment]  # it holds dicts
     stream: int

@@ -72,7 +72,7 @@ class Proxy:
             loop.step(None)
         self.environment = {**ENVIRONMENT, **_TRUSTED} if trust.inspect else ENVIRONMENT
         self.contexts: dict[str, Any] | None = {} if trust.inspect else None
-        """How TLS is ended, by server, None for a tunnel: as many as the host has certificates. None: not inspected."""
+        """TLS context by server, None for a tunnel; the host's certificates bound it. None: TLS is not inspected."""
         loop.watch(self._listener.fileno(), self._accept)
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ SENTRY: Mapping[str, Any] = {
     # Missing from its /proc.
     "unmeasured": ("CapAmb", "namespace cgroup"),
 }
-"""What a guest on the sentry must find, in place of Linux's."""
+"""Expected measurements on gVisor's kernel, in place of Linux's."""
 _THREADS = 96
 """Threads of runsc, gofer and sentry on the host, measured with a margin: Go makes more as needed."""
 _THREADS_PER_TASK = 4

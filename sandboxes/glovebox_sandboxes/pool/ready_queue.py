@@ -53,7 +53,7 @@ class PoolEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workshop:
-    """What the queues of one pool share."""
+    """Parts that the queues of one pool share."""
 
     tasks: anyio.abc.TaskGroup
     attest: Callable[[Sandbox, Driver, Plan], Awaitable[AttestedSandbox]]
@@ -62,7 +62,7 @@ class Workshop:
     starts: FairLimiter
     """Bounds sandboxes that are being started."""
     shared: bool
-    """Whether calls have more than one key, and leave sandboxes for others."""
+    """True if calls have more than one key, and so leave sandboxes for others."""
     gate: IdleGate = field(default_factory=IdleGate)
     """Defers what calls need not wait for."""
     mounted: MountWatch = field(default_factory=MountWatch)
@@ -175,7 +175,7 @@ class ReadyQueue:
 
     @property
     def idle(self) -> bool:
-        """Report whether nobody refills it, and no call needs it."""
+        """Return whether no task refills it and no call needs it."""
         return self._supply is None and not self._calls
 
     @property
@@ -380,7 +380,7 @@ class ReadyQueue:
 
     async def _end(self, problem: SandboxError | None) -> None:
         if problem is None:
-            await self._tell("cleared", "nobody took from it for a while, or it is started anew")
+            await self._tell("cleared", "unused for a while, or started anew")
             return
         first, (least, most) = not self._delay, RETRY_SECONDS
         self._delay = min(max(least, self._delay * 2), most)
@@ -428,7 +428,7 @@ def _unavailable(problem: Exception) -> SandboxError:
     if isinstance(problem, SandboxError):
         return problem
     _log.error("preparing sandboxes failed", exc_info=problem)
-    reason = f"nobody foresaw this ({type(problem).__name__})"
+    reason = f"internal error ({type(problem).__name__})"
     return SandboxError("Preparing a sandbox", reason, "See the server's log, and report it.")
 
 

@@ -74,7 +74,7 @@ class Runtime:
 
 
 class _Manifest(BaseModel):
-    """What is beside a runtime once it is whole."""
+    """The record beside a complete runtime."""
 
     format: Literal[3]
     """Raised when the layout of ``_build_root`` changes, so that an older tree is built anew."""

@@ -184,7 +184,7 @@ class CallRecorder:
             raise
         except Exception as problem:
             # Also for internal errors: a call without its last record would look as if it still ran.
-            reason = str(problem) if foreseen(problem) else "Nobody foresaw this; see the server's log."
+            reason = str(problem) if foreseen(problem) else "Internal error; see the server's log."
             await self._finish_anyway(
                 CallFailed(
                     call_id=self._call.id,

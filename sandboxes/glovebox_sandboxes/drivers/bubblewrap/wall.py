@@ -35,7 +35,7 @@ USERS = ("--info-fd", "{info}", "--userns-block-fd", "{users}", "--cap-add", "CA
 """Arguments that let bwrap's children become other users, none of which owns anything."""
 MINIMUM = (0, 8, 0)
 """First version with --disable-userns and --size."""
-ROOT_ALONE = "every sandbox would be the kernel's root: the user namespace around this process has nobody else"
+ROOT_ALONE = "every sandbox would be the kernel's root: the user namespace around this process maps no other user"
 ROOT_FIX = "Start Glovebox, or the sandbox around it, as a normal user; or as root without a user namespace around it."
 _GATE = ("/bin/sh", "-c", 'read -r gate && exec "$@"', "gate")
 """On v2, in front of bwrap: it waits for a line until it is in its control group, and becomes bwrap. Moved later, the

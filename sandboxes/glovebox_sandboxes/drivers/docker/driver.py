@@ -104,7 +104,7 @@ class Remover:
                 reason = problem.reason
                 await anyio.sleep(_RETRY_SECONDS)
             except Exception as problem:  # noqa: BLE001 - of one container; the others are still to be removed
-                reason = f"nobody foresaw this ({type(problem).__name__}: {problem})"
+                reason = f"internal error ({type(problem).__name__}: {problem})"
                 break
             else:
                 return
