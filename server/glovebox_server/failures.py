@@ -58,7 +58,11 @@ def foreseen(error: Exception) -> bool:
 def own_command() -> list[str]:
     """Return the absolute command: desktop applications start servers elsewhere, with another PATH."""
     launcher = Path(sys.executable).with_name("glovebox")
-    return [str(launcher)] if launcher.is_file() else [sys.executable, "-I", "-m", "glovebox_server"]
+    try:
+        found = launcher.is_file()
+    except PermissionError:  # another user's installation, run through sudo
+        found = True
+    return [str(launcher)] if found else [sys.executable, "-I", "-m", "glovebox_server"]
 
 
 def with_own_command(sentence: str) -> str:
