@@ -212,24 +212,6 @@ def test_nothing_but_messages_is_on_stdout_and_no_secret_anywhere(tmp_path: Path
     assert b"canary-value" not in (tmp_path / "audit" / "audit.jsonl").read_bytes()
 
 
-def test_a_revision_that_is_not_served_is_answered_with_all_that_are_and_any_can_follow(tmp_path: Path) -> None:
-    """A client that asks for a later one may shake hands in an older one: the connection is not held to an era yet."""
-    later = "2099-01-01"
-    meta = {"io.modelcontextprotocol/protocolVersion": later, "io.modelcontextprotocol/clientCapabilities": {}}
-    with _process(tmp_path) as server:
-        server.send(_request(1, "server/discover", {"_meta": meta}))
-        answer = server.receive()
-        assert (answer["id"], answer["error"]["code"]) == (1, -32022)
-        supported = answer["error"]["data"]["supported"]
-        assert supported == ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28"]
-        server.initialize(supported[0])
-        server.send(_request(2, "tools/list", {}))
-        assert server.receive()["result"]["tools"]
-        assert server.process.stdin is not None
-        server.process.stdin.close()
-        server.ended()
-
-
 async def test_a_client_that_does_not_read_does_not_slow_its_call(tmp_path: Path) -> None:
     """The pipe is full and stays full: the call ends all the same, and so does the server."""
     to_server, to_client = os.pipe(), os.pipe()

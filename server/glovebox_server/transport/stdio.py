@@ -20,8 +20,6 @@ import anyio.abc
 import mcp_types as types
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.shared.message import SessionMessage
-from mcp_types import PROTOCOL_VERSION_META_KEY
-from mcp_types.version import MODERN_PROTOCOL_VERSIONS, SUPPORTED_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
 from glovebox_sandboxes import strict_json
@@ -269,18 +267,16 @@ def _parse(line: bytes | None) -> SessionMessage:
 class MessageError(Exception):
     """A text is not a JSON-RPC message."""
 
-    def __init__(self, code: int, message: str, identity: str | int | None = None, **more: Any) -> None:
+    def __init__(self, code: int, message: str, identity: str | int | None = None) -> None:
         super().__init__(message)
-        error = types.ErrorData(code=code, message=message, **more)
-        self.answer = types.JSONRPCError(jsonrpc="2.0", id=identity, error=error)
+        self.answer = types.JSONRPCError(jsonrpc="2.0", id=identity, error=types.ErrorData(code=code, message=message))
 
 
 def parse_message(text: bytes) -> Any:
     """Parse a message.
 
     Raises MessageError: not strict JSON, out of bounds, or a request with an invalid id, which the SDK would take for a
-    notification and never answer; or one in an unknown revision. The SDK would name only those without a handshake, and
-    hold a stream to them: a client that shares an older one with us could not follow with ``initialize``.
+    notification and never answer.
     """
     try:
         value = strict_json.check(text)
@@ -288,18 +284,7 @@ def parse_message(text: bytes) -> Any:
         raise MessageError(types.PARSE_ERROR, f"Parse error: {error}") from None
     if isinstance(value, dict) and "method" in value and "id" in value and known_id(value) is None:
         raise MessageError(types.INVALID_REQUEST, "Invalid request: an id is a string or an integer")
-    identity, revision = known_id(value), _revision_of(value)
-    if identity is not None and isinstance(revision, str) and revision not in MODERN_PROTOCOL_VERSIONS:
-        data = {"supported": list(SUPPORTED_PROTOCOL_VERSIONS), "requested": revision}
-        raise MessageError(types.UNSUPPORTED_PROTOCOL_VERSION, "Unsupported protocol version", identity, data=data)
     return value
-
-
-def _revision_of(value: Any) -> object:
-    """Return the revision in a request's envelope; None without one, and for a handshake, which has none."""
-    params = value.get("params") if isinstance(value, dict) and value.get("method") != "initialize" else None
-    meta = params.get("_meta") if isinstance(params, dict) else None
-    return meta.get(PROTOCOL_VERSION_META_KEY) if isinstance(meta, dict) else None
 
 
 def tool_of(value: Any) -> str | None:
