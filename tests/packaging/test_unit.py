@@ -48,7 +48,7 @@ def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
 def test_systemd_counts_it_as_little_exposed(tmp_path: Path) -> None:
     """Not more than the page says, and the page names that number; without its second half it would be unsafe."""
     page = (ROOT / "docs/operate/install.md").read_text()
-    assert f"`systemd-analyze security` counts it as {EXPOSURE}" in page
+    assert f"`systemd-analyze security` rates it {EXPOSURE}" in page
     security = ("security", "--offline=true", f"--threshold={round(EXPOSURE * 10)}")
     found = _analyze(*security, _unit(tmp_path, UNIT.read_text()))
     assert found.returncode == 0, found.stdout
