@@ -155,6 +155,19 @@ def test_hosts_come_down_to_those_that_were_reached(tmp_path: Path) -> None:
     assert found["unknown"]["network.allow (paths)"] == 1
 
 
+def test_methods_of_the_same_paths_are_one_rule(tmp_path: Path) -> None:
+    """As the rule in force has them; the control is a further path of one method, which gives two rules."""
+    events: list[Event] = []
+    for number, (path, method) in enumerate((("numpy", "GET"), ("numpy", "HEAD"), ("flask", "GET"))):
+        page = {**PAGE, "url": f"https://pypi.org/simple/{path}/", "method": method}
+        call = replace(decided(f"c_{number}"), tool="fetch_url", arguments=page)
+        end = replace(finished(f"c_{number}"), tool="fetch_url")
+        events += [call, reached(f"c_{number}", "pypi.org", page["url"], method), end]
+    for some, expected in ((events[:6], [["GET", "HEAD"]]), (events[6:], [["GET"], ["HEAD"]])):
+        _, found = suggested(tmp_path, "fetch_url", *some)
+        assert [each["methods"] for each in found["profile"]["network"]["allow"]] == expected
+
+
 def test_refused_connections_count_and_a_call_without_an_end_narrows_no_network(tmp_path: Path) -> None:
     """Some refusals come after a connection was counted; a call that goes on may reach more. Its end is the control."""
     call = replace(decided("c_1"), tool="fetch_url", arguments=PAGE)

@@ -95,7 +95,6 @@ class Lock:
     path: Path
     data: bytes
     content: Mapping[str, Any]
-    lines: Mapping[KeyPath, int]
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -115,10 +114,7 @@ class Lock:
             raise ProfileError(path, None, "", f"was made by a newer Glovebox ({kind})", "Upgrade, or lock again.")
         if not (shaped and same and kind == TYPE):
             raise ProfileError(path, None, "", "is not as it was written: it was edited", fix)
-        lines: dict[KeyPath, int] = {}
-        for line, place in enumerate(_paths(content), 1):
-            lines.setdefault(place, line)
-        return cls(path=path, data=data, content=content, lines=lines)
+        return cls(path=path, data=data, content=content)
 
     @property
     def digest(self) -> str:
@@ -188,29 +184,23 @@ class Lock:
         apart = list(_apart(was, now))
         # The digest of a part only repeats the differences of its keys.
         parts = {path[: path.index("keys")] for path, _, _ in apart if "keys" in path[:3]}
-        kept = [each for each in apart if not (each[0][-1] == "digest" and each[0][:-1] in parts)]
+        # The first line of each place.
+        own = {path: line for line, path in reversed([*enumerate(_paths(self.content), 1)])}
         lines: dict[Path, Mapping[KeyPath, int]] = {}
-        return [self._error(*each, files, lines) for each in kept]
-
-    def _error(
-        self,
-        path: KeyPath,
-        was: Any,
-        now: Any,
-        files: list[tuple[KeyPath, Path]],
-        lines: dict[Path, Mapping[KeyPath, int]],
-    ) -> ProfileError:
-        locked = f"{self.path}:{line_of(path, self.lines)}"
-        file = next((file for part, file in files if path[: len(part)] == part), None)
-        before = f"not in {self.path}" if was is _ABSENT else f"{_said(was)} in {locked}"
-        reason = f"is {'not there' if now is _ABSENT else _said(now)}, and {before}"
-        if file is None:
-            return ProfileError(self.path, line_of(path, self.lines), dotted(path), reason, _REPAIR)
-        at = path.index("keys") + 1 if "keys" in path[:3] else len(path)
-        if file not in lines:
-            lines[file] = parse_toml(read_bytes(file), file)[1].lines
-        key = path[at:]
-        return ProfileError(file, line_of(key, lines[file]), dotted(key or path), reason, _REPAIR)
+        found = []
+        for path, before, after in apart:
+            if path[-1] == "digest" and path[:-1] in parts:
+                continue
+            place, line, key = self.path, line_of(path, own), path
+            locked = f"not in {place}" if before is _ABSENT else f"{_said(before)} in {place}:{line}"
+            reason = f"is {'not there' if after is _ABSENT else _said(after)}, and {locked}"
+            if (file := next((file for part, file in files if path[: len(part)] == part), None)) is not None:
+                if file not in lines:
+                    lines[file] = parse_toml(read_bytes(file), file)[1].lines
+                inside = path[path.index("keys") + 1 :] if "keys" in path[:3] else ()
+                place, line, key = file, line_of(inside, lines[file]), inside or path
+            found.append(ProfileError(place, line, dotted(key), reason, _REPAIR))
+        return found
 
 
 def _said(value: Any) -> str:

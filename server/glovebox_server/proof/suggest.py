@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -150,36 +150,10 @@ KINDS: Final = _ENDS | {each.kind for each in (CallDecided, EgressDecided, Artif
 
 _OUTPUT: Final = ("files.output", "limits.output.bytes", "limits.output.files")
 
-_Asked = tuple[str, str, int, str]
-"""Scheme, host, port and method."""
-
-
-@dataclass(slots=True)
-class _ObservedCall:
-    allowed: bool = False
-    """False if its decision is not among the records: it began before them."""
-    url: tuple[str, str] | None = None
-    """Digest and path of the URL in its arguments."""
-    did: defaultdict[str, list[Mapping[str, Any]]] = field(default_factory=lambda: defaultdict(list))
-    """The data of its other records, by kind. Refused connections count against ``network.max_connections`` too."""
-
-    @property
-    def reached(self) -> list[tuple[_Asked, str]]:
-        """Return its connections, each with the digest of what was asked for."""
-        return [
-            (
-                (str(each["scheme"]), str(each["host"]), int(each["port"]), str(each.get("method") or "CONNECT")),
-                str(each.get("asked_digest")),
-            )
-            for each in self.did[EgressDecided.kind]
-            if each.get("effect") == "allow"
-        ]
-
-    @property
-    def usage(self) -> Mapping[str, Any] | None:
-        """Return what was counted, with how it ended; None if it has not finished, or its end is unknown."""
-        ends = self.did[CallFinished.kind]
-        return {**(ends[-1].get("usage") or {}), "ended": ends[-1].get("ended")} if ends else None
+_Calls = Mapping[str, Mapping[str, list[Record]]]
+"""Records of one tool, by call and kind; of a call that began before them, no decision. Each kind can be looked up."""
+_Arguments = Mapping[str, Mapping[str, Any] | None]
+"""Arguments of the calls that were allowed; None if they cannot be known."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -202,71 +176,37 @@ class Suggested:
     """Calls with a lifted denial: what it lifted is not suggested."""
 
 
-class _ObservedUse:
-    """The use of all calls together."""
-
-    def __init__(self, tool: Tool, profile: Profile, open_sealed: Opened | None) -> None:
-        self.tool, self.profile, self.open = tool, profile, open_sealed
-        self.calls: defaultdict[str, _ObservedCall] = defaultdict(_ObservedCall)
-        self.found = Suggested(profile=profile)
-        self.inputs = 0
-        self.unknown = 0
-        self.asked_seconds = 0.0
-
-    def decided(self, record: Record) -> None:
-        data, found = record.data, self.found
-        found.lifted += bool(data.get("grants"))
-        if data.get("effect") != "allow":
-            found.refused += 1
-            return
-        found.calls += 1
-        found.first, found.last = min(found.first or record.time, record.time), max(found.last, record.time)
-        call = self.calls[record.call_id or ""]
-        call.allowed = True
-        self.inputs += bool(data.get("inputs"))
-        arguments = arguments_of(record, self.open)
-        if arguments is None:
-            self.unknown += 1
-            return
-        self.asked_seconds = max(self.asked_seconds, float(arguments.get("timeout_seconds") or 0))
-        if self.tool.request is not None:
-            method, url = self.tool.request(arguments)
-            try:
-                call.url = _digest(url), parse_url(method, url).path
-            except RefusedError:
-                call.url = None
-
-    @property
-    def open_ended(self) -> int:
-        """Return the number of allowed calls without a recorded end: they run, or are lost."""
-        return sum(call.allowed and not any(call.did[kind] for kind in _ENDS) for call in self.calls.values())
-
-
 def suggest(records: Iterable[Record], tool: Tool, profile: Profile, open_sealed: Opened | None = None) -> Suggested:
     """Suggest a profile of a tool from records of ``KINDS``, of any tools, and the profile in effect.
 
     ``open_sealed`` opens sealed arguments; None without the key.
     """
-    used = _ObservedUse(tool, profile, open_sealed)
+    calls: defaultdict[str, defaultdict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
-        if record.data.get("tool") != tool.name:
-            continue
-        if record.kind == CallDecided.kind:
-            used.decided(record)
-        else:
-            used.calls[record.call_id or ""].did[record.kind].append(record.data)
-    found = used.found
-    if not found.calls:
+        if record.data.get("tool") == tool.name:
+            calls[record.call_id or ""][record.kind].append(record)
+    decisions = [record for did in calls.values() for record in did[CallDecided.kind]]
+    allowed = [record for record in decisions if record.data.get("effect") == "allow"]
+    found = Suggested(profile=profile, calls=len(allowed), refused=len(decisions) - len(allowed))
+    found.lifted = sum(bool(record.data.get("grants")) for record in decisions)
+    if not allowed:
         return found
+    found.first, found.last = min(each.time for each in allowed), max(each.time for each in allowed)
     values = model.effective(profile)
     # An example of a wider profile need not hold for this one.
     values["example"] = []
-    _limits(used, values["limits"])
-    _files(used, values)
-    if profile.network.mode == "egress" and used.open_ended:  # it may connect to more
-        found.unknown["network"] = used.open_ended
+    arguments = {record.call_id or "": arguments_of(record, open_sealed) for record in allowed}
+    _limits(found, values["limits"], calls, arguments)
+    if profile.files.inputs and not any(record.data.get("inputs") for record in allowed):
+        values["files"]["inputs"] = False
+        found.based_on["files.inputs"] = f"none of {counted(found.calls, 'call')} took an artifact"
+    # These run, or are lost.
+    open_ended = sum(not any(calls[call][kind] for kind in _ENDS) for call in arguments)
+    _files(found, values, tool, calls, open_ended)
+    if profile.network.mode == "egress" and open_ended:  # it may connect to more
+        found.unknown["network"] = open_ended
     elif profile.network.mode == "egress":
-        _network(used, values)
+        _network(found, values["network"], tool, calls, arguments)
     suggested = Profile.model_validate(values, strict=False)
     if not within(suggested, profile):
         raise AssertionError(f"wider than what is in force: {tool.name}")
@@ -277,34 +217,30 @@ def suggest(records: Iterable[Record], tool: Tool, profile: Profile, open_sealed
     return found
 
 
-def _limits(used: _ObservedUse, limits: dict[str, Any]) -> None:
+def _limits(found: Suggested, limits: dict[str, Any], calls: _Calls, arguments: _Arguments) -> None:
     """Narrow time, processor time, memory and output; each stays if a call reached it, or was not counted."""
-    found, bounds = used.found, used.profile.limits
-    ran = [usage for call in used.calls.values() if call.allowed and (usage := call.usage) is not None]
-    uncounted = found.calls - len(ran)
+    ends = [calls[call][CallFinished.kind][-1].data for call in arguments if calls[call][CallFinished.kind]]
+    usages = [end.get("usage") or {} for end in ends]
     for key, name, counter, unit, floor, cut in (
         ("wall_seconds", "wall_ms", "", 1000, model.WALL_SECONDS[0], "timed_out"),
         ("cpu_seconds", "cpu_ms", "cpu_from", 1000, model.CPU_SECONDS[0], "limit"),
         ("memory", "memory_peak_bytes", "memory_from", 1, model.MEMORY[0], "out_of_memory"),
     ):
         # The guest's count is a lower bound, of the program's processes: not what the limit covers.
-        counted_whole = [each for each in ran if not counter or each.get(counter) == "group"]
+        counted_whole = [each for each in usages if not counter or each.get(counter) == "group"]
         amounts = [float(each[name]) / unit for each in counted_whole if each.get(name) is not None]
-        lacking = uncounted + len(ran) - len(amounts)
-        if key == "wall_seconds":
-            lacking = max(lacking, used.unknown)  # each may have asked for more time than it took
+        lacking, asked = found.calls - len(amounts), 0
+        if key == "wall_seconds":  # each may have asked for more time than it took
+            lacking = max(lacking, sum(each is None for each in arguments.values()))
+            asked = max(math.ceil(float((each or {}).get("timeout_seconds") or 0)) for each in arguments.values())
         if lacking:
             found.unknown[f"limits.{key}"] = lacking
-            continue
-        if any(each["ended"] == cut for each in ran):
-            continue
-        most = max(amounts)
-        wanted = max(_with_room(key, most, MIB if key == "memory" else 1), floor)
-        if key == "wall_seconds":
-            wanted = max(wanted, math.ceil(used.asked_seconds))
-        limits[key] = min(type(floor)(wanted), getattr(bounds, key))
-        shown = f"{most / MIB:.0f} MiB" if key == "memory" else f"{most:.1f} s"
-        found.based_on[f"limits.{key}"] = f"at most {shown} in {counted(found.calls, 'call')}"
+        elif not any(end.get("ended") == cut for end in ends):
+            most = max(amounts)
+            wanted = max(_with_room(key, most, MIB if key == "memory" else 1), floor, asked)
+            limits[key] = min(type(floor)(wanted), limits[key])
+            shown = f"{most / MIB:.0f} MiB" if key == "memory" else f"{most:.1f} s"
+            found.based_on[f"limits.{key}"] = f"at most {shown} in {counted(found.calls, 'call')}"
 
 
 def _with_room(key: str, most: float, step: int = 1) -> int:
@@ -312,90 +248,89 @@ def _with_room(key: str, most: float, step: int = 1) -> int:
     return math.ceil(max(most * MARGIN, most + ROOM[key]) / step) * step
 
 
-def _files(used: _ObservedUse, values: dict[str, Any]) -> None:
-    found, files, output = used.found, values["files"], values["limits"]["output"]
-    collected = ArtifactCollected.kind
-    giving = [call.did for call in used.calls.values() if call.did[collected] or call.did[ArtifactRefused.kind]]
+def _files(found: Suggested, values: dict[str, Any], tool: Tool, calls: _Calls, open_ended: int) -> None:
+    files, output, within_calls = values["files"], values["limits"]["output"], counted(found.calls, "call")
+    collected = [did[ArtifactCollected.kind] for did in calls.values() if did[ArtifactCollected.kind]]
+    refused = any(did[ArtifactRefused.kind] for did in calls.values())
     # A program may have written more there than it left; a running one may still write.
-    unseen = found.calls if used.tool.imports else used.open_ended
-    if used.profile.files.output and unseen:
+    unseen = found.calls if tool.imports else open_ended
+    if files["output"] and unseen:
         found.unknown |= dict.fromkeys(_OUTPUT, unseen)
-    elif used.profile.files.output and not giving:
+    elif files["output"] and not collected and not refused:
         files["output"] = False
         output.update(bytes=model.OUTPUT_BYTES[0], files=model.OUTPUT_FILES[0])
-        found.based_on |= dict.fromkeys(_OUTPUT, f"none of {counted(found.calls, 'call')} gave a file back")
-    elif giving and not any(did[ArtifactRefused.kind] for did in giving):
-        most = max(sum(int(file["bytes"]) for file in did[collected]) for did in giving)
-        many = max(len(did[collected]) for did in giving)
-        bound = used.profile.limits.output
-        output["bytes"] = min(_with_room("output.bytes", most, MIB), bound.bytes)
-        output["files"] = min(_with_room("output.files", many), bound.files)
-        one_of = f"in one of {counted(found.calls, 'call')}"
-        found.based_on["limits.output.bytes"] = f"at most {counted(most, 'byte')} {one_of}"
-        found.based_on["limits.output.files"] = f"at most {counted(many, 'file')} {one_of}"
-    if used.profile.files.inputs and not used.inputs:
-        files["inputs"] = False
-        found.based_on["files.inputs"] = f"none of {counted(found.calls, 'call')} took an artifact"
-    if used.profile.files.workspace != "none" and "workspace" not in used.tool.needs:
+        found.based_on |= dict.fromkeys(_OUTPUT, f"none of {within_calls} gave a file back")
+    elif collected and not refused:
+        most = max(sum(int(file.data["bytes"]) for file in given) for given in collected)
+        many = max(map(len, collected))
+        output["bytes"] = min(_with_room("output.bytes", most, MIB), output["bytes"])
+        output["files"] = min(_with_room("output.files", many), output["files"])
+        found.based_on["limits.output.bytes"] = f"at most {counted(most, 'byte')} in one of {within_calls}"
+        found.based_on["limits.output.files"] = f"at most {counted(many, 'file')} in one of {within_calls}"
+    if files["workspace"] != "none" and "workspace" not in tool.needs:
         # No record says whether a program read it, or wrote in the copy for a while.
         found.unknown["files.workspace"] = found.calls
 
 
-def _network(used: _ObservedUse, values: dict[str, Any]) -> None:
-    found, network, rules = used.found, values["network"], used.profile.network.allow
-    reached = [each for call in used.calls.values() for each in call.reached]
+def _network(found: Suggested, network: dict[str, Any], tool: Tool, calls: _Calls, arguments: _Arguments) -> None:
+    rules, within_calls = found.profile.network.allow, counted(found.calls, "call")
+    connections = [(call, each.data) for call, did in calls.items() for each in did[EgressDecided.kind]]
+    reached = [(call, data) for call, data in connections if data.get("effect") == "allow"]
     if not reached:
-        if "network" not in used.tool.needs and found.lifted == 0:
+        if "network" not in tool.needs and found.lifted == 0:
             network.update(mode="none", allow=[], credential=[])
             keys = ("network.mode", "network.allow", "network.credential")
-            found.based_on |= dict.fromkeys(keys, f"none of {counted(found.calls, 'call')} reached a host")
+            found.based_on |= dict.fromkeys(keys, f"none of {within_calls} reached a host")
         return
-    paths: dict[_Asked, set[str] | None] = {}
-    times: Counter[str] = Counter()
-    unknown = 0
-    for call in used.calls.values():
-        blind = False
-        for asked, of in call.reached:
-            times[asked[1]] += 1
+    urls = {call: _url(tool, each) for call, each in arguments.items() if each is not None}
+    paths: defaultdict[tuple[str, str, int, str], set[str | None]] = defaultdict(set)
+    unknown = set()
+    for call, data in reached:
+        asked = str(data["scheme"]), str(data["host"]), int(data["port"]), str(data.get("method") or "CONNECT")
+        digest_asked, path = urls.get(call) or ("", None)
+        if digest_asked != data.get("asked_digest"):
             # Of a redirect, or a program's request, only the digest is recorded.
-            path = call.url[1] if call.url is not None and call.url[0] == of else None
-            known = paths.setdefault(asked, set())
-            if path is None or known is None or len(known | {path}) > MAX_PATHS:
-                paths[asked] = None
-                blind = blind or (path is None and asked[3] != "CONNECT")
-            else:
-                known.add(path)
-        unknown += blind
+            path = None
+        paths[asked].add(path)
+        if path is None and asked[3] != "CONNECT":
+            unknown.add(call)
     if unknown:
-        found.unknown["network.allow (paths)"] = unknown
-    narrowed = [each for asked, known in paths.items() for each in _rules(asked, known, rules)]
+        found.unknown["network.allow (paths)"] = len(unknown)
+    methods: defaultdict[tuple[str, str, int, frozenset[str]], set[str]] = defaultdict(set)
+    for (scheme, host, port, method), known in paths.items():
+        listed = frozenset(each for each in known if each is not None)
+        methods[scheme, host, port, listed if len(listed) == len(known) <= MAX_PATHS else frozenset()].add(method)
+    narrowed = [rule for asked, of in methods.items() for rule in meet_rules(rules, [_rule(*asked, of)])]
     kept = sorted(dict.fromkeys(narrowed), key=lambda each: each.host)
     tables = [rule.model_dump() for rule in kept]
     fits = len(kept) <= model.MAX_RULES and len(json.dumps(tables)) <= MAX_ALLOW
-    calls = counted(found.calls, "call")
     if kept and fits and covers_all(rules, kept):
         network["allow"] = tables
+        times = Counter(data["host"] for _, data in reached)
         hosts = ", ".join(f"{host} {counted(many, 'time')}" for host, many in times.most_common(12))
-        found.based_on["network.allow"] = f"{calls} reached: {hosts}{', …' if len(times) > 12 else ''}"  # noqa: PLR2004 - of a line
-        added = {each.get("credential") for call in used.calls.values() for each in call.did[EgressDecided.kind]}
-        lent = [each for each in used.profile.network.credential if each.name in added]
-        network["credential"] = [each.model_dump(mode="json") for each in lent]
-        found.based_on["network.credential"] = f"the others were added to no request of {calls}"
-    most = max(len(call.did[EgressDecided.kind]) for call in used.calls.values())
-    network["max_connections"] = min(_with_room("max_connections", most), used.profile.network.max_connections)
-    found.based_on["network.max_connections"] = f"at most {most} in one of {calls}"
+        found.based_on["network.allow"] = f"{within_calls} reached: {hosts}{', …' if len(times) > 12 else ''}"  # noqa: PLR2004 - of a line
+        added = {data.get("credential") for _, data in connections}
+        network["credential"] = [each for each in network["credential"] if each["name"] in added]
+        found.based_on["network.credential"] = f"the others were added to no request of {within_calls}"
+    most = max(Counter(call for call, _ in connections).values())
+    network["max_connections"] = min(_with_room("max_connections", most), network["max_connections"])
+    found.based_on["network.max_connections"] = f"at most {most} in one of {within_calls}"
 
 
-def _rules(asked: _Asked, known: set[str] | None, rules: Sequence[EgressRule]) -> Iterable[EgressRule]:
-    """Yield the part of the rules in effect that allows this, and no more; their own paths if the path is unknown."""
-    scheme, host, port, method = asked
-    table: dict[str, Any] = {"host": host, "schemes": [scheme], "ports": [port], "methods": [method]}
-    try:
-        one = EgressRule.model_validate(table if known is None else {**table, "paths": sorted(known)})
-    except ValueError:  # a path that no rule can name
-        one = EgressRule.model_validate(table)
-    return meet_rules(rules, [one])
+def _url(tool: Tool, arguments: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the digest and the path of the URL in a call's arguments; None without one."""
+    if tool.request is None:
+        return None
+    method, url = tool.request(arguments)
+    with suppress(RefusedError):
+        path = parse_url(method, url).path
+        return "sha256:" + hashlib.sha256(url.encode("utf-8", "surrogatepass")).hexdigest(), path
+    return None
 
 
-def _digest(url: str) -> str:
-    return "sha256:" + hashlib.sha256(url.encode("utf-8", "surrogatepass")).hexdigest()
+def _rule(scheme: str, host: str, port: int, paths: Collection[str], methods: Collection[str]) -> EgressRule:
+    """Return a rule for this and no more; without paths, for all of them."""
+    table: dict[str, Any] = {"host": host, "schemes": [scheme], "ports": [port], "methods": sorted(methods)}
+    with suppress(ValueError):  # a path that no rule can name
+        return EgressRule.model_validate({**table, "paths": sorted(paths)} if paths else table)
+    return EgressRule.model_validate(table)
