@@ -303,5 +303,5 @@ def _made(settings: Settings, directory: Path, of: str, identity: str) -> bytes 
 
 
 def _texts(settings: Settings) -> making.Texts:
-    rules = importlib.import_module("glovebox_server.cli.rules.lock")  # imports the server's parts
+    rules = importlib.import_module("glovebox_server.cli.rules.profiles")  # imports the server's parts
     return partial(rules.texts, settings)

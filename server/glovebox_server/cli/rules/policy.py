@@ -22,7 +22,7 @@ from glovebox_sandboxes.plural import counted
 from glovebox_server import workspace
 from glovebox_server.app import load_profiles
 from glovebox_server.cli.options import LazyGroup, command, emit, err, out, time_or_age, wants_json
-from glovebox_server.cli.rules.lock import described, show_widening
+from glovebox_server.cli.rules.profiles import described, show_widening
 from glovebox_server.cli.terminal import table_of
 from glovebox_server.exits import OK, USAGE
 from glovebox_server.guards.budgets import store

@@ -1,19 +1,24 @@
-"""``glovebox profiles``: shows, checks and changes profiles."""
+"""``glovebox profiles``: shows, checks, changes and locks profiles, and tries others on recorded calls."""
 
 import json
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.text import Text
 
+from glovebox_audit.events import CallDecided
 from glovebox_audit.printable import printable
-from glovebox_profiles.errors import ProfileError
+from glovebox_audit.receipts import dsse
+from glovebox_profiles.compile import ProfileSet
+from glovebox_profiles.errors import ProfileError, nearest
 from glovebox_profiles.explain import explain, render
 from glovebox_profiles.load.loader import (
     SHIPPED,
@@ -28,38 +33,39 @@ from glovebox_profiles.load.loader import (
 from glovebox_profiles.load.reading import read_bytes, set_value
 from glovebox_profiles.model import Profile, effective
 from glovebox_profiles.order import KeyChange, diff, diff_sets
+from glovebox_sandboxes.contract.errors import MisnamedError
 from glovebox_sandboxes.plural import counted
+from glovebox_server import app, workspace
 from glovebox_server.app import check_example, load_profiles, profile_directories
-from glovebox_server.cli.options import LazyGroup, command, complete_tool, emit, out
-from glovebox_server.cli.rules.lock import (
-    WIDENING,
-    change_line,
-    check_lock,
-    described,
-    found_for,
-    refusal,
-    show_widening,
-    to_toml,
-)
+from glovebox_server.cli.evidence.page import KEEPING
+from glovebox_server.cli.options import LazyGroup, command, complete_tool, emit, out, time_or_age
 from glovebox_server.cli.saving import replace_file
-from glovebox_server.cli.terminal import table_of
-from glovebox_server.exits import OK, USAGE
+from glovebox_server.cli.terminal import Shown, pick, table_of
+from glovebox_server.exits import FAILED, OK, USAGE
+from glovebox_server.proof.lock import Effective, Lock, policy_keys, written
+from glovebox_server.proof.sealed import opener
+from glovebox_server.proof.suggest import KINDS, records
+from glovebox_server.proof.suggest import simulate as decide_again
+from glovebox_server.proof.suggest import suggest as narrowest
+from glovebox_server.receipts import keys
 from glovebox_server.settings import Settings
+from glovebox_server.startup import governed, policy_file
 from glovebox_server.tools import TOOLS
-from glovebox_server.upkeep.environments import objections
+from glovebox_server.upkeep.environments import objections, required
 
 _NO_PATTERN = "it is no pattern, and names the one file that is called so; name each file, or their folder"
-
-
-@click.group(
-    cls=LazyGroup,
-    lazy={
-        "lock": ("rules.lock:profiles_lock", "Write down what is in force: profiles, policy, tools."),
-        "sign": ("rules.lock:profiles_sign", "Sign a lock, into FILE.sig: for `serve --require-signed`."),
-        "simulate": ("rules.lock:profiles_simulate", "Decide recorded calls again, under another profile."),
-        "suggest": ("rules.lock:profiles_suggest", "The narrowest profile for what recorded calls used."),
-    },
+_DIRECTIONS = {"widening": "bold red", "narrowing": "green", "neutral": "dim"}
+_WIDENING = {True: "Something widens.", False: "Nothing widens."}
+_STYLES = {"allow": "bold red", "deny": "green", "ask": "green"}
+_PATH = click.Path(path_type=Path)
+_tool = click.argument("tool", shell_complete=complete_tool)
+_since = click.option(
+    "--since", type=time_or_age, metavar="TIME", default="30d", show_default=True, help="Calls since this time."
 )
+_key = click.option("--key", type=_PATH, help="The private key to which arguments were sealed.")
+
+
+@click.group(cls=LazyGroup)
 def profiles() -> None:
     """What each tool may do."""
 
@@ -70,21 +76,19 @@ def profiles_list(settings: Settings) -> None:
     found = load_profiles(settings)
     rows, described_all = [], []
     for tool, profile in found.items():
-        source = found.source(tool)
-        shipped, rules = source.parent == SHIPPED, profile.network.allow
-        told = {"tool": tool, "risk": profile.risk, "isolation": list(profile.isolation)}
-        told |= {"network": profile.network.mode, "approval": profile.approval, "digest": found.digests[tool]}
-        described_all.append({**told, "source": str(source), "shipped": shipped})
+        source, rules = found.source(tool), profile.network.allow
+        told = {**pick(profile, "tool", "risk", "isolation"), "network": profile.network.mode}
+        told |= {"approval": profile.approval, "digest": found.digests[tool]}
+        described_all.append({**told, "source": str(source), "shipped": source.parent == SHIPPED})
+        whose = "shipped" if source.parent == SHIPPED else source
         network = counted(len(rules), "rule") if rules else "none"
-        rows.append(
-            (tool, profile.risk, profile.isolation, network, profile.approval, "shipped" if shipped else source)
-        )
+        rows.append((tool, profile.risk, profile.isolation, network, profile.approval, whose))
     titles = ["tool", "risk", "isolation", "network", "approval", "from"]
     emit({"digest": found.digest, "profiles": described_all}, table_of(titles, rows))
 
 
 @command("show", profiles, opens="settings")
-@click.argument("tool", shell_complete=complete_tool)
+@_tool
 def profiles_show(settings: Settings, tool: str) -> None:
     """The whole profile in force, every default filled in.
 
@@ -97,31 +101,33 @@ def profiles_show(settings: Settings, tool: str) -> None:
 
 
 @command("explain", profiles, opens="settings")
-@click.argument("tool", shell_complete=complete_tool)
+@_tool
 def profiles_explain(settings: Settings, tool: str) -> int:
     """What a tool may read, write, reach and spend, in plain words."""
     found = load_profiles(settings)
     profile = found_for(found, tool)
     errors = objections(settings, [(found.source(tool), profile)])
     sections = explain(profile)
-    value = {"tool": tool, "sections": [asdict(each) for each in sections], "errors": [described(it) for it in errors]}
-    emit(value, f"{profile.tool}\n\n{render(sections)}", *map(refusal, errors))
-    return USAGE if errors else OK
+    value = {"tool": tool, "sections": [asdict(each) for each in sections]}
+    return _emit_errors(value, errors, [f"{profile.tool}\n\n{render(sections)}"])
 
 
 @command("check", profiles, opens="settings")
-@click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
-@click.option("--locked", metavar="FILE", type=click.Path(path_type=Path), help="Compare all in force with this lock.")
+@click.argument("paths", nargs=-1, type=_PATH)
+@click.option("--locked", metavar="FILE", type=_PATH, help="Compare all in force with this lock.")
 def profiles_check(settings: Settings, paths: tuple[Path, ...], locked: Path | None) -> int:
     """Load profiles and run their examples.
 
     Yours and the shipped ones, or the given files and directories. With --locked, name what differs from a lock.
     """
-    if locked is not None:
-        if paths:
-            raise click.UsageError("--locked compares what is in force: leave the files out.")
-        return check_lock(settings, locked)
-    return _check(settings, paths)
+    if locked is None:
+        return _check(settings, paths)
+    if paths:
+        raise click.UsageError("--locked compares what is in force: leave the files out.")
+    lock = Lock.read(locked)
+    differences = lock.differences(_effective(settings))
+    told = f"{counted(len(differences), 'difference')} from {locked}."
+    return _emit_errors({"lock": lock.digest}, differences, (), told)
 
 
 def _check(settings: Settings, paths: Sequence[Path]) -> int:
@@ -142,31 +148,27 @@ def _check(settings: Settings, paths: Sequence[Path]) -> int:
                 others += ignored(path)
         except ProfileError as error:
             errors.append(error)
-            files = ()
+            continue
+        checked += files
         for file in files:
-            checked.append(file)
             try:
                 found.append((file, read(file, check_example=check_example, tools=TOOLS)))
             except ProfileError as error:
                 errors.append(error)
     errors += objections(settings, found)
-    absent = [
-        {"path": str(file), "reveal": each.path, "reason": reason}
-        for file, profile in found
-        for each in profile.files.reveal
-        if (reason := _absent(each.path, settings.workspace))
-    ]
-    described_all = [described(item) for error in errors for item in (error, *error.more)]
     lost = {each.path for each in errors}
     unread = "not read, since it is not named TOOL.toml in the directory itself"
     lines = [Text(printable(f"{path}: {unread}"), "dim") for path in others if path not in lost]
-    for each in absent:
-        told = f"files.reveal: {json.dumps(each['reveal'])} shows nothing: {each['reason']}."
-        lines.append(Text(printable(f"{each['path']}: {told}"), "yellow"))
+    absent = []
+    for file, profile in found:
+        for each in profile.files.reveal:
+            if reason := _absent(each.path, settings.workspace):
+                absent.append({"path": str(file), "reveal": each.path, "reason": reason})
+                told = f"{file}: files.reveal: {json.dumps(each.path)} shows nothing: {reason}."
+                lines.append(Text(printable(told), "yellow"))
     value = {"checked": [*map(str, checked)], "ignored": [*map(str, others)], "shows_nothing": absent}
-    total = f"{counted(len(checked), 'profile')} checked, {counted(len(described_all), 'error')}."
-    emit({**value, "errors": described_all}, *lines, *map(refusal, errors), total)
-    return USAGE if errors else OK
+    count = counted(sum(1 + len(error.more) for error in errors), "error")
+    return _emit_errors(value, errors, lines, f"{counted(len(checked), 'profile')} checked, {count}.")
 
 
 def _setting(value: str) -> tuple[tuple[str, ...], str]:
@@ -178,7 +180,7 @@ def _setting(value: str) -> tuple[tuple[str, ...], str]:
 
 
 @command("set", profiles, opens="settings")
-@click.argument("tool", shell_complete=complete_tool)
+@_tool
 @click.argument("changes", metavar="KEY=VALUE...", nargs=-1, required=True, type=_setting)
 def profiles_set(settings: Settings, tool: str, changes: tuple[tuple[tuple[str, ...], str], ...]) -> int:
     """Change keys of your profile of a tool; comments stay.
@@ -196,45 +198,54 @@ def profiles_set(settings: Settings, tool: str, changes: tuple[tuple[tuple[str, 
     errors = objections(settings, [(file, after)])
     found = diff(before, after)
     widened = any(change.direction == "widening" for change in found)
-    if found and not errors:
-        file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        replace_file(file, data, force=True)
-    lock = settings.locked or Path("glovebox.lock")
-    locked = lock if found and not errors and lock.exists() else None
-    described_all = {"changes": [asdict(change) for change in found], "errors": [described(it) for it in errors]}
-    place = {"path": str(file), "copied": source != file, "lock": locked and str(locked)}
-    lines: list[Text | str] = [*map(change_line, found), *map(refusal, errors)]
+    lock, lines, locked = settings.locked or Path("glovebox.lock"), list[Shown](), None
     if errors or not found:
         lines.append(f"{file}: not written, {'see above' if errors else 'since nothing changes'}.")
     else:
+        file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        replace_file(file, data, force=True)
         copied = "copied from the shipped profile and " if source != file else ""
-        lines += [WIDENING[widened], f"{file}: {copied}changed; restart servers."]
-    if locked:
-        sign = " and sign it again" if locked.with_name(f"{locked.name}.sig").exists() else ""
-        renew = f"Review the change, then run `glovebox profiles lock --force {shlex.quote(str(locked))}`{sign}."
-        lines.append(
-            Text(f"{locked}: holds the profile as it was, so `--locked` refuses the new one. {renew}", "yellow")
-        )
-    emit({**place, "widening": widened, **described_all}, *lines)
-    return USAGE if errors else OK
+        lines += [_WIDENING[widened], f"{file}: {copied}changed; restart servers."]
+        if lock.exists():
+            locked = str(lock)
+            sign = " and sign it again" if lock.with_name(f"{lock.name}.sig").exists() else ""
+            renew = f"Review the change, then run `glovebox profiles lock --force {shlex.quote(locked)}`{sign}."
+            told = f"{lock}: holds the profile as it was, so `--locked` refuses the new one. {renew}"
+            lines.append(Text(told, "yellow"))
+    fields: dict[str, Any] = {"path": str(file), "copied": source != file, "lock": locked, "widening": widened}
+    fields |= {"changes": [asdict(change) for change in found]}
+    return _emit_errors(fields, errors, [*map(_change_line, found)], *lines)
 
 
 @command("diff", profiles, opens="nothing")
-@click.argument("a", type=click.Path(path_type=Path))
-@click.argument("b", type=click.Path(path_type=Path))
+@click.argument("a", type=_PATH)
+@click.argument("b", type=_PATH)
 def profiles_diff(a: Path, b: Path) -> int:
     """Compare two profiles, or directories; exit 1 if one is wider."""
-    changes = _changes(a, b)
+    for path in (a, b):
+        _existing(path)
+    if a.is_dir() and b.is_dir():
+        changes = diff_sets(load([SHIPPED, a], check_example=None), load([SHIPPED, b], check_example=None))
+    elif a.is_dir() or b.is_dir():
+        raise ProfileError(a, None, "", f"cannot be compared with {b}", "Name two files or two directories.")
+    else:
+        before, after = (read(path, check_example=None, any_name=True) for path in (a, b))
+        if before.tool != after.tool:
+            reason = f'is "{after.tool}", and "{before.tool}" in {a}'
+            raise ProfileError(b, None, "tool", reason, "Name two versions of one profile.")
+        changes = {after.tool: found} if (found := diff(before, after)) else {}
     tools = {tool: [asdict(change) for change in found] for tool, found in changes.items()}
     return show_widening({"tools": tools}, changes)
 
 
 def _absent(path: str, workspace: Path | None) -> str:
     """Return why a revealed file does not exist; empty if it does, or cannot be checked."""
-    if workspace is None or os.path.lexists(workspace / path):
-        return _NO_PATTERN if workspace is None and set(path) & set("*?[") else ""
+    if workspace is not None and os.path.lexists(workspace / path):
+        return ""
     if set(path) & set("*?["):
         return _NO_PATTERN
+    if workspace is None:
+        return ""
     at = workspace
     for part in path.split("/"):
         if not os.path.lexists(at / part):
@@ -264,21 +275,6 @@ def _with_shipped_examples(data: bytes, file: Path) -> bytes:
     return data
 
 
-def _changes(a: Path, b: Path) -> dict[str, tuple[KeyChange, ...]]:
-    for path in (a, b):
-        _existing(path)
-    if a.is_dir() and b.is_dir():
-        return diff_sets(load([SHIPPED, a], check_example=None), load([SHIPPED, b], check_example=None))
-    if a.is_dir() or b.is_dir():
-        raise ProfileError(a, None, "", f"cannot be compared with {b}", "Name two files or two directories.")
-    before, after = (read(path, check_example=None, any_name=True) for path in (a, b))
-    if before.tool != after.tool:
-        reason = f'is "{after.tool}", and "{before.tool}" in {a}'
-        raise ProfileError(b, None, "tool", reason, "Name two versions of one profile.")
-    found = diff(before, after)
-    return {after.tool: found} if found else {}
-
-
 def _existing(path: Path) -> tuple[Path, ...]:
     """Return the profile files of a path; a mistyped path is an error here, not an empty directory."""
     if path.is_dir():
@@ -286,3 +282,203 @@ def _existing(path: Path) -> tuple[Path, ...]:
     if not path.exists():
         raise ProfileError(path, None, "", "does not exist", "Name a profile or a directory of profiles.")
     return (path,)
+
+
+def found_for(profiles: ProfileSet, tool: str) -> Profile:
+    """Return the profile in effect for a tool. Raises ProfileError if there is none."""
+    if tool in profiles:
+        return profiles[tool]
+    reason = "there is no profile for this tool, so every call of it is refused"
+    raise ProfileError(tool, None, "", reason, nearest(tool, profiles))
+
+
+def described(error: ProfileError) -> dict[str, Any]:
+    """Return an error as data."""
+    return {
+        "path": str(error.path), "line": error.line, "key": error.key, "problem": error.reason, "hint": error.fix
+    }  # fmt: skip
+
+
+def _change_line(change: KeyChange) -> Text:
+    """Return one change for a person: its direction, key and sentence."""
+    words = f"  {change.direction:<9}  {change.key}  {change.sentence}"
+    return Text(printable(words), _DIRECTIONS[change.direction])
+
+
+def _emit_errors(value: dict[str, Any], errors: Sequence[ProfileError], before: Sequence[Shown], *after: Shown) -> int:
+    """Print errors between other lines, and as the last field of ``value``; return ``USAGE`` if there are any."""
+    told = [described(item) for error in errors for item in (error, *error.more)]
+    lines = [Text(printable(str(error), "\n"), "red") for error in errors]
+    emit({**value, "errors": told}, *before, *lines, *after)
+    return USAGE if errors else OK
+
+
+def show_widening(fields: dict[str, Any], changes: Mapping[str, Sequence[KeyChange]]) -> int:
+    """Print changes by title, ``fields`` as JSON; return ``FAILED`` if one widens."""
+    widened = any(change.direction == "widening" for found in changes.values() for change in found)
+    lines: list[Text] = []
+    for title, found in changes.items():
+        lines += [*([Text(title, "bold")] if title else []), *map(_change_line, found)]
+    emit({"widening": widened, **fields}, *lines, _WIDENING[widened])
+    return FAILED if widened else OK
+
+
+def to_toml(profile: Profile, comments: Mapping[str, str] | None = None) -> str:
+    """Return the effective profile as TOML, one dotted key a line, with comments by key."""
+    lines: list[str] = []
+
+    def write(prefix: str, values: dict[str, Any]) -> None:
+        for key, value in values.items():
+            if isinstance(value, dict):
+                write(f"{prefix}{key}.", value)
+            else:
+                comment = (comments or {}).get(f"{prefix}{key}")
+                lines.append(f"{prefix}{key} = {_toml(value)}" + (f" # {printable(comment)}" if comment else ""))
+
+    write("", effective(profile))
+    return "\n".join(lines)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        pairs = (f"{_quoted(key)} = {_toml(each)}" for key, each in value.items() if each is not None)
+        return f"{{ {', '.join(pairs)} }}"
+    if isinstance(value, list):
+        return f"[{', '.join(_toml(each) for each in value)}]"
+    return _quoted(value) if isinstance(value, str) else json.dumps(value)
+
+
+def _quoted(text: str) -> str:
+    """Return a TOML string; what a terminal would act on or not show is escaped."""
+    plain = json.dumps(text, ensure_ascii=False)
+    return "".join(each if each.isprintable() else f"\\U{ord(each):08X}" for each in plain)
+
+
+@command("lock", profiles, opens="settings")
+@click.argument("file", default="glovebox.lock", type=_PATH)
+@click.option("--force", is_flag=True, help="Replace a file that is there.")
+def profiles_lock(settings: Settings, file: Path, force: bool) -> None:
+    """Write down what is in force: profiles, policy, tools.
+
+    One file (glovebox.lock), to review, and for `serve --locked`.
+    """
+    found = _effective(settings)
+    replace_file(file, written(found.content()), force=force)
+    digest = Lock.read(file).digest
+    policy = "the policy" if found.policy is not None else "no policy"
+    counts = f"{counted(len(found.profiles), 'profile')}, {policy}, {counted(len(found.tools), 'tool')}"
+    emit({"file": str(file), "lock": digest}, f"{file}: {counts}. {digest}")
+
+
+@command("sign", profiles, opens="nothing")
+@click.argument("file", default="glovebox.lock", type=_PATH)
+@click.option("--key", required=True, type=_PATH, help="Your Ed25519 private key, in PEM.")
+def profiles_sign(file: Path, key: Path) -> None:
+    """Sign a lock, into FILE.sig: for `serve --require-signed`.
+
+    FILE is glovebox.lock where none is given.
+    """
+    lock, private = Lock.read(file), keys.operators(key)
+    replace_file(lock.signature, lock.signed(private), force=True)
+    key_id = dsse.key_id(private.public_key())
+    fields = {"file": str(lock.signature), "lock": lock.digest, "key_id": key_id}
+    emit(fields, f"{lock.signature}: signed with key {key_id}")
+
+
+def _effective(settings: Settings) -> Effective:
+    profiles = load_profiles(settings)
+    environments = required(settings, profiles)
+    path = policy_file(settings)
+    policy = governed(settings, profiles, workspace.find(settings, "http"), TOOLS).policy
+    return app.effective(profiles, environments, policy, path)
+
+
+def texts(settings: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return profiles in effect, of each role too, and the policy, by digest; empty if they do not load."""
+    try:
+        profiles = load_profiles(settings)
+        found = governed(settings, profiles, workspace.find(settings, "http"), TOOLS)
+    except (ProfileError, MisnamedError):
+        return {}, {}
+    sets = [profiles, *(each.profiles for each in found.every)]
+    texts = {each.digests[tool]: effective(each[tool]) for each in sets for tool in each}
+    return texts, {} if found.policy is None else {found.digest or "": policy_keys(found.policy)}
+
+
+@command("simulate", profiles)
+@click.argument("candidate", type=_PATH)
+@_since
+@_key
+def profiles_simulate(settings: Settings, candidate: Path, since: datetime, key: Path | None) -> int:
+    """Decide recorded calls again, under another profile.
+
+    CANDIDATE is a file, or a directory as in force over the shipped ones. Exit 1 if one would be decided otherwise.
+    """
+    directory = settings.state_dir / "audit"
+    _existing(candidate)
+    if candidate.is_dir():
+        profiles = dict(load([SHIPPED, candidate], check_example=None))
+    else:
+        profile = read(candidate, check_example=None, any_name=True)
+        profiles = {profile.tool: profile}
+    open_sealed = None if key is None else opener(key)
+    found = decide_again(records(directory, since, {CallDecided.kind}), profiles, TOOLS, open_sealed)
+    how = "--key KEY opens those that are sealed" if key is None else "none was sealed to this key"
+    unknown = "unknown, since the arguments were not kept as they were"
+    told = f"{counted(len(found.otherwise), 'call')} otherwise, {found.same} the same"
+    emit(
+        asdict(found),
+        *(
+            Text(
+                printable(f"{it.time[:19]}  {it.call_id}  {it.tool}  {it.was} -> {it.now}  ({it.rule})"),
+                _STYLES[it.now],
+            )
+            for it in found.otherwise
+        ),
+        *(
+            Text(printable(f"{tool}: {counted(many, 'call')} {unknown}: {KEEPING}; {how}."), "yellow")
+            for tool, many in sorted(found.unknown.items())
+        ),
+        f"{told}, {sum(found.unknown.values())} unknown, {found.elsewhere} not decided by a profile.",
+    )
+    return FAILED if found.otherwise else OK
+
+
+@command("suggest", profiles)
+@_tool
+@_since
+@click.option("--output", "-o", type=_PATH, help="Write it here: a new TOOL.toml, or a directory.")
+@_key
+def profiles_suggest(settings: Settings, tool: str, *, since: datetime, output: Path | None, key: Path | None) -> int:
+    """The narrowest profile for what recorded calls used.
+
+    What would change, and what each change is based on. Nothing is changed.
+    """
+    profile = found_for(load_profiles(settings), tool)
+    log = records(settings.state_dir / "audit", since, KINDS)
+    found = narrowest(log, TOOLS[tool], profile, None if key is None else opener(key))
+    said = f"{counted(found.calls, 'call')} from {found.first[:19]} to {found.last[:19]}"
+    if output is not None and found.calls:
+        output = output / f"{tool}.toml" if output.is_dir() else output
+        data = f"# Suggested, based on {said}.\n{to_toml(found.profile, found.based_on)}\n".encode()
+        # A file that `profiles check` would refuse is not written.
+        checked(data, output, check_example=check_example, tools=TOOLS)
+        replace_file(output, data, force=False)
+    if emit({**asdict(found), "profile": effective(found.profile)}):
+        return OK if found.calls else FAILED
+    if not found.calls:
+        out.print(f"No call of {tool} was allowed since {since:%Y-%m-%d %H:%M}: nothing can be suggested.")
+        return FAILED
+    for change in found.changes:
+        out.print(_change_line(change))
+        if why := found.based_on.get(change.key):
+            out.print(printable(f"             {why}"), style="dim")
+    for name, many in found.unknown.items():
+        out.print(f"  unknown    {name}  stays: not known of {counted(many, 'call')}.", style="yellow")
+    out.print(f"{counted(len(found.changes), 'change')}, based on {said}.")
+    if found.refused or found.lifted:
+        out.print(f"Not based on {counted(found.refused, 'refused call')}; denials lifted for {found.lifted}.")
+    if output is not None:
+        words = ["glovebox", "profiles", "simulate", str(output), *(["--key", str(key)] if key else [])]
+        out.print(f"{output}: try it with `{shlex.join(words)}`.")
+    return OK
