@@ -103,12 +103,7 @@ def compare(
     expected: Expected, measured: Measured, outside: HostView, host_namespaces: Mapping[str, int]
 ) -> Attestation:
     """Compare both views with the plan, and with each other."""
-    rows = [
-        *_both(expected, measured, outside, host_namespaces),
-        *_host_only(expected, measured, outside),
-        *_forked(expected, measured, outside),
-        *((name, planned, None, _or_why(outside, name, found)) for name, (planned, found) in outside.compared.items()),
-    ]
+    rows = _rows(expected, measured, outside, host_namespaces)
     return Attestation(fields=tuple(Field(*row) for row in rows))
 
 
@@ -138,87 +133,70 @@ _Row = tuple[str, Any, Any, Any]
 """Name, plan, and both measurements of a field."""
 
 
-def _both(
+def _rows(
     expected: Expected, measured: Measured, outside: HostView, host_namespaces: Mapping[str, int]
 ) -> Iterator[_Row]:
-    """Yield what the guest measures, and the host too, if the guest runs on the host's kernel."""
+    shares = partial(shared, expected, host_namespaces=host_namespaces)
+    groups, changed, files = partial(more_groups, expected), partial(writable, expected), partial(foreign, expected)
+
+    def told(part: str, value: Any) -> Any:
+        return NotMeasured(outside.why(part)) if value is None else value
+
+    def host(part: str, read: Callable[[Any], Any] = lambda value: value) -> Any:
+        found = outside.parts.get(part)
+        return told(part, None if found is None else read(found))
 
     def seen(part: str, read: Callable[[Any], Any] = lambda value: value) -> Any:
         if expected.system != "linux":
             return NotMeasured(f"the host sees the process of {expected.system}, not what runs on its kernel")
-        return _seen(outside, part, read)
+        return host(part, read)
 
-    def apart(namespaces: Mapping[str, int]) -> list[str]:
-        return shared(expected, namespaces, host_namespaces)
-
-    groups, changed = partial(more_groups, expected), partial(writable, expected)
-    files = partial(foreign, expected)
+    # What the guest measures, and the host too, if the guest runs on the host's kernel.
+    capabilities = "{:#x}".format
     yield "uid", expected.uid, measured.uid, seen("inner_uids", _only)
     yield "gid", expected.uid, measured.gid, seen("inner_gids", _only)
     yield "groups", [], groups(measured.groups), seen("inner_groups", groups)
     yield (
         "capabilities",
-        f"{expected.capabilities:#x}",
-        f"{measured.capabilities:#x}",
-        seen("capabilities", "{:#x}".format),
+        capabilities(expected.capabilities),
+        capabilities(measured.capabilities),
+        seen("capabilities", capabilities),
     )
     yield "no_new_privs", expected.no_new_privs, measured.no_new_privs, seen("no_new_privs")
     yield "seccomp", expected.seccomp, measured.seccomp, seen("seccomp")
     yield "dumpable", 0, measured.dumpable, None
-    yield "namespaces shared with the host", [], apart(measured.namespaces), _seen(outside, "namespaces", apart)
+    yield "namespaces shared with the host", [], shares(measured.namespaces), host("namespaces", shares)
     yield "interfaces", sorted(expected.interfaces), sorted(measured.interfaces), seen("interfaces", sorted)
     yield "writable mounts beyond the plan", [], changed(measured.mounts), seen("mounts", changed)
     yield "mounts of host files", sorted(expected.mounts), files(measured.mounts), seen("mounts", files)
     yield "open descriptors", [], measured.descriptors, None
     yield "landlock", expected.landlock, measured.landlock > 0, None
     yield "paths that must not exist", [], measured.present, None
-    yield "kernel", expected.system, measured.system, seen("namespaces", lambda _: _kernel(measured))
+    same_kernel = "linux" if measured.kernel == kernel_version() else "another than the host's"
+    yield "kernel", expected.system, measured.system, seen("namespaces", lambda _: same_kernel)
     yield "not measurable", sorted(expected.unmeasured), sorted(measured.unmeasured), None
 
-
-def _host_only(expected: Expected, measured: Measured, outside: HostView) -> Iterator[_Row]:
-    """Yield what the guest cannot know, and what shows that both examined the same process."""
-    own = {*(outside.uids or ()), *(outside.gids or ())}
+    # What the guest cannot know, and what shows that both examined the same process.
+    own = {*outside.parts.get("uids", ()), *outside.parts.get("gids", ())}
     allowed = own if changes_user() else {*own, *os.getgroups(), os.getegid()}
-    root = _seen(outside, "uids", lambda uids: None if outside.gids is None else kernels_root() in uids)
+    root = host("uids", lambda uids: kernels_root() in uids if "gids" in outside.parts else None)
     yield "root on the host", False, None, root
-    groups = _seen(outside, "groups", lambda groups: sorted({*groups} - allowed))
-    yield "groups on the host beyond its own", [], None, groups
-    yield "number in its pid namespace", 1, measured.pid, _seen(outside, "inner_pid")
+    yield "groups on the host beyond its own", [], None, host("groups", lambda found: sorted({*found} - allowed))
+    yield "number in its pid namespace", 1, measured.pid, host("inner_pid")
     if expected.system == "linux":
         # The same numbers on both sides: the guest's measurements are true of the process the host sees.
-        there = _seen(outside, "namespaces", lambda found: {name: found[name] for name in measured.namespaces})
+        there = host("namespaces", lambda found: {name: found[name] for name in measured.namespaces})
         yield "namespaces", dict(measured.namespaces), None, there
 
-
-def _forked(expected: Expected, measured: Measured, outside: HostView) -> Iterator[_Row]:
-    """Yield what the zygote could have left to it, which has rights that a sandbox must not have."""
-    zygote = outside.zygote
-    if zygote is None:
-        return
-
-    def apart(namespaces: Mapping[str, int]) -> list[str]:
-        return shared(expected, namespaces, zygote.namespaces)
-
-    theirs = _seen(outside, "namespaces", apart)
-    yield "namespaces shared with its zygote", [], apart(measured.namespaces), theirs
-    filters = _seen(outside, "filters", lambda found: None if zygote.filters is None else found)
-    yield "seccomp filters", (zygote.filters or 0) + 1, None, filters
-
-
-def _kernel(measured: Measured) -> str:
-    return "linux" if measured.kernel == kernel_version() else "another than the host's"
+    # What its zygote could have left to it, which has rights that a sandbox must not have.
+    if (zygote := outside.zygote) is not None:
+        kept = partial(shared, expected, host_namespaces=zygote.namespaces)
+        yield "namespaces shared with its zygote", [], kept(measured.namespaces), host("namespaces", kept)
+        filters = host("filters", lambda found: None if zygote.filters is None else found)
+        yield "seccomp filters", (zygote.filters or 0) + 1, None, filters
+    for name, (planned, found) in outside.compared.items():
+        yield name, planned, None, told(name, found)
 
 
 def _only(numbers: tuple[int, ...]) -> Any:
     return numbers[0] if len(numbers) == 1 else list(numbers)
-
-
-def _seen(outside: HostView, part: str, read: Callable[[Any], Any] = lambda value: value) -> Any:
-    """Return a part of the host's view, as ``read`` judges it, or why there is none."""
-    found = getattr(outside, part)
-    return _or_why(outside, part, None if found is None else read(found))
-
-
-def _or_why(outside: HostView, part: str, value: Any) -> Any:
-    return NotMeasured(outside.why(part)) if value is None else value

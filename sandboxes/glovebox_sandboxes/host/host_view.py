@@ -11,12 +11,10 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from _glovebox_guest import measure as inside
 from glovebox_sandboxes.contract.measure import NAMESPACES, MeasuredMount
-
-_T = TypeVar("_T")
 
 _UNMAPPED = 65534
 """Shown inside for a user or group of the host without a number there (kernel.overflowuid)."""
@@ -35,33 +33,19 @@ class ZygoteView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostView:
-    """The values read; a part that is None is explained in ``unread``."""
+    """The values read; a part that is not there is explained in ``unread``."""
 
-    uids: tuple[int, ...] | None = None
-    """Real, effective, saved and file system user, by the host's numbers; one if all are the same."""
-    gids: tuple[int, ...] | None = None
-    groups: tuple[int, ...] | None = None
-    inner_uids: tuple[int, ...] | None = None
-    """``uids`` by the numbers of its own user namespace, see user_namespaces(7)."""
-    inner_gids: tuple[int, ...] | None = None
-    inner_groups: tuple[int, ...] | None = None
-    capabilities: int | None = None
-    no_new_privs: bool | None = None
-    seccomp: int | None = None
-    filters: int | None = None
-    """Number of its seccomp filters; unknown before Linux 5.9."""
-    inner_pid: int | None = None
-    namespaces: Mapping[str, int] | None = None
-    mounts: tuple[MeasuredMount, ...] | None = None
-    interfaces: tuple[str, ...] | None = None
-    zygote: "ZygoteView | None" = None
+    parts: Mapping[str, Any] = field(default_factory=dict)
+    """By the names in ``_PARTS``. Users and groups are the host's numbers, each once; ``inner`` ones those of its own
+    user namespace, see user_namespaces(7)."""
+    zygote: ZygoteView | None = None
     unread: Mapping[str, str] = field(default_factory=dict)
     """Part → why it could not be read; ``""`` stands for all parts."""
     compared: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     """The driver's own readings by name: as planned, and as found (None: unreadable)."""
 
     def why(self, part: str) -> str:
-        """Return why a part is None."""
+        """Return why a part is not there."""
         return self.unread.get(part) or self.unread.get("") or "the kernel does not tell"
 
 
@@ -91,41 +75,18 @@ def look(pid: int, compared: Mapping[str, tuple[Any, Any]] | None = None, proc: 
         place = os.open(proc / str(pid), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as problem:
         return unseen(f"its process cannot be looked at: {problem.strerror}", compared)
+    parts: dict[str, Any] = {"status": {}}
     unread: dict[str, str] = {}
-
-    def tried(part: str, read: Callable[[], _T]) -> _T | None:
-        try:
-            return read()
-        except (OSError, ValueError, LookupError) as problem:
-            reason = problem.strerror if isinstance(problem, OSError) else "it is not in the form that was expected"
-            unread[part] = f"{part} cannot be read: {reason}"
-            return None
-
     try:
-        status = tried("status", lambda: inside.status(_lines(place, "status"))) or {}
-        uids = tried("uids", lambda: _numbers(status["Uid"]))
-        gids = tried("gids", lambda: _numbers(status["Gid"]))
-        groups = tried("groups", lambda: _numbers(status["Groups"]))
-        return HostView(
-            uids=uids,
-            gids=gids,
-            groups=groups,
-            inner_uids=tried("inner_uids", lambda: _inner(uids, place, "uid")),
-            inner_gids=tried("inner_gids", lambda: _inner(gids, place, "gid")),
-            inner_groups=tried("inner_groups", lambda: _inner(groups, place, "gid")),
-            capabilities=tried("capabilities", lambda: _capabilities(status)),
-            no_new_privs=tried("no_new_privs", lambda: status["NoNewPrivs"] == "1"),
-            seccomp=tried("seccomp", lambda: int(status["Seccomp"])),
-            filters=tried("filters", lambda: int(status["Seccomp_filters"])),
-            inner_pid=tried("inner_pid", lambda: int(status["NSpid"].split()[-1])),
-            namespaces=tried("namespaces", lambda: _namespaces(place)),
-            mounts=tried("mounts", lambda: _mounts(place)),
-            interfaces=tried("interfaces", lambda: tuple(inside.interfaces(_lines(place, "net/dev")))),
-            unread=unread,
-            compared=compared or {},
-        )
+        for part, read in _PARTS.items():
+            try:
+                parts[part] = read(place, parts["status"])
+            except (OSError, ValueError, LookupError) as problem:
+                reason = problem.strerror if isinstance(problem, OSError) else "it is not in the form that was expected"
+                unread[part] = f"{part} cannot be read: {reason}"
     finally:
         os.close(place)
+    return HostView(parts=parts, unread=unread, compared=compared or {})
 
 
 def groups_of(pid: int, proc: Path = Path("/proc")) -> dict[str, str]:
@@ -146,23 +107,13 @@ def _capabilities(status: dict[str, str]) -> int:
     return inside.capabilities(status)
 
 
-def _inner(numbers: tuple[int, ...] | None, place: int, kind: str) -> tuple[int, ...]:
+def _inner(text: str, place: int, kind: str) -> tuple[int, ...]:
     """Return numbers of the host's by the numbers of the process's user namespace."""
-    if numbers is None:
-        raise LookupError
     lines = [[int(number) for number in line.split()] for line in _lines(place, f"{kind}_map")]
     return tuple(
         next((first + number - here for first, here, count in lines if here <= number < here + count), _UNMAPPED)
-        for number in numbers
+        for number in _numbers(text)
     )
-
-
-def _namespaces(place: int) -> dict[str, int]:
-    return {name: inside.namespace_number(os.readlink(f"ns/{name}", dir_fd=place)) for name in NAMESPACES}
-
-
-def _mounts(place: int) -> tuple[MeasuredMount, ...]:
-    return tuple(MeasuredMount(**each) for each in inside.mounts(_lines(place, "mountinfo")))
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -183,3 +134,27 @@ def _read(name: str, place: int | None = None) -> str:
     finally:
         os.close(descriptor)
     return content.decode(errors="surrogateescape")
+
+
+_PARTS: Mapping[str, Callable[[int, dict[str, str]], Any]] = {
+    "status": lambda place, _: inside.status(_lines(place, "status")),
+    # Real, effective, saved and file system ones.
+    "uids": lambda _, status: _numbers(status["Uid"]),
+    "gids": lambda _, status: _numbers(status["Gid"]),
+    "groups": lambda _, status: _numbers(status["Groups"]),
+    "inner_uids": lambda place, status: _inner(status["Uid"], place, "uid"),
+    "inner_gids": lambda place, status: _inner(status["Gid"], place, "gid"),
+    "inner_groups": lambda place, status: _inner(status["Groups"], place, "gid"),
+    "capabilities": lambda _, status: _capabilities(status),
+    "no_new_privs": lambda _, status: status["NoNewPrivs"] == "1",
+    "seccomp": lambda _, status: int(status["Seccomp"]),
+    # Number of its filters; unknown before Linux 5.9.
+    "filters": lambda _, status: int(status["Seccomp_filters"]),
+    "inner_pid": lambda _, status: int(status["NSpid"].split()[-1]),
+    "namespaces": lambda place, _: {
+        name: inside.namespace_number(os.readlink(f"ns/{name}", dir_fd=place)) for name in NAMESPACES
+    },
+    "mounts": lambda place, _: tuple(MeasuredMount(**each) for each in inside.mounts(_lines(place, "mountinfo"))),
+    "interfaces": lambda place, _: tuple(inside.interfaces(_lines(place, "net/dev"))),
+}
+"""What is read, by name: from the process's directory and its status, which is the first."""

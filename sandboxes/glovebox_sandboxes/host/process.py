@@ -7,31 +7,29 @@ makes the kernel wait for a grace period, ten milliseconds a call
 (https://docs.kernel.org/admin-guide/cgroup-v1/cgroups.html, "tasks").
 """
 
+import asyncio
 import errno
 import os
-import queue
 import signal
 import socket
 import subprocess  # noqa: TID251 - this is the module the ban points to
 import sys
-import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
-from contextlib import ExitStack, suppress
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
 import anyio
 import anyio.abc
-import anyio.from_thread
-import anyio.lowlevel
 import anyio.to_thread
 
 from glovebox_sandboxes.host.identity import unprivileged
-from glovebox_sandboxes.host.sandbox import Process, SocketStream
+from glovebox_sandboxes.host.sandbox import Process
 from glovebox_sandboxes.host.staging import Stage
 
 _T = TypeVar("_T")
+_Started = tuple[int, int, socket.socket]
+"""A child's number and pidfd, and our end of its standard input and output."""
 
 _STOP_SECONDS = 10
 """Longest wait for the janitor on closing; it takes a few ms if everything is gone already."""
@@ -40,14 +38,15 @@ START_SECONDS = 10.0
 
 
 class Spawner:
-    """The thread that starts processes."""
+    """The thread that starts processes, itself started by its first task."""
 
     def __init__(self, rest: Sequence[str] = ()) -> None:
-        """Start the thread; it waits in the v1 control groups of the ``tasks`` files in ``rest``."""
+        """Have it wait in the v1 control groups of the ``tasks`` files in ``rest``."""
         self._rest = tuple(rest)
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._serve, name="glovebox-spawner", daemon=True)
-        self._thread.start()
+        self._thread = ThreadPoolExecutor(1, "glovebox-spawner", self._prepare)
+
+    def _prepare(self) -> None:
+        self._stage = Stage()
 
     async def start(
         self, argv: Sequence[str], *, stderr: int, descriptors: Sequence[int], tasks: Sequence[str] = ()
@@ -63,7 +62,8 @@ class Spawner:
         Raises:
             OSError: it could not be started.
         """
-        return await self._run(lambda: self._start(argv, stderr, descriptors, tasks), discard=_end)
+        pid, pidfd, ours = await self._run(lambda: self._start(argv, stderr, descriptors, tasks), discard=_end)
+        return Process(pid, pidfd, await anyio.abc.UNIXSocketStream.from_socket(ours))
 
     async def places(self, directories: Iterable[Path]) -> list[int]:
         """Return descriptors of directories, which a process inherits and the caller closes; all, or OSError."""
@@ -82,28 +82,20 @@ class Spawner:
 
     async def _run(self, action: Callable[[], _T], *, discard: Callable[[_T], None]) -> _T:
         """Run a function in the thread; discard a result after START_SECONDS. Raises its OSError, or ETIMEDOUT."""
-        future: Future[_T] = Future()
-        token = anyio.lowlevel.current_token()
-        done = anyio.Event()
-
-        def work() -> None:
-            try:
-                future.set_result(action())
-            except BaseException as problem:  # noqa: BLE001 - handed to the caller
-                future.set_exception(problem)
-            with suppress(anyio.RunFinishedError):
-                anyio.from_thread.run_sync(done.set, token=token)
-
-        self._work.put(work)
+        future = self._thread.submit(action)
         # Shielded, else the child would be lost. It takes milliseconds; a directory of a file server that hangs blocks
         # the thread for good.
         with anyio.move_on_after(START_SECONDS, shield=True):
-            await done.wait()
-            return future.result()
-        future.add_done_callback(lambda late: None if late.exception() else discard(late.result()))
+            return await asyncio.wrap_future(future)
+
+        def late(done: Future[_T]) -> None:
+            if not done.cancelled() and done.exception() is None:
+                discard(done.result())
+
+        future.add_done_callback(late)
         raise OSError(errno.ETIMEDOUT, "the system did not answer")
 
-    def _start(self, argv: Sequence[str], stderr: int, descriptors: Sequence[int], tasks: Sequence[str]) -> Process:
+    def _start(self, argv: Sequence[str], stderr: int, descriptors: Sequence[int], tasks: Sequence[str]) -> _Started:
         # A socket: pipes could be opened a second time through /proc, and cannot carry descriptors.
         ours, theirs = socket.socketpair()
         try:
@@ -126,27 +118,20 @@ class Spawner:
             theirs.close()
             if tasks:
                 _enter(self._rest)
-        with ExitStack() as undo:
-            # Out of descriptors, for instance: the child would be lost.
-            undo.callback(child.wait)
-            undo.callback(child.kill)
-            undo.callback(ours.close)
+        try:
             pidfd = os.pidfd_open(child.pid)
-            undo.callback(os.close, pidfd)
-            stream = SocketStream(ours)
-            undo.pop_all()
+        except BaseException:
+            # Out of descriptors, for instance: the child would be lost.
+            ours.close()
+            child.kill()
+            child.wait()
+            raise
         child.returncode = 0  # reaped by Process: Popen must not wait for it again
-        return Process(child.pid, pidfd, stream)
-
-    def _serve(self) -> None:
-        self._stage = Stage()
-        while (work := self._work.get()) is not None:
-            work()
+        return child.pid, pidfd, ours
 
     def close(self) -> None:
         """End the thread. Children that asked to die with their parent die now."""
-        self._work.put(None)
-        self._thread.join()
+        self._thread.shutdown()
 
 
 class Janitor:
@@ -160,52 +145,41 @@ class Janitor:
     def __init__(self, program: Path, *arguments: str) -> None:
         """Take its program for when its standard input closes: after ``bye`` by a server that ends properly."""
         self._command = [sys.executable, "-I", "-S", str(program), *arguments]
-        self._running: tuple[int, int] | None = None
+        self._running: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start it, once. Raises OSError."""
-        if self._running is not None:
-            return
-        reading, writing = os.pipe2(os.O_CLOEXEC)
-        try:
+        if self._running is None:
             # A session of its own: a Ctrl-C for the server must not reach it before the server is gone.
-            child = subprocess.Popen(  # noqa: S603 - the interpreter we run on, with a program from this package
+            self._running = subprocess.Popen(  # noqa: S603 - the interpreter we run on, with a program from this package
                 self._command,
-                stdin=reading,
+                stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env={},
                 start_new_session=True,
             )
-        except BaseException:
-            os.close(writing)
-            raise
-        finally:
-            os.close(reading)
-        child.returncode = 0  # waited for by number
-        self._running = child.pid, writing
 
     async def stop(self) -> bool:
         """Let it do its work now, and wait at most 10 s for it; return whether there was one."""
-        if self._running is None:
+        running, self._running = self._running, None
+        if running is None:
             return False
-        (pid, standard_input), self._running = self._running, None
-        with suppress(BrokenPipeError):
-            os.write(standard_input, b"bye")
-        os.close(standard_input)
-        with anyio.move_on_after(_STOP_SECONDS, shield=True) as waiting:
-            await anyio.to_thread.run_sync(os.waitpid, pid, 0, abandon_on_cancel=True)
-        if waiting.cancelled_caught:
-            with suppress(ProcessLookupError):  # it ended meanwhile
-                os.kill(pid, signal.SIGKILL)  # the thread still waits for it
+        with anyio.CancelScope(shield=True):
+            try:
+                await anyio.to_thread.run_sync(running.communicate, b"bye", _STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                running.kill()
+                await anyio.to_thread.run_sync(running.wait)
         return True
 
 
-def _end(started: Process) -> None:
-    signal.pidfd_send_signal(started.pidfd, signal.SIGKILL)
-    started.stream.close()
-    os.close(started.pidfd)
-    os.waitpid(started.pid, 0)
+def _end(started: _Started) -> None:
+    pid, pidfd, ours = started
+    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    ours.close()
+    os.close(pidfd)
+    os.waitpid(pid, 0)
 
 
 def _close(descriptors: Iterable[int]) -> None:

@@ -3,92 +3,19 @@
 import fcntl
 import os
 import signal
-import socket
-from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TypeVar
 
 import anyio
-import anyio.abc
+from anyio.abc import UNIXSocketStream
 
 from glovebox_sandboxes.contract.base import SandboxStats
 from glovebox_sandboxes.host import host_view
 from glovebox_sandboxes.host.cgroup import Cgroup
 
-_T = TypeVar("_T")
-
 DETAIL_BYTES = 8192
 _END_SECONDS = 0.3
 """From SIGKILL to the end of every process: usually a millisecond, and the whole must stay below 1 s."""
-
-
-class SocketStream(anyio.abc.ByteStream):
-    """A stream over a child's standard input and output, which are one socket."""
-
-    def __init__(self, end: socket.socket) -> None:
-        end.setblocking(False)
-        self._end = end
-        self._closed = False
-
-    async def receive(self, max_bytes: int = 65536) -> bytes:
-        """See ``anyio.abc.ByteReceiveStream``."""
-        try:
-            data = await self._when(anyio.wait_readable, lambda: self._end.recv(max_bytes))
-        except ConnectionResetError:  # the other end closed with unread data
-            data = b""
-        if not data:
-            raise anyio.EndOfStream
-        return data
-
-    async def send(self, item: bytes) -> None:
-        """See ``anyio.abc.ByteSendStream``."""
-        view = memoryview(item)
-        while view:
-            view = view[await self._write(partial(self._end.send, view)) :]
-
-    async def send_descriptors(self, item: bytes, descriptors: Sequence[int]) -> None:
-        """Send a short message with open descriptors; see unix(7)."""
-        await self._write(lambda: socket.send_fds(self._end, [item], descriptors))
-
-    async def receive_descriptor(self) -> int | None:
-        """Return a descriptor that comes with one byte; None if the other end was closed."""
-        try:
-            found = await self._when(anyio.wait_readable, lambda: socket.recv_fds(self._end, 1, 1)[1])
-        except ConnectionResetError:
-            return None
-        return found[0] if found else None
-
-    async def _write(self, action: Callable[[], int]) -> int:
-        try:
-            return await self._when(anyio.wait_writable, action)
-        except (BrokenPipeError, ConnectionResetError):
-            raise anyio.BrokenResourceError from None
-
-    async def _when(self, ready: Callable[[socket.socket], Awaitable[None]], action: Callable[[], _T]) -> _T:
-        while True:
-            if self._closed:
-                raise anyio.ClosedResourceError
-            try:
-                return action()
-            except BlockingIOError:
-                await ready(self._end)
-
-    async def send_eof(self) -> None:
-        """Raise: anyio demands this method, and the wire marks its own end, so a call is a mistake."""
-        raise NotImplementedError
-
-    async def aclose(self) -> None:
-        """Close it, and wake its waiters."""
-        if not self._closed:
-            anyio.notify_closing(self._end)
-            self.close()
-
-    def close(self) -> None:
-        """Close it when no task waits for it."""
-        self._closed = True
-        self._end.close()
 
 
 @dataclass(slots=True)
@@ -97,7 +24,7 @@ class Process:
 
     pid: int
     pidfd: int
-    stream: SocketStream
+    stream: UNIXSocketStream
     """Our end of its standard input and output."""
     ours: bool = True
     """False for a grandchild, which its own parent reaps."""
@@ -155,7 +82,8 @@ class ProcessSandbox:
         (--die-with-parent), but it stays unreaped if the host's process 1 does not reap, as in many containers. If
         bwrap has not started the guest yet, its closed wire ends that.
         """
-        await self._process.stream.aclose()
+        with anyio.CancelScope(shield=True):
+            await self._process.stream.aclose()
         # With a small share it would be slow to die: that takes a processor too.
         self.weigh(1)
         if self._zygote:

@@ -11,10 +11,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import anyio
+from anyio.abc import UNIXSocketStream
 
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.host.process import START_SECONDS
-from glovebox_sandboxes.host.sandbox import Process, SocketStream
+from glovebox_sandboxes.host.sandbox import Process
 
 IMPORT_SECONDS = 60.0
 """For all that a profile preloads: half a second for pandas on an idle machine."""
@@ -24,7 +25,7 @@ _MAX_WORDS = 4096
 class Zygote:
     """The host's end of one running zygote."""
 
-    def __init__(self, channel: SocketStream) -> None:
+    def __init__(self, channel: UNIXSocketStream) -> None:
         self._channel = channel
 
     async def ready(self) -> Mapping[str, int]:
@@ -54,19 +55,20 @@ class Zygote:
         with ExitStack() as held:
             ours, theirs = socket.socketpair()
             held.callback(theirs.close)
-            stream = SocketStream(ours)
+            stream = await UNIXSocketStream.from_socket(ours)
             try:
                 descriptors = [theirs.fileno(), detail]
                 for entrance in entrances:
                     descriptors.append(os.open(entrance, os.O_WRONLY | os.O_CLOEXEC))
                     held.callback(os.close, descriptors[-1])
-                await self._channel.send_descriptors(json.dumps({"uid": uid}).encode(), descriptors)
+                await self._channel.send_fds(json.dumps({"uid": uid}).encode(), descriptors)
                 held.close()
                 with anyio.fail_after(START_SECONDS):
-                    pidfd = await stream.receive_descriptor()
-                if pidfd is None:
-                    await stream.aclose()
-                    return None
+                    try:
+                        _, (pidfd,) = await stream.receive_fds(1, 1)
+                    except (anyio.EndOfStream, anyio.BrokenResourceError, ValueError):
+                        await stream.aclose()
+                        return None
                 # proc(5), /proc/pid/fdinfo: the process's number on our side.
                 told = Path(f"/proc/self/fdinfo/{pidfd}").read_text()  # noqa: ASYNC240 - the kernel's memory
                 return Process(int(told.partition("\nPid:")[2].split()[0]), pidfd, stream, ours=False)

@@ -23,8 +23,10 @@ from glovebox_sandboxes.contract.spec import GUEST, GUEST_UID, SCRATCH, SandboxS
 from glovebox_sandboxes.drivers import boundary
 from glovebox_sandboxes.drivers.bubblewrap import wall
 from glovebox_sandboxes.host import identity
+from glovebox_sandboxes.host.cgroup import Cgroup
 from glovebox_sandboxes.host.host_view import ZygoteView
 from glovebox_sandboxes.host.identity import changes_user
+from glovebox_sandboxes.host.sandbox import ProcessSandbox, read_words
 from glovebox_sandboxes.pool.zygote import Zygote
 from glovebox_sandboxes.runtime import guest_tree
 from glovebox_sandboxes.runtime.runtime import Runtime
@@ -124,13 +126,20 @@ class Bubblewrap(wall.Walled):
             zygote = Zygote(sandbox.channel)
             try:
                 namespaces = await zygote.ready()
-            except anyio.EndOfStream:
+            except (anyio.EndOfStream, anyio.BrokenResourceError):
                 await sandbox.kill()
                 words = (await sandbox.stats()).detail or "it ended without a word"
                 raise SandboxError("Starting a zygote", words, "Run `glovebox doctor`.") from None
-            seen = ZygoteView(namespaces=namespaces, filters=(await sandbox.host_view()).filters)
-            fork = partial(self._fork, plan, zygote, seen, sandbox.user)
-            yield Source(open=fork, bytes_each=FORK_BYTES, quick=True)
+            seen = ZygoteView(namespaces=namespaces, filters=(await sandbox.host_view()).parts.get("filters"))
+
+            async def fork(name: str, group: Cgroup, detail: int) -> ProcessSandbox:
+                user = None if sandbox.user is None else identity.another(sandbox.user)
+                process = await zygote.fork(detail, group.entrances, user)
+                if process is None:
+                    raise self._unavailable(read_words(detail) or "its zygote has ended")
+                return ProcessSandbox(name, process, group, detail, zygote=seen)
+
+            yield Source(open=partial(self._hold, plan, fork), bytes_each=FORK_BYTES, quick=True)
 
 
 @asynccontextmanager

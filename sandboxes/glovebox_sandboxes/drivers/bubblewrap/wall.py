@@ -8,9 +8,10 @@ import os
 import secrets
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, Self
 
 import anyio
 import anyio.to_thread
@@ -19,11 +20,10 @@ from _glovebox_guest.measure import status
 from glovebox_sandboxes.contract.base import Capabilities, Level, Missing, Plan
 from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
 from glovebox_sandboxes.contract.spec import GUEST_UID, Limits, SandboxSpec
-from glovebox_sandboxes.host import cgroup, host_view, mounts, owner, surroundings
-from glovebox_sandboxes.host.identity import SETPRIV, another, changes_user, is_kernels_root, unprivileged, user_map
+from glovebox_sandboxes.host import cgroup, mounts, owner, surroundings
+from glovebox_sandboxes.host.identity import SETPRIV, changes_user, is_kernels_root, unprivileged, user_map
 from glovebox_sandboxes.host.process import Janitor, Spawner
-from glovebox_sandboxes.host.sandbox import DETAIL_BYTES, ProcessSandbox, read_words, seal_size
-from glovebox_sandboxes.pool.zygote import Zygote
+from glovebox_sandboxes.host.sandbox import DETAIL_BYTES, ProcessSandbox, seal_size
 from glovebox_sandboxes.runtime import environments, guest_gc
 from glovebox_sandboxes.runtime import runtime as runtimes
 from glovebox_sandboxes.runtime.runtime import SETUP, Runtime
@@ -47,14 +47,6 @@ _START_SECONDS = 10.0
 
 _EMPTY_BYTES = 4096
 """Size of the tmpfs that covers a folder: nothing is ever written there."""
-
-
-class _SandboxParts(NamedTuple):
-    """The parts of a sandbox that precede its first process."""
-
-    name: str
-    group: cgroup.Cgroup
-    detail: int
 
 
 class Walled:
@@ -144,93 +136,76 @@ class Walled:
     def _settings(self, limits: Limits) -> dict[str, str]:
         return dict(cgroup.settings(self._hierarchy.version, limits)) if self._hierarchy else {}
 
-    @asynccontextmanager
-    async def _start(self, plan: Plan, files: Mapping[str, bytes]) -> AsyncIterator[ProcessSandbox]:
+    def _start(self, plan: Plan, files: Mapping[str, bytes]) -> AbstractAsyncContextManager[ProcessSandbox]:
         """Run ``argv`` of the plan's action during the block, in a group with ``cgroup`` of its action.
 
         ``{root}``, ``{guest}``, ``{mount0}`` and so on in the arguments are descriptors of the runtime's directories
         and of the mounts of its spec; so are names of ``files``, which exist only in memory. Raises SandboxError.
         """
-        runtime = self._usable(plan.spec)
+        return self._hold(plan, partial(self._run, plan, files))
+
+    @asynccontextmanager
+    async def _hold(
+        self, plan: Plan, begin: Callable[[str, cgroup.Cgroup, int], Awaitable[ProcessSandbox]]
+    ) -> AsyncIterator[ProcessSandbox]:
+        """Hold a sandbox during the block: ``begin`` starts it with this name, group, and file for its errors.
+
+        Raises SandboxError.
+        """
         async with AsyncExitStack() as stack:
             try:
-                waiting = self._wait(plan, stack)
-                with ExitStack() as ours, ExitStack() as theirs:
-                    places = await self._open_all(plan, {"root": runtime.root, "guest": runtime.guest}, theirs)
-                    places |= {key: _memory(content, theirs) for key, content in files.items()}
-                    sandbox = await self._run(plan.action["argv"], places, ours, theirs, waiting)
+                name = f"s{secrets.token_hex(8)}"
+                if self._hierarchy is not None:
+                    self._janitor.start()
+                group = cgroup.Cgroup(self._hierarchy, name, plan.action["cgroup"])
+                stack.push_async_callback(_shielded, group.remove)
+                detail = os.memfd_create("bwrap-stderr", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+                stack.callback(os.close, detail)
+                seal_size(detail)
+                sandbox = await begin(name, group, detail)
             except OSError as problem:  # no descriptor left, or bwrap ended at the gate
                 raise self._unavailable(f"a step of its start was refused: {problem.strerror}") from problem
             stack.push_async_callback(_shielded, sandbox.kill)
             yield sandbox
 
-    @asynccontextmanager
-    async def _fork(
-        self, plan: Plan, zygote: Zygote, seen: host_view.ZygoteView, user: int | None
-    ) -> AsyncIterator[ProcessSandbox]:
-        """Have a zygote of this plan fork a sandbox during the block. Raises SandboxError.
-
-        The fork must keep nothing in ``seen``; ``user`` is the zygote's on the host, if sandboxes can be others.
-        """
-        async with AsyncExitStack() as stack:
-            try:
-                name, group, detail = self._wait(plan, stack)
-                process = await zygote.fork(detail, group.entrances, None if user is None else another(user))
-            except OSError as problem:
-                raise self._unavailable(f"a step of its start was refused: {problem.strerror}") from problem
-            if process is None:
-                raise self._unavailable(read_words(detail) or "its zygote has ended")
-            sandbox = ProcessSandbox(name, process, group, detail, zygote=seen)
-            stack.push_async_callback(_shielded, sandbox.kill)
-            yield sandbox
-
-    def _wait(self, plan: Plan, stack: AsyncExitStack) -> _SandboxParts:
-        """Return the parts that precede a sandbox's first process; ``stack`` removes them."""
-        name = f"s{secrets.token_hex(8)}"
-        if self._hierarchy is not None:
-            self._janitor.start()
-        group = cgroup.Cgroup(self._hierarchy, name, plan.action["cgroup"])
-        stack.push_async_callback(_shielded, group.remove)
-        detail = os.memfd_create("bwrap-stderr", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
-        stack.callback(os.close, detail)
-        seal_size(detail)
-        return _SandboxParts(name, group, detail)
-
     async def _run(
-        self, argv: list[str], places: dict[str, int], ours: ExitStack, theirs: ExitStack, parts: _SandboxParts
+        self, plan: Plan, files: Mapping[str, bytes], name: str, group: cgroup.Cgroup, detail: int
     ) -> ProcessSandbox:
-        name, group, detail = parts
+        runtime, argv = self._usable(plan.spec), plan.action["argv"]
         info = users = None
-        if USERS[0] in argv:
-            info, places["info"] = _pipe(ours, theirs)
-            users, places["users"] = _pipe(ours, theirs, writing=True)
-        gated = bool(group.directories and not group.tasks)
-        command = [_fill(part, places) for part in argv]
-        try:
-            process = await self._spawner.start(
-                [*_GATE, *command] if gated else command,
-                stderr=detail,
-                descriptors=tuple(places.values()),
-                tasks=group.tasks,
-            )
-        except OSError as problem:
-            raise self._unavailable(f"{argv[0]} cannot be run: {problem.strerror}") from problem
-        theirs.close()
-        sandbox = ProcessSandbox(name, process, group, detail)
-        try:
-            if gated:
-                group.add(process.pid)
-                await process.stream.send(b"\n")
-            if info is not None and users is not None:
-                sandbox.user = await _map_users(info)
-                os.write(users, b"\0")
-        except (anyio.BrokenResourceError, anyio.EndOfStream):
-            await sandbox.kill()
-            raise self._unavailable((await sandbox.stats()).detail or "it ended without a word") from None
-        except BaseException:
-            with anyio.CancelScope(shield=True):
+        with ExitStack() as ours, ExitStack() as theirs:
+            places = await self._open_all(plan, {"root": runtime.root, "guest": runtime.guest}, theirs)
+            places |= {key: _memory(content, theirs) for key, content in files.items()}
+            if USERS[0] in argv:
+                info, places["info"] = _pipe(ours, theirs)
+                users, places["users"] = _pipe(ours, theirs, writing=True)
+            gated = bool(group.directories and not group.tasks)
+            command = [_fill(part, places) for part in argv]
+            try:
+                process = await self._spawner.start(
+                    [*_GATE, *command] if gated else command,
+                    stderr=detail,
+                    descriptors=tuple(places.values()),
+                    tasks=group.tasks,
+                )
+            except OSError as problem:
+                raise self._unavailable(f"{argv[0]} cannot be run: {problem.strerror}") from problem
+            theirs.close()
+            sandbox = ProcessSandbox(name, process, group, detail)
+            try:
+                if gated:
+                    group.add(process.pid)
+                    await process.stream.send(b"\n")
+                if info is not None and users is not None:
+                    sandbox.user = await _map_users(info)
+                    os.write(users, b"\0")
+            except (anyio.BrokenResourceError, anyio.EndOfStream):
                 await sandbox.kill()
-            raise
+                raise self._unavailable((await sandbox.stats()).detail or "it ended without a word") from None
+            except BaseException:
+                with anyio.CancelScope(shield=True):
+                    await sandbox.kill()
+                raise
         return sandbox
 
     async def _open_all(self, plan: Plan, directories: Mapping[str, Path], held: ExitStack) -> dict[str, int]:
