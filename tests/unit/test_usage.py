@@ -144,7 +144,7 @@ def test_only_what_is_not_there_counts_as_missing(number: int, tmp_path: Path, m
     """A count that cannot be read is no count of nothing: a limit would go unnoticed, and the record misstate."""
     group = Cgroup(Hierarchy(version=2, parents=(tmp_path,)), "s1", {})
 
-    def refuse(path: str, flags: int) -> int:
+    def refuse(path: str, flags: int, **_: object) -> int:
         raise OSError(number, os.strerror(number), path)
 
     monkeypatch.setattr(os, "open", refuse)

@@ -16,7 +16,7 @@ import anyio
 from glovebox_sandboxes.contract.base import SandboxStats
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.spec import Limits
-from glovebox_sandboxes.host.host_view import groups_of
+from glovebox_sandboxes.host.host_view import groups_of, opened
 from glovebox_sandboxes.host.owner import PREFIX, kill_all
 
 _CPU_PERIOD_US = 100_000
@@ -71,14 +71,17 @@ def detect(owner: str, root: Path = Path("/sys/fs/cgroup")) -> Hierarchy | None:
     apart = counts and not (root / _ACCOUNT).samefile(root / "cpu")
     places = [root / controller for controller in (*_CONTROLLERS, *[_ACCOUNT] * apart)]
     parents = tuple(place / "glovebox" / owner for place in places)
-    if not all((place / "cgroup.procs").exists() for place in places):
-        return None
+    there = all((place / "cgroup.procs").exists() for place in places)
+    return Hierarchy(version=1, parents=parents, counts=counts) if there and _made(*parents) else None
+
+
+def _made(*parents: Path) -> bool:
     try:
         for parent in parents:
             parent.mkdir(parents=True, exist_ok=True)
     except OSError:
-        return None
-    return Hierarchy(version=1, parents=parents, counts=counts)
+        return False
+    return True
 
 
 def _detect_v2(owner: str, root: Path) -> Hierarchy | None:
@@ -99,9 +102,7 @@ def _detect_v2(owner: str, root: Path) -> Hierarchy | None:
 
 def _parent_in(base: Path, owner: str) -> Hierarchy | None:
     parent = base / f"{PREFIX}{owner}"
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-    except OSError:
+    if not _made(parent):
         return None
     if not _handed_down(parent):
         parent.rmdir()
@@ -173,12 +174,8 @@ class GroupFiles:
         """Set its processor share to 1/``parts`` of a sibling group's; does nothing if it is gone, or not ours."""
         for controller, (file, default) in _WEIGHT.items():
             if controller in self.directories:
-                with suppress(OSError):
-                    descriptor = os.open(f"{self.directories[controller]}/{file}", os.O_WRONLY | os.O_CLOEXEC)
-                    try:
-                        os.write(descriptor, str(default // parts).encode())
-                    finally:
-                        os.close(descriptor)
+                with suppress(OSError), opened(f"{self.directories[controller]}/{file}", os.O_WRONLY) as descriptor:
+                    os.write(descriptor, str(default // parts).encode())
 
     def stats(self) -> SandboxStats | None:
         """Return the kernel's counts for its processes so far; None if it is gone.
@@ -235,18 +232,15 @@ class Cgroup(GroupFiles):
         # Each controller of v1 has a directory of its own, v2 has one for all.
         place = f"{self.find(file.partition('.')[0], 'cpu')}/{file}"
         try:
-            descriptor = os.open(place, os.O_RDWR | os.O_CLOEXEC)
+            with opened(place, os.O_RDWR) as descriptor:
+                os.write(descriptor, content.encode())
+                # Declared is not effective: the kernel rounds memory to pages and may cap a value.
+                held = os.pread(descriptor, _SETTING_BYTES, 0).decode()
         except FileNotFoundError:
             # Swap accounting may be compiled out; without swap there is nothing to limit.
             if file in ("memory.swap.max", "memory.swappiness"):
                 return
             raise
-        try:
-            os.write(descriptor, content.encode())
-            # Declared is not effective: the kernel rounds memory to pages and may cap a value.
-            held = os.pread(descriptor, _SETTING_BYTES, 0).decode()
-        finally:
-            os.close(descriptor)
         if not _holds(held, content):
             raise OSError(f"{file} is {held.strip()} after {content} was written")
         self._held[file] = content
@@ -295,24 +289,20 @@ class Cgroup(GroupFiles):
 
     def remove_now(self) -> bool:
         """Remove the group if it is empty; return whether it is gone."""
-        for directory in self.directories.values():
-            try:
-                os.rmdir(directory)  # noqa: PTH106 - as above
-            except FileNotFoundError:
-                continue
-            except OSError:
-                return False
+        try:
+            for directory in self.directories.values():
+                with suppress(FileNotFoundError):
+                    os.rmdir(directory)  # noqa: PTH106 - as above
+        except OSError:
+            return False
         return True
 
 
 def text(path: str) -> str | None:
     """Return a small file of a group, or None if it is gone. Raises SandboxError if it is there and unreadable."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with opened(path) as descriptor:
             return os.read(descriptor, _STATISTIC_BYTES).decode().strip()
-        finally:
-            os.close(descriptor)
     except OSError as problem:
         if problem.errno in (errno.ENOENT, errno.ENODEV):  # ENODEV: the group was removed while the file was open
             return None

@@ -1,4 +1,4 @@
-"""Starts one sandbox on a new runtime: only a trial finds what its Python lacks inside.
+"""Starts one sandbox on a new runtime or mechanism: only a trial finds what is lacking inside.
 
 Knows drivers by their contract alone.
 """
@@ -11,7 +11,7 @@ import anyio
 from glovebox_sandboxes.contract.attestation import describe
 from glovebox_sandboxes.contract.base import Driver
 from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
-from glovebox_sandboxes.contract.spec import Limits, SandboxSpec
+from glovebox_sandboxes.contract.spec import DEFAULT, Limits, SandboxSpec
 from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_sandboxes.runtime.runtime import Runtime
 from glovebox_sandboxes.session import connection
@@ -26,10 +26,10 @@ _FIX = (
 )
 
 
-async def _trouble(driver: Driver, environment: Environment, modules: Sequence[str]) -> str:
-    """Return why no sandbox starts with these modules imported, in one line; empty if one does."""
+async def find_trouble(driver: Driver, environment: str = DEFAULT, modules: Sequence[str] = ()) -> str:
+    """Return why no sandbox starts as planned with these modules imported, in one line; empty if one does."""
     try:
-        plan = driver.plan(SandboxSpec(limits=_LIMITS, environment=environment.name, preload=tuple(modules)))
+        plan = driver.plan(SandboxSpec(limits=_LIMITS, environment=environment, preload=tuple(modules)))
         async with driver.open(plan) as sandbox:
             return describe((await connection.attest(sandbox, plan)).attestation.differences)
     except (SandboxError, UnsupportedSpecError) as problem:
@@ -47,15 +47,15 @@ async def check(driver: Driver, built: Runtime, python: Path, environment: Envir
     """
     if not driver.capabilities.usable:
         return
-    trouble = await _trouble(driver, environment, environment.modules)
+    trouble = await find_trouble(driver, environment.name, environment.modules)
     if not trouble:
         return
     # The next set-up builds anew, and until then every call is refused for the missing runtime.
     await anyio.Path(built.root.parent / "manifest.json").unlink(missing_ok=True)
-    if without := await _trouble(driver, environment, ()):
+    if without := await find_trouble(driver, environment.name):
         raise SandboxError(f"No sandbox can run what was built from {python}", without.rstrip("."), _FIX)
     for module in () if trouble.startswith(tuple(f"{name}: " for name in environment.modules)) else environment.modules:
-        if alone := await _trouble(driver, environment, (module,)):  # it ended Python without an exception
+        if alone := await find_trouble(driver, environment.name, (module,)):  # it ended Python without an exception
             trouble = f"{module}: {alone}"
             break
     fix = (

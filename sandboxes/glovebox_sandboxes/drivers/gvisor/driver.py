@@ -15,17 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-import anyio
-
 from glovebox_sandboxes import seccomp
 from glovebox_sandboxes.contract.base import Driver, Missing, Plan, Sandbox, Source
-from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
-from glovebox_sandboxes.contract.spec import GUEST, GUEST_UID, Limits, SandboxSpec
+from glovebox_sandboxes.contract.errors import UnsupportedSpecError
+from glovebox_sandboxes.contract.spec import GUEST, GUEST_UID, SandboxSpec
 from glovebox_sandboxes.drivers import boundary
 from glovebox_sandboxes.drivers.bubblewrap import wall
 from glovebox_sandboxes.drivers.docker.driver import DockerDriver
-from glovebox_sandboxes.runtime import guest_tree
-from glovebox_sandboxes.session.connection import GuestConnection
+from glovebox_sandboxes.runtime import guest_tree, trial
 
 NAME = "gvisor"
 MINIMUM_MEMORY = 48 * 1024 * 1024
@@ -208,7 +205,7 @@ async def detect(data: Path, server_id: str) -> Gvisor:
     # Not the groups of the same server's bubblewrap driver: each ends with its own janitor.
     driver = await Gvisor.probed(_TRIAL, data, f"{server_id}-{NAME}", {runsc: version}, missing)
     found = driver.capabilities
-    if found.usable and (trouble := await _trouble(driver)):
+    if found.usable and (trouble := await trial.find_trouble(driver)):
         last = Missing(what=f"it cannot start a sandbox: {trouble}", fix=_TRIAL_FIX, fatal=True)
         driver.capabilities = replace(found, missing=(*found.missing, last))
     return driver
@@ -220,11 +217,6 @@ _TRIAL = ("--unshare-all", "--unshare-user", "--uid", "0", "--gid", "0", "--cap-
           "--", "/usr/bin/unshare", "--user", "/bin/true")  # fmt: skip
 
 # One sandbox is started before a call needs one: only a trial shows what hinders runsc.
-_TRIAL_SECONDS = 30.0
-_TRIAL_LIMITS = Limits(
-    wall_seconds=_TRIAL_SECONDS, cpu_seconds=10, memory_bytes=256 * 1024 * 1024, pids=8, scratch_bytes=1024 * 1024,
-    output_bytes=0, output_files=0, stream_bytes=0,
-)  # fmt: skip
 _TRIAL_FIX = "See what runsc says in docs/operate/drivers.md; inside a container, run Glovebox outside of it."
 
 _RUNSC_FIX = (
@@ -250,20 +242,3 @@ def version_of(words: str) -> str:
     """Return the version from ``runsc --version``, "release-20250407.0" or Debian's form; empty if too old."""
     found = re.search(r"\bversion (\S*?(\d{8})\S*)", words)
     return found[1] if found is not None and int(found[2]) >= MINIMUM else ""
-
-
-async def _trouble(driver: Gvisor) -> str:
-    """Return why no sandbox can be started here; empty if one was, and gVisor's kernel answered in it."""
-    try:
-        with anyio.fail_after(_TRIAL_SECONDS):
-            async with driver.open(driver.plan(SandboxSpec(limits=_TRIAL_LIMITS))) as sandbox:
-                try:
-                    measured = await GuestConnection(sandbox.channel).ready()
-                except anyio.EndOfStream:
-                    await sandbox.kill()
-                    return (await sandbox.stats()).detail or "it ended without a word"
-    except TimeoutError:
-        return f"it was not ready after {_TRIAL_SECONDS:.0f} seconds"
-    except SandboxError as problem:
-        return problem.reason
-    return "" if measured.system == NAME else "what started does not run on gVisor's kernel"
