@@ -22,10 +22,10 @@ from glovebox_sandboxes.session.connection import attest
 from glovebox_server import workspace
 from glovebox_server.calls import Decision, Principal, ToolCall
 from glovebox_server.core.accept import decide, same_rights, validate_arguments
-from glovebox_server.core.call import Inputs
+from glovebox_server.core.call import Attempt
 from glovebox_server.core.rights import Governed, Rights, Roles
 from glovebox_server.errors import InvalidArgumentsError
-from glovebox_server.guards.approvals.rules import Proposal, asked_about, considered, with_lift
+from glovebox_server.guards.approvals.rules import asked_about, considered, with_lift
 from glovebox_server.guards.registry import GuardSet
 from glovebox_server.guards.watch.watch import RULES
 from glovebox_server.settings import Settings
@@ -105,9 +105,10 @@ def checker(profiles: ProfileSet, tools: Mapping[str, Tool]) -> Callable[[Policy
         decision, rights, lifted = considered(call, tool, rights, decided)
         if decision.effect == "deny":
             return decision.effect, decision.rule
-        profile = rights.profiles[tool.name]
-        proposal = Proposal(call=call, rights=rights, profile=profile, decision=decision, inputs=Inputs())
-        asks = with_lift(asked_about(proposal), lifted, tool.name)
+        now = Attempt(request=call, rights=rights, decision=decision)
+        now.profile = rights.profiles[tool.name]
+        asks = asked_about(now)
+        asks = with_lift(lifted, tool.name, asks) if lifted else asks
         return ("ask", asks.rules[0]) if asks else (decision.effect, decision.rule)
 
     return check

@@ -8,7 +8,7 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.fixtures.approving import ASKING, Desk, a_desk, again, proposal
+from tests.fixtures.approving import ASKING, Desk, a_desk, again, but, proposal
 
 from glovebox_audit.events import Input
 from glovebox_profiles.model import CallLimits, FileRules
@@ -16,10 +16,11 @@ from glovebox_profiles.policy.model import Approval, Lift
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.calls import Decision
 from glovebox_server.core.accept import validate_arguments
+from glovebox_server.core.call import Attempt
 from glovebox_server.errors import InvalidArgumentsError
 from glovebox_server.guards.approvals import store
 from glovebox_server.guards.approvals.question import Question, canonical
-from glovebox_server.guards.approvals.rules import Escalation, Proposal
+from glovebox_server.guards.approvals.rules import Escalation
 from glovebox_server.guards.approvals.shown import shown
 from glovebox_server.tools import TOOLS
 
@@ -27,7 +28,7 @@ ACCENTED = "print('caf\u00e9 \ufb01')"
 ONE, OTHER = (Input(name=f"{name}.txt", uri=f"artifact://{name}", sha256=name * 64, bytes=1) for name in "ab")
 
 
-async def _asks_anew(desk: Desk, made: Proposal, question: Question) -> None:
+async def _asks_anew(desk: Desk, made: Attempt, question: Question) -> None:
     found = await desk.approvals.consult(made, None)
     assert isinstance(found, Question)
     assert found.id != question.id
@@ -46,9 +47,9 @@ async def test_a_program_in_another_unicode_form_is_another(form: Any, tmp_path:
         assert (await desk.decided(again(made))).approval == question.id
 
 
-def _read(**raw: Any) -> Proposal:
+def _read(**raw: Any) -> Attempt:
     made = proposal()
-    return replace(made, call=replace(made.call, arguments=validate_arguments(TOOLS["run_python"], raw)))
+    return but(made, request=replace(made.request, arguments=validate_arguments(TOOLS["run_python"], raw)))
 
 
 async def test_arguments_that_mean_the_same_are_one_call_and_run_once(tmp_path: Path) -> None:
@@ -71,7 +72,7 @@ async def test_arguments_that_mean_the_same_are_one_call_and_run_once(tmp_path: 
 @pytest.mark.parametrize("value", [True, "1", [1]])
 def test_a_truth_is_no_number_of_seconds(value: Any) -> None:
     """Python takes ``True`` for 1: neither does the tool, nor the digest. The control is the number."""
-    assert _read(code="1", timeout_seconds=1).call.arguments["timeout_seconds"] == 1
+    assert _read(code="1", timeout_seconds=1).request.arguments["timeout_seconds"] == 1
     with pytest.raises(InvalidArgumentsError, match="timeout_seconds"):
         _read(code="1", timeout_seconds=value)
     assert canonical({"a": value}) != canonical({"a": 1})
@@ -172,7 +173,7 @@ def _pending(desk: Desk) -> list[Question]:
     return [each.question for each in found]
 
 
-async def _ran(desk: Desk, made: Proposal) -> bool:
+async def _ran(desk: Desk, made: Attempt) -> bool:
     found = await desk.approvals.consult(again(made), None)
     return isinstance(found, Decision) and found.effect == "allow"
 
@@ -187,7 +188,7 @@ async def test_of_a_no_and_retries_that_race_on_two_servers_one_is_first(tmp_pat
             await desk.answer(question)
             ran, said = list[bool](), list[str]()
 
-            async def retry(server: Desk, made: Proposal, ran: list[bool]) -> None:
+            async def retry(server: Desk, made: Attempt, ran: list[bool]) -> None:
                 ran.append(await _ran(server, made))
 
             async def deny(question: Question, said: list[str]) -> None:
@@ -223,7 +224,7 @@ QUIET = ASKING.model_copy(update={"approval": "none"})
 OVER_RUNS = (Approval(name="programs", reach="caller"),)
 
 
-def _of(run: str, code: str = "print(1)", **changed: Any) -> Proposal:
+def _of(run: str, code: str = "print(1)", **changed: Any) -> Attempt:
     return proposal(code, **{"profile": QUIET, "rules": OVER_RUNS, "run": run, **changed})
 
 
@@ -306,10 +307,10 @@ async def test_a_yes_over_runs_stretches_no_other_rule(tmp_path: Path) -> None:
             await desk.answer(question)
             await _asks_anew(desk, _of("r_2", f"print({number})", **changed), question)
             assert (await desk.decided(again(made))).approval == question.id
-        made = replace(_of("r_1"), escalation=lifted)
+        made = but(_of("r_1"), escalation=lifted)
         question = await desk.asked(made)
         await desk.answer(question)
-        await _asks_anew(desk, replace(_of("r_2"), escalation=lifted), question)
+        await _asks_anew(desk, but(_of("r_2"), escalation=lifted), question)
         question = await desk.asked(_of("r_1", "print(9)"))
         with pytest.raises(RefusedError) as caught:
             await desk.answer(question, reach="run")

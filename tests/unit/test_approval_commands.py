@@ -5,14 +5,13 @@ import os
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.fixtures.approving import ASKING, Desk, HostClock, a_desk, again, proposal
+from tests.fixtures.approving import ASKING, Desk, HostClock, a_desk, again, but, proposal
 
 from glovebox_audit.verify import verify
 from glovebox_profiles.model import FileRules
@@ -100,7 +99,7 @@ async def test_an_operator_sees_the_folder_and_no_client_does(desk: Desk, tmp_pa
     place = tmp_path / "named-nowhere-else"
     place.mkdir()
     reads = proposal("1", profile=ASKING.model_copy(update={"files": FileRules(workspace="read")}), workspace=place)
-    puts = replace(proposal("2", profile=QUIET), changes="1 file would change:", folder=str(place))
+    puts = but(proposal("2", profile=QUIET), changes="1 file would change:", folder=str(place))
     for made in (reads, puts):
         question = await desk.asked(made)
         assert f"which clients are not shown: {place}" in _run(desk, "show", question.id).output
@@ -114,7 +113,7 @@ async def test_an_operator_sees_the_folder_and_no_client_does(desk: Desk, tmp_pa
 
 async def test_a_no_after_a_yes_takes_it_back_and_says_so(desk: Desk) -> None:
     """A grant as any other. The control is a no before any yes."""
-    made = replace(proposal(profile=QUIET), escalation=LIFTED)
+    made = but(proposal(profile=QUIET), escalation=LIFTED)
     question = await desk.asked(made)
     assert _run(desk, "allow", question.id).exit_code == OK
     told = _run(desk, "deny", question.id).output
@@ -133,7 +132,7 @@ async def test_a_no_to_a_yes_for_the_run_names_the_call_that_used_it(desk: Desk)
     assert _run(desk, "allow", question.id, "--run").exit_code == OK
     ran = again(made)
     assert (await desk.decided(ran)).effect == "allow"
-    assert ran.call.id in _run(desk, "deny", question.id).output
+    assert ran.request.id in _run(desk, "deny", question.id).output
 
 
 async def test_an_answer_by_the_callers_own_user_is_the_callers_own(desk: Desk) -> None:
@@ -148,7 +147,7 @@ async def test_an_answer_by_the_callers_own_user_is_the_callers_own(desk: Desk) 
 
 async def test_grants_are_listed_revoked_and_shown_as_a_rule(desk: Desk) -> None:
     """``--rule`` answers nothing; after ``revoke`` nothing is granted."""
-    question = await desk.asked(replace(proposal(profile=QUIET), escalation=LIFTED))
+    question = await desk.asked(but(proposal(profile=QUIET), escalation=LIFTED))
     rule = _run(desk, "allow", question.id, "--rule")
     assert '+  { host = "example.org", ports = [443] },' in rule.output
     assert "then restart the server." in rule.output

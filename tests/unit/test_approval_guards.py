@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import rfc8785
-from tests.fixtures.approving import ASKING, Desk, a_desk, admit, again, proposal
+from tests.fixtures.approving import ASKING, Desk, a_desk, admit, again, but, proposal
 
 from glovebox_audit.events import Input
 from glovebox_profiles.compile import ProfileSet
@@ -16,13 +16,13 @@ from glovebox_profiles.model import CallLimits, Network, Profile, digest
 from glovebox_profiles.policy.model import Approval, Budget, Lift
 from glovebox_sandboxes.contract.errors import Refusal, RefusedError
 from glovebox_server.calls import Decision
+from glovebox_server.core.call import Attempt
 from glovebox_server.core.rights import Rights
 from glovebox_server.guards.approvals import approvals as module
 from glovebox_server.guards.approvals import store
 from glovebox_server.guards.approvals.question import Question, RequiredApproval, digest_of
 from glovebox_server.guards.approvals.rules import (
     Escalation,
-    Proposal,
     asked_about,
     budget_escalation,
     considered,
@@ -43,18 +43,18 @@ ONLINE = QUIET.model_copy(
 )
 
 
-async def _granted(desk: Desk, made: Proposal, escalation: Escalation, reach: str = "run") -> Question:
+async def _granted(desk: Desk, made: Attempt, escalation: Escalation, reach: str = "run") -> Question:
     """A yes that lifts something for a call, or its run."""
     if escalation.what == "host":  # asked about once the program has run
         (question,) = await desk.approvals.request(made, [escalation])
     else:
-        question = await desk.asked(replace(made, escalation=escalation))
+        question = await desk.asked(but(made, escalation=escalation))
     assert await desk.answer(question, reach=reach) == "allowed"
     return question
 
 
-def _lifting(made: Proposal) -> Proposal:
-    return replace(made, rights=replace(made.rights, lifts=(Lift(what="host"), Lift(what="budget"))))
+def _lifting(made: Attempt) -> Attempt:
+    return but(made, rights=replace(made.rights, lifts=(Lift(what="host"), Lift(what="budget"))))
 
 
 async def test_a_grant_is_no_yes_to_a_rule(tmp_path: Path) -> None:
@@ -63,9 +63,9 @@ async def test_a_grant_is_no_yes_to_a_rule(tmp_path: Path) -> None:
     async with a_desk(tmp_path / "s") as desk:
         short = proposal(profile=QUIET, rules=rules, timeout_seconds=5)
         grant = await _granted(desk, short, SPENT)
-        passed = await desk.decided(replace(again(short), escalation=SPENT))
+        passed = await desk.decided(but(again(short), escalation=SPENT))
         assert (passed.effect, passed.rule) == ("allow", "lift.budget")
-        long = replace(proposal(profile=QUIET, rules=rules, timeout_seconds=6), escalation=SPENT)
+        long = but(proposal(profile=QUIET, rules=rules, timeout_seconds=6), escalation=SPENT)
         question = await desk.asked(long)
         assert (question.subject.rules, question.subject.lifted) == (("approval.long",), None)
         await desk.answer(question)
@@ -91,9 +91,9 @@ async def test_a_grant_for_the_run_is_bound_to_all_but_the_call(other: dict[str,
         grant = await _granted(desk, proposal(**own), SPENT)
         changed = {**own, **other}
         desk.environment[0] = changed.pop("environment", "sha256:packages")
-        assert isinstance(await desk.approvals.consult(replace(proposal(**changed), escalation=SPENT), None), Question)
+        assert isinstance(await desk.approvals.consult(but(proposal(**changed), escalation=SPENT), None), Question)
         desk.environment[0] = "sha256:packages"
-        passed = await desk.decided(replace(proposal("print(2)", **own), escalation=SPENT))
+        passed = await desk.decided(but(proposal("print(2)", **own), escalation=SPENT))
         assert [each.approval for each in passed.grants] == [grant.id]
 
 
@@ -127,11 +127,11 @@ async def test_a_grant_of_one_thing_lifts_no_other(tmp_path: Path) -> None:
         made = proposal(profile=QUIET)
         grant = await _granted(desk, made, SPENT)
         seconds = replace(SPENT, target="seconds")
-        other = await desk.asked(replace(again(made), escalation=seconds))
+        other = await desk.asked(but(again(made), escalation=seconds))
         await desk.answer(other)
-        passed = await desk.decided(replace(again(made), escalation=SPENT))
+        passed = await desk.decided(but(again(made), escalation=SPENT))
         assert [each.approval for each in passed.grants] == [grant.id]
-        assert (await desk.decided(replace(again(made), escalation=seconds))).approval == other.id
+        assert (await desk.decided(but(again(made), escalation=seconds))).approval == other.id
 
 
 async def test_a_program_is_lifted_by_the_grant_for_what_it_lacks_alone(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ async def test_a_program_is_lifted_by_the_grant_for_what_it_lacks_alone(tmp_path
         made, seconds = proposal(profile=QUIET), replace(SPENT, target="seconds")
         grants = {each.target: await _granted(desk, made, each) for each in (SPENT, seconds)}
         for wanted in (SPENT, seconds):
-            passed = await desk.decided(replace(proposal("print(2)", profile=QUIET), escalation=wanted))
+            passed = await desk.decided(but(proposal("print(2)", profile=QUIET), escalation=wanted))
             assert [(each.target, each.approval) for each in passed.grants] == [
                 (wanted.target, grants[wanted.target].id)
             ]
@@ -243,7 +243,7 @@ async def test_a_question_is_abandoned_by_its_own_call_alone(how: str, tmp_path:
 
 def _why(rule: Approval, profile: Profile = QUIET, **arguments: Any) -> str | None:
     made = proposal(profile=profile, rules=(rule,))
-    found = asked_about(replace(made, call=replace(made.call, arguments=arguments)))
+    found = asked_about(but(made, request=replace(made.request, arguments=arguments)))
     return found.why if found else None
 
 
@@ -291,7 +291,7 @@ def test_what_would_be_refused_all_the_same_is_no_question(then: Any, *, lifted:
             return _denial("role.tools")
         return replace(_denial("limits.wall_seconds"), effect=then, profile_digest=digest(QUIET))
 
-    decision, rights, found = considered(proposal().call, TOOLS["run_python"], outside, decide)
+    decision, rights, found = considered(proposal().request, TOOLS["run_python"], outside, decide)
     assert (found is not None) == lifted
     assert ("run_python" in rights.profiles) == lifted
     assert (decision.effect, decision.profile_digest) == ("ask" if lifted else "deny", "sha256:disk")
@@ -302,18 +302,18 @@ def test_no_other_denial_is_lifted(rule: str) -> None:
     """Whatever the policy lifts; the controls are those three."""
     every = (Lift(what="tool"), Lift(what="host"), Lift(what="budget"))
     url = {"url": "https://a.org/", "method": "GET"}
-    fetch = replace(proposal().call, tool="fetch_url", arguments=url)
+    fetch = replace(proposal().request, tool="fetch_url", arguments=url)
     rights = replace(
         _rights(ONLINE, *every),
         beyond={"run_python": QUIET, "fetch_url": QUIET},
         profiles=ProfileSet({"fetch_url": ONLINE}, {}),
     )
     run, get = TOOLS["run_python"], TOOLS["fetch_url"]
-    assert escalation(run, proposal().call, rights, _denial(rule)) is None
+    assert escalation(run, proposal().request, rights, _denial(rule)) is None
     assert escalation(get, fetch, rights, _denial(rule)) is None
     assert budget_escalation(rights, rule) is None
     tool, host = (
-        escalation(run, proposal().call, rights, _denial("role.tools")),
+        escalation(run, proposal().request, rights, _denial("role.tools")),
         escalation(get, fetch, rights, _denial("network.allow")),
     )
     budget = budget_escalation(rights, "budget.calls")
@@ -348,19 +348,19 @@ async def test_changes_of_files_need_a_yes_whatever_profile_and_policy_say(tmp_p
     """Where nobody can be asked they are refused; the control changes nothing, and runs."""
     made = proposal(profile=QUIET)
     for changes, effect, rule in (("", "allow", "approval.ask"), ("a.txt", "deny", "approval.nobody")):
-        verdict = await admit(replace(made, changes=changes))
+        verdict = await admit(but(made, changes=changes))
         assert isinstance(verdict, Decision)
         assert (verdict.effect, verdict.rule) == (effect, rule)
     async with a_desk(tmp_path) as desk:
         assert isinstance(await desk.approvals.consult(made, None), Decision)
-        question = await desk.asked(replace(made, changes="a.txt"))
+        question = await desk.asked(but(made, changes="a.txt"))
         assert await desk.answer(question) == "allowed"
-        other = await desk.approvals.consult(replace(again(made), changes="b.txt"), None)
+        other = await desk.approvals.consult(but(again(made), changes="b.txt"), None)
         assert isinstance(other, Question)  # the yes was to other changes
-        ran = await desk.approvals.consult(replace(again(made), changes="a.txt"), None)
+        ran = await desk.approvals.consult(but(again(made), changes="a.txt"), None)
         assert isinstance(ran, Decision)
         assert ran.approval == question.id
-        assert isinstance(await desk.approvals.consult(replace(again(made), changes="a.txt"), None), Question)
+        assert isinstance(await desk.approvals.consult(but(again(made), changes="a.txt"), None), Question)
 
 
 def test_a_yes_to_changes_is_for_one_call() -> None:
@@ -370,10 +370,10 @@ def test_a_yes_to_changes_is_for_one_call() -> None:
     control = asked_about(made)
     assert control is not None
     assert control.asked.reach == "run"
-    changing = replace(made, changes="a.txt")
+    changing = but(made, changes="a.txt")
     for transport, by in (("stdio", "either"), ("cli", "either"), ("http", "operator"), ("sse", "operator")):
-        caller = replace(made.call.principal, transport=transport)  # type: ignore[arg-type]  # one of four
-        asks = asked_about(replace(changing, call=replace(made.call, principal=caller)))
+        caller = replace(made.request.principal, transport=transport)  # type: ignore[arg-type]  # one of four
+        asks = asked_about(but(changing, request=replace(made.request, principal=caller)))
         assert asks is not None
         assert asks.rules == ("approval.changes", "approval.programs")
         assert (asks.asked.reach, asks.asked.by) == ("call", by)
@@ -381,7 +381,7 @@ def test_a_yes_to_changes_is_for_one_call() -> None:
 
 def test_a_digest_is_over_all_that_binds_and_only_a_caller_is_free_of_the_run() -> None:
     """A question about changes has another; the control of the run is the question that is bound to it."""
-    about = subject(proposal(), (), "")
+    about = subject(proposal(), None, lambda _: "")
     assert about.digest == digest_of(rfc8785.dumps(asdict(about)).decode())
     assert replace(about, changes="a.txt").digest != about.digest
     assert replace(about, run="r_other").digest != about.digest

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fixtures.approving import ASKING, Desk, a_desk, admit, again, proposal
+from tests.fixtures.approving import ASKING, Desk, a_desk, admit, again, but, proposal
 
 from glovebox_profiles.egress.targets import parse_url
 from glovebox_profiles.model import Network, Profile
 from glovebox_profiles.policy.model import Approval, Budget, Lift
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.calls import Decision
+from glovebox_server.core.call import Attempt
 from glovebox_server.guards.approvals.question import Question, RequiredApproval
 from glovebox_server.guards.approvals.rules import (
-    Proposal,
     host_of,
     liftable_host,
     permanent,
@@ -61,7 +61,7 @@ class Budgets(budgeting.Budgets):
         self.made: list[Reservation] = []
 
     @asynccontextmanager
-    async def reserved(self, proposal: Proposal, _worst: object = None) -> AsyncIterator[Any]:
+    async def reserved(self, proposal: Attempt, _worst: object = None) -> AsyncIterator[Any]:
         """As the real ones."""
         if any(each.name == SPENT.name for each in proposal.rights.budgets):
             yield Refusal(rule="budget.calls", reason="Nothing is left.", hint="Wait.")
@@ -70,11 +70,11 @@ class Budgets(budgeting.Budgets):
         yield self.made[-1]
 
 
-def _spent(made: Proposal, *, lifts: tuple[Lift, ...] = (Lift(what="budget"),)) -> Proposal:
-    return replace(made, rights=replace(made.rights, budgets=(SPENT,), lifts=lifts))
+def _spent(made: Attempt, *, lifts: tuple[Lift, ...] = (Lift(what="budget"),)) -> Attempt:
+    return but(made, rights=replace(made.rights, budgets=(SPENT,), lifts=lifts))
 
 
-async def _admitted(desk: Desk, budgets: Any, made: Proposal) -> Decision | Question:
+async def _admitted(desk: Desk, budgets: Any, made: Attempt) -> Decision | Question:
     return await admit(made, approvals=desk.approvals, budgets=budgets)
 
 

@@ -50,4 +50,4 @@ async def test_an_operators_no_takes_back_a_yes_that_is_left(reach: str, tmp_pat
         with pytest.raises(RefusedError) as caught:
             await desk.answer(asked, allow=False)
         assert caught.value.rule == "approval.over"
-        assert ran.call.id in caught.value.hint
+        assert ran.request.id in caught.value.hint

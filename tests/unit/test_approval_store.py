@@ -3,14 +3,14 @@
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import MagicMock
 
 import pytest
 from tests.fixtures.approving import Person, a_desk, proposal
 
 from glovebox_audit.place import AuditError
 from glovebox_server.errors import StoreError
-from glovebox_server.guards.approvals import guard, store
+from glovebox_server.guards.approvals import store
+from glovebox_server.guards.approvals.approvals import Approvals
 
 
 async def test_a_store_that_fails_while_a_call_waits_is_told_as_such(
@@ -25,10 +25,9 @@ async def test_a_store_that_fails_while_a_call_waits_is_told_as_such(
             raise broken
 
         monkeypatch.setattr(store.Questions, "undecided", fail)
-        with pytest.raises(StoreError, match="is broken"):
-            await desk.approvals.settle(question, Person(waits=True))
-        asked = cast("Any", SimpleNamespace(listener=Person(waits=True)))
-        assert await guard.settle(desk.approvals, question, asked) == "pending"
+        assert await desk.approvals.settle(question, Person(waits=True)) == "pending"
+        monkeypatch.setattr(store.Questions, "standing", fail)
+        assert await desk.approvals.settle(question, Person(waits=True)) == "pending"
 
 
 async def test_a_caller_cannot_fill_the_store_with_questions_that_are_over(
@@ -53,20 +52,17 @@ async def test_a_caller_cannot_fill_the_store_with_questions_that_are_over(
 
 
 @pytest.mark.parametrize("problem", [StoreError("keep", "is full", "x"), AuditError("record", "is full", "x")])
-async def test_a_call_that_has_run_keeps_its_result_where_its_question_cannot_be_kept(
-    problem: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_call_that_has_run_keeps_its_result_where_its_question_cannot_be_kept(problem: Exception) -> None:
     """What it was refused stays refused; the control is a mistake of ours, which is not passed over."""
     raised = problem
 
-    class Full:
+    class Full(Approvals):
         async def request(self, *_: Any) -> Any:
             raise raised
 
-    monkeypatch.setattr(guard, "unnamed", lambda *_: ("a host",))
-    monkeypatch.setattr(guard, "propose", lambda _: proposal())
-    ran, approvals = cast("Any", MagicMock()), cast("Any", Full())
-    assert await guard.request_hosts(approvals, ran) == ()
+    full = object.__new__(Full)
+    ran = cast("Any", SimpleNamespace(refused_targets=(), profile=None, rights=SimpleNamespace(lifts=())))
+    assert await full.ask_about_hosts(ran) == ()
     raised = RuntimeError("a mistake")
     with pytest.raises(RuntimeError):
-        await guard.request_hosts(approvals, ran)
+        await full.ask_about_hosts(ran)

@@ -16,12 +16,12 @@ from glovebox_profiles.model import CallLimits, FileRules, Profile
 from glovebox_profiles.policy.model import Approval
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.calls import Decision
+from glovebox_server.core.call import Attempt
 from glovebox_server.guards.admission.admission import WAIT_SECONDS
 from glovebox_server.guards.approvals import approvals as module
 from glovebox_server.guards.approvals import store
 from glovebox_server.guards.approvals.approvals import Approvals
 from glovebox_server.guards.approvals.question import Question
-from glovebox_server.guards.approvals.rules import Proposal
 from glovebox_server.stores.database import Database
 from glovebox_server.tools import TOOLS
 
@@ -42,7 +42,7 @@ async def test_a_yes_lets_one_retry_through_and_is_used_up(tmp_path: Path) -> No
         assert asked["digest"] == answered["digest"] == question.digest
         assert asked["approval"] == answered["approval"] == question.id
         assert ran.approved_by == (answered["answered_by"],)
-        assert asked["asked_by"] == made.call.id
+        assert asked["asked_by"] == made.request.id
     assert verify(tmp_path / "s" / "audit").ok
 
 
@@ -61,11 +61,11 @@ PROGRAMS = (
 """Programs that are not ``print(1)``, some of which look like it."""
 
 
-def _program(code: str) -> Callable[[Path], Proposal]:
+def _program(code: str) -> Callable[[Path], Attempt]:
     return lambda _: proposal(code)
 
 
-STRETCHES: dict[str, Callable[[Path], Proposal]] = {
+STRETCHES: dict[str, Callable[[Path], Attempt]] = {
     **{f"program {number}": _program(code) for number, code in enumerate(PROGRAMS)},
     "argument added": lambda _: proposal(timeout_seconds=1.0),
     "argument null": lambda _: proposal(timeout_seconds=None),

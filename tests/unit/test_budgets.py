@@ -20,10 +20,10 @@ from glovebox_profiles.policy.model import Budget, Rate
 from glovebox_sandboxes.contract.errors import Refusal, SandboxError
 from glovebox_server.calls import CallResult, Principal, Text
 from glovebox_server.cli.main import main
+from glovebox_server.core.call import Attempt
 from glovebox_server.errors import StoreError
 from glovebox_server.exits import UNAVAILABLE
 from glovebox_server.guards.admission.admission import RUNNING
-from glovebox_server.guards.approvals.rules import Proposal
 from glovebox_server.guards.budgets import budgets as budgeting
 from glovebox_server.guards.budgets import store
 from glovebox_server.guards.budgets.budgets import Budgets, Reservation
@@ -277,8 +277,8 @@ async def test_a_call_that_is_reserved_and_then_denied_spends_nothing(scene: Sce
         reserved = spent.budgets.reserved
 
         @asynccontextmanager
-        async def released(proposal: Proposal, worst: Amounts | None = None) -> AsyncIterator[Reservation | Refusal]:
-            async with reserved(proposal, worst) as found:
+        async def released(now: Attempt, worst: Amounts | None = None) -> AsyncIterator[Reservation | Refusal]:
+            async with reserved(now, worst) as found:
                 assert isinstance(found, Reservation)
                 found.release()
                 yield found
@@ -410,8 +410,8 @@ async def _reservation(spent: Spending, rights: Any) -> Reservation:
     whole = budgets.reserved
 
     @asynccontextmanager
-    async def watched(proposal: Proposal, worst: Amounts | None = None) -> AsyncIterator[Reservation | Refusal]:
-        async with whole(proposal, worst) as found:
+    async def watched(now: Attempt, worst: Amounts | None = None) -> AsyncIterator[Reservation | Refusal]:
+        async with whole(now, worst) as found:
             assert isinstance(found, Reservation)
             seen.append(found)
             yield found

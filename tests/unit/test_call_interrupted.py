@@ -26,9 +26,10 @@ from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_sandboxes.contract.outcome import Captured, Outcome, Usage
 from glovebox_server.app import check_example
 from glovebox_server.calls import Principal
-from glovebox_server.core.call import Call
+from glovebox_server.core.call import Attempt, Call
 from glovebox_server.core.rights import Rights
 from glovebox_server.guards.admission.admission import Admission
+from glovebox_server.guards.approvals.approvals import Approvals
 from glovebox_server.guards.budgets import budgets as budgeting
 from glovebox_server.guards.watch import watch
 from glovebox_server.promotion.proposing import Proposed
@@ -64,17 +65,19 @@ class Proposals:
         )  # fmt: skip
 
 
-class Yes:
+class Yes(Approvals):
     """Approvals that say yes, in a transaction that nobody interrupts."""
 
     def __init__(self, meanwhile: Callable[[], Awaitable[object]] = anyio.lowlevel.checkpoint) -> None:
+        nothing: Any = None
+        super().__init__(nothing, nothing, nothing, nothing, nothing)
         self._meanwhile = meanwhile
 
-    async def consult(self, proposal: Any, _settled: object) -> Any:
+    async def consult(self, now: Attempt, _settled: object) -> Any:
         """Say yes, once something has happened."""
         with anyio.CancelScope(shield=True):
             await self._meanwhile()
-        return replace(proposal.decision, effect="allow", rule="approval.ask", approval="a_1", approved_by=("local:0",))
+        return replace(now.decision, effect="allow", rule="approval.ask", approval="a_1", approved_by=("local:0",))
 
 
 @pytest.fixture(autouse=True)

@@ -15,10 +15,10 @@ from glovebox_profiles.load.loader import load as load_profiles
 from glovebox_server.app import check_example
 from glovebox_server.calls import Decision, Principal, ToolCall
 from glovebox_server.core.accept import decide, validate_arguments
-from glovebox_server.core.call import Inputs
+from glovebox_server.core.call import Attempt
 from glovebox_server.core.rights import Rights, Roles
 from glovebox_server.guards.approvals.question import Question
-from glovebox_server.guards.approvals.rules import Proposal, considered
+from glovebox_server.guards.approvals.rules import considered
 from glovebox_server.startup import load
 from glovebox_server.tools import TOOLS
 
@@ -57,10 +57,8 @@ async def _asks(desk: Desk, roles: Roles, seeded: Seeded) -> bool:
     )  # fmt: skip
     decision, rights, lifted = considered(call, tool, roles(principal), partial(_decided, call))
     assert decision.effect != "deny", decision
-    profile = rights.profiles[tool.name]
-    proposal = Proposal(
-        call=call, rights=rights, profile=profile, decision=decision, inputs=Inputs(), escalation=lifted
-    )
+    proposal = Attempt(request=call, rights=rights, decision=decision, escalation=lifted)
+    proposal.profile = rights.profiles[tool.name]
     found = await desk.approvals.consult(proposal, None)
     if not isinstance(found, Question):
         assert found.effect == "allow"

@@ -21,6 +21,7 @@ from glovebox_audit.chain import new_call_id
 from glovebox_audit.log import AuditLog
 from glovebox_server.calls import CallResult, Principal, ToolCall
 from glovebox_server.guards.admission.admission import Admission
+from glovebox_server.guards.approvals.approvals import Approvals
 from glovebox_server.guards.stops import stops as stops_module
 from glovebox_server.guards.stops.stops import (
     HINT,
@@ -390,19 +391,19 @@ async def test_running_and_waiting_calls_end_as_refusals_on_record(scene: Scene,
         assert scene.driver.live == 0
 
 
-class _Asks:
+class _Asks(Approvals):
     """Approvals where somebody is to be asked, who never answers."""
 
-    id = "q_1"
-
     def __init__(self) -> None:
+        nothing: Any = None
+        super().__init__(nothing, nothing, nothing, nothing, nothing)
         self.waiting = anyio.Event()
 
-    async def consult(self, _proposal: object, _settled: object) -> object:
+    async def consult(self, _now: object, _settled: object) -> Any:
         """Somebody is to be asked."""
-        return self
+        return "q_1"
 
-    async def settle(self, _question: object, _listener: object) -> None:
+    async def settle(self, _question: object, _listener: object) -> Any:
         """Nobody answers."""
         self.waiting.set()
         await anyio.sleep_forever()

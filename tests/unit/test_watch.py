@@ -373,7 +373,7 @@ async def test_a_run_that_is_asked_about_does_not_run_unasked(scene: Scene, tmp_
         for effect, rule in (("ask", "watch.denials"), ("deny", "test")):  # where its profile asks, an operator is too
             given = replace(decision(effect), rule="test")
             call = Call(request=a_call(), tool=nothing, listener=nothing, rights=nothing, ended_by=nothing)
-            call.now = Attempt(rights=nothing, decision=given)
+            call.now = Attempt(request=call.request, rights=nothing, decision=given)
             seen.watch.ask(call)
             verdict = call.now.decision
             assert (verdict.effect, verdict.rule) == (effect, rule)

@@ -126,7 +126,7 @@ class Broker:
         call.request = replace(call.request, received=datetime.now(UTC))
         rights = self.guards.rights_of(call.request.principal)
         decide = partial(decide_call, call)
-        now = call.now = Attempt(rights=rights, decision=decide(rights))
+        now = call.now = Attempt(request=call.request, rights=rights, decision=decide(rights))
         for decider in self.guards.deciders:
             decider(call, decide)
         call.is_decided = True

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol
 
 from glovebox_audit.events import CallFinished, Input
 from glovebox_profiles.egress.targets import EgressTarget
@@ -82,7 +82,6 @@ async def _opened(store: ArtifactStore, call: ToolCall, opened: AsyncExitStack) 
     return Inputs(readers=tuple(readers))
 
 
-T = TypeVar("T")
 Decide = Callable[[Rights], Decision]
 """Decides a call under these rights. Pure, except for objections of guards."""
 Objection = Callable[[ToolCall], Refusal | None]
@@ -127,8 +126,11 @@ class Ran:
 class Attempt:
     """The state of a call in one turn; a call that waited for a person starts another."""
 
+    request: ToolCall
     rights: Rights
     decision: Decision
+    escalation: Any = None
+    """The lift that it needs, for the guard that asks about it; rights and profile include it."""
     profile: Profile = field(init=False)
     """In effect for it; a call without one is denied."""
     inputs: Inputs | None = None
@@ -170,13 +172,6 @@ class Attempt:
     placeholders: Mapping[str, str] = field(default_factory=dict)
     """Placeholder tokens for its program, by credential name."""
     finished: CallFinished | None = None
-    _parts: dict[type[Any], Any] = field(default_factory=dict)
-
-    def part(self, kind: type[T]) -> T:
-        """Return the state of a guard with several links in this turn, made at first use."""
-        if kind not in self._parts:
-            self._parts[kind] = kind()
-        return cast("T", self._parts[kind])
 
 
 @dataclass(slots=True, kw_only=True)

@@ -20,7 +20,6 @@ from glovebox_server.guards.approvals.approvals import Approvals
 from glovebox_server.guards.credentials.sources import CredentialCache
 from glovebox_server.guards.network.guard import NetworkOpener
 from glovebox_server.guards.proposals.guard import FileScanner, Proposer, refuse_unasked
-from glovebox_server.guards.redaction import guard as redaction_guard
 from glovebox_server.guards.redaction.detector import Forms
 from glovebox_server.guards.repeats.repeats import Repeats
 from glovebox_server.guards.secret_files.hiding import Hiding
@@ -67,7 +66,7 @@ class GuardSet(Guards):
 
     def forms_of(self, rights: Rights) -> Forms:
         """Return the keys that are masked for a caller with these rights."""
-        return self.credentials.forms(rights.credentials) if rights.credentials else redaction_guard.NO_FORMS
+        return self.credentials.forms(rights.credentials) if rights.credentials else {}
 
 
 def _guard(folder: str) -> Any:
@@ -92,14 +91,8 @@ def _around_call(guards: GuardSet) -> Iterator[GuardLink]:
 
 
 def _deciders(guards: GuardSet) -> Iterator[Callable[[Call, Decide], None]]:
-    if guards.approvals is not None:
-        approve = _guard("approvals")
-
-        def lift(call: Call, decide: Decide) -> None:
-            if call.now.decision.effect == "deny" and call.now.rights.lifts:
-                approve.lift(call, decide)
-
-        yield lift
+    if (approvals := guards.approvals) is not None:
+        yield lambda call, decide: approvals.lift(call, decide) if call.now.rights.lifts else None
     if (watch := guards.watch) is not None:  # after it: what is lifted may be asked about for two reasons
         yield lambda call, _: watch.ask(call) if watch.runs else None
 
@@ -111,7 +104,7 @@ def _around_turn(guards: GuardSet) -> Iterator[GuardLink]:
     # Before the reservation for the run: the scan has its own, and changes are worked out again after each answer.
     yield GuardLink(guard=proposer.prepare, when=lambda call: call.tool.proposes)
     if guards.budgets is not None and guards.approvals is not None:
-        yield GuardLink(guard=_guard("approvals").lift_budget, when=lambda call: bool(call.now.rights.lifts))
+        yield GuardLink(guard=guards.approvals.lift_budget, when=lambda call: bool(call.now.rights.lifts))
     if guards.budgets is not None:
         # Before approvals: a call that no budget is left for uses no approval up.
         yield GuardLink(guard=guards.budgets.reserve)
@@ -119,7 +112,7 @@ def _around_turn(guards: GuardSet) -> Iterator[GuardLink]:
         yield GuardLink(guard=refuse_unasked, when=lambda call: bool(call.now.changes))
     else:  # last, so that an approval is used up by a call that runs
         count = guards.watch.questioned if guards.watch else None
-        yield GuardLink(guard=partial(_guard("approvals").spend, guards.approvals, count), when=_asks)
+        yield GuardLink(guard=partial(guards.approvals.spend, count), when=_asks)
 
 
 def _on_decided(guards: GuardSet) -> Iterator[GuardLink]:
@@ -151,7 +144,7 @@ def _around_run(guards: GuardSet) -> Iterator[GuardLink]:
     # Files are published by then, and taken back with the call.
     yield GuardLink(guard=_scanner(guards).scan, when=lambda call: call.now.profile.files.scan)
     # Last: what every other guard sees of a result is masked.
-    mask = partial(redaction_guard.mask, guards.forms_of, on_secret)
+    mask = partial(_guard("redaction").mask, guards.forms_of, on_secret)
     yield GuardLink(guard=mask, when=lambda call: call.now.profile.result.redact != "none")
 
 

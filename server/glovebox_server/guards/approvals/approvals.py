@@ -6,10 +6,11 @@ An approval is used up in the transaction that finds it, before the call runs: o
 import logging
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
@@ -24,22 +25,16 @@ from glovebox_audit.chain import new_id
 from glovebox_audit.events import Event
 from glovebox_audit.log import AuditLog
 from glovebox_audit.place import AuditError
-from glovebox_profiles.model import effective
+from glovebox_profiles.model import Profile, effective
 from glovebox_sandboxes.contract.errors import Refusal, RefusedError
-from glovebox_server.calls import Decision, Grant, Listener
+from glovebox_server.calls import CallResult, Decision, Grant, Listener, ToolCall
 from glovebox_server.core.accept import deny
+from glovebox_server.core.call import ApprovalRequiredError, Attempt, Call, CallDeniedError, Decide
+from glovebox_server.core.result import add_notes
 from glovebox_server.errors import StoreError
-from glovebox_server.guards.approvals import store
-from glovebox_server.guards.approvals.question import ApprovalAnswer, Question, QuestionSubject, canonical
-from glovebox_server.guards.approvals.rules import (
-    Asking,
-    Escalation,
-    Proposal,
-    asked_about,
-    reaching,
-    subject,
-    with_lift,
-)
+from glovebox_server.guards.approvals import rules, store
+from glovebox_server.guards.approvals.question import ApprovalAnswer, Question, canonical
+from glovebox_server.guards.approvals.rules import Asking, Escalation
 from glovebox_server.guards.approvals.store import Questions, Standing, State
 from glovebox_server.guards.budgets.spending import Clocks, read_clocks
 from glovebox_server.stores.database import Database
@@ -128,39 +123,89 @@ class Approvals:
                 )  # fmt: skip
                 tasks.cancel_scope.cancel()
 
-    async def consult(self, proposal: Proposal, settled: State | None) -> Decision | Question:
+    def lift(self, call: Call, decide: Decide) -> None:
+        """Turn a denial that policy may lift into a question."""
+        now = call.now
+        if now.decision.effect == "deny" and now.rights.lifts:
+            now.decision, now.rights, now.escalation = rules.considered(call.request, call.tool, now.rights, decide)
+
+    async def lift_budget(self, call: Call) -> None:
+        """Ask about a spent budget if policy says so: once, with the rights that lack it."""
+
+        def lift(refusal: Refusal) -> bool:
+            now = call.now
+            wanted = None if now.escalation else rules.budget_escalation(now.rights, refusal.rule)
+            if wanted is None:
+                return False
+            now.rights, now.escalation = rules.widened(now.rights, call.request.tool, [wanted]), wanted
+            return True
+
+        call.lift = lift
+
+    async def spend(self, count: Callable[[ToolCall], Awaitable[None]] | None, call: Call) -> None:
+        """Use an approval up, once everything else has been granted; or ask for one."""
+        now = call.now
+        try:
+            verdict = await self.consult(now, call.answer)
+        except StoreError as problem:
+            raise CallDeniedError(problem.refusal) from problem
+        if not isinstance(verdict, Decision):
+            if count is not None:
+                with anyio.CancelScope(shield=True):  # a stop meanwhile leaves no question without a waiting call
+                    await count(call.request)
+            raise ApprovalRequiredError(partial(self.settle, verdict, call.listener))
+        now.decision = verdict
+        if verdict.effect == "deny":
+            raise CallDeniedError
+        now.profile = rules.reaching(now.profile, verdict.grants, now.escalation)
+
+        async def add_questions(result: CallResult) -> CallResult:
+            return add_notes(result, await self.ask_about_hosts(call.now)) if call.now.refused_targets else result
+
+        now.on_result.append(add_questions)
+
+    async def ask_about_hosts(self, now: Attempt) -> tuple[str, ...]:
+        """Ask an operator about hosts refused while a call ran; return the lines for its caller."""
+        try:
+            questions = await self.request(now, rules.unnamed(now.refused_targets, now.profile, now.rights))
+        except (StoreError, AuditError):
+            return ()  # the program has run, and what it was refused stays refused
+        return tuple(
+            f"Question {each.id} asks whether it may reach {each.subject.target}: call again once that is allowed."
+            for each in questions
+        )
+
+    async def consult(self, now: Attempt, settled: State | None) -> Decision | Question:
         """Decide on a call that its profile allows, or asks about; or return the question to ask first.
 
         ``settled`` is the state of its question when the wait for it ended. Raises StoreError.
         """
-        if not (proposal.escalation or self._reaches(proposal) or asked_about(proposal)):
-            return proposal.decision
+        if not (now.escalation or self._reaches(now) or rules.asked_about(now)):
+            return now.decision
         try:
-            canonical(proposal.call.arguments)
+            canonical(now.request.arguments)
         except ValueError:
-            return deny(proposal.decision, _UNSHOWABLE)
-        return await self._write(lambda known: self._consulted(known, proposal, settled))
+            return deny(now.decision, _UNSHOWABLE)
+        return await self._write(lambda known: self._consulted(known, now, settled))
 
-    async def request(self, proposal: Proposal, escalations: Sequence[Escalation]) -> tuple[Question, ...]:
+    async def request(self, now: Attempt, escalations: Sequence[Escalation]) -> tuple[Question, ...]:
         """Ask about what a call was refused while it ran; open questions are joined.
 
         Raises StoreError: the questions cannot be kept.
         """
 
         def put(known: Questions) -> tuple[Question, ...]:
-            wanted = (replace(proposal, escalation=each) for each in escalations)
-            asked = [(each, with_lift(None, each.escalation, each.call.tool)) for each in wanted]
-            found = (self._not_yet(known, each, asks, None) for each, asks in asked if asks is not None)
+            asked = (rules.with_lift(each, now.request.tool) for each in escalations)
+            found = [self._not_yet(known, now, asks, now.profile, None) for asks in asked]
             return tuple(each for each in found if isinstance(each, Question))
 
-        return await self._write(put)
+        return await self._write(put) if escalations else ()
 
     async def settle(self, question: Question, listener: Listener) -> State:
         """Ask the person at the client, if their answer counts, and wait for any answer.
 
-        A caller that cannot wait gets ``pending`` at once, and is to try again.
-
-        Raises StoreError: the answers cannot be read.
+        A caller that cannot wait gets ``pending`` at once, and is to try again; so does one whose answers cannot be
+        read: it is decided anew, which refuses it by the store's rule.
         """
         listener.progress(f"Waiting for somebody to approve it: {question.id}")
         # A person who still reads the form of an earlier, equal question gets no second one.
@@ -181,9 +226,12 @@ class Approvals:
             form.left_open = True
         elif not form.left_open:
             form.scope.cancel()
-        if form.problem is not None and not form.left_open:
+        if form.problem is not None and not form.left_open and not isinstance(form.problem, StoreError):
             raise form.problem
-        found = await self.standing(question.id)
+        try:
+            found = await self.standing(question.id)
+        except StoreError:
+            return "pending"
         return found.state if found else "expired"
 
     async def _elicit(self, form: "_ClientQuestion", question: Question, listener: Listener) -> None:
@@ -257,67 +305,59 @@ class Approvals:
         """Return a question and its state; None for an unknown id."""
         return await self._write(lambda known: known.standing(identifier))
 
-    def _consulted(self, known: Questions, proposal: Proposal, settled: State | None) -> Decision | Question:
+    def _consulted(self, known: Questions, now: Attempt, settled: State | None) -> Decision | Question:
         """Run ``consult`` in one transaction."""
-        asks = asked_about(proposal)
-        whole = with_lift(asks, proposal.escalation, proposal.call.tool)
-        found = None if whole is None else self._used(known, proposal, whole)
+        escalation, asks = now.escalation, rules.asked_about(now)
+        whole = rules.with_lift(escalation, now.request.tool, asks) if escalation else asks
+        found = self._used(known, now, whole)
         # Lifts what the approval covers; a program may also use hosts granted to it.
-        held = self._held(known, proposal if found is None else replace(proposal, escalation=None))
-        if found is None and any(proposal.escalation and _lifts(each, proposal.escalation) for each in held):
-            whole, found = asks, None if asks is None else self._used(known, proposal, asks)
+        held = self._held(known, now, None if found else escalation)
+        if found is None and any(escalation and _lifts(each, escalation) for each in held):
+            whole, found = asks, self._used(known, now, asks)
         if whole is not None and found is None:
             # Show what it could reach with what was granted already.
-            shown = replace(proposal, profile=reaching(proposal.profile, _grants(held), proposal.escalation))
-            return self._not_yet(known, shown, whole, settled)
-        return _allowed(proposal, whole, found, [each for each in held if known.use(each, proposal.call.id)])
+            profile = rules.reaching(now.profile, _grants(held), escalation)
+            return self._not_yet(known, now, whole, profile, settled)
+        return _allowed(now, whole, found, [each for each in held if known.use(each, now.request.id)])
 
-    def _used(self, known: Questions, proposal: Proposal, asks: Asking) -> Standing | None:
+    def _used(self, known: Questions, now: Attempt, asks: Asking | None) -> Standing | None:
         """Return the approval of exactly this call, which uses it up."""
-        found = known.same(self._subject(proposal, asks).digest)
-        return found if found is not None and known.use(found, proposal.call.id) else None
+        found = None if asks is None else known.same(rules.subject(now, asks, self.environment).digest)
+        return found if found is not None and known.use(found, now.request.id) else None
 
-    def _reaches(self, proposal: Proposal) -> bool:
+    def _reaches(self, now: Attempt) -> bool:
         """Return whether a program could use the grant of a host."""
-        programs = self.tools[proposal.call.tool].request is None and proposal.profile.network.mode != "none"
-        return programs and any(each.what == "host" for each in proposal.rights.lifts)
+        programs = self.tools[now.request.tool].request is None and now.profile.network.mode != "none"
+        return programs and any(each.what == "host" for each in now.rights.lifts)
 
-    def _held(self, known: Questions, proposal: Proposal) -> list[Standing]:
+    def _held(self, known: Questions, now: Attempt, escalation: Escalation | None) -> list[Standing]:
         """Return grants that the call could use; for a program every host, as its hosts are unknown before."""
-        escalation, reaches = proposal.escalation, self._reaches(proposal)
+        reaches = self._reaches(now)
         return [
             each
-            for each in (known.grants(self._subject(proposal, None)) if escalation or reaches else ())
+            for each in (known.grants(rules.subject(now, None, self.environment)) if escalation or reaches else ())
             if (escalation and _lifts(each, escalation)) or (reaches and each.question.subject.lifted == "host")
         ]
 
-    def _subject(self, proposal: Proposal, asks: Asking | None) -> QuestionSubject:
-        about = subject(proposal, asks.rules if asks else (), self.environment(proposal.call.tool))
-        if asks is not None and asks.asked.reach == "caller":
-            about = replace(about, any_run=True)
-        if asks is not None and asks.lifts and proposal.escalation is not None:
-            about = replace(about, lifted=proposal.escalation.what, target=proposal.escalation.target)
-        return about
-
     def _not_yet(
-        self, known: Questions, proposal: Proposal, asks: Asking, settled: State | None
+        self, known: Questions, now: Attempt, asks: Asking, profile: Profile, settled: State | None
     ) -> Decision | Question:
         """Decide without an approval: a denial holds, a question is asked once and waited for once."""
-        about = self._subject(proposal, asks)
+        about = rules.subject(now, asks, self.environment)
         found = known.same(about.digest)
         if found is not None and found.state == "denied":
-            return _refused(proposal, "approval.denied", found, asks)
+            return _refused(now, "approval.denied", found, asks)
         if settled is not None:
-            if proposal.changes and found is None and settled == "allowed":
-                return _refused(proposal, "promotion.conflict", found, asks)
+            if now.changes and found is None and settled == "allowed":
+                return _refused(now, "promotion.conflict", found, asks)
             state = "pending" if found else settled  # an approval that is gone was used
-            return _refused(proposal, "approval.used" if state == "allowed" else f"approval.{state}", found, asks)
+            return _refused(now, "approval.used" if state == "allowed" else f"approval.{state}", found, asks)
         if found is not None:
             known.join(found.question.id)
             return found.question
         if known.pending(about.principal) >= store.MAX_PENDING:
-            return deny(proposal.decision, _MANY)
-        call, made = proposal.call, datetime.fromtimestamp(known.at.wall / 1000, UTC)
+            return deny(now.decision, _MANY)
+        call, made = now.request, datetime.fromtimestamp(known.at.wall / 1000, UTC)
         question = Question(
             id=new_id("a"),
             digest=about.digest,
@@ -326,11 +366,11 @@ class Approvals:
             why=asks.why,
             client=call.principal.client,
             workflow=call.principal.workflow,
-            profile=rfc8785.dumps(effective(proposal.profile)).decode(),
+            profile=rfc8785.dumps(effective(profile)).decode(),
             made=made,
             expires=made + timedelta(minutes=asks.asked.minutes),
             asked_by=call.id,
-            folder=proposal.folder or (str(proposal.rights.workspace) if about.workspace else ""),
+            folder=now.folder or (str(now.rights.workspace) if about.workspace else ""),
             last_approved=known.last_approved(about.principal, about.tool),
         )
         known.ask(question)
@@ -381,28 +421,28 @@ def _grants(found: Sequence[Standing]) -> tuple[Grant, ...]:
     return tuple(Grant(approval=name, what=one.lifted, target=one.target) for name, one in about if one.lifted)
 
 
-def _allowed(proposal: Proposal, asks: Asking | None, found: Standing | None, lifted_by: list[Standing]) -> Decision:
+def _allowed(now: Attempt, asks: Asking | None, found: Standing | None, lifted_by: list[Standing]) -> Decision:
     """Return the decision that allows a call, with who approved it and what was lifted for it."""
     every = [*([found] if found else []), *lifted_by]
     yes = dict.fromkeys(answer.by for standing in every for answer in standing.answers if answer.allow)
     grants = _grants(every)
-    decision = replace(proposal.decision, effect="allow", grants=grants, approved_by=tuple(yes))
+    decision = replace(now.decision, effect="allow", grants=grants, approved_by=tuple(yes))
     if asks is None or found is None:
-        lifted = f"lift.{proposal.escalation.what}" if grants and proposal.escalation else ""
+        lifted = f"lift.{now.escalation.what}" if grants and now.escalation else ""
         return replace(decision, rule=lifted, reason="Somebody lifted what refuses it.") if lifted else decision
     return replace(decision, rule=asks.rules[0], reason="Somebody approved it.", hint="", approval=found.question.id)
 
 
-def _refused(proposal: Proposal, rule: str, found: Standing | None, asks: Asking) -> Decision:
+def _refused(now: Attempt, rule: str, found: Standing | None, asks: Asking) -> Decision:
     """Return why the call does not run, and what to do; an open question is named."""
     if rule == "approval.pending":
         identifier = found.question.id if found else ""
         by = asks.asked.by
         whose = "the person at your client" if by == "client" else f"`glovebox approvals allow {identifier}`"
-        run = proposal.call.run
-        unchanged = f"with --run {run}" if run and proposal.call.principal.transport == "cli" else "unchanged"
+        run = now.request.run
+        unchanged = f"with --run {run}" if run and now.request.principal.transport == "cli" else "unchanged"
         return replace(
-            proposal.decision,
+            now.decision,
             effect="ask",
             rule=rule,
             reason=f"{asks.why} Nobody has answered question {identifier} yet.",
@@ -413,5 +453,5 @@ def _refused(proposal: Proposal, rule: str, found: Standing | None, asks: Asking
     no = [each for each in found.answers if not each.allow] if found else []
     why = f": {no[0].reason.rstrip('.')}" if no and no[0].reason else ""
     reason = f"{asks.why} It was not allowed: {how.format(who=no[0].by if no else 'somebody')}{why}."
-    refused = deny(proposal.decision, Refusal(rule=rule, reason=reason, hint=hint))
+    refused = deny(now.decision, Refusal(rule=rule, reason=reason, hint=hint))
     return replace(refused, approval=found.question.id if found else None)

@@ -18,7 +18,7 @@ from glovebox_profiles.policy.model import Approval, By, Lift
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_sandboxes.plural import counted
 from glovebox_server.calls import Decision, Grant, ToolCall
-from glovebox_server.core.call import Call, Inputs
+from glovebox_server.core.call import Attempt, Inputs
 from glovebox_server.core.rights import Rights
 from glovebox_server.guards.approvals.question import Lifted, QuestionSubject, RequiredApproval, canonical
 from glovebox_server.tools.base import Tool
@@ -48,47 +48,21 @@ class Escalation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Proposal:
-    """One call that may run unless refused, as approvals and budgets see it before it starts."""
-
-    call: ToolCall
-    rights: Rights
-    profile: Profile
-    decision: Decision
-    inputs: Inputs
-    escalation: Escalation | None = None
-    """The lift that a denied call needs; rights and profile include it."""
-    changes: str = ""
-    """Its changes on the host, as a person reads them: only an approval lets it run."""
-    folder: str = ""
-    """Host path that it would change; only for the operator."""
-
-
-def propose(call: Call, escalation: Escalation | None = None) -> Proposal:
-    """Return a call as it stands in its turn, and the lift it needs."""
-    now = call.now
-    return Proposal(
-        call=call.request, rights=now.rights, profile=now.profile, decision=now.decision,
-        inputs=now.inputs or Inputs(), escalation=escalation, changes=now.changes, folder=now.folder,
-    )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Asking:
     """The combined demands of the rules that ask about one call."""
 
     rules: tuple[str, ...]
     """Their ids, ``approval.NAME``, in the order of the policy."""
     why: str
-    lifts: bool = False
+    lifted: Escalation | None = None
     asked: RequiredApproval
     """The strictest of each rule's demands, so that one approval satisfies all of them."""
 
 
-def asked_about(proposal: Proposal) -> Asking | None:
+def asked_about(now: Attempt) -> Asking | None:
     """Return what its changes, its profile, watch rules and its role ask about a call, or None."""
-    call = proposal.call
-    about = [(rule, _why(rule, proposal)) for rule in _rules_of(proposal) if rule.tool in {None, call.tool}]
+    call = now.request
+    about = [(rule, _why(rule, now)) for rule in _rules_of(now) if rule.tool in {None, call.tool}]
     found = [(rule, reason) for rule, reason in about if reason]
     if not found:
         return None
@@ -107,21 +81,21 @@ def asked_about(proposal: Proposal) -> Asking | None:
     )  # fmt: skip
 
 
-def _rules_of(proposal: Proposal) -> Iterator[Approval]:
-    if proposal.changes:
+def _rules_of(now: Attempt) -> Iterator[Approval]:
+    if now.changes:
         # Over HTTP a caller need not be the host's user, and what is shown holds lines of the operator's files.
-        here = proposal.call.principal.transport in ("stdio", "cli")
+        here = now.request.principal.transport in ("stdio", "cli")
         yield CHANGES_ASK if here else CHANGES_ASK.model_copy(update={"by": "operator"})
-    if proposal.profile.approval == "ask":
+    if now.profile.approval == "ask":
         yield PROFILE_ASKS
-    if proposal.decision.rule.startswith("watch."):
+    if now.decision.rule.startswith("watch."):
         yield WATCH_ASKS
-    yield from proposal.rights.approvals
+    yield from now.rights.approvals
 
 
-def _why(rule: Approval, proposal: Proposal) -> str:
+def _why(rule: Approval, now: Attempt) -> str:
     """Return why a rule asks, as the end of a sentence; empty if it does not. Nothing here is the caller's own word."""
-    arguments, profile = proposal.call.arguments, proposal.profile
+    arguments, profile = now.request.arguments, now.profile
     if rule.when == "always":
         return "every one is"
     if rule.when == "leaves":
@@ -149,37 +123,38 @@ def together(demands: Sequence[RequiredApproval]) -> RequiredApproval:
     )
 
 
-def with_lift(asks: Asking | None, lifted: Escalation | None, tool: str) -> Asking | None:
+def with_lift(lifted: Escalation, tool: str, asks: Asking | None = None) -> Asking:
     """Add the lift of a denial to what is asked: one question for all of it."""
-    if lifted is None:
-        return asks
     why = f"A call of {tool} would be refused: {_WORDS[lifted.what].format(target=lifted.target)}."
     # The approver chooses between this call and the run.
     asked = RequiredApproval(by=lifted.lift.by, reach="run", minutes=lifted.lift.expires_minutes)
-    rules = (f"lift.{lifted.what}",)
-    if asks is None:
-        return Asking(rules=rules, why=why, lifts=True, asked=asked)
-    return Asking(rules=(*rules, *asks.rules), why=f"{why} {asks.why}", lifts=True, asked=together([asked, asks.asked]))
+    names: tuple[str, ...] = (f"lift.{lifted.what}",)
+    if asks is not None:
+        names, why, asked = (*names, *asks.rules), f"{why} {asks.why}", together([asked, asks.asked])
+    return Asking(rules=names, why=why, lifted=lifted, asked=asked)
 
 
-def subject(proposal: Proposal, rules: tuple[str, ...], environment: str) -> QuestionSubject:
-    """Return everything that an approval of this call is bound to.
+def subject(now: Attempt, asks: Asking | None, environment: Callable[[str], str]) -> QuestionSubject:
+    """Return everything that an approval of this call is bound to; ``environment`` names what a tool imports from.
 
     Raises ValueError: the arguments cannot be displayed.
     """
-    call, rights = proposal.call, proposal.rights
+    call, rights, lifted = now.request, now.rights, asks and asks.lifted
     return QuestionSubject(
         principal=call.principal.id,
         run=call.run or "",
         tool=call.tool,
         arguments=canonical(call.arguments),
-        profile_digest=proposal.decision.profile_digest,
+        profile_digest=now.decision.profile_digest,
         policy_digest=rights.policy_digest or "",
-        inputs=tuple((each.uri, each.sha256) for each in proposal.inputs.listed),
-        workspace=_identity(rights.workspace, proposal.profile),
-        environment=environment,
-        rules=rules,
-        changes=proposal.changes,
+        inputs=tuple((each.uri, each.sha256) for each in (now.inputs or Inputs()).listed),
+        workspace=_identity(rights.workspace, now.profile),
+        environment=environment(call.tool),
+        rules=asks.rules if asks else (),
+        lifted=lifted.what if lifted else None,
+        target=lifted.target if lifted else "",
+        changes=now.changes,
+        any_run=asks is not None and asks.asked.reach == "caller",
     )
 
 

@@ -19,11 +19,10 @@ from glovebox_profiles.policy.model import Rate
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.host.owner import is_of_another_boot, is_orphan, new_mark
 from glovebox_server.calls import CallResult, Image, Link, Principal, Text, ToolCall
-from glovebox_server.core.call import Call, CallDeniedError
+from glovebox_server.core.call import Attempt, Call, CallDeniedError
 from glovebox_server.core.rights import Rights
 from glovebox_server.egress import Traffic
 from glovebox_server.errors import StoreError
-from glovebox_server.guards.approvals.rules import Proposal, propose
 from glovebox_server.guards.budgets import store
 from glovebox_server.guards.budgets.spending import (
     Amounts,
@@ -54,14 +53,12 @@ _T = TypeVar("_T")
 class Reservation:
     """The reservation and spending of one call."""
 
-    def __init__(
-        self, budgets: "Budgets", proposal: Proposal, asked: ReservationRequest, granted: Sequence[Funds]
-    ) -> None:
+    def __init__(self, budgets: "Budgets", now: Attempt, asked: ReservationRequest, granted: Sequence[Funds]) -> None:
         self.asked = asked
         self.granted = granted
         self._budgets = budgets
-        self._rates = proposal.rights.rates
-        self._processors = proposal.profile.limits.processors
+        self._rates = now.rights.rates
+        self._processors = now.profile.limits.processors
         self._began = anyio.current_time()
         self._traffic = Traffic()
         self._started = False
@@ -153,18 +150,17 @@ class Budgets:
         self._unsettled: list[tuple[ReservationRequest, Amounts]] = []
 
     @asynccontextmanager
-    async def reserved(self, proposal: Proposal, worst: Amounts | None = None) -> AsyncIterator[Reservation | Refusal]:
+    async def reserved(self, now: Attempt, worst: Amounts | None = None) -> AsyncIterator[Reservation | Refusal]:
         """Reserve what the call may spend, for the block; yield the refusal if too little is left or the file fails.
 
         ``worst`` is the most that is spent within the block; None if the call runs in it.
         """
-        call, rights = proposal.call, proposal.rights
-        spender = spender_of(call)
+        call, spender = now.request, spender_of(now.request)
         asked = ReservationRequest(
             call_id=call.id,
             spender=spender,
-            lines=lines_of(rights.budgets, spender),
-            worst=worst or worst_case(proposal.profile, call.arguments),
+            lines=lines_of(now.rights.budgets, spender),
+            worst=worst or worst_case(now.profile, call.arguments),
         )
         try:
             granted = await self._transact(lambda ledger: ledger.reserve(self._server, asked))
@@ -174,7 +170,7 @@ class Budgets:
         if isinstance(granted, Refusal):
             yield granted
             return
-        reservation = Reservation(self, proposal, asked, granted)
+        reservation = Reservation(self, now, asked, granted)
         try:
             yield reservation
         finally:
@@ -198,7 +194,7 @@ class Budgets:
     @asynccontextmanager
     async def _reserved(self, call: Call) -> AsyncIterator[None]:
         now = call.now
-        async with self.reserved(propose(call)) as reservation:
+        async with self.reserved(now) as reservation:
             if isinstance(reservation, Refusal):
                 raise CallDeniedError(reservation)
             now.on_started.append(reservation.started)

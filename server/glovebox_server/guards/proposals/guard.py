@@ -14,7 +14,6 @@ from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import NOTHING
 from glovebox_server.core.call import Call, CallDeniedError, Inputs, Ran
 from glovebox_server.core.rights import Rights
-from glovebox_server.guards.approvals.rules import propose
 from glovebox_server.guards.budgets.spending import LOOKING
 from glovebox_server.guards.journal.journal import artifact_scanned
 from glovebox_server.guards.redaction.detector import Forms
@@ -119,7 +118,7 @@ class Proposer:
         if self.budgets is None:
             yield
             return
-        async with self.budgets.reserved(propose(call), LOOKING) as reservation:
+        async with self.budgets.reserved(call.now, LOOKING) as reservation:
             if isinstance(reservation, Refusal):
                 raise RefusedError(reservation.rule, reservation.reason, reservation.hint)
             try:
