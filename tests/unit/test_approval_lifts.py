@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from tests.fixtures.approving import ASKING, Desk, a_desk, admit, again, but, proposal
@@ -14,7 +15,7 @@ from glovebox_profiles.model import Network, Profile
 from glovebox_profiles.policy.model import Approval, Budget, Lift
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.calls import Decision
-from glovebox_server.core.call import Attempt
+from glovebox_server.core.call import Attempt, CallDeniedError
 from glovebox_server.guards.approvals.question import Question, RequiredApproval
 from glovebox_server.guards.approvals.rules import (
     host_of,
@@ -32,42 +33,20 @@ QUIET = ASKING.model_copy(update={"approval": "none"})
 SPENT = Budget(name="calls", per="principal", every="hour", calls=1)
 
 
-class Reservation:
-    """What one call may spend: nothing that matters here."""
-
-    def __init__(self) -> None:
-        self.released = False
-
-    connections = None
-
-    def release(self) -> None:
-        """Note that the call did not begin."""
-        self.released = True
-
-    def started(self) -> None:
-        """Nothing starts here."""
-
-    async def connect(self, host: str) -> None:
-        """Nothing connects here."""
-
-    def counts(self, traffic: object) -> None:
-        """Nothing is carried here."""
-
-
 class Budgets(budgeting.Budgets):
     """One budget is spent; without it there is room."""
 
     def __init__(self) -> None:
-        self.made: list[Reservation] = []
+        self.ran: list[bool] = []
 
     @asynccontextmanager
-    async def reserved(self, proposal: Attempt, _worst: object = None) -> AsyncIterator[Any]:
+    async def reserved(self, now: Attempt, _worst: object = None) -> AsyncIterator[Any]:
         """As the real ones."""
-        if any(each.name == SPENT.name for each in proposal.rights.budgets):
-            yield Refusal(rule="budget.calls", reason="Nothing is left.", hint="Wait.")
-            return
-        self.made.append(Reservation())
-        yield self.made[-1]
+        if any(each.name == SPENT.name for each in now.rights.budgets):
+            raise CallDeniedError(Refusal(rule="budget.calls", reason="Nothing is left.", hint="Wait."))
+        self.ran.append(False)
+        yield Mock(granted=())
+        self.ran[-1] = True
 
 
 def _spent(made: Attempt, *, lifts: tuple[Lift, ...] = (Lift(what="budget"),)) -> Attempt:
@@ -88,12 +67,12 @@ async def test_a_spent_budget_becomes_a_question_and_the_yes_lets_one_call_pass(
         question = await _admitted(desk, budgets, made)
         assert isinstance(question, Question)
         assert (question.subject.lifted, question.subject.target) == ("budget", "calls")
-        assert [each.released for each in budgets.made] == [True]
+        assert budgets.ran == [False]
         await desk.answer(question)
         passed = await _admitted(desk, budgets, again(made))
         assert isinstance(passed, Decision)
         assert [(each.what, each.target, each.approval) for each in passed.grants] == [("budget", "calls", question.id)]
-        assert [each.released for each in budgets.made] == [True, False]
+        assert budgets.ran == [False, True]
         assert isinstance(await _admitted(desk, budgets, again(made)), Question)
 
 

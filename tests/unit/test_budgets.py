@@ -5,6 +5,7 @@ import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from glovebox_profiles.policy.model import Budget, Rate
 from glovebox_sandboxes.contract.errors import Refusal, SandboxError
 from glovebox_server.calls import CallResult, Principal, Text
 from glovebox_server.cli.main import main
-from glovebox_server.core.call import Attempt
+from glovebox_server.core.call import Attempt, CallDeniedError
 from glovebox_server.errors import StoreError
 from glovebox_server.exits import UNAVAILABLE
 from glovebox_server.guards.admission.admission import RUNNING
@@ -277,14 +278,14 @@ async def test_a_call_that_is_reserved_and_then_denied_spends_nothing(scene: Sce
         reserved = spent.budgets.reserved
 
         @asynccontextmanager
-        async def released(now: Attempt, worst: Amounts | None = None) -> AsyncIterator[Reservation | Refusal]:
+        async def denied(now: Attempt, worst: Amounts | None = None) -> AsyncIterator[Reservation]:
             async with reserved(now, worst) as found:
-                assert isinstance(found, Reservation)
-                found.release()
+                if found.asked.lines:
+                    raise CallDeniedError(Refusal(rule="test", reason="It is denied.", hint="Ask."))
                 yield found
 
-        spent.budgets.reserved = released  # type: ignore[method-assign]
-        await spent.call()
+        spent.budgets.reserved = denied  # type: ignore[method-assign]
+        assert refused(await spent.call()) == "test"
         assert await spent.left() == {"b calls": 9}
         spent.budgets.reserved = reserved  # type: ignore[method-assign]
         await spent.call()
@@ -387,16 +388,17 @@ async def test_a_host_has_a_rate_of_its_own(scene: Scene, tmp_path: Path) -> Non
     async with spending(scene, tmp_path, rates=rates) as spent:
         rights = spent.scene.guards.rights_of(ME)
         reservation = await _reservation(spent, rights)
-        answers = [await reservation.connect("a.example.org"), await reservation.connect("b.example.org")]
+        connect = partial(spent.budgets.connect, reservation.asked, rates)
+        answers = [await connect("a.example.org"), await connect("b.example.org")]
         assert answers == [None, None]
-        third = await reservation.connect("a.example.org")
+        third = await connect("a.example.org")
         assert isinstance(third, Refusal)
         assert third.rule == "egress.rate"
         assert "*.example.org every minute 0 of 2 connections" in third.reason
-        assert await reservation.connect("example.com") is None
+        assert await connect("example.com") is None
         path = spent.budgets._database.path
         path.rename(tmp_path / "aside")
-        uncounted = await reservation.connect("a.example.org")
+        uncounted = await connect("a.example.org")
         assert uncounted is not None
         assert uncounted.rule == "store"
         (tmp_path / "aside").rename(path)
@@ -410,9 +412,8 @@ async def _reservation(spent: Spending, rights: Any) -> Reservation:
     whole = budgets.reserved
 
     @asynccontextmanager
-    async def watched(now: Attempt, worst: Amounts | None = None) -> AsyncIterator[Reservation | Refusal]:
+    async def watched(now: Attempt, worst: Amounts | None = None) -> AsyncIterator[Reservation]:
         async with whole(now, worst) as found:
-            assert isinstance(found, Reservation)
             seen.append(found)
             yield found
 

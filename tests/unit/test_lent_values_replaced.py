@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from glovebox_server.guards.redaction import detector
 from glovebox_server.guards.redaction.detector import MAX_HELD, Forms, KeyMasker, derive_forms, find_all, squeeze
-from glovebox_server.guards.redaction.guard import mask_content, mask_live, mask_text
+from glovebox_server.guards.redaction.guard import LiveOutput, mask_content, mask_text
 
 KEY = "Zq8-fk2_Lw7Rt5Xv9Bn3Mp6Hs1Dy4Gc0+/e"
 GITHUB = "ghp_" + "b7Qx2Lm9Wc4Zk1Vt8Rn5Hy3Df6Gs0Pj2Aa1E"
@@ -93,7 +93,7 @@ def observed(wanted: Forms, pieces: Sequence[bytes]) -> object:
     """All that shows of a text in pieces: what each piece releases, what is shown live, a result and its counts."""
     redactor, live, counts = KeyMasker(wanted), list[str](), Counter[str]()
     released = [redactor.feed(piece) for piece in pieces]
-    show = mask_live(live.append, "mask", lambda: wanted)
+    show = LiveOutput(live.append, lambda: wanted)
     texts = [piece.decode("latin-1") for piece in pieces]
     for text in texts:
         show(text)

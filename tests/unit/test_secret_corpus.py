@@ -9,6 +9,8 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 from urllib.parse import quote
 
 import anyio.to_thread
@@ -20,7 +22,7 @@ from tests.fixtures.secret_formats import rows as measured
 from glovebox_sandboxes.contract.outcome import Captured, Outcome, Usage
 from glovebox_server.guards.redaction import guard as masking
 from glovebox_server.guards.redaction.detector import MAX_HELD, Forms, KeyMasker, derive_forms
-from glovebox_server.guards.redaction.guard import LOOP_BYTES, mask_live, mask_outcome, mask_text, mask_value
+from glovebox_server.guards.redaction.guard import LOOP_BYTES, LiveOutput, mask_outcome, mask_text, mask_value
 from glovebox_server.guards.redaction.patterns import MAX_PLACES, PATTERNS, find_secrets
 
 ROOT = Path(__file__).parents[2]
@@ -97,7 +99,7 @@ def test_a_token_behind_a_colour_or_an_escape_is_replaced(before: str) -> None:
     assert mask_text(text, {}, Counter()) == f"{before}[secret: GitHub token]\x1b[0m\n"
     for at in range(len(text)):
         seen: list[str] = []
-        show = mask_live(seen.append, "mask", dict)
+        show = LiveOutput(seen.append, dict)
         show(text[:at])
         show(text[at:])
         assert token not in "".join(seen), at
@@ -191,7 +193,7 @@ def test_what_is_shown_live_holds_no_secret_wherever_writes_are_cut(size: int) -
     """Each of the corpus that is found, in pieces; the control is that ordinary lines are shown."""
     for text in filter(_finds, POSITIVES):
         shown: list[str] = []
-        show = mask_live(shown.append, "mask", dict)
+        show = LiveOutput(shown.append, dict)
         whole = f"begin\n{text}\nend\n"
         for at in range(0, len(whole), size):
             show(whole[at : at + size])
@@ -201,21 +203,15 @@ def test_what_is_shown_live_holds_no_secret_wherever_writes_are_cut(size: int) -
         assert live.startswith("begin\n") or size == 10_000
     for form in filter(None, map(lengthened, documented().values())) if size == 7 else ():
         token, parts = filled(form), list[str]()
-        show = mask_live(parts.append, "mask", dict)
+        show = LiveOutput(parts.append, dict)
         for at in range(0, len(token) + 1, size):
             show(f"{token}\n"[at : at + size])
         assert token[-12:] not in "".join(parts) or not _finds(token), token
     plain: list[str] = []
-    show = mask_live(plain.append, "mask", dict)
+    show = LiveOutput(plain.append, dict)
     for piece in ("step 1", " of 2\n", "50%\r"):
         show(piece)
     assert "".join(plain) == "step 1 of 2\n50%\r"
-    nothing: list[str] = []
-    mask_live(nothing.append, "refuse", dict)("text\n")
-    assert nothing == []
-    everything: list[str] = []
-    mask_live(everything.append, "none", dict)(POSITIVES[0])
-    assert everything == [POSITIVES[0]]
 
 
 @pytest.mark.parametrize("size", [1, 5, 10_000])
@@ -225,7 +221,7 @@ def test_live_output_ends_at_a_key_and_says_so_and_not_at_words_like_it(size: in
     key = next(text for text in POSITIVES if "RSA PRIV" in text)
     for ending, secret in (("", "\0"), (key, key.split("\n")[1]), (filled("id AK{}IA{C16}\n"), " AKIA")):
         shown: list[str] = []
-        show = mask_live(shown.append, "mask", dict)
+        show = LiveOutput(shown.append, dict)
         for at in range(0, len(harmless), size):
             show(harmless[at : at + size])
         for at in range(0, len(ending), size):
@@ -241,14 +237,31 @@ def test_a_value_that_is_lent_while_a_program_runs_is_shown_by_it_no_more() -> N
     value, lent = "q7Zk2mX9vB4tR8wLp3Ns", list[str]()
     known = [derive_forms("of the server", value)]
     shown: list[str] = []
-    show = mask_live(shown.append, "mask", lambda: known[0] if lent else {})
+    show = LiveOutput(shown.append, lambda: known[0] if lent else {})
     show(f"{value} \n{value}")
     lent.append(value)
     show(f" \n{value} naïve\n" + "é b\n" * 256)
     assert "".join(shown).startswith(f"{value} \n[credential of the server] \n[credential of the server] naïve\né ")
 
 
-def test_a_normal_end_of_live_output_releases_its_rest() -> None:
+async def _masked(redact: str, shown: list[str], forms: Forms) -> tuple[Callable[[str], None], Any]:
+    """What a call shows its output with, and what masks its outcome."""
+    now = SimpleNamespace(wrap_live=[], transforms=[], redacted=Counter(), observers=())
+    now.profile, now.rights = SimpleNamespace(result=SimpleNamespace(redact=redact)), SimpleNamespace(credentials=(1,))
+    await masking.mask(lambda _: forms, None, cast("Any", SimpleNamespace(now=now)))
+    return now.wrap_live[0](shown.append), now.transforms[0]
+
+
+async def test_nothing_is_shown_live_where_secrets_have_a_result_refused() -> None:
+    """The control is a profile that has them masked."""
+    for redact, seen in (("refuse", []), ("mask", ["text\n"])):
+        shown: list[str] = []
+        show, _ = await _masked(redact, shown, {})
+        show("text\n")
+        assert shown == seen
+
+
+async def test_a_normal_end_of_live_output_releases_its_rest() -> None:
     """Without secrets in it; what began a private key shows nothing more."""
     value = "q7Zk2mX9vB4tR8wLp3Ns"
     texts = {
@@ -258,12 +271,12 @@ def test_a_normal_end_of_live_output_releases_its_rest() -> None:
     }
     for text, rest in texts.items():
         shown: list[str] = []
-        show = mask_live(shown.append, "mask", lambda: derive_forms("of the server", value))
+        show, ends = await _masked("mask", shown, derive_forms("of the server", value))
         show(text)
         assert shown == []
-        masking.finish_live(show, normal=False)
+        await ends(_outcome(""), False)
         assert shown == []
-        masking.finish_live(show, normal=True)
+        await ends(_outcome(""), True)
         assert "".join(shown) == rest
 
 
@@ -308,10 +321,10 @@ async def test_what_takes_long_is_in_a_thread_however_it_is_spread(monkeypatch: 
         assert (await mask_outcome(plain, known))[0] is plain
         assert (await mask_value(value, known))[1] == {}
     assert len(threads) == len(made) == 2 * len(large)
-    assert not masking._takes_long(iter(["", "", *masking._strings(["text"] * 100)]), known)
+    assert (await mask_value(["text"] * 100, known))[1] == {}
     assert (await mask_value({"text": "q7Zk2mX9vB4tR8wLp3Ns"}, known))[1] == {"credential of the server": 1}
     assert len(threads) == 2 * len(large)
-    assert len(made) == 2 * len(large) + 1
+    assert len(made) == 2 * len(large) + 2
 
 
 def test_each_kind_has_a_positive() -> None:

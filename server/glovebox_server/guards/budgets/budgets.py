@@ -7,7 +7,8 @@ import logging
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn, TypeVar
 
@@ -50,35 +51,21 @@ MAX_UNSETTLED: Final = 1024
 _T = TypeVar("_T")
 
 
+@dataclass(kw_only=True)
 class Reservation:
     """The reservation and spending of one call."""
 
-    def __init__(self, budgets: "Budgets", now: Attempt, asked: ReservationRequest, granted: Sequence[Funds]) -> None:
-        self.asked = asked
-        self.granted = granted
-        self._budgets = budgets
-        self._rates = now.rights.rates
-        self._processors = now.profile.limits.processors
-        self._began = anyio.current_time()
-        self._traffic = Traffic()
-        self._started = False
-        self._told: Amounts | None = None
-        self._instead: Amounts | None = None
-
-    @property
-    def connections(self) -> int | None:
-        """Return the connection limit; None if no budget sets one."""
-        bounds = [each.takes["connections"] for each in self.granted if "connections" in each.takes]
-        return min(bounds, default=None)
+    asked: ReservationRequest
+    granted: Sequence[Funds]
+    processors: int
+    _began: float = field(default_factory=anyio.current_time)
+    _traffic: Traffic = field(default_factory=Traffic)
+    _started: bool = False
+    _told: Amounts | None = None
 
     def counts(self, traffic: Traffic) -> None:
         """Take the counter of its connections' bytes."""
         self._traffic = traffic
-
-    async def connect(self, host: str) -> Refusal | None:
-        """Count one connection; return why none is allowed now, or None."""
-        rates = [each for each in self._rates if matches(each.host, host)]
-        return await self._budgets.connect(self.asked, rates) if rates else None
 
     def started(self) -> None:
         """Note that its program starts, and may send output from now on."""
@@ -104,18 +91,8 @@ class Reservation:
         structured = {**result.structured, "budget": [asdict(each) for each in low]}
         return replace(result, structured=structured, content=(*result.content, note))
 
-    def release(self) -> None:
-        """Note that the call does not run, and spends nothing."""
-        self._instead = {}
-
-    def looked(self) -> None:
-        """Note that the call did not run, and spent only time of one processor."""
-        self._instead = {"wall_seconds": self._wall(), "cpu_seconds": self._wall()}
-
     def amounts(self) -> Amounts:
         """Return what was spent. Without a result, which may have had much output: the measured or maximum amounts."""
-        if self._instead is not None:
-            return self._instead
         traffic = {"calls": 1, "connections": self._traffic.connections, "fetched_bytes": self._traffic.received_bytes}
         if self._told is not None:
             return {**traffic, **self._told}
@@ -123,14 +100,15 @@ class Reservation:
         for each in self.granted if self._started else ():
             for name, n in each.takes.items():
                 taken[name] = max(n, taken.get(name, 0))
-        wall = min(self._wall(), self.asked.worst["wall_seconds"])
+        wall = min(self.wall(), self.asked.worst["wall_seconds"])
         return {**taken, **traffic, "failures": 1, "wall_seconds": wall, "cpu_seconds": self._cpu()}
 
-    def _wall(self) -> int:
+    def wall(self) -> int:
+        """Return the time since it was made."""
         return amount("wall_seconds", anyio.current_time() - self._began)
 
     def _cpu(self) -> int:
-        return min(self._wall() * self._processors, self.asked.worst["cpu_seconds"])
+        return min(self.wall() * self.processors, self.asked.worst["cpu_seconds"])
 
 
 def _bytes(content: Text | Image | Link) -> int:
@@ -150,10 +128,13 @@ class Budgets:
         self._unsettled: list[tuple[ReservationRequest, Amounts]] = []
 
     @asynccontextmanager
-    async def reserved(self, now: Attempt, worst: Amounts | None = None) -> AsyncIterator[Reservation | Refusal]:
-        """Reserve what the call may spend, for the block; yield the refusal if too little is left or the file fails.
+    async def reserved(self, now: Attempt, worst: Amounts | None = None) -> AsyncIterator[Reservation]:
+        """Reserve what the call may spend, for the block, and charge what it spent.
 
-        ``worst`` is the most that is spent within the block; None if the call runs in it.
+        ``worst`` is the most that a look at files spends within the block; None if the call runs in it, and spends
+        nothing if it breaks off before its decision is on record.
+
+        Raises CallDeniedError: too little is left, or the file fails.
         """
         call, spender = now.request, spender_of(now.request)
         asked = ReservationRequest(
@@ -168,52 +149,44 @@ class Budgets:
             _log.error("A call was refused: %s", problem)
             granted = problem.refusal
         if isinstance(granted, Refusal):
-            yield granted
-            return
-        reservation = Reservation(self, now, asked, granted)
+            raise CallDeniedError(granted)
+        reservation = Reservation(asked=asked, granted=granted, processors=now.profile.limits.processors)
+        runs = False
         try:
             yield reservation
+            runs = True
         finally:
+            if worst is not None:
+                spent: Amounts = dict.fromkeys(worst, reservation.wall())
+            else:
+                spent = reservation.amounts() if runs or now.is_recorded else {}
             # Its caller does not wait for this. Later requests of this server to the file come after it.
             if len(self._unsettled) < MAX_UNSETTLED:
-                self._unsettled.append((asked, reservation.amounts()))
+                self._unsettled.append((asked, spent))
             self._over.set()
 
     async def reserve(self, call: Call) -> None:
         """Hold a reservation for the call, and charge what it used and gave back.
 
-        Raises CallDeniedError: Too little is left, and no person may lift that.
+        Raises CallDeniedError: too little is left, and no person may lift that.
         """
         try:
-            await call.stack.enter_async_context(self._reserved(call))
+            reservation = await call.stack.enter_async_context(self.reserved(call.now))
         except CallDeniedError as denial:
             if denial.refusal is None or not call.lift(denial.refusal):
                 raise
-            await call.stack.enter_async_context(self._reserved(call))
+            reservation = await call.stack.enter_async_context(self.reserved(call.now))
+        now, granted = call.now, reservation.granted
+        now.on_started.append(reservation.started)
+        now.on_connect.append(partial(self.connect, reservation.asked, now.rights.rates))
+        now.on_traffic.append(reservation.counts)
+        now.max_connections += [each.takes["connections"] for each in granted if "connections" in each.takes]
 
-    @asynccontextmanager
-    async def _reserved(self, call: Call) -> AsyncIterator[None]:
-        now = call.now
-        async with self.reserved(now) as reservation:
-            if isinstance(reservation, Refusal):
-                raise CallDeniedError(reservation)
-            now.on_started.append(reservation.started)
-            now.on_connect.append(reservation.connect)
-            now.on_traffic.append(reservation.counts)
-            if reservation.connections is not None:
-                now.max_connections.append(reservation.connections)
+        async def charge(result: CallResult) -> CallResult:
+            finished = call.now.finished
+            return result if finished is None else reservation.spent(finished, result)
 
-            async def charge(result: CallResult) -> CallResult:
-                finished = call.now.finished
-                return result if finished is None else reservation.spent(finished, result)
-
-            now.on_result.append(charge)
-            try:
-                yield
-            except BaseException:
-                if not now.is_recorded:  # it does not run
-                    reservation.release()
-                raise
+        now.on_result.append(charge)
 
     async def settling(self) -> NoReturn:
         """Settle calls as they end. One task for all: starting one is a tenth of what budgets cost a call."""
@@ -236,9 +209,12 @@ class Budgets:
                 self._unsettled.clear()
                 _log.exception("What calls spent cannot be counted, and stays at the most they could")
 
-    async def connect(self, asked: ReservationRequest, rates: Sequence[Rate]) -> Refusal | None:
-        """Count one connection against these rates; return why none is allowed now, or None."""
-        one = replace(asked, lines=rates_of(rates, asked.spender), worst={"connections": 1})
+    async def connect(self, asked: ReservationRequest, rates: Sequence[Rate], host: str) -> Refusal | None:
+        """Count one connection of a call to this host; return why none is allowed now, or None."""
+        lines = rates_of([each for each in rates if matches(each.host, host)], asked.spender)
+        if not lines:
+            return None
+        one = replace(asked, lines=lines, worst={"connections": 1})
         try:
             refused = await self._transact(lambda ledger: ledger.spend(one))
         except StoreError as problem:

@@ -1,7 +1,7 @@
 """Prepares the changes that a call proposes for approval, and makes them afterwards; only the scan is in a sandbox."""
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -100,7 +100,8 @@ class Proposer:
             proposals = self.proposals()
             proposed = await proposals.proposed(call.request, sum(item.bytes for item in inputs.listed))
             call.listener.progress("Looking into files")
-            async with self._charged(call):
+            # Charged to the caller. No approval lifts that: what it would cover is not known yet.
+            async with self.budgets.reserved(now, LOOKING) if self.budgets else nullcontext():
                 scans = await self.scanner.of(call).scans(inputs.listed, self.known)
             proposed = await proposals.scanned(proposed, scans, call.request)
         except RefusedError as refusal:
@@ -111,20 +112,6 @@ class Proposer:
             return await self._put(proposals, proposed, call)
 
         now.perform = put
-
-    @asynccontextmanager
-    async def _charged(self, call: Call) -> AsyncIterator[None]:
-        """Charge the caller for the scan. No approval lifts that: what it would cover is not known yet."""
-        if self.budgets is None:
-            yield
-            return
-        async with self.budgets.reserved(call.now, LOOKING) as reservation:
-            if isinstance(reservation, Refusal):
-                raise RefusedError(reservation.rule, reservation.reason, reservation.hint)
-            try:
-                yield
-            finally:
-                reservation.looked()
 
     async def _put(self, proposals: "Proposals", proposed: "Proposed", call: Call) -> Ran:
         """Make the approved changes."""

@@ -10,7 +10,8 @@ import string
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeVar
 
 import anyio.to_thread
 
@@ -46,7 +47,7 @@ _KEY_LINE: Final = re.compile(r"\s*(?:[0-9]+[-:]\s*)?(?=[a-z0-9+/=]*[A-Z])[A-Za-
 """A line of a private key as its own text; lower case alone is a path or a name."""
 
 
-NO_FORMS: Forms = {}
+_T = TypeVar("_T")
 SecretHook = Callable[[ToolCall, Outcome], Awaitable[None]]
 """Receives the raw outcome of a call that may hold a secret."""
 
@@ -55,19 +56,19 @@ async def mask(forms_of: Callable[[Rights], Forms], on_secret: SecretHook | None
     """Mask the outcome of a call. Outer guards see masked output; observers saw it before."""
     now = call.now
     redact, rights, counts = now.profile.result.redact, now.rights, now.redacted
-    live: Show | None = None
+    live: LiveOutput | None = None
 
     def values() -> Forms:
-        return forms_of(rights) if rights.credentials else NO_FORMS
+        return forms_of(rights) if rights.credentials else {}
 
     def wrap(show: Show) -> Show:
         nonlocal live
-        live = mask_live(show, redact, values)
-        return live
+        live = LiveOutput(show, values) if redact == "mask" else None
+        return live or (lambda _: None)
 
     async def transform(outcome: Outcome, normal: bool) -> Outcome:
-        if live is not None:
-            finish_live(live, normal=normal)
+        if live is not None and normal:  # what it withholds is dropped at any other end
+            live.finish()
         raw = outcome
         outcome, secrets = await mask_outcome(outcome, values())
         counts.update(secrets)
@@ -75,7 +76,12 @@ async def mask(forms_of: Callable[[Rights], Forms], on_secret: SecretHook | None
         if on_secret is not None and not call.now.observers and (secrets or _holds_text(raw.value)):
             await on_secret(call.request, raw)
         if redact == "refuse" and counts:
-            call.now.withheld = _refuse_output(counts)
+            kinds = ", ".join(f"{kind} × {number}" if number > 1 else kind for kind, number in counts.items())
+            call.now.withheld = Refusal(
+                rule="result.redact",
+                reason=f"The call ran, and its output holds what only a secret looks like ({kinds}).",
+                hint="Have it put out less; the profile gives nothing back of such a call.",
+            )
         return outcome
 
     now.mask_name = lambda name: mask_text(name, values(), counts)
@@ -83,27 +89,15 @@ async def mask(forms_of: Callable[[Rights], Forms], on_secret: SecretHook | None
     now.transforms.append(transform)
 
 
-def _refuse_output(counts: Mapping[str, int]) -> Refusal:
-    kinds = ", ".join(f"{kind} × {number}" if number > 1 else kind for kind, number in counts.items())
-    return Refusal(
-        rule="result.redact",
-        reason=f"The call ran, and its output holds what only a secret looks like ({kinds}).",
-        hint="Have it put out less; the profile gives nothing back of such a call.",
-    )
-
-
 async def mask_outcome(outcome: Outcome, values: Forms) -> tuple[Outcome, dict[str, int]]:
     """Return the outcome with secrets masked in texts, value and names, and counts by kind."""
-    if _takes_long(_texts_of(outcome), values):
-        return await anyio.to_thread.run_sync(_mask_outcome, outcome, values)
-    return _mask_outcome(outcome, values)
+    texts = _texts_of(outcome)
+    return await _in_time(partial(_mask_outcome, outcome, texts, values), [texts, outcome.value], values)
 
 
 async def mask_value(value: Any, values: Forms) -> tuple[Any, dict[str, int]]:
     """Return a JSON value with secrets masked in its texts, and counts by kind."""
-    if _takes_long(_strings(value), values):
-        return await anyio.to_thread.run_sync(_mask_value, value, values)
-    return _mask_value(value, values)
+    return await _in_time(partial(_mask_value, value, values), value, values)
 
 
 async def mask_content(content: bytes, values: Forms) -> tuple[bytes, dict[str, int]]:
@@ -127,7 +121,9 @@ class _TextMasker:
 
     def text(self, text: str) -> str:
         if self._redactor is not None and len(text) >= self._shortest:
-            text = self._without(self._redactor, text)
+            before, text = self._redactor.replaced, self._redactor.whole(text)
+            if more := self._redactor.replaced - before:  # a count of 0 would have the text as it was be shown
+                self._count["credential of the server"] += more
         if len(text) < SHORTEST_SECRET:
             return text
         data = text.encode("utf-8", "surrogatepass")
@@ -153,31 +149,13 @@ class _TextMasker:
         self._count["private key"] += 1
         return "[secret: private key]"
 
-    def _without(self, redactor: KeyMasker, text: str) -> str:
-        before, text = redactor.replaced, redactor.whole(text)
-        if more := redactor.replaced - before:  # a count of 0 would have the text as it was be shown
-            self._count["credential of the server"] += more
-        return text
-
-
-def mask_live(show: Callable[[str], None], redact: str, values: Callable[[], Forms]) -> Callable[[str], None]:
-    """Return a masking wrapper of ``show``; what it withholds is in the result too.
-
-    ``values`` is called for each output: the first key may be used while the program runs.
-    """
-    if redact == "none":
-        return show
-    return LiveOutput(show, values) if redact == "mask" else lambda _: None
-
-
-def finish_live(show: Callable[[str], None], *, normal: bool) -> None:
-    """Release what ``mask_live`` withholds at a normal end of the program; drop it at any other."""
-    if normal and isinstance(show, LiveOutput):
-        show.finish()
-
 
 class LiveOutput:
-    """Shows text in which no secret may begin; stops at a word of a multi-line secret."""
+    """Shows text in which no secret may begin; stops at a word of a multi-line secret.
+
+    What it withholds is in the result too. ``values`` is called for each output: the first key may be used while the
+    program runs.
+    """
 
     def __init__(self, show: Callable[[str], None], values: Callable[[], Forms]) -> None:
         self._show, self._values = show, values
@@ -230,31 +208,47 @@ def _goes_on(last: str, text: str) -> bool:
     return any(word in both for word in _LONG) and any(match.end() > len(last) for match in _GOES_ON.finditer(both))
 
 
-def _mask_value(value: Any, values: Forms) -> tuple[Any, dict[str, int]]:
+_Masked = tuple[_T, dict[str, int]]
+
+
+async def _in_time(work: Callable[[], _Masked[_T]], texts: Any, values: Forms) -> _Masked[_T]:
+    """Do this in a thread if it takes long for these texts; counts no further than needed."""
+    left = LOOP_BYTES - _PER_FORM * len(values)
+    for text in _strings(texts):
+        left -= len(text) + _PER_TEXT
+        if left < 0:
+            return await anyio.to_thread.run_sync(work)
+    return work()
+
+
+def _mask_value(value: Any, values: Forms) -> _Masked[Any]:
     count: Counter[str] = Counter()
     return _TextMasker(values, count).value(value), dict(sorted(count.items()))
 
 
-def _mask_outcome(outcome: Outcome, values: Forms) -> tuple[Outcome, dict[str, int]]:
-    if not values and not _suspicious("\0".join(_texts_of(outcome))):
+def _texts_of(outcome: Outcome) -> list[Any]:
+    """Return all texts of an outcome but its value, as ``_mask_outcome`` puts them back."""
+    changes = outcome.changes
+    return [
+        outcome.stdout.text,
+        outcome.stderr.text,
+        [(file.name, file.reason) for file in outcome.skipped],
+        # A program can write these itself: they come through its own pipe.
+        [copy.reason for copy in outcome.shown],
+        [blob.shown and blob.shown.reason for blob in outcome.blobs],
+        changes and [changes.created, changes.changed, changes.deleted],
+    ]
+
+
+def _mask_outcome(outcome: Outcome, texts: list[Any], values: Forms) -> _Masked[Outcome]:
+    whole = "" if values else "\0".join(_strings([texts, outcome.value]))
+    if not values and not any(word in whole for word in _WORDS):
         return outcome, {}
     count: Counter[str] = Counter()
     mask = _TextMasker(values, count)
-    stdout, stderr = mask.text(outcome.stdout.text), mask.text(outcome.stderr.text)
+    stdout, stderr, skipped, shown, pictures, changes = _mapped(texts, mask.text)
+    made, changed, deleted = map(tuple, changes or ((), (), ()))
     value = mask.value(outcome.value)
-    skipped = tuple(replace(file, name=mask.text(file.name), reason=mask.text(file.reason)) for file in outcome.skipped)
-    # A program can write these itself: they come through its own pipe.
-    shown = tuple(replace(copy, reason=mask.text(copy.reason)) for copy in outcome.shown)
-    blobs = tuple(
-        replace(blob, shown=replace(blob.shown, reason=mask.text(blob.shown.reason))) if blob.shown else blob
-        for blob in outcome.blobs
-    )
-    changes = outcome.changes and replace(
-        outcome.changes,
-        created=tuple(map(mask.text, outcome.changes.created)),
-        changed=tuple(map(mask.text, outcome.changes.changed)),
-        deleted=tuple(map(mask.text, outcome.changes.deleted)),
-    )
     if not count:
         return outcome, {}
     outcome = replace(
@@ -262,40 +256,21 @@ def _mask_outcome(outcome: Outcome, values: Forms) -> tuple[Outcome, dict[str, i
         stdout=replace(outcome.stdout, text=stdout),
         stderr=replace(outcome.stderr, text=stderr),
         value=value,
-        skipped=skipped,
-        shown=shown,
-        blobs=blobs,
-        changes=changes,
+        skipped=tuple(
+            replace(file, name=name, reason=reason)
+            for file, (name, reason) in zip(outcome.skipped, skipped, strict=True)
+        ),
+        shown=tuple(replace(copy, reason=reason) for copy, reason in zip(outcome.shown, shown, strict=True)),
+        blobs=tuple(
+            blob if blob.shown is None else replace(blob, shown=replace(blob.shown, reason=reason))
+            for blob, reason in zip(outcome.blobs, pictures, strict=True)
+        ),
+        changes=outcome.changes and replace(outcome.changes, created=made, changed=changed, deleted=deleted),
     )
     return outcome, dict(sorted(count.items()))
 
 
 _WORDS: Final = tuple(word.decode() for pattern in PATTERNS for word in pattern.words)
-
-
-def _suspicious(text: str) -> bool:
-    return any(word in text for word in _WORDS)
-
-
-def _takes_long(texts: Iterator[str], values: Forms) -> bool:
-    """Return whether this needs a thread; counts no further than needed."""
-    left = LOOP_BYTES - _PER_FORM * len(values)
-    for text in texts:
-        left -= len(text) + _PER_TEXT
-        if left < 0:
-            return True
-    return left < 0
-
-
-def _texts_of(outcome: Outcome) -> Iterator[str]:
-    yield outcome.stdout.text
-    yield outcome.stderr.text
-    yield from _strings(outcome.value)
-    yield from (text for file in outcome.skipped for text in (file.name, file.reason))
-    yield from (copy.reason for copy in outcome.shown)
-    yield from (blob.shown.reason for blob in outcome.blobs if blob.shown is not None)
-    if outcome.changes is not None:
-        yield from (*outcome.changes.created, *outcome.changes.changed, *outcome.changes.deleted)
 
 
 def _strings(value: Any) -> Iterator[str]:
