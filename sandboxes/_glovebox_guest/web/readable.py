@@ -19,18 +19,19 @@ from _glovebox_guest.wording import printable
 Token: TypeAlias = tuple[str, str, str]
 """Kind, then: ``text``, the text, "" / ``start``, the tag's name, its attributes unparsed / ``end``, name, ""."""
 
-# A quote counts only after an equals sign, and only if it is closed. No alternative begins like another and all
-# repetition is possessive, so a tag that does not end costs one look at the rest of the page.
-_TAG = re.compile(r"""<(/?+)([a-zA-Z][^\s/>]*+)((?:[^>=]++|=\s*+(?:"[^"]*+"|'[^']*+'|))*+)>""")
-_TAG_BEGINS = re.compile("</?[a-zA-Z]")
+# A quote counts only after an equals sign, and only if it is closed. Repetition is possessive, or looks for one end, so
+# a tag that does not end costs one look at the rest of the page, which is dropped with it. A group that looks ahead is
+# not repeated possessively: Python 3.11 passes over the end of one.
+_TOKEN = re.compile(
+    r"""<!--(?:-?>|.*?(?:--!?>|\Z))"""
+    r"""|<(?P<end>/?+)(?P<name>[a-zA-Z][^\s/>]*+)(?P<attributes>(?:[^>=]++|=\s*+(?:"[^"]*+"|'[^']*+'|))*+)>"""
+    r"""|</?[a-zA-Z].*+|<[!?/][^>]*+>?|(?P<text><|[^<]++)""",
+    re.DOTALL,
+)
 _ATTRIBUTE = re.compile(r"""([^\s"'>/=]++)(?:\s*+=\s*+(?:"([^"]*+)"|'([^']*+)'|([^\s>]*+)))?+""")
-_COMMENT_END = re.compile(r"--!?>")
 
-#: What stands in these is text up to their own end tag, whatever it looks like.
-_RAW = {
-    name: re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE)
-    for name in ("script", "style", "textarea", "title", "xmp", "iframe", "noembed", "noframes")
-}
+_RAW = frozenset(("script", "style", "textarea", "title", "xmp", "iframe", "noembed", "noframes"))
+"""What stands in these is text up to their own end tag, whatever it looks like."""
 _DECODED = ("title", "textarea")
 """Raw elements in which character references still count."""
 
@@ -41,44 +42,19 @@ def tokens(page: str) -> Iterator[Token]:
     A tag or comment that the page's end cuts off is dropped with the rest, as browsers do.
     """
     at = 0
-    while at < len(page):
-        start = page.find("<", at)
-        if start < 0:
-            yield "text", html.unescape(page[at:]), ""
-            return
-        if start > at:
-            yield "text", html.unescape(page[at:start]), ""
-        if _TAG_BEGINS.match(page, start):
-            tag = _TAG.match(page, start)
-            if tag is None:
-                return
-            at = tag.end()
-            name = tag[2].lower()
-            if tag[1]:
-                yield "end", name, ""
-                continue
-            yield "start", name, tag[3]
+    while found := _TOKEN.match(page, at):
+        at = found.end()
+        if found["text"]:
+            yield "text", html.unescape(found["text"]), ""
+        elif found["end"]:
+            yield "end", found["name"].lower(), ""
+        elif found["name"]:
+            name = found["name"].lower()
+            yield "start", name, found["attributes"]
             if name in _RAW:
-                end = _RAW[name].search(page, at)
-                stop = end.start() if end else len(page)
-                yield "text", html.unescape(page[at:stop]) if name in _DECODED else page[at:stop], ""
-                at = stop
-        elif page.startswith(("!", "?", "/"), start + 1):
-            at = _after_comment(page, start)
-        else:
-            yield "text", "<", ""
-            at = start + 1
-
-
-def _after_comment(page: str, start: int) -> int:
-    """Return where a comment, a declaration or what counts as one ends; the page's end if nothing closes it."""
-    if page.startswith("<!--", start):
-        if page.startswith((">", "->"), start + 4):  # <!--> and <!---> are comments too
-            return page.index(">", start) + 1
-        end = _COMMENT_END.search(page, start + 4)
-        return end.end() if end else len(page)
-    end_of_declaration = page.find(">", start)
-    return len(page) if end_of_declaration < 0 else end_of_declaration + 1
+                end = re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE).search(page, at)
+                text, at = (page[at : end.start()], end.start()) if end else (page[at:], len(page))
+                yield "text", html.unescape(text) if name in _DECODED else text, ""
 
 
 def attributes(unparsed: str) -> dict[str, str]:
