@@ -23,13 +23,10 @@ _OVERHEAD = 150
 """Bytes of JSON of an entry, its path excepted, in the data and in the text."""
 
 
-def run(payload: dict[str, Any], emit: Emit) -> None:
-    """Send at most ``limit`` entries of the tree that fit ``pattern``, and the number of all of them."""
-    try:
-        walk = Walk(payload.get("pattern", ""), MAX_SECONDS, payload)
-    except paths.JobRefusedError as problem:
-        emit.value(problem.value())
-        return
+@paths.answering
+def run(payload: dict[str, Any], _: Emit) -> dict[str, Any]:
+    """Return at most ``limit`` entries of the tree that fit ``pattern``, and the number of all of them."""
+    walk = Walk(payload.get("pattern", ""), MAX_SECONDS, payload)
     limit = payload.get("limit", 500)
     top = _gathered(walk, limit)
     opened = top.opened(limit)
@@ -53,16 +50,14 @@ def run(payload: dict[str, Any], emit: Emit) -> None:
     notes = [f"{len(entries)} of {top.total} shown"] if len(entries) < top.total else []
     if closed:
         notes.append(f"{len(closed)} folders closed, name one as pattern to look inside")
-    emit.value(
-        {
-            "entries": entries,
-            "total": top.total,
-            "scanned": walk.scanned,
-            "passed_over": sorted(walk.passed_over),
-            "ignored": walk.ignored,
-            "truncated": "; ".join(notes + walk.notes()) or None,
-        }
-    )
+    return {
+        "entries": entries,
+        "total": top.total,
+        "scanned": walk.scanned,
+        "passed_over": sorted(walk.passed_over),
+        "ignored": walk.ignored,
+        "truncated": "; ".join(notes + walk.notes()) or None,
+    }
 
 
 class _ListedFolder:

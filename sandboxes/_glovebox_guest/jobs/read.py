@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from codecs import utf_8_decode
 from io import BufferedReader, BytesIO, FileIO
 
@@ -33,8 +34,9 @@ _CONTINUATION = bytes(range(0x80, 0xC0))
 """UTF-8 bytes that begin no character, RFC 3629 section 3."""
 
 
-def run(payload: dict[str, Any], emit: Emit) -> None:
-    """Send lines ``offset`` to ``offset + limit - 1`` of ``path`` (from 1), or the picture."""
+@paths.answering
+def run(payload: dict[str, Any], emit: Emit) -> dict[str, Any]:
+    """Return lines ``offset`` to ``offset + limit - 1`` of ``path`` (from 1), or send the picture."""
     path = payload["path"]
     name = paths.display_name(path)
     try:
@@ -46,14 +48,13 @@ def run(payload: dict[str, Any], emit: Emit) -> None:
                 value = _text(file, head, payload.get("offset", 1), payload.get("limit", 2000))
             else:
                 value = _picture(file, head, media_type, info.st_size, emit)
-        value = {"path": name, "bytes": info.st_size} | value
     except JobRefusedError as problem:
         if problem.rule == "path.missing":
             problem.hint = _near(path, payload.get("reveal", ())) + problem.hint
-        value = problem.value()
+        raise
     except OSError:
-        value = JobRefusedError("path.unreadable", f"{name}: reading it failed.", "Try again.").value()
-    emit.value(value)
+        raise JobRefusedError("path.unreadable", f"{name}: reading it failed.", "Try again.") from None
+    return {"path": name, "bytes": info.st_size} | value
 
 
 def _near(path: str, reveal: Iterable[str]) -> str:
@@ -117,6 +118,9 @@ def _text(file: BufferedReader[Any], head: bytes, first: int, limit: int) -> dic
         encoding = "utf-8-sig"
         file.read(len(wording.UTF8_MARK))
     skipped = _skip(file, first - 1)
+    if skipped is None:
+        reason = f"Line {first} lies behind the first {MAX_SCAN} bytes of the file."
+        raise JobRefusedError("path.too_large", reason, "Use run_python to read that far.")
     lines: list[str] = []
     cut = 0
     room = wording.MAX_ANSWER
@@ -128,8 +132,9 @@ def _text(file: BufferedReader[Any], head: bytes, first: int, limit: int) -> dic
         lines.append(text)
         cut += dropped > 0
     # The line that did not fit has been read, so it is counted here.
-    total = _count(file, skipped + len(lines) + (room < 0))
+    rest = _skip(file, sys.maxsize)
     last = skipped + len(lines)
+    total = None if rest is None else last + (room < 0) + rest
     more = (len(lines) == limit or room < 0) and (total is None or total > last)
     notes = [f"{len(lines)} lines of {total or 'more'}"] if more else []
     if cut:
@@ -156,8 +161,8 @@ def _converted(file: BufferedReader[Any]) -> BufferedReader[Any]:
         raise _binary() from None
 
 
-def _skip(file: BufferedReader[Any], lines: int) -> int:
-    """Skip lines, block by block; return how many there were."""
+def _skip(file: BufferedReader[Any], lines: int) -> int | None:
+    """Skip lines, block by block; return how many there were, None where that exceeds the read limit."""
     skipped = 0
     ended = True
     while skipped < lines and (block := file.peek()):
@@ -170,8 +175,7 @@ def _skip(file: BufferedReader[Any], lines: int) -> int:
         ended = block.endswith(b"\n")
         file.read(len(block))
         if file.tell() > MAX_SCAN:
-            reason = f"Line {lines + 1} lies behind the first {MAX_SCAN} bytes of the file."
-            raise JobRefusedError("path.too_large", reason, "Use run_python to read that far.")
+            return None
     return skipped + (not ended)
 
 
@@ -194,17 +198,6 @@ def _line(file: BufferedReader[Any], beginning: bytes) -> tuple[str, int]:
     end = "\n" if rest.endswith(b"\n") else ""
     dropped += max(0, len(body) - MAX_LINE)
     return (f"{body[:MAX_LINE]}… [+{dropped} characters]{end}" if dropped else body + end), dropped
-
-
-def _count(file: BufferedReader[Any], lines: int) -> int | None:
-    """Return the number of lines of the whole file, None where counting exceeds the read limit."""
-    ended = True
-    while block := file.read1(_BLOCK):
-        lines += block.count(b"\n")
-        ended = block.endswith(b"\n")
-        if file.tell() > MAX_SCAN:
-            return None
-    return lines + (not ended)
 
 
 def _binary() -> JobRefusedError:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import re
 import warnings
+from collections import Counter, deque
+from io import StringIO
 
 from _glovebox_guest import wording
 from _glovebox_guest.program.emit import Emit
@@ -77,66 +79,46 @@ _SEARCHED, _BINARY, _LARGE, _UNREADABLE = "tblu"
 """The results of a file, one letter each."""
 
 
-def run(payload: dict[str, Any], emit: Emit) -> None:
-    """Send the first ``limit`` lines of files like ``path`` that ``pattern`` matches."""
-    try:
-        search = _Search(payload)
-        walk = Walk(payload.get("path", "**"), MAX_SECONDS, payload)
-    except paths.JobRefusedError as problem:
-        emit.value(problem.value())
-        return
-    answer = _SearchAnswer(payload.get("limit", 100))
+@paths.answering
+def run(payload: dict[str, Any], _: Emit) -> dict[str, Any]:
+    """Return the first ``limit`` lines of files like ``path`` that ``pattern`` matches."""
+    search = _Search(payload)
+    walk = Walk(payload.get("path", "**"), MAX_SECONDS, payload)
     files = (path for path, entry in walk if entry.is_file(follow_symlinks=False))
     searched = in_order(lambda batch: search.batch(batch, walk), files)
+    matches: list[dict[str, Any]] = []
+    count = Counter[str]()
+    room, full = wording.MAX_ANSWER, ""
     try:
-        for batch in searched:
-            answer.take(batch)
-            if answer.full or walk.out_of_time():
+        for letters, found in searched:
+            counted = len(letters)
+            for at, cost, match in found:
+                room -= cost
+                if len(matches) == search.limit:
+                    full = f"{search.limit} matches"
+                elif room < 0:
+                    full = f"{len(matches)} matches, as much as fits into one answer"
+                if full:
+                    counted = at + 1
+                    break
+                matches.append(match)
+            count.update(letters[:counted])
+            if full or walk.out_of_time():
                 break
     finally:
         searched.close()
-    count = answer.count
-    notes = [f"stopped at {answer.full}"] if answer.full else []
+    notes = [f"stopped at {full}"] if full else []
     for letter, what in ((_LARGE, f"files over {MAX_FILE} bytes"), (_UNREADABLE, "unreadable files")):
         if count[letter]:
             notes.append(f"not searched: {what}, {count[letter]}")
-    notes += walk.notes()
-    emit.value(
-        {
-            "matches": answer.matches,
-            "searched": count[_SEARCHED],
-            "binary": count[_BINARY],
-            "passed_over": sorted(walk.passed_over),
-            "ignored": walk.ignored,
-            "truncated": "; ".join(notes) or None,
-        }
-    )
-
-
-class _SearchAnswer:
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._room = wording.MAX_ANSWER
-        self.matches: list[dict[str, Any]] = []
-        self.count = dict.fromkeys((_SEARCHED, _BINARY, _LARGE, _UNREADABLE), 0)
-        self.full = ""
-        """The bound of the answer that is reached; empty for none."""
-
-    def take(self, batch: Result) -> None:
-        """Add the results of files, until one does not fit."""
-        letters, matches = batch
-        for at, cost, match in matches:
-            self._room -= cost
-            if len(self.matches) == self._limit:
-                self.full = f"{self._limit} matches"
-            elif self._room < 0:
-                self.full = f"{len(self.matches)} matches, as much as fits into one answer"
-            if self.full:
-                letters = letters[: at + 1]
-                break
-            self.matches.append(match)
-        for letter in self.count:
-            self.count[letter] += letters.count(letter)
+    return {
+        "matches": matches,
+        "searched": count[_SEARCHED],
+        "binary": count[_BINARY],
+        "passed_over": sorted(walk.passed_over),
+        "ignored": walk.ignored,
+        "truncated": "; ".join(notes + walk.notes()) or None,
+    }
 
 
 class _Search:
@@ -147,7 +129,7 @@ class _Search:
         # Bytes that a file in UTF-8 must hold to match.
         self._needle = needle(self._pattern).encode()
         self._context = payload.get("context", 0)
-        self._limit = payload.get("limit", 100)
+        self.limit = payload.get("limit", 100)
 
     def batch(self, files: list[str], walk: Walk) -> Result:
         """Search some files; return each file's result, and the matches.
@@ -161,48 +143,40 @@ class _Search:
         for at, path in enumerate(files):
             letter, text = _text(walk.place(path), self._needle)
             letters += letter
-            for cost, match in self._matches(path, text) if text else ():
+            for match in self._matches(paths.display_name(path), text):
+                texts = [match["path"], match["text"], *match.get("before", ()), *match.get("after", ())]
+                cost = _OVERHEAD + sum(_PER_TEXT + wording.cost(each) for each in texts)
                 found.append((at, cost, match))
                 room -= cost
                 # One more than fits shows that it did not.
-                if len(found) > self._limit or room < 0:
+                if len(found) > self.limit or room < 0:
                     return letters, found
             if walk.out_of_time():
                 break
         return letters, found
 
-    def _matches(self, name: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield the cost and the match of each line; a line of context belongs to one match and is no match."""
-        number, counted, shown, display_name = 1, 0, 0, paths.display_name(name)
-        lines = self._lines(text)
-        following = next(lines, None)
-        while following is not None:
-            start, end, column = following
-            following = next(lines, None)
-            number += text.count("\n", counted, start)
-            counted = start
-            match: dict[str, Any] = {"path": display_name, "line": number, "text": _cut(text[start:end], column)}
-            if self._context:
-                match["before"] = _before(text, start, self._context, shown)
-                match["after"], shown = _after(text, end, self._context, following[0] if following else len(text))
-            texts = [display_name, match["text"], *match.get("before", ()), *match.get("after", ())]
-            yield _OVERHEAD + sum(_PER_TEXT + wording.cost(shown_text) for shown_text in texts), match
-
-    def _lines(self, text: str) -> Iterator[tuple[int, int, int]]:
-        """Yield start, end and the match's column (from 0) of each line that matches."""
-        at = 0
-        while at < len(text):
-            if not self._by_line:
-                # Finds candidates faster than line by line; the line itself is matched below.
-                found = self._pattern.search(text, at)
-                if found is None:
-                    return
-                at = text.rfind("\n", at, found.start()) + 1 or at
-            end = text.find("\n", at)
-            end = len(text) if end < 0 else end
-            if at < len(text) and (found := self._pattern.search(text[at:end])):
-                yield at, end, found.start()
-            at = end + 1
+    def _matches(self, name: str, text: str) -> Iterator[dict[str, Any]]:
+        """Yield a match for each line; a line of context belongs to one match and is no match."""
+        # Faster than line by line, where no line matches.
+        if not text or not (self._by_line or self._pattern.search(text)):
+            return
+        match: dict[str, Any] | None = None
+        before = deque[str](maxlen=self._context)
+        for number, whole in enumerate(StringIO(text), 1):
+            line = whole.removesuffix("\n")
+            if found := self._pattern.search(line):
+                if match is not None:
+                    yield match
+                match = {"path": name, "line": number, "text": _cut(line, found.start())}
+                if self._context:
+                    match |= {"before": [*map(_cut, before)], "after": []}
+                before.clear()
+            elif match is not None and len(match.get("after", ())) < self._context:
+                match["after"].append(_cut(line))
+            else:
+                before.append(line)
+        if match is not None:
+            yield match
 
 
 def _compiled(pattern: str, *, literal: bool, fold: bool) -> re.Pattern[str]:
@@ -250,27 +224,6 @@ def _content(path: str) -> bytes | None:
         return data if len(data) <= MAX_FILE else None
     finally:
         os.close(descriptor)
-
-
-def _before(text: str, start: int, count: int, floor: int) -> list[str]:
-    """Return up to ``count`` lines before ``start``, none of which begins before ``floor``."""
-    lines: list[str] = []
-    while start > floor and len(lines) < count:
-        previous = text.rfind("\n", 0, start - 1) + 1
-        lines.append(_cut(text[previous : start - 1]))
-        start = previous
-    return lines[::-1]
-
-
-def _after(text: str, end: int, count: int, stop: int) -> tuple[list[str], int]:
-    """Return up to ``count`` lines behind ``end`` that begin before ``stop``, and where the next line begins."""
-    lines: list[str] = []
-    while end + 1 < stop and len(lines) < count:
-        following = text.find("\n", end + 1)
-        following = len(text) if following < 0 else following
-        lines.append(_cut(text[end + 1 : following]))
-        end = following
-    return lines, end + 1
 
 
 def _cut(line: str, column: int = 0) -> str:

@@ -11,7 +11,8 @@ import errno
 import os
 import stat
 
-from _glovebox_guest.stdlib import Any, NoReturn, Self
+from _glovebox_guest.program.emit import Emit
+from _glovebox_guest.stdlib import Any, Callable, NoReturn, Self
 from _glovebox_guest.workspace.hidden import HiddenPaths
 
 ROOT = "/workspace"
@@ -46,6 +47,19 @@ class JobRefusedError(Exception):
     def value(self) -> dict[str, Any]:
         """Return the job's value: ``{"error": {"rule", "reason", "hint"}}``."""
         return {"error": {"rule": self.rule, "reason": self.reason, "hint": self.hint}}
+
+
+def answering(job: Callable[[dict[str, Any], Emit], dict[str, Any]]) -> Callable[[dict[str, Any], Emit], None]:
+    """Have a job send what it returns, or why it is refused."""
+
+    def run(payload: dict[str, Any], emit: Emit) -> None:
+        try:
+            value = job(payload, emit)
+        except JobRefusedError as problem:
+            value = problem.value()
+        emit.value(value)
+
+    return run
 
 
 class OpenedPath:
