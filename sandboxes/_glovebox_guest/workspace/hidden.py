@@ -15,53 +15,42 @@ from _glovebox_guest.stdlib import Iterable, Sequence
 MAX_LOOKED = 256 * 1024
 """Bytes of a file whose content decides; a larger one of these names is hidden unread."""
 
-_PRIVATE_KEY = rb"PRIVATE KEY"
-_LOGIN = rb"(?i)://[^/\s:@]*:[^/\s@]+@|(?:auth|authtoken|password|passwd|token|secret)\b[\"']?\s*[=:>]\s*[\"']?(?!true|false)[^\s\"'$<]|://[^/\s:@$]{16,}@"
-_LOGIN_OF_GIT = rb"(?i)://[^/\s:@]*:[^/\s@]+@|://[^/\s:@]{20,}@|extraheader|(?:password|token)\s*="
+KINDS = {
+    "what a program takes from its environment, passwords and keys among it": ".env* *.env",
+    "private keys": (
+        "id_rsa id_dsa id_ecdsa id_ecdsa_sk id_ed25519 id_ed25519_sk *.key *.ppk *.p8 *.p12 *.pfx *.jks *.keystore "
+        "*.kdbx .ssh .gnupg"
+    ),
+    "a private key": "*.pem *.asc *.crt *.cer",
+    "the keys of a cloud account": (
+        ".aws/credentials .aws/cli .aws/sso .azure .config/gcloud application_default_credentials.json "
+        "credentials.json client_secret*.json service-account*.json service_account*.json .boto .s3cfg rclone.conf"
+    ),
+    "the keys of a cluster": ".kube/config kubeconfig *.kubeconfig",
+    "sign-in to registries": ".docker/config.json .dockercfg containers/auth.json",
+    "passwords and tokens of tools": (
+        ".netrc _netrc .git-credentials .config/gh/hosts.yml .config/hub .vault-token .pgpass .my.cnf .htpasswd "
+        ".cargo/credentials .cargo/credentials.toml .gem/credentials .composer/auth.json .terraformrc "
+        "credentials.tfrc.json .databrickscfg"
+    ),
+    "a password or token of a tool": ".npmrc .yarnrc.yml .pypirc pip.conf .m2/settings.xml gradle.properties",
+    "a password in an address": ".git/**/config .git/**/config.worktree",
+    "the state of an infrastructure, passwords among it": "*.tfstate *.tfstate.backup",
+    "what its name says": "secrets.json secrets.toml secrets.yaml secrets.yml",
+    "what an editor keeps of a file that may be any of these": "*.swp *.swo",
+    "what was typed, passwords at times": (
+        ".bash_history .zsh_history .python_history .node_repl_history .psql_history .mysql_history"
+    ),
+}
+"""The secret, and names of its files. In these ``*`` is any letters, ``/`` follows the folder they lie in, ``/**/`` one
+they lie anywhere below."""
 
-KINDS: tuple[tuple[str, str, bytes], ...] = (
-    ("what a program takes from its environment, passwords and keys among it", ".env* *.env", b""),
-    (
-        "private keys",
-        (
-            "id_rsa id_dsa id_ecdsa id_ecdsa_sk id_ed25519 id_ed25519_sk *.key *.ppk *.p8 *.p12 *.pfx *.jks *.keystore "
-            "*.kdbx .ssh .gnupg"
-        ),
-        b"",
-    ),
-    ("a private key", "*.pem *.asc *.crt *.cer", _PRIVATE_KEY),
-    (
-        "the keys of a cloud account",
-        (
-            ".aws/credentials .aws/cli .aws/sso .azure .config/gcloud application_default_credentials.json "
-            "credentials.json client_secret*.json service-account*.json service_account*.json .boto .s3cfg rclone.conf"
-        ),
-        b"",
-    ),
-    ("the keys of a cluster", ".kube/config kubeconfig *.kubeconfig", b""),
-    ("sign-in to registries", ".docker/config.json .dockercfg containers/auth.json", b""),
-    (
-        "passwords and tokens of tools",
-        (
-            ".netrc _netrc .git-credentials .config/gh/hosts.yml .config/hub .vault-token .pgpass .my.cnf .htpasswd "
-            ".cargo/credentials .cargo/credentials.toml .gem/credentials .composer/auth.json .terraformrc "
-            "credentials.tfrc.json .databrickscfg"
-        ),
-        b"",
-    ),
-    ("a password or token of a tool", ".npmrc .yarnrc.yml .pypirc pip.conf .m2/settings.xml gradle.properties", _LOGIN),
-    ("a password in an address", ".git/**/config .git/**/config.worktree", _LOGIN_OF_GIT),
-    ("the state of an infrastructure, passwords among it", "*.tfstate *.tfstate.backup", b""),
-    ("what its name says", "secrets.json secrets.toml secrets.yaml secrets.yml", b""),
-    ("what an editor keeps of a file that may be any of these", "*.swp *.swo", b""),
-    (
-        "what was typed, passwords at times",
-        ".bash_history .zsh_history .python_history .node_repl_history .psql_history .mysql_history",
-        b"",
-    ),
-)
-"""The secret, names of its files, and content they must have to count; empty where the name is enough.
-In names ``*`` is any letters, ``/`` follows the folder they lie in, ``/**/`` one they lie anywhere below."""
+CONTENTS = {
+    "a private key": rb"PRIVATE KEY",
+    "a password or token of a tool": rb"(?i)://[^/\s:@]*:[^/\s@]+@|(?:auth|authtoken|password|passwd|token|secret)\b[\"']?\s*[=:>]\s*[\"']?(?!true|false)[^\s\"'$<]|://[^/\s:@$]{16,}@",
+    "a password in an address": rb"(?i)://[^/\s:@]*:[^/\s@]+@|://[^/\s:@]{20,}@|extraheader|(?:password|token)\s*=",
+}
+"""Content that a file must have to count; of the other kinds the name is enough."""
 
 EXAMPLES = (".example", ".sample", ".template", ".dist")
 """Endings of files that show a format, and hold no secret."""
@@ -72,26 +61,14 @@ _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXE
 
 
 class Kind:
-    """One name of secret files."""
+    """One kind of secret files."""
 
-    __slots__ = ("_above", "_deep", "_end", "_start", "content", "what")
+    __slots__ = ("content", "what")
 
-    def __init__(self, what: str, name: str, content: bytes) -> None:
-        above, _, last = name.rpartition("/")
+    def __init__(self, what: str) -> None:
         self.what = what
-        self.content = re.compile(content) if content else None
+        self.content = CONTENTS.get(what)
         """Content it must have to be hidden; None where its name is enough."""
-        self._deep = above.endswith("/**")
-        self._above = tuple(above.removesuffix("/**").split("/")) if above else ()
-        self._start, _, self._end = last.partition("*") if "*" in last else (last, "", "")
-
-    def fits(self, name: str, above: Sequence[str]) -> bool:
-        """Return whether a name in these folders matches, all in lower case."""
-        if not (name.startswith(self._start) and name.endswith(self._end)):
-            return False
-        if self._deep:
-            return self._above[0] in above
-        return not self._above or tuple(above[-len(self._above) :]) == self._above
 
     def held_by(self, descriptor: int) -> bool:
         """Return whether an open file is hidden, by its name or also its content. Raises OSError."""
@@ -100,7 +77,7 @@ class Kind:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return False
         data = os.pread(descriptor, MAX_LOOKED + 1, 0)
-        return len(data) > MAX_LOOKED or self.content.search(data) is not None
+        return len(data) > MAX_LOOKED or re.search(self.content, data) is not None
 
     def held_at(self, place: str) -> bool:
         """Return the same for a path in the sandbox; a file that cannot be opened discloses nothing."""
@@ -118,28 +95,22 @@ class Kind:
             os.close(descriptor)
 
 
-_whole: dict[str, list[Kind]] = {}
-_endings: dict[str, list[Kind]] = {}
-_beginnings: dict[str, list[Kind]] = {}
-
-
-def _fill() -> None:
-    for what, names, content in KINDS:
-        for name in names.split():
-            last, kind = name.rpartition("/")[2], Kind(what, name, content)
-            start, star, end = last.partition("*")
-            if not star:
-                _whole.setdefault(last, []).append(kind)
-            elif start:
-                _beginnings.setdefault(start, []).append(kind)
-            else:
-                _endings.setdefault(end[end.rindex(".") :], []).append(kind)
-
-
-_fill()
-_BEGINNINGS = tuple(_beginnings)
-_TAILS = frozenset(each[-3:] for each in (*_endings, *_COPIES[1:]))
+# One that is hidden by its name needs no read.
+_RANKED = [Kind(what) for what in sorted(KINDS, key=lambda what: what in CONTENTS)]
+_LAST = [name.rpartition("/")[2] for names in KINDS.values() for name in names.split()]
+_WHOLE = frozenset(last for last in _LAST if "*" not in last)
+_BEGINNINGS = tuple(last.partition("*")[0] for last in _LAST if "*" in last[1:])
+_TAILS = frozenset(each[-3:] for each in (*(last for last in _LAST if last[0] == "*"), *_COPIES[1:]))
 _WITHIN = (f"{_COPIES[0]}/", "#/", *(f"/{each}" for each in _BEGINNINGS))
+
+
+def _expression(names: str) -> str:
+    """Return a group that matches a path in lower case if its end is one of these names."""
+    found = (re.escape(name).replace(r"/\*\*/", "/(?:.*/)?").replace(r"\*", "[^/]*") for name in names.split())
+    return f"((?:.*/)?(?:{'|'.join(found)}))"
+
+
+_SECRET = "|".join(_expression(KINDS[kind.what]) for kind in _RANKED)
 
 
 def may_be_among(names: Sequence[str]) -> bool:
@@ -147,7 +118,7 @@ def may_be_among(names: Sequence[str]) -> bool:
     text = f"/{'/'.join(names)}/".lower()
     lower = text.split("/")
     return not (
-        _whole.keys().isdisjoint(lower)
+        _WHOLE.isdisjoint(lower)
         and _TAILS.isdisjoint([name[-3:] for name in lower])
         and not any(part in text for part in _WITHIN)
     )
@@ -155,6 +126,8 @@ def may_be_among(names: Sequence[str]) -> bool:
 
 def kind_of(name: str, above: str) -> Kind | None:
     """Return the kind of a name in a folder, None for most names, quickly."""
+    if not may_be_among([name]):
+        return None
     name = name.lower()
     if name.startswith("#") and name.endswith("#"):
         name = name[1:-1]
@@ -163,18 +136,10 @@ def kind_of(name: str, above: str) -> Kind | None:
         original, _, number = name.rpartition(".~")
         if number.isdigit():
             name = original or name
-    kinds = _whole.get(name, ())
-    if ending := _endings.get(name[name.rfind(".") :]):
-        kinds = (*kinds, *ending)
-    if name.startswith(_BEGINNINGS) and not name.endswith(EXAMPLES):
-        kinds = (*kinds, *(each for start, all_of in _beginnings.items() if name.startswith(start) for each in all_of))
-    if not kinds:
+    if name.endswith(EXAMPLES):
         return None
-    folders = above.lower().strip("/").split("/")
-    # One that is hidden by its name needs no read.
-    return min(
-        (each for each in kinds if each.fits(name, folders)), key=lambda each: each.content is not None, default=None
-    )
+    found = re.fullmatch(_SECRET, f"{above.lower().strip('/')}/{name}", re.DOTALL)
+    return _RANKED[(found.lastindex or 0) - 1] if found else None
 
 
 class HiddenPaths:
