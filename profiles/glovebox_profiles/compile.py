@@ -19,7 +19,8 @@ class ProfileSet(Mapping[str, Profile]):
         self.digests = MappingProxyType({tool: digest(profile) for tool, profile in self.by_tool.items()})
         """Of each tool's profile, computed once at load."""
         self._sources = dict(sources)
-        self._digest = digest_of(self.digests)
+        self.digest = digest_of(self.digests)
+        """``sha256:…`` over the digests of all profiles."""
 
     def __getitem__(self, tool: str) -> Profile:
         return self.by_tool[tool]
@@ -29,11 +30,6 @@ class ProfileSet(Mapping[str, Profile]):
 
     def __len__(self) -> int:
         return len(self.by_tool)
-
-    @property
-    def digest(self) -> str:
-        """Return ``sha256:…`` over the digests of all profiles."""
-        return self._digest
 
     def source(self, tool: str) -> Path:
         """Return the file of one tool's profile: for the operator, never for a client."""

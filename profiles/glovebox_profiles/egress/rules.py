@@ -12,18 +12,8 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_serializer, model_validator
 
-from glovebox_profiles.egress.targets import (
-    DEFAULT_PORTS,
-    EgressTarget,
-    Method,
-    is_plain,
-    matches,
-    normalise_path,
-    parse_pattern,
-    parse_url,
-    pattern_covers,
-    quoted,
-)
+from glovebox_profiles.egress import targets
+from glovebox_profiles.egress.targets import EgressTarget, quoted
 from glovebox_sandboxes.contract.errors import RefusedError
 
 ANY_PATH = "/*"
@@ -35,7 +25,7 @@ def _require_path_pattern(pattern: str) -> str:
     plain = pattern.removesuffix("*") if pattern.endswith("/*") else pattern
     if "*" in plain:
         raise ValueError(f"a path takes a star only as the end of a folder, as in /simple/*, not {pattern!r}")
-    if not plain.startswith("/") or plain != normalise_path(plain) or not is_plain(plain):
+    if not plain.startswith("/") or plain != targets.normalise_path(plain) or not targets.is_plain(plain):
         raise ValueError(f"a path is plain and begins with a slash, unlike {pattern!r}")
     return pattern
 
@@ -62,15 +52,15 @@ class EgressRule(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
 
-    host: Annotated[str, reads(parse_pattern)]
+    host: Annotated[str, reads(targets.parse_pattern)]
     """One host, or `*.example.org` for every subdomain of it and not `example.org` itself."""
     schemes: Annotated[frozenset[Literal["https", "http"]], _LISTED] = frozenset({"https"})
     """`https`, `http`."""
     ports: Annotated[frozenset[Annotated[int, Field(ge=1, le=65535)]], _LISTED] = Field(
-        default_factory=lambda given: frozenset(DEFAULT_PORTS[scheme] for scheme in given.get("schemes", ()))
+        default_factory=lambda given: frozenset(targets.DEFAULT_PORTS[scheme] for scheme in given.get("schemes", ()))
     )
     """Left out: the ports of the schemes, 443 and 80."""
-    methods: Annotated[frozenset[Method], _LISTED] = frozenset({"GET", "HEAD"})
+    methods: Annotated[frozenset[targets.Method], _LISTED] = frozenset({"GET", "HEAD"})
     """Left out: GET and HEAD. `CONNECT` grants an opaque tunnel, which hides method and path."""
     paths: Annotated[frozenset[PathPattern], _LISTED] = frozenset({ANY_PATH})
     """Exact paths, or `/simple/*` for all below. Left out: every path of the host."""
@@ -105,7 +95,7 @@ def decide(target: EgressTarget, rules: Sequence[EgressRule]) -> EgressDecision:
     """Allow ``target`` if one rule allows all of it; otherwise name the part that the nearest rule refuses."""
     furthest, refused = -1, _host_refused(target, rules)
     for index, rule in enumerate(rules):
-        if not matches(rule.host, target.host):
+        if not targets.matches(rule.host, target.host):
             continue
         step, decision = _against(target, rule, index)
         if decision.effect == "allow":
@@ -127,14 +117,18 @@ def decide_inspected(target: EgressTarget, rules: Sequence[EgressRule]) -> Egres
 def decide_url(method: str, url: str, rules: Sequence[EgressRule]) -> EgressDecision:
     """Decide about a URL as written; deny one that cannot be read strictly."""
     try:
-        return decide(parse_url(method, url), rules)
+        return decide(targets.parse_url(method, url), rules)
     except RefusedError as error:
         return denial(error)
 
 
 def denial(error: RefusedError) -> EgressDecision:
     """Return the decision about an unreadable target."""
-    return EgressDecision(effect="deny", rule=error.rule, reason=error.reason, hint=error.hint)
+    return _denied(error.rule, error.reason, error.hint)
+
+
+def _denied(rule: str, reason: str, hint: str) -> EgressDecision:
+    return EgressDecision(effect="deny", rule=rule, reason=reason, hint=hint)
 
 
 def path_matches(pattern: str, path: str) -> bool:
@@ -144,55 +138,41 @@ def path_matches(pattern: str, path: str) -> bool:
     """
     if pattern == ANY_PATH:
         return True
-    return is_plain(path) and (path.startswith(pattern[:-1]) if pattern.endswith("/*") else path == pattern)
+    return targets.is_plain(path) and (path.startswith(pattern[:-1]) if pattern.endswith("/*") else path == pattern)
 
 
 def _against(target: EgressTarget, rule: EgressRule, index: int) -> tuple[int, EgressDecision]:
     """Compare a target with one rule of its host: return how many parts it passed, and the decision."""
-    if target.method == "CONNECT" and target.port in rule.ports and "CONNECT" not in rule.methods:
-        return 2, EgressDecision(
-            effect="deny",
-            rule="egress.tunnel",
-            reason=f"The rule for {rule.host} restricts methods or paths, which cannot be seen inside a tunnel.",
-            hint="Ask for the URL itself (fetch_url, or a plain request through the proxy) instead of CONNECT; "
+    tunnels = target.method == "CONNECT"
+    if tunnels and target.port in rule.ports and "CONNECT" not in rule.methods:
+        return 2, _denied(
+            "egress.tunnel",
+            f"The rule for {rule.host} restricts methods or paths, which cannot be seen inside a tunnel.",
+            "Ask for the URL itself (fetch_url, or a plain request through the proxy) instead of CONNECT; "
             'or the operator sets network.tls = "inspect" in the profile.',
         )
-    parts: tuple[tuple[str, bool, str, Iterable[str]], ...] = (
-        ("scheme", target.scheme in rule.schemes, target.scheme, sorted(rule.schemes)),
-        ("port", target.port in rule.ports, str(target.port), (str(port) for port in sorted(rule.ports))),
-        ("method", target.method in rule.methods, target.method, sorted(rule.methods)),
-        (
-            "path",
-            target.method == "CONNECT" or any(path_matches(pattern, target.path) for pattern in rule.paths),
-            quoted(target.path),
-            sorted(rule.paths),
-        ),
-    )
-    for step, (name, passed, wanted, allowed) in enumerate(parts):
+    for step, name in enumerate(("scheme", "port", "method", "path")):
+        wanted, allowed = getattr(target, name), getattr(rule, f"{name}s")
+        if name == "path":
+            passed = tunnels or any(path_matches(pattern, wanted) for pattern in allowed)
+        else:
+            passed = wanted in allowed
         if not passed:
-            unclear = name == "path" and not is_plain(target.path)
-            return step, EgressDecision(
-                effect="deny",
-                rule=f"egress.{name}",
-                reason=f"The {name} {wanted} is not allowed for {target.host}.",
-                hint=f"Allowed there: {_listed(allowed)}."
-                + " Servers read such a path in more than one way: write it plainly." * unclear,
-            )
-    return len(parts), EgressDecision(
-        effect="allow", rule=f"network.allow[{index}]", reason=f"The rule for {rule.host} allows it.", hint=""
-    )
+            hint = f"Allowed there: {_listed(map(str, sorted(allowed)))}."
+            if name == "path" and not targets.is_plain(wanted):
+                hint += " Servers read such a path in more than one way: write it plainly."
+            shown = quoted(wanted) if name == "path" else wanted
+            return step, _denied(f"egress.{name}", f"The {name} {shown} is not allowed for {target.host}.", hint)
+    reason = f"The rule for {rule.host} allows it."
+    return 4, EgressDecision(effect="allow", rule=f"network.allow[{index}]", reason=reason, hint="")
 
 
 def _host_refused(target: EgressTarget, rules: Sequence[EgressRule]) -> EgressDecision:
-    allowed = _listed(dict.fromkeys(rule.host for rule in rules))
-    return EgressDecision(
-        effect="deny",
-        rule="egress.host",
-        reason=f"No rule of this profile names {quoted(target.host)}.",
-        hint=f"Allowed hosts: {allowed}; others are added to network.allow in the operator's profile."
-        if rules
-        else "This profile allows no hosts; they are added to network.allow in the operator's profile.",
-    )
+    hint = "This profile allows no hosts; they are added to network.allow in the operator's profile."
+    if rules:
+        allowed = _listed(dict.fromkeys(rule.host for rule in rules))
+        hint = f"Allowed hosts: {allowed}; others are added to network.allow in the operator's profile."
+    return _denied("egress.host", f"No rule of this profile names {quoted(target.host)}.", hint)
 
 
 def _listed(values: Iterable[str]) -> str:
@@ -204,7 +184,7 @@ def _listed(values: Iterable[str]) -> str:
 def covers(wide: EgressRule, narrow: EgressRule) -> bool:
     """Return whether ``wide`` alone allows everything that ``narrow`` allows."""
     return (
-        pattern_covers(wide.host, narrow.host)
+        targets.pattern_covers(wide.host, narrow.host)
         and wide.schemes >= narrow.schemes
         and wide.ports >= narrow.ports
         and wide.methods >= narrow.methods
@@ -234,9 +214,9 @@ def meet(first: Sequence[EgressRule], second: Sequence[EgressRule]) -> tuple[Egr
 
 
 def _intersection(one: EgressRule, other: EgressRule) -> EgressRule | None:
-    if pattern_covers(one.host, other.host):
+    if targets.pattern_covers(one.host, other.host):
         host = other.host
-    elif pattern_covers(other.host, one.host):
+    elif targets.pattern_covers(other.host, one.host):
         host = one.host
     else:
         return None

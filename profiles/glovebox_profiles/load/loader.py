@@ -11,13 +11,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.egress.rules import EgressRule, meet
 from glovebox_profiles.errors import ProfileError, nearest
-from glovebox_profiles.load.mistakes import RULES, Mistake, describe_mistakes, failing_examples, raise_mistakes
-from glovebox_profiles.load.reading import KeyPath, dotted, open_directory, parse_toml, read_bytes
+from glovebox_profiles.load.mistakes import RULES, Mistake, failing_examples, parse_model, raise_mistakes
+from glovebox_profiles.load.reading import KeyPath, dotted, open_directory, read_bytes
 from glovebox_profiles.model import Effect, Profile
 
 SHIPPED = Path(__file__).parent.parent / "data"
@@ -194,16 +192,12 @@ def parse(data: bytes, path: Path) -> Profile:
 
 
 def _parse(data: bytes, path: Path) -> tuple[Profile, Mapping[KeyPath, int]]:
-    values, positions = parse_toml(data, path)
+    profile, positions = parse_model(data, path, Profile, "docs/use/profiles.md")
     lines = positions.lines
     if RULES in positions.headed:
         # Truncated, a rule below a header of its own would lose its paths and so match every path.
         fix = 'Write them as allow = [{ host = "docs.python.org" }, ...].'
         raise ProfileError(path, lines[RULES], dotted(RULES), "its rules stand below headers of their own", fix)
-    try:
-        profile = Profile.model_validate(values)
-    except ValidationError as error:
-        raise describe_mistakes(error, path, lines) from None
     raise_mistakes(_misplaced_keys(profile), path, lines)
     return profile, lines
 

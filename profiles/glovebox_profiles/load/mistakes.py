@@ -3,15 +3,16 @@
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from glovebox_profiles.errors import ProfileError
-from glovebox_profiles.load.reading import KeyPath, dotted
+from glovebox_profiles.load.reading import KeyPath, Positions, dotted, parse_toml
 from glovebox_profiles.model import Effect, Profile
 
+_Model = TypeVar("_Model", bound=BaseModel)
 Mistake = tuple[KeyPath, str, str]
 """The key, what is wrong with it, and what to do."""
 
@@ -27,30 +28,32 @@ _NAMES = "[key]"
 """Pydantic's suffix to the place of a name that is wrong itself."""
 
 
-def describe_mistakes(
-    found: ValidationError,
-    path: Path,
-    lines: Mapping[KeyPath, int],
-    model: type[BaseModel] = Profile,
-    page: str = "docs/use/profiles.md",
-) -> ProfileError:
-    """Return all errors of a file as one, the one to correct first before the others."""
-    details = found.errors(include_url=False, include_input=False)
+def parse_model(data: bytes, path: Path, model: type[_Model], page: str) -> tuple[_Model, Positions]:
+    """Return the bytes of a file as its model, and their positions; ``page`` of the documentation describes it.
+
+    Raises:
+        ProfileError: All errors of the file as one, the one to correct first before the others; it names ``path``.
+    """
+    values, positions = parse_toml(data, path)
+    try:
+        return model.model_validate(values), positions
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_input=False)
+    lines = positions.lines
     details.sort(key=lambda detail: (_RANKS.get(detail["type"], 1), line_of(_key(detail), lines)))
-
-    def describe(detail: ErrorDetails) -> ProfileError:
-        key = _key(detail)
-        problem, hint = _sentences(detail, key, model, page)
-        return ProfileError(path, line_of(key, lines), dotted(key), problem, hint)
-
-    return ProfileError.combine(map(describe, details), len(details))
+    found = ((key, *_sentences(detail, key, model, page)) for detail in details for key in (_key(detail),))
+    raise _combined(found, len(details), path, lines)
 
 
 def raise_mistakes(found: Iterable[Mistake], path: Path, lines: Mapping[KeyPath, int]) -> None:
     """Raise all mistakes of a file as one ProfileError, if there are any."""
     if mistakes := list(found):
-        errors = (ProfileError(path, line_of(key, lines), dotted(key), *rest) for key, *rest in mistakes)
-        raise ProfileError.combine(errors, len(mistakes))
+        raise _combined(mistakes, len(mistakes), path, lines)
+
+
+def _combined(found: Iterable[Mistake], total: int, path: Path, lines: Mapping[KeyPath, int]) -> ProfileError:
+    errors = (ProfileError(path, line_of(key, lines), dotted(key), *rest) for key, *rest in found)
+    return ProfileError.combine(errors, total)
 
 
 def failing_examples(examples: Iterable[tuple[Any, tuple[Effect, str]]], answers: str) -> Iterator[Mistake]:

@@ -9,7 +9,7 @@ import re
 import stat
 import tomllib
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -175,12 +175,18 @@ def set_value(data: bytes, path: Path, key: KeyPath, value: str) -> bytes:
     """
     written, parsed = _read_value(value)
     values, positions = parse_toml(data, path)
-    wanted = _with_value(values, key, parsed)
+    try:
+        at: Any = values
+        for part in key[:-1]:
+            at = at.setdefault(part, {}) if isinstance(at, dict) else at[part]
+        at[key[-1]] = parsed
+    except (TypeError, IndexError):  # it leads through what is no table
+        values = {}
     text = data.decode()
     edited = _edit(text.replace("\r\n", "\n"), positions, key, written)
     result = (edited.replace("\n", "\r\n") if "\r\n" in text else edited).encode()
     # The parser, not the edit, decides what the file now says.
-    if wanted is None or parse_toml(result, path)[0] != wanted:
+    if not values or parse_toml(result, path)[0] != values:
         raise ProfileError(path, None, dotted(key), "cannot be set by a command", "Edit the file.")
     return result
 
@@ -191,18 +197,6 @@ def _read_value(text: str) -> tuple[str, Any]:
     except (ValueError, RecursionError):
         found = {}
     return (text, found["value"]) if found.keys() == {"value"} else (json.dumps(text, ensure_ascii=False), text)
-
-
-def _with_value(values: Any, key: KeyPath, value: Any) -> Any:
-    """Return a copy of parsed TOML with one value set; None if the key leads through a non-table."""
-    name, rest = key[0], key[1:]
-    if isinstance(values, list) and isinstance(name, int):
-        inner = _with_value(values[name], rest, value)
-        return None if inner is None else [*values[:name], inner, *values[name + 1 :]]
-    if not isinstance(values, Mapping):
-        return None
-    inner = _with_value(values.get(str(name), {}), rest, value) if rest else value
-    return None if inner is None else {**values, name: inner}
 
 
 def _edit(text: str, positions: Positions, key: KeyPath, value: str) -> str:

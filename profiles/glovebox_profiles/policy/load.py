@@ -7,11 +7,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from glovebox_profiles.errors import ProfileError, nearest
-from glovebox_profiles.load.mistakes import Mistake, describe_mistakes, failing_examples, raise_mistakes
-from glovebox_profiles.load.reading import KeyPath, dotted, open_directory, parse_toml, read_bytes
+from glovebox_profiles.load.mistakes import Mistake, failing_examples, parse_model, raise_mistakes
+from glovebox_profiles.load.reading import KeyPath, dotted, open_directory, read_bytes
 from glovebox_profiles.model import Effect, Profile
 from glovebox_profiles.policy.model import Policy, PolicyExample, Role
 from glovebox_profiles.policy.rights import narrow_profile
@@ -71,12 +69,8 @@ def read(path: Path) -> Policy:
 
 
 def _parse(data: bytes, path: Path) -> tuple[Policy, Mapping[KeyPath, int]]:
-    values, positions = parse_toml(data, path)
+    policy, positions = parse_model(data, path, Policy, PAGE)
     lines = positions.lines
-    try:
-        policy = Policy.model_validate(values)
-    except ValidationError as error:
-        raise describe_mistakes(error, path, lines, Policy, PAGE) from None
     first = lines.get(("example", 0))
     if first is None:
         reason = "there is none, so the file may have lost its end"
