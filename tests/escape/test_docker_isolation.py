@@ -83,7 +83,7 @@ async def test_a_limit_that_the_engine_did_not_set_is_noticed(field: str, value:
         for changed, expected in ((host, {difference}), (plan.action["HostConfig"], set())):
             other = replace(plan, action={**plan.action, "HostConfig": changed})
             async with driver.open(other) as sandbox:
-                sandbox._action = plan.action
+                sandbox.action = plan.action
                 attestation = (await connection.attest(sandbox, plan)).attestation
             assert {each.field for each in attestation.differences} == expected
 

@@ -19,7 +19,6 @@ from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.drivers.bubblewrap import driver as bubblewrap
 from glovebox_sandboxes.runtime import environments, packages, runtime, trial
-from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_sandboxes.runtime.runtime import Runtime
 
 ENVIRONMENT = environments.load("default", environments.SHIPPED)
@@ -175,13 +174,13 @@ async def test_an_import_that_ends_python_is_named(
     )
     tried: list[tuple[str, ...]] = []
 
-    async def trouble(_driver: Driver, _environment: Environment, modules: Sequence[str]) -> str:
+    async def trouble(_driver: Driver, _environment: str, modules: Sequence[str] = ()) -> str:
         tried.append(tuple(modules))
         if len(modules) > 1:
             return "the guest ended before it was ready" if bad else "a fails with b"
         return "the guest ended before it was ready" if bad and bad in modules else ""
 
-    monkeypatch.setattr(trial, "_trouble", trouble)
+    monkeypatch.setattr(trial, "find_trouble", trouble)
     built = Runtime(root=tmp_path / "root", guest=tmp_path, python="/python", version="3.11.2", digest="sha256:0")
     driver = cast("Driver", _Broken(usable=True))
     with pytest.raises(SandboxError, match=f"An import of the environment own failed: {named}") as told:

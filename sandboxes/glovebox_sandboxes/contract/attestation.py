@@ -156,12 +156,8 @@ def _rows(
     yield "uid", expected.uid, measured.uid, seen("inner_uids", _only)
     yield "gid", expected.uid, measured.gid, seen("inner_gids", _only)
     yield "groups", [], groups(measured.groups), seen("inner_groups", groups)
-    yield (
-        "capabilities",
-        capabilities(expected.capabilities),
-        capabilities(measured.capabilities),
-        seen("capabilities", capabilities),
-    )
+    inside = capabilities(measured.capabilities)
+    yield "capabilities", capabilities(expected.capabilities), inside, seen("capabilities", capabilities)
     yield "no_new_privs", expected.no_new_privs, measured.no_new_privs, seen("no_new_privs")
     yield "seccomp", expected.seccomp, measured.seccomp, seen("seccomp")
     yield "dumpable", 0, measured.dumpable, None

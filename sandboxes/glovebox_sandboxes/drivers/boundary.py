@@ -60,6 +60,14 @@ def expected(spec: SandboxSpec, *, writable: Iterable[str], files: Iterable[str]
     )
 
 
+def mechanisms(group: str, *, counted: bool, **others: str) -> dict[str, str]:
+    """Return what enforces each limit: a control group of this kind, if not empty, ``counted`` its processor time."""
+    each = group or "rlimit"
+    return {"memory_bytes": each, "pids": each, "cpu_seconds": each if counted else "rlimit",
+            "processors": group or "none", "wall_seconds": "broker", "scratch_bytes": "tmpfs",
+            "output_bytes": "tmpfs", "stream_bytes": "broker", **others}  # fmt: skip
+
+
 def sentry_command(
     python: str, spec: SandboxSpec, *, hidden: tuple[str, ...], elsewhere: Mapping[str, str], counted: bool = True
 ) -> tuple[str, ...]:

@@ -16,7 +16,8 @@ import anyio
 from glovebox_sandboxes.contract.base import SandboxStats
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.spec import Limits
-from glovebox_sandboxes.host.host_view import groups_of, opened
+from glovebox_sandboxes.host.descriptors import opened
+from glovebox_sandboxes.host.host_view import groups_of
 from glovebox_sandboxes.host.owner import PREFIX, kill_all
 
 _CPU_PERIOD_US = 100_000

@@ -8,14 +8,14 @@ meanwhile. See proc_pid_status(5), proc_pid_mountinfo(5), namespaces(7).
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from _glovebox_guest import measure as inside
 from glovebox_sandboxes.contract.measure import NAMESPACES, MeasuredMount
+from glovebox_sandboxes.host.descriptors import opened
 
 _UNMAPPED = 65534
 """Shown inside for a user or group of the host without a number there (kernel.overflowuid)."""
@@ -120,16 +120,6 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def _lines(place: int, name: str) -> list[str]:
     return _read(name, place).splitlines()
-
-
-@contextmanager
-def opened(path: str, flags: int = 0, *, dir_fd: int | None = None) -> Iterator[int]:
-    """Provide a descriptor: for files this small, Python's own take three times as long as system calls."""
-    descriptor = os.open(path, flags | os.O_CLOEXEC, dir_fd=dir_fd)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _read(name: str, place: int | None = None) -> str:

@@ -14,6 +14,8 @@ import termios
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 
+from glovebox_sandboxes.host.descriptors import opened
+
 _SHOWN = 3
 """Mounts named in a message; the rest are counted."""
 _NUMBER, _DEVICE, _ROOT, _POINT = 0, 2, 3, 4
@@ -36,11 +38,8 @@ def origin(directory: Path) -> tuple[str, PurePath] | None:
     """
     try:
         existing = next(each for each in (directory, *directory.parents) if each.exists())
-        descriptor = os.open(existing, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
+        with opened(existing, os.O_PATH | os.O_NOFOLLOW) as descriptor:
             told = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
-        finally:
-            os.close(descriptor)
     except OSError:
         return None
     number = told.partition("mnt_id:")[2].split()[:1]

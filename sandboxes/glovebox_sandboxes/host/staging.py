@@ -12,6 +12,8 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
+from glovebox_sandboxes.host.descriptors import opened
+
 STAGE = Path("/run/glovebox")
 """Covered with a small tmpfs inside the namespace; outside it stays an empty directory."""
 MAX_STAGED = 64
@@ -73,13 +75,10 @@ def uncover(directory: Path) -> None:
     with suppress(PermissionError):
         _mount("none", Path("/"), "", _MS_REC | _MS_PRIVATE)
         for at in closed:
-            inside = os.open(way[at + 1], _PLACE | os.O_NOFOLLOW)
-            try:
+            with opened(way[at + 1], _PLACE | os.O_NOFOLLOW) as inside:
                 _mount("glovebox", way[at], "tmpfs", 0, "mode=0755,size=64k")
                 way[at + 1].mkdir()
                 _mount(f"/proc/self/fd/{inside}", way[at + 1], "", _MS_BIND | _MS_REC)
-            finally:
-                os.close(inside)
 
 
 def _is_roots_alone(place: Path) -> bool:

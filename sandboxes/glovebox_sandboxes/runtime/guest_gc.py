@@ -13,6 +13,8 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from glovebox_sandboxes.host.descriptors import opened
+
 _OLD_SECONDS = 24 * 3600.0
 """Younger ones stay: a starting server has found its own and not yet locked it."""
 _PATTERNS = ("guest-*", "runtime-*", ".building-*")
@@ -24,8 +26,7 @@ def held(directories: Iterable[Path]) -> Iterator[None]:
     """Keep guests and runtimes from being removed for the length of the block; the kernel unlocks them if we die."""
     with ExitStack() as stack:
         for directory in directories:
-            place = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            stack.callback(os.close, place)
+            place = stack.enter_context(opened(directory, os.O_DIRECTORY))
             with suppress(OSError):  # a file system without locks: then age alone protects it
                 fcntl.flock(place, fcntl.LOCK_SH | fcntl.LOCK_NB)
         yield
@@ -54,14 +55,11 @@ def unused(path: Path, seconds: float = 0) -> bool:
 @contextmanager
 def _unused(path: Path, seconds: float) -> Iterator[None]:
     """Lock a directory that is unused and so old; raise OSError for anything else."""
-    place = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
+    with opened(path, os.O_DIRECTORY | os.O_NOFOLLOW) as place:
         fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if seconds and time.time() - os.fstat(place).st_mtime < seconds:
             raise BlockingIOError
         yield
-    finally:
-        os.close(place)
 
 
 def _remove(path: Path) -> bool:

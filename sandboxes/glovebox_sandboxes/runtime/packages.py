@@ -235,9 +235,8 @@ def _is_elf(path: Path) -> bool:
         return False
 
 
-_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
-_VERSION = re.compile(r"[A-Za-z0-9.!+_-]+")
-_HASH = re.compile(r"[0-9a-f]{64}")
+_FILE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?==[A-Za-z0-9.!+_-]+ [0-9a-f]{64}")
+"""Name, version and hash."""
 
 
 async def write_lock(environment: Environment, python: Path, tell: Callable[[str], None]) -> int:
@@ -315,7 +314,7 @@ def _files(install: list[dict[str, Any]]) -> dict[str, tuple[str, str]]:
         # Before pip 23.1 there is only the former.
         digest = str(archive.get("hash") or "").removeprefix("sha256=")
         digest = str((archive.get("hashes") or {}).get("sha256") or digest)
-        if not (_NAME.fullmatch(name) and _VERSION.fullmatch(version) and _HASH.fullmatch(digest)):
+        if not _FILE.fullmatch(f"{name}=={version} {digest}"):
             fix = "Use an index that gives hashes, or report this as a bug."
             raise SandboxError(f"Locking {name!r} {version!r}", "pip names no file with a SHA-256 for it", fix)
         found[re.sub(r"[-_.]+", "-", name).lower()] = version, digest

@@ -27,6 +27,7 @@ from glovebox_sandboxes.contract.base import Missing
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.spec import DEFAULT, PACKAGES
 from glovebox_sandboxes.host import permissions
+from glovebox_sandboxes.host.descriptors import opened
 from glovebox_sandboxes.host.identity import changes_user
 from glovebox_sandboxes.runtime import environments, guest_tree, packages
 from glovebox_sandboxes.runtime.environments import Environment
@@ -64,6 +65,8 @@ class Runtime:
     version: str
     digest: str
     """Over interpreter, packages and guest: part of every plan."""
+    tree: str = ""
+    """Over all below ``root``, when it was built."""
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     """Other environments by module: see ``environments.elsewhere``."""
 
@@ -127,6 +130,7 @@ def _find(data: Path, lock: str) -> Runtime | None:
         python=manifest.python,
         version=manifest.version,
         digest=f"sha256:{whole}",
+        tree=manifest.digest,
     )
 
 
@@ -211,7 +215,7 @@ async def _build(data: Path, lock: str, file: Path, tell: Callable[[str], None])
         _require_own(data)  # somebody else may have made it, or what is above it, a moment before us
         async with _alone(data, tell):
             found = _find(data, lock)
-            if found is not None and not await anyio.to_thread.run_sync(_intact, data, lock, found):
+            if found is not None and not await anyio.to_thread.run_sync(_intact, found):
                 tell("Something of it was changed or removed: building it again")
                 found.guest.rename(data / f".building-{secrets.token_hex(8)}")
                 (found.root.parent / "manifest.json").unlink()
@@ -245,8 +249,7 @@ async def _alone(data: Path, tell: Callable[[str], None]) -> AsyncIterator[None]
 
     Raises SandboxError: it builds for longer than any build takes.
     """
-    place = os.open(data, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with opened(data, os.O_DIRECTORY) as place:
         with anyio.move_on_after(_BUILD_SECONDS) as waiting:
             if _busy(place):
                 tell("Another set-up is at work in the same directory: waiting for it")
@@ -256,8 +259,6 @@ async def _alone(data: Path, tell: Callable[[str], None]) -> AsyncIterator[None]
             found = f"another set-up has been at work for {_BUILD_SECONDS / 60:g} minutes"
             raise SandboxError(f"Building the runtime below {data}", found, f"Find it with `fuser {data}`.")
         yield
-    finally:
-        os.close(place)
 
 
 def _busy(place: int) -> bool:
@@ -268,12 +269,11 @@ def _busy(place: int) -> bool:
     return False
 
 
-def _intact(data: Path, lock: str, built: Runtime) -> bool:
+def _intact(built: Runtime) -> bool:
     """Return whether runtime and guest are as built, to the byte, except files compiled from the guest."""
     try:
         guest = all((built.guest / name).read_bytes() == content for name, content in guest_tree.files().items())
-        manifest = _manifest(data, lock)
-        return guest and manifest is not None and _tree_digest(built.root) == manifest.digest
+        return guest and _tree_digest(built.root) == built.tree
     except OSError:
         return False
 
@@ -322,7 +322,11 @@ async def _build_root(data: Path, lock: str, file: Path, tell: Callable[[str], N
             shutil.copytree(facts["dynload"], library / "lib-dynload", dirs_exist_ok=True)
         tell(f"Installing the packages of {file.stem}")
         installed = root / PACKAGES[1:]
-        copy = _copy_of(file, lock, Path(scratch))
+        # A copy, which no other user can change between check and use.
+        content, copy = file.read_bytes(), Path(scratch) / "packages.lock"  # noqa: ASYNC240 - once
+        if hashlib.sha256(content).hexdigest() != lock:
+            raise SandboxError(f"Reading {file}", "it was changed a moment ago", "Run it again.")
+        copy.write_bytes(content)
         await packages.install(installed, copy, facts["series"], pythons=[python])
         installed.mkdir(exist_ok=True)
         shutil.rmtree(installed / "bin", ignore_errors=True)
@@ -344,16 +348,6 @@ async def _build_root(data: Path, lock: str, file: Path, tell: Callable[[str], N
         if target.exists():
             target.rename(Path(scratch) / "old")
         building.rename(target)
-
-
-def _copy_of(file: Path, lock: str, scratch: Path) -> Path:
-    """Return a copy of a lock with this digest, which no other user can change between check and use."""
-    content = file.read_bytes()
-    if hashlib.sha256(content).hexdigest() != lock:
-        raise SandboxError(f"Reading {file}", "it was changed a moment ago", "Run it again.")
-    copy = scratch / "packages.lock"
-    copy.write_bytes(content)
-    return copy
 
 
 _FACTS = """

@@ -20,6 +20,7 @@ from _glovebox_guest.measure import status
 from glovebox_sandboxes.contract.base import Capabilities, Level, Missing, Plan
 from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
 from glovebox_sandboxes.contract.spec import GUEST_UID, Limits, SandboxSpec
+from glovebox_sandboxes.drivers import boundary
 from glovebox_sandboxes.host import cgroup, mounts, owner, surroundings
 from glovebox_sandboxes.host.identity import SETPRIV, changes_user, is_kernels_root, unprivileged, user_map
 from glovebox_sandboxes.host.process import Janitor, Spawner
@@ -66,13 +67,11 @@ class Walled:
         missing: tuple[Missing, ...] = (),
     ) -> None:
         """Set its programs, bwrap first, their version, the runtimes by environment, and where to make groups."""
-        mechanism = hierarchy.mechanism if hierarchy else "rlimit"
         self._counted = hierarchy is not None and hierarchy.counts
-        limits = {"memory_bytes": mechanism, "pids": mechanism, "cpu_seconds": mechanism if self._counted else "rlimit",
-                  "processors": mechanism if hierarchy else "none", "wall_seconds": "broker",
-                  "scratch_bytes": "tmpfs", "output_bytes": "tmpfs", "stream_bytes": "broker"}  # fmt: skip
+        group = hierarchy.mechanism if hierarchy else ""
+        limits = boundary.mechanisms(group, counted=self._counted, **self.limits)
         self.capabilities = Capabilities(
-            driver=self.name, level=self.level, version=version, limits={**limits, **self.limits}, missing=missing
+            driver=self.name, level=self.level, version=version, limits=limits, missing=missing
         )
         self._programs = programs
         self._runtimes = runtimes

@@ -4,7 +4,7 @@ import secrets
 import shutil
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -122,29 +122,27 @@ OWNER_LABEL = plans.LABEL + "owner"
 SANDBOX_LABEL = plans.LABEL + "sandbox"
 
 
+@dataclass(kw_only=True, eq=False)
 class DockerSandbox:
     """One container and the connection to its guest."""
 
-    def __init__(
-        self, sandbox_id: str, name: str, engine: Engine, stream: AttachedStream, action: Mapping[str, Any]
-    ) -> None:
-        self.id = sandbox_id
-        self.channel = stream
-        self._action = action
-        self._name = name
-        self._engine = engine
-        self._group = cgroup.GroupFiles({})
-        self._bounded = False
-        self._seen = False
-        self._found: Mapping[str, Any] | None = None
-        self._located = anyio.Event()
-        self._last = SandboxStats()
-        self._looked = False
+    id: str
+    name: str
+    engine: Engine
+    channel: AttachedStream
+    action: Mapping[str, Any]
+    _group: cgroup.GroupFiles = field(default_factory=lambda: cgroup.GroupFiles({}))
+    _bounded: bool = False
+    _seen: bool = False
+    _found: Mapping[str, Any] | None = None
+    _located: anyio.Event = field(default_factory=anyio.Event)
+    _last: SandboxStats = field(default_factory=SandboxStats)
+    _looked: bool = False
 
     async def locate(self) -> None:
         """Find the container's control groups, and complete its limits: once, beside the guest's own start."""
         try:
-            found = self._found = await self._engine.inspect(self._name)
+            found = self._found = await self.engine.inspect(self.name)
             if found is not None:
                 pid, container = found["State"]["Pid"], found["Id"]
                 self._group = usage.group(pid, container)
@@ -158,11 +156,11 @@ class DockerSandbox:
     async def host_view(self) -> HostView:
         """See ``Sandbox.host_view``."""
         await self._located.wait()
-        found, host = self._found, self._action["HostConfig"]
+        found, host = self._found, self.action["HostConfig"]
         if found is None:
             return unseen("the Engine does not tell its container's process")
         back = {
-            "image": (self._action["Image"], found["Image"]),
+            "image": (self.action["Image"], found["Image"]),
             "runtime": (host["Runtime"], found["HostConfig"]["Runtime"]),
         }
         limited = self._group.directories and "Memory" in host
@@ -187,7 +185,7 @@ class DockerSandbox:
             with suppress(SandboxError):
                 await self._look()
                 self._looked = True
-        await self._engine.kill(self._name)
+        await self.engine.kill(self.name)
 
     def weigh(self, parts: int) -> None:
         """See ``Sandbox.weigh``: in the kernel, if visible; the Engine would take longer than the call."""
@@ -207,10 +205,10 @@ class DockerSandbox:
             return
         if self._group.directories:
             # They existed and are gone: so is every process, and the Engine is about to report why.
-            killed = await self._engine.ran_out_of_memory(self._name)
+            killed = await self.engine.ran_out_of_memory(self.name)
         else:
             # Control groups are not visible (this server may be in a container): only the Engine's word.
-            found = await self._engine.inspect(self._name)
+            found = await self.engine.inspect(self.name)
             killed = found is not None and bool(found["State"]["OOMKilled"])
         self._last = replace(self._last, out_of_memory=self._last.out_of_memory or killed)
 
@@ -313,7 +311,7 @@ class DockerDriver:
                 stream = AttachedStream(await engine.attach(name))
             try:
                 await engine.start(name)
-                sandbox = DockerSandbox(sandbox_id, name, engine, stream, plan.action)
+                sandbox = DockerSandbox(id=sandbox_id, name=name, engine=engine, channel=stream, action=plan.action)
                 connection.remover.start_soon(sandbox.locate)
                 yield sandbox
             finally:

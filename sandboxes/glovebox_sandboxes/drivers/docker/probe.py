@@ -10,6 +10,7 @@ from typing import Any
 
 from glovebox_sandboxes.contract.base import Capabilities, Missing
 from glovebox_sandboxes.contract.errors import SandboxError
+from glovebox_sandboxes.drivers import boundary
 from glovebox_sandboxes.drivers.docker import podman
 from glovebox_sandboxes.drivers.docker.engine import Engine, find_image, translated
 from glovebox_sandboxes.drivers.docker.image import content
@@ -44,7 +45,9 @@ def probe(engine: Engine, runtime: Runtime, data: Path | None = None) -> tuple[C
     configuration: Mapping[str, Any] = (image or {}).get("Config") or {}
     fit = {name: each for name, each in others.items() if each is not None and not each["Config"].get("Volumes")}
     every = [configuration, *(each["Config"] for each in fit.values())]
-    groups = _may_make_groups(info, own)
+    # Podman's answer in the Engine's format describes the kernel, even if its user may use none of it.
+    wanted = {controller for _, controller in _CONTROLLERS.values()}
+    groups = info.get("CgroupDriver") != "none" if own is None else wanted <= set(own["cgroupControllers"])
     if own is not None and runtime == "runc" and own["ociRuntime"]["name"] == "crun":
         runtime = "crun"
     host = Host(
@@ -62,12 +65,21 @@ def probe(engine: Engine, runtime: Runtime, data: Path | None = None) -> tuple[C
         processors=int(info.get("NCPU") or 1),
         added=("/etc/hostname", *(() if own is None else podman.MOUNTS)),
     )
-    missing = _gaps(info, engine.version, options, host, own)
-    missing += _image_gaps(image, configuration)
-    limits = _limits(info, groups)
-    if runtime == "runsc":
+    # A volume is a writable directory of the host's, outside every limit.
+    volumes, tag = ", ".join(sorted(configuration.get("Volumes") or ())), content.tag()
+    missing = [
+        *_gaps(info, engine.version, options, host, own),
+        (image is None, f"the image {tag}", f"Run `{SETUP}`.", True),
+        (volumes, f"an image without volumes ({tag} declares {volumes})",
+         f"Build it again: `docker rmi {tag} && {SETUP}`", True),
+    ]  # fmt: skip
+    limits = boundary.mechanisms(
+        f"cgroup v{info.get('CgroupVersion') or '1'}" if groups else "",
+        counted=False,
+        **dict.fromkeys(("wall_seconds", "output_files"), "guest and broker"),
         # The group counts the threads of gVisor's kernel too.
-        limits = {**limits, "pids": "rlimit"}
+        **({"pids": "rlimit"} if runtime == "runsc" else {}),
+    )
     return Capabilities(
         driver=DRIVER[runtime],
         level=LEVEL[runtime],
@@ -121,41 +133,10 @@ def _gaps(
         for field, (limit, name) in _CONTROLLERS.items()
     ]
     # Podman would warn of it in each container, and a warning means that a part was left out.
-    swap = not info.get("SwapLimit") and (own is not None or _host_has_swap())
+    has_swap = re.search(r"^SwapTotal: *[1-9]", Path("/proc/meminfo").read_text(), re.MULTILINE)  # the Engine's too
+    swap = not info.get("SwapLimit") and (own is not None or has_swap)
     what = "swap accounting: memory_bytes could be exceeded into swap"
     return [*gaps, (swap, what, "Boot with swapaccount=1, or turn swap off: `swapoff -a`", True)]
-
-
-def _may_make_groups(info: Mapping[str, Any], own: Mapping[str, Any] | None) -> bool:
-    if own is None:
-        return info.get("CgroupDriver") != "none"
-    # Podman's answer in the Engine's format describes the kernel, even if its user may use none of it.
-    return {controller for _, controller in _CONTROLLERS.values()} <= set(own["cgroupControllers"])
-
-
-def _image_gaps(image: Mapping[str, Any] | None, configuration: Mapping[str, Any]) -> list[_Gap]:
-    # A volume is a writable directory of the host's, outside every limit.
-    volumes, tag = ", ".join(sorted(configuration.get("Volumes") or ())), content.tag()
-    again = f"Build it again: `docker rmi {tag} && {SETUP}`"
-    return [
-        (image is None, f"the image {tag}", f"Run `{SETUP}`.", True),
-        (volumes, f"an image without volumes ({tag} declares {volumes})", again, True),
-    ]
-
-
-def _limits(info: Mapping[str, Any], groups: bool) -> Mapping[str, str]:
-    group = f"cgroup v{info.get('CgroupVersion') or '1'}" if groups else "rlimit"
-    return {
-        "wall_seconds": "guest and broker",
-        "cpu_seconds": "rlimit",
-        "processors": group if groups else "none",
-        "memory_bytes": group,
-        "pids": group,
-        "scratch_bytes": "tmpfs",
-        "output_bytes": "tmpfs",
-        "output_files": "guest and broker",
-        "stream_bytes": "broker",
-    }
 
 
 def _version(version: Mapping[str, Any], runtime: Runtime) -> str:
@@ -167,8 +148,3 @@ def _version(version: Mapping[str, Any], runtime: Runtime) -> str:
         return f"{version.get('Version', '')} ({runtime})"
     words = f" (runc {parts['runc']})" if parts.get("runc") else ""
     return f"{version.get('Version', '')}{words}"
-
-
-def _host_has_swap() -> bool:
-    # The Engine is on this machine (see ``Engine``), so this is its memory too.
-    return re.search(r"^SwapTotal: *[1-9]", Path("/proc/meminfo").read_text(), re.MULTILINE) is not None
