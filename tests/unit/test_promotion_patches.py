@@ -20,8 +20,8 @@ from _glovebox_guest.files import changes, overlay
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.artifacts.diff_form import NO_ID
 from glovebox_server.exits import OK, REFUSED, USAGE
-from glovebox_server.promotion.journal import ENDED
 from glovebox_server.promotion.plan import _id, made
+from glovebox_server.promotion.transaction import ENDED
 
 STARTED = 8
 """Whole processes that are killed, at the most: seconds each."""

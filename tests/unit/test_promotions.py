@@ -17,11 +17,9 @@ from glovebox_audit.place import AuditError
 from glovebox_profiles.load.loader import SHIPPED
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server import app as apps
-from glovebox_server.promotion import journal as journals
 from glovebox_server.promotion import transaction
 from glovebox_server.promotion.folder import TargetFolder
-from glovebox_server.promotion.journal import Journal
-from glovebox_server.promotion.transaction import roll_back
+from glovebox_server.promotion.transaction import Journal, roll_back
 from glovebox_server.secret_files import SecretFileError
 from glovebox_server.settings import Settings
 from glovebox_server.upkeep import log as promotions
@@ -282,7 +280,7 @@ def killed_before_the_end(place: Place, monkeypatch: pytest.MonkeyPatch) -> None
     """Promote, and be killed when all files are exchanged and the journal does not say so yet."""
     real = Journal.save
 
-    def die(journal: Journal, promotion: journals.Promotion) -> None:
+    def die(journal: Journal, promotion: transaction.Promotion) -> None:
         if promotion.state == "moved":
             os.kill(os.getpid(), signal.SIGKILL)
         real(journal, promotion)
@@ -328,7 +326,7 @@ def test_kills_leave_all_or_nothing(tmp_path: Path, kills: int) -> None:
             time.sleep(chance.uniform(0, 1.2 * sorted(seconds)[2]))
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-        cut += any(each.state not in journals.ENDED for each in place.promotions)
+        cut += any(each.state not in transaction.ENDED for each in place.promotions)
         outcomes.append(require_whole(place))
     assert len(outcomes) == kills
     assert kills < 100 or (cut > 10 and set(outcomes) == {"before", "after"})
@@ -353,7 +351,7 @@ async def test_a_server_puts_back_what_was_interrupted_before_it_serves(
     killed_before_the_end(place, monkeypatch)
     assert {**held(place.folder), **AFTER} == held(place.folder)
     settings = Settings(state_dir=place.state, workspace=place.folder, profiles_dir=SHIPPED, data_dir=tmp_path / "data")
-    with journals.locked(place.state):
+    with transaction.locked(place.state):
         promotions.recover(settings)
         assert [each.state for each in place.promotions] == ["moving"]
     async with apps.opened(settings, "http", prewarm=False):
@@ -374,13 +372,13 @@ def test_what_cannot_be_cleared_away_changes_nothing_of_what_is_in_force(place: 
     assert done.state == "moved"
     assert {**held(place.folder), **AFTER} == held(place.folder)
     (found,) = place.recover()
-    assert found.promotion.state in journals.IN_FORCE
+    assert found.promotion.state in transaction.IN_FORCE
     assert "is in force, but what was laid ready cannot be cleared away yet: " in str(found)
     assert "nothing was changed" not in str(found)
     assert held(place.folder) == AFTER  # what it replaced does not lie about
     (place.folder / done.stage / "x").rmdir()
     (found,) = place.recover()
-    assert (found.promotion.state in journals.IN_FORCE, found.problem) == (True, "")
+    assert (found.promotion.state in transaction.IN_FORCE, found.problem) == (True, "")
     assert require_whole(place) == "after"
 
 
@@ -409,7 +407,7 @@ def test_what_cannot_be_cleared_away_is_in_nobodys_way(
     transaction.require_settled([found])
     if fails:
         done = place.promote()
-    with journals.locked(place.state) as journal:
+    with transaction.locked(place.state) as journal:
         roll_back(journal, done.id if fails else left.id, place.events.append)
     assert held(place.folder) == BEFORE
 
@@ -428,7 +426,11 @@ def test_what_is_still_to_be_put_back_holds_others_up(place: Place, monkeypatch:
 
 def test_only_one_at_a_time(place: Place) -> None:
     """Whoever comes second waits a little, and is then told."""
-    with journals.locked(place.state), pytest.raises(RefusedError) as caught, journals.locked(place.state, seconds=0.1):
+    with (
+        transaction.locked(place.state),
+        pytest.raises(RefusedError) as caught,
+        transaction.locked(place.state, seconds=0.1),
+    ):
         pass
     assert caught.value.rule == "promotion.busy"
 
@@ -461,7 +463,7 @@ def test_a_journal_names_no_folder_but_its_own(place: Place, identifier: str) ->
 
 def test_the_oldest_promotions_are_forgotten(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is kept to be put back does not grow for ever."""
-    monkeypatch.setattr(journals, "MAX_KEPT", 2)
+    monkeypatch.setattr(transaction, "MAX_KEPT", 2)
     for _ in range(4):
         place.fill()
         for name in ("deep/down/added.txt", "deep/down/more.txt"):

@@ -28,13 +28,11 @@ from glovebox_server.cli.saving import save
 from glovebox_server.cli.terminal import pick, to_minute
 from glovebox_server.exits import FAILED, OK, REFUSED
 from glovebox_server.guards.approvals.shown import visible, warn_of_letters
-from glovebox_server.promotion import journal as journals
 from glovebox_server.promotion import plan, reencoder, scanner, scanning, transaction
 from glovebox_server.promotion.folder import TargetFolder, opened
-from glovebox_server.promotion.journal import Journal, Promotion
 from glovebox_server.promotion.plan import Planned
 from glovebox_server.promotion.scanner import ScanFindings
-from glovebox_server.promotion.transaction import Record
+from glovebox_server.promotion.transaction import Journal, Promotion, Record
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
 from glovebox_server.upkeep.log import recording
@@ -66,8 +64,9 @@ def promote(
     _recover(settings)
     with opened(path) as folder:
         planned = plan.planned(settings, uris, into, folder, apply=apply)
-        if (scan or accept) and planned.artifacts:
-            planned = planned.scanned(find_in_artifacts(settings, {each.uri: each.owner for each in planned.artifacts}))
+        if scan or accept:
+            owners = {each.artifact.uri: each.artifact.owner for each in planned.files}
+            planned = planned.scanned(find_in_artifacts(settings, owners) if owners else {})
         promotion = planned.promotion
         if not wants_json():
             _show(planned, folder)
@@ -93,8 +92,8 @@ def promote(
 def promotions(settings: Settings) -> None:
     """What was promoted, newest first, and whether it was put back. Puts back what was interrupted."""
     _recover(settings)
-    found = journals.listed(settings.state_dir)
-    back = journals.put_back(found)
+    found = transaction.listed(settings.state_dir)
+    back = transaction.put_back(found)
     if emit({"promotions": [_fields(each, back.get(each.id)) for each in reversed(found)]}):
         return
     for each in reversed(found):
@@ -118,7 +117,7 @@ def roll_back(settings: Settings, promotion: str) -> None:
 
 
 def _require_accepted(planned: Planned, *, accept: bool) -> None:
-    told = {each.name: planned.findings.get(each.uri) for each in planned.artifacts}
+    told = {each.artifact.name: each.findings for each in planned.files}
     found = [f"{quoted(name)}: {each.told()[0]}" for name, each in told.items() if each and each.count]
     if found and not accept:
         more = f", and {counted(len(found) - 1, 'more file')}" if len(found) > 1 else ""
@@ -144,7 +143,7 @@ def _target(settings: Settings, name: str) -> Path:
 @contextmanager
 def _changing(settings: Settings) -> Iterator[tuple[Journal, Record]]:
     """Open the journal and the audit log, after finishing interrupted promotions."""
-    with journals.locked(settings.state_dir) as journal, recording(settings) as record:
+    with transaction.locked(settings.state_dir) as journal, recording(settings) as record:
         recovered = transaction.recover(journal, record)
         for promotion in recovered:
             err.print(Plain(str(promotion)), style="yellow")
@@ -153,7 +152,7 @@ def _changing(settings: Settings) -> Iterator[tuple[Journal, Record]]:
 
 
 def _recover(settings: Settings) -> None:
-    if any(each.state not in journals.ENDED for each in journals.listed(settings.state_dir)):
+    if any(each.state not in transaction.ENDED for each in transaction.listed(settings.state_dir)):
         with _changing(settings):
             pass
 
@@ -165,15 +164,12 @@ def _warn_if_uncleared(done: Promotion) -> None:
 
 
 def _show(planned: Planned, folder: TargetFolder) -> None:
-    for number, change in enumerate(planned.promotion.changes):
-        _, risks = planned.about(number)
-        out.print(Plain(f"{change.name}: {planned.told(number)}"))
-        lines = planned.difference(folder, number)
-        for risk in (*risks, *warn_of_letters("this file holds", "".join([change.name, *(lines or ())]))):
+    for file in planned.files:
+        name, lines = file.change.name, file.difference(folder)
+        out.print(Plain(f"{name}: {file.told()}"))
+        found = [f"found: {each}" for each in (file.findings.told() if file.findings else ())]
+        for risk in (*file.risks, *warn_of_letters("this file holds", "".join([name, *(lines or ())])), *found):
             out.print(Plain(f"  ! {risk}"), style="yellow")
-        found = planned.findings.get(change.origin)
-        for finding in found.told() if found else ():
-            out.print(Plain(f"  ! found: {finding}"), style="yellow")
         for line in (lines or ())[:MAX_SHOWN_LINES]:
             out.print(Plain(f"  │ {visible(line)}"))
         if lines is None:
@@ -184,7 +180,7 @@ def _show(planned: Planned, folder: TargetFolder) -> None:
             out.print(Plain(f"  … and {len(lines) - MAX_SHOWN_LINES} more lines, which are not shown."))
     if planned.same:
         out.print(Plain(f"The same already: {', '.join(planned.same)}."))
-    files = counted(len(planned.promotion.changes), "file")
+    files = counted(len(planned.files), "file")
     out.print(Plain(f"Into {planned.promotion.folder}, {folder.path}: {files}. Digest: {planned.promotion.digest}"))
 
 
@@ -203,12 +199,16 @@ def _fields(promotion: Promotion, back: str | None) -> dict[str, object]:
 
 
 def _plan_fields(planned: Planned) -> dict[str, object]:
-    files = []
-    for number, file in enumerate(_files(planned.promotion)):
-        media_type, risks = planned.about(number)
-        found = planned.findings.get(planned.promotion.changes[number].origin)
-        told = {"findings": None if found is None else list(found.lines), "more_findings": found.more if found else 0}
-        files.append({**file, **told, "media_type": media_type, "risks": list(risks)})
+    files = [
+        {
+            **told,
+            "findings": file.findings and list(file.findings.lines),
+            "more_findings": file.findings.more if file.findings else 0,
+            "media_type": file.media_type,
+            "risks": list(file.risks),
+        }
+        for told, file in zip(_files(planned.promotion), planned.files, strict=True)
+    ]
     return {"digest": planned.promotion.digest, "files": files, "same": list(planned.same)}
 
 

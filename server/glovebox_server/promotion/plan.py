@@ -10,26 +10,24 @@ import hashlib
 import io
 import os
 import re
-import secrets
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from glovebox_audit import chain
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_sandboxes.plural import counted
 from glovebox_server import workspace
 from glovebox_server.artifacts.diff_form import FILES, MAX_PATCH_BYTES, NO_ID, FilePatch, read_patch, unpacked
-from glovebox_server.artifacts.disk import Disk, translated
 from glovebox_server.artifacts.media import Sniffer
 from glovebox_server.artifacts.names import MAX_NAME_BYTES, CallNames, check_name, name_risks, quoted
-from glovebox_server.artifacts.record import Artifact, expired, id_of
+from glovebox_server.artifacts.record import Artifact, Disk, expired, id_of, translated
 from glovebox_server.promotion.folder import FileState, TargetFolder
-from glovebox_server.promotion.journal import Change, Promotion
 from glovebox_server.promotion.scanner import ScanFindings
+from glovebox_server.promotion.transaction import Change, Promotion, drafted
 from glovebox_server.settings import Settings
 
 MAX_FILES: Final = 256
@@ -39,63 +37,39 @@ _SHOWN_LINES: Final = 4000
 """Comparing takes quadratic time at worst: some seconds."""
 _CHUNK: Final = 1 << 20
 _FEWER: Final = "Promote fewer at a time, or by hand."
-_Wanted = tuple[Change, Artifact, bytes]
-"""A change, the artifact that it comes from, and the content if a patch makes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
-    """A promotion that is not approved yet."""
+class PlannedFile:
+    """A file that would change."""
 
-    promotion: Promotion
-    artifacts: tuple[Artifact, ...]
-    made: tuple[bytes, ...] | None = None
-    same: tuple[str, ...] = ()
-    disk: Disk = field(repr=False)
-    findings: Mapping[str, ScanFindings] = field(default_factory=dict)
+    change: Change
+    artifact: Artifact
+    """Where the change comes from."""
+    content: Callable[[], Iterable[bytes]]
+    """Yields the new content."""
+    media_type: str = ""
+    risks: tuple[str, ...] = ()
+    findings: ScanFindings | None = None
 
-    def scanned(self, findings: Mapping[str, ScanFindings]) -> "Planned":
-        """Return a copy with the findings of the scanned artifacts, whose counts the record has."""
-        counts = {uri: found.count for uri, found in findings.items()}
-        changes = (replace(each, findings=counts.get(each.origin)) for each in self.promotion.changes)
-        return replace(self, findings=findings, promotion=replace(self.promotion, changes=tuple(changes)))
-
-    def content(self, number: int) -> Iterator[bytes]:
-        """Yield a file's new content."""
-        if self.made is not None:
-            yield self.made[number]
-            return
-        yield from _chunks(self.disk, self.artifacts[number])
-
-    def about(self, number: int) -> tuple[str, tuple[str, ...]]:
-        """Return media type and risks of a file's new content."""
-        artifact, change = self.artifacts[number], self.promotion.changes[number]
-        if self.made is None or change.after is None:
-            return (artifact.media_type, artifact.risks) if change.after else ("", ())
-        sniffer = Sniffer()
-        sniffer.feed(self.made[number])
-        content = sniffer.finish(change.name)
-        runs = ("it may be run as a program",) * bool(change.after.mode & 0o111)
-        return content.media_type, (*name_risks(change.name), *content.risks, *runs)
-
-    def told(self, number: int) -> str:
+    def told(self) -> str:
         """Return what happens to a file: its size, its media type, and its mode if that changes."""
-        change, (media_type, _) = self.promotion.changes[number], self.about(number)
-        if change.after is None:
+        before, after = self.change.before, self.change.after
+        if after is None:
             return "goes"
-        word = f"changes, {change.before.bytes} →" if change.before else "new,"
-        told = f"{word} {counted(change.after.bytes, 'byte')}, {media_type}"
-        if change.before and change.before.mode != change.after.mode:
-            told += f", mode {change.before.mode:03o} → {change.after.mode:03o}"
+        word = f"changes, {before.bytes} →" if before else "new,"
+        told = f"{word} {counted(after.bytes, 'byte')}, {self.media_type}"
+        if before and before.mode != after.mode:
+            told += f", mode {before.mode:03o} → {after.mode:03o}"
         return told
 
-    def difference(self, folder: TargetFolder, number: int) -> list[str] | None:
+    def difference(self, folder: TargetFolder) -> list[str] | None:
         """Return the ``diff -u`` lines of a file; None if it is not text, or too large."""
-        change = self.promotion.changes[number]
+        change = self.change
         if any(state and state.bytes > _SHOWN_BYTES for state in (change.before, change.after)):
             return None
         before = _lines(folder.head(change.name, _SHOWN_BYTES)) if change.before else []
-        after = _lines(b"".join(self.content(number))) if change.after else []
+        after = _lines(b"".join(self.content())) if change.after else []
         if before is None or after is None:
             return None
         old, new = (change.name if state else "/dev/null" for state in (change.before, change.after))
@@ -104,6 +78,26 @@ class Planned:
             for line in difflib.unified_diff(before, after, old, new)
         )
         return text.split("\n")[:-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A promotion that is not approved yet."""
+
+    promotion: Promotion
+    files: tuple[PlannedFile, ...]
+    """In the order of the promotion's changes."""
+    same: tuple[str, ...] = ()
+
+    def scanned(self, findings: Mapping[str, ScanFindings]) -> "Planned":
+        """Return a copy with the findings of the scanned artifacts, whose counts the record has."""
+        files = tuple(replace(each, findings=findings.get(each.artifact.uri)) for each in self.files)
+        changes = tuple(replace(each.change, findings=each.findings.count if each.findings else None) for each in files)
+        return replace(self, files=files, promotion=replace(self.promotion, changes=changes))
+
+    def content(self, number: int) -> Iterable[bytes]:
+        """Return a file's new content."""
+        return self.files[number].content()
 
 
 def target(settings: Settings, into: dict[str, str], name: str) -> Path:
@@ -133,23 +127,17 @@ def planned(
     now = datetime.now(UTC)
     artifacts = [_artifact(disk, uri, now) for uri in dict.fromkeys(uris)]
     _require_few(len(artifacts))
-    changing: list[_Wanted] = []
-    same = []
-    for each in _patched(disk, artifacts[0], folder) if apply else _copied(artifacts, folder):
-        change = each[0]
+    changing, same = [], []
+    for each in _patched(disk, artifacts[0], folder) if apply else _copied(disk, artifacts, folder):
+        change = each.change
         if change.after == (change.before and replace(change.before, mode=change.before.mode & 0o777)):
             same.append(change.name)
         else:
             changing.append(each)
     _require_few(len(changing))
-    changing.sort(key=lambda each: each[0].name)
-    return Planned(
-        promotion=drafted(into, folder, (change for change, *_ in changing)),
-        artifacts=tuple(artifact for _, artifact, _ in changing),
-        made=tuple(content for *_, content in changing) if apply else None,
-        same=tuple(sorted(same)),
-        disk=disk,
-    )
+    changing.sort(key=lambda each: each.change.name)
+    promotion = drafted(into, folder, (each.change for each in changing))
+    return Planned(promotion=promotion, files=tuple(changing), same=tuple(sorted(same)))
 
 
 def _require_few(count: int) -> None:
@@ -167,17 +155,18 @@ def _after(before: FileState | None, sha256: str, size: int, *, runs: bool | Non
     return FileState(sha256=sha256, bytes=size, mode=mode)
 
 
-def _copied(artifacts: Sequence[Artifact], folder: TargetFolder) -> Iterator[_Wanted]:
+def _copied(disk: Disk, artifacts: Sequence[Artifact], folder: TargetFolder) -> Iterator[PlannedFile]:
     names = CallNames()
     for each in artifacts:
         check_name(each.name)
         names.add(each.name)
         before = folder.look(each.name)
-        after = _after(before, each.sha256, each.bytes)
-        yield Change(name=each.name, before=before, after=after, origin=each.uri), each, b""
+        change = Change(name=each.name, before=before, after=_after(before, each.sha256, each.bytes), origin=each.uri)
+        content = partial(_chunks, disk, each)
+        yield PlannedFile(change=change, artifact=each, content=content, media_type=each.media_type, risks=each.risks)
 
 
-def _patched(disk: Disk, artifact: Artifact, folder: TargetFolder) -> Iterator[_Wanted]:
+def _patched(disk: Disk, artifact: Artifact, folder: TargetFolder) -> Iterator[PlannedFile]:
     states: dict[str, FileState | None] = {}
 
     def read(name: str) -> bytes | None:
@@ -195,25 +184,22 @@ def _patched(disk: Disk, artifact: Artifact, folder: TargetFolder) -> Iterator[_
     if artifact.bytes > MAX_PATCH_BYTES:
         raise RefusedError("promotion.patch", "The patch is too large; nothing was changed.", "Apply it by hand.")
     for name, content, runs in made(b"".join(_chunks(disk, artifact)), read):
-        before, after = states[name], None
+        before, after, media_type = states[name], None, ""
+        risks: tuple[str, ...] = ()
         if content is not None:
             after = _after(before, hashlib.sha256(content).hexdigest(), len(content), runs=runs)
-        yield Change(name=name, before=before, after=after, origin=artifact.uri), artifact, content or b""
-
-
-def drafted(name: str, folder: TargetFolder, changes: Iterable[Change], of: Promotion | None = None) -> Promotion:
-    """Return a promotion with these changes, in the state ``staging``."""
-    made, path = tuple(changes), str(folder.path)
-    told = [
-        [each.name, each.before and each.before.sha256, each.after and [each.after.sha256, each.after.mode]]
-        for each in made
-    ]
-    digest = hashlib.sha256(chain.canonical({"folder": name, "path": path, "changes": told})).hexdigest()
-    return Promotion(
-        id=f"p_{secrets.token_hex(10)}", state="staging", made=datetime.now(UTC), by=f"local:{os.getuid()}",
-        folder=name, path=path, inode=(folder.device, folder.inode), digest=f"sha256:{digest}", changes=made,
-        of=of.id if of else None, gone_folders=of.made_folders if of else (),
-    )  # fmt: skip
+            sniffer = Sniffer()
+            sniffer.feed(content)
+            media_type, found = sniffer.finish(name)
+            risks = (*name_risks(name), *found, *("it may be run as a program",) * bool(after.mode & 0o111))
+        change = Change(name=name, before=before, after=after, origin=artifact.uri)
+        yield PlannedFile(
+            change=change,
+            artifact=artifact,
+            content=partial(iter, [content or b""]),
+            media_type=media_type,
+            risks=risks,
+        )
 
 
 def unknown(uri: str) -> RefusedError:

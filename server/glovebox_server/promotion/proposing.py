@@ -29,10 +29,8 @@ from glovebox_server.artifacts.record import ArtifactStoreError
 from glovebox_server.calls import ToolCall
 from glovebox_server.errors import without_paths
 from glovebox_server.guards.approvals.shown import visible
-from glovebox_server.promotion import journal as journals
 from glovebox_server.promotion import plan, transaction
 from glovebox_server.promotion.folder import TargetFolder, opened
-from glovebox_server.promotion.journal import Promotion
 from glovebox_server.promotion.plan import Planned
 from glovebox_server.promotion.scanner import ScanFindings
 from glovebox_server.promotion.scanning import Scan
@@ -109,13 +107,13 @@ class Proposals:
                 raise RefusedError("promotion.same", reason, "Nothing is left to do.")
             return Proposed(planned=found, shown=_shown(found, folder), folder=str(folder.path))
 
-    def _put(self, proposed: Proposed, call: ToolCall) -> Promotion:
+    def _put(self, proposed: Proposed, call: ToolCall) -> transaction.Promotion:
         promotion = replace(proposed.planned.promotion, by=call.principal.id, asked_by=call.id)
 
         def record(event: Event) -> None:
             anyio.from_thread.run(self.audit.append, event)
 
-        with journals.locked(self.settings.state_dir) as journal, opened(Path(promotion.path)) as folder:
+        with transaction.locked(self.settings.state_dir) as journal, opened(Path(promotion.path)) as folder:
             transaction.require_settled(transaction.recover(journal, record))
             transaction.require_same(folder, promotion)
             return transaction.promote(folder, journal, promotion, proposed.planned.content, record)
@@ -166,24 +164,24 @@ def _findings(scans: Sequence[Scan]) -> Iterator[str]:
 
 
 def _shown(found: Planned, folder: TargetFolder) -> str:
-    changes = found.promotion.changes
     size = lines = 0
-    for number, change in enumerate(changes):
-        size += sum(each.bytes for each in (change.before, change.after) if each)
+    for file in found.files:
+        before, after = file.change.before, file.change.after
+        size += sum(each.bytes for each in (before, after) if each)
         if size > MAX_COMPARED_BYTES:
             raise _too_long(f"has files of more than {MAX_COMPARED_BYTES} bytes together")
-        lines += folder.head(change.name, MAX_COMPARED_BYTES).count(b"\n") if change.before else 0
-        lines += sum(chunk.count(b"\n") for chunk in found.content(number)) if change.after else 0
+        lines += folder.head(file.change.name, MAX_COMPARED_BYTES).count(b"\n") if before else 0
+        lines += sum(chunk.count(b"\n") for chunk in file.content()) if after else 0
         if lines > MAX_COMPARED_LINES:
             raise _too_long(f"has files of more than {MAX_COMPARED_LINES} lines together")
-    told = [f"{counted(len(changes), 'file')} of the folder {visible(found.promotion.folder)} would change:"]
-    for number, change in enumerate(changes):
-        name, difference = visible(change.name), found.difference(folder, number)
+    told = [f"{counted(len(found.files), 'file')} of the folder {visible(found.promotion.folder)} would change:"]
+    for file in found.files:
+        name, difference = visible(file.change.name), file.difference(folder)
         if difference is None:
             reason = f"{name} is no text, or held none, and nobody can be asked about what they cannot read."
             raise RefusedError("promotion.shown", reason, _BY_HAND)
-        told.append(f"{name}: {visible(found.told(number))}")
-        told += (f"  ! {visible(risk)}" for risk in found.about(number)[1])
+        told.append(f"{name}: {visible(file.told())}")
+        told += (f"  ! {visible(risk)}" for risk in file.risks)
         told += (f"  │ {visible(line)}" for line in difference or ("No line changes.",))
     if found.same:
         told.append(f"The same already: {', '.join(map(visible, found.same))}")

@@ -1,35 +1,212 @@
-"""Writes files into a folder, all or none: stages them, records that, exchanges them, and puts all back on failure.
+"""Promotions: their journal, and the writing of files into a folder, all or none.
+
+    promotions/<id>.json   one promotion; replaced as a whole whenever its state changes
+    promotions/<id>/<n>    the old content of its file number n
 
 Rule 1  Before a file is touched, its old content is kept, the new content is staged, and the audit log and the
         journal say so, on disk.
 Rule 2  A file is exchanged, not overwritten. What comes out must be what was shown, or all files go back.
 Rule 3  Putting back never loses a later change: such a file stays, and is named.
+Rule 4  ``staging``: no file was touched. ``moving``: some may have been; recovery puts them back. ``moved``: all were,
+        and it is in effect. ``undone``: all are as before. After these only staged files are removed: ``applied``,
+        ``withdrawn``.
+Rule 5  Any change holds the lock of the journal. A promotion that has not ended while the lock is free was interrupted.
 
 Must never be imported here: policy, the command line, anything async.
 """
 
 import errno
+import hashlib
 import os
+import secrets
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Annotated, ClassVar, Final, Literal
 
+from pydantic import AwareDatetime, ConfigDict, Field, TypeAdapter
+
+from glovebox_audit import chain
 from glovebox_audit.events import Event, PromotedFile, PromotionApplied, PromotionRolledBack
+from glovebox_audit.place import take_lock
 from glovebox_sandboxes.contract.errors import DiagnosedError, RefusedError
+from glovebox_server import secret_files
 from glovebox_server.artifacts.names import quoted
-from glovebox_server.promotion.folder import TargetFolder, opened
-from glovebox_server.promotion.journal import ENDED, IN_FORCE, Change, Journal, Promotion, put_back
-from glovebox_server.promotion.plan import drafted
+from glovebox_server.promotion.folder import FileState, TargetFolder, opened
+from glovebox_server.secret_files import SecretDirectory, SecretFileError
+
+FOLDER: Final = "promotions"
+MAX_KEPT: Final = 100
+"""Promotions that can be put back; a new one removes the oldest. The audit log keeps all."""
+MAX_BYTES: Final = 4 << 20
+"""Bytes of one journal: ``MAX_FILES`` names of 512 bytes, escaped, with two digests each, are fewer."""
+LOCK_SECONDS: Final = 10.0
+"""A promotion takes about that long at most; if one takes longer, the next is refused."""
+
+State = Literal["staging", "moving", "moved", "undone", "applied", "withdrawn"]
+ENDED: Final = ("applied", "withdrawn")
+IN_FORCE: Final = ("moved", "applied")
+_KIND = "journal of promotions"
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_UNSETTLED: Final = ("staging", "moving")
+_NOT_THERE: Final = frozenset({errno.EEXIST, errno.ENOENT})
 
 Record = Callable[[Event], None]
 """Returns once an event is on disk, or raises ``AuditError``."""
 Content = Callable[[int], Iterable[bytes]]
 
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_UNSETTLED: Final = ("staging", "moving")
-_NOT_THERE: Final = frozenset({errno.EEXIST, errno.ENOENT})
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A change of one file."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+
+    name: str
+    before: FileState | None
+    after: FileState | None
+    origin: str
+    """The source artifact, or the promotion that is put back."""
+    findings: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promotion:
+    """A promotion as the journal stores it."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+
+    version: Literal[1] = 1
+    id: Annotated[str, Field(pattern=r"^p_[0-9a-f]{20}$")]
+    """It names files and folders to remove."""
+    state: State
+    made: AwareDatetime
+    by: str
+    asked_by: str | None = None
+    folder: str
+    path: str
+    inode: tuple[int, int]
+    digest: str
+    """``sha256:…`` of all that was shown."""
+    of: str | None = None
+    changes: tuple[Change, ...]
+    made_folders: tuple[str, ...] = ()
+    gone_folders: tuple[str, ...] = ()
+    """Folders that are removed if they are empty afterwards."""
+    kept: tuple[str, ...] = ()
+    """Files that stayed when it was put back, as they were changed since."""
+
+    @property
+    def stage(self) -> str:
+        """Return the name of the staging folder, in the target folder."""
+        return f".glovebox-promotion-{self.id}"
+
+
+_ADAPTER: Final = TypeAdapter(Promotion)
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """The journal of a state directory, with its lock held; see ``locked``."""
+
+    _directory: SecretDirectory
+    _folder: TargetFolder
+
+    def save(self, promotion: Promotion) -> None:
+        """Store a promotion durably; raise ``SecretFileError`` if that fails."""
+        self._directory.make(f"{promotion.id}.json", _ADAPTER.dump_json(promotion), replace=True)
+
+    def keep(self, promotion: Promotion, number: int, chunks: Iterable[bytes]) -> str:
+        """Store a file's old content durably, and return its digest."""
+        name = f"{promotion.id}/{number}"
+        if not self._folder.is_there(promotion.id):
+            self._folder.make(promotion.id, 0o700)
+        digest = self._folder.write(name, chunks, 0o600)
+        self._folder.sync([name])
+        return digest
+
+    def kept(self, promotion: Promotion) -> Path:
+        """Return the folder of the old contents."""
+        return self._directory.path / promotion.id
+
+    def contents(self, identifier: str, number: int) -> Iterator[bytes]:
+        """Yield a file's old content."""
+        return self._folder.chunks(f"{identifier}/{number}")
+
+    def forget(self, identifier: str) -> None:
+        """Remove the old contents."""
+        with suppress(OSError):
+            self._folder.clear(identifier)
+
+    def all(self) -> list[Promotion]:
+        """Return every promotion, oldest first; raise ``SecretFileError`` if an entry is malformed."""
+        return _read(self._directory)
+
+    def make_room(self) -> None:
+        """Remove the oldest promotions beyond ``MAX_KEPT``."""
+        ended = [each for each in self.all() if each.state in ENDED]
+        for each in ended[: max(0, len(ended) - MAX_KEPT + 1)]:
+            self.forget(each.id)
+            self._directory.remove(f"{each.id}.json")
+
+
+@contextmanager
+def locked(state_dir: Path, *, seconds: float = LOCK_SECONDS) -> Iterator[Journal]:
+    """Yield the journal, with its lock held.
+
+    Raises RefusedError: rule ``promotion.busy``: another process holds the lock for longer than ``seconds``;
+    SecretFileError: the journal or the state directory cannot be used safely.
+    """
+    with secret_files.opened(state_dir / FOLDER, _KIND) as directory, opened(directory.path) as folder:
+        if not take_lock(folder.descriptor, seconds):
+            raise RefusedError("promotion.busy", "Another promotion is under way.", "Try again once it is done.")
+        yield Journal(directory, folder)
+
+
+def listed(state_dir: Path) -> list[Promotion]:
+    """Return the same as ``Journal.all`` without taking the lock; empty if nothing was promoted."""
+    if not os.path.lexists(state_dir / FOLDER):
+        return []
+    with secret_files.opened(state_dir / FOLDER, _KIND) as directory:
+        return _read(directory)
+
+
+def put_back(promotions: Iterable[Promotion]) -> dict[str, str]:
+    """Return each promotion that was put back, with the one that did it."""
+    return {each.of: each.id for each in promotions if each.of and each.state in IN_FORCE}
+
+
+def _read(directory: SecretDirectory) -> list[Promotion]:
+    found = []
+    for name in directory.names():
+        if not name.endswith(".json"):
+            continue
+        promotion = None
+        with suppress(ValueError):
+            promotion = _ADAPTER.validate_json(directory.read(name, MAX_BYTES), strict=True)
+        if promotion is None or name != f"{promotion.id}.json":
+            path = directory.path / name
+            fix = f"Compare the folder it names with your backup, then remove {path}."
+            raise SecretFileError(_KIND, path, "it is not what was written", fix)
+        found.append(promotion)
+    return sorted(found, key=lambda each: each.made)
+
+
+def drafted(name: str, folder: TargetFolder, changes: Iterable[Change], of: Promotion | None = None) -> Promotion:
+    """Return a promotion with these changes, in the state ``staging``."""
+    made, path = tuple(changes), str(folder.path)
+    told = [
+        [each.name, each.before and each.before.sha256, each.after and [each.after.sha256, each.after.mode]]
+        for each in made
+    ]
+    digest = hashlib.sha256(chain.canonical({"folder": name, "path": path, "changes": told})).hexdigest()
+    return Promotion(
+        id=f"p_{secrets.token_hex(10)}", state="staging", made=datetime.now(UTC), by=f"local:{os.getuid()}",
+        folder=name, path=path, inode=(folder.device, folder.inode), digest=f"sha256:{digest}", changes=made,
+        of=of.id if of else None, gone_folders=of.made_folders if of else (),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,9 +279,7 @@ def promote(
             _clear(folder, journal, undone)
         if undone.kept:
             reason = f"{promotion.id} was put back, but for {quoted(undone.kept[0])}, which somebody changed meanwhile."
-            raise RefusedError(
-                "promotion.conflict", reason, f"What it held is in {journal.path / promotion.id}."
-            ) from None
+            raise RefusedError("promotion.conflict", reason, f"What it held is in {journal.kept(promotion)}.") from None
         raise
     with suppress(OSError, RefusedError, DiagnosedError):  # it is in effect, even if this fails
         return _clear(folder, journal, moved)

@@ -11,7 +11,6 @@ from glovebox_audit.receipts.dsse import EnvelopeSigner
 from glovebox_audit.segments.rotation import Retention, Rotation
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_sandboxes.host.owner import server_id
-from glovebox_server.promotion import journal as journals
 from glovebox_server.promotion import transaction
 from glovebox_server.receipts.keys import Signer
 from glovebox_server.secret_files import SecretFileError
@@ -52,9 +51,9 @@ _log = logging.getLogger(__name__)
 def recover(settings: Settings) -> None:
     """Undo or finish interrupted promotions, unless a process is at it. Raises AuditError if not recorded first."""
     try:
-        if all(each.state in journals.ENDED for each in journals.listed(settings.state_dir)):
+        if all(each.state in transaction.ENDED for each in transaction.listed(settings.state_dir)):
             return
-        with journals.locked(settings.state_dir, seconds=0) as journal, recording(settings) as record:
+        with transaction.locked(settings.state_dir, seconds=0) as journal, recording(settings) as record:
             for recovered in transaction.recover(journal, record):
                 _log.warning("%s", recovered)
     except RefusedError:

@@ -12,7 +12,6 @@ import anyio.to_thread
 from glovebox_audit.events import Event
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.app import App
-from glovebox_server.promotion import journal as journals
 from glovebox_server.promotion import plan, transaction
 from glovebox_server.promotion.folder import opened
 from glovebox_server.promotion.proposing import Proposals
@@ -80,12 +79,12 @@ class CaseFolder:
     def _promote(self, uris: Sequence[str], *, apply: bool) -> None:
         settings = self.app.settings
         into = plan.target(settings, self._into(), NAME)
-        with opened(into) as folder, journals.locked(settings.state_dir) as journal:
+        with opened(into) as folder, transaction.locked(settings.state_dir) as journal:
             planned = plan.planned(settings, uris, NAME, folder, apply=apply)
             transaction.promote(folder, journal, planned.promotion, planned.content, self._record)
 
     def _roll_back(self) -> None:
-        with journals.locked(self.app.settings.state_dir) as journal:
+        with transaction.locked(self.app.settings.state_dir) as journal:
             *_, last = (each for each in journal.all() if each.path == str(self.path.resolve()))
             roll_back(journal, last.id, self._record)
 
