@@ -30,9 +30,6 @@ Start = Literal["cold", "forked"]
 
 AT_ONCE = 2
 
-SYSTEM_CALLS = "system-calls"
-_CALLS_SEEDS = ("I4",)
-_CALLS_PROVE = ("GB-KERN-3",)
 _UNWATCHED = (
     "processes of the sandbox cannot be seen from outside by this user, so that they end with it is not shown here"
 )
@@ -123,37 +120,34 @@ async def prove(
     watched = True
     names = (*gap_names(driver.capabilities), start)
 
-    async def attempts(cases: Sequence[Case]) -> list[CaseFinding]:
+    async def ask(these: Sequence[Case]) -> list[CaseFinding]:
+        """Judge all attempts, or one program."""
         nonlocal watched
         began = anyio.current_time()
-        verdicts = await trial.judge_attempts(driver, cases, host)
+        if these[0].attempt is not None:
+            verdicts = await trial.judge_attempts(driver, these, host)
+        else:
+            try:
+                verdicts = [await trial.judge(driver, these[0], host)]
+            except UnsupportedSpecError as refused:
+                return [_finding(these[0], "skipped", reason=f"the driver refuses to run it: {refused}")]
         watched &= all(verdict.watched for verdict in verdicts)
-        each = (anyio.current_time() - began) / len(cases)
+        each = (anyio.current_time() - began) / len(these)
         return [judged(verdict.case, verdict.problems, names, each) for verdict in verdicts]
-
-    async def program(case: Case) -> list[CaseFinding]:
-        nonlocal watched
-        began = anyio.current_time()
-        try:
-            verdict = await trial.judge(driver, case, host)
-        except UnsupportedSpecError as refused:
-            return [_finding(case, "skipped", reason=f"the driver refuses to run it: {refused}")]
-        watched &= verdict.watched
-        return [judged(case, verdict.problems, names, anyio.current_time() - began)]
 
     skipped: list[CaseFinding] = []
     asked: list[Case] = []
     for case in cases:
-        absent = next((why for name, why in host.absent.items() if name in _planted_names(case)), "")
-        if absent:
+        planted = re.findall(r"""HOST\[["'](\w+)["']\]""", f"{case.attempt}\n{case.before}\n{case.program}")
+        if absent := next((why for name, why in host.absent.items() if name in planted), ""):
             skipped.append(_finding(case, "skipped", reason=absent))
             heard(skipped[-1])
         else:
             asked.append(case)
     tried = [case for case in asked if case.attempt is not None]
-    jobs: list[Job] = [partial(attempts, tried)] if tried else []
+    jobs: list[Job] = [partial(ask, tried)] if tried else []
     jobs += [partial(system_calls, driver, host)]
-    jobs += [partial(program, case) for case in asked if case.program is not None]
+    jobs += [partial(ask, [case]) for case in asked if case.program is not None]
     found = [*skipped, *await together(jobs, heard)]
     return Proof(
         capabilities=driver.capabilities,
@@ -186,49 +180,37 @@ async def system_calls(driver: Driver, host: Planted) -> list[CaseFinding]:
     try:
         cases = calls.load_cases(platform.machine())
     except SandboxError as problem:
-        return [_call_finding("policy", "The filter's refusals.", "skipped", reason=str(problem))]
+        return [_finding(_call_case("policy", "The filter's refusals."), "skipped", reason=str(problem))]
     source = calls.program() + layout.attempts(calls.attempts(cases))
     began = anyio.current_time()
     seen = await trial.see(driver, source, _CALLS_LIMITS, host)
-    seconds = round((anyio.current_time() - began) / len(cases), 3)
-    answers = layout.answers(seen.outcome.stdout.text if seen.outcome else "")
-    missing = f"there is no answer: {seen.unavailable or seen.outcome}"
+    seconds = (anyio.current_time() - began) / len(cases)
+    answers = layout.answers(seen.stdout)
+    missing = (f"there is no answer: {seen.unavailable or seen.outcome}",)
     otherwise = _NOT_THE_FILTER.get(driver.capabilities.driver, _LANDLOCKED)
     findings = []
     for case in cases:
-        wrong = _wrong(case, answers, otherwise) if answers else (missing,)
+        near = f"near {case.id}"
+        wrong = tuple(
+            f"{name} answered {answers.get(name)} instead of {answer}"
+            for name, answer in ((case.id, case.answer), (near, otherwise.get(near, calls.ALLOWED)))
+            if answers.get(name) != answer
+        )
         claim = (
             f"The system call {case.call} ({case.id}) is refused with {case.answer}, and its allowed neighbour works."
         )
-        findings.append(_call_finding(case.id, claim, "failed" if wrong else "held", seen=wrong, seconds=seconds))
+        findings.append(judged(_call_case(case.id, claim), wrong if answers else missing, (), seconds))
     return findings
 
 
-def _wrong(case: calls.SyscallCase, answers: Mapping[str, Any], otherwise: Mapping[str, str]) -> tuple[str, ...]:
-    near = f"near {case.id}"
-    wanted = {case.id: case.answer, near: otherwise.get(near, calls.ALLOWED)}
-    return tuple(
-        f"{name} answered {answers.get(name)} instead of {answer}"
-        for name, answer in wanted.items()
-        if answers.get(name) != answer
-    )
-
-
-def _call_finding(name: str, claim: str, status: Status, **more: Any) -> CaseFinding:
+def _call_case(name: str, claim: str) -> ClaimCase:
     identity = "syscall-" + re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    return CaseFinding(
-        id=identity, area=SYSTEM_CALLS, claim=claim, seeds=_CALLS_SEEDS, proves=_CALLS_PROVE, status=status, **more
-    )
+    return ClaimCase(id=identity, area="system-calls", claim=claim, seeds=("I4",), proves=("GB-KERN-3",))
 
 
 def _finding(case: ClaimCase, status: Status, **more: Any) -> CaseFinding:
     about = {name: getattr(case, name) for name in ("id", "area", "claim", "seeds", "proves")}
     return CaseFinding(**about, status=status, **more)
-
-
-def _planted_names(case: Case) -> set[str]:
-    text = "\n".join(filter(None, (case.attempt, case.before, case.program)))
-    return set(re.findall(r"""HOST\[["'](\w+)["']\]""", text))
 
 
 class Prepared:

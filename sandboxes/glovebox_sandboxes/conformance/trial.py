@@ -48,6 +48,11 @@ class TrialResult:
     left: tuple[str, ...] = ()
     watched: bool = True
 
+    @property
+    def stdout(self) -> str:
+        """Return the printed text; empty if it did not run."""
+        return self.outcome.stdout.text if self.outcome else ""
+
 
 async def judge(driver: Driver, case: Case, host: Planted) -> Verdict:
     """Run a case that is a program, in a sandbox of its own (or two), and judge it.
@@ -66,7 +71,7 @@ async def judge(driver: Driver, case: Case, host: Planted) -> Verdict:
     if case.repeated is not None:
         again = await see(driver, case.program or "", case.in_force(), host)
         problems += _aftermath(again)
-        problems += _repeated(case, _stdout(seen).split(), _stdout(again).split())
+        problems += _repeated(case, seen.stdout.split(), again.stdout.split())
     if host.fingerprint() != fingerprint:
         problems.append("files of the host were changed")
     return Verdict(case=case, problems=tuple(problems), watched=seen.watched)
@@ -79,7 +84,7 @@ async def judge_attempts(driver: Driver, cases: Sequence[Case], host: Planted) -
     common = _aftermath(seen)
     if host.fingerprint() != fingerprint:
         common.append("files of the host were changed by one of the attempts")
-    answers = layout.answers(_stdout(seen))
+    answers = layout.answers(seen.stdout)
     verdicts = []
     for case in cases:
         answer = answers.get(case.id)
@@ -194,10 +199,6 @@ def _aftermath(seen: TrialResult) -> list[str]:
     return [f"left behind: {what}" for what in seen.left]
 
 
-def _stdout(seen: TrialResult) -> str:
-    return seen.outcome.stdout.text if seen.outcome else ""
-
-
 def now() -> float:
     """Return seconds since this host was started, on the clock of processes' start times."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -227,7 +228,8 @@ def processes(namespaces: Mapping[str, int], ran: float | None = None) -> tuple[
             if not process.name.isdigit() or str((process / "ns/pid").readlink()) != wanted:
                 continue
             state = (process / "stat").read_text().rpartition(")")[2].split()
-            if ran is not None and _is_first(process) and int(state[_BEGAN]) / _TICKS > ran:
+            is_later = ran is not None and int(state[_BEGAN]) / _TICKS > ran
+            if is_later and re.search(r"^NSpid:.*\t1$", (process / "status").read_text(), re.MULTILINE):
                 return ()
             # A zombie is a line in a table, which the host's own process 1 removes at any time.
             if state[0] != "Z":
@@ -235,11 +237,6 @@ def processes(namespaces: Mapping[str, int], ran: float | None = None) -> tuple[
         except OSError:
             continue  # it has ended, or is not ours to look at
     return tuple(found)
-
-
-def _is_first(process: Path) -> bool:
-    numbers = re.search(r"^NSpid:.*\t(\d+)$", (process / "status").read_text(), re.MULTILINE)
-    return numbers is not None and numbers[1] == "1"
 
 
 def _groups(identity: str) -> tuple[str, ...]:

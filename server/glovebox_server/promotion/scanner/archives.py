@@ -97,7 +97,7 @@ def zipped(part: ScannedPart, budget: ScanBudget) -> Findings:
 def _unzipped(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, budget: ScanBudget) -> tuple[bytes, str]:
     try:
         with cast("zipfile.ZipExtFile", archive.open(entry)) as file:
-            return budget.read(file)
+            return budget.read(file.read1)
     except Exception as problem:  # noqa: BLE001 - of one entry; the others are scanned
         return b"", f"it cannot be unpacked ({type(problem).__name__})"
 
@@ -168,7 +168,7 @@ def packed(part: ScannedPart, budget: ScanBudget) -> Findings:
         else bz2.BZ2File(source) if part.data.startswith(b"BZh")
         else lzma.LZMAFile(source)
     ) as file:  # fmt: skip
-        data, why = budget.read(file)
+        data, why = budget.read(file.read1)
     if why:
         yield f"archive: {not_looked_into(why)}"
     if len(data) > _RATIO * len(part.data) + _EXPANDS:

@@ -4,8 +4,8 @@ All bytes unpacked of a file, at any depth, are charged to one budget, which bou
 """
 
 import time
-from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 MOST_DEPTH = 6
 """Levels of nesting; a file in a compressed archive is at 2."""
@@ -29,13 +29,6 @@ class ScannedPart(NamedTuple):
 Findings = Iterator["str | ScannedPart"]
 
 
-class Readable(Protocol):
-    """A stream that unpacks while it is read."""
-
-    def read1(self, size: int, /) -> bytes:
-        """Return up to ``size`` bytes; none at the end, fewer before data that cannot be unpacked."""
-
-
 class ScanBudget:
     """The remaining budget of one file: bytes, parts and processor time."""
 
@@ -54,12 +47,15 @@ class ScanBudget:
             return f"what takes more than {MOST_SECONDS} seconds"
         return ""
 
-    def read(self, file: Readable) -> tuple[bytes, str]:
-        """Return the unpacked data, and why it is incomplete; empty if it is not."""
+    def read(self, read1: Callable[[int], bytes]) -> tuple[bytes, str]:
+        """Return the unpacked data, and why it is incomplete; empty if it is not.
+
+        ``read1`` unpacks up to so many bytes: none at the end, fewer before data that cannot be unpacked.
+        """
         out = bytearray()
         while not (why := self.over()):
             try:
-                piece = file.read1(min(_PIECE, self.bytes + 1))
+                piece = read1(min(_PIECE, self.bytes + 1))
             except Exception as problem:  # noqa: BLE001 - a library raises anything on hostile bytes
                 return bytes(out), f"what cannot be unpacked ({type(problem).__name__})"
             if not piece:

@@ -8,8 +8,8 @@ import email
 import html
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
-from struct import Struct
+from collections.abc import Iterable, Iterator
+from struct import Struct, unpack_from
 
 from glovebox_server.promotion.scanner.budget import Findings, ScanBudget, ScannedPart
 
@@ -88,60 +88,50 @@ _SMALL = 4096
 """Shorter streams are in the root's stream, in small sectors."""
 _LAST = 0xFFFFFFFA
 """This number and higher ones mark an end, or no sector."""
-_U16, _U32 = Struct("<H"), Struct("<I")
+_U32 = Struct("<I")
 
 
 def _streams(data: bytes, budget: ScanBudget) -> Iterator[tuple[str, bytes]]:
     """Yield name and content of each stream, within the budget."""
-    if len(data) < _HEAD or _U16.unpack_from(data, 30)[0] not in _SECTOR or _U16.unpack_from(data, 32)[0] != _MINI:
+    if len(data) < _HEAD or (shifts := unpack_from("<HH", data, 30))[0] not in _SECTOR or shifts[1] != _MINI:
         return
-    size = 1 << _U16.unpack_from(data, 30)[0]
-    most = len(data) // size + 1
-
-    def sector(number: int) -> bytes:
-        found = data[(number + 1) * size : (number + 2) * size]
-        return found if len(found) == size else b""
-
-    def small(number: int) -> bytes:
-        return root[number << _MINI : (number + 1) << _MINI]
-
-    table = _table(data, sector, most)
-    directory = _chain(sector, table, _U32.unpack_from(data, 48)[0], most)
-    next_small = _chain(sector, table, _U32.unpack_from(data, 60)[0], most)
+    size = 1 << shifts[0]
+    sectors = data[size : len(data) // size * size], size
+    table = _table(data, *sectors)
+    directory, next_small = (_chain(*sectors, table, _U32.unpack_from(data, at)[0]) for at in (48, 60))
     entries = [directory[at : at + _ENTRY] for at in range(0, len(directory) - _ENTRY + 1, _ENTRY)]
-    roots = [_U32.unpack_from(entry, 116)[0] for entry in entries if entry[66] == _ROOT]
-    root = _chain(sector, table, roots[0], most) if roots else b""
+    roots = [_chain(*sectors, table, _U32.unpack_from(each, 116)[0]) for each in entries if each[66] == _ROOT][:1]
+    small = b"".join(roots), 1 << _MINI
     for entry in [each for each in entries if each[66] == _STREAM][:_MOST_STREAMS]:
         if budget.over():
             return
-        name = entry[: max(0, min(64, _U16.unpack_from(entry, 64)[0]) - 2)].decode("utf-16-le", "replace")
-        begin, length = _U32.unpack_from(entry, 116)[0], _U32.unpack_from(entry, 120)[0]
-        if length < _SMALL:
-            content = _chain(small, next_small, begin, -(-length >> _MINI))[:length]
-        else:
-            content = _chain(sector, table, begin, min(most, -(-length // size)))[:length]
+        name = entry[: max(0, min(64, unpack_from("<H", entry, 64)[0]) - 2)].decode("utf-16-le", "replace")
+        begin, length = unpack_from("<II", entry, 116)
+        where: tuple[bytes, int, bytes] = (*small, next_small) if length < _SMALL else (*sectors, table)
+        content = _chain(*where, begin, length)[:length]
         budget.bytes -= len(content)
         yield name, content
 
 
-def _table(data: bytes, sector: Callable[[int], bytes], most: int) -> bytes:
+def _table(data: bytes, sectors: bytes, size: int) -> bytes:
     """Return the table of the sectors' order."""
-    numbers = [_U32.unpack_from(data, 76 + 4 * each)[0] for each in range(109)]
+    most = len(sectors) // size
+    numbers = list(unpack_from("<109I", data, 76))
     at, seen = _U32.unpack_from(data, 68)[0], 0
-    while at < _LAST and seen < most and (found := sector(at)):
-        numbers += [_U32.unpack_from(found, each)[0] for each in range(0, len(found) - 7, 4)]
-        at, seen = _U32.unpack_from(found, len(found) - 4)[0], seen + 1
-    return b"".join(sector(each) for each in numbers[:most] if each < _LAST)
+    while at < _LAST and seen < most and (found := sectors[at * size : (at + 1) * size]):
+        *more, at = (number for (number,) in _U32.iter_unpack(found))
+        numbers, seen = numbers + more, seen + 1
+    return b"".join(sectors[each * size : (each + 1) * size] for each in numbers[:most] if each < _LAST)
 
 
-def _chain(sector: Callable[[int], bytes], table: bytes, begin: int, most: int) -> bytes:
-    """Return the content of the chain from ``begin``, in at most ``most`` sectors."""
-    out: list[bytes] = []
-    at = begin
-    while at < _LAST and len(out) < most and (found := sector(at)):
-        out.append(found)
+def _chain(sectors: bytes, size: int, table: bytes, begin: int, length: int | None = None) -> bytes:
+    """Return the content of the chain from ``begin``: ``length`` bytes in whole sectors, or to its end."""
+    most = len(sectors) if length is None else min(length, len(sectors))
+    out, at = bytearray(), begin
+    while at < _LAST and len(out) < most and (found := sectors[at * size : (at + 1) * size]):
+        out += found
         at = _U32.unpack_from(table, 4 * at)[0] if 4 * at + 4 <= len(table) else _LAST
-    return b"".join(out)
+    return bytes(out)
 
 
 def _native(data: bytes) -> tuple[str, bytes]:
@@ -298,14 +288,13 @@ def notebook(part: ScannedPart, _: ScanBudget) -> Findings:
         return
     whole = json.loads(part.data)
     cells = whole["cells"]
-    code = sum(1 for each in cells if each.get("cell_type") == "code")
-    if code:
+    if code := sum(1 for each in cells if each.get("cell_type") == "code"):
         yield f"notebook: {code} cells of code, which run when somebody runs them"
     for cell in cells:
         for output in cell.get("outputs", ()):
             shown = output.get("data", {})
-            yield from ("notebook: a script in an output" for kind in shown if "javascript" in kind)
-            yield from ("notebook: a widget in an output" for kind in shown if "widget" in kind)
+            for word, what in (("javascript", "script"), ("widget", "widget")):
+                yield from (f"notebook: a {what} in an output" for kind in shown if word in kind)
     # All strings, decoded: JSON may escape each character of markup.
     yield from markup("\n".join(_strings(whole)).encode("utf-8", "replace"))
 
@@ -314,10 +303,8 @@ def _strings(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):
-        if value and all(isinstance(each, str) for each in value):
-            yield "".join(value)
-            return
-        for each in value:
+        lines = bool(value) and all(isinstance(each, str) for each in value)
+        for each in ["".join(value)] if lines else value:
             yield from _strings(each)
     elif isinstance(value, dict):
         for each in value.values():
