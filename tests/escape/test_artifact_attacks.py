@@ -30,11 +30,10 @@ from tests.fixtures.artifact_stores import (
 )
 
 from glovebox_sandboxes.contract.errors import RefusedError
-from glovebox_server.artifacts import collect, disk
+from glovebox_server.artifacts import collect, record
 from glovebox_server.artifacts import store as store_module
 from glovebox_server.artifacts.collect import FLUSH_BYTES, DiskWorker
-from glovebox_server.artifacts.disk import Disk
-from glovebox_server.artifacts.record import ArtifactStoreError, unknown
+from glovebox_server.artifacts.record import ArtifactStoreError, Disk, unknown
 from glovebox_server.artifacts.store import ArtifactStore
 
 
@@ -135,7 +134,7 @@ async def test_running_out_of_descriptors_does_not_cost_an_artifact(
     async with a_store(tmp_path / "q") as store:
         found = await keep(store, "a", b"x")
     with monkeypatch.context() as patched:
-        patched.setattr(disk, "decode", no_descriptor)
+        patched.setattr(record, "decode", no_descriptor)
         with pytest.raises(ArtifactStoreError, match="Too many open files"):
             async with a_store(tmp_path / "q"):
                 pass
@@ -167,7 +166,7 @@ async def test_a_stopped_process_holding_the_lock_is_reported_and_not_waited_for
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A peer that hangs costs a bounded time; when it lets go, work goes on (control)."""
-    monkeypatch.setattr(disk, "LOCK_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(record, "LOCK_WAIT_SECONDS", 0.05)
     async with a_store(tmp_path / "q") as store:
         peer = Disk(tmp_path / "q", max_bytes_total=1, parts=1)
         with untouched(tmp_path / "q"), peer._exclusive(), pytest.raises(ArtifactStoreError) as stuck:
@@ -338,7 +337,7 @@ def break_once(patched: pytest.MonkeyPatch, step: str, good: int) -> Callable[[]
 
     if owner is os:
         fake = SimpleNamespace(**{**vars(os), step: broken})
-        patched.setattr(disk, "os", fake)
+        patched.setattr(record, "os", fake)
         patched.setattr(collect, "os", fake)
     else:
         patched.setattr(owner, step, broken)

@@ -17,7 +17,7 @@ from tests.fixtures.receipts import CALL_ID, call_of, finished, receipt_log, sai
 from glovebox_audit import read
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_sandboxes.contract.outcome import Captured, Outcome, SkippedFile, Usage
-from glovebox_server.artifacts import disk
+from glovebox_server.artifacts import record
 from glovebox_server.artifacts.collect import Collector
 from glovebox_server.artifacts.names import quoted
 from glovebox_server.artifacts.record import ArtifactStoreError
@@ -97,7 +97,7 @@ def failing(failure: Failure) -> Any:
     if failure == "rename":
         patch.setattr(Path, "rename", broken)
     if failure == "sync":
-        patch.setattr(disk, "_sync", full)
+        patch.setattr(record, "_sync", full)
         # A full disk has no room for a new folder either.
         patch.setattr(Path, "mkdir", full)
     return _Undo(patch)

@@ -28,7 +28,7 @@ from tests.fixtures.artifact_stores import (
 
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.app import ARTIFACT_PARTS
-from glovebox_server.artifacts import diff_form, disk
+from glovebox_server.artifacts import diff_form, record
 from glovebox_server.artifacts.collect import FLUSH_BYTES
 from glovebox_server.artifacts.record import decode, encode, id_of
 from glovebox_server.artifacts.store import ArtifactStore
@@ -262,7 +262,7 @@ async def test_one_principal_cannot_take_every_place_in_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Empty files cost no bytes; Alice is refused at her share of their number while Bob still fits (control)."""
-    monkeypatch.setattr(disk, "MAX_ARTIFACTS", 8)
+    monkeypatch.setattr(record, "MAX_ARTIFACTS", 8)
     async with a_store(tmp_path / "q", parts=ARTIFACT_PARTS) as store:
         await keep(store, "a")
         await keep(store, "b")
@@ -275,7 +275,7 @@ async def test_one_principal_cannot_take_every_place_in_the_store(
 
 async def test_the_number_of_artifacts_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Empty files cost no bytes but inodes and memory."""
-    monkeypatch.setattr(disk, "MAX_ARTIFACTS", 2)
+    monkeypatch.setattr(record, "MAX_ARTIFACTS", 2)
     async with a_store(tmp_path / "q") as store:
         await keep(store, "a")
         await keep(store, "b")

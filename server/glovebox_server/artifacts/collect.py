@@ -20,11 +20,10 @@ from glovebox_sandboxes.contract.outcome import Outcome, Shown, SkippedFile
 from glovebox_sandboxes.contract.pictures import HEAD_BYTES, IMAGE_TYPES, MAX_BYTES, MAX_PICTURES, fits
 from glovebox_sandboxes.contract.spec import Limits
 from glovebox_server.artifacts.diff_form import MAX_PATCH_BYTES, WorkBudget
-from glovebox_server.artifacts.disk import Disk, translated
 from glovebox_server.artifacts.media import Sniffer
 from glovebox_server.artifacts.names import CallNames, check_name, name_risks, quoted
 from glovebox_server.artifacts.patches import ENDINGS, patch_risks
-from glovebox_server.artifacts.record import Artifact, ArtifactStoreError, new_id, uri_of
+from glovebox_server.artifacts.record import Artifact, ArtifactStoreError, Disk, new_id, translated, uri_of
 from glovebox_server.calls import Delivered, Image, Link, ToolCall
 from glovebox_server.receipts.recorder import CallRecorder
 from glovebox_server.tools.base import cut_output
@@ -37,6 +36,8 @@ FLUSH_BYTES: Final = 256 * 1024
 T = TypeVar("T")
 Looks = Callable[[], Callable[[bytes], None] | None]
 """Makes an inspector for one incoming file; None for no inspection."""
+Refuse = Callable[[str, RefusedError], Awaitable[None]]
+"""Records that a file is refused."""
 
 CUT: Final = "its end may be missing: /output was full when it was written"
 _KEEPING: Final = "keeping an output file"
@@ -69,9 +70,9 @@ class FileSink:
     descriptor: int
     cut: bool
     look: Callable[[bytes], None] | None
-    refuse: "Callable[[str, RefusedError], Awaitable[None]] | None"
-    """Records that a file is too large; without it, ``data`` raises."""
-    kept: bytearray | None = None
+    refuse: Refuse | None
+    """Is called if the file is too large; without it, ``data`` raises."""
+    kept: bytearray | None
     """Its content, if it may be a picture to show."""
     artifact: Artifact | None = None
     _buffer: bytearray = field(default_factory=bytearray)
@@ -152,20 +153,18 @@ class FileSink:
         self._flush()
         os.fsync(self.descriptor)
         content, call, created = self._sniffer.finish(self.name), self.collection.call, self.collection.clock()
+        patch: tuple[str, ...] = ()
+        if self.name.casefold().endswith(ENDINGS):
+            whole = os.pread(self.descriptor, self._size, 0) if self._size <= MAX_PATCH_BYTES else None
+            patch = patch_risks(whole, self.collection.patches)
         artifact = Artifact(
             uri=self.uri, owner=call.principal.id, call_id=call.id, client=call.principal.client, run=call.run,
             workflow=call.principal.workflow, tool=call.tool, name=self.name, sha256=self._digest.hexdigest(),
             bytes=self._size, media_type=content.media_type, created=created, expires=created + self.collection.ttl,
-            risks=(*(CUT,) * self.cut, *name_risks(self.name), *content.risks, *self._patch_risks()),
+            risks=(*(CUT,) * self.cut, *name_risks(self.name), *content.risks, *patch),
         )  # fmt: skip
         self.collection.disk.seal(artifact)
         return artifact
-
-    def _patch_risks(self) -> tuple[str, ...]:
-        if not self.name.casefold().endswith(ENDINGS):
-            return ()
-        patch = os.pread(self.descriptor, self._size, 0) if self._size <= MAX_PATCH_BYTES else None
-        return patch_risks(patch, self.collection.patches)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -199,16 +198,11 @@ class Collection:
         self._bytes += size
 
     async def begin(
-        self,
-        name: str,
-        *,
-        cut: bool = False,
-        refuse: Callable[[str, RefusedError], Awaitable[None]] | None = None,
-        kept: bytearray | None = None,
+        self, name: str, *, cut: bool = False, keep: bool = False, refuse: Refuse | None = None
     ) -> FileSink:
         """Begin to receive a file. Several may be open at once.
 
-        ``name`` is unchecked; ``cut`` is True if the end of the file may be missing.
+        ``name`` is unchecked; ``cut`` is True if its end may be missing; ``keep`` keeps a picture in memory.
 
         Raises RefusedError: rule ``artifacts.count`` (too many files, refused ones included), or ``artifacts.name``;
         ArtifactStoreError: the disk is full or failed.
@@ -233,7 +227,7 @@ class Collection:
             raise
         sink = FileSink(
             collection=self, name=name, identifier=identifier, descriptor=descriptor, cut=cut, look=look, refuse=refuse,
-            kept=kept,
+            kept=bytearray() if keep else None,
         )  # fmt: skip
         self.receiving.append(sink)
         return sink
@@ -297,11 +291,11 @@ class Collector:
         if masked != name:
             await self.refuse(masked, _NAMED)
             return None
-        return await self._begin(name, kept=bytearray() if size <= MAX_BYTES else None, cut=cut)
+        return await self._begin(name, keep=size <= MAX_BYTES, cut=cut)
 
-    async def _begin(self, name: str, *, kept: bytearray | None = None, cut: bool = False) -> FileSink | None:
+    async def _begin(self, name: str, **options: bool) -> FileSink | None:
         try:
-            return await self.collection.begin(name, cut=cut, refuse=self.refuse, kept=kept)
+            return await self.collection.begin(name, refuse=self.refuse, **options)
         except RefusedError as refusal:
             await self.refuse(name, refusal)
             return None
@@ -311,15 +305,12 @@ class Collector:
         if len(self._skipped) == MAX_REFUSED:
             self._uncounted += 1
         else:
-            await self._skip(SkippedFile(name=quoted(name), reason=refusal.reason))
-
-    async def _skip(self, file: SkippedFile) -> None:
-        self._skipped.append(file)
-        await self._record(file)
+            self._skipped.append(SkippedFile(name=quoted(name), reason=refusal.reason))
+            await self._record(self._skipped[-1])
 
     async def _record(self, file: SkippedFile) -> None:
-        call = self.collection.call
-        event = ArtifactRefused(call_id=call.id, name=file.name, reason=file.reason, count=file.count)
+        call = self.collection.call.id
+        event = ArtifactRefused(call_id=call, name=file.name, reason=file.reason, count=file.count)
         await self.recorder.record(event)
 
     async def deliver(self, outcome: Outcome, *, keep_pictures: bool) -> Delivered:
@@ -346,21 +337,18 @@ class Collector:
             }
         links = {artifact.uri: _link(artifact) for artifact in await self._publish()}
         if self._uncounted:
-            await self._skip(SkippedFile(name="…", reason=f"and {self._uncounted} more", count=self._uncounted))
+            self._skipped.append(SkippedFile(name="…", reason=f"and {self._uncounted} more", count=self._uncounted))
+            await self._record(self._skipped[-1])
         copies = {each.name: each for each in reversed(outcome.shown)}
         files = [link for link in links.values() if link.uri not in figures]
         pictures = [link for link in files if link.media_type in IMAGE_TYPES][:MAX_PICTURES]
-        looks = [
-            *(
-                _look(links.get(uri or ""), blob.data, blob.media_type, blob.shown)
-                for uri, blob in zip(figures, outcome.blobs, strict=True)
-            ),
-            *(
-                _look(link, self.collection.pictures.get(link.uri, b""), link.media_type, copies.get(link.name))
-                for link in pictures
-            ),
-            *(_look(None, b"", copy.media_type, copy, not_kept=_TOO_LARGE) for copy in outcome.shown if not copy.name),
-        ]
+        looks = []
+        for uri, blob in zip(figures, outcome.blobs, strict=True):
+            looks.append(_look(links.get(uri or ""), blob.data, blob.media_type, blob.shown))
+        for link in pictures:
+            data = self.collection.pictures.get(link.uri, b"")
+            looks.append(_look(link, data, link.media_type, copies.get(link.name)))
+        looks += [_look(None, b"", each.media_type, each, _TOO_LARGE) for each in outcome.shown if not each.name]
         return Delivered(
             # Only the first files of a call are scanned, so the caller's output comes before others.
             artifacts=tuple(sorted(files, key=lambda link: link.uri not in texts.values())),
@@ -404,7 +392,7 @@ def _link(artifact: Artifact) -> Link:
 
 
 def _look(
-    link: Link | None, data: bytes, media_type: str, copy: Shown | None, *, not_kept: str = "not kept"
+    link: Link | None, data: bytes, media_type: str, copy: Shown | None, not_kept: str = "not kept"
 ) -> tuple[Image | None, str]:
     """Return a picture as shown to clients, itself or a smaller copy, and a note of what that is not.
 

@@ -6,7 +6,7 @@ copy to a real folder safe on Linux, macOS and Windows. Must never be imported h
 
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final
 
 from glovebox_audit.printable import UNSEEN
@@ -38,9 +38,10 @@ _WINDOWS_CHARACTERS: Final = frozenset('<>:"|?*')
 _HINT: Final = "Write the file under a plain relative name such as plots/result.png."
 
 
-def _by_name(names: Mapping[str, str]) -> dict[str, str]:
-    """Return the reason of each name; ``names`` has the names of each reason, with spaces between them."""
-    return {name: reason for reason, each in names.items() for name in each.split()}
+def _by_name(text: str) -> dict[str, str]:
+    """Return the reason of each name. A reason begins a line; indented lines continue its names."""
+    found = re.findall(r"^(\S.*?): (.*(?:\n    .*)*)", text, re.MULTILINE)
+    return {name: reason for reason, names in found for name in names.split()}
 
 
 CODE: Final = "it is code that a program may import or run"
@@ -52,109 +53,79 @@ _BUILD: Final = "build tools run or obey it"
 
 # Whole segments, case-folded. The reason names the program that loads it: a reviewer can check it. Only folders and
 # names with an ending of ``_INERT`` are needed; the others are marked anyway.
-_LOADED_BY_NAME: Final = _by_name(
-    {
-        "git runs or obeys what lies there": ".git .gitattributes .gitmodules .gitconfig .husky .githooks .lfsconfig",
-        "git may take its folder for a repository, and run what its config names": "head commondir",
-        "git runs it as a hook": (
-            "applypatch-msg pre-applypatch post-applypatch pre-commit prepare-commit-msg commit-msg post-commit "
-            "pre-merge-commit pre-rebase post-rewrite post-checkout post-merge pre-push pre-receive post-receive "
-            "post-update push-to-checkout pre-auto-gc reference-transaction fsmonitor-watchman sendemail-validate "
-            ".pre-commit-config.yaml .pre-commit-hooks.yaml lefthook.yml lefthook.yaml"
-        ),
-        "version control runs or obeys what lies there": ".hg .hgrc .jj .sl .svn .bzr _darcs cvs .fossil-settings",
-        "editors run tasks and settings from it": (
-            ".vscode .idea .devcontainer .editorconfig .vim .zed .fleet .dir-locals.el .exrc .nvim.lua"
-        ),
-        "agents start servers or take orders from it": (
-            ".mcp.json mcp.json .claude .cursor .codex .gemini .windsurf .cursorrules skill.md .clinerules .roo "
-            ".roorules .continue .windsurfrules .kiro .junie .agents .aider.conf.yml .goosehints .opencode "
-            "opencode.json crush.json mcp_config.json mcp-config.json mcp_settings.json cline_mcp_settings.json "
-            "hooks.json opencode.jsonc gemini-extension.json plugin.json settings.local.json"
-        ),
-        _INSTRUCTIONS: (
-            "claude.md claude.local.md agents.md agents.override.md gemini.md qwen.md copilot-instructions.md "
-            "claude_desktop_config.json warp.md conventions.md agent.md codex.md opencode.md amazonq.md crush.md "
-            "replit.md iflow.md grok.md codebuddy.md devin.md knowledge.md system_prompt.md llms.txt soul.md tools.md "
-            "identity.md heartbeat.md memory.md memory-bank"
-        ),
-        "the shell runs it on entering": ".envrc .bashrc .profile .zshrc .bash_profile .zshenv",
-        "programs take their environment from it": ".env",
-        "Python runs it at start": "sitecustomize.py usercustomize.py pyvenv.cfg python311._pth",
-        "test and task runners import it": "conftest.py noxfile.py fabfile.py dodo.py tasks.py",
-        _BUILD: (
-            "makefile gnumakefile justfile taskfile.yml taskfile.yaml setup.py setup.cfg pyproject.toml tox.ini "
-            "pytest.ini cmakelists.txt meson.build configure sconstruct build.rs cargo.toml .cargo package.json "
-            "gruntfile.js gulpfile.js rakefile gemfile build.gradle build.gradle.kts settings.gradle gradlew mvnw "
-            "settings.gradle.kts pom.xml build.sbt mix.exs composer.json binding.gyp deno.json bunfig.toml .npmrc "
-            ".yarnrc.yml .pnpmfile.cjs pip.conf flake.nix default.nix shell.nix build.bazel module.bazel "
-            "workspace.bazel wscript snakefile earthfile tiltfile brewfile requirements.txt pipfile uv.toml "
-            "pnpm-workspace.yaml gradle.properties init.gradle directory.build.props directory.build.targets "
-            "babel.config.json package.swift podfile go.work mise.toml .mise.toml .tool-versions rust-toolchain "
-            "rust-toolchain.toml makefile.am makefile.in configure.ac ansible.cfg tsconfig.json nuget.config "
-            "lerna.json nx.json turbo.json npm-shrinkwrap.json package-lock.json cmakepresets.json "
-            "cmakeuserpresets.json angular.json rush.json workspace.json project.json wrangler.json biome.json "
-            "tslint.json jsconfig.json nodemon.json lefthook.json devbox.json cdk.json dub.json global.json "
-            "meson_options.txt entry_points.txt constraints.txt conanfile.txt build.ninja"
-        ),
-        "continuous integration runs it": (
-            ".github .gitlab-ci.yml .gitlab .circleci .travis.yml jenkinsfile .drone.yml azure-pipelines.yml "
-            "azure-pipelines.yaml bitbucket-pipelines.yml .buildkite .gitea .woodpecker .woodpecker.yml .forgejo "
-            "appveyor.yml .appveyor.yml cloudbuild.yaml action.yml action.yaml buildspec.yml .cirrus.yml netlify.toml "
-            "vercel.json cloudbuild.json copilot-setup-steps.yml"
-        ),
-        "container tools run or obey it": (
-            "dockerfile containerfile vagrantfile docker-compose.yml docker-compose.yaml compose.yml compose.yaml "
-            "procfile compose.override.yml compose.override.yaml docker-compose.override.yml docker-bake.json"
-        ),
-        "it lets others in, or runs at set times": "authorized_keys crontab",
-        "the desktop acts on it when a folder is opened": "autorun.inf desktop.ini",
-    }
-)
+_LOADED_BY_NAME: Final = _by_name(f"""
+git runs or obeys what lies there: .git .gitattributes .gitmodules .gitconfig .husky .githooks .lfsconfig
+git may take its folder for a repository, and run what its config names: head commondir
+git runs it as a hook: applypatch-msg pre-applypatch post-applypatch pre-commit prepare-commit-msg commit-msg
+    post-commit pre-merge-commit pre-rebase post-rewrite post-checkout post-merge pre-push pre-receive post-receive
+    post-update push-to-checkout pre-auto-gc reference-transaction fsmonitor-watchman sendemail-validate
+    .pre-commit-config.yaml .pre-commit-hooks.yaml lefthook.yml lefthook.yaml
+version control runs or obeys what lies there: .hg .hgrc .jj .sl .svn .bzr _darcs cvs .fossil-settings
+editors run tasks and settings from it: .vscode .idea .devcontainer .editorconfig .vim .zed .fleet .dir-locals.el .exrc
+    .nvim.lua
+agents start servers or take orders from it: .mcp.json mcp.json .claude .cursor .codex .gemini .windsurf .cursorrules
+    skill.md .clinerules .roo .roorules .continue .windsurfrules .kiro .junie .agents .aider.conf.yml .goosehints
+    .opencode opencode.json crush.json mcp_config.json mcp-config.json mcp_settings.json cline_mcp_settings.json
+    hooks.json opencode.jsonc gemini-extension.json plugin.json settings.local.json
+{_INSTRUCTIONS}: claude.md claude.local.md agents.md agents.override.md gemini.md qwen.md copilot-instructions.md
+    claude_desktop_config.json warp.md conventions.md agent.md codex.md opencode.md amazonq.md crush.md replit.md
+    iflow.md grok.md codebuddy.md devin.md knowledge.md system_prompt.md llms.txt soul.md tools.md identity.md
+    heartbeat.md memory.md memory-bank
+the shell runs it on entering: .envrc .bashrc .profile .zshrc .bash_profile .zshenv
+programs take their environment from it: .env
+Python runs it at start: sitecustomize.py usercustomize.py pyvenv.cfg python311._pth
+test and task runners import it: conftest.py noxfile.py fabfile.py dodo.py tasks.py
+{_BUILD}: makefile gnumakefile justfile taskfile.yml taskfile.yaml setup.py setup.cfg pyproject.toml tox.ini pytest.ini
+    cmakelists.txt meson.build configure sconstruct build.rs cargo.toml .cargo package.json gruntfile.js gulpfile.js
+    rakefile gemfile build.gradle build.gradle.kts settings.gradle gradlew mvnw settings.gradle.kts pom.xml build.sbt
+    mix.exs composer.json binding.gyp deno.json bunfig.toml .npmrc .yarnrc.yml .pnpmfile.cjs pip.conf flake.nix
+    default.nix shell.nix build.bazel module.bazel workspace.bazel wscript snakefile earthfile tiltfile brewfile
+    requirements.txt pipfile uv.toml pnpm-workspace.yaml gradle.properties init.gradle directory.build.props
+    directory.build.targets babel.config.json package.swift podfile go.work mise.toml .mise.toml .tool-versions
+    rust-toolchain rust-toolchain.toml makefile.am makefile.in configure.ac ansible.cfg tsconfig.json nuget.config
+    lerna.json nx.json turbo.json npm-shrinkwrap.json package-lock.json cmakepresets.json cmakeuserpresets.json
+    angular.json rush.json workspace.json project.json wrangler.json biome.json tslint.json jsconfig.json nodemon.json
+    lefthook.json devbox.json cdk.json dub.json global.json meson_options.txt entry_points.txt constraints.txt
+    conanfile.txt build.ninja
+continuous integration runs it: .github .gitlab-ci.yml .gitlab .circleci .travis.yml jenkinsfile .drone.yml
+    azure-pipelines.yml azure-pipelines.yaml bitbucket-pipelines.yml .buildkite .gitea .woodpecker .woodpecker.yml
+    .forgejo appveyor.yml .appveyor.yml cloudbuild.yaml action.yml action.yaml buildspec.yml .cirrus.yml netlify.toml
+    vercel.json cloudbuild.json copilot-setup-steps.yml
+container tools run or obey it: dockerfile containerfile vagrantfile docker-compose.yml docker-compose.yaml compose.yml
+    compose.yaml procfile compose.override.yml compose.override.yaml docker-compose.override.yml docker-bake.json
+it lets others in, or runs at set times: authorized_keys crontab
+the desktop acts on it when a folder is opened: autorun.inf desktop.ini
+""")  # noqa: S608 - no query
 # Case-folded endings of ordinary output that nothing runs. A name needs one of them to have no mark: the
 # kinds that programs obey are too many to be listed.
-_INERT: Final = frozenset(
-    (
-        *(".csv", ".tsv", ".txt", ".log", ".json", ".jsonl", ".ndjson", ".geojson", ".md", ".pdf", ".xlsx", ".docx"),
-        *(".pptx", ".parquet", ".feather", ".arrow", ".npy", ".sqlite", ".png", ".jpg", ".jpeg", ".gif", ".webp"),
-        *(".patch", ".diff"),
-    )
-)
+_INERT: Final = _by_name("""
+nothing runs or obeys it: .csv .tsv .txt .log .json .jsonl .ndjson .geojson .md .pdf .xlsx .docx .pptx .parquet .feather
+    .arrow .npy .sqlite .png .jpg .jpeg .gif .webp .patch .diff
+""")
 # Endings of names that some program runs, imports or installs.
-_RUN_BY_ENDING: Final = _by_name(
-    {
-        "Python runs lines of it at start": ".pth ._pth",
-        "it is compiled code, which nobody can read and a program may import or run": (
-            ".pyc .pyo .pyd .so .dylib .class .wasm .node"
-        ),
-        CODE: ".py .pyw .js .cjs .mjs .ts .rb .pl .php .lua .sh .bash .zsh .fish .r .rprofile .mk",
-        "Windows runs it on a double click": (
-            ".exe .dll .com .scr .bat .cmd .ps1 .psm1 .vbs .vbe .hta .msi .msp .msix .appx .application .reg .lnk "
-            ".url .scf .wsf .jse .cpl .chm .inf .iso .vhd .vhdx .library-ms"
-        ),
-        "the desktop starts programs from it": (
-            ".desktop .service .appimage .command .app .webloc .jnlp .scpt .workflow .terminal .mobileconfig"
-        ),
-        "it installs or runs code": (
-            ".whl .egg .jar .war .deb .rpm .apk .dmg .pkg .vsix .run .gem .nupkg .snap .flatpakref .crx .xpi"
-        ),
-        "editors run tasks and settings from it": ".code-workspace",
-        _BUILD: ".kts .bzl .gemspec .cmake .tf .podspec .csproj .fsproj .vbproj .vcxproj",
-        _INSTRUCTIONS: ".mdc",
-        "loading it runs code (pickle)": ".pkl .pickle .joblib .pt .ckpt .dill .rds .rdata .rda .p .pck",
-        "it can hold macros": (
-            ".xlsm .xlsb .xltm .docm .dotm .pptm .xla .xlam .xll .odb .xls .doc .ppt .xlt .dot .pot .pps .ppam .ppsm "
-            ".potm .mdb .accdb .ods .odt .odp"
-        ),
-        "what is packed in it was not looked at": ".zip .tar .gz .tgz .bz2 .xz .zst .7z .rar .npz",
-        "it holds code and active output": ".ipynb",
-        "a browser runs scripts in it": ".html .htm .xhtml .shtml .mht .mhtml .svg .svgz",
-    }
-)
-_CONFIG_SCRIPT: Final = re.compile(r".+\.config\.(?:c|m)?(?:js|ts)")
+_RUN_BY_ENDING: Final = _by_name(f"""
+Python runs lines of it at start: .pth ._pth
+it is compiled code, which nobody can read and a program may import or run: .pyc .pyo .pyd .so .dylib .class .wasm .node
+{CODE}: .py .pyw .js .cjs .mjs .ts .rb .pl .php .lua .sh .bash .zsh .fish .r .rprofile .mk
+Windows runs it on a double click: .exe .dll .com .scr .bat .cmd .ps1 .psm1 .vbs .vbe .hta .msi .msp .msix .appx
+    .application .reg .lnk .url .scf .wsf .jse .cpl .chm .inf .iso .vhd .vhdx .library-ms
+the desktop starts programs from it: .desktop .service .appimage .command .app .webloc .jnlp .scpt .workflow .terminal
+    .mobileconfig
+it installs or runs code: .whl .egg .jar .war .deb .rpm .apk .dmg .pkg .vsix .run .gem .nupkg .snap .flatpakref .crx
+    .xpi
+editors run tasks and settings from it: .code-workspace
+{_BUILD}: .kts .bzl .gemspec .cmake .tf .podspec .csproj .fsproj .vbproj .vcxproj
+{_INSTRUCTIONS}: .mdc
+loading it runs code (pickle): .pkl .pickle .joblib .pt .ckpt .dill .rds .rdata .rda .p .pck
+it can hold macros: .xlsm .xlsb .xltm .docm .dotm .pptm .xla .xlam .xll .odb .xls .doc .ppt .xlt .dot .pot .pps .ppam
+    .ppsm .potm .mdb .accdb .ods .odt .odp
+what is packed in it was not looked at: .zip .tar .gz .tgz .bz2 .xz .zst .7z .rar .npz
+it holds code and active output: .ipynb
+a browser runs scripts in it: .html .htm .xhtml .shtml .mht .mhtml .svg .svgz
+""")
 # As ``_LOADED_BY_NAME``, but only for last segments: folders often have such names.
 _LOADED_AS_FILE: Final = (
-    (_CONFIG_SCRIPT, "JavaScript tools run *.config.js files"),
+    (re.compile(r".+\.config\.(?:c|m)?(?:js|ts)"), "JavaScript tools run *.config.js files"),
     (re.compile(r".+\.(?:instructions|prompt|chatmode|agent)\.md"), _INSTRUCTIONS),
     (re.compile(r"build|buck|workspace|(?:.+[-_.])?requirements(?:[-_.].*)?\.txt"), _BUILD),
     (re.compile(r"tsconfig\..*json|.+\.(?:tf|pkr|nomad)\.json"), _BUILD),

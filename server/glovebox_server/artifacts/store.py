@@ -20,8 +20,7 @@ from anyio import CancelScope
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_sandboxes.contract.spec import Limits
 from glovebox_server.artifacts.collect import Collection, DiskWorker, Looks
-from glovebox_server.artifacts.disk import MAX_ARTIFACTS, Disk
-from glovebox_server.artifacts.record import Artifact, ArtifactStoreError, expired, id_of, unknown
+from glovebox_server.artifacts.record import MAX_ARTIFACTS, Artifact, ArtifactStoreError, Disk, expired, id_of, unknown
 from glovebox_server.calls import Principal, ToolCall
 
 CHUNK_BYTES: Final = 256 * 1024

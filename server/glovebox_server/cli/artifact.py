@@ -7,8 +7,7 @@ import click
 
 from glovebox_profiles.policy.model import is_principal
 from glovebox_sandboxes.plural import counted
-from glovebox_server.artifacts.disk import records
-from glovebox_server.artifacts.record import Artifact
+from glovebox_server.artifacts.record import Artifact, records
 from glovebox_server.cli.options import LazyGroup, command, emit, out
 from glovebox_server.cli.terminal import table_of
 from glovebox_server.settings import Settings

@@ -20,7 +20,7 @@ from glovebox_sandboxes.contract.spec import DEFAULT
 from glovebox_sandboxes.runtime import guest_gc, runtime
 from glovebox_sandboxes.runtime.runtime import Runtime
 from glovebox_server.artifacts import record
-from glovebox_server.artifacts.disk import Disk
+from glovebox_server.artifacts.record import Disk
 from glovebox_server.settings import Settings
 
 
