@@ -6,7 +6,7 @@ anything of MCP.
 
 import hashlib
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -339,16 +339,8 @@ class Collector:
         if self._uncounted:
             self._skipped.append(SkippedFile(name="…", reason=f"and {self._uncounted} more", count=self._uncounted))
             await self._record(self._skipped[-1])
-        copies = {each.name: each for each in reversed(outcome.shown)}
         files = [link for link in links.values() if link.uri not in figures]
-        pictures = [link for link in files if link.media_type in IMAGE_TYPES][:MAX_PICTURES]
-        looks = []
-        for uri, blob in zip(figures, outcome.blobs, strict=True):
-            looks.append(_look(links.get(uri or ""), blob.data, blob.media_type, blob.shown))
-        for link in pictures:
-            data = self.collection.pictures.get(link.uri, b"")
-            looks.append(_look(link, data, link.media_type, copies.get(link.name)))
-        looks += [_look(None, b"", each.media_type, each, _TOO_LARGE) for each in outcome.shown if not each.name]
+        looks = self._looks(outcome, figures, links, files)
         return Delivered(
             # Only the first files of a call are scanned, so the caller's output comes before others.
             artifacts=tuple(sorted(files, key=lambda link: link.uri not in texts.values())),
@@ -358,6 +350,19 @@ class Collector:
             skipped=tuple(self._skipped),
             whole={name: uri for name, uri in texts.items() if uri in links},
         )
+
+    def _looks(
+        self, outcome: Outcome, figures: Sequence[str | None], links: Mapping[str, Link], files: Iterable[Link]
+    ) -> list[tuple[Image | None, str]]:
+        """Return figures and pictures as they are shown, and the notes of them."""
+        copies = {each.name: each for each in reversed(outcome.shown)}
+        looks = []
+        for uri, blob in zip(figures, outcome.blobs, strict=True):
+            looks.append(_look(links.get(uri or ""), blob.data, blob.media_type, blob.shown))
+        for link in [each for each in files if each.media_type in IMAGE_TYPES][:MAX_PICTURES]:
+            data = self.collection.pictures.get(link.uri, b"")
+            looks.append(_look(link, data, link.media_type, copies.get(link.name)))
+        return looks + [_look(None, b"", each.media_type, each, _TOO_LARGE) for each in outcome.shown if not each.name]
 
     async def _put(self, name: str, data: bytes) -> str | None:
         """Store bytes as a file of the call; return its URI, None if it is refused."""

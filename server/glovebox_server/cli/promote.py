@@ -78,7 +78,9 @@ def promote(
             if not emit({"promotion": None, "plan": _plan_fields(planned)}):
                 err.print(Plain(f"Nothing was changed. To do it without being asked: --expect {promotion.digest}"))
             return REFUSED
-        _require_expected(promotion, expect)
+        if expect is not None and expect not in {promotion.digest, promotion.digest.removeprefix("sha256:")}:
+            reason = f"What would change has the digest {promotion.digest}, not the expected one; nothing was changed."
+            raise RefusedError("promotion.expect", reason, "Look at what would change, then expect that.")
         with _changing(settings) as (journal, record):
             done = transaction.promote(folder, journal, promotion, planned.content, record)
             _warn_if_uncleared(done)
@@ -125,12 +127,6 @@ def _require_accepted(planned: Planned, *, accept: bool) -> None:
         raise RefusedError(
             "promotion.findings", reason, "Look at the files; then --accept-findings in place of --scan."
         )
-
-
-def _require_expected(promotion: Promotion, expect: str | None) -> None:
-    if expect is not None and expect not in {promotion.digest, promotion.digest.removeprefix("sha256:")}:
-        reason = f"What would change has the digest {promotion.digest}, not the expected one; nothing was changed."
-        raise RefusedError("promotion.expect", reason, "Look at what would change, then expect that.")
 
 
 def _target(settings: Settings, name: str) -> Path:

@@ -111,12 +111,12 @@ _ADAPTER: Final = TypeAdapter(Promotion)
 class Journal:
     """The journal of a state directory, with its lock held; see ``locked``."""
 
-    _directory: SecretDirectory
+    directory: SecretDirectory
     _folder: TargetFolder
 
     def save(self, promotion: Promotion) -> None:
         """Store a promotion durably; raise ``SecretFileError`` if that fails."""
-        self._directory.make(f"{promotion.id}.json", _ADAPTER.dump_json(promotion), replace=True)
+        self.directory.make(f"{promotion.id}.json", _ADAPTER.dump_json(promotion), replace=True)
 
     def keep(self, promotion: Promotion, number: int, chunks: Iterable[bytes]) -> str:
         """Store a file's old content durably, and return its digest."""
@@ -126,10 +126,6 @@ class Journal:
         digest = self._folder.write(name, chunks, 0o600)
         self._folder.sync([name])
         return digest
-
-    def kept(self, promotion: Promotion) -> Path:
-        """Return the folder of the old contents."""
-        return self._directory.path / promotion.id
 
     def contents(self, identifier: str, number: int) -> Iterator[bytes]:
         """Yield a file's old content."""
@@ -142,14 +138,14 @@ class Journal:
 
     def all(self) -> list[Promotion]:
         """Return every promotion, oldest first; raise ``SecretFileError`` if an entry is malformed."""
-        return _read(self._directory)
+        return _read(self.directory)
 
     def make_room(self) -> None:
         """Remove the oldest promotions beyond ``MAX_KEPT``."""
         ended = [each for each in self.all() if each.state in ENDED]
         for each in ended[: max(0, len(ended) - MAX_KEPT + 1)]:
             self.forget(each.id)
-            self._directory.remove(f"{each.id}.json")
+            self.directory.remove(f"{each.id}.json")
 
 
 @contextmanager
@@ -180,9 +176,7 @@ def put_back(promotions: Iterable[Promotion]) -> dict[str, str]:
 
 def _read(directory: SecretDirectory) -> list[Promotion]:
     found = []
-    for name in directory.names():
-        if not name.endswith(".json"):
-            continue
+    for name in (each for each in directory.names() if each.endswith(".json")):
         promotion = None
         with suppress(ValueError):
             promotion = _ADAPTER.validate_json(directory.read(name, MAX_BYTES), strict=True)
@@ -243,7 +237,6 @@ def promote(
     Raises RefusedError: nothing was changed: a file is not as shown, something is in the way, or a disk is full;
     AuditError: nothing was changed, as it could not be recorded.
     """
-    on_record = False
     with _translated("preparing the promotion"):
         if changed := [each.name for each in promotion.changes if folder.look(each.name) != each.before]:
             raise _conflict(changed[0], len(changed))
@@ -255,7 +248,6 @@ def promote(
         with _translated("promoting"):
             _stage(folder, journal, promotion, content)
             record(_event(promotion))
-            on_record = True
             promotion = replace(promotion, state="moving")
             journal.save(promotion)
             for way in promotion.made_folders:
@@ -266,7 +258,7 @@ def promote(
             moved = replace(promotion, state="moved")
             journal.save(moved)
     except BaseException:
-        if on_record:
+        if promotion.state == "moving":
             with suppress(DiagnosedError):  # put back even if it cannot be recorded
                 record(_rolled_back(promotion, "failed"))
         try:
@@ -279,7 +271,9 @@ def promote(
             _clear(folder, journal, undone)
         if undone.kept:
             reason = f"{promotion.id} was put back, but for {quoted(undone.kept[0])}, which somebody changed meanwhile."
-            raise RefusedError("promotion.conflict", reason, f"What it held is in {journal.kept(promotion)}.") from None
+            raise RefusedError(
+                "promotion.conflict", reason, f"What it held is in {journal.directory.path / promotion.id}."
+            ) from None
         raise
     with suppress(OSError, RefusedError, DiagnosedError):  # it is in effect, even if this fails
         return _clear(folder, journal, moved)
@@ -391,18 +385,16 @@ def _move(folder: TargetFolder, promotion: Promotion, number: int, change: Chang
 
 
 def _undo(folder: TargetFolder, journal: Journal, promotion: Promotion) -> Promotion:
+    kept: list[str] = []
     if promotion.state == "moving":
-        kept = [
-            change.name
-            for number, change in reversed(list(enumerate(promotion.changes)))
-            if not _put_back(folder, promotion, number, change)
-        ]
+        for number, change in reversed(list(enumerate(promotion.changes))):
+            if not _put_back(folder, promotion, number, change):
+                kept.append(change.name)
         folder.unmake(promotion.made_folders)
         _sync(folder, promotion)
-        promotion = replace(promotion, kept=tuple(kept))
-    promotion = replace(promotion, state="undone")
-    journal.save(promotion)
-    return promotion
+    undone = replace(promotion, state="undone", kept=tuple(kept))
+    journal.save(undone)
+    return undone
 
 
 def _put_back(folder: TargetFolder, promotion: Promotion, number: int, change: Change) -> bool:
@@ -443,13 +435,11 @@ def _is(folder: TargetFolder, name: str, change: Change) -> bool:
 
 def _clear(folder: TargetFolder, journal: Journal, promotion: Promotion) -> Promotion:
     folder.clear(promotion.stage)
-    if promotion.state == "moved":
+    ended = replace(promotion, state="applied" if promotion.state == "moved" else "withdrawn")
+    if ended.state == "applied":
         folder.unmake(promotion.gone_folders)
-        ended = replace(promotion, state="applied")
-    else:
-        ended = replace(promotion, state="withdrawn")
-        if not promotion.kept:
-            journal.forget(promotion.id)
+    elif not promotion.kept:
+        journal.forget(promotion.id)
     journal.save(ended)
     return ended
 

@@ -50,7 +50,7 @@ class ScanBudget:
     def read(self, read1: Callable[[int], bytes]) -> tuple[bytes, str]:
         """Return the unpacked data, and why it is incomplete; empty if it is not.
 
-        ``read1`` unpacks up to so many bytes: none at the end, fewer before data that cannot be unpacked.
+        ``read1`` unpacks up to a number of bytes: none at the end, fewer before data that cannot be unpacked.
         """
         out = bytearray()
         while not (why := self.over()):
