@@ -31,7 +31,7 @@ MACHINE_FILE = Path("/etc/glovebox/glovebox.toml")
 _MAX_BYTES: Final = 4096
 _ROOT = 0
 T = TypeVar("T")
-OPERATOR: Final = os.getuid()
+OPERATOR: Final = f"local:{os.getuid()}"
 """The user of the command, for the record: still root after taking the rights of a directory's owner."""
 
 

@@ -100,7 +100,7 @@ def approvals_revoke(settings: Settings, wanted: str) -> None:
     """Take a yes or a grant back; no call passes on it any more. What runs goes on: `glovebox stop` ends that."""
     with _store(settings) as database, recording(settings) as record:
         identifier = _named(database, wanted).question.id
-        database.transact_now(lambda db: Questions(db, read_clocks(), record).withdraw(identifier, _self()))
+        database.transact_now(lambda db: Questions(db, read_clocks(), record).withdraw(identifier, state.OPERATOR))
         found = _named(database, identifier)
     emit(_described(found), f"{identifier} is withdrawn: no call passes on it any more.")
 
@@ -156,7 +156,7 @@ def _answer(settings: Settings, wanted: str, *, allow: bool, reach: Reach, reaso
         question = before.question
         said = printable(reason.strip())[:MAX_REASON]
         given = ApprovalAnswer(
-            allow=allow, by=_self(), channel="operator", reach=reach, digest=question.digest, reason=said
+            allow=allow, by=state.OPERATOR, channel="operator", reach=reach, digest=question.digest, reason=said
         )
         try:
             found = database.transact_now(lambda db: Questions(db, read_clocks(), record).answer(question.id, given))
@@ -209,10 +209,6 @@ def _named(database: Database, wanted: str) -> Standing:
             raise RefusedError("approval.unknown", reason, "Give the whole id.")
         raise store.unknown_question()
     return (exact or begun)[0]
-
-
-def _self() -> str:
-    return f"local:{state.OPERATOR}"
 
 
 def _row(each: Standing) -> tuple[str, ...]:

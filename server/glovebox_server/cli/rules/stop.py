@@ -2,9 +2,7 @@
 
 import os
 import posixpath
-import re
 import threading
-from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -29,7 +27,7 @@ from glovebox_sandboxes.plural import counted
 from glovebox_server import workspace
 from glovebox_server.cli import state
 from glovebox_server.cli.evidence.audit import show_indexing
-from glovebox_server.cli.options import LazyGroup, command, complete_tool, emit, err, out, wants_json
+from glovebox_server.cli.options import LazyGroup, command, complete_tool, emit, err, wants_json, word_form
 from glovebox_server.cli.terminal import pick, table_of
 from glovebox_server.exits import NO_SERVER, OK, UNAVAILABLE
 from glovebox_server.guards.stops.stops import (
@@ -46,29 +44,40 @@ from glovebox_server.guards.stops.stops import (
 from glovebox_server.guards.watch import canaries
 from glovebox_server.guards.watch.canaries import NAME, Canary, canaries_of
 from glovebox_server.requests import has_key
-from glovebox_server.secret_files import SecretFileError, prepare_state
+from glovebox_server.secret_files import Files, SecretFileError, prepare_state
 from glovebox_server.settings import Settings
+from glovebox_server.tools import TOOLS
 from glovebox_server.transport import tokens
 from glovebox_server.upkeep.log import audit_log, recording
 
 _ID = r"[0-9a-z]{26}"
+_MAX_PRINCIPAL = 640
 
 
-_FORMS = {
-    "call": (rf"c_{_ID}", "a call's id, as c_01h…: `glovebox audit query` shows them"),
-    "run": (rf"r_{_ID}", "a run's id, as r_01h…: `glovebox audit show CALL` names it"),
-    "principal": (r".{1,640}", "a caller as the audit log names it, as token:ci or local:1000"),
-    "workflow": (r"[a-z][a-z0-9-]{0,63}", "a workflow, as [workflows] of policy.toml does"),
-}
-"""The form of each name: a mistyped one would stop no call."""
+def _principal(value: str) -> str:
+    if not is_principal(value) or len(value) > _MAX_PRINCIPAL:
+        raise click.BadParameter("name a caller as the audit log names it, as token:ci or local:1000.")
+    return value
+
+
+def _tool(value: str) -> str:
+    if value not in TOOLS:
+        raise click.BadParameter(f"there is no such tool; there are {', '.join(TOOLS)}.")
+    return value
+
+
+# A mistyped name would stop no call.
+_call = word_form(f"c_{_ID}", "name a call's id, as c_01h…: `glovebox audit query` shows them")
+_run = word_form(f"r_{_ID}", "name a run's id, as r_01h…: `glovebox audit show CALL` names it")
+_workflow = word_form(r"[a-z][a-z0-9-]{0,63}", "name a workflow, as [workflows] of policy.toml does")
 
 
 @command("stop", opens="settings")
-@click.option("--call", metavar="ID", help="This call.")
-@click.option("--run", metavar="ID", help="All calls of this run.")
-@click.option("--principal", metavar="ID", help="All calls of this caller, as token:ci or local:1000.")
-@click.option("--workflow", metavar="NAME", help="All calls of this workflow.")
-@click.option("--tool", metavar="NAME", shell_complete=complete_tool, help="All calls of this tool.")
+@click.option("--call", metavar="ID", type=_call, help="This call.")
+@click.option("--run", metavar="ID", type=_run, help="All calls of this run.")
+@click.option("--principal", metavar="ID", type=_principal, help="All calls of this caller, as token:ci or local:1000.")
+@click.option("--workflow", metavar="NAME", type=_workflow, help="All calls of this workflow.")
+@click.option("--tool", metavar="NAME", type=_tool, shell_complete=complete_tool, help="All calls of this tool.")
 @click.option("--all", "everything", is_flag=True, help="Everything.")
 @click.option("--because", default="The operator gave no reason.", help="Why, in a sentence: callers read it.")
 def stop(settings: Settings, *, everything: bool, because: str, **given: str | None) -> int:
@@ -77,55 +86,28 @@ def stop(settings: Settings, *, everything: bool, because: str, **given: str | N
     In all servers of the state directory, also after a restart, until `glovebox resume`. --all: of every directory
     there is. Exit 5: it is stored, and no server is live there.
     """
-    scope, name = _target(given, everything=everything)
-    if not because.strip() or len(because) > MAX_BECAUSE:
-        raise click.BadParameter(f"say it in 1 to {MAX_BECAUSE} characters.", param_hint="--because")
-    settings, places = _places(settings, everything=everything)
-    if name.startswith("token:"):
-        _require_token(settings, name.removeprefix("token:"))
-    found = new_stop(scope, name, because=printable(because.strip())[:MAX_BECAUSE], by=_me(), made=datetime.now(UTC))
-    outcomes, problems = _stop_in_all(settings, places, found)
-    emit(_summary(found, outcomes))
-    for outcome in outcomes:
-        _report(found, outcome, several=len(places) > 1)
-    for unreached in problems:
-        err.print(str(unreached), style="red")
-    if scope in ("run", "workflow") or name.startswith("oauth:"):
-        _warn_if_unseen(settings, scope, name)
-    if problems:
-        return UNAVAILABLE
-    if any(outcome["servers"] for outcome in outcomes):
-        return OK
-    if not wants_json():
-        err.print("No server is live there: the stop is stored for those that begin later.", style="yellow")
-    return NO_SERVER
-
-
-def _target(given: Mapping[str, str | None], *, everything: bool) -> tuple[Scope, str]:
-    named: list[tuple[Scope, str]] = [(scope, name) for scope in SCOPES if (name := given.get(scope)) is not None]
-    if everything:
-        named.append(("all", ""))
+    given["all"] = "" if everything else None
+    named = [(scope, name) for scope in SCOPES if (name := given[scope]) is not None]
     if len(named) != 1:
         raise click.UsageError("Say what to stop by one of --call, --run, --principal, --workflow, --tool and --all.")
-    (scope, name) = named[0]
-    form, words = _FORMS.get(scope, ("", ""))
-    if form and not (re.fullmatch(form, name, re.ASCII) and (scope != "principal" or is_principal(name))):
-        raise click.BadParameter(f"name {words}.", param_hint=f"--{scope}")
-    if scope == "tool" and name not in (tools := complete_tool(click.get_current_context(), _TOOL, "")):
-        raise click.BadParameter(f"there is no such tool; there are {', '.join(tools)}.", param_hint="--tool")
-    return scope, name
-
-
-def _places(settings: Settings, *, everything: bool) -> tuple[Settings, list[Path]]:
-    """Return the settings with the intended directory, and all directories."""
+    ((scope, name),) = named
+    if not because.strip() or len(because) > MAX_BECAUSE:
+        raise click.BadParameter(f"say it in 1 to {MAX_BECAUSE} characters.", param_hint="--because")
     settings = state.locate(settings, guesses=everything)
-    if not everything:
-        return settings, [settings.state_dir]
-    on_line = click.get_current_context().get_parameter_source("state_dir") is ParameterSource.COMMANDLINE
-    return settings, state.find_directories(settings, named=on_line)
-
-
-_TOOL = click.Option(["--tool"])
+    places = [settings.state_dir]
+    if everything:
+        on_line = click.get_current_context().get_parameter_source("state_dir") is ParameterSource.COMMANDLINE
+        places = state.find_directories(settings, named=on_line)
+    if name.startswith("token:"):
+        _require_token(settings, name.removeprefix("token:"))
+    by = state.OPERATOR
+    found = new_stop(scope, name, because=printable(because.strip())[:MAX_BECAUSE], by=by, made=datetime.now(UTC))
+    code = _stop_in_all(settings, places, found)
+    if scope in ("run", "workflow") or name.startswith("oauth:"):
+        _warn_if_unseen(settings, scope, name)
+    if code == NO_SERVER and not wants_json():
+        err.print("No server is live there: the stop is stored for those that begin later.", style="yellow")
+    return code
 
 
 @command("resume")
@@ -133,22 +115,26 @@ _TOOL = click.Option(["--tool"])
 @click.option("--all", "everything", is_flag=True, help="Every stop.")
 def resume(settings: Settings, stop_id: str | None, everything: bool) -> None:
     """Lift a stop, or all of them."""
-    if (stop_id is None) is not everything:
-        raise click.UsageError("Name one stop, as `glovebox stops list` shows it, or --all.")
-    prepare_state(settings.state_dir)
     files = stops_of(settings.state_dir)
-    names = files.names()
-    lifted = names if stop_id is None else [name for name in names if name == stop_id]
-    if stop_id is not None and not lifted:
-        fix = "`glovebox stops list` shows them."
-        raise MisnamedError("Lifting a stop", f"there is no stop {printable(stop_id)}", fix)
+    lifted = _chosen(files, ("Lifting a stop", "`glovebox stops list`"), stop_id, everything=everything)
     if lifted:
         with closing(audit_log(settings)) as log:
-            log.commit([draft(StopLifted(stop=name, by=_me())) for name in lifted], {})
+            log.commit([draft(StopLifted(stop=name, by=state.OPERATOR)) for name in lifted], {})
     for name in lifted:
         files.remove(name)
     where = state.describe(settings.state_dir, state.live_servers(settings.state_dir))
     emit({"lifted": lifted}, f"{counted(len(lifted), 'stop')} lifted in {where}.")
+
+
+def _chosen(files: Files[Any], doing: tuple[str, str], identifier: str | None, *, everything: bool) -> list[str]:
+    """Return the names of one file, or of all; ``doing`` says what is done, and the command that lists them."""
+    what = doing[0].rpartition(" ")[2]
+    if (identifier is None) is not everything:
+        raise click.UsageError(f"Name one {what}, as {doing[1]} shows it, or --all.")
+    found = [name for name in files.names() if identifier in {None, name}]
+    if identifier is not None and not found:
+        raise MisnamedError(doing[0], f"there is no {what} {printable(identifier)}", f"{doing[1]} shows them.")
+    return found
 
 
 @click.group(cls=LazyGroup)
@@ -178,32 +164,8 @@ def stops_list(settings: Settings) -> int:
     return UNAVAILABLE if found.damaged else OK
 
 
-def _summary(stop: Stop, outcomes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return {
-        "stop": _described(stop),
-        "recorded": not any(outcome["problem"] for outcome in outcomes),
-        "everything": stop.scope == "all" or not all(outcome["whole"] for outcome in outcomes),
-        "directories": [{key: outcome[key] for key in ("directory", "servers")} for outcome in outcomes],
-    }
-
-
-def _report(stop: Stop, outcome: Mapping[str, Any], *, several: bool) -> None:
-    place = outcome["directory"]
-    undo = f"glovebox resume {stop.id}{f' --state-dir {place}' * several}"
-    if not wants_json():
-        where = state.describe(place, outcome["servers"])
-        out.print(f"{_words(stop)} is stopped in {where}: {stop.id}. `{undo}` lifts it.")
-    if not outcome["whole"]:
-        words = "The disk has no room for what is stopped, so everything is"
-        err.print(f"{words}, until `{undo}`. Free space there.", style="red")
-    if outcome["problem"]:
-        err.print(f"It is in force, and not in the audit log: {outcome['problem']}", style="red")
-
-
-def _stop_in_all(
-    settings: Settings, places: list[Path], stop: Stop
-) -> tuple[list[dict[str, Any]], list[DiagnosedError]]:
-    """Stop in each directory, and return what came of it and what failed; raise that if nothing came of any."""
+def _stop_in_all(settings: Settings, places: list[Path], stop: Stop) -> int:
+    """Stop in each directory, and print what came of it; raise what failed if nothing came of any."""
     outcomes: list[dict[str, Any]] = []
     problems: list[DiagnosedError] = []
     for place in places:
@@ -213,7 +175,28 @@ def _stop_in_all(
             problems.append(problem)
     if not outcomes:
         raise problems[0]
-    return outcomes, problems
+    told, lines = [], []
+    for outcome in outcomes:
+        place, servers = outcome["directory"], outcome["servers"]
+        undo = f"glovebox resume {stop.id}{f' --state-dir {place}' * (len(places) > 1)}"
+        told.append(f"{_words(stop)} is stopped in {state.describe(place, servers)}: {stop.id}. `{undo}` lifts it.")
+        if not outcome["whole"]:
+            words = "The disk has no room for what is stopped, so everything is"
+            lines.append(f"{words}, until `{undo}`. Free space there.")
+        if outcome["problem"]:
+            lines.append(f"It is in force, and not in the audit log: {outcome['problem']}")
+    value = {
+        "stop": _described(stop),
+        "recorded": not any(outcome["problem"] for outcome in outcomes),
+        "everything": stop.scope == "all" or not all(outcome["whole"] for outcome in outcomes),
+        "directories": [{key: outcome[key] for key in ("directory", "servers")} for outcome in outcomes],
+    }
+    emit(value, *told)
+    for line in (*lines, *problems):
+        err.print(str(line), style="red")
+    if problems:
+        return UNAVAILABLE
+    return OK if any(outcome["servers"] for outcome in outcomes) else NO_SERVER
 
 
 def _stop_in(settings: Settings, place: Path, stop: Stop) -> dict[str, Any]:
@@ -267,10 +250,6 @@ def _warn_if_unseen(settings: Settings, scope: Scope, name: str) -> None:
     if not seen:
         words = f"No call of {scope} {name} is on record. It is stopped before its first call, or misspelt."
         err.print(words, style="yellow")
-
-
-def _me() -> str:
-    return f"local:{state.OPERATOR}"
 
 
 def _words(stop: Stop) -> str:
@@ -327,14 +306,9 @@ def canary_list(settings: Settings) -> int:
 @click.option("--all", "everything", is_flag=True, help="Every canary.")
 def canary_remove(settings: Settings, canary_id: str | None, everything: bool) -> None:
     """Take one out of its workspace, and forget it."""
-    if (canary_id is None) is not everything:
-        raise click.UsageError("Name one canary, as `glovebox canary list` shows it, or --all.")
     files = canaries_of(settings.state_dir)
+    gone = _chosen(files, ("Removing a canary", "`glovebox canary list`"), canary_id, everything=everything)
     known = {each.id: each for each in files.read().items}
-    gone = [name for name in files.names() if canary_id in {None, name}]
-    if canary_id is not None and not gone:
-        fix = "`glovebox canary list` shows them."
-        raise MisnamedError("Removing a canary", f"there is no canary {printable(canary_id)}", fix)
     for name in gone:
         if name in known:
             canaries.remove(settings.state_dir, known[name])

@@ -85,7 +85,7 @@ def token_revoke(settings: Settings, name: str) -> None:
         fix = "`glovebox token list` shows those there are."
         raise MisnamedError(f"Revoking the token {name!r}", "there is none", fix)
     with recording(settings) as record:
-        record(TokenRevoked(principal=f"token:{name}", by=f"local:{state.OPERATOR}"))
+        record(TokenRevoked(principal=f"token:{name}", by=state.OPERATOR))
     emit(
         {"name": name, "principal": f"token:{name}", "revoked": True},
         f"token:{name} is revoked. A running server ends what is under way with it within seconds.",
@@ -127,7 +127,7 @@ def _made(
     made = None
     if name not in tokens.load(place, None):
         expires = None if lifetime is None else (datetime.now(UTC) + lifetime).isoformat(timespec="seconds")
-        by, principal = f"local:{state.OPERATOR}", f"token:{name}"
+        by, principal = state.OPERATOR, f"token:{name}"
         with recording(settings) as record:
             record(TokenCreated(principal=principal, by=by, role=role, workflow=workflow, expires=expires))
         made = tokens.create(place, name, role=role, workflow=workflow, lifetime=lifetime)
