@@ -17,20 +17,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from glovebox_audit import chain, read
+from glovebox_audit import chain, events, read
 from glovebox_audit.chain import EvidenceError, Record
-from glovebox_audit.events import (
-    ArtifactCollected,
-    ArtifactRefused,
-    CallCancelled,
-    CallDecided,
-    CallFailed,
-    CallFinished,
-    EgressDecided,
-)
 from glovebox_profiles import model
-from glovebox_profiles.egress.rules import EgressRule, covers_all
-from glovebox_profiles.egress.rules import meet as meet_rules
+from glovebox_profiles.egress import rules as egress
 from glovebox_profiles.egress.targets import parse_url
 from glovebox_profiles.model import MIB, Profile, digest
 from glovebox_profiles.order import KeyChange, diff, within
@@ -142,10 +132,12 @@ MAX_ALLOW: Final = 32 * 1024
 MAX_PATHS: Final = 32
 """Paths of one host that are listed: a reviewer reads no longer list. Beyond it the rule's own stay."""
 
-_ENDS: Final = frozenset({CallCancelled.kind, CallFailed.kind, CallFinished.kind})
+_ENDS: Final = frozenset({events.CallCancelled.kind, events.CallFailed.kind, events.CallFinished.kind})
 """A call that ended so has all it did on record; one that is lost, or still runs, has not."""
 
-KINDS: Final = _ENDS | {each.kind for each in (CallDecided, EgressDecided, ArtifactCollected, ArtifactRefused)}
+KINDS: Final = _ENDS | {
+    each.kind for each in (events.CallDecided, events.EgressDecided, events.ArtifactCollected, events.ArtifactRefused)
+}
 """The records that a suggestion is made from."""
 
 _OUTPUT: Final = ("files.output", "limits.output.bytes", "limits.output.files")
@@ -185,7 +177,7 @@ def suggest(records: Iterable[Record], tool: Tool, profile: Profile, open_sealed
     for record in records:
         if record.data.get("tool") == tool.name:
             calls[record.call_id or ""][record.kind].append(record)
-    decisions = [record for did in calls.values() for record in did[CallDecided.kind]]
+    decisions = [record for did in calls.values() for record in did[events.CallDecided.kind]]
     allowed = [record for record in decisions if record.data.get("effect") == "allow"]
     found = Suggested(profile=profile, calls=len(allowed), refused=len(decisions) - len(allowed))
     found.lifted = sum(bool(record.data.get("grants")) for record in decisions)
@@ -219,7 +211,8 @@ def suggest(records: Iterable[Record], tool: Tool, profile: Profile, open_sealed
 
 def _limits(found: Suggested, limits: dict[str, Any], calls: _Calls, arguments: _Arguments) -> None:
     """Narrow time, processor time, memory and output; each stays if a call reached it, or was not counted."""
-    ends = [calls[call][CallFinished.kind][-1].data for call in arguments if calls[call][CallFinished.kind]]
+    finished = events.CallFinished.kind
+    ends = [calls[call][finished][-1].data for call in arguments if calls[call][finished]]
     usages = [end.get("usage") or {} for end in ends]
     for key, name, counter, unit, floor, cut in (
         ("wall_seconds", "wall_ms", "", 1000, model.WALL_SECONDS[0], "timed_out"),
@@ -250,8 +243,8 @@ def _with_room(key: str, most: float, step: int = 1) -> int:
 
 def _files(found: Suggested, values: dict[str, Any], tool: Tool, calls: _Calls, open_ended: int) -> None:
     files, output, within_calls = values["files"], values["limits"]["output"], counted(found.calls, "call")
-    collected = [did[ArtifactCollected.kind] for did in calls.values() if did[ArtifactCollected.kind]]
-    refused = any(did[ArtifactRefused.kind] for did in calls.values())
+    collected = [did[events.ArtifactCollected.kind] for did in calls.values() if did[events.ArtifactCollected.kind]]
+    refused = any(did[events.ArtifactRefused.kind] for did in calls.values())
     # A program may have written more there than it left; a running one may still write.
     unseen = found.calls if tool.imports else open_ended
     if files["output"] and unseen:
@@ -274,7 +267,7 @@ def _files(found: Suggested, values: dict[str, Any], tool: Tool, calls: _Calls, 
 
 def _network(found: Suggested, network: dict[str, Any], tool: Tool, calls: _Calls, arguments: _Arguments) -> None:
     rules, within_calls = found.profile.network.allow, counted(found.calls, "call")
-    connections = [(call, each.data) for call, did in calls.items() for each in did[EgressDecided.kind]]
+    connections = [(call, each.data) for call, did in calls.items() for each in did[events.EgressDecided.kind]]
     reached = [(call, data) for call, data in connections if data.get("effect") == "allow"]
     if not reached:
         if "network" not in tool.needs and found.lifted == 0:
@@ -300,11 +293,11 @@ def _network(found: Suggested, network: dict[str, Any], tool: Tool, calls: _Call
     for (scheme, host, port, method), known in paths.items():
         listed = frozenset(each for each in known if each is not None)
         methods[scheme, host, port, listed if len(listed) == len(known) <= MAX_PATHS else frozenset()].add(method)
-    narrowed = [rule for asked, of in methods.items() for rule in meet_rules(rules, [_rule(*asked, of)])]
+    narrowed = [rule for asked, of in methods.items() for rule in egress.meet(rules, [_rule(*asked, of)])]
     kept = sorted(dict.fromkeys(narrowed), key=lambda each: each.host)
     tables = [rule.model_dump() for rule in kept]
     fits = len(kept) <= model.MAX_RULES and len(json.dumps(tables)) <= MAX_ALLOW
-    if kept and fits and covers_all(rules, kept):
+    if kept and fits and egress.covers_all(rules, kept):
         network["allow"] = tables
         times = Counter(data["host"] for _, data in reached)
         hosts = ", ".join(f"{host} {counted(many, 'time')}" for host, many in times.most_common(12))
@@ -328,9 +321,9 @@ def _url(tool: Tool, arguments: Mapping[str, Any]) -> tuple[str, str] | None:
     return None
 
 
-def _rule(scheme: str, host: str, port: int, paths: Collection[str], methods: Collection[str]) -> EgressRule:
+def _rule(scheme: str, host: str, port: int, paths: Collection[str], methods: Collection[str]) -> egress.EgressRule:
     """Return a rule for this and no more; without paths, for all of them."""
     table: dict[str, Any] = {"host": host, "schemes": [scheme], "ports": [port], "methods": sorted(methods)}
     with suppress(ValueError):  # a path that no rule can name
-        return EgressRule.model_validate({**table, "paths": sorted(paths)} if paths else table)
-    return EgressRule.model_validate(table)
+        return egress.EgressRule.model_validate({**table, "paths": sorted(paths)} if paths else table)
+    return egress.EgressRule.model_validate(table)

@@ -9,21 +9,8 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from glovebox_audit import read
+from glovebox_audit import events, read
 from glovebox_audit.chain import Record
-from glovebox_audit.events import (
-    ApprovalAnswered,
-    ArtifactCollected,
-    ArtifactRefused,
-    ArtifactScanned,
-    CallDecided,
-    PromotionApplied,
-    PromotionRolledBack,
-    ReceiptSigned,
-    SandboxStarted,
-    StopMade,
-    WatchAlarm,
-)
 from glovebox_audit.printable import printable
 from glovebox_audit.query import ask, calls
 from glovebox_audit.query.outcomes import RUNNING
@@ -79,7 +66,7 @@ def _around(directory: Path, records: Sequence[Record]) -> list[Record]:
     """Return records of no call: its approvals, its stop, and later uses of its files."""
     named = (
         *(each.data.get(name) for each in records for name in ("approval", "stop")),
-        *(each.data.get("uri") for each in records if each.kind == ArtifactCollected.kind),
+        *(each.data.get("uri") for each in records if each.kind == events.ArtifactCollected.kind),
     )
     texts = {str(records[0].call_id), *(text for text in named if isinstance(text, str) and text)}
     return read.records_about(directory, texts, records[0])
@@ -98,20 +85,20 @@ def _rows(records: Sequence[Record], around: Sequence[Record]) -> Iterator[_Row]
     for record in records:
         by_kind.setdefault(record.kind, []).append(record.data)
     last = next((each for each in reversed(records) if calls.outcome(each.kind, each.data) is not None), records[-1])
-    yield from _asked(records[0], [each.data for each in around if each.kind == ApprovalAnswered.kind])
-    for data in by_kind.get(SandboxStarted.kind, []):
+    yield from _asked(records[0], [each.data for each in around if each.kind == events.ApprovalAnswered.kind])
+    for data in by_kind.get(events.SandboxStarted.kind, []):
         yield from _measured(data)
     styles = {"reached": "green", "refused": "red", "asked": "yellow"}
     yield from ((word, words, styles[word]) for word, words in calls.connections(records))
-    collected = by_kind.get(ArtifactCollected.kind, [])
-    yield from _came_out(collected, by_kind.get(ArtifactRefused.kind, []), last.data)
-    for data in by_kind.get(ArtifactScanned.kind, []):
+    collected = by_kind.get(events.ArtifactCollected.kind, [])
+    yield from _came_out(collected, by_kind.get(events.ArtifactRefused.kind, []), last.data)
+    for data in by_kind.get(events.ArtifactScanned.kind, []):
         yield from _looked_into(data)
     for record in around:
         yield from _changed(record, str(records[0].call_id), {data.get("uri") for data in collected})
     yield from _ended(last)
     yield from _stopped(around, str(records[0].call_id), last.data)
-    for data in by_kind.get(ReceiptSigned.kind, []):
+    for data in by_kind.get(events.ReceiptSigned.kind, []):
         words = f"`glovebox receipt show {records[0].call_id}`; signed with key {data.get('key')}"
         yield ("receipt", words, "")
     yield (
@@ -124,9 +111,9 @@ def _rows(records: Sequence[Record], around: Sequence[Record]) -> Iterator[_Row]
 def _changed(record: Record, call_id: str, uris: Collection[object]) -> Iterator[_Row]:
     """Yield changes in an operator's folder, by the call or with a file of it."""
     data = record.data
-    if record.kind not in {PromotionApplied.kind, PromotionRolledBack.kind}:
+    if record.kind not in {events.PromotionApplied.kind, events.PromotionRolledBack.kind}:
         return
-    what = "by" if record.kind == PromotionApplied.kind else "put back, of"
+    what = "by" if record.kind == events.PromotionApplied.kind else "put back, of"
     where = f"in {data.get('folder')}, {what} promotion {data.get('promotion')}"
     for file in _list(data, "files"):
         if data.get("asked_by") == call_id or file.get("origin") in uris:
@@ -137,10 +124,10 @@ def _stopped(around: Iterable[Record], call_id: str, last: Mapping[str, Any]) ->
     """Yield the stop that ended it; results do not say so if it was a rule."""
     for record in around:
         data = record.data
-        if record.kind == WatchAlarm.kind and data.get("call") == call_id:
+        if record.kind == events.WatchAlarm.kind and data.get("call") == call_id:
             what = f"{data.get('rule')} in {data.get('where')}: {data.get('what')}"
             yield ("alarm", f"{what} ({data.get('action')})", "red")
-        elif record.kind == StopMade.kind and data.get("stop") == last.get("stop"):
+        elif record.kind == events.StopMade.kind and data.get("stop") == last.get("stop"):
             yield ("stopped", f"by {data.get('by')}: {data.get('because')}", "red")
     if last.get("rule") == "stop":
         hint = "`glovebox stops list` says by what, and `glovebox audit tail --all` what was lifted since"
@@ -150,7 +137,7 @@ def _stopped(around: Iterable[Record], call_id: str, last: Mapping[str, Any]) ->
 def _asked(first: Record, answers: Iterable[Mapping[str, Any]]) -> Iterator[_Row]:
     data = first.data
     yield ("call", str(first.call_id), "bold")
-    if first.kind != CallDecided.kind:
+    if first.kind != events.CallDecided.kind:
         yield ("asked", "its beginning is no longer in the log", "yellow")
         return
     client = f" ({data['client']})" if data.get("client") else ""
@@ -242,7 +229,7 @@ def _ended(last: Record) -> Iterator[_Row]:
     how = [words.format(data[name]) for name, words in more.items() if name in data]
     if data.get("failed") and data.get("exit_code") == 0:
         how.append("its result is an error")
-    if last.kind != CallDecided.kind and data.get("reason"):
+    if last.kind != events.CallDecided.kind and data.get("reason"):
         how.append(str(data["reason"]))
     style = {"succeeded": "green", RUNNING: "cyan"}.get(outcome, "red")
     yield ("ended", ", ".join([outcome, *how]), style)

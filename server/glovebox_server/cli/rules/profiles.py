@@ -20,16 +20,8 @@ from glovebox_audit.receipts import dsse
 from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.errors import ProfileError, nearest
 from glovebox_profiles.explain import explain, render
-from glovebox_profiles.load.loader import (
-    SHIPPED,
-    checked,
-    ignored,
-    load,
-    lost_profiles,
-    parse,
-    profile_files,
-    read,
-)  # fmt: skip
+from glovebox_profiles.load import loader
+from glovebox_profiles.load.loader import SHIPPED
 from glovebox_profiles.load.reading import read_bytes, set_value
 from glovebox_profiles.model import Profile, effective
 from glovebox_profiles.order import KeyChange, diff, diff_sets
@@ -42,11 +34,9 @@ from glovebox_server.cli.options import LazyGroup, command, complete_tool, emit,
 from glovebox_server.cli.saving import replace_file
 from glovebox_server.cli.terminal import Shown, pick, table_of
 from glovebox_server.exits import FAILED, OK, USAGE
+from glovebox_server.proof import suggest as recorded
 from glovebox_server.proof.lock import Effective, Lock, policy_keys, written
 from glovebox_server.proof.sealed import opener
-from glovebox_server.proof.suggest import KINDS, records
-from glovebox_server.proof.suggest import simulate as decide_again
-from glovebox_server.proof.suggest import suggest as narrowest
 from glovebox_server.receipts import keys
 from glovebox_server.settings import Settings
 from glovebox_server.startup import governed, policy_file
@@ -144,15 +134,15 @@ def _check(settings: Settings, paths: Sequence[Path]) -> int:
         try:
             files = _existing(path)
             if path.is_dir() and path != SHIPPED:
-                errors += lost_profiles(path, TOOLS)
-                others += ignored(path)
+                errors += loader.lost_profiles(path, TOOLS)
+                others += loader.ignored(path)
         except ProfileError as error:
             errors.append(error)
             continue
         checked += files
         for file in files:
             try:
-                found.append((file, read(file, check_example=check_example, tools=TOOLS)))
+                found.append((file, loader.read(file, check_example=check_example, tools=TOOLS)))
             except ProfileError as error:
                 errors.append(error)
     errors += objections(settings, found)
@@ -194,7 +184,7 @@ def profiles_set(settings: Settings, tool: str, changes: tuple[tuple[tuple[str, 
     for key, value in changes:
         data = set_value(data, file, key, value)
     data = _with_shipped_examples(data, file)
-    after = checked(data, file, check_example=check_example, tools=profiles)
+    after = loader.checked(data, file, check_example=check_example, tools=profiles)
     errors = objections(settings, [(file, after)])
     found = diff(before, after)
     widened = any(change.direction == "widening" for change in found)
@@ -225,11 +215,12 @@ def profiles_diff(a: Path, b: Path) -> int:
     for path in (a, b):
         _existing(path)
     if a.is_dir() and b.is_dir():
-        changes = diff_sets(load([SHIPPED, a], check_example=None), load([SHIPPED, b], check_example=None))
+        was, now = (loader.load([SHIPPED, each], check_example=None) for each in (a, b))
+        changes = diff_sets(was, now)
     elif a.is_dir() or b.is_dir():
         raise ProfileError(a, None, "", f"cannot be compared with {b}", "Name two files or two directories.")
     else:
-        before, after = (read(path, check_example=None, any_name=True) for path in (a, b))
+        before, after = (loader.read(path, check_example=None, any_name=True) for path in (a, b))
         if before.tool != after.tool:
             reason = f'is "{after.tool}", and "{before.tool}" in {a}'
             raise ProfileError(b, None, "tool", reason, "Name two versions of one profile.")
@@ -264,8 +255,9 @@ def _with_shipped_examples(data: bytes, file: Path) -> bytes:
     They describe the shipped profile, not what the operator wants; examples of the operator's own stay as they are. An
     example is identified by its call, since an earlier change may have changed its expectation.
     """
-    profile, shipped = parse(data, file), SHIPPED / file.name
-    calls = [example.call for example in parse(shipped.read_bytes(), shipped).example] if shipped.exists() else []
+    profile, shipped = loader.parse(data, file), SHIPPED / file.name
+    theirs = loader.parse(shipped.read_bytes(), shipped).example if shipped.exists() else ()
+    calls = [example.call for example in theirs]
     for index, example in enumerate(profile.example):
         effect, rule = check_example(profile, example.call)
         if example.call in calls and example.expect != effect:
@@ -278,7 +270,7 @@ def _with_shipped_examples(data: bytes, file: Path) -> bytes:
 def _existing(path: Path) -> tuple[Path, ...]:
     """Return the profile files of a path; a mistyped path is an error here, not an empty directory."""
     if path.is_dir():
-        return profile_files(path)
+        return loader.profile_files(path)
     if not path.exists():
         raise ProfileError(path, None, "", "does not exist", "Name a profile or a directory of profiles.")
     return (path,)
@@ -417,12 +409,12 @@ def profiles_simulate(settings: Settings, candidate: Path, since: datetime, key:
     directory = settings.state_dir / "audit"
     _existing(candidate)
     if candidate.is_dir():
-        profiles = dict(load([SHIPPED, candidate], check_example=None))
+        profiles = dict(loader.load([SHIPPED, candidate], check_example=None))
     else:
-        profile = read(candidate, check_example=None, any_name=True)
+        profile = loader.read(candidate, check_example=None, any_name=True)
         profiles = {profile.tool: profile}
     open_sealed = None if key is None else opener(key)
-    found = decide_again(records(directory, since, {CallDecided.kind}), profiles, TOOLS, open_sealed)
+    found = recorded.simulate(recorded.records(directory, since, {CallDecided.kind}), profiles, TOOLS, open_sealed)
     how = "--key KEY opens those that are sealed" if key is None else "none was sealed to this key"
     unknown = "unknown, since the arguments were not kept as they were"
     told = f"{counted(len(found.otherwise), 'call')} otherwise, {found.same} the same"
@@ -455,14 +447,14 @@ def profiles_suggest(settings: Settings, tool: str, *, since: datetime, output: 
     What would change, and what each change is based on. Nothing is changed.
     """
     profile = found_for(load_profiles(settings), tool)
-    log = records(settings.state_dir / "audit", since, KINDS)
-    found = narrowest(log, TOOLS[tool], profile, None if key is None else opener(key))
+    log = recorded.records(settings.state_dir / "audit", since, recorded.KINDS)
+    found = recorded.suggest(log, TOOLS[tool], profile, None if key is None else opener(key))
     said = f"{counted(found.calls, 'call')} from {found.first[:19]} to {found.last[:19]}"
     if output is not None and found.calls:
         output = output / f"{tool}.toml" if output.is_dir() else output
         data = f"# Suggested, based on {said}.\n{to_toml(found.profile, found.based_on)}\n".encode()
         # A file that `profiles check` would refuse is not written.
-        checked(data, output, check_example=check_example, tools=TOOLS)
+        loader.checked(data, output, check_example=check_example, tools=TOOLS)
         replace_file(output, data, force=False)
     if emit({**asdict(found), "profile": effective(found.profile)}):
         return OK if found.calls else FAILED
