@@ -24,7 +24,7 @@ from glovebox_sandboxes.contract.measure import Expected
 from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.seccomp.cases import load_cases
-from glovebox_server.cli.host import scorecard
+from glovebox_server.cli.host import doctor
 from glovebox_server.cli.main import main
 from glovebox_server.cli.terminal import Terminal
 from glovebox_server.exits import FAILED, OK, UNAVAILABLE
@@ -277,7 +277,7 @@ async def test_a_source_that_cannot_be_started_is_a_proof_that_fails() -> None:
 
 def _run(out: StringIO, *, names: tuple[str, ...] = (), as_json: bool = True) -> int:
     with printing_on(Terminal(file=out, width=200), as_json=as_json):
-        return anyio.run(lambda: scorecard.run(Settings(), names=names))
+        return anyio.run(lambda: doctor._prove(Settings(), names))
 
 
 def test_system_calls_have_ids_of_their_own() -> None:

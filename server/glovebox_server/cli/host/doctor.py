@@ -1,39 +1,44 @@
 """``glovebox doctor``: what this host can enforce, what is missing, whether the profiles load. Changes nothing.
 
-The checks are each driver's; here are words and an exit code.
+The checks are each driver's, and the claims that ``--prove`` tries are in ``glovebox_sandboxes.conformance``; here are
+words, colours and exit codes.
 """
 
 import importlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from textwrap import indent
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import anyio
 import click
 from rich.text import Text
 
+from glovebox_audit.printable import printable
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.loader import SHIPPED
-from glovebox_sandboxes.contract.base import Capabilities, mechanisms
+from glovebox_sandboxes.conformance import case as cases
+from glovebox_sandboxes.conformance import host as hosts
+from glovebox_sandboxes.conformance.prove import CaseFinding, Proof, Start, Status, has_another_way, prepared, prove
+from glovebox_sandboxes.contract.base import Capabilities, Driver, mechanisms
 from glovebox_sandboxes.contract.errors import MisnamedError
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.host import surroundings
-from glovebox_server import app as apps
+from glovebox_sandboxes.plural import counted
 from glovebox_server import workspace
 from glovebox_server.app import VERSION, load_profiles
 from glovebox_server.calls import Principal
 from glovebox_server.cli import state
-from glovebox_server.cli.options import command, emit, out
-from glovebox_server.cli.terminal import Shown, table_of
-from glovebox_server.exits import OK, UNAVAILABLE, USAGE
+from glovebox_server.cli.options import command, emit, err, out
+from glovebox_server.cli.terminal import Shown, pick, table_of
+from glovebox_server.exits import FAILED, OK, UNAVAILABLE, USAGE
 from glovebox_server.secret_files import SecretFileError
 from glovebox_server.settings import Settings
 from glovebox_server.startup import governed, policy_file
 from glovebox_server.tools import TOOLS
-from glovebox_server.upkeep import environments
 from glovebox_server.upkeep.environments import require_apart, required
 from glovebox_server.upkeep.readiness import Readiness, can_write, is_built
 from glovebox_server.workspace import Workspace
@@ -46,6 +51,9 @@ _COLOURS = {
     "fine": "green", "yes": "green", "usable": "green", "none": "yellow", "closed": "yellow",
     "wrong": "red", "no": "red", "not usable": "red",
 }  # fmt: skip
+FORMAT = 1
+"""Version of a proof's JSON; a change that could break a reader raises it."""
+_WAYS: Mapping[Start, str] = {"cold": "started for a call", "forked": "prepared ahead, forked"}
 
 
 @command("doctor", opens="settings")
@@ -53,13 +61,11 @@ _COLOURS = {
 @click.option("--driver", "names", multiple=True, type=click.Choice(registry.NAMES), help="Prove this one; else all.")
 def doctor(settings: Settings, prove: bool, names: tuple[str, ...]) -> int:
     """Show what this host can enforce, and what fixes the rest."""
-    if not prove:
-        if names:
-            raise click.UsageError("--driver says what to prove; add --prove.")
-        return anyio.run(_diagnose, state.locate(settings))
-    scorecard = importlib.import_module("glovebox_server.cli.host.scorecard")  # imports the cases
-    code: int = anyio.run(lambda: scorecard.run(settings, names=names))
-    return code
+    if prove:
+        return anyio.run(_prove, settings, names)
+    if names:
+        raise click.UsageError("--driver says what to prove; add --prove.")
+    return anyio.run(_diagnose, state.locate(settings))
 
 
 async def _diagnose(settings: Settings) -> int:
@@ -75,8 +81,7 @@ async def _diagnose(settings: Settings) -> int:
     loaded, problem = _tried(lambda: _profiles(settings, served), "")
     file, objection = policy_file(settings), None
     if file is not None and not problem:
-        find = partial(governed, settings, apps.load_profiles(settings), Workspace(path=None), TOOLS)
-        _, objection = _tried(find, None)
+        _, objection = _tried(lambda: governed(settings, load_profiles(settings), Workspace(path=None), TOOLS), None)
     ready = Readiness(runtime=is_built(settings.data_dir), log=not unusable, policy=objection is None)
     used = [each.driver for each in found if each.usable]
     advice = None
@@ -84,34 +89,23 @@ async def _diagnose(settings: Settings) -> int:
         advice = f"`glovebox setup` was not run here, so calls can only use {', '.join(used)}. Run it for the others."
     body = {
         "host": surroundings.facts(),
-        "drivers": [{**asdict(each), "limits": dict(each.limits), "usable": each.usable} for each in found],
+        "drivers": [*map(_capabilities_json, found)],
         "profiles": {"error": problem},
         "policy": {"error": objection, "path": file and str(file)},
         "ready": {"ready": ready.ready, **asdict(ready)},
-        "workspace": {
-            "error": refused,
-            "path": served.path and str(served.path),
-            "reason": served.reason,
-            "closed": served.closed,
-        },
+        "workspace": {"error": refused, "path": served.path and str(served.path), **pick(served, "reason", "closed")},
         "advice": advice,
     }
     if not emit(body):
         _show_host(found)
-        _block("profiles", "wrong" if problem else "fine", ("problem" if problem else "loaded", problem or loaded))
-        if file is not None and not problem:
-            told = ("problem", objection) if objection else ("loaded", str(file))
-            _block("policy", "wrong" if objection else "fine", told)
+        policy = [("policy", objection, str(file))] if file is not None and not problem else []
+        for title, wrong, fine in (("profiles", problem, loaded), *policy):
+            _block(title, "wrong" if wrong else "fine", ("problem" if wrong else "loaded", wrong or fine))
         word = "wrong" if refused else "none" if not served.path else "closed" if served.closed else "fine"
         _block("workspace", word, ("problem" if word in ("wrong", "closed") else "served", refused or str(served)))
-        lacks = {
-            "the runtime, which `glovebox setup` builds": ready.runtime,
-            unusable: ready.log,
-            "a valid policy": ready.policy,
-        }
-        _block(
-            "ready", "yes" if ready.ready else "no", *(("missing", what) for what, there in lacks.items() if not there)
-        )
+        runtime = "" if ready.runtime else "the runtime, which `glovebox setup` builds"
+        lacks = (runtime, unusable, "" if ready.policy else "a valid policy")
+        _block("ready", "yes" if ready.ready else "no", *(("missing", each) for each in lacks))
         if advice:
             out.print(f"\n{advice}")
     if problem or objection or refused:
@@ -129,7 +123,7 @@ def _tried(find: Callable[[], T], instead: T) -> tuple[T, str | None]:
 
 def _profiles(settings: Settings, served: Workspace) -> str:
     """Load the profiles, and name them."""
-    found = apps.load_profiles(settings)
+    found = load_profiles(settings)
     required(settings, found)
     sources = [(found.source(tool), profile) for tool, profile in found.items()]
     require_apart(sources, [] if served.path is None else [served.path])
@@ -149,11 +143,10 @@ def _unusable_log(directory: Path) -> str:
         return can_write(place)
 
     try:
-        return (
-            "" if state.run_as_owner(directory, can_make) else f"an audit log that can be written: look at {directory}"
-        )
+        why = "" if state.run_as_owner(directory, can_make) else f"look at {directory}"
     except SecretFileError as problem:
-        return f"an audit log that can be written: {problem}"
+        why = str(problem)
+    return why and f"an audit log that can be written: {why}"
 
 
 def _show_host(found: Sequence[Capabilities]) -> None:
@@ -201,7 +194,7 @@ async def _find(settings: Settings) -> "Manifest":
         found: Manifest = await catalogue.build_manifest(
             tools=TOOLS,
             rights=roles.rights_of(Principal(id=f"local:{os.getuid()}", transport="cli")),
-            environments=environments.required(settings, profiles),
+            environments=required(settings, profiles),
             drivers=available,
             version=VERSION,
         )
@@ -212,25 +205,13 @@ def _told(found: "Manifest") -> Iterator[Shown | None]:
     yield f"Glovebox {found['glovebox']}, tools {found['tools_digest']}, profiles {found['profiles_digest']}"
     if found["policy_digest"]:
         yield f"role {found['role'] or 'none'}, policy {found['policy_digest']}"
-    drivers = [
-        (
-            each["name"],
-            each["level"],
-            ("experimental" if each["experimental"] else "yes") if each["usable"] else "no",
-            each["version"],
-            mechanisms(each["limits"]),
-        )
-        for each in found["drivers"]
-    ]
-    tools = [
-        (
-            *(each[name] or "none" for name in ("name", "driver", "network", "workspace")),
-            each["output"],
-            each["inputs"],
-            each["refused"],
-        )
-        for each in found["tools"]
-    ]
+    drivers, tools = [], []
+    for each in found["drivers"]:
+        usable = "no" if not each["usable"] else "experimental" if each["experimental"] else "yes"
+        drivers.append((each["name"], each["level"], usable, each["version"], mechanisms(each["limits"])))
+    for tool in found["tools"]:
+        names = (tool[name] or "none" for name in ("name", "driver", "network", "workspace"))
+        tools.append((*names, tool["output"], tool["inputs"], tool["refused"]))
     yield ""
     yield table_of(["driver", "level", "usable", "version", "limits by"], drivers)
     yield ""
@@ -242,3 +223,100 @@ def _told(found: "Manifest") -> Iterator[Shown | None]:
     for feature in found["features"]:
         told = f'{feature["key"]} = "{feature["value"]}": {feature["status"]}'
         yield f"{told}: {feature['reason']}. {feature['instead']}"
+
+
+async def _prove(settings: Settings, names: tuple[str, ...]) -> int:
+    """Prove and print; see ``glovebox doctor --prove``. One exit code for a gate: 0, 1, or 4 if nothing can run.
+
+    ``names`` must be proved; every usable driver if empty.
+    """
+    suite = cases.load()
+    began = datetime.now(UTC)
+    proofs: list[Proof] = []
+    unusable: list[Capabilities] = []
+    async with hosts.planted() as host, registry.opened(settings.data_dir, f"prove{os.getpid()}") as available:
+        for name in names or registry.NAMES:
+            driver = await available.get(name)
+            if not driver.capabilities.usable:
+                unusable.append(driver.capabilities)
+                continue
+            proofs += await _proved(driver, suite, host)
+    missing = [each for each in unusable if names or not proofs]
+    holds = all(proof.holds for proof in proofs) and not missing
+    value = {
+        "format": FORMAT,
+        "glovebox": VERSION,
+        "suite": {"digest": cases.digest(suite), "cases": len(suite)},
+        "host": surroundings.facts(),
+        "started": began.isoformat(timespec="seconds"),
+        "holds": holds,
+        "drivers": [*map(_proof_json, proofs), *({**_capabilities_json(each), "proved": False} for each in unusable)],
+    }
+    if not emit(value, f"Glovebox {VERSION}, {len(suite)} cases ({cases.digest(suite)[:19]})"):
+        _print(proofs, unusable)
+    if missing:
+        return UNAVAILABLE
+    return OK if holds else FAILED
+
+
+async def _proved(driver: Driver, suite: tuple[cases.Case, ...], host: hosts.Planted) -> list[Proof]:
+    """Prove every claim about sandboxes that are started for a call, and about prepared ones if those differ."""
+    name = driver.name
+    with err.status(f"proving {name}") as status:
+
+        def tell(finding: CaseFinding) -> None:
+            status.update(f"proving {name}: {finding.id}")
+
+        found = [await prove(driver, suite, host, tell)]
+        if await has_another_way(driver):
+            async with prepared(driver) as forked:
+                found.append(await prove(forked, suite, host, tell, "forked"))
+    if not err.is_terminal:
+        err.print(f"{name}: {sum(each.seconds for each in found):.0f} s")
+    return found
+
+
+def _capabilities_json(found: Capabilities) -> dict[str, Any]:
+    return {**asdict(found), "limits": dict(found.limits), "usable": found.usable}
+
+
+def _proof_json(proof: Proof) -> dict[str, Any]:
+    told = {**_capabilities_json(proof.capabilities), "proved": True, **pick(proof, "start", "holds", "seconds")}
+    counts = {status: proof.count(status) for status in get_args(Status)}
+    return told | {"findings": [asdict(each) for each in proof.findings], "notes": list(proof.notes), "counts": counts}
+
+
+def _print(proofs: list[Proof], unusable: list[Capabilities]) -> None:
+    for proof in proofs:
+        _print_proof(proof)
+    for each in unusable:
+        out.print()
+        out.print(f"{each.driver}: not usable here, nothing proved", style="yellow")
+        for item in each.missing:
+            out.print(f"  {item.what}\n    → {item.fix}")
+
+
+def _print_proof(proof: Proof) -> None:
+    found = proof.capabilities
+    out.print()
+    limits = f"limits by {mechanisms(found.limits)}"
+    words = f"{found.driver}  {found.level}  {found.version}  {limits}  {_WAYS[proof.start]}"
+    out.print(words, style="bold")
+    for title, status, style in (
+        ("failed", "failed", "red"), ("known gap that holds now: delete the entry", "closed", "red"),
+        ("known gap", "gap", "yellow"), ("not run", "skipped", "dim"),
+    ):  # fmt: skip
+        told = ""
+        for each in (each for each in proof.findings if each.status == status):
+            out.print(Text.assemble((f"{title}: ", style), (each.id, "bold"), f"  {each.claim}"))
+            words = "\n".join([f"because {each.reason}"] * bool(each.reason) + [*each.seen] * (status == "failed"))
+            # One sandbox that did not start fails many claims for one reason.
+            if words and words != told:
+                out.print(indent(printable(words, "\n"), "    "))
+            told = words
+    for note in proof.notes:
+        out.print(f"note: {note}", style="yellow")
+    words = f"{proof.count('held')} of {len(proof.findings)} claims hold, {counted(proof.count('gap'), 'known gap')}"
+    words += f", {proof.count('skipped')} not run, {proof.seconds:.0f} s"
+    verdict = ("PROVED", "bold green") if proof.holds else ("NOT PROVED", "bold red")
+    out.print(Text.assemble(verdict, f"  {found.driver}, {_WAYS[proof.start]}: {words}"))
