@@ -169,19 +169,16 @@ def command(
             )
         if opens != "nothing":
             texts = _FOLDERS | (_LOCK if makes_calls else {})
-            found.params += [_setting_option(each, text) for each, text in texts.items()]
+            for each, text in texts.items():
+                is_file = each not in _FOLDERS or each == "policy"
+                kind = click.Path(file_okay=is_file, dir_okay=not is_file)
+                found.params.append(click.Option([f"--{each.replace('_', '-')}"], type=kind, help=text))
             found.callback = functools.partial(_with_settings, act, [*texts], opens_state=opens == "state")
         if group is not None:
             group.add_command(found)
         return found
 
     return made
-
-
-def _setting_option(name: str, text: str) -> click.Option:
-    is_file = name not in _FOLDERS or name == "policy"
-    kind = click.Path(file_okay=is_file, dir_okay=not is_file)
-    return click.Option([f"--{name.replace('_', '-')}"], type=kind, help=text)
 
 
 def _with_settings(

@@ -13,7 +13,7 @@ import stat
 import sys
 import tomllib
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar, cast
@@ -61,25 +61,22 @@ def read_machine_file() -> Path | None:
 
 
 def _read_roots_file() -> bytes:
-    folder = os.open(MACHINE_FILE.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        # Non-blocking: a FIFO in its place blocks no command.
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    # Non-blocking: a FIFO in its place blocks no command.
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with ExitStack() as stack:
+        folder = os.open(MACHINE_FILE.parent, flags | os.O_DIRECTORY)
+        stack.callback(os.close, folder)
         file = os.open(MACHINE_FILE.name, flags, dir_fd=folder)
-        try:
-            for path, descriptor in ((MACHINE_FILE.parent, folder), (MACHINE_FILE, file)):
-                found = os.fstat(descriptor)
-                # The group's bits are the upper bound of an access list: acl(5).
-                if found.st_uid != _ROOT or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-                    fix = f"As root, look at what it says, then run `chown root: {path} && chmod go-w {path}`."
-                    raise _refuse_file(f"others than root can write {path}", fix)
-            if not stat.S_ISREG(os.fstat(file).st_mode):
-                raise _refuse_file("it is no regular file", "Make it one, or remove it.")
-            return os.read(file, _MAX_BYTES)
-        finally:
-            os.close(file)
-    finally:
-        os.close(folder)
+        stack.callback(os.close, file)
+        for path, descriptor in ((MACHINE_FILE.parent, folder), (MACHINE_FILE, file)):
+            found = os.fstat(descriptor)
+            # The group's bits are the upper bound of an access list: acl(5).
+            if found.st_uid != _ROOT or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                fix = f"As root, look at what it says, then run `chown root: {path} && chmod go-w {path}`."
+                raise _refuse_file(f"others than root can write {path}", fix)
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise _refuse_file("it is no regular file", "Make it one, or remove it.")
+        return os.read(file, _MAX_BYTES)
 
 
 def find_directories(settings: Settings, *, named: bool) -> list[Path]:
@@ -115,13 +112,7 @@ def locate(settings: Settings, *, guesses: bool = True) -> Settings:
         return settings
     if (place := read_machine_file()) is not None:
         settings = settings.model_copy(update={"state_dir": place})
-    if not guesses:
-        _require_one(settings)
-    return settings
-
-
-def _require_one(settings: Settings) -> None:
-    busy, places = [], find_directories(settings, named=False)
+    busy, places = [], [] if guesses else find_directories(settings, named=False)
     for place in places if len(places) > 1 else ():
         with suppress(DiagnosedError):
             if servers := run_as_owner(place, partial(live_servers, place)):
@@ -129,6 +120,7 @@ def _require_one(settings: Settings) -> None:
     if len(busy) > 1:
         what = f"There are live servers in {' and in '.join(busy)}"
         raise MisnamedError(what, "none of these directories was named", "Name one with --state-dir.")
+    return settings
 
 
 def live_servers(directory: Path) -> list[str]:
@@ -228,13 +220,9 @@ def _nearest(directory: Path) -> Path:
 
 
 def _no_access(directory: Path) -> SecretFileError:
-    fix = f"Run `{sudo_line(directory)}`, or name a directory of yours with --state-dir."
-    return SecretFileError("state directory", directory, "it cannot be opened: Permission denied", fix)
-
-
-def sudo_line(directory: Path) -> str:
-    """Return this command as root types it; sudo passes no variable on, so the directory is named."""
+    """Return the failure, with this command as root types it; sudo passes no variable on, so the directory is named."""
     words = [*own_command(), *sys.argv[1:]]
     if not any(word.partition("=")[0] == "--state-dir" for word in words):
         words += ["--state-dir", str(directory)]
-    return shlex.join(["sudo", *words])
+    fix = f"Run `{shlex.join(['sudo', *words])}`, or name a directory of yours with --state-dir."
+    return SecretFileError("state directory", directory, "it cannot be opened: Permission denied", fix)

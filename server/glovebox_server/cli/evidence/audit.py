@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -14,36 +14,22 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from rich.progress import Progress
 from rich.text import Text
 
-from glovebox_audit import chain, read, subscription
-from glovebox_audit.anchors import MAX_BYTES
-from glovebox_audit.anchors import read as read_anchors
+from glovebox_audit import anchors, chain, read, subscription
 from glovebox_audit.bundle import archive, evidence
 from glovebox_audit.chain import EvidenceError
 from glovebox_audit.file import LOG_NAME
 from glovebox_audit.printable import printable
 from glovebox_audit.query import ask
-from glovebox_audit.query.ask import Told
 from glovebox_audit.query.calls import CallSummary
 from glovebox_audit.query.index import Filters
 from glovebox_audit.query.outcomes import OUTCOMES
 from glovebox_audit.read import LogLine
 from glovebox_audit.receipts import dsse
-from glovebox_audit.receipts.dsse import MAX_KEY_BYTES, parse_public
-from glovebox_audit.verify import VerifyReport
-from glovebox_audit.verify import verify as verify_log
+from glovebox_audit.verify import VerifyReport, verify
 from glovebox_sandboxes.contract.errors import MisnamedError
 from glovebox_sandboxes.plural import counted
-from glovebox_server.cli.options import (
-    LazyGroup,
-    command,
-    emit,
-    err,
-    out,
-    parsed_file,
-    regular_file,
-    time_or_age,
-    wants_json,
-)
+from glovebox_server.cli import options
+from glovebox_server.cli.options import LazyGroup, command, emit, err, out, time_or_age, wants_json
 from glovebox_server.cli.terminal import cell, table_of
 from glovebox_server.exits import FAILED, OK
 from glovebox_server.settings import Settings
@@ -55,8 +41,8 @@ LINES = "Print the records, one JSON object per line."
 _Wanted = Callable[[LogLine], bool]
 
 
-KEY = parsed_file("key", parse_public, MAX_KEY_BYTES)
-_ANCHORS = parsed_file("anchors", read_anchors, MAX_BYTES + 1)
+KEY = options.parsed_file("key", dsse.parse_public, dsse.MAX_KEY_BYTES)
+_ANCHORS = options.parsed_file("anchors", anchors.read, anchors.MAX_BYTES + 1)
 
 
 @click.group(
@@ -80,14 +66,14 @@ def audit_tail(settings: Settings, count: int, follow: bool, everything: bool) -
     log = settings.state_dir / "audit"
     wanted: _Wanted = bool if everything or wants_json() else _of_a_call
     with suppress(KeyboardInterrupt):
-        count = _reach(log, count, wanted)
+        lines = _last(log, count, wanted)
         if follow:
-            anyio.run(_follow, log, count, wanted)
-        else:
-            found = [line for line in read.tail(log, count) if wanted(line)]
-            _show_lines(found)
-            if count and not found:
-                out.print("No record of a call. `glovebox audit tail --all` shows the servers' own.")
+            anyio.run(_follow, log, len(lines), wanted)
+            return
+        found = [line for line in lines if wanted(line)]
+        _show_lines(found)
+        if count and not found:
+            out.print("No record of a call. `glovebox audit tail --all` shows the servers' own.")
 
 
 @command("verify", audit)
@@ -97,7 +83,7 @@ def audit_tail(settings: Settings, count: int, follow: bool, everything: bool) -
 @click.option(
     "--proof",
     metavar="FILE",
-    type=regular_file,
+    type=options.regular_file,
     help="Check this inclusion proof instead, with --key and nothing else.",
 )
 def audit_verify(
@@ -122,7 +108,7 @@ def audit_verify(
     except ValueError as error:
         raise click.BadParameter(f"{error}.", param_hint="--anchor") from None
     by_id = {dsse.key_id(key): key for key in keys}
-    report = verify_log(settings.state_dir / "audit", known, anchors=anchors or [], keys=by_id)
+    report = verify(settings.state_dir / "audit", known, anchors=anchors or [], keys=by_id)
     if not emit(asdict(report), indent=None):
         _show_report(report, anchored=known is not None or bool(anchors), signed=bool(keys))
     return OK if report.ok else FAILED
@@ -144,8 +130,8 @@ def audit_head(settings: Settings) -> None:
     """The end of the chain, to be kept elsewhere as an anchor."""
     directory = settings.state_dir / "audit"
     last = read.head(directory)
-    if not emit({"anchor": f"{last.seq}:{last.hash}", **asdict(last)}, indent=None):
-        out.out(f"{last.seq}:{last.hash}")
+    anchor = f"{last.seq}:{last.hash}"
+    emit({"anchor": anchor, **asdict(last)}, anchor, indent=None)
 
 
 async def _follow(directory: Path, count: int, wanted: _Wanted) -> None:
@@ -160,16 +146,14 @@ def _of_a_call(line: LogLine) -> bool:
     return not kind.startswith(("server.", "profile.", "pool.", "segment."))
 
 
-def _reach(directory: Path, count: int, wanted: _Wanted) -> int:
-    """Return how many of the last lines hold ``count`` wanted ones; all of ``read.tail`` if there are fewer."""
+def _last(directory: Path, count: int, wanted: _Wanted) -> list[LogLine]:
+    """Return the last lines, of which ``count`` are wanted; all there are if there are fewer."""
     wide = count
     while True:
         lines = read.tail(directory, wide)
-        places = [place for place, line in enumerate(reversed(lines), 1) if wanted(line)]
-        if len(places) >= count:
-            return places[count - 1] if count > 0 else 0
-        if len(lines) < wide:
-            return len(lines)
+        places = [at for at, line in enumerate(lines) if wanted(line)]
+        if len(places) >= count or len(lines) < wide:
+            return lines[places[-count] :] if 0 < count <= len(places) else lines
         wide *= 4
 
 
@@ -191,35 +175,25 @@ def _verify_proof(file: Path, key: Ed25519PublicKey) -> int:
     records = [json.loads(record.line) for record in proved.records]
     seals = [asdict(seal) for seal in proved.seals]
     told = {"ok": True, "call_id": proved.id, "key": proved.keys[0], "records": records, "seals": seals}
-    if emit(told, indent=None):
-        return OK
-    for record in proved.records:
-        out.print(f"{record.seq}  {record.time}  {record.kind}")
+    lines = [f"{record.seq}  {record.time}  {record.kind}" for record in proved.records]
     where = ", ".join(f"{seal.segment} (sealed {seal.time})" for seal in proved.seals)
-    count = counted(len(proved.records), "record")
-    out.print(f"{count} of {proved.id} lie in segment {where}.", style="green")
-    out.print(f"signed with key {proved.keys[0]}")
+    holds = Text(f"{counted(len(lines), 'record')} of {proved.id} lie in segment {where}.", style="green")
+    emit(told, *lines, holds, f"signed with key {proved.keys[0]}", indent=None)
     return OK
 
 
 def _show_lines(lines: Iterable[LogLine]) -> None:
     for line in lines:
         record = line.record
-        if emit({"unreadable": str(line.error)} if record is None else json.loads(record.line), indent=None):
-            continue
         if record is None:
-            out.print(f"        no record: {line.error} ({len(line.raw)} bytes)", style="red")
-        else:
-            text = Text(f"{record.seq:>7} {record.time} ")
-            text.append(record.kind, style="bold")
-            text.append(f" {record.call_id or record.server} ", style="cyan")
-            text.append(_brief(record.data))
-            out.print(text)
-
-
-def _brief(data: Mapping[str, object]) -> str:
-    parts = (f"{key}={cell(value)}" for key, value in data.items() if not isinstance(value, dict | list))
-    return printable(" ".join(parts))[:_LINE]
+            text = Text(f"        no record: {line.error} ({len(line.raw)} bytes)", style="red")
+            emit({"unreadable": str(line.error)}, text, indent=None)
+            continue
+        parts = (f"{key}={cell(value)}" for key, value in record.data.items() if not isinstance(value, dict | list))
+        text = Text.assemble(f"{record.seq:>7} {record.time} ", (record.kind, "bold"))
+        text.append(f" {record.call_id or record.server} ", style="cyan")
+        text.append(printable(" ".join(parts))[:_LINE])
+        emit(json.loads(record.line), text, indent=None)
 
 
 def _show_report(report: VerifyReport, *, anchored: bool, signed: bool) -> None:
@@ -286,7 +260,7 @@ def audit_query(settings: Settings, *, text: str | None, limit: int, **given: An
 
 
 @contextmanager
-def show_indexing() -> Iterator[Told]:
+def show_indexing() -> Iterator[ask.Told]:
     """Show the progress of indexing, once it takes long."""
     began = time.monotonic()
     bar = Progress(console=err, transient=True)
@@ -298,26 +272,19 @@ def show_indexing() -> Iterator[Told]:
             bar.update(task, completed=done, total=most)
 
     try:
-        yield Told(say=lambda words: err.print(words, style="dim"), progress=progress)
+        yield ask.Told(say=lambda words: err.print(words, style="dim"), progress=progress)
     finally:
         if bar.live.is_started:
             bar.stop()
 
 
 def _row(call: CallSummary) -> tuple[object, ...]:
-    outcome = Text(_outcome(call), style=_STYLES.get(call.outcome, "red"))
+    more = {"denied": call.rule, "ask": call.rule, "error": call.error}
+    more["failed"] = f"exit {call.exit_code}" if call.exit_code else None
+    words = printable(": ".join(filter(None, (call.outcome, more.get(call.outcome)))))
+    outcome = Text(words, style=_STYLES.get(call.outcome, "red"))
     ms = None if call.elapsed_ms is None else f"{call.elapsed_ms:.0f}"
     return call.time[:19].replace("T", " "), call.call_id, outcome, call.tool, call.principal, call.through, ms
-
-
-def _outcome(call: CallSummary) -> str:
-    more = {
-        "denied": call.rule,
-        "ask": call.rule,
-        "failed": f"exit {call.exit_code}" if call.exit_code else None,
-        "error": call.error,
-    }
-    return printable(": ".join(filter(None, (call.outcome, more.get(call.outcome)))))
 
 
 def find_call(directory: Path, name: str) -> str:

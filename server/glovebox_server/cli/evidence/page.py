@@ -50,16 +50,11 @@ def audit_show(settings: Settings, call_id: str) -> int:
     elif records:
         _print(out, records, _around(directory, records))
     else:
-        hint = "`glovebox audit tail` shows the latest calls."
-        err.print(f"No record of call {call_id} in {_files(directory)}. {hint}")
+        with read.opened(directory) as snapshot:  # retention may have removed others
+            numbers = snapshot.sealed
+        files = f"the segments {numbers[0]} to {numbers[-1]} and {LOG_NAME}" if numbers else LOG_NAME
+        err.print(f"No record of call {call_id} in {files}. `glovebox audit tail` shows the latest calls.")
     return OK if records else FAILED
-
-
-def _files(directory: Path) -> str:
-    """Name the files of the log that exist; retention may have removed others."""
-    with read.opened(directory) as snapshot:
-        numbers = snapshot.sealed
-    return f"the segments {numbers[0]} to {numbers[-1]} and {LOG_NAME}" if numbers else LOG_NAME
 
 
 def _around(directory: Path, records: Sequence[Record]) -> list[Record]:
@@ -99,13 +94,9 @@ def _rows(records: Sequence[Record], around: Sequence[Record]) -> Iterator[_Row]
     yield from _ended(last)
     yield from _stopped(around, str(records[0].call_id), last.data)
     for data in by_kind.get(events.ReceiptSigned.kind, []):
-        words = f"`glovebox receipt show {records[0].call_id}`; signed with key {data.get('key')}"
-        yield ("receipt", words, "")
-    yield (
-        "records",
-        f"{len(records)}, numbered from {records[0].seq} to {records[-1].seq} in the log; --json prints them",
-        "",
-    )
+        yield ("receipt", f"`glovebox receipt show {records[0].call_id}`; signed with key {data.get('key')}", "")
+    numbers = f"{len(records)}, numbered from {records[0].seq} to {records[-1].seq} in the log"
+    yield ("records", f"{numbers}; --json prints them", "")
 
 
 def _changed(record: Record, call_id: str, uris: Collection[object]) -> Iterator[_Row]:
@@ -148,7 +139,7 @@ def _asked(first: Record, answers: Iterable[Mapping[str, Any]]) -> Iterator[_Row
     if data.get("role"):
         yield ("role", f"{data['role']}, by policy {data.get('policy_digest')}", "")
     for each in _list(data, "inputs"):
-        yield ("given", f"{each.get('name')}, {counted(_number(each, 'bytes'), 'byte')}, {each.get('uri')}", "")
+        yield ("given", f"{each.get('name')}, {_size(each)}, {each.get('uri')}", "")
     yield from _decided(data, answers)
 
 
@@ -160,8 +151,7 @@ def _arguments(data: Mapping[str, Any]) -> Iterator[_Row]:
             yield ("", f"{name}: {first_line}", "")
             yield from (("", f"{' ' * len(name)}  {line}", "") for line in others)
         return
-    size = counted(_number(data, "arguments_bytes"), "byte")
-    yield ("", f"arguments of {size}, {data.get('arguments_digest')}", "")
+    yield ("", f"arguments of {_size(data, 'arguments_bytes')}, {data.get('arguments_digest')}", "")
     yield ("", "kept sealed to your key" if data.get("sealed_arguments") else f"not kept: {KEEPING}", "")
 
 
@@ -181,9 +171,8 @@ def _measured(data: Mapping[str, Any]) -> Iterator[_Row]:
     verified = data.get("verified") is True
     fields = _list(data, "fields")
     held = sum(each.get("verdict") == "ok" for each in fields)
-    words = (
-        f"{data.get('driver')}, {data.get('level')}: {'as planned' if verified else 'NOT as planned, so nothing ran'}"
-    )
+    how = "as planned" if verified else "NOT as planned, so nothing ran"
+    words = f"{data.get('driver')}, {data.get('level')}: {how}"
     yield ("measured", f"{words}; {held} of {counted(len(fields), 'field')} hold", "green" if verified else "red")
     for each in fields:
         if each.get("verdict") != "ok":
@@ -197,11 +186,10 @@ def _came_out(
     for each in _list(last, "outputs"):
         if each.get("bytes"):
             name = _VALUE if each.get("name") == "value" else each.get("name")
-            yield ("gave", f"{name}, {counted(_number(each, 'bytes'), 'byte')}, {each.get('digest')}", "")
+            yield ("gave", f"{name}, {_size(each)}, {each.get('digest')}", "")
     for each in collected:
         kept = "" if each.get("uri") in (last.get("published") or ()) else ", never readable"
-        size = counted(_number(each, "bytes"), "byte")
-        yield ("gave", f"{each.get('name')}, {size}, {each.get('media_type')}, {each.get('uri')}{kept}", "")
+        yield ("gave", f"{each.get('name')}, {_size(each)}, {each.get('media_type')}, {each.get('uri')}{kept}", "")
         yield from (("", f"  risk: {risk}", "yellow") for risk in each.get("risks") or ())
     for each in refused:
         more = f" ({each['count']} files)" if each.get("count") else ""
@@ -248,6 +236,6 @@ def _list(data: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
     return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
 
-def _number(data: Mapping[str, Any], name: str) -> int:
+def _size(data: Mapping[str, Any], name: str = "bytes") -> str:
     found = data.get(name)
-    return found if isinstance(found, int) else 0
+    return counted(found if isinstance(found, int) else 0, "byte")

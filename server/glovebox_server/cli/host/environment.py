@@ -18,7 +18,7 @@ from glovebox_sandboxes.plural import counted
 from glovebox_sandboxes.runtime import environments, guest_gc, packages, runtime, trial
 from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_server import app as apps
-from glovebox_server.cli.options import LazyGroup, command, complete_environment, emit, err, out
+from glovebox_server.cli.options import LazyGroup, command, complete_environment, emit, err
 from glovebox_server.cli.terminal import table_of
 from glovebox_server.secret_files import prepare_state
 from glovebox_server.settings import Settings
@@ -40,17 +40,10 @@ def environment() -> None:
 def environment_list(settings: Settings) -> None:
     """Each with its state, size, digest and the tools that have it."""
     listed = keeping.listed(settings, apps.load_profiles(settings))
-    rows = [
-        (
-            each.name,
-            f"{each.bytes / _MIB:.0f}" if each.bytes else "",
-            each.digest[:19],
-            each.tools,
-            each.source,
-            each.state,
-        )
-        for each in listed
-    ]
+    rows = []
+    for each in listed:
+        size = f"{each.bytes / _MIB:.0f}" if each.bytes else ""
+        rows.append((each.name, size, each.digest[:19], each.tools, each.source, each.state))
     table = table_of(["name", "MiB", "digest", "tools", "from", "state"], rows, right=["MiB"])
     emit({"environments": [asdict(each) for each in listed]}, table)
 
@@ -87,10 +80,9 @@ def environment_remove(settings: Settings, name: str, force: bool, docker: bool)
         build = importlib.import_module(_IMAGE)  # needs the Engine
         images = anyio.run(build.remove, record.lock)
     freed = keeping.remove(settings, name, record)
-    if emit({"removed": name, "bytes": freed, "images": images}):
-        return
     more = f", with {counted(len(images), 'image')} of Docker's" if docker else ""
-    out.print(printable(f"{name} is removed{more}, {freed / _MIB:.0f} MiB freed; its file and lock stay."))
+    told = printable(f"{name} is removed{more}, {freed / _MIB:.0f} MiB freed; its file and lock stay.")
+    emit({"removed": name, "bytes": freed, "images": images}, told)
 
 
 async def _chosen(settings: Settings, names: tuple[str, ...], tell: Tell) -> list[Environment]:

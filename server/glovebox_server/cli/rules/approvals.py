@@ -57,11 +57,10 @@ def approvals_show(settings: Settings, wanted: str) -> None:
     if emit(_described(found, whole=True)):
         return
     if found.state != "pending":
-        said = [
-            f"; {each.by} said {'yes' if each.allow else 'no'}{f': {each.reason}' * bool(each.reason)}"
-            for each in found.answers
-        ]
-        out.print(f"It is {found.state}{f' by {found.used_by}' * bool(found.used_by)}{''.join(said)}.")
+        told = f"It is {found.state}{f' by {found.used_by}' * bool(found.used_by)}"
+        for each in found.answers:
+            told += f"; {each.by} said {'yes' if each.allow else 'no'}{f': {each.reason}' * bool(each.reason)}"
+        out.print(f"{told}.")
     if found.question.folder:
         out.print(f"Folder on this host, which clients are not shown: {found.question.folder}")
     print_question(out, shown(found.question))
@@ -142,12 +141,9 @@ def _show_rule(settings: Settings, wanted: str) -> None:
         reason = f"This question lifts no denial: it is asked since {names} of a profile or the policy wants it."
         raise RefusedError("approval.rule", reason, "Change that rule, if it asks too often.")
     lines = permanent(about.lifted, about.target, about.tool)
-    if emit({"lifts": {"what": about.lifted, "target": about.target}, "diff": list(lines)}):
-        return
-    for line in lines:
-        out.print(line)
     then = ", then restart the server" if about.lifted == "host" else "; servers follow within seconds"
-    out.print(f"Nothing was answered. Make the change yourself{then}.")  # profiles are read at the start
+    told = f"Nothing was answered. Make the change yourself{then}."  # profiles are read at the start
+    emit({"lifts": {"what": about.lifted, "target": about.target}, "diff": list(lines)}, *lines, told)
 
 
 def _answer(settings: Settings, wanted: str, *, allow: bool, reach: Reach, reason: str = "") -> None:
@@ -203,10 +199,10 @@ def _named(database: Database, wanted: str) -> Standing:
     found = _all(database)
     exact = [each for each in found if each.question.id == wanted]
     begun = [each for each in found if len(wanted) >= _LEAST and each.question.id.startswith(wanted)]
-    if not exact and len(begun) != 1:
-        if begun:
-            reason = f"{wanted} is the beginning of {counted(len(begun), 'question')}."
-            raise RefusedError("approval.unknown", reason, "Give the whole id.")
+    if not exact and len(begun) > 1:
+        reason = f"{wanted} is the beginning of {counted(len(begun), 'question')}."
+        raise RefusedError("approval.unknown", reason, "Give the whole id.")
+    if not exact and not begun:
         raise store.unknown_question()
     return (exact or begun)[0]
 
@@ -229,10 +225,7 @@ def _described(each: Standing, *, whole: bool = False) -> dict[str, Any]:
         "made": question.made.isoformat(),
         "seconds_left": round(max(0.0, each.left), 1),
         "used_by": each.used_by or None,
-        "answers": [
-            {"by": one.by, "allow": one.allow, "channel": one.channel, "reason": one.reason or None}
-            for one in each.answers
-        ],
+        "answers": [pick(one, "by", "allow", "channel") | {"reason": one.reason or None} for one in each.answers],
     }
     if whole:
         found |= pick(about, "profile_digest", "policy_digest") | {

@@ -15,7 +15,7 @@ from glovebox_profiles.explain import render
 from glovebox_profiles.policy import diff as comparing
 from glovebox_profiles.policy import explain as explaining
 from glovebox_profiles.policy.load import read
-from glovebox_profiles.policy.model import SPENDING, Policy, digest, is_principal
+from glovebox_profiles.policy.model import SPENDING, digest, is_principal
 from glovebox_profiles.policy.rights import combine_roles, order_conflicts, roles_in_force
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.plural import counted
@@ -106,15 +106,12 @@ def policy_explain(
 @click.argument("b", type=click.Path(path_type=Path))
 def policy_diff(settings: Settings, a: Path, b: Path) -> int:
     """Compare two policies, with your profiles; exit 1 if one is wider."""
-    before, after = _read(a), _read(b)
+    for path in (a, b):
+        if path.is_dir():
+            raise ProfileError(path, None, "", "is a directory", "Name a policy.")
+    before, after = read(a), read(b)
     changes = comparing.diff(before, after, load_profiles(settings), RULES)
     return show_widening({"changes": [asdict(each) for each in changes]}, {"": changes})
-
-
-def _read(path: Path) -> Policy:
-    if path.is_dir():
-        raise ProfileError(path, None, "", "is a directory", "Name a policy.")
-    return read(path)
 
 
 def _file(settings: Settings) -> Path:
