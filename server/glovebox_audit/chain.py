@@ -16,14 +16,14 @@ import re
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from functools import cache
 from typing import Any, Literal, cast
 
 import rfc8785
 
-from glovebox_audit.events import NOT_YET, CallEvent, Event, Input, Output, PromotedFile, ReceiptSigned
+from glovebox_audit.events import NOT_YET, CallEvent, Event, Input, Output, PromotedFile
 
 #: ``prev`` of the first record.
 GENESIS = "0" * 64
@@ -97,13 +97,11 @@ class Draft:
     data: Mapping[str, Any]
     encoded: bytes
     """``data`` as canonical JSON."""
-    parts: Mapping[str, bytes] | None = None
-    """``data`` field by field, of an event drafted before its call comes: that saves time then."""
+    parts: Mapping[str, bytes] = field(default_factory=dict)
+    """The same field by field."""
 
     def of_call(self, call_id: str, whose: Mapping[str, str]) -> "Draft":
-        """Return this event of this call, with these fields; raises ValueError unless drafted for that."""
-        if self.parts is None:
-            raise ValueError("it was drafted of a call")
+        """Return this event, which was drafted before its call came, of this call, with these fields."""
         parts = {**self.parts, **{name: canonical(value) for name, value in whose.items()}}
         return Draft(kind=self.kind, call_id=call_id, data={**self.data, **whose}, encoded=join_parts(parts))
 
@@ -201,12 +199,6 @@ def _plain(value: object) -> bytes | None:
 def join_parts(parts: Mapping[str, bytes]) -> bytes:
     """Return the canonical JSON of an object of encoded values; its keys are ASCII names."""
     return b"{" + b",".join(b'"%s":%s' % (name.encode(), parts[name]) for name in sorted(parts)) + b"}"
-
-
-def require_room(data: bytes) -> None:
-    """Raise ValueError if a record cannot hold this data: 1,024 bytes hold every other field at its longest."""
-    if len(data) > MAX_LINE_BYTES - 1024:
-        raise ValueError(f"it is {len(data)} bytes long and a record holds {MAX_LINE_BYTES - 1024}")
 
 
 def digest(value: object) -> str:
@@ -361,32 +353,20 @@ def parse_anchor(text: str) -> Head:
     return Head(seq=int(seq), hash=value)
 
 
-def draft(event: Event) -> Draft:
-    """Turn an event into a draft for the chain.
+def draft(event: Event, **encoded: bytes) -> Draft:
+    """Turn an event into a draft for the chain; fields that are long and already canonical JSON may be given as such.
 
     Raises:
         ValueError: a field holds what is not JSON, the call id is not a name, or the record would be too long.
     """
-    call_id = event.call_id if isinstance(event, CallEvent) else None
-    data, parts = _data(event), None
-    if call_id == NOT_YET:
-        call_id, parts = None, {name: canonical(value) for name, value in data.items()}
+    call_id = event.call_id if isinstance(event, CallEvent) and event.call_id != NOT_YET else None
     if call_id is not None and not NAME.fullmatch(call_id):
         raise ValueError("the call id is not a name")
-    encoded = canonical(data) if parts is None else join_parts(parts)
-    require_room(encoded)
-    return Draft(kind=event.kind, call_id=call_id, data=json.loads(encoded), encoded=encoded, parts=parts)
-
-
-def draft_receipt(event: ReceiptSigned, envelope: bytes) -> Draft:
-    """Draft a receipt's event from its encoded envelope: that is nearly all of it, and plain JSON."""
-    data = _data(event)
-    del data["envelope"]
-    parts = {name: canonical(value) for name, value in data.items()}
-    data = {**json.loads(join_parts(parts)), "envelope": event.envelope}
-    whole = join_parts({**parts, "envelope": envelope})
-    require_room(whole)
-    return Draft(kind=event.kind, call_id=event.call_id, data=data, encoded=whole)
+    parts = {name: encoded.get(name) or canonical(value) for name, value in _data(event).items()}
+    whole = join_parts(parts)
+    if len(whole) > MAX_LINE_BYTES - 1024:  # which hold every other field at its longest
+        raise ValueError(f"it is {len(whole)} bytes long and a record holds {MAX_LINE_BYTES - 1024}")
+    return Draft(kind=event.kind, call_id=call_id, data=json.loads(whole), encoded=whole, parts=parts)
 
 
 @cache

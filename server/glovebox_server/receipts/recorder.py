@@ -4,7 +4,6 @@ So a receipt cannot differ from the log. One disk write holds both: see ``AuditL
 """
 
 import hashlib
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from typing import Any
 
 import anyio
 
-from glovebox_audit.chain import Draft, Head, Record, draft_receipt
+from glovebox_audit.chain import Draft, Head, Record, canonical, draft, join_parts
 from glovebox_audit.events import (
     ArtifactCollected,
     ArtifactRefused,
@@ -59,8 +58,9 @@ _POLICY = {
 }  # fmt: skip
 _ISOLATION = {
     "sandbox": "sandbox_id", "driver": "driver", "level": "level", "plan": "plan_digest", "verified": "verified",
-    "host": "host", "fields": "fields",
+    "host": "host",
 }  # fmt: skip
+_STATEMENT = {"_type": canonical(dsse.STATEMENT_TYPE), "predicateType": canonical(dsse.PREDICATE_TYPE)}
 _OUTCOME = ("ended", "exit_code", "failed", "by", "stop", "error", "reason", "elapsed_ms", "usage")
 
 
@@ -158,7 +158,7 @@ class CallRecorder:
         """Return the event with its attribution: each record has its own."""
         if isinstance(event, Draft):
             if event.kind == SandboxStarted.kind and self._fields is None:
-                self._fields = (event.parts or {}).get("fields")
+                self._fields = event.parts["fields"]
             return event.of_call(self._call.id, self._whose)
         return replace(event, **self._whose)
 
@@ -218,37 +218,33 @@ class CallRecorder:
         digest = ""
 
         def receipt(drafts: Sequence[Draft]) -> Then:
-            statement = self._encoded_statement(drafts)
-            length = len(statement) + _POSITION_BYTES
+            subject, predicate = self._statement(drafts)
+
+            def encoded(position: bytes) -> bytes:
+                """Bind the statement to the record that ended its call; by bytes, since the log is locked meanwhile."""
+                return join_parts(
+                    _STATEMENT | {"predicate": join_parts(predicate | {"audit": position}), "subject": subject}
+                )
 
             def signed(record: Record) -> Draft:
                 nonlocal digest
-                envelope = issuer.signer.sign(_placed(statement, record))
-                # Only ASCII text: this is its canonical JSON.
-                encoded = json.dumps(envelope, sort_keys=True, separators=(",", ":")).encode()
-                digest = _digest(encoded)
+                position = canonical({"seq": record.seq, "hash": record.hash, "time": record.time})
+                envelope = issuer.signer.sign(encoded(position))
+                content = canonical(envelope)
+                digest = _digest(content)
                 event = ReceiptSigned(
                     call_id=last.call_id, digest=digest, key=issuer.signer.key_id, envelope=envelope, **self._whose
                 )
-                return draft_receipt(event, encoded)
+                return draft(event, envelope=content)
 
             # Base64 makes four bytes of three.
-            return Then(event=signed, bytes=length * 4 // 3 + _ENVELOPE_BYTES)
+            return Then(event=signed, bytes=len(encoded(bytes(_POSITION_BYTES))) * 4 // 3 + _ENVELOPE_BYTES)
 
         *_, signed = await issuer.log.append_all([*self._held, self._named(last)], receipt)
         return Receipt(uri=f"receipt://{last.call_id}", digest=digest, head=Head(seq=signed.seq, hash=signed.hash))
 
-    def _encoded_statement(self, drafts: Sequence[Draft]) -> bytes:
-        """Encode the statement; ``isolation`` is the last key of its predicate, and ``fields`` the last of that."""
-        statement = self._statement(drafts)
-        isolation = statement["predicate"].get("isolation")
-        if isolation is None or self._fields is None:
-            return _encode(statement)
-        del isolation["fields"]
-        return _encode(statement)[:-3] + b',"fields":' + self._fields + b"}}}"
-
-    def _statement(self, drafts: Sequence[Draft]) -> dict[str, Any]:
-        """Return the ``statement.Statement`` without the position of the last record, which is the last draft."""
+    def _statement(self, drafts: Sequence[Draft]) -> tuple[bytes, dict[str, bytes]]:
+        """Return subject and predicate of the ``statement.Statement``, without the position of the last draft."""
         profile, kind, ended = self._profile, drafts[-1].kind, drafts[-1].data
         records: dict[str, list[Mapping[str, Any]]] = {}
         before: list[Record | Draft] = [*self._written, *drafts[:-1]]
@@ -274,37 +270,22 @@ class CallRecorder:
             "withheld": withheld(profile) if profile else (),
             "server": {"version": self._issuer.version, "id": self._issuer.server_id},
         }
+        encoded = {name: canonical(value) for name, value in predicate.items()}
         if profile and (started := records.get(SandboxStarted.kind)):
             asked_for: dict[str, Any] = {"asked": profile.isolation, "enforce": profile.limits.enforce, "host": {}}
-            predicate["isolation"] = asked_for | _renamed(started[0], _ISOLATION)
-        listed = [
-            {"name": f"artifact:{each['name']}", "digest": {"sha256": each["sha256"]}, "uri": each["uri"]}
-            for each in files[: dsse.MAX_SUBJECTS]
-        ]
-        outputs = [
-            {"name": f"output:{each['name']}", "digest": {"sha256": each["digest"].removeprefix("sha256:")}}
-            for each in ended.get("outputs", ())
-        ]
-        asked = {"name": "arguments", "digest": {"sha256": decided["arguments_digest"].removeprefix("sha256:")}}
-        return {
-            "_type": dsse.STATEMENT_TYPE,
-            "subject": [*listed, *outputs, asked],
-            "predicateType": dsse.PREDICATE_TYPE,
-            "predicate": predicate,
-        }
+            found = asked_for | _renamed(started[0], _ISOLATION)
+            fields = self._fields or canonical(started[0]["fields"])
+            parts = {name: canonical(value) for name, value in found.items()}
+            encoded["isolation"] = join_parts({**parts, "fields": fields})
+        subject = [_subject("artifact", each, each["sha256"], uri=each["uri"]) for each in files[: dsse.MAX_SUBJECTS]]
+        subject += [_subject("output", each, each["digest"]) for each in ended.get("outputs", ())]
+        subject.append(_subject("arguments", {}, decided["arguments_digest"]))
+        return canonical(subject), encoded
 
 
-def _placed(statement: bytes, record: Record) -> bytes:
-    """Bind a statement to the record that ended its call: the predicate, which comes last, gets its last key.
-
-    By bytes, since the log is locked meanwhile.
-    """
-    position = _encode({"audit": {"seq": record.seq, "hash": record.hash, "time": record.time}})
-    return statement[:-2] + b"," + position[1:] + b"}"
-
-
-def _encode(statement: Mapping[str, Any]) -> bytes:
-    return json.dumps(statement, ensure_ascii=False, separators=(",", ":")).encode()
+def _subject(kind: str, named: Mapping[str, Any], digest: str, **more: str) -> dict[str, Any]:
+    name = f"{kind}:{named['name']}" if named else kind
+    return {"name": name, "digest": {"sha256": digest.removeprefix("sha256:")}, **more}
 
 
 def _asked(call: ToolCall, decided: Mapping[str, Any]) -> dict[str, Any]:
