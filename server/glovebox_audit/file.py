@@ -76,7 +76,7 @@ class LogFile:
         self._server = server
         self._stack = contextlib.ExitStack()
         self._tail = Head()
-        self._calls = OpenCalls()
+        self.calls = OpenCalls()
         self._rotation = rotates
         self._log_fd = -1
         self._start = SegmentStart()
@@ -102,7 +102,7 @@ class LogFile:
                     raise self._place.refused(reason, "Start this server again.")
                 self._writer = writer
                 # The next server reports a call without an end.
-                stack.callback(lambda: writer.close(remove=not self._calls.ids()))
+                stack.callback(lambda: writer.close(remove=not self.calls.ids()))
             self._stack = stack.pop_all()
 
     def close(self) -> None:
@@ -128,10 +128,10 @@ class LogFile:
             with self._locked():
                 self._catch_up()
                 # If a failed write could not be truncated, the end of a call may be there although we reported none.
-                without_end = {call: reason for call, reason in (lost or {}).items() if call in self._calls}
-                ends = [draft(self._calls.lost(call, "log", reason)) for call, reason in without_end.items()]
+                without_end = {call: reason for call, reason in (lost or {}).items() if call in self.calls}
+                ends = [draft(self.calls.lost(call, "log", reason)) for call, reason in without_end.items()]
                 records = self._append([*ends, *drafts])
-                since = self._calls.since(self._tail)
+                since = self.calls.since(self._tail)
                 written = self._writer.since
                 if written is None or since.size - written.size >= writers.STEP_BYTES:
                     with contextlib.suppress(OSError):  # the records are on the disk, and an older place is as good
@@ -190,7 +190,7 @@ class LogFile:
             records.append(record)
         self._write(ending + b"".join(record.line for record in records))
         for record, end in zip(records, before, strict=True):
-            self._calls.note(record, end)
+            self.calls.note(record, end)
         self._move_head(tail)
         return records
 
@@ -234,7 +234,7 @@ class LogFile:
             if (record.seq, record.prev) != (tail.seq + 1, tail.hash):
                 raise self._place.tampered(f"record {record.seq} stands where record {tail.seq + 1} belongs")
             if record.server == self._server:
-                self._calls.note(record, tail)
+                self.calls.note(record, tail)
             tail = Head(seq=record.seq, hash=record.hash, size=tail.size + len(line))
             self._sealed = record.kind == SegmentSealed.kind
         self._tail = tail

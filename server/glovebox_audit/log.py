@@ -20,7 +20,7 @@ import anyio.to_thread
 
 from glovebox_audit import chain
 from glovebox_audit.chain import Draft, Head, Record, draft
-from glovebox_audit.events import EVENTS, CallDecided, Event
+from glovebox_audit.events import Event
 from glovebox_audit.file import Follower, LogFile
 from glovebox_audit.place import AuditError
 from glovebox_audit.segments.rotation import Rotation
@@ -38,10 +38,6 @@ MAX_WAITING_APPENDS = 16384
 #: using the log, because the late write may still land.
 COMMIT_WAIT_SECONDS = 30.0
 
-
-#: Calls whose principal is remembered for delivery: more than any server runs at once. The oldest is evicted first. Its
-#: records then reach no reader that asked for one principal.
-MAX_OPEN_CALLS = 4096
 
 #: Calls that wait for their ``call.lost``. Each write carries all, and a call needs a write to begin, so they never
 #: exceed the calls under way. The next server that starts reports any beyond it.
@@ -77,7 +73,6 @@ class AuditLog:
         self._queue: deque[_Waiting] = deque()
         self._lost: dict[str, str] = {}
         self._subscriptions: set[Subscription] = set()
-        self._owners: dict[str, str] = {}
         self._unusable: str | None = None
 
     @classmethod
@@ -175,20 +170,7 @@ class AuditLog:
 
     def owner_of(self, call_id: str) -> str | None:
         """Return the principal of a call under way here; None for any other, with no more records."""
-        return self._owners.get(call_id)
-
-    def _note_owner(self, record: Record) -> str | None:
-        """Note a record, in order, and return the principal of its call, which only its first record names."""
-        if record.call_id is None:
-            return None
-        if record.kind == CallDecided.kind:
-            self._owners[record.call_id] = record.data["principal"]
-            if len(self._owners) > MAX_OPEN_CALLS:
-                del self._owners[next(iter(self._owners))]
-        owner = self._owners.get(record.call_id)
-        if EVENTS[record.kind].ends_call or (record.data.get("effect") == "deny" and record.kind == CallDecided.kind):
-            self._owners.pop(record.call_id, None)
-        return owner
+        return self._file.calls.owner_of(call_id)
 
     @asynccontextmanager
     async def subscribe(self, call_id: str | None = None, principal: str | None = None) -> AsyncIterator[Subscription]:
@@ -228,9 +210,8 @@ class AuditLog:
         for waiting in batch:
             waiting.outcome = [next(records) for _ in waiting.items]
         for record in written:
-            owner = self._note_owner(record)
             for subscription in self._subscriptions:
-                subscription.offer(record, owner)
+                subscription.offer(record)
 
     def _take(self) -> list[_Waiting]:
         batch = [self._queue.popleft()]

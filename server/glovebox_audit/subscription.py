@@ -50,8 +50,9 @@ class Subscription(ObjectReceiveStream[Record | Missed]):
         self.offered = False
         """True once there has been a record for it."""
 
-    def offer(self, record: Record, owner: str | None) -> None:
-        """Deliver one record, and the principal it belongs to, without ever waiting."""
+    def offer(self, record: Record) -> None:
+        """Deliver one record without ever waiting; each record of a call names its principal."""
+        owner = None if record.call_id is None else record.data.get("principal")
         wanted = self._call_id in {None, record.call_id} and self._principal in {None, owner}
         if not wanted or self._over is not None:
             return

@@ -57,6 +57,11 @@ class OpenCalls:
     def __contains__(self, call_id: object) -> bool:
         return call_id in self._begun
 
+    def owner_of(self, call_id: str) -> str | None:
+        """Return the principal of one of the calls; None for any other."""
+        begun = self._begun.get(call_id)
+        return begun.whose.get("principal") if begun else None
+
     def ids(self) -> list[str]:
         """Return the calls, in the order in which they began."""
         return list(self._begun)

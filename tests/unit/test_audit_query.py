@@ -6,7 +6,8 @@ import re
 import sqlite3
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -256,7 +257,7 @@ def _zeros_inside(path: Path) -> None:
 def _no_text(path: Path) -> None:
     # A table whose description is broken, with a name in it that SQLite repeats and that is no text.
     path.write_bytes(
-        path.read_bytes().replace(b"CREATE TABLE known", b"CREATE TABXE \x8anown").replace(b"known", b"\x8anown")
+        path.read_bytes().replace(b"CREATE TABLE state", b"CREATE TABXE \x8atate").replace(b"state", b"\x8atate")
     )
 
 
@@ -280,7 +281,7 @@ def _statement(statement: str) -> Callable[[Path], None]:
         _statement("PRAGMA user_version = 99"),
         _statement("CREATE TABLE more (x)"),
         _statement("CREATE TRIGGER t AFTER INSERT ON calls BEGIN DELETE FROM calls; END"),
-        _statement("DROP TABLE uses"),
+        _statement("DROP TABLE texts"),
         _statement("UPDATE calls SET first = first + 1"),
         _statement("UPDATE calls SET first = 0"),
         _statement("UPDATE calls SET first = first + 0.5, last = 'x'"),
@@ -365,11 +366,12 @@ def test_where_it_cannot_be_kept_it_is_made_in_memory(log: Path, monkeypatch: py
         assert "another user's" in SAID[0]
     connected = database._connected
 
-    def small(path: str) -> sqlite3.Connection:
-        connection = connected(path)
-        if path != ":memory:":
-            connection.execute("PRAGMA max_page_count = 20")
-        return connection
+    @contextmanager
+    def small(path: str) -> Iterator[sqlite3.Connection]:
+        with connected(path) as connection:
+            if path != ":memory:":
+                connection.execute("PRAGMA max_page_count = 20")
+            yield connection
 
     monkeypatch.setattr(database, "_connected", small)
     write(log, *(begun(f"c_{number}", reason=os.urandom(500).hex(" ")) for number in range(50)))
@@ -399,7 +401,7 @@ def test_questions_at_the_same_time_wait_for_each_other(log: Path) -> None:
 def test_one_that_is_held_too_long_is_not_waited_for(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stopped process must not stop the others."""
     monkeypatch.setattr(database, "LOCK_WAIT_SECONDS", 0.05)
-    with database.opened(log, SAID.append):
+    with database.locked(log, SAID.append):
         assert len(found(log)) == len(CALLS)
         assert "held its lock" in SAID[-1]
 
@@ -415,7 +417,6 @@ def test_what_is_indexed_in_pieces_is_the_same(log: Path, monkeypatch: pytest.Mo
     """Whatever is written at one time, and however little is remembered."""
     monkeypatch.setattr(index, "_COMMIT_BYTES", 500)
     monkeypatch.setattr(index, "_MOST_OPEN", 0)
-    monkeypatch.setattr(index, "_MOST_TEXTS", 0)
     assert {call.call_id: call.outcome for call in asked(log).calls} == EXPECTED
     assert found(log, text="needle in code") == ["c_runs"]
     assert found(log, text="docs.python.org") == ["c_web"]

@@ -13,9 +13,9 @@ from typing import TypeVar
 from glovebox_audit import chain, read
 from glovebox_audit.chain import EvidenceError, Record
 from glovebox_audit.events import CallDecided, ReceiptSigned
-from glovebox_audit.query import calls, database
+from glovebox_audit.query import calls, database, index
 from glovebox_audit.query.calls import CallSummary
-from glovebox_audit.query.index import CallSpan, Filters, Index
+from glovebox_audit.query.index import CallSpan, Filters
 from glovebox_audit.query.outcomes import RUNNING
 from glovebox_audit.read import Snapshot
 
@@ -65,8 +65,8 @@ def named(directory: Path, name: str, told: Told) -> list[str]:
 
 
 class _View:
-    def __init__(self, index: Index, log: Snapshot) -> None:
-        self.index, self.log = index, log
+    def __init__(self, connection: sqlite3.Connection, log: Snapshot) -> None:
+        self.connection, self.log = connection, log
 
     def call(self, place: CallSpan) -> CallSummary | None:
         """Return the call there; None if a line has the form of its record, but was changed."""
@@ -81,7 +81,7 @@ class _View:
 
     def named(self, beginning: str, most: int = MOST_NAMED) -> dict[str, CallSpan]:
         """Return places of calls whose id begins so."""
-        found = self.index.named(beginning, most)
+        found = index.named(self.connection, self.log.start, beginning, most)
         for call_id, place in found.items():
             call = self.call(place)
             if call is not None and call.call_id != call_id:
@@ -131,7 +131,7 @@ def records(directory: Path, call_id: str, told: Told) -> list[Record]:
 def _answer(view: _View, filters: Filters, limit: int) -> QueryAnswer:
     found: list[CallSummary] = []
     damaged, seen = 0, set[int]()
-    for place in view.index.find(filters):
+    for place in index.find(view.connection, view.log.start, filters):
         call = view.call(place)
         if call is None:
             damaged += 1
@@ -149,18 +149,16 @@ def _answer(view: _View, filters: Filters, limit: int) -> QueryAnswer:
 
 
 def _looked(directory: Path, told: Told, look: Callable[[_View], _Found]) -> _Found:
-    """Query with the index: the existing one, a rebuilt one, one in memory."""
-    removed = 0
-    with database.opened(directory, told.say) as kept:
+    def looked(connection: sqlite3.Connection) -> _Found:
+        removed = 0
         while True:
             try:
                 with read.opened(directory) as log:
-                    index = Index(kept, log)
-                    index.update(told.progress)
-                    return look(_View(index, log))
+                    index.update(connection, log, told.progress)
+                    return look(_View(connection, log))
             except FileNotFoundError:  # retention removed a segment in this moment: the next look does not find it
                 removed += 1
                 if removed == _LOOKS:
                     raise
-            except database.DAMAGED as problem:
-                kept.renew(problem, told.say)
+
+    return database.queried(directory, told.say, looked)

@@ -6,13 +6,14 @@ import sqlite3
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from glovebox_audit.place import take_lock
 
 NAME = "index.sqlite"
 
 #: Changes with the tables. An index of another format is rebuilt.
-FORMAT = 4
+FORMAT = 5
 
 #: Seconds one query waits for another. The first one on a large log takes minutes.
 LOCK_WAIT_SECONDS = 300.0
@@ -23,82 +24,52 @@ _SETTINGS = ("trusted_schema = OFF", "locking_mode = EXCLUSIVE", "temp_store = M
 
 _COLUMNS = "call, tool, principal, client, run, workflow, outcome, time, first, last"
 _TABLES = (
-    # Its extent: the offsets it begins and ends at, the digest of the last line, the last text's number.
-    "CREATE TABLE state (began INTEGER, until INTEGER, line BLOB, texts INTEGER)",
+    # Its extent: the offsets it begins and ends at, and the digest of the last line.
+    "CREATE TABLE state (began INTEGER, until INTEGER, line BLOB)",
     # No SQL index but for names: a full scan takes a tenth of a second, and the planner cannot err.
     f"CREATE TABLE calls (id INTEGER PRIMARY KEY, {_COLUMNS})",
     "CREATE INDEX names ON calls (call)",
-    # Each text is in the index once: most are common to many calls.
-    "CREATE TABLE known (digest BLOB PRIMARY KEY, text INTEGER) WITHOUT ROWID",
-    "CREATE TABLE uses (text INTEGER, call INTEGER, PRIMARY KEY (text, call)) WITHOUT ROWID",
 )
+#: A row for each record, numbered by its call's id and its own number: see ``index.ROW_BITS``.
 _TEXTS = "CREATE VIRTUAL TABLE texts USING fts5(text, content='', columnsize=0, tokenize='trigram case_sensitive 1')"
 
 
-#: Errors of a damaged file: SQLite's own message may hold bytes of it that are no text.
-DAMAGED = (sqlite3.Error, UnicodeDecodeError)
+#: Errors of a damaged file: its numbers may be too large, and SQLite's own message may hold bytes that are no text.
+DAMAGED = (sqlite3.Error, UnicodeDecodeError, OverflowError)
+_Found = TypeVar("_Found")
 
 
-class IndexDatabase:
-    """An open index. Make it with ``opened``."""
+def queried(directory: Path, say: Callable[[str], None], look: Callable[[sqlite3.Connection], _Found]) -> _Found:
+    """Return what ``look`` finds with the index of the log in a directory: the kept one, a new one, one in memory.
 
-    def __init__(self, path: Path | None) -> None:
-        """Open the file, or one in memory; raises one of ``DAMAGED``, also for another format."""
-        self._path = path
-        self._renewed = False
-        self.connection = _connected(_MEMORY if path is None else str(path))
-
-    def reset(self) -> None:
-        """Replace it with an empty one."""
-        self.close()
-        if self._path is not None:
-            _renew(self._path)
-        self.connection = _connected(_MEMORY if self._path is None else str(self._path))
-
-    def renew(self, problem: Exception, say: Callable[[str], None]) -> None:
-        """Replace it after a failure; in memory if the disk refuses, or a new one failed too.
-
-        Raises:
-            Exception: the same, if it failed in memory too.
-        """
-        if self._path is None:
-            raise problem
-        if self._renewed or isinstance(problem, sqlite3.OperationalError):
-            say(in_memory(problem))
-            self._path = None
-        self._renewed = True
-        self.reset()
-
-    def close(self) -> None:
-        """Close it."""
-        self.connection.close()
-
-
-@contextlib.contextmanager
-def opened(directory: Path, say: Callable[[str], None]) -> Iterator[IndexDatabase]:
-    """Open the index of the log in a directory, or a new one if it is unusable.
-
-    ``say`` gets a sentence about what takes long or cannot be kept.
+    ``say`` gets a sentence about what takes long or cannot be kept. ``look`` raises one of ``DAMAGED`` if the index
+    does not fit the log; the one in memory is the last.
     """
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(_locked(directory, say))
-            found = _beside(directory / NAME)
-        except (OSError, *DAMAGED) as problem:
-            say(in_memory(problem))
-            found = IndexDatabase(None)
-        stack.callback(found.close)
-        yield found
-
-
-def in_memory(problem: Exception) -> str:
-    """Return the message for an index that is not kept."""
-    words = (isinstance(problem, OSError) and problem.strerror) or str(problem)
-    return f"The index of the log is made in memory, for this command alone, and not kept: {words}."
+    path = directory / NAME
+    try:
+        with locked(directory, say):
+            _require_own(path)
+            try:
+                with _connected(str(path)) as kept:
+                    return look(kept)
+            except sqlite3.OperationalError:  # of the disk
+                raise
+            except DAMAGED:
+                for each in (path, path.with_name(f"{path.name}-journal")):  # the rest of a crashed change
+                    each.unlink(missing_ok=True)
+                _create(path)
+                with _connected(str(path)) as new:
+                    return look(new)
+    except (OSError, *DAMAGED) as problem:
+        words = (isinstance(problem, OSError) and problem.strerror) or str(problem)
+        say(f"The index of the log is made in memory, for this command alone, and not kept: {words}.")
+    with _connected(_MEMORY) as unkept:
+        return look(unkept)
 
 
 @contextlib.contextmanager
-def _locked(directory: Path, say: Callable[[str], None]) -> Iterator[None]:
+def locked(directory: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Lock the index during the block; raises OSError if the log is another user's, or another query holds it long."""
     if directory.stat().st_uid != os.geteuid():
         raise OSError("the log is another user's")  # another user's file in it would be in the way of its owner
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -112,50 +83,33 @@ def _locked(directory: Path, say: Callable[[str], None]) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _beside(path: Path) -> IndexDatabase:
+def _require_own(path: Path) -> None:
     with contextlib.suppress(FileExistsError):
         _create(path)
     found = path.lstat()
     ours = stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_uid == os.geteuid()
     if not ours or found.st_mode & 0o077:
         raise OSError(f"{path} is not a file of our own alone: remove it")
-    try:
-        return IndexDatabase(path)
-    except sqlite3.OperationalError:  # of the disk
-        raise
-    except DAMAGED:
-        _renew(path)
-        return IndexDatabase(path)
-
-
-def _renew(path: Path) -> None:
-    """Replace the file with an empty one, without what a crash left of its last change."""
-    for each in (path, path.with_name(f"{path.name}-journal")):
-        each.unlink(missing_ok=True)
-    _create(path)
 
 
 def _create(path: Path) -> None:
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
 
 
-def _connected(path: str) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, isolation_level=None)
-    try:
+@contextlib.contextmanager
+def _connected(path: str) -> Iterator[sqlite3.Connection]:
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
         for setting in _SETTINGS:
             connection.execute(f"PRAGMA {setting}")
         there = _schema(connection)
         if len(there) == 1:  # nothing yet
             _make(connection)
         else:
-            with contextlib.closing(_connected(_MEMORY)) as ours:
+            with _connected(_MEMORY) as ours:
                 same = there == _schema(ours)
             if not same:
-                raise sqlite3.DatabaseError("it is no index of this format")  # noqa: TRY301 - closed below
-    except BaseException:
-        connection.close()
-        raise
-    return connection
+                raise sqlite3.DatabaseError("it is no index of this format")
+        yield connection
 
 
 def _schema(connection: sqlite3.Connection) -> list[tuple[object, ...]]:

@@ -8,16 +8,14 @@ Rule 2  It holds the whole lines up to one offset of the log, and the digest of 
 import hashlib
 import re
 import sqlite3
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from glovebox_audit import read
 from glovebox_audit.events import WHOSE, CallDecided
 from glovebox_audit.query import calls
-from glovebox_audit.query.database import IndexDatabase
 from glovebox_audit.query.outcomes import CANCELLED, ERRORS, FAILED, RUNNING
 from glovebox_audit.read import Snapshot
 from glovebox_audit.segments import files
@@ -28,9 +26,11 @@ HEX_KEPT = 12
 #: Bytes of the log in one commit: what an interrupted query has to read again.
 _COMMIT_BYTES = 64 << 20
 
-#: Calls under way, and texts, cached in memory.
+#: Calls under way, cached in memory.
 _MOST_OPEN = 65_536
-_MOST_TEXTS = 200_000
+
+#: A row of texts has the id of its call above these bits, and the number of its record, ``seq``, in them.
+ROW_BITS = 32
 
 _DIGEST = re.compile(rf"([0-9a-f]{{{HEX_KEPT}}})[0-9a-f]{{20,}}")
 
@@ -43,9 +43,7 @@ class Adder:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._execute = connection.execute
         self._calls = int(connection.execute("SELECT coalesce(max(id), 0) FROM calls").fetchone()[0])
-        self._count = int(connection.execute("SELECT coalesce(max(texts), 0) FROM state").fetchone()[0])
         self._searchable = has_texts(connection)
-        self._texts: dict[str, int] = {}
         # Calls under way: each with its number and its indexed texts.
         self._open: dict[str, tuple[int, set[str]]] = {}
 
@@ -68,10 +66,7 @@ class Adder:
     def save(self, began: int, until: int, last: bytes) -> None:
         """Note that the index covers ``began`` to ``until`` and ends with the line ``last``."""
         self._execute("DELETE FROM state")
-        values = (began, until, hashlib.sha256(last).digest(), self._count)
-        self._execute("INSERT INTO state (began, until, line, texts) VALUES (?, ?, ?, ?)", values)
-        if len(self._texts) > _MOST_TEXTS:
-            self._texts.clear()
+        self._execute("INSERT INTO state VALUES (?, ?, ?)", (began, until, hashlib.sha256(last).digest()))
         if len(self._open) > _MOST_OPEN:
             self._open.clear()
 
@@ -87,10 +82,15 @@ class Adder:
             self._begin(call, fields, offset)
         elif call not in self._open and not self._resume(call):
             return  # its beginning was removed
-        self._note(call, fields["data"])
+        number, noted = self._open[call]
+        if self._searchable:
+            new = dict.fromkeys(text for text in calls.texts(fields["data"]) if text not in noted)
+            noted.update(new)
+            row = number << ROW_BITS | int(fields["seq"]) & (1 << ROW_BITS) - 1
+            self._execute("INSERT INTO texts (rowid, text) VALUES (?, ?)", (row, _shortened("\n".join(new))))
         outcome = calls.outcome(kind, fields["data"])
         if outcome is not None and outcome != RUNNING:
-            number, _ = self._open.pop(call)
+            del self._open[call]
             self._execute("UPDATE calls SET outcome = ?, last = ? WHERE id = ?", (outcome, offset, number))
 
     def _begin(self, call: str, fields: Any, offset: int) -> None:
@@ -111,37 +111,9 @@ class Adder:
             self._open[call] = (int(found), set())
         return found is not None
 
-    def _note(self, call: str, data: Any) -> None:
-        if not self._searchable:
-            return
-        number, noted = self._open[call]
-        for text in calls.texts(data):
-            if text not in noted:
-                noted.add(text)
-                self._execute("INSERT OR IGNORE INTO uses VALUES (?, ?)", (self._text(text), number))
 
-    def _text(self, text: str) -> int:
-        found = self._texts.get(text)
-        if found is None:
-            short = clean(_DIGEST.sub(r"\1", text))
-            # A text with a digest belongs to one call, or is frequent enough to be cached.
-            found = self._known(short) if short == text else self._added(short)
-            self._texts[text] = found
-        return found
-
-    def _known(self, text: str) -> int:
-        digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
-        found = self._execute("SELECT text FROM known WHERE digest = ?", (digest,)).fetchone()
-        if found is not None:
-            return int(found[0])
-        number = self._added(text)
-        self._execute("INSERT INTO known VALUES (?, ?)", (digest, number))
-        return number
-
-    def _added(self, text: str) -> int:
-        self._count += 1
-        self._execute("INSERT INTO texts (rowid, text) VALUES (?, ?)", (self._count, text))
-        return self._count
+def _shortened(text: str) -> str:
+    return clean(_DIGEST.sub(r"\1", text))
 
 
 def has_texts(connection: sqlite3.Connection) -> bool:
@@ -156,14 +128,10 @@ def clean(text: str) -> str:
 
 def microseconds(time: datetime) -> int:
     """Return a time in microseconds since the epoch."""
-    since = time - _EPOCH
-    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+    return (time - _EPOCH) // timedelta(microseconds=1)
 
 
 _HEX = re.compile(rf"[0-9a-f]{{{HEX_KEPT + 1},}}")
-
-#: Calls first searched for a text, and the growth factor after that.
-_FIRST_SPAN, _LARGER = 4096, 16
 
 #: The shortest text that trigrams find.
 _SHORTEST = 3
@@ -223,116 +191,91 @@ class Filters:
         return out and (not self.clients or bool({call.client or "", call.through} & set(self.clients)))
 
 
-class Index:
-    """The index of one log and one snapshot. Raises one of ``database.DAMAGED`` if file or disk fail."""
+def update(connection: sqlite3.Connection, log: Snapshot, progress: Callable[[int, int], None]) -> None:
+    """Index what is new; ``progress`` gets the bytes done, and their total.
 
-    def __init__(self, database: IndexDatabase, log: Snapshot) -> None:
-        self._database = database
-        self._log = log
+    Raises one of ``database.DAMAGED`` if the index does not fit the log, or file or disk fail.
+    """
+    began, start = _indexed(connection, log)
+    adder, end = Adder(connection), log.end
+    for file, base, size in log.files_from(start):
+        at = max(start - base, 0)
+        gaps = read.gaps_in(file, at, size)
+        if gaps.starts and gaps.starts[0] < at:
+            raise sqlite3.DatabaseError("earlier lines turn out to lie in a gap")
+        lines = read.raw_lines(file, at, size)
+        while at < size:
+            with connection:
+                connection.execute("BEGIN IMMEDIATE")
+                done = adder.add(lines, base)
+                if done is None:
+                    break  # a line that is not whole yet
+                at = done
+                adder.save(began, base + at, files.line_before(file.fileno(), at))
+            progress(base + at - start, end - start)
 
-    @property
-    def _connection(self) -> sqlite3.Connection:
-        return self._database.connection
 
-    def update(self, progress: Callable[[int, int], None]) -> None:
-        """Index what is new; ``progress`` gets the bytes done, and their total."""
-        began, until = self._continued()
-        if not self._add(began, until, progress):
-            self._database.reset()
-            self._add(self._log.start, self._log.start, progress)
+def _indexed(connection: sqlite3.Connection, log: Snapshot) -> tuple[int, int]:
+    """Return the indexed range of the log; raise sqlite3.DatabaseError if the index does not fit it."""
+    state = connection.execute("SELECT began, until, line FROM state").fetchone()
+    if state is None:
+        return log.start, log.start
+    began, until, line = state
+    # Removed segments stay in the index as long as they are the smaller part.
+    kept = type(began) is type(until) is int and log.start - began <= until - log.start
+    if not kept or hashlib.sha256(log.line_before(until)).digest() != line:
+        raise sqlite3.DatabaseError("it is not of this log")
+    return began, until
 
-    def _add(self, began: int, start: int, progress: Callable[[int, int], None]) -> bool:
-        """Index the log from an offset on; return False if earlier lines turn out to lie in a gap."""
-        adder, end = Adder(self._connection), self._log.end
-        for file, base, size in self._log.files_from(start):
-            at = max(start - base, 0)
-            gaps = read.gaps_in(file, at, size)
-            if gaps.starts and gaps.starts[0] < at:
-                return False
-            lines = read.raw_lines(file, at, size)
-            while at < size:
-                with self._connection:
-                    self._connection.execute("BEGIN IMMEDIATE")
-                    done = adder.add(lines, base)
-                    if done is None:
-                        break  # a line that is not whole yet
-                    at = done
-                    adder.save(began, base + at, files.line_before(file.fileno(), at))
-                progress(base + at - start, end - start)
-        return True
 
-    def _continued(self) -> tuple[int, int]:
-        """Return the indexed range of the log; drop an index that does not fit the log."""
-        state = self._connection.execute("SELECT began, until, line FROM state").fetchone()
-        start = self._log.start
-        if state is not None and all(type(each) is int for each in state[:2]):
-            began, until, line = state
-            # Removed segments stay in the index as long as they are the smaller part.
-            kept = start - began <= until - start
-            if kept and hashlib.sha256(self._log.line_before(until)).digest() == line:
-                return began, until
-        if state is not None:
-            self._database.reset()
-        return start, start
-
-    def find(self, filters: Filters) -> Iterator[CallSpan]:
-        """Yield places of calls that may fit, newest first; with a text, others too."""
-        conditions, values = self._conditions(filters)
-        spans = [(0, sys.maxsize)]
-        some = " ".join(("SELECT 1 FROM calls WHERE", " AND ".join(conditions)))
-        if not self._connection.execute(some, values).fetchone():
-            return
-        if self._match(filters.text):
-            # Every call may have the text: the newest are often enough.
-            conditions.append("id IN (SELECT call FROM uses WHERE text IN temp.matching AND call > ? AND call <= ?)")
-            spans = self._spans()
-        conditions.append("id > ? AND id <= ?")
-        asked = " ".join(("SELECT first, last FROM calls WHERE", " AND ".join(conditions), "ORDER BY id DESC"))
-        for span in spans:
-            bounds = span * asked.count("> ? AND")
-            for first, last in self._connection.execute(asked, (*values, *bounds)):
-                yield _place(first, last)
-
-    def _match(self, text: str | None) -> bool:
-        """Put the texts that may match into ``temp.matching``; return False if all may."""
-        phrases = [part for part in _HEX.sub(_cut, text or "").split("\0") if len(part) >= _SHORTEST]
-        if not phrases or not has_texts(self._connection):
-            return False
-        wanted = " AND ".join('"' + clean(part).replace('"', '""') + '"' for part in phrases)
-        self._connection.execute("DROP TABLE IF EXISTS temp.matching")
-        asked = "CREATE TEMP TABLE matching AS SELECT rowid AS text FROM texts WHERE texts MATCH ?"
-        self._connection.execute(asked, (wanted,))
-        return True
-
-    def _spans(self) -> list[tuple[int, int]]:
-        upper = int(self._connection.execute("SELECT coalesce(max(id), 0) FROM calls").fetchone()[0])
-        found, size = [], _FIRST_SPAN
-        while upper > 0:
-            found.append((max(upper - size, 0), upper))
-            upper, size = upper - size, size * _LARGER
-        return found
-
-    def named(self, beginning: str, most: int) -> dict[str, CallSpan]:
-        """Return at most ``most`` calls whose id begins so."""
+def find(connection: sqlite3.Connection, start: int, filters: Filters) -> Iterator[CallSpan]:
+    """Yield places of calls from an offset on that may fit, newest first; with a text, others too."""
+    conditions, values = _conditions(start, filters)
+    wanted = " AND ".join(conditions)
+    if connection.execute(f"SELECT 1 FROM calls WHERE {wanted}", values).fetchone() is None:  # noqa: S608 - of ours
+        return
+    asked = f"SELECT first, last FROM calls WHERE {wanted} ORDER BY id DESC"  # noqa: S608 - likewise
+    if phrases := has_texts(connection) and _phrases(filters.text):
+        # Every call may have the text: its rows are read from the newest on, as far as calls are asked for.
         asked = (
-            "SELECT call, first, last, max(id) FROM calls"
-            " WHERE call >= ? AND call < ? AND first >= ? GROUP BY call ORDER BY call LIMIT ?"
+            f"SELECT first, last FROM texts CROSS JOIN calls ON id = texts.rowid >> {ROW_BITS}"  # noqa: S608 - likewise
+            f" WHERE texts MATCH ? AND {wanted} ORDER BY texts.rowid DESC"
         )
-        values = (beginning, beginning + "\U0010ffff", self._log.start, most)
-        found = self._connection.execute(asked, values)
-        return {call: _place(first, last) for call, first, last, _ in found}
+        values.insert(0, phrases)
+    before: object = None
+    for first, last in connection.execute(asked, values):
+        if first != before or not phrases:  # of a call that has the text in several records, once
+            yield _place(first, last)
+        before = first
 
-    def _conditions(self, filters: Filters) -> tuple[list[str], list[object]]:
-        """Return the conditions in SQL."""
-        conditions, values = ["first >= ?"], [self._log.start]  # type: list[str], list[object]
-        for column, wanted in filters.columns().items():
-            conditions.append(f"{column} IN ({', '.join('?' * len(wanted))})")
-            values += map(clean, wanted)
-        for comparison, time in (("time >= ?", filters.since), ("time < ?", filters.until)):
-            if time is not None:
-                conditions.append(comparison)
-                values.append(microseconds(time))
-        return conditions, values
+
+def named(connection: sqlite3.Connection, start: int, beginning: str, most: int) -> dict[str, CallSpan]:
+    """Return at most ``most`` calls from an offset on whose id begins so."""
+    asked = (
+        "SELECT call, first, last, max(id) FROM calls"
+        " WHERE call >= ? AND call < ? AND first >= ? GROUP BY call ORDER BY call LIMIT ?"
+    )
+    found = connection.execute(asked, (beginning, beginning + "\U0010ffff", start, most))
+    return {call: _place(first, last) for call, first, last, _ in found}
+
+
+def _phrases(text: str | None) -> str:
+    """Return what FTS5 matches; empty if all may."""
+    found = [part for part in _HEX.sub(_cut, text or "").split("\0") if len(part) >= _SHORTEST]
+    return " AND ".join('"' + clean(part).replace('"', '""') + '"' for part in found)
+
+
+def _conditions(start: int, filters: Filters) -> tuple[list[str], list[object]]:
+    """Return the conditions in SQL."""
+    conditions, values = ["first >= ?"], [start]  # type: list[str], list[object]
+    for column, wanted in filters.columns().items():
+        conditions.append(f"{column} IN ({', '.join('?' * len(wanted))})")
+        values += map(clean, wanted)
+    for comparison, time in (("time >= ?", filters.since), ("time < ?", filters.until)):
+        if time is not None:
+            conditions.append(comparison)
+            values.append(microseconds(time))
+    return conditions, values
 
 
 def _place(first: object, last: object) -> CallSpan:
