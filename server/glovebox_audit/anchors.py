@@ -9,8 +9,8 @@ import os
 import re
 import shlex
 import signal
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -85,11 +85,7 @@ def _append(path: Path, line: bytes) -> None:
 
 
 async def _give(argv: list[str], line: bytes, left: list[Process]) -> None:
-    # A session of its own, so that its children end with it. Its output is discarded (-3). If the server ends right
-    # now, it is ended below.
-    with anyio.CancelScope(shield=True):
-        process = await anyio.open_process(argv, stdout=-3, stderr=-3, start_new_session=True)
-    try:
+    async with own_session(argv, stdout=-3) as process:
         with anyio.move_on_after(PROGRAM_SECONDS):
             if process.stdin is not None:
                 with suppress(anyio.BrokenResourceError):
@@ -98,11 +94,6 @@ async def _give(argv: list[str], line: bytes, left: list[Process]) -> None:
             if status := await process.wait():
                 raise OSError(f"{argv[0]} ended with status {status}")
             return
-    finally:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        with anyio.move_on_after(_ENDED_SECONDS, shield=True):
-            await process.wait()
     if process.returncode is None:
         left.append(process)
         raise OSError(
@@ -110,6 +101,25 @@ async def _give(argv: list[str], line: bytes, left: list[Process]) -> None:
             "is another user's: no other is started before it ends. Have it end itself: sudo -u USER timeout 20 PROGRAM"
         )
     raise OSError(f"{argv[0]} did not end within {PROGRAM_SECONDS:g} seconds")
+
+
+@asynccontextmanager
+async def own_session(argv: list[str], *, stdin: int = -1, stdout: int = -1) -> AsyncIterator[Process]:
+    """Run a program in a session of its own, so that its children end with it, at the end of the block.
+
+    Its streams are pipes (-1) or discarded (-3), as standard error is. One that sudo runs as another user cannot be ended: its
+    ``returncode`` stays None. Raises OSError if it cannot be started.
+    """
+    with anyio.CancelScope(shield=True):
+        process = await anyio.open_process(argv, stdin=stdin, stdout=stdout, stderr=-3, start_new_session=True)
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with anyio.move_on_after(_ENDED_SECONDS, shield=True):
+            await process.wait()
+            await process.aclose()
 
 
 def read(content: bytes) -> list[Head]:

@@ -55,6 +55,7 @@ class LogLine:
     """Offset in the file of the byte after it."""
     record: Record | None
     error: EvidenceError | None
+    in_gap: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,9 +207,9 @@ def lines(log: BinaryIO, start: int, end: int) -> Iterator[LogLine]:
     for at, raw, free in raw_lines(log, start, end):
         number += fresh
         record, error = parsed(raw) if fresh else (None, EvidenceError("the line is too long"))
-        if record is not None and not free:
+        if not free:
             record, error = None, EvidenceError("it lies in a recorded gap")
-        yield LogLine(number=number, raw=raw, end=at + len(raw), record=record, error=error)
+        yield LogLine(number=number, raw=raw, end=at + len(raw), record=record, error=error, in_gap=not free)
         fresh = raw.endswith(b"\n")
 
 

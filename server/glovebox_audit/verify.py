@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -36,6 +36,9 @@ ProblemKind = Literal[
     "edited", "foreign", "torn", "deleted", "reordered", "repeated", "forked", "truncated", "head", "anchor", "call",
     "missing", "seal", "newer",
 ]  # fmt: skip
+
+
+_Claimant = Literal["head", "anchor"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,18 +74,6 @@ class VerifyReport:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Claim:
-    """A record that must be in the log, and the state of its search."""
-
-    head: Head
-    kind: Literal["head", "anchor"]
-    file: str = LOG_NAME
-    line: int | None = None
-    end: int = 0
-    met: bool = False
-
-
-@dataclass(slots=True, kw_only=True)
 class _File:
     """The current file, and what its seal is to say."""
 
@@ -98,21 +89,6 @@ class _File:
     counts: Counts = field(default_factory=Counts)
 
 
-@dataclass(slots=True, kw_only=True)
-class _Unreadable:
-    """Lines since the last record that are none: they may replace records, or a gap may account for them."""
-
-    problems: int = 0
-    omitted: int = 0
-    lines: int = 0
-    size: int = 0
-    hash: Any = field(default_factory=hashlib.sha256)
-
-    def add(self, raw: bytes) -> None:
-        self.hash.update(raw)
-        self.size += len(raw)
-
-
 class Verifier:
     """A verifier of a log's lines, file by file, in bounded memory."""
 
@@ -123,7 +99,9 @@ class Verifier:
         # The segment before the oldest that is there, with its seal; and the recorded removals.
         self._owed: tuple[int, str] | None = None
         self._removed: dict[int, str] = {}
-        self._claims: dict[int, list[_Claim]] = {}
+        # Records that must be there, and by their numbers the records with these: line, file, and end of the chain.
+        self._claims: list[tuple[Head, _Claimant]] = []
+        self._found: dict[int, list[tuple[int, str, Head]]] = {}
         self._calls = OpenCalls()
         self._misfits: list[Problem] = []
         self._problems: list[Problem] = []
@@ -132,7 +110,9 @@ class Verifier:
         self._line, self._line_file = 0, LOG_NAME
         self._tail = Head()
         self._prev = ""
-        self._unreadable = _Unreadable()
+        # Lines since the last record that are none and may replace records, and bytes that a gap accounts for.
+        self._unreadable = 0
+        self._gap, self._gap_bytes, self._gap_line = hashlib.sha256(), 0, 0
         # Skipped numbers, by the place of their problem: a later line may hold them.
         self._jumped: dict[int, tuple[int, int]] = {}
 
@@ -145,16 +125,22 @@ class Verifier:
         else:
             self._omitted += 1
 
-    def expect(self, head: Head, kind: Literal["head", "anchor"]) -> None:
+    def expect(self, head: Head, kind: _Claimant) -> None:
         """Compare a record with the one in the log that has its number."""
-        self._claims.setdefault(head.seq, []).append(_Claim(head=head, kind=kind))
+        self._claims.append((head, kind))
+        self._found[head.seq] = []
 
     def verify(self, name: str, number: int | None, lines: Iterable[LogLine]) -> None:
         """Verify the next file; its number is None if it is the only one."""
         self._file = _File(name=name, number=number, after=self._tail, problems=self._noted())
-        self._unreadable.lines = 0
+        self._unreadable = 0
         for line in lines:
-            self._verify_line(line)
+            if line.in_gap:
+                self._gap_line = self._gap_line if self._gap_bytes else line.number
+                self._gap.update(line.raw)
+                self._gap_bytes += len(line.raw)
+            else:
+                self._verify_line(line)
         self._oldest = False
         if name != LOG_NAME and not self._file.sealed and self._noted() == self._file.problems:
             detail = f"segment {number} has no seal: its end is missing"
@@ -175,9 +161,8 @@ class Verifier:
         if owed is not None and not removed:
             detail = f"segment {owed[0]} and those before it are missing, and no record says that they were removed"
             self.note(None, None, "missing", detail, file=files.name(owed[0]))
-        for claims in self._claims.values():
-            for claim in claims:
-                self._judge(claim)
+        for head, kind in self._claims:
+            self._judge(head, kind)
         if not self._problems:
             # In a broken chain it would only repeat the problem.
             self._problems = self._misfits[:MAX_PROBLEMS]
@@ -206,7 +191,8 @@ class Verifier:
             self.note(line.number, record.seq if record else None, "foreign", "it stands behind the segment's seal")
             return
         if record is None:
-            self._no_record(line, fresh=fresh)
+            if fresh:
+                self._no_record(line)
             return
         self._records += 1
         # An older seal is a replay, or part of what a crash left.
@@ -269,13 +255,8 @@ class Verifier:
         if wrong:
             self.note(line.number, record.seq, "seal", f"the seal of segment {told.segment}: {wrong}")
 
-    def _no_record(self, line: LogLine, *, fresh: bool) -> None:
-        if self._unreadable.lines == 0:
-            self._unreadable = _Unreadable(problems=len(self._problems), omitted=self._omitted)
-        self._unreadable.add(line.raw)
-        if not fresh:
-            return
-        self._unreadable.lines += 1
+    def _no_record(self, line: LogLine) -> None:
+        self._unreadable += 1
         if line.error is not None and line.error.kind in {"newer", "edited"}:
             self.note(line.number, line.error.seq, line.error.kind, str(line.error))
         elif not line.raw.endswith(b"\n") and len(line.raw) < chain.MAX_LINE_BYTES:
@@ -289,22 +270,15 @@ class Verifier:
         if self._tail.seq < 0:  # nothing before it can be known
             self._tail = Head(seq=record.seq - 1, hash=record.prev, size=self._file.after.size)
         seq, expected = record.seq, self._tail.seq + 1
-        if self._accounts_for_gap(record):
-            del self._problems[self._unreadable.problems :]
-            self._omitted = self._unreadable.omitted
-            self._gaps += 1
-            self._unreadable.lines = 0
-        elif record.kind == GapRecorded.kind and self._unreadable.lines == 0:
-            self.note(line.number, seq, "deleted", "the bytes that this gap describes are not before it")
+        if record.kind == GapRecorded.kind:
+            self._end_gap(line, record)
         if seq < expected:
-            # A gap accounts for all bytes before it: bytes inserted there must not pass as those of a crash.
-            self._unreadable.add(line.raw)
             return self._out_of_order(line, record)
-        if seq - expected > self._unreadable.lines:
+        if seq - expected > self._unreadable:
             if len(self._problems) < MAX_PROBLEMS:
                 self._jumped[len(self._problems)] = (expected, seq - 1)
             self.note(line.number, seq, "deleted", f"records {expected} to {seq - 1} are missing before this line")
-        elif seq == expected and record.prev != self._tail.hash and self._unreadable.lines == 0:
+        elif seq == expected and record.prev != self._tail.hash and self._unreadable == 0:
             if seq == 1:
                 self.note(line.number, 1, "edited", "the first record is chained to another one")
             else:
@@ -313,15 +287,15 @@ class Verifier:
         self._move(line, record)
         return True
 
-    def _accounts_for_gap(self, record: Record) -> bool:
-        found = self._unreadable
-        return (
-            found.lines > 0
-            and record.kind == GapRecorded.kind
-            and (record.seq, record.prev) == (self._tail.seq + 1, self._tail.hash)
-            and record.data.get("bytes") == found.size
-            and record.data.get("digest") == "sha256:" + found.hash.hexdigest()
-        )
+    def _end_gap(self, line: LogLine, record: Record) -> None:
+        found = {"bytes": self._gap_bytes, "digest": "sha256:" + self._gap.hexdigest()}
+        if found.items() <= record.data.items():
+            self._gaps += 1
+        elif self._gap_bytes:
+            self.note(self._gap_line, None, "foreign", "no record: the gap after it describes other bytes")
+        elif self._unreadable == 0:
+            self.note(line.number, record.seq, "deleted", "the bytes that this gap describes are not before it")
+        self._gap, self._gap_bytes = hashlib.sha256(), 0
 
     def _out_of_order(self, line: LogLine, record: Record) -> bool:
         for place, (first, last) in self._jumped.items():
@@ -338,31 +312,30 @@ class Verifier:
 
     def _move(self, line: LogLine, record: Record) -> None:
         self._line, self._line_file, self._prev = line.number, self._file.name, record.prev
-        self._unreadable.lines = 0
+        self._unreadable = 0
         self._tail = Head(seq=record.seq, hash=record.hash, size=self._file.after.size + line.end)
 
     def _compare(self, line: int, end: Head) -> None:
-        """Compare with the claims; only records of the chain count."""
-        for claim in self._claims.get(end.seq, ()):
-            claim.line, claim.file, claim.end = line, self._file.name, end.size
-            claim.met = claim.met or end.hash == claim.head.hash
+        """Keep it for the claims; only records of the chain count."""
+        if end.seq in self._found:
+            self._found[end.seq].append((line, self._file.name, end))
 
-    def _judge(self, claim: _Claim) -> None:
+    def _judge(self, head: Head, kind: _Claimant) -> None:
         """Note whether a record that must be in the log was not, now that all was read."""
-        reached, seq = self._tail.seq + self._unreadable.lines, claim.head.seq
-        named = HEAD_NAME if claim.kind == "head" else "the anchor"
-        if claim.line is not None and not claim.met:
-            detail = f"{named} names another record {seq}: the log was rewritten"
-            self.note(claim.line, seq, claim.kind, detail, file=claim.file)
-        elif claim.line is None and reached < seq:
+        reached, seq, found = self._tail.seq + self._unreadable, head.seq, self._found[head.seq]
+        named = HEAD_NAME if kind == "head" else "the anchor"
+        if found and all(end.hash != head.hash for _, _, end in found):
+            line, file, _ = found[-1]
+            self.note(line, seq, kind, f"{named} names another record {seq}: the log was rewritten", file=file)
+        elif not found and reached < seq:
             detail = f"records {reached + 1} to {seq}, the last that {named} knows, are missing at the end"
-            self.note(self._file.lines + 1, reached + 1, "truncated" if claim.kind == "head" else "anchor", detail)
-        elif seq == 0 and claim.head.hash != chain.GENESIS:
-            self.note(None, None, claim.kind, f"{named} describes no log", file=HEAD_NAME)
-        elif claim.line is None and seq > 0 and not self._problems:
+            self.note(self._file.lines + 1, reached + 1, "truncated" if kind == "head" else "anchor", detail)
+        elif seq == 0 and head.hash != chain.GENESIS:
+            self.note(None, None, kind, f"{named} describes no log", file=HEAD_NAME)
+        elif not found and seq > 0 and not self._problems:
             detail = f"{named} names record {seq}, which lay in a segment removed on record: not compared"
-            self.note(None, seq, claim.kind, detail, file=HEAD_NAME)
-        elif claim.kind == "head" and claim.head.size != claim.end and not self._problems:
+            self.note(None, seq, kind, detail, file=HEAD_NAME)
+        elif kind == "head" and head.size != (found[-1][2].size if found else 0) and not self._problems:
             self.note(None, seq, "head", f"{HEAD_NAME} has the wrong size for record {seq}", file=HEAD_NAME)
 
 

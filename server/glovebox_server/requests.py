@@ -175,7 +175,7 @@ class Refusals:
     def __init__(self) -> None:
         self.totals: Counter[str] = Counter()
         self._since: str | None = None
-        self._new: dict[str, Counter[str]] = {}
+        self._new: Counter[tuple[str, str]] = Counter()
         self._came = anyio.Event()
 
     def note(self, rule: str, principal: str | None = None) -> None:
@@ -183,28 +183,33 @@ class Refusals:
         self.totals[rule] += 1
         if self._since is None:
             self._since = _now()
-        _add(self._new, rule, _STRANGER if principal is None else _shown(principal), 1)
+        self._add(_STRANGER if principal is None else _shown(principal), rule, 1)
         self._came.set()
+
+    def _add(self, principal: str, rule: str, count: int) -> None:
+        if (principal, rule) not in self._new:
+            callers = {caller for caller, _ in self._new} | {_STRANGER}
+            principal = principal if principal in callers or len(callers) <= MAX_PRINCIPALS else OTHERS
+            rules = [known for caller, known in self._new if caller == principal]
+            rule = rule if rule in rules or len(rules) < MAX_RULES else OTHER
+        self._new[principal, rule] += count
 
     async def record(self, log: _RefusalLog) -> int:
         """Write what was noted since the last record, if anything; keep it on failure. Returns the number of rows."""
         since, found = self._since, self._new
         if since is None:
             return 0
-        self._since, self._new, self._came = None, {}, anyio.Event()
+        self._since, self._new, self._came = None, Counter(), anyio.Event()
         rows = tuple(
             {**({"principal": principal} if principal else {}), "rule": rule, "count": count}
-            for principal, counts in found.items()
-            for rule, count in counts.items()
+            for (principal, rule), count in found.items()
         )
         try:
-            count = sum(counts.total() for counts in found.values())
-            await log.append(RequestsRefused(since=since, count=count, refused=rows))
+            await log.append(RequestsRefused(since=since, count=found.total(), refused=rows))
         except AuditError:
             self._since = since
-            for principal, counts in found.items():
-                for rule, count in counts.items():
-                    _add(self._new, rule, principal, count)
+            for (principal, rule), count in found.items():
+                self._add(principal, rule, count)
             self._came.set()
         return len(rows)
 
@@ -224,13 +229,6 @@ class Refusals:
             with anyio.CancelScope(shield=True):  # else it would be unknown whether it was written
                 rows = await self.record(log)
             await anyio.sleep(max(PAUSE_SECONDS, rows * ROW_SECONDS))
-
-
-def _add(counted: dict[str, Counter[str]], rule: str, principal: str, count: int) -> None:
-    if principal and principal not in counted and len(counted) - (_STRANGER in counted) >= MAX_PRINCIPALS:
-        principal = OTHERS
-    rules = counted.setdefault(principal, Counter())
-    rules[rule if rule in rules or len(rules) < MAX_RULES else OTHER] += count
 
 
 def _shown(principal: str) -> str:

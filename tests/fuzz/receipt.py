@@ -10,7 +10,6 @@ from glovebox_audit.receipts.verify import VerifiedReceipt, verify
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 SIGNED = (SEEDS / "receipt" / "signed").read_bytes()[1:]
-_IDENTITY = dsse.key_id(KEY.public_key())
 
 
 def check(data: bytes) -> None:
@@ -19,7 +18,7 @@ def check(data: bytes) -> None:
         return
     content = data[1:]
     if data[0] & 1:
-        content = chain.canonical(dsse.sign(content, KEY, _IDENTITY))
+        content = chain.canonical(dsse.EnvelopeSigner(KEY).sign(content))
     with bounded():
         try:
             proved: VerifiedReceipt | None = verify(content, KEY.public_key())
@@ -29,7 +28,7 @@ def check(data: bytes) -> None:
         assert 0 < len(said) < 3000
         assert said.isprintable()
         return
-    assert proved.key_id == _IDENTITY
+    assert proved.key_id == dsse.key_id(KEY.public_key())
     if data[0] & 1:
         assert statement.parse(data[1:]) == proved.statement
     else:

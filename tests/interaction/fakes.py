@@ -137,7 +137,9 @@ class WaitingBroker:
         except BaseException:
             self.cancelled.append(call.id)
             with anyio.CancelScope(shield=True):
-                await self.audit.append(CallCancelled(call_id=call.id, by="client", elapsed_ms=1.0))
+                await self.audit.append(
+                    CallCancelled(call_id=call.id, principal=call.principal.id, by="client", elapsed_ms=1.0)
+                )
             raise
         finally:
             del self.running[call.id]
@@ -161,7 +163,9 @@ class WaitingBroker:
         if code in {"wait", "print"}:
             await self.release.wait()
         await self.audit.append(
-            CallFinished(call_id=call.id, ended="exited", exit_code=0, elapsed_ms=1.0, usage={}, outputs=())
+            CallFinished(
+                call_id=call.id, principal=call.principal.id, ended="exited", exit_code=0, elapsed_ms=1.0, usage={}
+            )
         )
         self.finished.append(call.id)
         stdout = "x" * 400_000 if code == "big" else f"echo {code}"

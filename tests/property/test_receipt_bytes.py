@@ -16,7 +16,7 @@ PAYLOAD = b'{"_type":"https://in-toto.io/Statement/v1","subject":[{"name":"\xc3\
 @cache
 def envelope() -> bytes:
     """A signed envelope; its padding has bits that base64 readers ignore."""
-    content = canonical(dsse.sign(PAYLOAD, KEY, dsse.key_id(KEY.public_key())))
+    content = canonical(dsse.EnvelopeSigner(KEY).sign(PAYLOAD))
     assert b"=" in content
     return content
 

@@ -472,7 +472,7 @@ def test_a_receipt_that_withholds_what_is_no_list_says_nothing_of_it(told: objec
 
     def receipt(withheld: object) -> bytes:
         payload = chain.canonical({"predicate": {"withheld": withheld}})
-        return chain.canonical(dsse.sign(payload, key, dsse.key_id(key.public_key())))
+        return chain.canonical(dsse.EnvelopeSigner(key).sign(payload))
 
     assert report.withheld(receipt(told)) == []
     assert report.withheld(receipt(["Network: all of it."])) == ["Network: all of it."]

@@ -150,7 +150,7 @@ def test_what_is_no_receipt_is_refused(content: bytes, reason: str) -> None:
 def test_a_statement_about_something_else_is_refused() -> None:
     """Our key, but no call: a later version, or another use of the key."""
     other = {"_type": "https://in-toto.io/Statement/v1", "subject": [], "predicateType": "https://x", "predicate": {}}
-    envelope = dsse.sign(json.dumps(other).encode(), KEY, dsse.key_id(public()))
+    envelope = dsse.EnvelopeSigner(KEY).sign(json.dumps(other).encode())
     with pytest.raises(EvidenceError, match="cannot be read by this version: predicateType"):
         verify(canonical(envelope), public())
 
@@ -191,7 +191,7 @@ async def test_two_receipts_of_one_call_cannot_both_hold(tmp_path: Path) -> None
         content = harness.content()
     told = statement.parse(base64.b64decode(json.loads(content)["payload"]))
     lie = told.model_copy(update={"subject": ()})
-    forged = canonical(dsse.sign(lie.model_dump_json(exclude_none=True).encode(), KEY, dsse.key_id(public())))
+    forged = canonical(dsse.EnvelopeSigner(KEY).sign(lie.model_dump_json(exclude_none=True).encode()))
     assert verify(forged, public())
     with pytest.raises(EvidenceError, match="the audit log holds another receipt of call"):
         verify(forged, public(), tmp_path)

@@ -69,26 +69,22 @@ def key_id(key: Ed25519PublicKey) -> str:
     return "sha256:" + hashlib.sha256(encoded).hexdigest()
 
 
-def sign(payload: bytes, key: Ed25519PrivateKey, identity: str) -> dict[str, Any]:
-    """Return the envelope as JSON; ``identity`` is the key's id."""
-    signature = key.sign(pae(PAYLOAD_TYPE, payload))
-    return {
-        "payload": base64.b64encode(payload).decode(),
-        "payloadType": PAYLOAD_TYPE,
-        "signatures": [{"keyid": identity, "sig": base64.b64encode(signature).decode()}],
-    }
-
-
 class EnvelopeSigner:
     """A private key that signs statements."""
 
     def __init__(self, key: Ed25519PrivateKey) -> None:
         self._key = key
-        self.key_id = key_id(key.public_key())
+        self.public = key.public_key()
+        self.key_id = key_id(self.public)
 
     def sign(self, payload: bytes) -> dict[str, Any]:
         """Return the envelope around a payload, as JSON."""
-        return sign(payload, self._key, self.key_id)
+        signature = self._key.sign(pae(PAYLOAD_TYPE, payload))
+        return {
+            "payload": base64.b64encode(payload).decode(),
+            "payloadType": PAYLOAD_TYPE,
+            "signatures": [{"keyid": self.key_id, "sig": base64.b64encode(signature).decode()}],
+        }
 
 
 def parse(content: bytes) -> Envelope:

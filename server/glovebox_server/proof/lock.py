@@ -134,7 +134,7 @@ class Lock:
 
     def signed(self, key: Ed25519PrivateKey) -> bytes:
         """Return the content of its signature."""
-        return chain.canonical(dsse.sign(self.statement(), key, dsse.key_id(key.public_key()))) + b"\n"
+        return chain.canonical(dsse.EnvelopeSigner(key).sign(self.statement())) + b"\n"
 
     def require_signed(self, key_file: Path) -> str:
         """Refuse a lock that the holder of a key did not sign; return the key's id.

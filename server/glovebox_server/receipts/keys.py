@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from glovebox_audit.receipts import dsse
-from glovebox_audit.receipts.dsse import MAX_KEY_BYTES, parse_public, public_pem
+from glovebox_audit.receipts.dsse import MAX_KEY_BYTES, public_pem
 from glovebox_server import secret_files
 from glovebox_server.secret_files import SecretFileError
 
@@ -39,7 +39,7 @@ class Signer(dsse.EnvelopeSigner):
 
     def public_pem(self) -> str:
         """Return the public key for verifiers: SubjectPublicKeyInfo in PEM."""
-        return public_pem(self._key.public_key())
+        return public_pem(self.public)
 
 
 def operators(path: Path) -> Ed25519PrivateKey:
@@ -55,9 +55,7 @@ def operators(path: Path) -> Ed25519PrivateKey:
 
 def own_public(state_dir: Path) -> Ed25519PublicKey | None:
     """Return the public key of a state directory; None if no key was made yet. Raises SecretFileError."""
-    if not os.path.lexists(state_dir / DIRECTORY / NAME):
-        return None
-    return parse_public(Signer.load(state_dir).public_pem().encode())
+    return Signer.load(state_dir).public if os.path.lexists(state_dir / DIRECTORY / NAME) else None
 
 
 def _private(content: bytes, path: Path, fix: str, kind: str = _RECEIPT_KEY) -> Ed25519PrivateKey:

@@ -7,7 +7,6 @@ are kept only in memory.
 import os
 import re
 import shlex
-import signal
 import stat
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -21,6 +20,7 @@ import anyio.to_thread
 from anyio.abc import Process, TaskGroup
 from pydantic import BaseModel, ValidationError
 
+from glovebox_audit.anchors import own_session
 from glovebox_profiles.model import Credential
 from glovebox_sandboxes.contract.errors import DiagnosedError
 from glovebox_server.errors import without_paths
@@ -126,41 +126,22 @@ def _of_file(path: Path) -> CredentialValue:
 
 
 async def _of_program(command: str) -> CredentialValue:
-    argv = shlex.split(command)
-    try:
-        # A session of its own, so that its children end with it; a cancelled call ends it below.
-        with anyio.CancelScope(shield=True):
-            process = await anyio.open_process(argv, stdin=-3, stderr=-3, start_new_session=True)
-    except OSError as error:
-        raise unusable(f"its program cannot be started: {error.strerror}", _PROGRAM) from None
     fix = "Run it by hand, as the server's user."
     try:
-        with anyio.move_on_after(SECONDS):
-            data = await _read(process)
-            if len(data) > MAX_BYTES:
-                raise unusable(f"its program printed more than {MAX_BYTES} bytes", _JSON)
-            if (status := await process.wait()) < 0:
-                raise unusable(f"its program was ended by signal {-status}", fix)
-            if status:
-                raise unusable(f"its program ended with status {status}", fix)
-            return _of_json(data)
-        fix = "Run it by hand, as the server's user, with nothing to read from: it may be asking for something."
-        raise unusable(f"its program did not end within {SECONDS:g} seconds", fix)
-    finally:
-        await _end(process)
-
-
-async def _end(process: Process) -> None:
-    """End a program and its children. One that sudo runs as another user cannot be ended, nor waited for."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass  # all of it has ended
-    except PermissionError:
-        if process.returncode is None:
-            return
-    with anyio.CancelScope(shield=True):
-        await process.aclose()
+        async with own_session(shlex.split(command), stdin=-3) as process:
+            with anyio.move_on_after(SECONDS):
+                data = await _read(process)
+                if len(data) > MAX_BYTES:
+                    raise unusable(f"its program printed more than {MAX_BYTES} bytes", _JSON)
+                if (status := await process.wait()) < 0:
+                    raise unusable(f"its program was ended by signal {-status}", fix)
+                if status:
+                    raise unusable(f"its program ended with status {status}", fix)
+                return _of_json(data)
+    except OSError as error:
+        raise unusable(f"its program cannot be started: {error.strerror}", _PROGRAM) from None
+    fix = "Run it by hand, as the server's user, with nothing to read from: it may be asking for something."
+    raise unusable(f"its program did not end within {SECONDS:g} seconds", fix)
 
 
 async def _read(process: Process) -> bytes:
