@@ -9,7 +9,7 @@ from glovebox_audit.bundle import archive
 from glovebox_audit.chain import EvidenceError
 from glovebox_audit.place import AuditError
 from glovebox_audit.receipts import dsse
-from glovebox_audit.receipts import verify as receipts
+from glovebox_audit.receipts import statement as receipts
 from glovebox_audit.receipts.dsse import MAX_KEY_BYTES, parse_public
 
 

@@ -107,8 +107,8 @@ async def _give(argv: list[str], line: bytes, left: list[Process]) -> None:
 async def own_session(argv: list[str], *, stdin: int = -1, stdout: int = -1) -> AsyncIterator[Process]:
     """Run a program in a session of its own, so that its children end with it, at the end of the block.
 
-    Its streams are pipes (-1) or discarded (-3), as standard error is. One that sudo runs as another user cannot be ended: its
-    ``returncode`` stays None. Raises OSError if it cannot be started.
+    Its streams are pipes (-1) or discarded (-3), as standard error is. One that sudo runs as another user cannot be
+    ended: its ``returncode`` stays None. Raises OSError if it cannot be started.
     """
     with anyio.CancelScope(shield=True):
         process = await anyio.open_process(argv, stdin=stdin, stdout=stdout, stderr=-3, start_new_session=True)

@@ -17,7 +17,7 @@ from tests.fixtures.channels import READY
 from _glovebox_guest import wire
 from glovebox_audit.chain import Record, new_call_id
 from glovebox_audit.read import records_of
-from glovebox_audit.receipts.verify import of_call, verify
+from glovebox_audit.receipts.statement import of_call, verify
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.drivers.bubblewrap import driver

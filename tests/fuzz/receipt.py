@@ -6,7 +6,7 @@ from tests.fuzz.harness import SEEDS, bounded
 from glovebox_audit import chain
 from glovebox_audit.chain import EvidenceError
 from glovebox_audit.receipts import dsse, statement
-from glovebox_audit.receipts.verify import VerifiedReceipt, verify
+from glovebox_audit.receipts.statement import VerifiedReceipt, verify
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 SIGNED = (SEEDS / "receipt" / "signed").read_bytes()[1:]

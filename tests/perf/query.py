@@ -21,8 +21,8 @@ from glovebox_audit import chain, read
 from glovebox_audit.chain import Draft, Record
 from glovebox_audit.events import CallDecided, CallFinished
 from glovebox_audit.file import LogFile
-from glovebox_audit.query import ask, database
-from glovebox_audit.query.index import Filters
+from glovebox_audit.query import ask
+from glovebox_audit.query.index import NAME, Filters
 from glovebox_audit.segments.rotation import Rotation
 from glovebox_server.receipts.keys import Signer
 
@@ -130,7 +130,7 @@ def _timed(act: Callable[[], object]) -> float:
 def measure(directory: Path, rounds: int) -> Iterator[str]:
     """Ask every question, cold and warm."""
     told = ask.Told(say=print, progress=lambda _done, _most: None)
-    index = directory / database.NAME
+    index = directory / NAME
     index.unlink(missing_ok=True)
     head = read.head(directory)
     yield f"{head.seq:,} records, {head.size / 2**30:.2f} GiB"

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from tests.fixtures import segments
 
 from glovebox_audit import chain
-from glovebox_audit.query import ask, calls, database
+from glovebox_audit.query import ask, calls
 from glovebox_audit.query.ask import Told
-from glovebox_audit.query.index import Filters
+from glovebox_audit.query.index import NAME, Filters
 
 TOLD = Told(say=lambda _: None, progress=lambda _done, _most: None)
 
@@ -57,7 +57,7 @@ def test_a_query_finds_what_reading_everything_finds(steps: list[tuple[str, int]
         segments.fill(directory, count)
         for step, number in steps:
             sealed = sorted((directory / "segments").glob("*.jsonl"))
-            index = directory / database.NAME
+            index = directory / NAME
             if step == "write":
                 segments.fill(directory, number, first=count)
                 count += number

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from tests.fixtures import segments
 
 from glovebox_audit.bundle import evidence
-from glovebox_audit.bundle.make import prove
+from glovebox_audit.bundle.evidence import prove
 from glovebox_audit.chain import EvidenceError
 from glovebox_audit.segments import merkle
 

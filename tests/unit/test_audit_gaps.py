@@ -11,7 +11,7 @@ from tests.fixtures.audit_logs import decided, finished, log_lines
 
 from glovebox_audit import chain, read
 from glovebox_audit.bundle import evidence
-from glovebox_audit.bundle.make import prove
+from glovebox_audit.bundle.evidence import prove
 from glovebox_audit.chain import GENESIS, Head, Record, draft
 from glovebox_audit.events import Event, GapRecorded, ServerStopped
 from glovebox_audit.file import LogFile

@@ -15,7 +15,7 @@ from glovebox_audit.events import Event, ReceiptSigned, SandboxStarted, ServerSt
 from glovebox_audit.file import LogFile
 from glovebox_audit.log import AuditLog
 from glovebox_audit.place import AuditError
-from glovebox_audit.receipts.verify import of_call
+from glovebox_audit.receipts.statement import of_call
 from glovebox_audit.verify import verify
 
 FULL = "Its last record could not be written: No space left on device."

@@ -33,7 +33,7 @@ from glovebox_audit.events import (
     SandboxStarted,
 )
 from glovebox_audit.file import LOG_NAME, LogFile
-from glovebox_audit.query import ask, database, index
+from glovebox_audit.query import ask, index
 from glovebox_audit.query.ask import QueryAnswer, Told
 from glovebox_audit.query.index import Filters
 from glovebox_audit.query.outcomes import OUTCOMES
@@ -184,14 +184,14 @@ def test_a_limit_says_that_there_are_more(log: Path) -> None:
 def test_a_query_adds_what_is_new(log: Path) -> None:
     """A call that ran has ended, another began; what was indexed is not read again."""
     asked(log)
-    before = (log / database.NAME).stat().st_ino
+    before = (log / index.NAME).stat().st_ino
     write(log, finished("c_runs"), begun("c_new"))
     assert {call.call_id: call.outcome for call in asked(log, limit=2).calls} == {
         "c_new": "running",
         "c_runs": "succeeded",
     }
     assert found(log, text="needle in code") == ["c_runs"]
-    assert (log / database.NAME).stat().st_ino == before
+    assert (log / index.NAME).stat().st_ino == before
 
 
 def test_a_line_that_is_not_whole_waits(log: Path) -> None:
@@ -298,7 +298,7 @@ def _statement(statement: str) -> Callable[[Path], None]:
 def test_an_index_that_lies_is_made_again(log: Path, change: Callable[[Path], None]) -> None:
     """Missing, damaged, of another format, with other tables, or with other places: the answer is the log's."""
     assert found(log, outcomes=("denied",)) == ["c_deny"]
-    change(log / database.NAME)
+    change(log / index.NAME)
     assert {call.call_id: call.outcome for call in asked(log).calls} == EXPECTED
     assert found(log, outcomes=("denied",)) == ["c_deny"]
     assert SAID == []
@@ -307,9 +307,9 @@ def test_an_index_that_lies_is_made_again(log: Path, change: Callable[[Path], No
 def test_ids_that_lie_are_made_again(log: Path) -> None:
     """A name leads to its own call or to none."""
     asked(log)
-    _statement("UPDATE calls SET call = 'c_deny' WHERE id = (SELECT max(id) FROM calls)")(log / database.NAME)
+    _statement("UPDATE calls SET call = 'c_deny' WHERE id = (SELECT max(id) FROM calls)")(log / index.NAME)
     assert ask.named(log, "c_de", TOLD) == ["c_deny"]
-    _statement("UPDATE calls SET call = ''")(log / database.NAME)
+    _statement("UPDATE calls SET call = ''")(log / index.NAME)
     assert [each.call_id for each in ask.records(log, "c_deny", TOLD)] == ["c_deny"], "an index cannot hide a call"
 
 
@@ -322,9 +322,9 @@ def test_a_record_that_was_changed_is_left_out_and_counted(log: Path) -> None:
     code, _, err = run("audit", "query", "--state-dir", log.parent)
     assert (code, "1 call left out: the record was changed" in err) == (1, True)
     assert "c_deny" not in {call.call_id for call in answer.calls}
-    made = (log / database.NAME).stat().st_ino
+    made = (log / index.NAME).stat().st_ino
     assert asked(log).damaged == 1
-    assert (log / database.NAME).stat().st_ino == made
+    assert (log / index.NAME).stat().st_ino == made
 
 
 def test_the_index_is_its_owners_alone(log: Path) -> None:
@@ -334,7 +334,7 @@ def test_the_index_is_its_owners_alone(log: Path) -> None:
         asked(log)
     finally:
         os.umask(old)
-    path = log / database.NAME
+    path = log / index.NAME
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     path.chmod(0o644)
     assert len(found(log)) == len(CALLS)
@@ -355,7 +355,7 @@ def test_where_it_cannot_be_kept_it_is_made_in_memory(log: Path, monkeypatch: py
         raise PermissionError(13, "Permission denied")
 
     with monkeypatch.context() as patch:
-        patch.setattr(database, "_create", refused)
+        patch.setattr(index, "_create", refused)
         assert {call.call_id: call.outcome for call in asked(log).calls} == EXPECTED
         assert SAID == [
             "The index of the log is made in memory, for this command alone, and not kept: Permission denied."
@@ -364,7 +364,7 @@ def test_where_it_cannot_be_kept_it_is_made_in_memory(log: Path, monkeypatch: py
         patch.setattr(os, "geteuid", lambda: 12345)
         assert len(found(log)) == len(CALLS)
         assert "another user's" in SAID[0]
-    connected = database._connected
+    connected = index._connected
 
     @contextmanager
     def small(path: str) -> Iterator[sqlite3.Connection]:
@@ -373,7 +373,7 @@ def test_where_it_cannot_be_kept_it_is_made_in_memory(log: Path, monkeypatch: py
                 connection.execute("PRAGMA max_page_count = 20")
             yield connection
 
-    monkeypatch.setattr(database, "_connected", small)
+    monkeypatch.setattr(index, "_connected", small)
     write(log, *(begun(f"c_{number}", reason=os.urandom(500).hex(" ")) for number in range(50)))
     assert len(found(log)) == len(CALLS) + 50
     assert "database or disk is full" in SAID[0]
@@ -400,15 +400,15 @@ def test_questions_at_the_same_time_wait_for_each_other(log: Path) -> None:
 
 def test_one_that_is_held_too_long_is_not_waited_for(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stopped process must not stop the others."""
-    monkeypatch.setattr(database, "LOCK_WAIT_SECONDS", 0.05)
-    with database.locked(log, SAID.append):
+    monkeypatch.setattr(index, "LOCK_WAIT_SECONDS", 0.05)
+    with index.locked(log, SAID.append):
         assert len(found(log)) == len(CALLS)
         assert "held its lock" in SAID[-1]
 
 
 def test_without_trigrams_every_call_is_read(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A SQLite that has none answers the same."""
-    monkeypatch.setattr(database, "_TEXTS", "CREATE VIRTUAL TABLE texts USING no_such_module(text)")
+    monkeypatch.setattr(index, "_TEXTS", "CREATE VIRTUAL TABLE texts USING no_such_module(text)")
     assert found(log, text="docs.python.org") == ["c_web"]
     assert found(log, text=DIGEST) == ["c_file"]
 

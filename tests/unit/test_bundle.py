@@ -22,8 +22,7 @@ import glovebox_sandboxes
 import glovebox_server
 from glovebox_audit import chain
 from glovebox_audit.bundle import archive, evidence, report
-from glovebox_audit.bundle.archive import verify
-from glovebox_audit.bundle.make import make
+from glovebox_audit.bundle.archive import make, verify
 from glovebox_audit.chain import EvidenceError, draft
 from glovebox_audit.events import ArtifactScanned, CallDecided, EgressDecided, ServerStopped
 from glovebox_audit.file import LogFile

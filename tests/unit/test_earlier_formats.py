@@ -20,7 +20,7 @@ from glovebox_audit.chain import EvidenceError
 from glovebox_audit.events import ServerStopped
 from glovebox_audit.log import AuditLog
 from glovebox_audit.receipts import dsse
-from glovebox_audit.receipts import verify as receipts
+from glovebox_audit.receipts import statement as receipts
 from glovebox_audit.receipts.dsse import PREDICATE_TYPE, parse_public
 from glovebox_audit.verify import verify
 

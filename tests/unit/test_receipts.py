@@ -20,7 +20,7 @@ from glovebox_audit.events import ArtifactCollected, CallCancelled, CallFailed
 from glovebox_audit.place import AuditError
 from glovebox_audit.receipts import dsse, statement
 from glovebox_audit.receipts.dsse import public_pem
-from glovebox_audit.receipts.verify import of_call, verify
+from glovebox_audit.receipts.statement import of_call, verify
 from glovebox_server.calls import Decision
 from glovebox_server.guards.journal import journal
 from glovebox_server.receipts.recorder import _asked

@@ -11,7 +11,7 @@ from tests.fixtures.audit_logs import decided, finished
 
 from glovebox_audit import chain, read
 from glovebox_audit.bundle import evidence
-from glovebox_audit.bundle.make import prove
+from glovebox_audit.bundle.evidence import prove
 from glovebox_audit.chain import EvidenceError, draft
 from glovebox_audit.file import LogFile
 from glovebox_audit.receipts import dsse

@@ -13,7 +13,7 @@ from tests.fixtures.receipts import public, receipt_log
 from glovebox_audit import chain
 from glovebox_audit.chain import EvidenceError, Head, draft
 from glovebox_audit.file import LogFile
-from glovebox_audit.receipts.verify import verify as verify_receipt
+from glovebox_audit.receipts.statement import verify as verify_receipt
 from glovebox_audit.segments import files, rotation
 from glovebox_audit.segments.rotation import Removal
 from glovebox_audit.verify import verify

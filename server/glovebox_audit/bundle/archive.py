@@ -9,6 +9,7 @@ import struct
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -74,6 +75,12 @@ class VerifiedBundle:
     evidence: Evidence
     report_checked: bool
     """True if this version makes the same page. Else the page claims another version, which proves nothing."""
+
+
+def make(directory: Path, of: str, identity: str, texts: evidence.Texts) -> bytes | None:
+    """Return the bundle of a ``call`` or ``run``; None if the log has no record of it. Raises like ``prove``."""
+    content = evidence.prove(directory, of, identity, texts)
+    return None if content is None else written(content, parts(evidence.read(content, {})))
 
 
 def verify(content: bytes, keys: Mapping[str, Ed25519PublicKey]) -> VerifiedBundle:

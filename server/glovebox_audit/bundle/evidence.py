@@ -1,4 +1,4 @@
-"""Read and prove evidence: an inclusion proof, or a bundle's ``evidence.json``. Bytes in, data out.
+"""Make and prove evidence: an inclusion proof, or a bundle's ``evidence.json``, from bytes or from a log.
 
 Rule 1  Each segment's seal is signed, and names the seal before it: from the first to the last there is no hole.
 Rule 2  A seal counts the records of each call and run in its segment (``segments.merkle``). A bundle holds
@@ -10,22 +10,27 @@ Rule 4  Profiles and policies are those that the records name, and each text has
 
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from pydantic import ValidationError
 
 from glovebox_audit import chain
+from glovebox_audit import read as reading
 from glovebox_audit.chain import EvidenceError, Record
 from glovebox_audit.events import CallDecided, ReceiptSigned, SegmentSealed
+from glovebox_audit.read import Snapshot
 from glovebox_audit.receipts import dsse
 from glovebox_audit.receipts.dsse import is_newer
 from glovebox_audit.segments import files, merkle
 from glovebox_audit.segments.merkle import CountProof, Node, ProofPart
-from glovebox_audit.segments.rotation import Seal, leaf, recorded
+from glovebox_audit.segments.rotation import Seal, leaf, recorded, signed
 
 TYPE = "https://glovebox.dev/bundle/v1"
 """A name, never fetched. It changes when a field changes its meaning."""
@@ -36,6 +41,9 @@ except PackageNotFoundError:  # whoever verifies may have this package alone
     _INSTALLED = "unknown"
 VERSION: Final = f"{_INSTALLED}+page.2"
 """Of the maker of bundles. Raise its number when the same evidence gets another page."""
+
+Texts = Callable[[], tuple[Mapping[str, Any], Mapping[str, Any]]]
+"""Profiles and policies in effect now, by digest."""
 
 
 class _IncludedRecord(ProofPart):
@@ -227,3 +235,86 @@ def _texts(
         if text is not None and chain.digest(text) != digest:
             raise EvidenceError(f"the {what} {digest[:80]} has another digest")
     return told
+
+
+def prove(directory: Path, of: str, identity: str, texts: Texts) -> bytes | None:
+    """Return the evidence of a ``call`` or ``run``, as ``read`` takes it; None if the log has no record of it.
+
+    Raises:
+        EvidenceError: a segment is not what was sealed, or its seal counts no records; of kind ``unsealed`` if some of
+            its records are in the current segment.
+        AuditError: the log cannot be read.
+    """
+    wanted = partial(is_of, of, identity)
+    with reading.opened(directory) as snapshot:
+        if snapshot.log is not None and any(
+            line.record is not None and wanted(line.record)
+            for line in reading.lines(snapshot.log, 0, snapshot.size)
+            if identity.encode() in line.raw
+        ):
+            raise EvidenceError("its records go on being written: try again once the run is over", kind="unsealed")
+        segments = list(_parts(snapshot, of, identity, wanted))
+    if not any(each["records"] for each in segments):
+        return None
+    lines = (each["record"].encode() + b"\n" for part in segments for each in part["records"])
+    profiles, policies = named(map(chain.parse, lines))
+    now = texts()
+    told = chain.canonical(
+        {
+            "type": TYPE,
+            "version": VERSION,
+            "of": of,
+            "id": identity,
+            "segments": segments,
+            "profiles": {digest: now[0].get(digest) for digest in profiles},
+            "policies": {digest: now[1].get(digest) for digest in policies},
+        }
+    )
+    return told + b"\n"
+
+
+def _parts(snapshot: Snapshot, of: str, identity: str, wanted: Callable[[Record], bool]) -> Iterable[dict[str, Any]]:
+    for number in snapshot.sealed if of == "run" else _of_call(snapshot, identity):
+        with suppress(FileNotFoundError):  # removed in this moment, the oldest first
+            yield _part(snapshot, number, of, identity, wanted)
+
+
+def _part(snapshot: Snapshot, number: int, of: str, identity: str, wanted: Callable[[Record], bool]) -> dict[str, Any]:
+    """Return a segment's part of the evidence: its seal, the counts, and the wanted records with their paths."""
+    counts, leaves, records = merkle.Counts(), list[bytes](), list[tuple[int, str]]()
+    last, text = b"", identity.encode()
+    with snapshot.segment(number) as (log, size):
+        for _, line, free in reading.raw_lines(log, 0, size):
+            if free and last:
+                counts.line(last)
+                if text in last and (record := reading.parsed(last)[0]) is not None and wanted(record):
+                    records.append((len(leaves), last.removesuffix(b"\n").decode()))
+                leaves.append(leaf(last))
+            last = line if free else last
+    try:
+        seal = signed(chain.parse(last).data, Seal, {})
+    except EvidenceError as problem:
+        raise EvidenceError(f"segment {number} has no seal: {problem}") from None
+    tree, counted = merkle.levels(leaves), counts.leaves()
+    if ([seal.root], seal.names_root) != (["sha256:" + each.hex() for each in tree[-1]], counts.root(counted)):
+        raise EvidenceError(f"segment {number} is not what was sealed; see `glovebox audit verify`")
+    return {
+        "seal": last.removesuffix(b"\n").decode(),
+        "counts": [each.model_dump() for each in merkle.shown(counted, merkle.name_of(of, identity))],
+        "records": [{"index": index, "path": merkle.path(tree, index), "record": record} for index, record in records],
+    }
+
+
+def _of_call(snapshot: Snapshot, call_id: str) -> Iterable[int]:
+    """Return the segments from a call's first record to its last."""
+    holding: list[int] = []
+    for number in reversed(snapshot.sealed):
+        try:
+            with snapshot.segment(number) as (log, size):
+                kinds = {record.kind for record in reading.records_in(log, size, call_id)}
+        except FileNotFoundError:  # removed in this moment, the oldest first
+            break
+        holding += [number] if kinds else []
+        if CallDecided.kind in kinds:
+            break
+    return range(holding[-1], holding[0] + 1) if holding else ()

@@ -13,7 +13,7 @@ from typing import TypeVar
 from glovebox_audit import chain, read
 from glovebox_audit.chain import EvidenceError, Record
 from glovebox_audit.events import CallDecided, ReceiptSigned
-from glovebox_audit.query import calls, database, index
+from glovebox_audit.query import calls, index
 from glovebox_audit.query.calls import CallSummary
 from glovebox_audit.query.index import CallSpan, Filters
 from glovebox_audit.query.outcomes import RUNNING
@@ -161,4 +161,4 @@ def _looked(directory: Path, told: Told, look: Callable[[_View], _Found]) -> _Fo
                 if removed == _LOOKS:
                     raise
 
-    return database.queried(directory, told.say, looked)
+    return index.queried(directory, told.say, looked)

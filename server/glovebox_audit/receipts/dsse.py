@@ -80,11 +80,15 @@ class EnvelopeSigner:
     def sign(self, payload: bytes) -> dict[str, Any]:
         """Return the envelope around a payload, as JSON."""
         signature = self._key.sign(pae(PAYLOAD_TYPE, payload))
-        return {
-            "payload": base64.b64encode(payload).decode(),
-            "payloadType": PAYLOAD_TYPE,
-            "signatures": [{"keyid": self.key_id, "sig": base64.b64encode(signature).decode()}],
-        }
+        return _fields(Envelope(payload=payload, key_id=self.key_id, signature=signature))
+
+
+def _fields(envelope: Envelope) -> dict[str, Any]:
+    return {
+        "payload": base64.b64encode(envelope.payload).decode(),
+        "payloadType": PAYLOAD_TYPE,
+        "signatures": [{"keyid": envelope.key_id, "sig": base64.b64encode(envelope.signature).decode()}],
+    }
 
 
 def parse(content: bytes) -> Envelope:
@@ -104,13 +108,12 @@ def parse(content: bytes) -> Envelope:
             key_id=signature["keyid"],
             signature=base64.b64decode(signature["sig"], validate=True),
         )
-        same = chain.canonical(fields) == text and set(fields) == {"payload", "payloadType", "signatures"}
-        same = same and set(signature) == {"keyid", "sig"} and isinstance(found.key_id, str)
+        same = isinstance(found.key_id, str) and chain.canonical(_fields(found)) == text
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, binascii.Error):
         raise EvidenceError("it is not a DSSE envelope with one signature") from None
     if kind != PAYLOAD_TYPE:
         raise EvidenceError(f"its payload is not {PAYLOAD_TYPE}")
-    if not (same and _same(found.payload, fields["payload"]) and _same(found.signature, signature["sig"])):
+    if not same:
         raise EvidenceError("it is not in canonical form, so it was changed or written by something else")
     return found
 
@@ -130,11 +133,6 @@ def check(envelope: Envelope, key: Ed25519PublicKey) -> None:
         key.verify(envelope.signature, pae(PAYLOAD_TYPE, envelope.payload))
     except InvalidSignature:
         raise EvidenceError("the signature does not fit: payload or signature were changed") from None
-
-
-def _same(content: bytes, text: str) -> bool:
-    """Return whether this is the canonical base64 of these bytes: readers ignore some of its bits."""
-    return base64.b64encode(content).decode() == text
 
 
 #: Longest key file in bytes: an Ed25519 key in PEM is 119 (private) or 113 (public).

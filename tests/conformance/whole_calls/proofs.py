@@ -14,8 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from glovebox_audit import chain
 from glovebox_audit.bundle import archive
-from glovebox_audit.bundle.archive import verify
-from glovebox_audit.bundle.make import make
+from glovebox_audit.bundle.archive import make, verify
 from glovebox_audit.chain import EvidenceError, Head, draft
 from glovebox_audit.events import ServerStopped
 from glovebox_audit.file import HEAD_NAME, LOG_NAME, LogFile

@@ -13,14 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from glovebox_audit import chain
-from glovebox_audit.bundle import archive, report
-from glovebox_audit.bundle import make as making
+from glovebox_audit.bundle import archive, evidence, report
 from glovebox_audit.chain import EvidenceError, Record
 from glovebox_audit.printable import printable
 from glovebox_audit.receipts import dsse, statement
-from glovebox_audit.receipts.statement import Statement
-from glovebox_audit.receipts.verify import VerifiedReceipt, of_call
-from glovebox_audit.receipts.verify import verify as verify_receipt
+from glovebox_audit.receipts.statement import Statement, VerifiedReceipt, of_call
 from glovebox_sandboxes.contract.errors import MisnamedError
 from glovebox_sandboxes.plural import counted
 from glovebox_server.cli.evidence.audit import KEY, find_call, find_run, not_proved
@@ -86,7 +83,7 @@ def receipt_verify(settings: Settings, wanted: str, key: Ed25519PublicKey | None
             fix = "Name the server's public key with --key."
             raise MisnamedError("Proving a receipt", f"no key was made in {state}", fix)
         audit = audit or log
-        proved = verify_receipt(content, given, audit)
+        proved = statement.verify(content, given, audit)
     except EvidenceError as problem:
         return not_proved("receipt", problem)
     if not emit(_report(proved, audited=audit is not None), indent=None):
@@ -277,7 +274,7 @@ def audit_prove(settings: Settings, call_id: str) -> int:
     directory = settings.state_dir / "audit"
     call_id = find_call(directory, call_id)
     try:
-        found = making.prove(directory, "call", call_id, _texts(settings))
+        found = evidence.prove(directory, "call", call_id, _texts(settings))
     except EvidenceError as problem:
         hint = "`glovebox audit seal` seals it now; else the next day or 64 MiB will."
         unsealed = f"Records of call {call_id} are in a segment that is not sealed yet: {hint}"
@@ -293,15 +290,15 @@ def audit_prove(settings: Settings, call_id: str) -> int:
 def _made(settings: Settings, directory: Path, of: str, identity: str) -> bytes | None:
     texts = _texts(settings)
     try:
-        return making.make(directory, of, identity, texts)
+        return archive.make(directory, of, identity, texts)
     except EvidenceError as problem:
         if problem.kind != "unsealed":
             raise
         with closing(audit_log(settings)) as log:
             log.seal()
-        return making.make(directory, of, identity, texts)
+        return archive.make(directory, of, identity, texts)
 
 
-def _texts(settings: Settings) -> making.Texts:
+def _texts(settings: Settings) -> evidence.Texts:
     rules = importlib.import_module("glovebox_server.cli.rules.profiles")  # imports the server's parts
     return partial(rules.texts, settings)
