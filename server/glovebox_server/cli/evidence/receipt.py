@@ -2,7 +2,7 @@
 
 import importlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -14,10 +14,10 @@ from rich.text import Text
 
 from glovebox_audit import chain
 from glovebox_audit.bundle import archive, evidence, report
-from glovebox_audit.chain import EvidenceError, Record
+from glovebox_audit.chain import EvidenceError
 from glovebox_audit.printable import printable
 from glovebox_audit.receipts import dsse, statement
-from glovebox_audit.receipts.statement import Statement, VerifiedReceipt, of_call
+from glovebox_audit.receipts.statement import Statement, of_call
 from glovebox_sandboxes.contract.errors import MisnamedError
 from glovebox_sandboxes.plural import counted
 from glovebox_server.cli.evidence.audit import KEY, find_call, find_run, not_proved
@@ -86,18 +86,14 @@ def receipt_verify(settings: Settings, wanted: str, key: Ed25519PublicKey | None
         proved = statement.verify(content, given, audit)
     except EvidenceError as problem:
         return not_proved("receipt", problem)
-    if not emit(_report(proved, audited=audit is not None), indent=None):
+    told = {"ok": True, "digest": proved.digest, "key": proved.key_id, "audit_checked": audit is not None}
+    if not emit({**told, "statement": json.loads(proved.statement.model_dump_json(exclude_unset=True))}, indent=None):
         where = f"its place {proved.statement.predicate.audit.seq} in the audit log is right"
         place = where if audit else "its place in the audit log was not looked at"
         out.print(f"The receipt of {proved.statement.predicate.call.id} holds: {place}.", style="green")
         whose = ", this server's" if key is None else ""
         out.print(f"{proved.digest}, signed with key {proved.key_id}{whose}")
     return OK
-
-
-def _report(proved: VerifiedReceipt, *, audited: bool) -> dict[str, object]:
-    said = json.loads(proved.statement.model_dump_json(exclude_unset=True))
-    return {"ok": True, "digest": proved.digest, "key": proved.key_id, "audit_checked": audited, "statement": said}
 
 
 def _find(log: Path, wanted: str) -> tuple[bytes, Path | None]:
@@ -127,10 +123,8 @@ def _facts(value: object, key: str = "") -> Iterator[tuple[str, str]]:
             yield from _facts(each, f"{key}.{name}" if key else name)
     elif isinstance(value, list):
         for each in value:
-            yield (
-                key,
-                ", ".join(f"{name} {part}" for name, part in _facts(each)) if isinstance(each, dict) else str(each),
-            )
+            said = ", ".join(f"{name} {part}" for name, part in _facts(each)) if isinstance(each, dict) else str(each)
+            yield key, said
     elif value is not None:
         yield key, str(value)
 
@@ -144,21 +138,18 @@ def _show(said: Statement) -> None:
     for name, value in _facts({**told, "subject": [each.model_dump(mode="json") for each in said.subject]}):
         table.add_row(Text(printable(name), style="cyan"), Text(printable(value)))
     print_table(out, table, wide=_COLUMNS)
-    if said.predicate.isolation is None:
-        return
-    styles = {"ok": "green", "differs": "red"}
+    styles = {"ok": "green", "differs": "red", "not measurable": "yellow"}
     rows = [
         (
             each.field,
             cell(each.planned),
             cell(each.inside),
             cell(each.outside),
-            Text(each.verdict, styles.get(each.verdict, "yellow")),
+            Text(each.verdict, styles[each.verdict]),
         )
-        for each in said.predicate.isolation.fields
+        for each in (said.predicate.isolation.fields if said.predicate.isolation else ())
     ]
-    fields = table_of(["isolation", "planned", "inside", "outside", "verdict"], rows)
-    if fields:
+    if fields := table_of(["isolation", "planned", "inside", "outside", "verdict"], rows):
         fields.columns[0].min_width = 36  # the longest of them
         print_table(out, fields, wide=_COLUMNS)
 
@@ -186,48 +177,43 @@ def bundle_verify(file: Path, keys: tuple[Ed25519PublicKey, ...]) -> int:
         found = archive.verify(content, given)
     except EvidenceError as problem:
         return not_proved("bundle", problem)
-    evidence = found.evidence
-    calls = report.of_calls(evidence.records)
-    if wants_json():
-        emit(_verified_fields(found, calls, proved=bool(keys) and found.report_checked))
+    if emit(_verified_fields(found, signed=bool(keys))):
         return OK
+    made, calls = found.evidence, report.of_calls(found.evidence.records)
     for call, records in calls.items():
-        data = records[0].data
-        held = counted(len(report.withheld(evidence.receipts.get(call))), "thing")
-        words = f"{records[0].time}  {call}  {data.get('tool')}  {report.outcome(records)}  {held} withheld"
-        out.print(words)
-    first, last = evidence.seals[0], evidence.seals[-1]
+        held = counted(len(report.withheld(made.receipts.get(call))), "thing")
+        began, outcome = records[0], report.outcome(records)
+        out.print(f"{began.time}  {call}  {began.data.get('tool')}  {outcome}  {held} withheld")
+    first, last = made.seals[0], made.seals[-1]
     where = f"segment {first.segment}" if first is last else f"segments {first.segment} to {last.segment}"
     said = (
-        f"{evidence.of} {evidence.id} is {counted(len(calls), 'call')} with {counted(len(evidence.records), 'record')},"
+        f"{made.of} {made.id} is {counted(len(calls), 'call')} with {counted(len(made.records), 'record')},"
         f" and nothing else of it is in {where}, sealed until {last.time}"
     )
     if keys:
         but, style = ("", "green") if found.report_checked else (f" but for {archive.REPORT}", "yellow")
-        out.print(f"PROVED{but} with {' '.join(evidence.keys)}: {said}.", style=style)
+        out.print(f"PROVED{but} with {' '.join(made.keys)}: {said}.", style=style)
     else:
         out.print(f"consistent, signer unknown (no --key): {said}.", style="yellow")
     if not found.report_checked:
-        out.print(f"{archive.REPORT} proves nothing: it says that it is of version {printable(evidence.version)[:40]}.")
+        out.print(f"{archive.REPORT} proves nothing: it says that it is of version {printable(made.version)[:40]}.")
     return OK
 
 
-def _verified_fields(
-    found: archive.VerifiedBundle, calls: Mapping[str, Sequence[Record]], *, proved: bool
-) -> dict[str, object]:
-    evidence = found.evidence
+def _verified_fields(found: archive.VerifiedBundle, *, signed: bool) -> dict[str, object]:
+    made = found.evidence
     return {
         "ok": True,
-        "proved": proved,
-        "keys": evidence.keys,
-        evidence.of: evidence.id,
+        "proved": signed and found.report_checked,
+        "keys": made.keys,
+        made.of: made.id,
         "calls": {
-            call: {"outcome": report.outcome(records), "withheld": report.withheld(evidence.receipts.get(call))}
-            for call, records in calls.items()
+            call: {"outcome": report.outcome(records), "withheld": report.withheld(made.receipts.get(call))}
+            for call, records in report.of_calls(made.records).items()
         },
-        "records": len(evidence.records),
-        "segments": [evidence.seals[0].segment, evidence.seals[-1].segment],
-        "sealed": evidence.seals[-1].time,
+        "records": len(made.records),
+        "segments": [made.seals[0].segment, made.seals[-1].segment],
+        "sealed": made.seals[-1].time,
         "report_checked": found.report_checked,
     }
 
