@@ -353,8 +353,8 @@ def parse_anchor(text: str) -> Head:
     return Head(seq=int(seq), hash=value)
 
 
-def draft(event: Event, **encoded: bytes) -> Draft:
-    """Turn an event into a draft for the chain; fields that are long and already canonical JSON may be given as such.
+def draft(event: Event) -> Draft:
+    """Turn an event into a draft for the chain.
 
     Raises:
         ValueError: a field holds what is not JSON, the call id is not a name, or the record would be too long.
@@ -362,7 +362,7 @@ def draft(event: Event, **encoded: bytes) -> Draft:
     call_id = event.call_id if isinstance(event, CallEvent) and event.call_id != NOT_YET else None
     if call_id is not None and not NAME.fullmatch(call_id):
         raise ValueError("the call id is not a name")
-    parts = {name: encoded.get(name) or canonical(value) for name, value in _data(event).items()}
+    parts = {name: canonical(value) for name, value in _data(event).items()}
     whole = join_parts(parts)
     if len(whole) > MAX_LINE_BYTES - 1024:  # which hold every other field at its longest
         raise ValueError(f"it is {len(whole)} bytes long and a record holds {MAX_LINE_BYTES - 1024}")

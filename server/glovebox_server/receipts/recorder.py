@@ -12,7 +12,8 @@ from typing import Any
 
 import anyio
 
-from glovebox_audit.chain import Draft, Head, Record, canonical, draft, join_parts
+from glovebox_audit import chain
+from glovebox_audit.chain import Draft, Head, Record, canonical, draft
 from glovebox_audit.events import (
     ArtifactCollected,
     ArtifactRefused,
@@ -58,9 +59,9 @@ _POLICY = {
 }  # fmt: skip
 _ISOLATION = {
     "sandbox": "sandbox_id", "driver": "driver", "level": "level", "plan": "plan_digest", "verified": "verified",
-    "host": "host",
+    "host": "host", "fields": "fields",
 }  # fmt: skip
-_STATEMENT = {"_type": canonical(dsse.STATEMENT_TYPE), "predicateType": canonical(dsse.PREDICATE_TYPE)}
+_STATEMENT = {"_type": dsse.STATEMENT_TYPE, "predicateType": dsse.PREDICATE_TYPE}
 _OUTCOME = ("ended", "exit_code", "failed", "by", "stop", "error", "reason", "elapsed_ms", "usage")
 
 
@@ -115,8 +116,6 @@ class CallRecorder:
         self._whose = {"tool": call.tool, **whose(call.principal, call.run)}
         self._written: list[Record] = []
         self._held: list[Event | Draft] = []
-        self._fields: bytes | None = None
-        """The sandbox's fields, encoded in advance: by far the longest part of the receipt."""
         self._published: tuple[str, ...] = ()
         self._take_back: Callable[[], Awaitable[None]] | None = None
 
@@ -157,8 +156,6 @@ class CallRecorder:
     def _named(self, event: CallEvent | Draft) -> Event | Draft:
         """Return the event with its attribution: each record has its own."""
         if isinstance(event, Draft):
-            if event.kind == SandboxStarted.kind and self._fields is None:
-                self._fields = event.parts["fields"]
             return event.of_call(self._call.id, self._whose)
         return replace(event, **self._whose)
 
@@ -215,36 +212,29 @@ class CallRecorder:
             reason = "that it was allowed could not be recorded"
             raise AuditError(f"record {last.kind}", reason, "Look at the disk, and try again.")
         last = replace(last, published=self._published or None)
-        digest = ""
 
         def receipt(drafts: Sequence[Draft]) -> Then:
-            subject, predicate = self._statement(drafts)
-
-            def encoded(position: bytes) -> bytes:
-                """Bind the statement to the record that ended its call; by bytes, since the log is locked meanwhile."""
-                return join_parts(
-                    _STATEMENT | {"predicate": join_parts(predicate | {"audit": position}), "subject": subject}
-                )
+            statement = self._statement(drafts)
 
             def signed(record: Record) -> Draft:
-                nonlocal digest
-                position = canonical({"seq": record.seq, "hash": record.hash, "time": record.time})
-                envelope = issuer.signer.sign(encoded(position))
-                content = canonical(envelope)
-                digest = _digest(content)
-                event = ReceiptSigned(
-                    call_id=last.call_id, digest=digest, key=issuer.signer.key_id, envelope=envelope, **self._whose
+                position = {"seq": record.seq, "hash": record.hash, "time": record.time}
+                statement["predicate"]["audit"] = position
+                envelope = issuer.signer.sign(canonical(statement))
+                key, digest = issuer.signer.key_id, chain.digest(envelope)
+                return draft(
+                    ReceiptSigned(call_id=last.call_id, digest=digest, key=key, envelope=envelope, **self._whose)
                 )
-                return draft(event, envelope=content)
 
             # Base64 makes four bytes of three.
-            return Then(event=signed, bytes=len(encoded(bytes(_POSITION_BYTES))) * 4 // 3 + _ENVELOPE_BYTES)
+            most = (len(canonical(statement)) + _POSITION_BYTES) * 4 // 3 + _ENVELOPE_BYTES
+            return Then(event=signed, bytes=most)
 
         *_, signed = await issuer.log.append_all([*self._held, self._named(last)], receipt)
-        return Receipt(uri=f"receipt://{last.call_id}", digest=digest, head=Head(seq=signed.seq, hash=signed.hash))
+        uri, digest = f"receipt://{last.call_id}", signed.data["digest"]
+        return Receipt(uri=uri, digest=digest, head=Head(seq=signed.seq, hash=signed.hash))
 
-    def _statement(self, drafts: Sequence[Draft]) -> tuple[bytes, dict[str, bytes]]:
-        """Return subject and predicate of the ``statement.Statement``, without the position of the last draft."""
+    def _statement(self, drafts: Sequence[Draft]) -> dict[str, Any]:
+        """Return the ``statement.Statement``, without the position of the record that ends the call, the last draft."""
         profile, kind, ended = self._profile, drafts[-1].kind, drafts[-1].data
         records: dict[str, list[Mapping[str, Any]]] = {}
         before: list[Record | Draft] = [*self._written, *drafts[:-1]]
@@ -270,17 +260,13 @@ class CallRecorder:
             "withheld": withheld(profile) if profile else (),
             "server": {"version": self._issuer.version, "id": self._issuer.server_id},
         }
-        encoded = {name: canonical(value) for name, value in predicate.items()}
         if profile and (started := records.get(SandboxStarted.kind)):
             asked_for: dict[str, Any] = {"asked": profile.isolation, "enforce": profile.limits.enforce, "host": {}}
-            found = asked_for | _renamed(started[0], _ISOLATION)
-            fields = self._fields or canonical(started[0]["fields"])
-            parts = {name: canonical(value) for name, value in found.items()}
-            encoded["isolation"] = join_parts({**parts, "fields": fields})
+            predicate["isolation"] = asked_for | _renamed(started[0], _ISOLATION)
         subject = [_subject("artifact", each, each["sha256"], uri=each["uri"]) for each in files[: dsse.MAX_SUBJECTS]]
         subject += [_subject("output", each, each["digest"]) for each in ended.get("outputs", ())]
         subject.append(_subject("arguments", {}, decided["arguments_digest"]))
-        return canonical(subject), encoded
+        return _STATEMENT | {"subject": subject, "predicate": predicate}
 
 
 def _subject(kind: str, named: Mapping[str, Any], digest: str, **more: str) -> dict[str, Any]:
