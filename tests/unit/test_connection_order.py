@@ -1,78 +1,100 @@
-"""The order of the links around a connection, by name; what each does is tried in ``tests/escape/test_egress_*``."""
+"""The order of what happens to a connection; what each step does is tried in ``tests/escape/test_egress_*``."""
 
+from ipaddress import ip_address
 from typing import Any
 
 import pytest
 
-from glovebox_profiles.egress.rules import EgressDecision
-from glovebox_profiles.egress.targets import EgressTarget
-from glovebox_server.egress import ConnectNext, EgressAttempt, EgressGate
-from glovebox_server.egress.gate import enter
-from glovebox_server.guards.credentials.injector import CredentialInjector
-from glovebox_server.guards.network.guard import order_links
+from glovebox_profiles.egress.rules import EgressDecision, EgressRule
+from glovebox_profiles.egress.targets import Address, EgressTarget
+from glovebox_sandboxes.contract.errors import RefusedError
+from glovebox_server.egress import EgressAttempt, EgressGate, EgressLimits
+
+ALLOWED = EgressRule(host="a.example.org")
+TARGET = EgressTarget(method="GET", scheme="https", host="a.example.org", port=443, path="/")
+ORDER = ["find_stray", "inject", "resolve", "count", "record", "dial"]
 
 
-async def count(attempt: EgressAttempt, connect_next: ConnectNext) -> None:
-    """Stand where budgets do."""
-    await connect_next(attempt)
+class _Gate(EgressGate):
+    """A gate that keeps the order of its events, and ends where it would dial."""
+
+    def __init__(self, *, address: str = "93.184.216.34", refuses: str = "", **given: Any) -> None:
+        self.events, self._refuses = list[str](), refuses
+
+        async def record(_attempt: EgressAttempt) -> None:
+            self.note("record")
+
+        async def resolve(_host: str) -> tuple[Address, ...]:
+            self.note("resolve")
+            return (ip_address(address),)
+
+        async def count(_host: str) -> None:
+            self.note("count")
+
+        async def dial(*_: object) -> Any:
+            self.note("dial")
+            raise OSError
+
+        super().__init__(on_decision=record, keys=self, on_connect=[count], resolver=resolve, connect_to=dial, **given)
+
+    def note(self, event: str) -> None:
+        """Keep an event, or refuse it."""
+        self.events.append(event)
+        if event == self._refuses:
+            raise RefusedError(event, "", "")
+
+    def new_mask(self) -> Any:
+        """Never come to."""
+
+    async def find_stray(self, _attempt: EgressAttempt, _target: EgressTarget) -> None:
+        """Stand where placeholders are looked for."""
+        self.note("find_stray")
+
+    async def inject(self, _attempt: EgressAttempt, _target: EgressTarget) -> None:
+        """Stand where keys are put in."""
+        self.note("inject")
 
 
-async def keep(_attempt: EgressAttempt) -> None:
-    """Record nothing."""
+async def events_of(expected: type[Exception], **given: Any) -> list[str]:
+    """Return the events of one connection, which ends in an exception."""
+    gate = _Gate(**{"rules": [ALLOWED], **given})
+    attempt = EgressAttempt(kind="request", asked="", target=TARGET)
+    with pytest.raises(expected):
+        async with gate.recorded(attempt), gate.connect(attempt, TARGET):
+            raise AssertionError
+    return gate.events
 
 
-def names_of(**guards: Any) -> list[str]:
-    """Return the names of the links, outermost first."""
-    gate = EgressGate(rules=(), on_decision=keep)
-    return [getattr(link, "__name__", "") for link in order_links(gate, **guards)]
+async def test_a_connection_passes_everything_before_it_is_dialled() -> None:
+    """GB-NET-8, GB-POL-27: counted only as what will be dialled, and recorded before."""
+    assert await events_of(OSError) == ORDER
+
+
+@pytest.mark.parametrize("at", ORDER[:4])
+async def test_whatever_refuses_is_the_last_before_the_record(at: str) -> None:
+    """Neither what follows happens, nor a dial; the refusal is recorded."""
+    assert await events_of(RefusedError, refuses=at) == [*ORDER[: ORDER.index(at) + 1], "record"]
 
 
 @pytest.mark.parametrize(
-    ("outer", "inner"),
+    ("given", "events"),
     [
-        ("record_refusals", "read_target"),
-        ("find_stray", "apply_rules"),  # also of a request that rules refuse
-        ("apply_rules", "inject"),  # no helper is started for what is refused
-        ("apply_rules", "resolve"),  # GB-NET-5
-        ("open_tunnel", "resolve"),
-        ("inject", "limit"),
-        ("limit", "resolve"),
-        ("check_addresses", "count"),  # GB-POL-27
-        ("count", "record"),
-        ("record", "dial"),  # GB-NET-8
+        ({"rules": []}, ["find_stray"]),  # a name is not resolved (GB-NET-5), and no helper is started for its key
+        ({"limits": EgressLimits(connections=0)}, ["find_stray", "inject"]),
+        ({"limits": EgressLimits(concurrent=0)}, ["find_stray", "inject"]),
+        ({"address": "127.0.0.1"}, ["find_stray", "inject", "resolve"]),  # before it is counted
     ],
 )
-def test_one_link_stands_outside_another(outer: str, inner: str) -> None:
-    """With all guards; the control is the number of links."""
-    names = names_of(injector=CredentialInjector(credentials=(), read=keep), count=count)  # type: ignore[arg-type]
-    assert names.index(outer) < names.index(inner)
-    assert (len(names), names[-1]) == (12, "dial")
+async def test_the_gate_itself_refuses_in_its_place(given: dict[str, Any], events: list[str]) -> None:
+    """By its rules, limits, and addresses."""
+    assert await events_of(RefusedError, **given) == [*events, "record"]
 
 
-def test_a_guard_that_is_off_has_no_link() -> None:
-    """Neither keys nor budgets."""
-    assert len(names_of()) == 9
+async def test_nothing_is_dialled_whose_decision_was_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever did so; the control is the connection above, which is dialled."""
 
+    async def change(_gate: object, attempt: EgressAttempt, _target: EgressTarget) -> None:
+        attempt.decision = EgressDecision(effect="deny", rule="r", reason="", hint="")
 
-@pytest.mark.parametrize("effect", ["allow", "deny"])
-async def test_nothing_is_dialled_that_is_not_on_record_as_allowed(effect: Any) -> None:
-    """Whatever order links were given in; the control is the same attempt, recorded and allowed."""
-    dialled = list[str]()
-
-    async def dial(host: str, *_: object) -> Any:
-        dialled.append(host)
-        raise OSError
-
-    async def use(*_: object) -> None:
-        """Never come to."""
-
-    target = EgressTarget(method="GET", scheme="https", host="a.example.org", port=443, path="/")
-    gate = EgressGate(rules=(), on_decision=keep, connect_to=dial)
-    decision = EgressDecision(effect=effect, rule="r", reason="", hint="")
-    for is_recorded in (False, True):
-        attempt = EgressAttempt(kind="request", asked="", target=target, use=use)
-        attempt.decision, attempt.is_recorded = decision, is_recorded
-        allowed = is_recorded and effect == "allow"
-        with pytest.raises(OSError if allowed else RuntimeError):
-            await enter([gate.dial], attempt)
-        assert dialled == ["a.example.org"] * allowed
+    monkeypatch.setattr(_Gate, "inject", change)
+    assert await events_of(RuntimeError) == ["find_stray", "resolve", "count", "record"]

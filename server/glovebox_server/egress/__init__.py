@@ -6,15 +6,13 @@ Never import a guard, a driver or the MCP SDK here.
 """
 
 from glovebox_server.egress.authority import Authority
-from glovebox_server.egress.events import ConnectNext, EgressAnswer, EgressAttempt, EgressLimits, PeerError
-from glovebox_server.egress.gate import ConnectionLink, EgressGate, Traffic
+from glovebox_server.egress.events import EgressAnswer, EgressAttempt, EgressLimits, PeerError
+from glovebox_server.egress.gate import EgressGate, Traffic
 from glovebox_server.egress.request import request_headers
 from glovebox_server.egress.serve import serve_stream
 
 __all__ = [
     "Authority",
-    "ConnectNext",
-    "ConnectionLink",
     "EgressAnswer",
     "EgressAttempt",
     "EgressGate",

@@ -1,14 +1,13 @@
 """One connection attempt, and what the sandbox and the records learn of it. Data only, no I/O."""
 
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from anyio.abc import ByteStream
-
-from glovebox_profiles.egress.rules import EgressDecision, EgressRule, decide
+from glovebox_profiles.egress.rules import EgressDecision
 from glovebox_profiles.egress.targets import Address, EgressTarget
+from glovebox_sandboxes.contract.errors import RefusedError
 
 #: One read from a socket: large enough to be quick, small enough that a header flood overshoots its bound by little.
 READ_BYTES = 16 * 1024
@@ -63,7 +62,6 @@ class EgressLimits:
 
 
 Headers = Sequence[tuple[str, str]]
-Decide = Callable[[EgressTarget, Sequence[EgressRule]], EgressDecision]
 
 _UNDECIDED = EgressDecision(effect="deny", rule="egress.undecided", reason="Nothing was decided.", hint="")
 
@@ -74,7 +72,7 @@ class PeerError(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class EgressAttempt:
-    """One connection on its way through its chain. Every value that a link may change is a field.
+    """One connection on its way through its gate. Every value that may change on it is a field.
 
     The fields up to ``strayed`` are recorded. Headers, which may hold a key, are in no representation.
     """
@@ -97,22 +95,12 @@ class EgressAttempt:
     takes_key: bool = True
     """False after a redirect to another server."""
     sent_target: EgressTarget | None = field(default=None, repr=False)
-    """The target that is sent, with the key if it belongs in the query."""
+    """The target that is sent, if its key belongs in the query; else it is ``target``."""
     sent_headers: Headers = field(default=(), repr=False)
     dropped: tuple[str, ...] = ()
     deadline: float = math.inf
     """For resolving and connecting; on the event loop's clock."""
     is_recorded: bool = False
-    read: "Callable[[EgressAttempt], None] | None" = field(default=None, repr=False)
-    """Sets ``target``, or raises ``RefusedError``."""
-    decide: Decide = decide
-    on_allowed: "Callable[[EgressAttempt], Awaitable[None]] | None" = field(default=None, repr=False)
-    """Awaited once the rules allow it: a tunnel then says where it leads."""
-    use: "Callable[[EgressAttempt, ByteStream], Awaitable[None]] | None" = field(default=None, repr=False)
-    """Awaited with the connection, which is closed afterwards."""
-
-
-ConnectNext = Callable[[EgressAttempt], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,15 +108,16 @@ class EgressAnswer:
     """The end of an allowed attempt, with an audit record of its own."""
 
     attempt: EgressAttempt
-    status: int | None
+    status: int | None = None
     """Missing for a tunnel, which cannot be read."""
-    type: str | None
+    type: str | None = None
     """The response's media type without parameters; None if missing or invalid."""
     bytes: int = 0
     """Of the decoded body, as the sandbox got it; 0 for a redirect that is followed."""
     complete: bool = True
 
 
-def refusal(rule: str, reason: str, hint: str, hops: Sequence[Mapping[str, Any]] = ()) -> Mapping[str, Any]:
+def refusal(refused: RefusedError, hops: Sequence[Mapping[str, Any]] = ()) -> Mapping[str, Any]:
     """Return the body of a RESET that refuses; ``hops``: status and URL of each redirect that led to it."""
-    return {"rule": rule, "reason": reason, "hint": hint} | ({"hops": hops} if hops else {})
+    said = {"rule": refused.rule, "reason": refused.reason, "hint": refused.hint}
+    return {**said, "hops": hops} if hops else said

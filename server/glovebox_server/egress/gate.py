@@ -1,11 +1,8 @@
-"""The gate of one call's network, and the links that each connection passes.
-
-A link is a coroutine ``async (attempt, connect_next)``, like a guard of a call: it may refuse the attempt, set a field
-of it, or wrap the rest. ``guards/network/guard.py`` has their order, with guards' links in between.
-"""
+"""The gate of one call's network. ``EgressGate.connect`` has the order of what happens to a connection."""
 
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Protocol
@@ -13,17 +10,15 @@ from typing import Protocol
 from anyio import aclose_forcefully
 from anyio.abc import ByteStream, SocketStream
 
-from glovebox_profiles.egress.rules import EgressRule, decide_inspected, denial
+from glovebox_profiles.egress.rules import EgressRule, decide, decide_inspected, denial
 from glovebox_profiles.egress.targets import EgressTarget
-from glovebox_sandboxes.contract.errors import RefusedError
+from glovebox_sandboxes.contract.errors import Refusal, RefusedError
 from glovebox_server.egress.authority import Authority
 from glovebox_server.egress.dial import Dial, Resolver, dial, require_public, resolve, system_resolver, within
-from glovebox_server.egress.events import ConnectNext, EgressAnswer, EgressAttempt, EgressLimits, PeerError
+from glovebox_server.egress.events import EgressAnswer, EgressAttempt, EgressLimits, PeerError
 
 MAX_UNNAMED = 4
 """Hosts of one call that a person may be asked about; a program may try many more."""
-
-ConnectionLink = Callable[[EgressAttempt, ConnectNext], Awaitable[None]]
 
 
 class StreamMask(Protocol):
@@ -39,9 +34,17 @@ class StreamMask(Protocol):
         """Return a complete text, masked."""
 
 
-async def enter(links: Sequence[ConnectionLink], attempt: EgressAttempt) -> None:
-    """Pass an attempt through links, of which the last enters no other."""
-    await links[0](attempt, partial(enter, links[1:]))
+class LentKeys(Protocol):
+    """The keys that a call's requests get."""
+
+    def new_mask(self) -> StreamMask:
+        """Return the mask of one answer."""
+
+    async def find_stray(self, attempt: EgressAttempt, target: EgressTarget) -> None:
+        """Report a placeholder where no key stands in for it."""
+
+    async def inject(self, attempt: EgressAttempt, target: EgressTarget) -> None:
+        """Put its key into an attempt."""
 
 
 @dataclass(slots=True)
@@ -63,18 +66,17 @@ def _system_tls() -> ssl.SSLContext:
 
 @dataclass(kw_only=True, eq=False)
 class EgressGate:
-    """The network of one call; nothing is allowed until ``links`` is set.
-
-    Its rules never change while it lives; a new profile is a new gate.
-    """
+    """The network of one call. Its rules never change while it lives; a new profile is a new gate."""
 
     rules: Sequence[EgressRule]
     """The profile's, narrowed; empty denies everything."""
     on_decision: Callable[[EgressAttempt], Awaitable[None]]
     """Awaited before each connection is made or refused; if it raises, nothing is dialled."""
     on_answer: Callable[[EgressAnswer], None] = lambda _: None
-    new_mask: Callable[[], StreamMask] | None = None
-    """Makes the mask of one answer; None if no key is in scope."""
+    keys: LentKeys | None = None
+    """None if no key is in scope."""
+    on_connect: Sequence[Callable[[str], Awaitable[Refusal | None]]] = ()
+    """Each counts a connection to a host against rates and budgets, or refuses it."""
     principal: str = ""
     """Look-ups are bounded for each."""
     resolver: Resolver | None = None
@@ -86,7 +88,6 @@ class EgressGate:
     limits: EgressLimits = field(default_factory=EgressLimits)
     authority: Authority | None = None
     """Certifies names for TLS that ends inside the sandbox; None if none does."""
-    links: Sequence[ConnectionLink] = ()
     traffic: Traffic = field(default_factory=Traffic)
     unrecorded: int = 0
     """Refused attempts beyond the bound of records; for the call's last record."""
@@ -96,53 +97,61 @@ class EgressGate:
     _connections: int = 0
     _open: int = 0
 
-    async def connect(self, attempt: EgressAttempt) -> None:
-        """Pass an attempt through all links, the last of which dials and uses the connection.
-
-        Raises RefusedError if it is refused, which is recorded; PeerError if it could not be resolved or connected.
-        """
-        await enter(self.links, attempt)
-
-    async def check(self, attempt: EgressAttempt, then: ConnectionLink) -> None:
-        """Check an attempt against the rules alone, then enter ``then``. Raises RefusedError, recorded, if refused."""
-        await enter((self.record_refusals, self.read_target, self.apply_rules, then), attempt)
-
-    async def record_refusals(self, attempt: EgressAttempt, connect_next: ConnectNext) -> None:
-        """Record a link's refusal, unless the attempt is on record."""
+    @asynccontextmanager
+    async def recorded(self, attempt: EgressAttempt) -> AsyncIterator[None]:
+        """Record a refusal in the block, within a bound, unless the attempt is on record."""
         try:
-            await connect_next(attempt)
+            yield
         except RefusedError as error:
             if not attempt.is_recorded:
                 attempt.decision = denial(error)
                 await self._record(attempt)
             raise
 
-    async def read_target(self, attempt: EgressAttempt, connect_next: ConnectNext) -> None:
-        """Parse the request by its strict grammar."""
-        if attempt.read is not None:
-            attempt.read(attempt)
-        await connect_next(attempt)
+    def apply_rules(self, attempt: EgressAttempt, target: EgressTarget, *, inspected: bool = False) -> None:
+        """Refuse what no rule allows; collect hosts that no rule names.
 
-    async def apply_rules(self, attempt: EgressAttempt, connect_next: ConnectNext) -> None:
-        """Refuse what no rule allows; collect hosts that no rule names."""
-        target = _target(attempt)
-        attempt.decision = decision = attempt.decide(target, self.rules)
+        With ``inspected`` allow a host to which any request could be allowed: its TLS ends inside the sandbox.
+        """
+        attempt.decision = decision = (decide_inspected if inspected else decide)(target, self.rules)
         if decision.effect == "deny":
             if decision.rule == "egress.host" and len(self.unnamed) < MAX_UNNAMED:
                 # Requests come out of TLS that ends inside the sandbox, so a person is asked about a request.
-                inspected = attempt.decide is decide_inspected
                 self.unnamed.add(replace(target, method="GET", path="/") if inspected else target)
             raise RefusedError(decision.rule, decision.reason, decision.hint)
-        await connect_next(attempt)
 
-    async def open_tunnel(self, attempt: EgressAttempt, connect_next: ConnectNext) -> None:
-        """Report where a tunnel leads."""
-        if attempt.on_allowed is not None:
-            await attempt.on_allowed(attempt)
-        await connect_next(attempt)
+    @asynccontextmanager
+    async def connect(self, attempt: EgressAttempt, target: EgressTarget) -> AsyncIterator["CountedStream"]:
+        """Decide, record and dial an attempt, inside of ``recorded``; close its connection after the block.
 
-    async def limit(self, attempt: EgressAttempt, connect_next: ConnectNext) -> None:
-        """Refuse connections beyond the call's bounds, in total or at one time."""
+        Raises RefusedError if it is refused; PeerError if it could not be resolved or connected.
+        """
+        if self.keys:  # outside the rules: a stray placeholder is reported though they refuse the request
+            await self.keys.find_stray(attempt, target)
+        self.apply_rules(attempt, target)  # before all that leaves this host: a denied name is not resolved (GB-NET-5)
+        if self.keys:  # a request whose key cannot be had uses up no connection
+            await self.keys.inject(attempt, target)
+        with self._place():  # before resolving: a look-up is a message too
+            await self._resolve(attempt, target)  # once: a second answer (rebinding) has no effect
+            require_public(target.host, attempt.addresses)  # of the whole answer, before budgets
+            for count in self.on_connect:  # only what will be dialled is counted (GB-POL-27)
+                refusal = await count(target.host)
+                if refusal is not None:
+                    raise RefusedError(refusal.rule, refusal.reason, refusal.hint)
+            # On disk with the address, then seen by watch rules, before it is dialled (GB-NET-8).
+            await self._record(attempt)
+            if attempt.decision.effect != "allow":
+                raise RuntimeError("A connection was to be dialled that was not allowed.")
+            stream = await self.connect_to(target.host, attempt.addresses, target.port, self.limits, attempt.deadline)
+            self.traffic.connections += 1
+            try:
+                yield CountedStream(stream, self.traffic)
+            finally:
+                await aclose_forcefully(stream)
+
+    @contextmanager
+    def _place(self) -> Iterator[None]:
+        """Hold a connection's place; refuse those beyond the call's bounds, in total or at one time."""
         limits = self.limits
         if self._connections >= limits.connections:
             raise _exhausted("connections", f"made its {limits.connections} connections")
@@ -151,13 +160,12 @@ class EgressGate:
         self._connections += 1
         self._open += 1
         try:
-            await connect_next(attempt)
+            yield
         finally:
             self._open -= 1
 
-    async def resolve(self, attempt: EgressAttempt, connect_next: ConnectNext) -> None:
-        """Resolve the host, once; a failure is recorded, for the look-up was a message."""
-        target = _target(attempt)
+    async def _resolve(self, attempt: EgressAttempt, target: EgressTarget) -> None:
+        """Resolve the host; a failure is recorded, for the look-up was a message."""
         try:
             resolver = self.resolver or partial(system_resolver, principal=self.principal)
             seconds = within(self.limits.resolve_seconds, attempt.deadline)
@@ -165,29 +173,6 @@ class EgressGate:
         except PeerError:
             await self._record(attempt)
             raise
-        await connect_next(attempt)
-
-    async def check_addresses(self, attempt: EgressAttempt, connect_next: ConnectNext) -> None:
-        """Refuse an answer with an address that is not public, or is this machine's own."""
-        require_public(_target(attempt).host, attempt.addresses)
-        await connect_next(attempt)
-
-    async def record(self, attempt: EgressAttempt, connect_next: ConnectNext) -> None:
-        """Record an allowed attempt."""
-        await self._record(attempt)
-        await connect_next(attempt)
-
-    async def dial(self, attempt: EgressAttempt, _connect_next: ConnectNext) -> None:
-        """Connect to a checked address, for as long as the connection is used."""
-        target = _target(attempt)
-        if not attempt.is_recorded or attempt.decision.effect != "allow" or attempt.use is None:
-            raise RuntimeError("A connection was to be dialled that no link has allowed and recorded.")
-        stream = await self.connect_to(target.host, attempt.addresses, target.port, self.limits, attempt.deadline)
-        self.traffic.connections += 1
-        try:
-            await attempt.use(attempt, CountedStream(stream, self.traffic))
-        finally:
-            await aclose_forcefully(stream)
 
     async def _record(self, attempt: EgressAttempt) -> None:
         """Count and record one attempt, up to a bound: a loop in the sandbox must not fill the disk."""
@@ -211,10 +196,12 @@ class CountedStream(ByteStream):
 
     stream: SocketStream
     traffic: Traffic
+    received: int = 0
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
         """See ``ByteReceiveStream.receive``."""
         data = await self.stream.receive(max_bytes)
+        self.received += len(data)
         self.traffic.received_bytes += len(data)
         return data
 
@@ -230,12 +217,6 @@ class CountedStream(ByteStream):
     async def aclose(self) -> None:
         """Close the connection."""
         await self.stream.aclose()
-
-
-def _target(attempt: EgressAttempt) -> EgressTarget:
-    if attempt.target is None:
-        raise RefusedError("egress.undecided", "Nothing was decided.", "")
-    return attempt.target
 
 
 def _exhausted(name: str, what: str) -> RefusedError:

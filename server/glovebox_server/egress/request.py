@@ -61,13 +61,13 @@ async def request(
         while await asked.hop():
             pass
     except RefusedError as refused:
-        await stream.reset(refusal(refused.rule, refused.reason, refused.hint, asked.hops))
+        await stream.reset(refusal(refused, asked.hops))
     except PeerError as failed:
         # It may quote the server, which got the key.
-        reason = gate.new_mask().whole(str(failed)) if gate.new_mask else str(failed)
+        reason = gate.keys.new_mask().whole(str(failed)) if gate.keys else str(failed)
         reason = reason[:MAX_REASON]  # truncated only now: part of a key would not be masked
-        failure = refusal("egress.failed", reason, "Try again later, or another address.", asked.hops)
-        await stream.reset({"truncated": reason} if asked.answered else failure)
+        failure = RefusedError("egress.failed", reason, "Try again later, or another address.")
+        await stream.reset({"truncated": reason} if asked.answered else refusal(failure, asked.hops))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,24 +95,24 @@ class _Request:
 
     async def hop(self) -> bool:
         """Request from one server; return whether it redirected to a place to request next."""
-        hops = len(self.hops)
         attempt = EgressAttempt(
-            kind="request", asked=self.url, hop=hops, headers=self.headers, body=self.body,
-            deadline=self.clock.deadline, read=self._read, use=self._exchange,
+            kind="request", asked=self.url, hop=len(self.hops), headers=self.headers, body=self.body,
+            deadline=self.clock.deadline,
         )  # fmt: skip
-        await self.gate.connect(attempt)
-        return len(self.hops) > hops
-
-    def _read(self, attempt: EgressAttempt) -> None:
-        attempt.target = attempt.sent_target = target = parse_url(self.method, self.url)
-        attempt.sent_headers, attempt.dropped = request_headers(self.headers, self.method, self.body, self.gate.limits)
-        self._check_redirect(target)
-        self.seen.add(target.url)
-        if not self.hops:
-            self.home = target.authority
-        elif target.authority != self.home:
-            self.home = None  # wherever redirects lead from there
-        attempt.takes_key = self.home is not None
+        async with self.gate.recorded(attempt):
+            target = attempt.target = parse_url(self.method, self.url)
+            attempt.sent_headers, attempt.dropped = request_headers(
+                self.headers, self.method, self.body, self.gate.limits
+            )
+            self._check_redirect(target)
+            self.seen.add(target.url)
+            if not self.hops:
+                self.home = target.authority
+            elif target.authority != self.home:
+                self.home = None  # wherever redirects lead from there
+            attempt.takes_key = self.home is not None
+            async with self.gate.connect(attempt, target) as stream:
+                return await self._exchange(attempt, target, stream)
 
     def _check_redirect(self, target: EgressTarget) -> None:
         if not self.hops:
@@ -128,15 +128,14 @@ class _Request:
             return
         raise RefusedError("egress.redirect", why, "Ask for the final URL directly.")
 
-    async def _exchange(self, attempt: EgressAttempt, stream: ByteStream) -> None:
-        gate, target, sent = self.gate, attempt.target, attempt.sent_target
-        if target is None or sent is None:
-            raise RuntimeError("A request was to be sent that was never read.")
+    async def _exchange(self, attempt: EgressAttempt, target: EgressTarget, stream: ByteStream) -> bool:
+        """Ask the server, and pass its answer on, or return True if it redirected."""
+        gate = self.gate
         if target.scheme == "https":
             stream = await secure(stream, target.host, gate.tls, within(gate.limits.connect_seconds, attempt.deadline))
         exchange = Exchange(stream, self.clock, gate.limits)
-        await exchange.send(sent, attempt.sent_headers, self.body)
-        mask = gate.new_mask() if gate.new_mask else None
+        await exchange.send(attempt.sent_target or target, attempt.sent_headers, self.body)
+        mask = gate.keys.new_mask() if gate.keys else None
         status, received = await exchange.head()
         if mask is not None:
             # A header name that contains a key is dropped: a client would read the rest of the head as the body.
@@ -149,7 +148,7 @@ class _Request:
             gate.on_answer(answer)
             self.hops.append({"status": status, "url": target.url})
             self.url = _join(target.url, location[0])
-            return
+            return True
         head = {
             "status": status,
             "headers": tuple((name, value) for name, value in received if name not in _NOT_RETURNED),
@@ -158,6 +157,7 @@ class _Request:
             "dropped": attempt.dropped,
         }
         await self._pass_answer(head, exchange, mask, answer)
+        return False
 
     async def _pass_answer(
         self, head: Mapping[str, Any], exchange: Exchange, mask: StreamMask | None, answer: EgressAnswer

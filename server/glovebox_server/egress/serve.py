@@ -16,6 +16,7 @@ A refusal is a RESET with ``rule``, ``reason`` and ``hint``, and ``hops`` where 
 """
 
 import ssl
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -24,21 +25,12 @@ import anyio.to_thread
 from anyio.abc import ByteReceiveStream, ByteStream
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from glovebox_profiles.egress.rules import decide, decide_inspected
+from glovebox_profiles.egress.rules import decide
 from glovebox_profiles.egress.targets import parse_connect, quoted
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_sandboxes.session.connection import Duplex
-from glovebox_server.egress.authority import Authority
 from glovebox_server.egress.clienthello import ClientHello
-from glovebox_server.egress.events import (
-    READ_BYTES,
-    ConnectNext,
-    EgressAnswer,
-    EgressAttempt,
-    EgressLimits,
-    PeerError,
-    refusal,
-)
+from glovebox_server.egress.events import READ_BYTES, EgressAnswer, EgressAttempt, EgressLimits, PeerError, refusal
 from glovebox_server.egress.gate import EgressGate
 from glovebox_server.egress.request import request
 
@@ -69,47 +61,36 @@ async def serve_stream(gate: EgressGate, stream: Duplex) -> None:
         elif stream.kind == "connect":
             await connect(gate, ConnectMeta.model_validate(stream.meta).authority, stream)
         elif stream.kind == "trust":
-            await _trust(gate, stream)
+            trusted = await anyio.to_thread.run_sync(authorities)
+            if gate.authority is not None:
+                trusted += await anyio.to_thread.run_sync(gate.authority.certificate)
+                await stream.accept({"inspect": True})
+            await stream.send(trusted)
+            await stream.send_eof()
         elif stream.kind == "certificate" and gate.authority is not None:
-            await _certificate(gate, gate.authority, stream, ConnectMeta.model_validate(stream.meta))
+            host = await find_inspected_host(gate, ConnectMeta.model_validate(stream.meta).authority)
+            leaf = "" if host is None else await anyio.to_thread.run_sync(gate.authority.leaf, host)
+            await stream.accept({"leaf": leaf})
+            await stream.send_eof()
         else:
-            await stream.reset(refusal("egress.kind", "There is no such way out.", ""))
+            await stream.reset(refusal(RefusedError("egress.kind", "There is no such way out.", "")))
     except RefusedError as refused:
-        await stream.reset(refusal(refused.rule, refused.reason, refused.hint))
+        await stream.reset(refusal(refused))
     except ValidationError:
         hint = "A method of at most 16 characters, a URL of 8192, 64 headers."
-        await stream.reset(refusal("egress.malformed", "What was asked cannot be read.", hint))
+        await stream.reset(refusal(RefusedError("egress.malformed", "What was asked cannot be read.", hint)))
 
 
 async def _request(gate: EgressGate, stream: Duplex, meta: RequestMeta) -> None:
     headers = [(pair[0], pair[1]) for pair in meta.headers if len(pair) == 2]  # noqa: PLR2004 - name and value
     body = bytearray()
-    try:
+    with suppress(anyio.EndOfStream):
         while True:
             body += await stream.receive()
             if len(body) > gate.limits.request_body_bytes:
                 reason = f"The request's body is larger than {gate.limits.request_body_bytes} bytes."
                 raise RefusedError("egress.body", reason, "Send less.")
-    except anyio.EndOfStream:
-        pass
     await request(gate, meta.method, meta.url, headers, bytes(body), stream=stream)
-
-
-async def _trust(gate: EgressGate, stream: Duplex) -> None:
-    trusted = await anyio.to_thread.run_sync(authorities)
-    if gate.authority is not None:
-        own = await anyio.to_thread.run_sync(gate.authority.certificate)
-        await stream.accept({"inspect": True})
-        trusted += own
-    await stream.send(trusted)
-    await stream.send_eof()
-
-
-async def _certificate(gate: EgressGate, authority: Authority, stream: Duplex, meta: ConnectMeta) -> None:
-    host = await find_inspected_host(gate, meta.authority)
-    leaf = "" if host is None else await anyio.to_thread.run_sync(authority.leaf, host)
-    await stream.accept({"leaf": leaf})
-    await stream.send_eof()
 
 
 @cache
@@ -138,30 +119,24 @@ async def connect(gate: EgressGate, authority: str, guest: Duplex) -> None:
     ``guest`` is accepted once the rules allow it; a refusal after that is the reason of its reset. Raises only what
     ``gate``'s ``on_decision`` or ``guest`` raise.
     """
-    pump, opened = _Pump(guest, gate.limits), False
-    reason: str | None = None
-
-    async def open_tunnel(attempt: EgressAttempt) -> None:
-        nonlocal opened
-        await guest.accept({"opened": True})
-        opened = True
-        pump.hello = await _hello(guest, attempt.target.host if attempt.target else "", gate.limits)
-
-    async def carry(attempt: EgressAttempt, remote: ByteStream) -> None:
-        nonlocal reason
-        reason = "It was cut off."
-        try:
-            reason = await pump.run(remote)
-        finally:
-            received = pump.carried["received"]
-            gate.on_answer(EgressAnswer(attempt=attempt, status=None, type=None, bytes=received, complete=not reason))
-
-    attempt = EgressAttempt(kind="connect", asked=authority, read=_read, on_allowed=open_tunnel, use=carry)
+    opened, reason = False, ""
+    attempt = EgressAttempt(kind="connect", asked=authority)
     try:
-        await gate.connect(attempt)
+        async with gate.recorded(attempt):
+            target = attempt.target = parse_connect(authority)
+            gate.apply_rules(attempt, target)
+            await guest.accept({"opened": True})
+            opened = True
+            hello = await _hello(guest, target.host, gate.limits)  # the name in it is part of what is asked
+            async with gate.connect(attempt, target) as remote:
+                reason = "It was cut off."
+                try:
+                    reason = await _carry(guest, remote, hello, gate.limits)
+                finally:
+                    gate.on_answer(EgressAnswer(attempt=attempt, bytes=remote.received, complete=not reason))
     except RefusedError as refused:
         if not opened:
-            await guest.reset(refusal(refused.rule, refused.reason, refused.hint))
+            await guest.reset(refusal(refused))
             return
         reason = f"{refused.rule}: {refused.reason} {refused.hint}"
     except PeerError as failed:
@@ -174,23 +149,16 @@ async def find_inspected_host(gate: EgressGate, authority: str) -> str | None:
 
     Raises RefusedError, recorded, if no request to it could be allowed, or no certificate is left for it.
     """
-    host: str | None = None
-
-    async def find(attempt: EgressAttempt, _connect_next: ConnectNext) -> None:
-        nonlocal host
-        if attempt.target is None or decide(attempt.target, gate.rules).effect == "allow":
-            return
-        if gate.authority is None or not gate.authority.has_room(attempt.target.host):
+    attempt = EgressAttempt(kind="connect", asked=authority)
+    async with gate.recorded(attempt):
+        target = attempt.target = parse_connect(authority)
+        gate.apply_rules(attempt, target, inspected=True)
+        if decide(target, gate.rules).effect == "allow":
+            return None
+        if gate.authority is None or not gate.authority.has_room(target.host):
             why = "This call has certificates for as many hosts as it can have."
             raise RefusedError("egress.attempts", why, "Ask fewer hosts, or make another call.")
-        host = attempt.target.host
-
-    await gate.check(EgressAttempt(kind="connect", asked=authority, read=_read, decide=decide_inspected), find)
-    return host
-
-
-def _read(attempt: EgressAttempt) -> None:
-    attempt.target = parse_connect(attempt.asked)
+        return target.host
 
 
 async def _hello(guest: ByteReceiveStream, host: str, limits: EgressLimits) -> bytes:
@@ -215,55 +183,45 @@ async def _hello(guest: ByteReceiveStream, host: str, limits: EgressLimits) -> b
     return bytes(hello.raw)
 
 
-class _Pump:
-    """Carries bytes both ways until both sides have finished, or a bound is reached."""
+async def _carry(guest: ByteStream, remote: ByteStream, hello: bytes, limits: EgressLimits) -> str:
+    """Carry bytes both ways until both sides have finished, or a bound is reached; return why it ended early.
 
-    def __init__(self, guest: ByteStream, limits: EgressLimits) -> None:
-        self.carried = {"sent": 0, "received": 0}
-        self._most = {"sent": limits.tunnel_sent_bytes, "received": limits.tunnel_received_bytes}
-        self._guest, self._limits = guest, limits
-        self.hello = b""
-        """Of the guest's bytes, those that were read before the tunnel was dialled."""
-        self._reason: str | None = None
-        self._scope = anyio.CancelScope()
-        self._end = 0.0
+    ``hello`` has those of the guest's bytes that were read before the tunnel was dialled.
+    """
+    reason, end = "", anyio.current_time() + limits.tunnel_seconds
+    scope = anyio.CancelScope()
 
-    async def run(self, remote: ByteStream) -> str | None:
-        """Return why it ended early; None if both sides finished."""
-        self._end = anyio.current_time() + self._limits.tunnel_seconds
-        with self._scope:
-            self._alive()
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._carry, "sent", self._guest, remote, self.hello)
-                tasks.start_soon(self._carry, "received", remote, self._guest, b"")
-        if self._scope.cancelled_caught and self._reason is None:
-            if anyio.current_time() >= self._end:
-                return f"The tunnel was closed: it was open for {self._limits.tunnel_seconds:g} seconds."
-            return f"The tunnel was closed: it was silent for {self._limits.tunnel_idle_seconds:g} seconds."
-        return self._reason
+    def give_up(why: str) -> None:
+        nonlocal reason
+        reason = reason or why
+        scope.cancel()
 
-    async def _carry(self, direction: str, source: ByteStream, sink: ByteStream, data: bytes) -> None:
-        most = self._most[direction]
+    async def carry(source: ByteStream, sink: ByteStream, data: bytes, direction: str, most: int) -> None:
+        carried = 0
         try:
             while data or (data := await _receive(source)):
-                self.carried[direction] += len(data)
-                if self.carried[direction] > most:
-                    self._give_up(f"The tunnel was closed: more than {most} bytes were {direction}.")
+                carried += len(data)
+                if carried > most:
+                    give_up(f"The tunnel was closed: more than {most} bytes were {direction}.")
                     return
                 await sink.send(data)
-                self._alive()
+                # Silence is measured from the last byte in either direction.
+                scope.deadline = min(end, anyio.current_time() + limits.tunnel_idle_seconds)
                 data = b""
             await sink.send_eof()
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            self._give_up("The connection broke.")
+            give_up("The connection broke.")
 
-    def _give_up(self, reason: str) -> None:
-        self._reason = self._reason or reason
-        self._scope.cancel()
-
-    def _alive(self) -> None:
-        """Move the deadline: silence is measured from the last byte in either direction."""
-        self._scope.deadline = min(self._end, anyio.current_time() + self._limits.tunnel_idle_seconds)
+    with scope:
+        scope.deadline = anyio.current_time() + min(limits.tunnel_seconds, limits.tunnel_idle_seconds)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(carry, guest, remote, hello, "sent", limits.tunnel_sent_bytes)
+            tasks.start_soon(carry, remote, guest, b"", "received", limits.tunnel_received_bytes)
+    if scope.cancelled_caught and not reason:
+        if anyio.current_time() >= end:
+            return f"The tunnel was closed: it was open for {limits.tunnel_seconds:g} seconds."
+        return f"The tunnel was closed: it was silent for {limits.tunnel_idle_seconds:g} seconds."
+    return reason
 
 
 async def _receive(stream: ByteReceiveStream) -> bytes:

@@ -16,7 +16,7 @@ from glovebox_profiles.egress.rules import EgressRule, decide
 from glovebox_profiles.egress.targets import EgressTarget, quoted
 from glovebox_profiles.model import Credential
 from glovebox_sandboxes.contract.errors import DiagnosedError, RefusedError
-from glovebox_server.egress import ConnectNext, EgressAttempt, EgressLimits, request_headers
+from glovebox_server.egress import EgressAttempt, EgressLimits, request_headers
 from glovebox_server.guards.credentials.sources import CredentialValue
 from glovebox_server.guards.redaction.detector import Detector, KeyMasker, derive_forms, index_markers
 
@@ -110,35 +110,35 @@ class CredentialInjector:
         """Return a masker of this call's keys for one answer."""
         return KeyMasker(self.used)
 
-    async def find_stray(self, attempt: EgressAttempt, connect_next: ConnectNext) -> None:
+    async def find_stray(self, attempt: EgressAttempt, target: EgressTarget) -> None:
         """Report a placeholder at a place in a request that gets no key."""
-        if self.placeholders and attempt.target is not None and not attempt.hop and attempt.kind == "request":
-            attempt.strayed = await self._stray(attempt.target, attempt)
-        await connect_next(attempt)
+        if not self.placeholders or attempt.hop or attempt.kind != "request":
+            return
+        query, headers = target.query, attempt.headers
+        chosen = self.choose(target, headers)
+        if chosen is not None and chosen.env is not None:
+            # Without the one place where it may stand.
+            own, name = f"{chosen.query}={self.placeholders[chosen.name]}", (chosen.header or "").lower()
+            query = "&".join(part for part in query.split("&") if chosen.header or part != own)
+            headers = [header for header in headers if header[0].lower() != name]
+        head = [target.host, target.path, query, *(f"{name} {value}" for name, value in headers)]
+        data = "\n".join(head).encode("utf-8", "surrogatepass")
+        pieces = [data, unquote_to_bytes(data), b"\n", attempt.body]
 
-    async def inject(self, attempt: EgressAttempt, connect_next: ConnectNext) -> None:
+        def search() -> str | None:
+            scanner = Detector(index_markers(self.placeholders))
+            return next((name for piece in pieces if (name := scanner.feed(piece))), None)
+
+        attempt.strayed = await anyio.to_thread.run_sync(search)
+
+    async def inject(self, attempt: EgressAttempt, target: EgressTarget) -> None:
         """Put the key into a request that gets one."""
-        target = attempt.target
-        if target is not None and attempt.kind == "request" and attempt.takes_key:
-            credential = self.choose(target, attempt.headers)
-            if credential is not None:
-                attempt.credential = credential.name
-                await self._add(credential, target, attempt)
-        await connect_next(attempt)
-
-    def choose(self, target: EgressTarget, headers: Headers = ()) -> Credential | None:
-        """Return the credential that a request gets: the first whose host, methods, paths and placeholder fit."""
-        if target.scheme != "https":
-            return None
-        for credential in self.credentials:
-            if decide(target, [self._rules[credential.name]]).effect != "allow":
-                continue
-            placeholder = self.placeholders.get(credential.name)
-            if credential.env is None or (placeholder and _fill(credential, placeholder, placeholder, target, headers)):
-                return credential
-        return None
-
-    async def _add(self, credential: Credential, target: EgressTarget, attempt: EgressAttempt) -> None:
+        if attempt.kind != "request" or not attempt.takes_key:
+            return
+        credential = self.choose(target, attempt.headers)
+        if credential is None:
+            return
+        attempt.credential = credential.name
         require_usable(credential, target, attempt.headers)
         headers, dropped = request_headers(attempt.headers, target.method, attempt.body, self.limits, credential)
         value = await self.read_value(credential)
@@ -159,6 +159,18 @@ class CredentialInjector:
             dropped = tuple(other for other in dropped if other != quoted(name))
         attempt.sent_target, attempt.sent_headers, attempt.dropped = target, headers, dropped
 
+    def choose(self, target: EgressTarget, headers: Headers = ()) -> Credential | None:
+        """Return the credential that a request gets: the first whose host, methods, paths and placeholder fit."""
+        if target.scheme != "https":
+            return None
+        for credential in self.credentials:
+            if decide(target, [self._rules[credential.name]]).effect != "allow":
+                continue
+            placeholder = self.placeholders.get(credential.name)
+            if credential.env is None or (placeholder and _fill(credential, placeholder, placeholder, target, headers)):
+                return credential
+        return None
+
     async def read_value(self, credential: Credential) -> str:
         """Return a credential's value, and mask it in every later answer of this call.
 
@@ -173,24 +185,6 @@ class CredentialInjector:
             self.used |= await anyio.to_thread.run_sync(derive_forms, credential.name, value.text)
             self._known.add(value.text)
         return value.text
-
-    async def _stray(self, target: EgressTarget, attempt: EgressAttempt) -> str | None:
-        query, headers = target.query, attempt.headers
-        chosen = self.choose(target, headers)
-        if chosen is not None and chosen.env is not None:
-            # Without the one place where it may stand.
-            own, name = f"{chosen.query}={self.placeholders[chosen.name]}", (chosen.header or "").lower()
-            query = "&".join(part for part in query.split("&") if chosen.header or part != own)
-            headers = [header for header in headers if header[0].lower() != name]
-        head = [target.host, target.path, query, *(f"{name} {value}" for name, value in headers)]
-        data = "\n".join(head).encode("utf-8", "surrogatepass")
-        pieces = [data, unquote_to_bytes(data), b"\n", attempt.body]
-
-        def search() -> str | None:
-            scanner = Detector(index_markers(self.placeholders))
-            return next((name for piece in pieces if (name := scanner.feed(piece))), None)
-
-        return await anyio.to_thread.run_sync(search)
 
 
 def require_usable(credential: Credential, target: EgressTarget, headers: Headers) -> None:

@@ -1,4 +1,4 @@
-"""Opens the network that a profile grants: connections pass a chain on the host, with a record each."""
+"""Opens the network that a profile grants: a gate on the host makes its connections, with a record each."""
 
 import hashlib
 from collections.abc import Callable
@@ -7,18 +7,8 @@ from functools import partial
 from typing import Any
 
 from glovebox_audit.events import EgressAnswered, EgressDecided
-from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.core.call import Call, Ran
-from glovebox_server.egress import (
-    Authority,
-    ConnectionLink,
-    ConnectNext,
-    EgressAnswer,
-    EgressAttempt,
-    EgressGate,
-    EgressLimits,
-    serve_stream,
-)
+from glovebox_server.egress import Authority, EgressAnswer, EgressAttempt, EgressGate, EgressLimits, serve_stream
 from glovebox_server.guards.credentials.injector import CredentialInjector
 from glovebox_server.guards.credentials.sources import CredentialCache
 from glovebox_server.guards.watch.watch import Watch
@@ -88,7 +78,8 @@ def make_gate(
         rules=network.allow,
         on_decision=record,
         on_answer=record_answer,
-        new_mask=injector.new_mask if injector else None,
+        keys=injector,
+        on_connect=now.on_connect,
         principal=request.principal.id,
         limits=EgressLimits(
             connections=min((network.max_connections, *now.max_connections)),
@@ -98,21 +89,9 @@ def make_gate(
         ),
         authority=Authority(network.allow) if network.tls == "inspect" else None,
     )
-    gate.links = order_links(gate, injector=injector, count=_count_for(call) if now.on_connect else None)
     for hook in now.on_traffic:
         hook(gate.traffic)
     return gate
-
-
-def _count_for(call: Call) -> ConnectionLink:
-    async def count(attempt: EgressAttempt, connect_next: ConnectNext) -> None:
-        for hook in call.now.on_connect:
-            refusal = await hook(attempt.target.host if attempt.target else "")
-            if refusal is not None:
-                raise RefusedError(refusal.rule, refusal.reason, refusal.hint)
-        await connect_next(attempt)
-
-    return count
 
 
 def _decided(call_id: str, attempt: EgressAttempt) -> EgressDecided:
@@ -133,28 +112,3 @@ def _asked(call_id: str, attempt: EgressAttempt) -> dict[str, Any]:
     digest = "sha256:" + hashlib.sha256(attempt.asked.encode("utf-8", "surrogatepass")).hexdigest()
     host = attempt.target.host if attempt.target else "unreadable"
     return {"call_id": call_id, "host": host, "asked_digest": digest}
-
-
-def order_links(
-    gate: EgressGate, *, injector: CredentialInjector | None = None, count: ConnectionLink | None = None
-) -> tuple[ConnectionLink, ...]:
-    """Return the links of a call's connections.
-
-    ``injector`` has its keys and placeholders. ``count`` counts a connection against rates and budgets, or refuses it.
-    """
-    find_stray, inject = (injector.find_stray, injector.inject) if injector else (None, None)
-    links = (
-        gate.record_refusals,  # outermost: whatever another link refuses is recorded too, within a bound
-        gate.read_target,  # what could be read in two ways is refused before anything is decided about it
-        find_stray,  # outside the rules: a stray placeholder is reported though they refuse the request
-        gate.apply_rules,  # before all that leaves this host: a denied name is never resolved (GB-NET-5)
-        gate.open_tunnel,  # the name in a tunnel's TLS is part of what is asked
-        inject,  # a request whose key cannot be had uses up no connection
-        gate.limit,  # before resolving: a look-up is a message too
-        gate.resolve,  # once: a second answer (rebinding) has no effect
-        gate.check_addresses,  # of the whole answer, before budgets
-        count,  # only what will be dialled is counted (GB-POL-27)
-        gate.record,  # on disk with the address, then seen by watch rules, before it is dialled (GB-NET-8)
-        gate.dial,  # innermost: connects to an address that was checked
-    )
-    return tuple(link for link in links if link is not None)
