@@ -185,10 +185,10 @@ async def test_a_flood_behind_a_trusted_proxy_delays_its_own_address_alone(
 
         tasks.start_soon(come)
         await until(lambda: len(checks._waiting) == 5)
-        checks._check_next()
+        min(checks._waiting, key=lambda each: checks._start(each.address)).turn.set()
+        await until(lambda: len(checks._waiting) == 4)
         if proxies:
             await until(lambda: answers == [200])
-        assert len(checks._waiting) == 4
         checks._paid = 0.0
         await until(lambda: answers == [200])
 
@@ -384,7 +384,7 @@ async def test_many_subjects_leave_nothing_behind(tmp_path: Path) -> None:
             token = issuer.token(audience(server), sub=f"subject-{number}")
             assert (await call(server, token)).status_code == 200
         gate = server.gate
-        await until(lambda: not gate._open and not gate._asked and not gate._requests and not gate._unanswered)
+        await until(lambda: not gate._requests)
         assert not server.app.broker.admission._calls
         assert json.loads((await asked(f"{server.url}/health", server.tokens["alice"])).text)["status"] == "ok"
 

@@ -12,7 +12,6 @@ Rule 5  Each caller has its share of the connections and of the serving time, so
 Rule 6  Errors name the rule and nothing else of the server.
 """
 
-import contextlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import asdict, dataclass, field
@@ -46,8 +45,6 @@ CALL_WAIT_SECONDS: Final = 45.0
 MAX_CONNECTIONS: Final = 900
 #: Key of the caller in the ASGI scope.
 PRINCIPAL_SCOPE_KEY: Final = "glovebox.principal"
-#: Key of the token's grant in the ASGI scope.
-GRANT_SCOPE_KEY: Final = "glovebox.grant"
 HEALTH_PATH: Final = "/health"
 #: Answers 200 if the server can serve calls.
 READY_PATH: Final = "/ready"
@@ -73,6 +70,21 @@ _RULES: Final = {
 Look = Callable[[], Awaitable[Readiness]]
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
+class _OpenRequest:
+    """A request past the gate, until it is answered."""
+
+    principal: Principal
+    grant: TokenGrant
+    asks: bool
+    """False if it is a stream for later messages of the server."""
+    closed: anyio.Event = field(default_factory=anyio.Event)
+    """Set when its client has closed the stream."""
+    running: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    identity: tuple[str, str] | None = None
+    """Its session and its id as text, if it has both."""
+
+
 @dataclass(eq=False)
 class AuthMiddleware:
     """The ASGI application around the application."""
@@ -88,14 +100,9 @@ class AuthMiddleware:
         """Begin with no request."""
         self._hosts = frozenset(host.lower() for host in self.hosts)
         self._origins = frozenset(f"{scheme}://{host}" for scheme in ("http", "https") for host in self._hosts)
-        # Under way: the grant, the event of a closed stream, and the request's scope.
-        self._requests: set[tuple[TokenGrant, anyio.Event, anyio.CancelScope]] = set()
+        self._requests: set[_OpenRequest] = set()
         self._shares = Shares(MAX_CONNECTIONS, self.callers, subjects=self.authority is not None)
-        self._open, self._asked = Counter[str](), Counter[str]()
-        """Open requests; the second without the streams for later messages of the server."""
         self._reading, self._calling = RequestTurns(), RequestTurns()
-        self._unanswered: set[tuple[str, str, str]] = set()
-        """Unanswered requests, by caller, session and id."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through or answer it; close anything but HTTP and the lifespan."""
@@ -105,8 +112,7 @@ class AuthMiddleware:
             try:
                 answer = await self._public(scope)
                 if answer is None:
-                    await self._identify(scope)
-                    await self._admit(scope, receive, send)
+                    await self._admit(await self._identify(scope), scope, receive, send)
                     return
             except HTTPException as refusal:
                 caller: Principal | None = scope.get(PRINCIPAL_SCOPE_KEY)
@@ -134,7 +140,7 @@ class AuthMiddleware:
             return readiness_answer(await self.look(), told=False)
         return JSONResponse({"status": "ok"}) if scope["path"] == HEALTH_PATH else None
 
-    async def _identify(self, scope: Scope) -> None:
+    async def _identify(self, scope: Scope) -> _OpenRequest:
         """Put the caller into the scope; raise HTTPException for an unidentified one."""
         authorization = _values(scope, b"authorization")
         kind, _, presented = authorization[0].partition(" ") if len(authorization) == 1 else ("", "", "")
@@ -145,54 +151,48 @@ class AuthMiddleware:
             grant = await self.authority.enter(presented, _values(scope, b"host")[0], scope["path"], address)
         if grant is None:
             raise HTTPException(401, "A bearer token is needed", {"WWW-Authenticate": "Bearer"})
-        scope[PRINCIPAL_SCOPE_KEY] = Principal(
+        scope[PRINCIPAL_SCOPE_KEY] = principal = Principal(
             id=grant.principal, transport="sse" if scope["path"].startswith(_SSE_PATHS) else "http",
             workflow=grant.workflow, user=grant.user, roles=grant.roles, scopes=grant.scopes,
         )  # fmt: skip
         # The SDK binds a session to the client that opened it through this; it never needs the token itself.
         scope["user"] = AuthenticatedUser(AccessToken(token="", client_id=grant.principal, scopes=[]))
-        scope[GRANT_SCOPE_KEY] = grant
-        endings = {REMOVED: grant.removed, CLOSED: anyio.Event()}
+        request = _OpenRequest(principal=principal, grant=grant, asks=scope["method"] != "GET")
+        endings = {REMOVED: grant.removed, CLOSED: request.closed}
         # Each event costs a call a task of its own.
         scope[ENDINGS_SCOPE_KEY] = endings if grant.expires is None else {**endings, EXPIRED: grant.expired}
+        return request
 
-    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
-        caller, endings = scope[PRINCIPAL_SCOPE_KEY].id, scope[ENDINGS_SCOPE_KEY]
-        if not self._shares.allows(caller, self._open):
+    async def _admit(self, request: _OpenRequest, scope: Scope, receive: Receive, send: Send) -> None:
+        held = Counter(each.principal.id for each in self._requests)
+        if not self._shares.allows(request.principal.id, held):
             raise HTTPException(429, "Too many requests of this caller are open")
-        asks = scope["method"] != "GET"
-        request = (scope[GRANT_SCOPE_KEY], endings[CLOSED], anyio.CancelScope())
         self._requests.add(request)
-        self._open[caller] += 1
-        self._asked[caller] += asks
         try:
-            with request[-1] as began:
-                await self._pass(scope, receive, send, endings[CLOSED])
-            if began.cancelled_caught:
+            with request.running:
+                await self._pass(request, scope, receive, send)
+            if request.running.cancelled_caught:
                 await _broken_off(scope, receive, send)
         finally:
             self._requests.discard(request)
-            # Subtract without a trace: an authorization server has many subjects.
-            self._open -= Counter((caller,))
-            self._asked -= Counter((caller,) if asks else ())
 
     def expire(self, now: float) -> bool:
         """Expire the tokens of requests under way; return whether any expired."""
-        over = [grant.expire(now) for grant, _, _ in self._requests]
+        over = [each.grant.expire(now) for each in self._requests]
         return any(over)
 
     def cut(self) -> None:
         """End what is still open with tokens that are no longer in effect: streams, and unanswered requests."""
-        for grant, closed, request in tuple(self._requests):
-            if grant.removed.is_set() or grant.expired.is_set():
-                closed.set()
-                request.cancel()
+        for each in tuple(self._requests):
+            if each.grant.removed.is_set() or each.grant.expired.is_set():
+                each.closed.set()
+                each.running.cancel()
 
-    async def _pass(self, scope: Scope, receive: Receive, send: Send, gone: anyio.Event) -> None:
+    async def _pass(self, request: _OpenRequest, scope: Scope, receive: Receive, send: Send) -> None:
         body: bytes | None = await _body(scope, receive)
         if body is None:  # the client left
             return
-        principal = scope[PRINCIPAL_SCOPE_KEY]
+        principal = request.principal
         value = await self._parse(scope["method"], principal, body)
         if self.authority and (tool := stdio.tool_of(value)):
             host = _values(scope, b"host")[0]
@@ -200,10 +200,12 @@ class AuthMiddleware:
         # The SDK keeps one answer per id as text: two requests with one id would get each other's.
         identity = stdio.known_id(value) if isinstance(value, dict) and "method" in value else None
         session = "".join(_values(scope, b"mcp-session-id"))
-        asked = (principal.id, session, str(identity)) if session and identity is not None else None
-        if asked in self._unanswered:
-            reason = "a request of this session has this id, as text, and is not answered yet; use another"
-            raise _malformed(stdio.MessageError(types.INVALID_REQUEST, reason, identity))
+        if session and identity is not None:
+            asked = session, str(identity)
+            if any(each.identity == asked and each.principal.id == principal.id for each in self._requests):
+                reason = "a request of this session has this id, as text, and is not answered yet; use another"
+                raise _malformed(stdio.MessageError(types.INVALID_REQUEST, reason, identity))
+            request.identity = asked
 
         async def observed() -> Message:
             nonlocal body
@@ -213,14 +215,10 @@ class AuthMiddleware:
                 return message
             message = await receive()
             if message["type"] == "http.disconnect":
-                gone.set()
+                request.closed.set()
             return message
 
-        with contextlib.ExitStack() as answered:
-            if asked is not None:
-                self._unanswered.add(asked)
-                answered.callback(self._unanswered.discard, asked)
-            await self.inner(scope, observed, send)
+        await self.inner(scope, observed, send)
 
     async def _parse(self, method: str, principal: Principal, body: bytes) -> object:
         """Return the message of a body, read in its caller's turn; raise HTTPException if it is none."""
@@ -229,7 +227,8 @@ class AuthMiddleware:
             with anyio.fail_after(BODY_SECONDS):
                 async with self._reading.turn(caller):
                     # A caller that waits for each of its requests delays others by no more than that request.
-                    beside = self._open[caller] if method == "GET" else self._asked[caller]
+                    own = [each for each in self._requests if each.principal.id == caller]
+                    beside = sum(method == "GET" or each.asks for each in own)
                     charged = beside > 1 or principal.transport == "sse"
                     if charged:
                         self._reading.charge(caller, REQUEST_SECONDS)

@@ -242,15 +242,14 @@ class Callers:
     """The tokens in effect."""
 
     def __init__(self, tokens: Mapping[str, Token]) -> None:
-        self._tokens: dict[str, Token] = {}
-        self._grants: dict[str, TokenGrant] = {}
+        self._held: dict[str, tuple[Token, TokenGrant]] = {}
         self.used: set[str] = set()
         """Names of the tokens used since the last note on disk, which empties it."""
         self.unusable = 0
         self.replace(tokens)
 
     def __len__(self) -> int:
-        return len(self._tokens)
+        return len(self._held)
 
     def grant(self, presented: str) -> TokenGrant | None:
         """Return what a presented token grants, or None.
@@ -259,34 +258,33 @@ class Callers:
         """
         digest = digest_of(presented)
         found = None
-        for name, token in self._tokens.items():
+        for name, (token, grant) in self._held.items():
             if hmac.compare_digest(token.sha256, digest):
-                found = name
-        if found is None or self._grants[found].expire(time.time()):
+                found = name, grant
+        if found is None or found[1].expire(time.time()):
             return None
-        self.used.add(found)
-        return self._grants[found]
+        self.used.add(found[0])
+        return found[1]
 
     def replace(self, tokens: Mapping[str, Token], now: float | None = None) -> set[str]:
         """Replace the tokens in effect, without expired ones; return the principals of removed or changed tokens."""
         now = time.time() if now is None else now
-        removed = set()
-        for name, token in list(self._tokens.items()):
-            grant = self._grants[name]
-            if not grant.expire(now) and token == tokens.get(name):
-                continue
-            if not grant.expired.is_set():
-                grant.removed.set()
-            removed.add(token.principal)
-            del self._tokens[name], self._grants[name]
+        before, self._held = self._held, {}
         for name, token in tokens.items():
-            expires = None if token.expires is None else token.expires.timestamp()
-            if expires is not None and expires <= now:
-                continue
-            self._tokens[name] = token
-            if name not in self._grants:
-                roles = () if token.role is None else (token.role,)
-                self._grants[name] = TokenGrant(
-                    principal=token.principal, roles=roles, workflow=token.workflow, expires=expires
+            known, grant = before.get(name, (None, None))
+            if grant is None or known != token:
+                grant = TokenGrant(
+                    principal=token.principal,
+                    roles=() if token.role is None else (token.role,),
+                    workflow=token.workflow,
+                    expires=None if token.expires is None else token.expires.timestamp(),
                 )
+            if not grant.expire(now):
+                self._held[name] = token, grant
+        removed = set()
+        for name, (token, grant) in before.items():
+            if name not in self._held or self._held[name][1] is not grant:
+                removed.add(token.principal)
+                if not grant.expire(now):
+                    grant.removed.set()
         return removed

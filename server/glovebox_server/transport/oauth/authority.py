@@ -17,7 +17,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from time import monotonic, thread_time
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 from weakref import WeakKeyDictionary
 
 import anyio
@@ -227,10 +227,9 @@ _Clock = Callable[[], float]
 class _PendingCheck:
     address: str
     site: str
-    check: Callable[[], Any]
-    done: anyio.Event = field(default_factory=anyio.Event)
-    result: Any = None
-    error: Exception | None = None
+    turn: anyio.Event = field(default_factory=anyio.Event)
+    over: anyio.Event = field(default_factory=anyio.Event)
+    is_dropped: bool = False
 
 
 class Checks:
@@ -263,26 +262,29 @@ class Checks:
         """
         if not self._waiting and self._debt() <= 0:
             return self._charged(address, check)
-        waiting = _PendingCheck(address, _site_of(address), check)
+        waiting = _PendingCheck(address, _site_of(address))
         self._waiting.append(waiting)
         if len(self._waiting) > MAX_WAITING:
             sites = Counter(each.site for each in self._waiting)
             addresses = Counter(each.address for each in self._waiting)
             newest = reversed(self._waiting)
             last = max(newest, key=lambda each: (sites[each.site], addresses[each.address]))
-            self._end(last, error=TokenError("busy"))
+            self._waiting.remove(last)
+            last.is_dropped = True
+            last.turn.set()
         self._wanted.set()
         try:
-            await waiting.done.wait()
+            await waiting.turn.wait()
+            if waiting.is_dropped:
+                raise TokenError("busy")
+            return self._charged(address, check)
         finally:
             if waiting in self._waiting:
                 self._waiting.remove(waiting)
-        if waiting.error is not None:
-            raise waiting.error
-        return waiting.result  # type: ignore[no-any-return]  # of the check
+            waiting.over.set()
 
     async def follow(self) -> None:
-        """Make the waiting checks in turn; until cancelled."""
+        """Have the waiting checks made in turn; until cancelled."""
         while True:
             await self._wanted.wait()
             self._wanted = anyio.Event()
@@ -292,19 +294,9 @@ class Checks:
                 if debt > 0:
                     await self._sleep(debt)
                 elif self._waiting:
-                    self._check_next()
-
-    def _check_next(self) -> None:
-        waiting = min(self._waiting, key=lambda each: self._start(each.address))
-        try:
-            self._end(waiting, self._charged(waiting.address, waiting.check))
-        except Exception as error:  # noqa: BLE001 - raised where it is waited for
-            self._end(waiting, error=error)
-
-    def _end(self, waiting: _PendingCheck, result: Any = None, error: Exception | None = None) -> None:
-        self._waiting.remove(waiting)
-        waiting.result, waiting.error = result, error
-        waiting.done.set()
+                    following = min(self._waiting, key=lambda each: self._start(each.address))
+                    following.turn.set()
+                    await following.over.wait()
 
     def _charged(self, address: str, check: Callable[[], _Checked]) -> _Checked:
         began, self._turn = self._spent(), self._start(address)
