@@ -120,7 +120,6 @@ class Broker:
                     call.is_decided = False  # the decision of that turn is void
                     wait = required.wait
                 call.answer = await wait()  # without the resources of a turn
-        raise AssertionError(call.request.id)  # no guard's resource swallows an exception
 
     def _begin(self, call: Call) -> None:
         call.request = replace(call.request, received=datetime.now(UTC))
@@ -153,7 +152,6 @@ class Broker:
                     return result
             except CallDeniedError as denial:
                 return await self._deny(call, denial.refusal)  # in its turn: records cost disk time
-        raise AssertionError(call.request.id)  # neither guards nor inputs swallow an exception
 
     async def _deny(self, call: Call, refusal: Refusal | None) -> CallResult:
         """Refuse a call, and record that unless its decision is on record."""
@@ -215,7 +213,6 @@ class Broker:
             for hook in reversed(call.now.on_ran):
                 await hook(ran)
             return ran
-        raise AssertionError(call.request.id)
 
     async def _run_in_sandbox(self, call: Call) -> Ran:
         """Run the program in a sandbox: its outcome is observed, then transformed; deliver its files."""
@@ -244,7 +241,6 @@ class Broker:
                 collector = await collect.open()
                 delivered = await collector.deliver(outcome, keep_pictures=now.profile.files.output)
             return Ran(outcome=outcome, delivered=delivered, answer=call.tool.answer(outcome), plan=sandbox.plan)
-        raise AssertionError(request.id)
 
 
 class _Collecting:
@@ -280,7 +276,6 @@ async def _run_program(call: Call, sandbox: AttestedSandbox, inputs: Sequence[In
         for scope in now.around_program:
             await around.enter_async_context(scope)
         return await run(sandbox, job, inputs=inputs, hooks=hooks)
-    raise AssertionError(request.id)  # a scope that ends the program raises
 
 
 async def _pass_on(call: Call, outcome: Outcome) -> Outcome:

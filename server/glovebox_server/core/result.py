@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
 from glovebox_audit.chain import Head
@@ -131,9 +132,8 @@ def add_notes(result: CallResult, notes: tuple[str, ...]) -> CallResult:
     structured = {**result.structured}
     if "notes" in structured:
         structured["notes"] = [*structured["notes"], *notes]
-    return replace(
-        result, structured=structured, content=(*result.content, *(Text(text=f"[{each}]") for each in notes))
-    )
+    told = tuple(Text(text=f"[{each}]") for each in notes)
+    return replace(result, structured=structured, content=(*result.content, *told))
 
 
 def _bounded(delivered: Delivered) -> Delivered:
@@ -150,14 +150,18 @@ def _bounded(delivered: Delivered) -> Delivered:
 
 
 def _within(link: Link, room: int) -> Link:
-    kept: list[str] = []
-    for number, risk in enumerate(link.risks):
-        if len(risk) > room:
-            more = f"{len(link.risks) - number} more marks, which reading the file gives in full"
-            return replace(link, risks=(*kept, *([] if kept else [risk[:room] + "…"]), more))
-        kept.append(risk)
-        room -= len(risk)
-    return link
+    kept = _fitting(link.risks, room)
+    left = len(link.risks) - len(kept)
+    if not left:
+        return link
+    begun = [] if kept else [link.risks[0][:room] + "…"]
+    more = f"{left} more marks, which reading the file gives in full"
+    return replace(link, risks=(*kept, *begun, more))
+
+
+def _fitting(texts: Sequence[str], room: int) -> list[str]:
+    """Return the first of the texts, as many as have ``room`` characters together."""
+    return [text for text, end in zip(texts, accumulate(map(len, texts)), strict=True) if end <= room]
 
 
 def _marks(links: tuple[Link, ...]) -> list[Text]:
@@ -168,12 +172,7 @@ def _marks(links: tuple[Link, ...]) -> list[Text]:
 
 def _findings(scan: "Scan", room: int) -> dict[str, Any]:
     """Return the findings of a file within ``room`` characters; the rest is counted, and on record."""
-    kept: list[str] = []
-    for finding in scan.findings:
-        room -= len(finding)
-        if room < 0:
-            break
-        kept.append(finding)
+    kept = _fitting(scan.findings, room)
     more = scan.more + len(scan.findings) - len(kept)
     told = {"name": scan.name, "uri": scan.uri, "findings": kept, "more": more}
     return {**told, "not_scanned": scan.not_scanned or None}
@@ -192,22 +191,15 @@ def _changes(changes: OverlayChanges | None, delivered: Delivered) -> dict[str, 
     if changes is None:
         return None
     # The guest sends the patch before the program's files, so a file of that name is the patch or was refused.
-    uris = [link.uri for link in delivered.artifacts if link.name == PATCH and changes.patch]
-    return {
-        "created": changes.created,
-        "changed": changes.changed,
-        "deleted": changes.deleted,
-        "patch_uri": uris[0] if uris else None,
-    }
+    uri = next((link.uri for link in delivered.artifacts if link.name == PATCH and changes.patch), None)
+    return {"created": changes.created, "changed": changes.changed, "deleted": changes.deleted, "patch_uri": uri}
 
 
 def _meta(call: ToolCall, decision: Decision, isolation: Isolation | None, head: Head) -> dict[str, Any]:
-    meta: dict[str, Any] = {
+    meta = {
         "call_id": call.id,
         "profile_digest": decision.profile_digest,
         "audit": {"seq": head.seq, "hash": head.hash},
         **whose(call.principal, call.run),
     }
-    if isolation is not None:
-        meta["isolation"] = isolation.model_dump()
-    return meta
+    return meta if isolation is None else {**meta, "isolation": isolation.model_dump()}

@@ -99,15 +99,13 @@ class McpServer:
         self.server.lists_change = app.in_force.policy is not None
         # Not the constructor's parameter, which warns: logging is deprecated, and the handshake eras still need it.
         self.server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, self._set_level)
-        self.server.middleware.append(self._counted)
-        self.server.middleware.append(asking.seal_states(app.states_key, identify))
+        self.server.middleware += [self._counted, _refuse_cursor, asking.seal_states(app.states_key, identify)]
 
     def stop(self) -> None:
         """End every call and listen stream under way; each still gets an answer. Idempotent."""
         self._stopping.set()
 
-    async def _list_tools(self, ctx: Context, params: _Page) -> types.ListToolsResult:
-        _first_page(params)
+    async def _list_tools(self, ctx: Context, _params: _Page) -> types.ListToolsResult:
         principal = self._identify(ctx)
         self._resources.follow_lists(ctx, principal)
         listed, digest = self._listed(principal)
@@ -249,13 +247,11 @@ class McpServer:
         delivery.connection_of(ctx).state[delivery.LEVEL] = params.level
         return types.EmptyResult()
 
-    async def _list_resources(self, _ctx: Context, params: _Page) -> types.ListResourcesResult:
-        _first_page(params)
+    async def _list_resources(self, _ctx: Context, _params: _Page) -> types.ListResourcesResult:
         # Each result gives the caller its addresses of artifacts and calls; a list would only repeat them.
         return types.ListResourcesResult(resources=[resources.CAPABILITIES, resources.BUDGET])
 
-    async def _list_templates(self, _ctx: Context, params: _Page) -> types.ListResourceTemplatesResult:
-        _first_page(params)
+    async def _list_templates(self, _ctx: Context, _params: _Page) -> types.ListResourceTemplatesResult:
         return types.ListResourceTemplatesResult(resource_templates=list(TEMPLATES))
 
     async def _read_resource(self, ctx: Context, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
@@ -266,8 +262,7 @@ class McpServer:
             raise MCPError(types.INVALID_PARAMS, str(refused), {"rule": refused.rule}) from None
         return await self._resources.read(principal, params.uri, run)
 
-    async def _list_prompts(self, ctx: Context, params: _Page) -> types.ListPromptsResult:
-        _first_page(params)
+    async def _list_prompts(self, ctx: Context, _params: _Page) -> types.ListPromptsResult:
         principal = self._identify(ctx)
         self._resources.follow_lists(ctx, principal)
         return types.ListPromptsResult(prompts=self._prompts(principal))
@@ -335,10 +330,11 @@ def _trace_of(ctx: Context) -> Trace | None:
     return trace_of(parents[0], ",".join(ctx.request.headers.getlist("tracestate"))) if len(parents) == 1 else None
 
 
-def _first_page(params: _Page) -> None:
-    """Refuse a cursor: each list is one page, so no cursor was issued."""
-    if params is not None and params.cursor is not None:
+async def _refuse_cursor(ctx: Context, call_next: CallNext) -> HandlerResult:
+    """Refuse a cursor, as a middleware of the SDK: each list is one page, so no cursor was issued."""
+    if ctx.method.endswith("/list") and (ctx.params or {}).get("cursor") is not None:
         raise MCPError(types.INVALID_PARAMS, "Unknown cursor: the list has one page. Ask without a cursor.")
+    return await call_next(ctx)
 
 
 def _data_of(error: MCPError) -> Mapping[str, Any]:
