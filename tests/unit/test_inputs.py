@@ -1,24 +1,33 @@
 """Artifacts of earlier calls as inputs: their owner's, few and small enough, under names that do not meet."""
 
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.fixtures.artifact_stores import ALICE, BOB, TTL, Clock, a_call, a_store, keep
 
+from glovebox_sandboxes.contract.errors import Refusal, RefusedError
 from glovebox_server.artifacts.record import ArtifactStoreError
 from glovebox_server.artifacts.store import CHUNK_BYTES, ArtifactStore
-from glovebox_server.calls import Decision
+from glovebox_server.calls import Principal
 from glovebox_server.core.call import MAX_INPUT_BYTES, Inputs, open_inputs
 
-ALLOWED = Decision(effect="allow", rule="allow", reason="The profile allows it.", hint="", profile_digest="sha256:p")
+
+@asynccontextmanager
+async def opened(store: ArtifactStore, uris: Iterable[str], principal: Principal = ALICE) -> AsyncIterator[Inputs]:
+    """Open the inputs of a call, for the length of the block."""
+    async with AsyncExitStack() as stack:
+        yield await open_inputs(store, replace(a_call(principal), arguments={"inputs": tuple(uris)}), stack)
 
 
-async def denial(store: ArtifactStore, *uris: str) -> Decision:
-    """What becomes of a call of Alice's that names these, which must be a denial without any input."""
-    async with open_inputs(store, replace(a_call(ALICE), arguments={"inputs": uris}), ALLOWED) as (decision, found):
-        assert (decision.effect, decision.profile_digest, found) == ("deny", ALLOWED.profile_digest, Inputs())
-    return decision
+async def denial(store: ArtifactStore, *uris: str) -> Refusal:
+    """Why a call of Alice's that names these is refused."""
+    with pytest.raises(RefusedError) as refused:
+        async with opened(store, uris):
+            raise AssertionError
+    return refused.value.refusal
 
 
 async def taken(found: Inputs) -> list[tuple[str, bytes]]:
@@ -27,26 +36,12 @@ async def taken(found: Inputs) -> list[tuple[str, bytes]]:
 
 
 async def test_inputs_are_copied_under_their_names(tmp_path: Path) -> None:
-    """In the order they were asked for; none asked, none given."""
+    """In the order they were asked for."""
     async with a_store(tmp_path) as store:
         one, two = await keep(store, "a/1.csv", b"one"), await keep(store, "2.csv", b"")
-        call = replace(a_call(), arguments={"inputs": (two.uri, one.uri)})
-        async with open_inputs(store, call, ALLOWED) as (decision, found):
-            assert decision is ALLOWED
+        async with opened(store, (two.uri, one.uri)) as found:
             assert await taken(found) == [("2.csv", b""), ("a/1.csv", b"one")]
             assert [given.sha256 for given in found.listed] == [two.sha256, one.sha256]
-        async with open_inputs(store, a_call(), ALLOWED) as nothing:
-            assert nothing == (ALLOWED, Inputs())
-
-
-async def test_a_call_that_is_denied_anyway_has_nothing_read(tmp_path: Path) -> None:
-    """Not even looked for: its decision stays what it was."""
-    denied = replace(ALLOWED, effect="deny", rule="network.mode")
-    async with a_store(tmp_path) as store:
-        one = await keep(store, "1.csv", b"one")
-        call = replace(a_call(), arguments={"inputs": (one.uri,)})
-        async with open_inputs(store, call, denied) as nothing:
-            assert nothing == (denied, Inputs())
 
 
 @pytest.mark.parametrize("uri", ["artifact://" + "0" * 26, "", "file:///etc/passwd", "artifact://../../x", "\udcff"])
@@ -62,7 +57,7 @@ async def test_another_principals_artifact_is_unknown(tmp_path: Path) -> None:
         secret = await keep(store, "secret.csv", b"secret", principal=BOB)
         foreign, missing = await denial(store, secret.uri), await denial(store, "artifact://" + "0" * 26)
         assert foreign == missing
-        async with open_inputs(store, replace(a_call(BOB), arguments={"inputs": (secret.uri,)}), ALLOWED) as (_, found):
+        async with opened(store, (secret.uri,), BOB) as found:
             assert await taken(found) == [("secret.csv", b"secret")]
 
 
@@ -82,8 +77,7 @@ async def test_inputs_are_bounded_together(tmp_path: Path, monkeypatch: pytest.M
     async with a_store(tmp_path) as store:
         first = await keep(store, "x", bytes(6))
         fits, beyond = await keep(store, "y", bytes(4)), await keep(store, "z", bytes(5))
-        call = replace(a_call(), arguments={"inputs": (first.uri, fits.uri)})
-        async with open_inputs(store, call, ALLOWED) as (_, found):
+        async with opened(store, (first.uri, fits.uri)) as found:
             assert len(found.listed) == 2
         assert (await denial(store, first.uri, beyond.uri)).rule == "files.inputs"
 
@@ -93,7 +87,7 @@ async def test_an_input_that_expires_or_is_swept_meanwhile_is_still_given(tmp_pa
     clock = Clock()
     async with a_store(tmp_path, clock) as store:
         one = await keep(store, "1.csv", b"one")
-        async with open_inputs(store, replace(a_call(), arguments={"inputs": (one.uri,)}), ALLOWED) as (_, found):
+        async with opened(store, (one.uri,)) as found:
             clock.now += 2 * TTL
             assert await store.sweep() == 1
             assert await taken(found) == [("1.csv", b"one")]
@@ -104,10 +98,9 @@ async def test_what_was_changed_on_the_disk_is_told_before_its_end(tmp_path: Pat
     """Also between two pieces: the last thing said of it is an error, and the guest never begins. Else it is whole."""
     async with a_store(tmp_path) as store:
         one = await keep(store, "1.bin", bytes(CHUNK_BYTES), b"rest")
-        call = replace(a_call(), arguments={"inputs": (one.uri,)})
-        async with open_inputs(store, call, ALLOWED) as (_, found):
+        async with opened(store, (one.uri,)) as found:
             assert await taken(found) == [("1.bin", bytes(CHUNK_BYTES) + b"rest")]  # the control
-        async with open_inputs(store, call, ALLOWED) as (_, found):
+        async with opened(store, (one.uri,)) as found:
             ((_, pieces),) = found.contents()
             assert await anext(pieces) == bytes(CHUNK_BYTES)
             (content,) = (tmp_path / "items").glob("*/content")
@@ -124,11 +117,11 @@ async def test_descriptors_are_closed_whatever_becomes_of_the_call(tmp_path: Pat
     async with a_store(tmp_path) as store:
         uris = [(await keep(store, f"{number}.csv", b"x")).uri for number in range(16)]
         before = len(list(Path("/proc/self/fd").iterdir()))
-        async with open_inputs(store, replace(a_call(), arguments={"inputs": uris}), ALLOWED) as (_, found):
+        async with opened(store, uris) as found:
             assert len(list(Path("/proc/self/fd").iterdir())) == before + 16  # the control: this is what is counted
             assert len(await taken(found)) == 16
         await denial(store, *uris, "artifact://" + "0" * 32)
         with pytest.raises(ArithmeticError):
-            async with open_inputs(store, replace(a_call(), arguments={"inputs": uris}), ALLOWED):
+            async with opened(store, uris):
                 raise ArithmeticError
         assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -139,8 +139,10 @@ class Broker:
         self._begin(call)
         async with AsyncExitStack() as inputs:
             if call.request.arguments.get("inputs") and call.now.decision.effect != "deny":
-                opened = open_inputs(self.artifacts, call.request, call.now.decision)
-                call.now.decision, call.now.inputs = await inputs.enter_async_context(opened)
+                try:
+                    call.now.inputs = await open_inputs(self.artifacts, call.request, inputs)
+                except RefusedError as refused:
+                    call.now.decision = deny(call.now.decision, refused.refusal)
             if call.now.decision.effect == "deny":
                 return await self._deny(call, None)
             try:

@@ -4,9 +4,9 @@ Must never be imported here: a guard.
 """
 
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from glovebox_audit.events import CallFinished, Input
@@ -50,29 +50,19 @@ class Inputs:
         return [(reader.artifact.name, reader.chunks()) for reader in self.readers]
 
 
-@asynccontextmanager
-async def open_inputs(
-    store: ArtifactStore, call: ToolCall, decision: Decision
-) -> AsyncIterator[tuple[Decision, Inputs]]:
-    """Open a call's inputs; deny it if one is unknown to its principal, two share a name, or all are too large."""
-    inputs = Inputs()
-    async with AsyncExitStack() as opened:
-        if decision.effect != "deny":
-            try:
-                inputs = await _opened(store, call, opened)
-            except RefusedError as refusal:
-                decision = replace(decision, effect="deny", rule=refusal.rule, reason=refusal.reason, hint=refusal.hint)
-            except ArtifactStoreError as problem:
-                inputs = Inputs(unreadable=problem)
-        yield decision, inputs
+async def open_inputs(store: ArtifactStore, call: ToolCall, opened: AsyncExitStack) -> Inputs:
+    """Open a call's inputs until ``opened`` ends; only a program that is started learns that the disk failed.
 
-
-async def _opened(store: ArtifactStore, call: ToolCall, opened: AsyncExitStack) -> Inputs:
+    Raises RefusedError: one is unknown to its principal, two share a name, or all are too large together.
+    """
     names = CallNames()
     readers: list[ArtifactReader] = []
     room = MAX_INPUT_BYTES
-    for uri in call.arguments.get("inputs", ()):
-        reader = await opened.enter_async_context(store.open(uri, call.principal))
+    for uri in call.arguments["inputs"]:
+        try:
+            reader = await opened.enter_async_context(store.open(uri, call.principal))
+        except ArtifactStoreError as problem:
+            return Inputs(unreadable=problem)
         room -= reader.artifact.bytes
         if room < 0:
             reason = f"The inputs of one call may hold {MAX_INPUT_BYTES} bytes together, and these hold more."
