@@ -5,7 +5,7 @@ import zlib
 from tests.fuzz.harness import bounded, pieces
 
 from glovebox_server.egress.events import PeerError
-from glovebox_server.egress.http1 import PIECE_BYTES, BodyDecoder
+from glovebox_server.egress.request import PIECE_BYTES, BodyDecoder
 
 _ENCODINGS = ("gzip", "deflate", "", "identity", "x-gzip", "GZIP ", "br", "gzip, deflate")
 _WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}

@@ -17,8 +17,7 @@ from tests.fuzz.harness import bounded, pieces, text
 from glovebox_profiles.egress.targets import METHODS, parse_url
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.egress.events import READ_BYTES, EgressLimits, PeerError
-from glovebox_server.egress.http1 import Exchange, RequestClock
-from glovebox_server.egress.request import request_headers
+from glovebox_server.egress.request import Exchange, RequestClock, request_headers
 
 T = TypeVar("T")
 LIMITS = EgressLimits(header_bytes=1024, body_bytes=4096, ratio_grace_bytes=512, request_header_bytes=1024)

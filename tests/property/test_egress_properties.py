@@ -19,7 +19,7 @@ from glovebox_profiles.egress.targets import EgressTarget, matches, parse_host, 
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.egress.clienthello import MAX_HELLO, ClientHello
 from glovebox_server.egress.events import PeerError
-from glovebox_server.egress.http1 import PIECE_BYTES, BodyDecoder
+from glovebox_server.egress.request import PIECE_BYTES, BodyDecoder
 
 HOSTS = ["example.org", "a.example.org", "b.a.example.org", "xexample.org", "example.com"]
 PATTERNS = [*HOSTS, "*.example.org", "*.a.example.org"]

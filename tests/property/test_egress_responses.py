@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from glovebox_profiles.egress.targets import parse_url
 from glovebox_server.egress.events import EgressLimits, PeerError
-from glovebox_server.egress.http1 import Exchange, RequestClock
-from glovebox_server.egress.request import request_headers
+from glovebox_server.egress.request import Exchange, RequestClock, request_headers
 
 LIMITS = EgressLimits(header_bytes=500, body_bytes=500, ratio_grace_bytes=100)
 STARTS = [

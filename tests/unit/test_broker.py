@@ -480,10 +480,10 @@ async def test_an_unknown_input_is_a_refusal(scene: Scene) -> None:
 async def test_an_input_that_cannot_be_read_is_a_failed_call(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """The decision is on the record before the disk's failure is told."""
 
-    async def fail(*_: object) -> NoReturn:
+    def fail(*_: object) -> NoReturn:
         raise ArtifactStoreError("reading an artifact", "Input/output error", "Check the disk.")
 
-    monkeypatch.setattr("glovebox_server.core.call._opened", fail)
+    monkeypatch.setattr("glovebox_server.artifacts.store.ArtifactStore.open", fail)
     with pytest.raises(ArtifactStoreError):
         await scene.call(inputs=("artifact://" + "0" * 26,))
     assert scene.audit.kinds() == ["call.decided", "call.failed"]

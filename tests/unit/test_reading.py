@@ -8,7 +8,7 @@ from tests.fixtures.callers import a_token
 from tests.fixtures.pools import jumping
 
 from glovebox_server.transport import auth
-from glovebox_server.transport.reading import (
+from glovebox_server.transport.auth import (
     AHEAD_SECONDS,
     ALONE_SECONDS,
     CALL_SECONDS,
@@ -135,7 +135,7 @@ async def test_one_that_stops_waiting_gives_its_turn_up() -> None:
 @jumping
 async def test_so_many_callers_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who came last: subjects of an authorization server are without number. A debt of theirs stays (the control)."""
-    monkeypatch.setattr("glovebox_server.transport.reading.MAX_ACCOUNTS", 10)
+    monkeypatch.setattr("glovebox_server.transport.auth.MAX_ACCOUNTS", 10)
     slow = Slow(0.1)
     for number in range(30):
         await slow.read(f"oauth:i#{number}")

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from tests.fixtures.callers import a_token
 
-from glovebox_server.transport.reading import Shares
+from glovebox_server.transport.auth import Shares
 from glovebox_server.transport.tokens import Callers
 
 

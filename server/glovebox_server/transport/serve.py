@@ -51,12 +51,12 @@ from glovebox_server.transport.auth import (
     READY_PATH,
     AuthMiddleware,
     Look,
+    Shares,
     readiness_answer,
 )
 from glovebox_server.transport.http_timeouts import TimeoutProtocol
 from glovebox_server.transport.oauth.authority import Scopes, TokenAuthority
 from glovebox_server.transport.oauth.issuer import OAuth
-from glovebox_server.transport.reading import Shares
 from glovebox_server.transport.stdio import GRACE_SECONDS, client_of, end_on_signal, serve_stdio, serve_stream
 from glovebox_server.transport.tokens import Callers, TokenFiles
 from glovebox_server.upkeep.readiness import ReadinessProbe
