@@ -102,18 +102,21 @@ RightsOf = Callable[[Principal], Rights]
 """Maps a caller to its rights; fast, and the same for the same caller."""
 
 
+@dataclass(eq=False)
 class Roles:
     """The rights of each caller under a policy, computed once for each combination of roles."""
 
-    def __init__(
-        self, policy: Policy, profiles: ProfileSet, workspace: Path | None, workspaces: Mapping[str, Path]
-    ) -> None:
-        """Take the policy, as loaded with these profiles, and the workspaces of server and roles, as served."""
-        self._policy = policy
-        self._profiles = profiles
-        self._digest = digest(policy)
-        self._workspace = workspace
-        self._workspaces = workspaces
+    policy: Policy
+    profiles: ProfileSet
+    """Those that the policy was loaded with."""
+    workspace: Path | None
+    """The server's, as served."""
+    workspaces: Mapping[str, Path]
+    """Those of roles, as served."""
+
+    def __post_init__(self) -> None:
+        """Work nothing out yet."""
+        self._digest = digest(self.policy)
         self._nothing = Rights(profiles=ProfileSet({}, {}), workspace=None, role="", policy_digest=self._digest)
         self._of_roles = lru_cache(maxsize=None)(self._worked_out)  # bounded by roles × workflows
         self._of_caller = lru_cache(maxsize=MAX_CALLERS)(self._found)
@@ -124,20 +127,20 @@ class Roles:
 
     def all(self) -> Iterator[Rights]:
         """Yield the rights of each role, alone and with the role of each workflow."""
-        workflows = [None, *dict.fromkeys(self._policy.workflows.values())]
-        for other, role in product(workflows, self._policy.roles):
+        workflows = [None, *dict.fromkeys(self.policy.workflows.values())]
+        for other, role in product(workflows, self.policy.roles):
             yield self._of_roles(tuple(dict.fromkeys((role, other) if other else (role,))))
 
     def _found(self, principal: str, granted: tuple[str, ...], workflow: str | None) -> Rights:
-        names = roles_in_force(self._policy, principal, granted, workflow)
+        names = roles_in_force(self.policy, principal, granted, workflow)
         return replace(self._nothing, denial=names) if isinstance(names, Refusal) else self._of_roles(names)
 
     def _worked_out(self, names: tuple[str, ...]) -> Rights:
-        left = combine_roles(self._policy, names, self._profiles)
+        left = combine_roles(self.policy, names, self.profiles)
         lifts_tools = any(each.what == "tool" for each in left.lifts)
-        served = self._workspaces[left.workspace] if left.workspace else self._workspace
+        served = self.workspaces[left.workspace] if left.workspace else self.workspace
         return Rights(
-            profiles=self._profiles.with_narrower(left.profiles),
+            profiles=self.profiles.with_narrower(left.profiles),
             workspace=None if left.conflict else served,
             role=left.role,
             policy_digest=self._digest,
@@ -146,13 +149,14 @@ class Roles:
             budgets=left.budgets,
             approvals=left.approvals,
             lifts=left.lifts,
-            beyond=profiles_beyond(self._policy, names, self._profiles) if lifts_tools else {},
+            beyond=profiles_beyond(self.policy, names, self.profiles) if lifts_tools else {},
             rates=left.rates,
         )
 
 
 SECONDS: Final = 1.0
 _Stamp = tuple[int, ...]
+OnWatch = Callable[[Mapping[str, WatchAction]], None]
 _log = logging.getLogger(__name__)
 
 
@@ -214,13 +218,13 @@ class ActivePolicy:
         require_workflow(self.policy, workflow)
         self._workflow = workflow
 
-    async def follow(self, audit: AuditLog, watch: Callable[[Mapping[str, WatchAction]], None]) -> None:
+    async def follow(self, audit: AuditLog, watch: OnWatch) -> None:
         """Check the file until cancelled; ``watch`` gets the watch rules' actions. Returns if there is no policy."""
         while self._path is not None:
             await anyio.sleep(SECONDS)
             await self.look(audit, watch)
 
-    async def look(self, audit: AuditLog, watch: Callable[[Mapping[str, WatchAction]], None]) -> None:
+    async def look(self, audit: AuditLog, watch: OnWatch) -> None:
         """Check the file once, and take or refuse a change."""
         before = self._seen
         self._seen = await anyio.to_thread.run_sync(_stamp, self._path)

@@ -9,7 +9,7 @@ nothing else: request smuggling has no victim.
 import re
 import zlib
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from urllib.parse import urljoin
@@ -78,15 +78,16 @@ class RequestClock:
         self.deadline = anyio.current_time() + limits.request_seconds
         """On the event loop's clock; connecting keeps to it too."""
 
-    def wait(self) -> anyio.CancelScope:
-        """Return a scope for one wait: the idle limit, or the rest of the total."""
-        return anyio.move_on_after(max(0.0, min(self._limits.idle_seconds, self.deadline - anyio.current_time())))
-
-    def expired(self) -> PeerError:
-        """Return the error of the limit that ended a wait."""
-        if anyio.current_time() >= self.deadline:
-            return PeerError(f"The request took longer than {self._limits.request_seconds:g} seconds.")
-        return PeerError(f"The server was silent for {self._limits.idle_seconds:g} seconds.")
+    @contextmanager
+    def wait(self) -> Iterator[None]:
+        """Wait in the block for the idle limit, or the rest of the total. Raises PeerError if it ended the wait."""
+        left = self.deadline - anyio.current_time()
+        with anyio.move_on_after(max(0.0, min(self._limits.idle_seconds, left))) as scope:
+            yield
+        if scope.cancelled_caught:
+            if anyio.current_time() >= self.deadline:
+                raise PeerError(f"The request took longer than {self._limits.request_seconds:g} seconds.")
+            raise PeerError(f"The server was silent for {self._limits.idle_seconds:g} seconds.")
 
 
 class Exchange:
@@ -107,13 +108,11 @@ class Exchange:
         request = h11.Request(method=target.method, target=target.resource, headers=[*own, *headers])
         data = [self._http.send(request), self._http.send(h11.Data(data=body)) if body else b""]
         data.append(self._http.send(h11.EndOfMessage()))
-        with self._clock.wait() as scope:
+        with self._clock.wait():
             try:
                 await self._stream.send(b"".join(piece for piece in data if piece))
             except _BROKEN:
                 raise PeerError("The server closed the connection.") from None
-        if scope.cancelled_caught:
-            raise self._clock.expired()
 
     async def head(self) -> tuple[int, list[tuple[str, str]]]:
         """Return status and headers (lower-case names) of the final response.
@@ -191,9 +190,8 @@ class Exchange:
                 return b""
             except _BROKEN:
                 raise PeerError("The connection broke.") from None
-            self._received += len(data)
-            return data
-        raise self._clock.expired()
+        self._received += len(data)
+        return data
 
 
 class BodyDecoder:
@@ -250,7 +248,8 @@ async def request(
     What the guest takes to read counts towards ``request_seconds``. Raises only what ``gate``'s ``on_decision`` or
     ``stream`` raise.
     """
-    asked = _Request(gate=gate, method=method, url=url, headers=headers, body=body, stream=stream)
+    clock = RequestClock(gate.limits)
+    asked = _Request(gate=gate, method=method, url=url, headers=headers, body=body, stream=stream, clock=clock)
     try:
         while await asked.hop():
             pass
@@ -274,7 +273,7 @@ class _Request:
     headers: Headers
     body: bytes
     stream: Duplex
-    clock: RequestClock = field(init=False)
+    clock: RequestClock
     hops: list[dict[str, Any]] = field(default_factory=list)
     """Status and URL of each redirect, followed or refused."""
     seen: set[str] = field(default_factory=set)
@@ -283,9 +282,6 @@ class _Request:
     answered: bool = False
     passed: int = 0
     """Bytes of the body that were passed on."""
-
-    def __post_init__(self) -> None:
-        self.clock = RequestClock(self.gate.limits)
 
     async def hop(self) -> bool:
         """Request from one server; return whether it redirected to a place to request next."""

@@ -124,8 +124,8 @@ Lists = Callable[[Principal], Mapping[ServerEvent, object]]
 MAX_PART_BYTES = 512 * 1024
 #: Key in a part's ``_meta`` of its ``offset`` and ``bytes``, the total size (``of``) and the address of the ``next``.
 PART_META_KEY = "dev.glovebox/part"
-#: Digits of a number in an address: far more bytes than any store holds.
-_DIGITS = 15
+#: A field of a part's address, of far more bytes than any store holds.
+_PART = re.compile(r"(offset|length)=([0-9]{1,15})", re.ASCII)
 Contents = types.TextResourceContents | types.BlobResourceContents
 
 
@@ -414,17 +414,14 @@ def _contents(
 
 
 def _numbers(query: str) -> tuple[int, int]:
-    found = {"offset": 0, "length": MAX_PART_BYTES}
-    given: set[str] = set()
-    for field in query.split("&"):
-        name, _, number = field.partition("=")
-        if name not in found or name in given or not number.isascii() or not number.isdigit() or len(number) > _DIGITS:
-            raise _no_part("A part is named by offset and length, each at most once, in decimal digits.")
-        given.add(name)
-        found[name] = int(number)
-    if not 0 < found["length"] <= MAX_PART_BYTES:
-        raise _no_part(f"length is {found['length']}, and may be from 1 to {MAX_PART_BYTES}.")
-    return found["offset"], found["length"]
+    fields = query.split("&")
+    named = {match[1]: int(match[2]) for match in map(_PART.fullmatch, fields) if match}
+    if len(named) < len(fields):
+        raise _no_part("A part is named by offset and length, each at most once, in decimal digits.")
+    length = named.get("length", MAX_PART_BYTES)
+    if not 0 < length <= MAX_PART_BYTES:
+        raise _no_part(f"length is {length}, and may be from 1 to {MAX_PART_BYTES}.")
+    return named.get("offset", 0), length
 
 
 def _no_part(reason: str) -> RefusedError:

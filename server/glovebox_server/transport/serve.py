@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import anyio
@@ -232,7 +231,6 @@ async def _follow_tokens(
         await sessions.end(theirs)
 
     async with anyio.create_task_group() as tasks:
-        noted: dict[str, float] = {}
         while True:
             await anyio.sleep(TOKEN_SECONDS)
             changed = await anyio.to_thread.run_sync(files.look, _roles(app))
@@ -244,16 +242,9 @@ async def _follow_tokens(
                 _log.info("tokens were read again", callers=sorted(files.tokens), ended=sorted(removed))
             if gate.expire(time.time()) or removed:
                 tasks.start_soon(end, sessions.of(removed))
-            await _note_used(files.directory, callers, noted)
-
-
-async def _note_used(directory: Path, callers: Callers, noted: dict[str, float]) -> None:
-    now = time.monotonic()
-    due = {name for name in callers.used if now - noted.get(name, -tokens.USED_SECONDS) >= tokens.USED_SECONDS}
-    callers.used.clear()
-    if due:
-        noted.update(dict.fromkeys(due, now))
-        await anyio.to_thread.run_sync(tokens.note_used, directory, due)
+            used, callers.used = callers.used, set()
+            if used:
+                await anyio.to_thread.run_sync(tokens.note_used, files.directory, used)
 
 
 def by_token(ctx: Context, *, workflow: str | None = None) -> Principal:

@@ -151,11 +151,13 @@ def revoke(directory: Path, name: str) -> bool:
 
 
 def note_used(directory: Path, names: Collection[str]) -> None:
-    """Note that tokens are in use now, for ``token list`` alone."""
+    """Note that tokens are in use now, for ``token list`` alone; each once in ``USED_SECONDS``."""
     with contextlib.suppress(OSError):
         (directory / _USED).mkdir(mode=0o700, exist_ok=True)
         for name in names:
-            (directory / _USED / name).touch(mode=0o600)
+            noted = last_used(directory, name)
+            if noted is None or abs(time.time() - noted.timestamp()) >= USED_SECONDS:
+                (directory / _USED / name).touch(mode=0o600)
 
 
 def last_used(directory: Path, name: str) -> datetime | None:
