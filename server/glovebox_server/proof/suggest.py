@@ -17,8 +17,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from glovebox_audit import chain, events, read
-from glovebox_audit.chain import EvidenceError, Record
+from glovebox_audit import events, read
+from glovebox_audit.chain import Record
 from glovebox_profiles import model
 from glovebox_profiles.egress import rules as egress
 from glovebox_profiles.egress.targets import parse_url
@@ -102,20 +102,15 @@ def simulate(
 
 def records(directory: Path, since: datetime, kinds: Collection[str]) -> Iterator[Record]:
     """Yield the records of these kinds since a time. Raises AuditError if there is no readable log."""
-    needles = [f'"kind":"{kind}"'.encode() for kind in kinds]
+    needles = [f'"kind":"{kind}"' for kind in kinds]
     with read.opened(directory) as snapshot:
         for log, size in snapshot.newest_first():
-            gaps, at, older = read.gaps_in(log, 0, size), 0, False
-            log.seek(0)
-            while at < size and (raw := log.readline(min(chain.MAX_LINE_BYTES, size - at))):
-                if any(each in raw for each in needles) and not gaps.hold(at):
-                    with suppress(EvidenceError):
-                        record = chain.parse(raw)
-                        if datetime.fromisoformat(record.time) < since:
-                            older = True
-                        elif record.kind in kinds:
-                            yield record
-                at += len(raw)
+            older = False
+            for record in read.records_with(log, size, needles):
+                if datetime.fromisoformat(record.time) < since:
+                    older = True
+                elif record.kind in kinds:
+                    yield record
             if older:
                 break
 

@@ -7,7 +7,7 @@ killed server's janitor has removed them.
 import contextlib
 import fcntl
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +18,6 @@ from glovebox_audit.segments import files, rotation
 from glovebox_audit.segments.rotation import Retention
 from glovebox_sandboxes.contract.spec import DEFAULT
 from glovebox_sandboxes.runtime import guest_gc, runtime
-from glovebox_sandboxes.runtime.runtime import Runtime
 from glovebox_server.artifacts import record
 from glovebox_server.artifacts.record import Disk
 from glovebox_server.settings import Settings
@@ -39,17 +38,18 @@ def look(settings: Settings, retention: Retention) -> list[Item]:
     """Return everything that can go now, by kind and name; changes nothing. Raises OSError."""
     state, data = settings.state_dir, settings.data_dir
     items = [*_artifacts(state / "artifacts"), *_servers(state / "audit"), *_segments(state / "audit", retention)]
-    found = runtime.every(data)
-    if DEFAULT in found:  # else nothing says which guest is this version's
+    if current := _current(data):
         why = "of another version, and not in use"
-        for path in guest_gc.removable(data, _current(found)):
+        for path in guest_gc.removable(data, current):
             kind = "runtime" if path.name.startswith("runtime") else "guest"
             items.append(Item(kind=kind, name=path.name, bytes=size_of(path), why=why))
     return items
 
 
-def _current(found: Mapping[str, Runtime]) -> list[Path]:
-    return [path for each in found.values() for path in each.directories]
+def _current(data: Path) -> list[Path]:
+    """Return the directories of the runtimes; none if nothing says which guest is this version's."""
+    found = runtime.every(data)
+    return [path for each in found.values() for path in each.directories] if DEFAULT in found else []
 
 
 def clean(settings: Settings, retention: Retention, open_log: Callable[[], LogFile]) -> list[Item]:
@@ -68,9 +68,8 @@ def clean(settings: Settings, retention: Retention, open_log: Callable[[], LogFi
     if kinds & {"server", "segment"}:
         with contextlib.closing(open_log()) as log:  # so does a log
             log.retain()
-    found = runtime.every(settings.data_dir)
-    if DEFAULT in found:
-        guest_gc.remove(settings.data_dir, _current(found))
+    if current := _current(settings.data_dir):
+        guest_gc.remove(settings.data_dir, current)
     left = {(item.kind, item.name) for item in look(settings, retention)}
     return [item for item in before if (item.kind, item.name) not in left]
 
@@ -81,11 +80,11 @@ def _artifacts(root: Path) -> Iterator[Item]:
         name, size = f"artifacts/items/{folder.name}", size_of(folder)
         try:
             kept = record.decode((folder / "record.json").read_bytes()[: 1 << 16])
+            why = "expired" if record.expired(kept, now) else ""
         except (OSError, ValueError):
-            yield Item(kind="artifact", name=name, bytes=size, why="damaged")
-            continue
-        if record.expired(kept, now):
-            yield Item(kind="artifact", name=name, bytes=size, why="expired")
+            why = "damaged"
+        if why:
+            yield Item(kind="artifact", name=name, bytes=size, why=why)
     for folder in _folders(root / "incoming"):
         if not _in_use(folder):
             yield Item(kind="upload", name=f"artifacts/incoming/{folder.name}", bytes=size_of(folder), why=_GONE)
@@ -103,10 +102,9 @@ def _servers(audit: Path) -> Iterator[Item]:
 
 
 def _segments(audit: Path, retention: Retention) -> Iterator[Item]:
-    try:
+    current = 0
+    with contextlib.suppress(FileNotFoundError):
         current = (audit / files.LOG_NAME).lstat().st_size
-    except FileNotFoundError:
-        current = 0
     for each, reason in rotation.removable(audit, retention, current=current):
         name = f"audit/{files.name(each.number)}"
         why = "older than is kept" if reason == "age" else "the log is larger than is kept"

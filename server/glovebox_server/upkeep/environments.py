@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.errors import ProfileError
@@ -35,25 +36,6 @@ class Listed:
     digest: str
     bytes: int
     tools: tuple[str, ...]
-
-
-def of_profile(settings: Settings, profile: Profile) -> Environment:
-    """Return the environment that a profile names, locked and built as its file and lock say.
-
-    Raises MisnamedError, with the command, if it does not exist or is not built so.
-    """
-    found = environments.load(profile.python.environment, settings.environments_dir)
-    if found.name == DEFAULT:
-        return found  # calls report that it is not built; other drivers may do without
-    record = environments.recorded(settings.data_dir).get(found.name)
-    setup = f"Run `glovebox setup --environment {found.name}`."
-    if record is None:
-        raise MisnamedError(f"The environment {found.name}", "it is not built here", setup)
-    if record.lock != found.locked():
-        raise MisnamedError(f"The environment {found.name}", "it was built from another lock", setup)
-    if not runtime.is_built(settings.data_dir, record.lock):
-        raise MisnamedError(f"The environment {found.name}", "its last build failed or was removed", setup)
-    return found
 
 
 def required(settings: Settings, profiles: ProfileSet) -> Mapping[str, Environment]:
@@ -96,49 +78,56 @@ def _require_preload(settings: Settings, profile: Profile, path: Path) -> None:
 
 
 def _required(settings: Settings, profile: Profile, path: Path) -> Environment:
+    """Return the environment that a profile names, locked and built as its file and lock say.
+
+    Raises ProfileError, with the command, if it does not exist or is not built so.
+    """
+    name = profile.python.environment
+    setup = f"`glovebox setup --environment {name}`"
     try:
-        return of_profile(settings, profile)
+        found = environments.load(name, settings.environments_dir)
+        record = environments.recorded(settings.data_dir).get(name)
+        if name == DEFAULT:
+            return found  # calls report that it is not built; other drivers may do without
+        if record is None:
+            reason = "it is not built here"
+        elif record.lock != found.locked():
+            reason = "it was built from another lock"
+        elif not runtime.is_built(settings.data_dir, record.lock):
+            reason = "its last build failed or was removed"
+        else:
+            return found
+        fix = f"Run {setup}."
     except MisnamedError as problem:
-        setup = f"`glovebox setup --environment {profile.python.environment}`"
-        fix = problem.fix if "glovebox " in problem.fix else f"{problem.fix} Then run {setup}."
-        reason = f'is "{profile.python.environment}": {problem.reason}'
-        raise ProfileError(path, None, "python.environment", reason, fix) from None
+        reason, fix = problem.reason, problem.fix
+        if "glovebox " not in fix:
+            fix = f"{fix} Then run {setup}."
+    raise ProfileError(path, None, "python.environment", f'is "{name}": {reason}', fix)
 
 
 def listed(settings: Settings, profiles: Mapping[str, Profile]) -> list[Listed]:
     """Return all environments, including those that are built but whose file is gone."""
     own, data = settings.environments_dir, settings.data_dir.resolve()
-    names = {*environments.named(own), *environments.recorded(data)}
-    return [_listed(name, own, data, profiles) for name in sorted(names)]
-
-
-def _listed(name: str, own: Path, data: Path, profiles: Mapping[str, Profile]) -> Listed:
-    built = runtime.find(data, name)
-    record = environments.recorded(data).get(name)
-    source, state = "", "built" if built else "not built"
-    packages: tuple[str, ...] = ()
-    modules = record.modules if record else ()
-    try:
-        found = environments.load(name, own)
-        source, packages, modules = "shipped" if found.shipped else str(found.path), found.packages, found.modules
-        if found.lock.exists():
-            lock = found.locked()
-            if record is not None and record.lock != lock:
+    files, records = environments.named(own), environments.recorded(data)
+    found = []
+    for name in sorted({*files, *records}):
+        built, record = runtime.find(data, name), records.get(name)
+        state = "built" if built else "not built"
+        about: dict[str, Any] = {"source": "", "packages": (), "modules": record.modules if record else ()}
+        try:
+            file = environments.load(name, own)
+            source = "shipped" if file.shipped else str(file.path)
+            about = {"source": source, "packages": file.packages, "modules": file.modules}
+            lock = file.locked() if file.lock.exists() else None
+            if record is not None and lock not in {None, record.lock}:
                 state = f"built from another lock: run `glovebox setup --environment {name}`"
-    except MisnamedError as problem:
-        state = f"{problem.reason}: {problem.fix}"
-        if name not in environments.named(own):
-            state = f"its file is gone: run `glovebox environment remove {name}`"
-    return Listed(
-        name=name,
-        source=source,
-        packages=packages,
-        modules=modules,
-        state=state,
-        digest=built.digest if built else "",
-        bytes=size_of(built.root.parent) if built else 0,
-        tools=_tools(name, profiles),
-    )
+        except MisnamedError as problem:
+            state = f"{problem.reason}: {problem.fix}"
+            if name not in files:
+                state = f"its file is gone: run `glovebox environment remove {name}`"
+        about |= {"digest": built.digest if built else "", "bytes": size_of(built.root.parent) if built else 0}
+        found.append(Listed(name=name, state=state, tools=_tools(name, profiles), **about))
+    return found
 
 
 def _tools(name: str, profiles: Mapping[str, Profile]) -> tuple[str, ...]:

@@ -92,20 +92,19 @@ async def _chosen(settings: Settings, names: tuple[str, ...], tell: Tell) -> lis
     """
     own = settings.environments_dir
     chosen = [environments.load(DEFAULT, own)]
-    for name in () if names else environments.recorded(settings.data_dir):
+    for name in dict.fromkeys(names or environments.recorded(settings.data_dir)):
         try:
             found = environments.load(name, own)
-            found.locked()
-            chosen.append(found)
-        except MisnamedError as problem:
-            tell(printable(f"Left as it is: {problem}"))
-    for name in dict.fromkeys(names):
-        found = environments.load(name, own)
-        if name != DEFAULT:
-            if not found.lock.exists():
+            if name == DEFAULT:
+                continue
+            if names and not found.lock.exists():
                 await packages.write_lock(found, runtime.base_python(), tell)
             found.locked()
             chosen.append(found)
+        except MisnamedError as problem:
+            if names:
+                raise
+            tell(printable(f"Left as it is: {problem}"))
     return chosen
 
 
@@ -147,12 +146,11 @@ def setup(settings: Settings, docker: bool, base: str | None, names: tuple[str, 
                     other = None if environment.name == DEFAULT else environment
                     await build.build(base or build.DEFAULT_BASE, tell, other)
         ready = {"python": built[0].version, "data_dir": str(settings.data_dir)}
-        if emit({**ready, "environments": [environment.name for environment in chosen]}):
-            return
         words = f"Ready: Python {built[0].version} in {settings.data_dir}"
         if more := [each.name for each in chosen[1:]]:
             words += f", with {', '.join(more)}: name one in a profile (python.environment) to use it"
-        err.print(words, style="green")
+        if not emit({**ready, "environments": [environment.name for environment in chosen]}):
+            err.print(words, style="green")
 
     anyio.run(make)
 

@@ -456,21 +456,20 @@ def profiles_suggest(settings: Settings, tool: str, *, since: datetime, output: 
         # A file that `profiles check` would refuse is not written.
         loader.checked(data, output, check_example=check_example, tools=TOOLS)
         replace_file(output, data, force=False)
-    if emit({**asdict(found), "profile": effective(found.profile)}):
-        return OK if found.calls else FAILED
-    if not found.calls:
-        out.print(f"No call of {tool} was allowed since {since:%Y-%m-%d %H:%M}: nothing can be suggested.")
-        return FAILED
+    lines: list[Shown] = []
     for change in found.changes:
-        out.print(_change_line(change))
+        lines.append(_change_line(change))
         if why := found.based_on.get(change.key):
-            out.print(printable(f"             {why}"), style="dim")
+            lines.append(Text(printable(f"             {why}"), "dim"))
     for name, many in found.unknown.items():
-        out.print(f"  unknown    {name}  stays: not known of {counted(many, 'call')}.", style="yellow")
-    out.print(f"{counted(len(found.changes), 'change')}, based on {said}.")
+        lines.append(Text(f"  unknown    {name}  stays: not known of {counted(many, 'call')}.", "yellow"))
+    lines.append(f"{counted(len(found.changes), 'change')}, based on {said}.")
     if found.refused or found.lifted:
-        out.print(f"Not based on {counted(found.refused, 'refused call')}; denials lifted for {found.lifted}.")
+        lines.append(f"Not based on {counted(found.refused, 'refused call')}; denials lifted for {found.lifted}.")
     if output is not None:
         words = ["glovebox", "profiles", "simulate", str(output), *(["--key", str(key)] if key else [])]
-        out.print(f"{output}: try it with `{shlex.join(words)}`.")
-    return OK
+        lines.append(f"{output}: try it with `{shlex.join(words)}`.")
+    if not found.calls:
+        lines = [f"No call of {tool} was allowed since {since:%Y-%m-%d %H:%M}: nothing can be suggested."]
+    emit({**asdict(found), "profile": effective(found.profile)}, *lines)
+    return OK if found.calls else FAILED

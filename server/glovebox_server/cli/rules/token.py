@@ -17,26 +17,13 @@ from glovebox_audit.events import TokenCreated, TokenRevoked
 from glovebox_sandboxes.contract.errors import MisnamedError
 from glovebox_server import app as apps
 from glovebox_server import startup, workspace
-from glovebox_server.cli import state
-from glovebox_server.cli.options import (
-    LazyGroup,
-    command,
-    emit,
-    err,
-    given,
-    lifetime,
-    out,
-    regular_file,
-    require_http,
-    transport_option,
-    workflow_name,
-)
+from glovebox_server.cli import options, state
+from glovebox_server.cli.options import LazyGroup, command, emit, err, lifetime, regular_file, transport_option
 from glovebox_server.cli.terminal import pick, table_of, to_minute
 from glovebox_server.failures import own_command
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
 from glovebox_server.transport import tokens
-from glovebox_server.transport.tokens import Token
 from glovebox_server.upkeep.log import recording
 
 #: Replaces a token that is not shown in a client's configuration.
@@ -51,18 +38,16 @@ def token() -> None:
 @command("create", token)
 @click.argument("name")
 @click.option("--role", help="What it may do, of policy.toml; else what policy.toml says of token:NAME.")
-@click.option("--workflow", type=workflow_name, metavar="NAME", help="What its calls are part of.")
+@click.option("--workflow", type=options.workflow_name, metavar="NAME", help="What its calls are part of.")
 @click.option("--expires", type=lifetime, metavar="TIME", help="When it ends: 12h, 30d. Never, unless given.")
 def token_create(
     settings: Settings, *, name: str, role: str | None, workflow: str | None, expires: timedelta | None
 ) -> None:
     """Make a token and show it, once: only its hash is kept. NAME is 1 to 32 of a-z 0-9 -."""
     made, secret = _made(settings, name, role=role, workflow=workflow, lifetime=expires)
-    if emit({**_fields(made, None), "token": secret}):
-        return
-    out.print(secret)
     ends = "It does not expire." if made.expires is None else f"It ends {to_minute(made.expires)}."
-    err.print(f"This is {made.principal}, shown once: only its hash is kept. {ends}")
+    if not emit({**_fields(made, None), "token": secret}, secret):
+        err.print(f"This is {made.principal}, shown once: only its hash is kept. {ends}")
 
 
 @command("list", token)
@@ -92,33 +77,37 @@ def token_revoke(settings: Settings, name: str) -> None:
     )
 
 
-def to_show(
-    settings: Settings, *, name: str | None, file: Path | None, role: str | None, lifetime: timedelta | None
+def _to_show(
+    settings: Settings, *, token: str | None, token_file: Path | None, role: str | None, expires: timedelta | None
 ) -> str:
     """Return the token for a client's configuration: of a file, or one that is made; else what stands for it.
 
     Raises MisnamedError if there is one of that name, or the file holds none of this server's tokens.
     """
-    if name is not None:
-        made, secret = _made(settings, name, role=role, workflow=None, lifetime=lifetime)
+    if token is None and (role or expires):
+        raise click.UsageError("--role and --expires go with --token NAME, which makes a token.")
+    if token is not None and token_file is not None:
+        raise click.UsageError("--token and --token-file both name the token: leave one out.")
+    if token is not None:
+        made, secret = _made(settings, token, role=role, workflow=None, lifetime=expires)
         err.print(f"Made {made.principal}. It is shown here alone: only its hash is kept.")
         return secret
-    if file is None:
+    if token_file is None:
         told = f"No token was made: put one in the place of {PLACEHOLDER}. `--token NAME` makes one"
         err.print(f"{told}, and `--token-file FILE` shows one that was saved in a file.")
         return PLACEHOLDER
-    with file.open("rb") as opened:
+    with token_file.open("rb") as opened:
         saved = opened.read(tokens.MAX_FILE_BYTES).decode("utf-8", "replace").strip()
     known = tokens.load(settings.state_dir / tokens.DIRECTORY, None).values()
     if not any(each.sha256 == tokens.digest_of(saved) for each in known):
         fix = "`glovebox token list` shows those there are; name the file in which one of them was saved."
-        raise MisnamedError(f"Reading the token in {file}", "it is none of this server's tokens", fix)
+        raise MisnamedError(f"Reading the token in {token_file}", "it is none of this server's tokens", fix)
     return saved
 
 
 def _made(
     settings: Settings, name: str, *, role: str | None, workflow: str | None, lifetime: timedelta | None
-) -> tuple[Token, str]:
+) -> tuple[tokens.Token, str]:
     doing = f"Making the token {name!r}"
     if not tokens.is_name(name):
         raise MisnamedError(doing, "its name is not 1 to 32 of a-z 0-9 -", "Give it another.")
@@ -149,7 +138,7 @@ def _require_known(settings: Settings, doing: str, *, role: str | None, workflow
             raise MisnamedError(doing, f"there is no {what} {bound!r}", fix)
 
 
-def _fields(token: Token, used: datetime | None) -> dict[str, object]:
+def _fields(token: tokens.Token, used: datetime | None) -> dict[str, object]:
     times = {"made": token.made, "expires": token.expires, "last_used": used}
     told = {name: moment and moment.isoformat() for name, moment in times.items()}
     return pick(token, "name", "principal", "role", "workflow") | told
@@ -176,26 +165,12 @@ _FLEETING = (
 @click.option("--role", help="What the token that is made may do, as of `token create`.")
 @click.option("--expires", type=lifetime, metavar="TIME", help="When it ends: 12h, 30d.")
 @click.option("--token-file", metavar="FILE", type=regular_file, help="Show the token saved in this file (http).")
-def client_config(
-    settings: Settings,
-    *,
-    transport: str,
-    host: str,
-    port: int,
-    token: str | None,
-    role: str | None,
-    expires: timedelta | None,
-    token_file: Path | None,
-) -> None:
+def client_config(settings: Settings, transport: str, host: str, port: int, **shown: Any) -> None:
     """Print configuration to paste into clients.
 
     Claude Code, Claude Desktop, VS Code and Cursor.
     """
-    require_http(transport, "host", "port", "token", "role", "expires", "token_file")
-    if token is None and (role or expires):
-        raise click.UsageError("--role and --expires go with --token NAME, which makes a token.")
-    if token is not None and token_file is not None:
-        raise click.UsageError("--token and --token-file both name the token: leave one out.")
+    options.require_http(transport, "host", "port", *shown)
     if host.strip("[]") in ("0.0.0.0", "::", ""):  # noqa: S104 - what must not be shown to clients
         told = f"{host} is where a server listens, not a name that leads to it. Name the host that clients will use:"
         raise click.BadParameter(f"{told} the one given to `glovebox serve --allowed-host`.", param_hint="--host")
@@ -203,17 +178,16 @@ def client_config(
         # The server itself speaks no TLS: on this port it is a proxy's.
         scheme = "https" if port == HTTPS_PORT else "http"
         url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
-        secret = to_show(settings, name=token, file=token_file, role=role, lifetime=expires)
+        secret = _to_show(settings, **shown)
         server: dict[str, Any] = {"type": "http", "url": f"{url}/mcp", "headers": {"Authorization": f"Bearer {secret}"}}
         text = for_http(url, secret)
     else:
         served = workspace.find(settings, transport)
         if served.path is None:
-            raise MisnamedError(
-                "Configuring clients", served.reason, "Name the folder that tools may read with --workspace."
-            )
-        options = given(settings, "profiles_dir", "policy", "data_dir", "state_dir")
-        command = [*own_command(), "serve", "--workspace", str(served.path), *options]
+            fix = "Name the folder that tools may read with --workspace."
+            raise MisnamedError("Configuring clients", served.reason, fix)
+        more = options.given(settings, "profiles_dir", "policy", "data_dir", "state_dir")
+        command = [*own_command(), "serve", "--workspace", str(served.path), *more]
         server = {"command": command[0], "args": command[1:]}
         text = for_stdio(command)
     emit({"mcpServers": {"glovebox": server}}, text)
