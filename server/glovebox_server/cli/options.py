@@ -6,8 +6,7 @@ import importlib
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import MappingProxyType
@@ -26,6 +25,8 @@ from glovebox_server.errors import InternalError, OutputError
 from glovebox_server.settings import Settings, unknown_variables
 
 T = TypeVar("T")
+Act = Callable[..., int | None]
+"""A command's function, which returns its exit code."""
 
 #: Where a command notes its state directory, for the handling of its failures.
 _STATE_DIR = "glovebox.state_dir"
@@ -35,17 +36,6 @@ _JSON = "glovebox.json"
 #: Results and data go to standard output, messages for the person to standard error.
 out = Terminal()
 err = Terminal(stderr=True)
-
-
-@contextmanager
-def importing() -> Iterator[None]:
-    """Import many modules without garbage collection: there is none, and it takes a third of the time."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -72,6 +62,11 @@ def time_or_age(value: str) -> datetime:
     except (ValueError, OverflowError):
         told = "a day (yesterday, 2026-11-22) or time (2026-11-22T10:00) nor how long ago (2h)"
         raise click.BadParameter(f"{value!r} is neither {told}.") from None
+
+
+def time_option(name: str, text: str, default: str | None = None) -> Callable[[Act], Act]:
+    """Return an option that takes a time, or how long ago."""
+    return click.option(name, type=time_or_age, metavar="TIME", default=default, show_default=True, help=text)
 
 
 def lifetime(value: str) -> timedelta:
@@ -154,14 +149,14 @@ def command(
     opens: Literal["state", "settings", "nothing"] = "state",
     json: str = "Print one JSON object.",
     makes_calls: bool = False,
-) -> Callable[[Callable[..., int | None]], click.Command]:
+) -> Callable[[Act], click.Command]:
     """Return a decorator that makes a command, with ``--json`` (unless its help is empty) and options for settings.
 
     ``opens="state"``: it opens the state directory, so it locates it, and becomes its owner; ``"settings"``: it only
     takes ``settings``.
     """
 
-    def made(act: Callable[..., int | None]) -> click.Command:
+    def made(act: Act) -> click.Command:
         found = click.command(name, cls=CliCommand)(act)
         if json:
             found.params.append(
@@ -181,9 +176,7 @@ def command(
     return made
 
 
-def _with_settings(
-    act: Callable[..., int | None], names: list[str], /, *, opens_state: bool, **kwargs: Any
-) -> int | None:
+def _with_settings(act: Act, names: list[str], /, *, opens_state: bool, **kwargs: Any) -> int | None:
     """Do what a command does, with settings; each option overrides its environment variable."""
     context = click.get_current_context()
     named = {name: path for name in names if (path := kwargs.pop(name)) is not None}
@@ -288,29 +281,25 @@ class LazyGroup(click.Group):
         """Take each command's place in ``glovebox_server.cli`` (``rules.stop:stops``), and its short help, by name."""
         super().__init__(*args, **kwargs)
         self._lazy = lazy
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return all names."""
-        return sorted([*super().list_commands(ctx), *self._lazy])
+        for name, (_, text) in lazy.items():
+            self.add_command(click.Command(name, short_help=text))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command; None if there is none of this name."""
         if cmd_name not in self._lazy:
             return super().get_command(ctx, cmd_name)
         module, _, attribute = self._lazy[cmd_name][0].partition(":")
-        with importing():
+        gc.disable()  # many modules are imported: there is no garbage, and looking for it takes a third of the time
+        try:
             command: click.Command = getattr(importlib.import_module(f"glovebox_server.cli.{module}"), attribute)
+        finally:
+            gc.freeze()
+            gc.enable()
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands, without importing them."""
-        limit = formatter.width - 6 - max(map(len, self.list_commands(ctx)))
-        rows = [
-            (name, self._lazy[name][1] if name in self._lazy else self.commands[name].get_short_help_str(limit))
-            for name in self.list_commands(ctx)
-        ]
-        with formatter.section("Commands"):
-            formatter.write_dl(rows)
+        click.Group(commands=self.commands).format_commands(ctx, formatter)
 
 
 def require_http(transport: str, *names: str) -> None:

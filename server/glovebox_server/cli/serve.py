@@ -1,14 +1,12 @@
 """``glovebox serve``: the server, over stdio or HTTP."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Literal
 
 import click
 import structlog
 
-from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.policy.rights import order_conflicts
-from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_server import app as apps
 from glovebox_server import event_loop
 from glovebox_server.app import App
@@ -89,7 +87,9 @@ async def _serve(
     settings: Settings, transport: str, workflow: str | None, until_its_end: Callable[[App], Awaitable[str]]
 ) -> None:
     """Start the server's parts, warn of oddities in them, and serve with them."""
-    async with apps.opened(settings, transport, _tools_digest) as app:
+    async with apps.opened(
+        settings, transport, lambda *given: catalogue.digest_tools(catalogue.list_tools(TOOLS.values(), *given))
+    ) as app:
         app.in_force.require(workflow)
         policy = app.in_force.policy
         log_lines = structlog.get_logger(__name__)
@@ -99,7 +99,3 @@ async def _serve(
         if (app.workspace.path is None and not named) or app.workspace.closed:
             log_lines.warning(str(app.workspace))
         app.ended.append(await until_its_end(app))
-
-
-def _tools_digest(profiles: ProfileSet, environments: Mapping[str, Environment]) -> str:
-    return catalogue.digest_tools(catalogue.list_tools(TOOLS.values(), profiles, environments))

@@ -91,15 +91,16 @@ def find_directories(settings: Settings, *, named: bool) -> list[Path]:
             places.append(own_state_dir())
     unique: dict[object, Path] = {}
     for place in places:
+        key: object = place
         try:
             status = place.stat()
+            key = status.st_dev, status.st_ino
         except PermissionError:
-            unique.setdefault(place, place)
+            pass
         except OSError:
-            if place == settings.state_dir:  # the command may still make it
-                unique.setdefault(place, place)
-        else:
-            unique.setdefault((status.st_dev, status.st_ino), place)
+            if place != settings.state_dir:  # the command may still make it
+                continue
+        unique.setdefault(key, place)
     return list(unique.values())
 
 

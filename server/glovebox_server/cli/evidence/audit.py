@@ -29,7 +29,7 @@ from glovebox_audit.verify import VerifyReport, verify
 from glovebox_sandboxes.contract.errors import MisnamedError
 from glovebox_sandboxes.plural import counted
 from glovebox_server.cli import options
-from glovebox_server.cli.options import LazyGroup, command, emit, err, out, time_or_age, wants_json
+from glovebox_server.cli.options import LazyGroup, command, emit, err, out, wants_json
 from glovebox_server.cli.terminal import cell, table_of
 from glovebox_server.exits import FAILED, OK
 from glovebox_server.settings import Settings
@@ -229,12 +229,8 @@ _STYLES = {"succeeded": "green", "running": "cyan", "denied": "yellow", "ask": "
 @click.option("--run", "runs", multiple=True, help="Calls of this run, as `audit show` has it: r_ and 26 characters.")
 @click.option("--workflow", "workflows", multiple=True, help="Calls of this workflow; '' for none.")
 @click.option("--outcome", "outcomes", multiple=True, type=click.Choice(OUTCOMES), help="Calls that came out so.")
-@click.option(
-    "--since", type=time_or_age, metavar="TIME", help="Not before this time (UTC), local day (yesterday), or 2h ago."
-)
-@click.option(
-    "--until", type=time_or_age, metavar="TIME", help="Before this time, or the beginning of this day: today."
-)
+@options.time_option("--since", "Not before this time (UTC), local day (yesterday), or 2h ago.")
+@options.time_option("--until", "Before this time, or the beginning of this day: today.")
 @click.option("--grep", "text", help="Calls of which a record has this text, in upper or lower case.")
 @click.option(
     "-n", "--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="How many, the newest first."

@@ -59,10 +59,9 @@ def audit_show(settings: Settings, call_id: str) -> int:
 
 def _around(directory: Path, records: Sequence[Record]) -> list[Record]:
     """Return records of no call: its approvals, its stop, and later uses of its files."""
-    named = (
-        *(each.data.get(name) for each in records for name in ("approval", "stop")),
-        *(each.data.get("uri") for each in records if each.kind == events.ArtifactCollected.kind),
-    )
+    kind = events.ArtifactCollected.kind
+    named = [each.data.get(name) for each in records for name in ("approval", "stop")]
+    named += [each.data.get("uri") for each in records if each.kind == kind]
     texts = {str(records[0].call_id), *(text for text in named if isinstance(text, str) and text)}
     return read.records_about(directory, texts, records[0])
 

@@ -124,11 +124,10 @@ def approvals_watch(settings: Settings) -> None:
     while True:
         pending = _standings(settings, ("pending",))
         for each in reversed(pending):
-            if each.question.id in told:
-                continue
-            line = f"{each.question.id}  {each.question.subject.principal}  {each.question.why}"
-            emit(_described(each), line, indent=None)
-            out.file.flush()
+            if each.question.id not in told:
+                line = f"{each.question.id}  {each.question.subject.principal}  {each.question.why}"
+                emit(_described(each), line, indent=None)
+                out.file.flush()
         told = {each.question.id for each in pending}
         time.sleep(_WATCH_SECONDS)
 

@@ -21,7 +21,7 @@ from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.plural import counted
 from glovebox_server import workspace
 from glovebox_server.app import load_profiles
-from glovebox_server.cli.options import LazyGroup, command, emit, err, out, time_or_age, wants_json
+from glovebox_server.cli.options import LazyGroup, command, emit, err, out, time_option, wants_json
 from glovebox_server.cli.rules.profiles import described, show_widening
 from glovebox_server.cli.terminal import table_of
 from glovebox_server.exits import OK, USAGE
@@ -144,14 +144,7 @@ def _by(value: str) -> tuple[str, ...]:
 @click.option(
     "--by", metavar="NAMES", type=_by, default="principal,tool", show_default=True, help=f"Some of {','.join(BY)}."
 )
-@click.option(
-    "--since",
-    type=time_or_age,
-    metavar="TIME",
-    default="7d",
-    show_default=True,
-    help="Since this time, day, or 7d ago.",
-)
+@time_option("--since", "Since this time, day, or 7d ago.", "7d")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 def usage(settings: Settings, *, by: tuple[str, ...], since: datetime, as_csv: bool) -> None:
     """Show what calls have spent, where policy.toml has budgets."""

@@ -30,7 +30,7 @@ from glovebox_sandboxes.plural import counted
 from glovebox_server import app, workspace
 from glovebox_server.app import check_example, load_profiles, profile_directories
 from glovebox_server.cli.evidence.page import KEEPING
-from glovebox_server.cli.options import LazyGroup, command, complete_tool, emit, out, time_or_age
+from glovebox_server.cli.options import LazyGroup, command, complete_tool, emit, out, time_option
 from glovebox_server.cli.saving import replace_file
 from glovebox_server.cli.terminal import Shown, pick, table_of
 from glovebox_server.exits import FAILED, OK, USAGE
@@ -49,9 +49,7 @@ _WIDENING = {True: "Something widens.", False: "Nothing widens."}
 _STYLES = {"allow": "bold red", "deny": "green", "ask": "green"}
 _PATH = click.Path(path_type=Path)
 _tool = click.argument("tool", shell_complete=complete_tool)
-_since = click.option(
-    "--since", type=time_or_age, metavar="TIME", default="30d", show_default=True, help="Calls since this time."
-)
+_since = time_option("--since", "Calls since this time.", "30d")
 _key = click.option("--key", type=_PATH, help="The private key to which arguments were sealed.")
 
 
