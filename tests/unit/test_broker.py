@@ -267,9 +267,8 @@ async def settled(scene: Scene) -> None:
     for _ in range(1000):
         queues = scene.broker.sandboxes.pool._queues.values()
         waiting = sum(len(queue.ready) for queue in queues)
-        if scene.driver.live == waiting and all(
-            queue.missing <= 0 and not (queue._supply and queue._supply.preparing) for queue in queues
-        ):
+        filled = [queue.demand.missing(ready=len(queue.ready), preparing=0, waiters=0) <= 0 for queue in queues]
+        if scene.driver.live == waiting and all(filled) and not any(q._supply and q._supply.preparing for q in queues):
             return
         await anyio.lowlevel.checkpoint()
     pytest.fail(f"{scene.driver.live} sandboxes live and {waiting} wait")

@@ -24,7 +24,6 @@ from glovebox_server.cli.main import main
 from glovebox_server.core.call import Attempt, CallDeniedError
 from glovebox_server.errors import StoreError
 from glovebox_server.exits import UNAVAILABLE
-from glovebox_server.guards.admission.admission import RUNNING
 from glovebox_server.guards.budgets import budgets as budgeting
 from glovebox_server.guards.budgets import store
 from glovebox_server.guards.budgets.budgets import Budgets, Reservation
@@ -174,7 +173,7 @@ async def test_a_failing_call_is_slowed_and_then_refused_and_a_good_one_is_not(
 
     async def sleep(seconds: float) -> None:
         assert scene.driver.live == 0
-        assert scene.guards.admission._turns._left == RUNNING
+        assert scene.guards.admission._turns._turns == []
         pauses.append(seconds)
 
     monkeypatch.setattr("glovebox_server.guards.admission.admission.anyio.sleep", sleep)

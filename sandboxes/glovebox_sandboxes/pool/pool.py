@@ -15,14 +15,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import anyio
-from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
 from glovebox_sandboxes.contract.base import Driver, Plan, Sandbox
 from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.drivers.registry import Drivers
 from glovebox_sandboxes.pool.ready_queue import PoolEvent, ReadyQueue, Workshop
-from glovebox_sandboxes.session.connection import AttestedSandbox, attest
+from glovebox_sandboxes.session.connection import AttestedSandbox
 from glovebox_sandboxes.sharing import FairLimiter
 
 MOST_QUEUES = 64
@@ -39,6 +38,8 @@ _ELSEWHERE = ("exec(", "pickle", "runpy", "shelve")
 """Names that run other code, or make objects of modules that the text does not name."""
 
 Tell = Callable[[PoolEvent], Awaitable[None]]
+Waits = Callable[[], Awaitable[None]]
+Choice = tuple[tuple[str, ...], SandboxSpec, bool]
 
 
 class ProcessorShares:
@@ -48,54 +49,41 @@ class ProcessorShares:
     """
 
     def __init__(self) -> None:
-        self._running: dict[str, list[Sandbox]] = {}
+        self._running: dict[str, dict[Sandbox, int]] = {}
         self._loop = FairLimiter(1, shared=False)
 
     @contextmanager
     def shared(self, key: str, attested: AttestedSandbox) -> Iterator[None]:
         """Count a sandbox of a key during the block; a lone or unused one keeps the default at no cost."""
-        sandbox = attested.sandbox
         attested.link.pause = partial(self._loop.pause, key)
-        running = self._running.setdefault(key, [])
-        before = _parts(running)
-        running.append(sandbox)
-        if _parts(running) != before:
-            _weigh(running)
-        elif before > 1:
-            sandbox.weigh(before)
+        running = self._running.setdefault(key, {})
+        running[attested.sandbox] = 1
+        _weigh(running)
         try:
             yield
         finally:
-            before = _parts(running)
-            running.remove(sandbox)
-            if _parts(running) != before:
-                _weigh(running)
+            del running[attested.sandbox]
+            _weigh(running)
             if not running:
                 del self._running[key]
 
 
-def _parts(running: Sequence[Sandbox]) -> int:
-    """Return a power of two: each change is a write for each sandbox, and most calls begin and end without one."""
-    return 1 << max(0, len(running) - 1).bit_length()
-
-
-def _weigh(running: Sequence[Sandbox]) -> None:
-    for sandbox in running:
-        sandbox.weigh(_parts(running))
+def _weigh(running: dict[Sandbox, int]) -> None:
+    """Share the default among them by a power of two: most calls begin and end without a write for each sandbox."""
+    parts = 1 << max(0, len(running) - 1).bit_length()
+    for sandbox, before in running.items():
+        if parts != before:
+            sandbox.weigh(parts)
+            running[sandbox] = parts
 
 
 class Pool:
     """Prepared sandboxes of one server. Open it with ``open_pool``."""
 
-    def __init__(
-        self, tasks: TaskGroup, tell: Tell, describe: Callable[[Driver, AttestedSandbox], object], *, shared: bool
-    ) -> None:
-        self._describe = describe
+    def __init__(self, workshop: Workshop) -> None:
+        self.workshop = workshop
         self._queues: dict[tuple[str, str], ReadyQueue] = {}
         self._processor = ProcessorShares()
-        self.workshop = Workshop(
-            tasks=tasks, attest=self._attest, tell=tell, starts=FairLimiter(MOST_STARTING, shared=shared), shared=shared
-        )
 
     def call(self) -> AbstractContextManager[None]:
         """Count a call from before its sandbox to its result: refill and teardown are deferred."""
@@ -103,13 +91,7 @@ class Pool:
 
     @asynccontextmanager
     async def take(
-        self,
-        driver: Driver,
-        plan: Plan,
-        cold: Plan,
-        *,
-        key: str = "",
-        waits: Callable[[], Awaitable[None]] = checkpoint,
+        self, driver: Driver, plan: Plan, cold: Plan, *, key: str = "", waits: Waits = checkpoint
     ) -> AsyncIterator[AttestedSandbox]:
         """Provide an attested sandbox for one call: one that is ready, else one that is started now by ``cold``.
 
@@ -137,13 +119,10 @@ class Pool:
         """Start an attested sandbox for one call of this key. Raises SandboxError if it does not get ready."""
         async with AsyncExitStack() as stack:
             async with self.workshop.starts.turn(key):
-                attested = await self._attest(await stack.enter_async_context(driver.open(plan)), driver, plan)
+                sandbox = await stack.enter_async_context(driver.open(plan))
+                attested = await self.workshop.attest(sandbox, driver, plan)
             with self._processor.shared(key, attested):
                 yield attested
-
-    async def _attest(self, sandbox: Sandbox, driver: Driver, plan: Plan) -> AttestedSandbox:
-        attested = await attest(sandbox, plan)
-        return replace(attested, record=self._describe(driver, attested))
 
     def prepare(self, driver: Driver, plan: Plan) -> ReadyQueue:
         """Return the queue of a plan, refilled from now on as long as it is used, and its siblings with it."""
@@ -179,25 +158,13 @@ async def open_pool(
     If ``shared``, calls have more than one key, and each leaves something for others.
     """
     async with anyio.create_task_group() as tasks:
-        pool = Pool(tasks, tell, describe, shared=shared)
+        starts = FairLimiter(MOST_STARTING, shared=shared)
+        workshop = Workshop(tasks=tasks, describe=describe, tell=tell, starts=starts, shared=shared)
         try:
-            yield pool
+            yield Pool(workshop)
         finally:
             tasks.cancel_scope.cancel()
-            pool.workshop.mounted.close()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SandboxRequest:
-    """The sandbox that a call requests."""
-
-    isolation: tuple[str, ...]
-    """Names of acceptable drivers, the preferred one first."""
-    spec: SandboxSpec
-    prepared: bool
-    code: str | None = None
-    """The program, if in Python: it may need none of the modules that ``spec`` preloads."""
-    key: str = ""
+            workshop.mounted.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,45 +175,43 @@ class SandboxProvider:
     pool: Pool
     prewarm: bool = True
     """Prepare sandboxes ahead of calls. Not worth it for a single call."""
-    _choices: dict[tuple[tuple[str, ...], SandboxSpec, bool], tuple[Driver, Plan, Plan]] = field(
-        default_factory=dict, init=False
-    )
+    _choices: dict[Choice, tuple[Driver, Plan, Plan]] = field(default_factory=dict, init=False)
 
     @asynccontextmanager
     async def acquire(
-        self, wanted: SandboxRequest, before_start: Callable[[], Awaitable[None]]
+        self, isolation: tuple[str, ...], spec: SandboxSpec, waits: Waits, *, prepared: bool, code: str | None, key: str
     ) -> AsyncIterator[AttestedSandbox]:
-        """Provide a sandbox for one call, gone after the block.
+        """Provide a sandbox for one call of this key, gone after the block.
 
-        ``before_start`` is awaited if none is ready, before the host is examined, or anything is waited for or started;
+        ``isolation`` names acceptable drivers, the preferred one first. ``code`` is the program, if in Python: it may
+        need none of the modules that ``spec`` preloads.
+
+        ``waits`` is awaited if none is ready, before the host is examined, or anything is waited for or started;
         perhaps more than once.
 
         Raises:
             UnsupportedSpecError: no driver can enforce the spec here; nothing was started.
             SandboxError: it could not be started, or did not get ready.
         """
-        spec, code = wanted.spec, wanted.code
         preloads = bool(spec.preload) and (code is None or needs_preload(code, spec.preload))
-        key = (wanted.isolation, spec, preloads)
-        driver, plan, cold = self._choices.get(key) or await self._choose(key, before_start)
-        if self.prewarm and wanted.prepared:
-            async with self.pool.take(driver, plan, cold, key=wanted.key, waits=before_start) as sandbox:
+        choice = (isolation, spec, preloads)
+        driver, plan, cold = self._choices.get(choice) or await self._choose(choice, waits)
+        if self.prewarm and prepared:
+            async with self.pool.take(driver, plan, cold, key=key, waits=waits) as sandbox:
                 yield sandbox
         else:
-            await before_start()
-            async with self.pool.start(driver, cold, wanted.key) as sandbox:
+            await waits()
+            async with self.pool.start(driver, cold, key) as sandbox:
                 yield sandbox
 
-    async def _choose(
-        self, key: tuple[tuple[str, ...], SandboxSpec, bool], before_start: Callable[[], Awaitable[None]]
-    ) -> tuple[Driver, Plan, Plan]:
+    async def _choose(self, choice: Choice, waits: Waits) -> tuple[Driver, Plan, Plan]:
         """Choose the driver, its plan and the plan of a cold start; cache what stays valid."""
-        isolation, spec, preloads = key
+        isolation, spec, preloads = choice
         if not preloads:
             spec = spec.without_preload()
         known = self.drivers.find_chosen(isolation, spec)
         if known is None:
-            await before_start()
+            await waits()
         driver, plan = known or await self.drivers.choose(isolation, spec)
         cold = plan
         if preloads:
@@ -255,7 +220,7 @@ class SandboxProvider:
         if driver.name == isolation[0]:  # a usable driver stays so; a preferred one may become usable
             if len(self._choices) >= MOST_CHOICES:
                 self._choices.clear()
-            self._choices[key] = driver, plan, cold
+            self._choices[choice] = driver, plan, cold
         return driver, plan, cold
 
     async def prepare(self, isolation: tuple[str, ...], spec: SandboxSpec) -> None:

@@ -5,10 +5,11 @@ no call needs it any more, and then *gone*: three events, each happens once, and
 """
 
 import os
+import re
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -16,11 +17,10 @@ import anyio
 import anyio.abc
 import structlog
 
-from glovebox_sandboxes.contract.attestation import describe
 from glovebox_sandboxes.contract.base import Driver, Plan, Sandbox, Source
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.host.mounts import MountWatch
-from glovebox_sandboxes.session.connection import AttestedSandbox
+from glovebox_sandboxes.session.connection import AttestedSandbox, attest
 from glovebox_sandboxes.sharing import FairLimiter, IdleGate, may_take
 
 MOST_READY = 16
@@ -39,11 +39,14 @@ RETRY_SECONDS = (1.0, 30.0)
 _log = structlog.get_logger(__name__)
 
 
+PoolChange = Literal["opened", "limited", "failed", "recovered", "cleared"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolEvent:
     """A change of the pool for the log."""
 
-    what: Literal["opened", "limited", "failed", "recovered", "cleared"]
+    what: PoolChange
     driver: str
     plan_digest: str
     ready: int
@@ -56,8 +59,8 @@ class Workshop:
     """Parts that the queues of one pool share."""
 
     tasks: anyio.abc.TaskGroup
-    attest: Callable[[Sandbox, Driver, Plan], Awaitable[AttestedSandbox]]
-    """Compares a ready sandbox with its plan."""
+    describe: Callable[[Driver, AttestedSandbox], object]
+    """Makes the record of an attested sandbox."""
     tell: Callable[[PoolEvent], Awaitable[None]]
     starts: FairLimiter
     """Bounds sandboxes that are being started."""
@@ -66,6 +69,11 @@ class Workshop:
     gate: IdleGate = field(default_factory=IdleGate)
     """Defers what calls need not wait for."""
     mounted: MountWatch = field(default_factory=MountWatch)
+
+    async def attest(self, sandbox: Sandbox, driver: Driver, plan: Plan) -> AttestedSandbox:
+        """Compare a sandbox with its plan once it is ready. Raises SandboxError if it does not get ready."""
+        attested = await attest(sandbox, plan)
+        return replace(attested, record=self.describe(driver, attested))
 
 
 @dataclass(eq=False)
@@ -178,12 +186,6 @@ class ReadyQueue:
         """Return whether no task refills it and no call needs it."""
         return self._supply is None and not self._calls
 
-    @property
-    def missing(self) -> int:
-        """Return how many more sandboxes to prepare now."""
-        preparing = self._supply.preparing if self._supply else 0
-        return self.demand.missing(ready=len(self.ready), preparing=preparing, waiters=len(self._waiters))
-
     def retire(self) -> None:
         """Stop refilling when the calls under way are over, unless another call comes."""
         self.demand.used_at = -IDLE_SECONDS
@@ -198,9 +200,7 @@ class ReadyQueue:
             yield
         finally:
             self.demand.count(-1, anyio.current_time())
-            self._calls[key] -= 1
-            if not self._calls[key]:
-                del self._calls[key]
+            self._calls -= Counter([key])
             # Ready ones may no longer be reserved from those who wait, and nothing more is prepared for these.
             while self._waiters and (claimed := self._claim(self._next_waiter().key)) is not None:
                 self._answer(self._next_waiter(), claimed)
@@ -302,7 +302,8 @@ class ReadyQueue:
             if now >= renew_at or now - used_at >= IDLE_SECONDS:
                 return
             self._changed = anyio.Event()
-            for _ in range(self.missing):
+            waiters = len(self._waiters)
+            for _ in range(self.demand.missing(ready=len(self.ready), preparing=supply.preparing, waiters=waiters)):
                 supply.preparing += 1
                 keepers.start_soon(self._keep, supply, source)
             with anyio.move_on_after(max(0.0, review_at - now)):
@@ -342,9 +343,7 @@ class ReadyQueue:
             fingerprint = self._fingerprint()
             opened = await stack.enter_async_context(source.open())
             attested = await self._workshop.attest(opened, self.driver, self.plan)
-        if attested.attestation.differences:
-            reason = f"it is not what was planned ({describe(attested.attestation.differences)})"
-            raise SandboxError("Preparing a sandbox", reason, "Run `glovebox doctor`.")
+        attested.require_as_planned()
         if self._delay:
             self._delay = 0.0
             await self._tell("recovered")
@@ -388,9 +387,7 @@ class ReadyQueue:
         if first:
             await self._tell("failed", f"{problem.what}: {problem.reason}")
 
-    async def _tell(
-        self, what: Literal["opened", "limited", "failed", "recovered", "cleared"], reason: str = ""
-    ) -> None:
+    async def _tell(self, what: PoolChange, reason: str = "") -> None:
         event = PoolEvent(
             what=what, driver=self.driver.name, plan_digest=self.plan.digest, ready=len(self.ready),
             most=self.demand.capacity, reason=reason,
@@ -439,7 +436,5 @@ def _capacity(source: Source) -> int:
 
 def _available_bytes() -> int:
     """Return what the host can give without swapping, see proc_meminfo(5)."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 0
+    found = re.search(r"^MemAvailable: *(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    return int(found[1]) * 1024 if found else 0

@@ -20,7 +20,7 @@ from glovebox_profiles.compile import to_spec
 from glovebox_sandboxes.contract.errors import Refusal, RefusedError
 from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_sandboxes.contract.spec import SandboxSpec
-from glovebox_sandboxes.pool.pool import SandboxProvider, SandboxRequest
+from glovebox_sandboxes.pool.pool import SandboxProvider
 from glovebox_sandboxes.session.connection import AttestedSandbox, Input, StreamSink
 from glovebox_sandboxes.session.run import Hooks, run
 from glovebox_server.artifacts.collect import Collector
@@ -221,15 +221,15 @@ class Broker:
         now, request = call.now, call.request
         if now.spec is None:
             raise AssertionError(request.id)
-        wanted = SandboxRequest(
-            isolation=now.profile.isolation, spec=now.spec, prepared=now.profile.python.start == "warm",
-            code=request.arguments.get("code"), key=request.principal.id,
-        )  # fmt: skip
+        profile, code = now.profile, request.arguments.get("code")
+        prepared = profile.python.start == "warm"
         inputs = now.inputs.contents() if now.inputs else []
         async with AsyncExitStack() as files:
             collect = _Collecting(call, now.spec, self.artifacts, files)
             call.listener.progress("Getting a sandbox")
-            async with self.sandboxes.acquire(wanted, before_start=now.records.flush) as sandbox:
+            async with self.sandboxes.acquire(
+                profile.isolation, now.spec, now.records.flush, prepared=prepared, code=code, key=request.principal.id
+            ) as sandbox:
                 await now.records.record(sandbox.record)
                 sandbox.require_as_planned()
                 call.listener.progress("Running")

@@ -17,7 +17,7 @@ from glovebox_sandboxes.contract.base import Plan
 from glovebox_sandboxes.contract.errors import RefusedError, SandboxError, UnsupportedSpecError
 from glovebox_sandboxes.contract.outcome import Job, Outcome
 from glovebox_sandboxes.contract.spec import Limits, SandboxSpec
-from glovebox_sandboxes.pool.pool import SandboxProvider, SandboxRequest
+from glovebox_sandboxes.pool.pool import SandboxProvider
 from glovebox_sandboxes.session.connection import AttestedSandbox
 from glovebox_sandboxes.session.run import Hooks, run
 from glovebox_server.artifacts.record import ArtifactStoreError
@@ -126,20 +126,18 @@ class Scanning:
 
     async def _outcome(self, file: Input | Link, started: Callable[[AttestedSandbox], Awaitable[None]]) -> Outcome:
         profile = self.profile
-        wanted = SandboxRequest(
-            isolation=profile.isolation,
-            spec=SandboxSpec(
-                limits=LIMITS,
-                inputs=True,
-                environment=profile.python.environment,
-                require_cgroup=profile.limits.enforce == "cgroup",
-            ),
-            prepared=profile.python.start == "warm",
-            key=self.call.principal.id,
+        spec = SandboxSpec(
+            limits=LIMITS,
+            inputs=True,
+            environment=profile.python.environment,
+            require_cgroup=profile.limits.enforce == "cgroup",
         )
+        prepared, key = profile.python.start == "warm", self.call.principal.id
         async with (
             self.artifacts.open(file.uri, self.call.principal) as reader,
-            self.sandboxes.acquire(wanted, before_start=self.before_start) as sandbox,
+            self.sandboxes.acquire(
+                profile.isolation, spec, self.before_start, prepared=prepared, code=None, key=key
+            ) as sandbox,
         ):
             await started(sandbox)
             sandbox.require_as_planned()
