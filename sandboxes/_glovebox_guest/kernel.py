@@ -7,9 +7,11 @@ import struct
 
 from _glovebox_guest.stdlib import Any, ctypes
 
-_PR_SET_PDEATHSIG, _PR_GET_DUMPABLE, _PR_SET_DUMPABLE, _PR_SET_SECCOMP = 1, 3, 4, 22
-_PR_CAPBSET_READ, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_GET_NO_NEW_PRIVS = 23, 24, 38, 39
-_SIGKILL, _SIGCHLD, _EINVAL = 9, 17, 22
+_PRCTL = {
+    "PR_SET_PDEATHSIG": 1, "PR_GET_DUMPABLE": 3, "PR_SET_DUMPABLE": 4, "PR_SET_SECCOMP": 22, "PR_CAPBSET_READ": 23,
+    "PR_CAPBSET_DROP": 24, "PR_SET_NO_NEW_PRIVS": 38, "PR_GET_NO_NEW_PRIVS": 39,
+}  # fmt: skip
+_SIGCHLD, _EINVAL = 17, 22
 _SECCOMP_MODE_FILTER = 2
 _INSTRUCTION_BYTES = 8
 _SYS_CLONE = {"x86_64": 56, "aarch64": 220}.get(os.uname().machine, -1)
@@ -50,29 +52,9 @@ def syscall(what: str, number: int, *arguments: int | bytes | None) -> int:
     return _checked(what, _syscall(number, *arguments))
 
 
-def set_dumpable(value: int) -> None:
-    """Allow (1) or deny (0) other processes of this user access to this one. Raises OSError."""
-    _checked(f"prctl(PR_SET_DUMPABLE, {value})", _prctl(_PR_SET_DUMPABLE, value, 0, 0, 0))
-
-
-def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends. Raises OSError."""
-    _checked("prctl(PR_SET_PDEATHSIG)", _prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0))
-
-
-def get_dumpable() -> int:
-    """Return PR_GET_DUMPABLE of this process."""
-    return _checked("prctl(PR_GET_DUMPABLE)", _prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0))
-
-
-def set_no_new_privs() -> None:
-    """Keep programs that this process starts from gaining privileges, for good. Raises OSError."""
-    _checked("prctl(PR_SET_NO_NEW_PRIVS)", _prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
-
-
-def get_no_new_privs() -> int:
-    """Return PR_GET_NO_NEW_PRIVS of this process. Not every kernel has it in /proc."""
-    return _checked("prctl(PR_GET_NO_NEW_PRIVS)", _prctl(_PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0))
+def prctl(option: str, value: int = 0, structure: bytes | int = 0) -> int:
+    """Set or return a property of this process, by its name in the manual. Raises OSError."""
+    return _checked(f"prctl({option}, {value})", _prctl(_PRCTL[option], value, structure, 0, 0))
 
 
 def fork_into(namespaces: int) -> int:
@@ -114,9 +96,9 @@ def drop_capabilities() -> None:
     """Empty all five capability sets of this process, for good, see capabilities(7). Raises OSError."""
     capability = 0
     # The kernel refuses the first capability that it does not have.
-    while (held := _prctl(_PR_CAPBSET_READ, capability, 0, 0, 0)) != -1:
+    while (held := _prctl(_PRCTL["PR_CAPBSET_READ"], capability, 0, 0, 0)) != -1:
         if held:
-            _checked(f"prctl(PR_CAPBSET_DROP, {capability})", _prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0))
+            prctl("PR_CAPBSET_DROP", capability)
         capability += 1
     if ctypes.get_errno() != _EINVAL:
         raise OSError(ctypes.get_errno(), "prctl(PR_CAPBSET_READ)")
@@ -134,7 +116,7 @@ def add_filter(program: bytes) -> None:
     held = array("B", program)
     # struct sock_fprog: a number of instructions, and where they are.
     where = _FILTER_PROGRAM.pack(len(program) // _INSTRUCTION_BYTES, held.buffer_info()[0])
-    _checked("prctl(PR_SET_SECCOMP)", _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, where, 0, 0))
+    prctl("PR_SET_SECCOMP", _SECCOMP_MODE_FILTER, where)
 
 
 def _checked(what: str, result: int) -> int:

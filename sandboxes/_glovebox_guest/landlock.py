@@ -11,7 +11,7 @@ import os
 import stat
 import struct
 
-from _glovebox_guest.kernel import set_no_new_privs, syscall
+from _glovebox_guest.kernel import prctl, syscall
 
 # Numbers since Linux 5.13, the same on every architecture (asm-generic/unistd.h).
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
@@ -97,7 +97,7 @@ def restrict_output_write_only(output: str = "/output", *, also_writable: tuple[
                 _grant(ruleset, path, _READ)
         for path in filter(os.path.exists, (*writable, *_DEVICES)):
             _grant(ruleset, path, _READ | write | _MAKE | move)
-        set_no_new_privs()
+        prctl("PR_SET_NO_NEW_PRIVS", 1)
         syscall("landlock_restrict_self", _RESTRICT_SELF, ruleset, _QUIET if abi >= _ABI_LOGS else 0)
     finally:
         os.close(ruleset)

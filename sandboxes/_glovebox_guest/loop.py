@@ -40,6 +40,23 @@ class StreamHandler:
         """Continue sending: there is credit."""
 
 
+class ReceivedFile(StreamHandler):
+    """Writes one stream of the host to a new file, read-only once it is whole."""
+
+    def __init__(self, path: str) -> None:
+        self.over = False
+        self._path = path
+        self._file = open(path, "xb")  # noqa: SIM115 - closed when the stream ends
+
+    def on_data(self, data: bytes) -> None:
+        self._file.write(data)
+
+    def on_end(self) -> None:
+        self._file.close()
+        os.chmod(self._path, 0o444)
+        self.over = True
+
+
 class Loop:
     """Watches descriptors and the wire."""
 
@@ -49,10 +66,11 @@ class Loop:
         self._out = wire_out
         self._held = bytearray()
         self._poll = select.poll()
-        self._readable: dict[int, Callable[[], object]] = {}
-        self._writable: dict[int, Callable[[], None]] = {}
+        self._watched: dict[int, dict[int, Callable[[], object]]] = {}
+        """Callbacks by descriptor and event."""
         self._streams: dict[int, StreamHandler] = {}
-        self.on_open: Callable[[wire.Open], StreamHandler] | None = None
+        self.on_open: Callable[[Mapping[str, Any]], StreamHandler] | None = None
+        """Takes kind and metadata of a stream that the host opens."""
         self.job: Mapping[str, Any] | None = None
         self.stop = ""
         """The host's reason for stopping the program, in the outcome's terms."""
@@ -66,35 +84,26 @@ class Loop:
         self.watch(self._woken, lambda: os.read(self._woken, 4096))
         self.descriptors = frozenset({wire_in, wire_out, self._woken, waker})
 
-    def watch(self, descriptor: int, readable: Callable[[], object]) -> None:
-        """Call ``readable`` whenever the descriptor has bytes or is closed by its peer."""
-        self._readable[descriptor] = readable
-        self._register(descriptor)
+    def watch(self, descriptor: int, happened: Callable[[], object] | None, event: int = select.POLLIN) -> None:
+        """Call ``happened`` whenever the descriptor has bytes, or for POLLOUT takes some, or is closed by its peer.
 
-    def unwatch(self, descriptor: int) -> None:
-        """Stop watching a descriptor for reading; no effect if it is not watched."""
-        if self._readable.pop(descriptor, None) is not None:
-            self._register(descriptor)
+        None to stop; no effect if it is not watched.
+        """
+        callbacks = self._watched.setdefault(descriptor, {})
+        before = callbacks.pop(event, None)
+        if happened is not None:
+            callbacks[event] = happened
+        if callbacks:
+            self._poll.register(descriptor, sum(callbacks))
+        else:
+            # Not registered with 0: poll(2) would report a closed peer again and again.
+            del self._watched[descriptor]
+            if before is not None:
+                self._poll.unregister(descriptor)
 
     def watches(self, descriptor: int) -> bool:
         """Return whether the descriptor is watched for reading."""
-        return descriptor in self._readable
-
-    def watch_writing(self, descriptor: int, writable: Callable[[], None] | None) -> None:
-        """Call ``writable`` whenever the descriptor takes bytes or is closed by its peer; None to stop."""
-        if writable is not None:
-            self._writable[descriptor] = writable
-            self._register(descriptor)
-        elif self._writable.pop(descriptor, None) is not None:
-            self._register(descriptor)
-
-    def _register(self, descriptor: int) -> None:
-        wanted = select.POLLIN * (descriptor in self._readable) | select.POLLOUT * (descriptor in self._writable)
-        if wanted:
-            self._poll.register(descriptor, wanted)
-        else:
-            # Not registered with 0: poll(2) would report a closed peer again and again.
-            self._poll.unregister(descriptor)
+        return select.POLLIN in self._watched.get(descriptor, ())
 
     def send(self, frames: bytes) -> None:
         """Queue frames, written before this loop waits again; raises EOFError if the host closed the wire."""
@@ -127,49 +136,36 @@ class Loop:
         timeout = None if deadline is None else max(0.0, deadline - monotonic()) * 1000
         for descriptor, happened in self._poll.poll(timeout):
             # An error or a closed peer goes to either callback: reading and writing both find out.
-            readable = self._readable.get(descriptor) if happened & ~select.POLLOUT else None
-            if readable is not None:
-                readable()
-            writable = self._writable.get(descriptor) if happened & ~select.POLLIN else None
-            if writable is not None:
-                writable()
+            for event, other in ((select.POLLIN, select.POLLOUT), (select.POLLOUT, select.POLLIN)):
+                callback = self._watched.get(descriptor, {}).get(event) if happened & ~other else None
+                if callback is not None:
+                    callback()
 
     def _receive(self) -> None:
         data = os.read(self._in, _READ)
         if not data:
             raise EOFError
-        for event in self.wire.receive(data):
-            if isinstance(event, wire.Message):
-                if event.kind == "stop":
-                    self.stop = event.body["reason"]
+        self._take(data)
+
+    def _take(self, data: bytes) -> None:
+        for what, stream, *said in self.wire.receive(data):
+            handler = self._streams.get(stream)
+            if what == "message":
+                if said[0]["kind"] == "stop":
+                    self.stop = said[0]["body"]["reason"]
                 else:
-                    self.job = event.body
-            elif isinstance(event, wire.Open):
+                    self.job = said[0]["body"]
+            elif what == "open":
                 if self.on_open is None:
                     raise wire.ProtocolError("the host opened a stream that nothing takes")
-                self._streams[event.stream] = self.on_open(event)
-            else:
-                self._dispatch(event)
-
-    def _dispatch(self, event: wire.WireEvent) -> None:
-        handler = self._streams.get(event.stream)
-        if handler is None:
-            return
-        if isinstance(event, wire.Data):
-            handler.on_data(event.data)
-            if not handler.paced:
-                self.send(self.wire.consumed(event.stream, len(event.data)))
-        elif isinstance(event, wire.Accept):
-            handler.on_accept(event.body)
-        elif isinstance(event, wire.Window):
-            handler.on_credit()
-        elif isinstance(event, wire.StreamEnd):
-            handler.on_end()
-        elif isinstance(event, wire.Reset):
-            handler.on_reset(event.body)
-        # At its last event, and not before: the codec is ahead of us when several came in one read.
-        if isinstance(event, (wire.StreamEnd, wire.Reset)) and not self.wire.is_open(event.stream):
-            self._streams.pop(event.stream, None)
+                self._streams[stream] = self.on_open(*said)
+            elif handler is not None:
+                getattr(handler, f"on_{what}")(*said)
+                if what == "data" and not handler.paced:
+                    self.send(self.wire.consumed(stream, len(said[0])))
+                # At its last event, and not before: the codec is ahead of us when several came in one read.
+                if what in ("end", "reset") and not self.wire.is_open(stream):
+                    self._streams.pop(stream, None)
 
 
 class Relay(StreamHandler):
@@ -192,7 +188,7 @@ class Relay(StreamHandler):
         credit = self._credit()
         if credit == 0:
             # Not read on: the pipe fills and the program waits, so memory stays bounded.
-            self._loop.unwatch(self._descriptor)
+            self._loop.watch(self._descriptor, None)
             return
         try:
             data = os.read(self._descriptor, min(credit, _READ))
@@ -202,7 +198,7 @@ class Relay(StreamHandler):
         if self._room < 0:
             # Not closed before the program is killed: it would have time to report a pipe that it did not break.
             self.overflowed = True
-            self._loop.unwatch(self._descriptor)
+            self._loop.watch(self._descriptor, None)
         elif data:
             self._send(data)
         else:
@@ -235,7 +231,7 @@ class Relay(StreamHandler):
         if self.done:
             return
         self.done = True
-        self._loop.unwatch(self._descriptor)
+        self._loop.watch(self._descriptor, None)
         os.close(self._descriptor)
         if self._stream is not None and self._loop.wire.is_open(self._stream):
             self._loop.send(self._loop.wire.end(self._stream))

@@ -8,9 +8,8 @@ from __future__ import annotations
 import os
 import sys
 
-from _glovebox_guest import landlock
 from _glovebox_guest.jsontext import loads
-from _glovebox_guest.kernel import add_filter, get_dumpable, set_dumpable
+from _glovebox_guest.kernel import add_filter, prctl
 from _glovebox_guest.loop import Loop
 from _glovebox_guest.measure import measure
 from _glovebox_guest.stdlib import Any, NoReturn, signal
@@ -40,20 +39,14 @@ def serve(config: dict[str, Any]) -> NoReturn:
         # A job ends with kill(-1, SIGKILL): in a pid namespace of our own that is the job, anywhere else every process.
         sys.exit("the guest runs as process 1 of a pid namespace of its own, or not at all")
     wire_in, wire_out = take_wire()
-    set_dumpable(0)
+    prctl("PR_SET_DUMPABLE", 0)
     if config["filter"]:
         add_filter(bytes.fromhex(config["filter"]))
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     # The kernel drops every signal from inside that process 1 does not handle; Python handles this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     loop = Loop(wire_in, wire_out)
-    ready = measure(
-        dumpable=get_dumpable(),
-        landlock=landlock.abi_version(),
-        own=loop.descriptors,
-        hidden=config["hidden"],
-        masked=config["masked"],
-    )
+    ready = measure(loop.descriptors, config["hidden"], config["masked"])
     if ready["system"] == "gvisor":
         # There any process of a user may open another's descriptors, except sockets: no other process speaks as the
         # guest.

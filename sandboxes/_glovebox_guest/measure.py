@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
-from _glovebox_guest.kernel import get_no_new_privs
+from _glovebox_guest import landlock
+from _glovebox_guest.kernel import prctl
 from _glovebox_guest.stdlib import Any
 
 CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
@@ -17,36 +18,32 @@ _MOST_PRESENT = 64
 _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 
 
-def measure(
-    *, dumpable: int, landlock: int, own: frozenset[int], hidden: list[str], masked: list[str]
-) -> dict[str, Any]:
+def measure(own: frozenset[int], hidden: list[str], masked: list[str]) -> dict[str, Any]:
     """Measure this process; see ``glovebox_sandboxes.contract.measure.Measured`` for the fields.
 
-    ``dumpable`` is from prctl(PR_GET_DUMPABLE); ``landlock`` is the version, 0 for none; ``own`` are descriptors
-    of the guest beside 0, 1 and 2. Paths in ``hidden`` are reported if present, those in ``masked`` if readable.
+    ``own`` are descriptors of the guest beside 0, 1 and 2. Paths in ``hidden`` are reported if present, those in
+    ``masked`` if readable.
     """
-    reported = status(_lines("/proc/self/status"))
+    reported = status(lines("/proc/self/status"))
     spaces = namespaces()
     return {
         "uid": os.getuid() if os.getresuid() == (os.getuid(),) * 3 else -1,
         "gid": os.getgid() if os.getresgid() == (os.getgid(),) * 3 else -1,
         "groups": os.getgroups()[:64],
         "capabilities": capabilities(reported),
-        "no_new_privs": get_no_new_privs() == 1,
+        "no_new_privs": prctl("PR_GET_NO_NEW_PRIVS") == 1,  # not every kernel has it in /proc
         "seccomp": int(reported.get("Seccomp", "0")),
-        "dumpable": dumpable,
+        "dumpable": prctl("PR_GET_DUMPABLE"),
         "namespaces": spaces,
-        "mounts": mounts(_lines("/proc/self/mountinfo")),
-        "interfaces": interfaces(_lines("/proc/self/net/dev")),
+        "mounts": mounts(lines("/proc/self/mountinfo")),
+        "interfaces": interfaces(lines("/proc/self/net/dev")),
         "descriptors": _descriptors(own),
-        "landlock": landlock,
+        "landlock": landlock.abi_version(),
         "pid": os.getpid(),
         "hostname": os.uname().nodename,
         "kernel": f"{os.uname().sysname} {os.uname().release} {os.uname().version}",
         "python": sys.version.split()[0],
-        "present": [*(path for path in hidden if os.path.lexists(path)), *(path for path in masked if _readable(path))][
-            :_MOST_PRESENT
-        ],
+        "present": [*filter(os.path.lexists, hidden), *filter(_readable, masked)][:_MOST_PRESENT],
         "system": _system(),
         # Values this kernel does not report are listed, and the plan must have expected exactly those.
         "unmeasured": [name for name in CAPABILITIES if name not in reported]
@@ -119,9 +116,10 @@ def interfaces(lines: list[str]) -> list[str]:
     return [line.partition(":")[0].strip() for line in lines if ":" in line]
 
 
-def _lines(path: str) -> list[str]:
-    with open(path, encoding="utf-8", errors="surrogateescape") as lines:
-        return lines.read().split("\n")[:-1]
+def lines(path: str) -> list[str]:
+    """Return the lines of a file of proc(5): a carriage return, of a program's name for instance, begins none."""
+    with open(path, encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+        return file.read().split("\n")[:-1]
 
 
 def _descriptors(own: frozenset[int]) -> list[int]:

@@ -28,7 +28,7 @@ from __future__ import annotations
 import struct
 
 from _glovebox_guest.jsontext import MAX_LISTED, MAX_NODES, bound, dumps, loads
-from _glovebox_guest.stdlib import Any, Mapping
+from _glovebox_guest.stdlib import Any, Callable, Mapping, TypeAlias
 
 MAX_DATA = 256 * 1024
 """Bytes in one DATA frame: large enough that framing costs nothing, small enough to interleave streams fairly."""
@@ -56,61 +56,18 @@ class ProtocolError(Exception):
     """The peer broke a rule of the wire; the connection cannot be trusted any more."""
 
 
-class WireEvent:
-    """The meaning of a frame, with the fields of its kind; equal to another of its kind with equal fields."""
+WireEvent: TypeAlias = "tuple[Any, ...]"
+"""The meaning of a frame: a word, the stream, and for all but the last three what it carries.
 
-    __hash__ = None  # type: ignore[assignment]  # it holds dicts
-    stream: int
-    kind: str
-    meta: Mapping[str, Any]
-    body: Mapping[str, Any]
-    data: bytes
-    duplex: bool
-    credit: int
-
-    def __init__(self, **fields: Any) -> None:
-        self.__dict__.update(fields)
-
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self.__dict__ == other.__dict__
-
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({', '.join(f'{name}={self.__dict__[name]!r}' for name in sorted(self.__dict__))})"
-        )
-
-
-class Nothing(WireEvent):
-    """A frame without effect: of a stream that has ended (rule 6)."""
-
-
-class Message(WireEvent):
-    """A message of the connection itself: ``ready``, ``job``, ``stop`` or ``outcome``."""
-
-
-class Open(WireEvent):
-    """A new stream; ``meta`` describes its content."""
-
-
-class Data(WireEvent):
-    """Bytes of a stream."""
-
-
-class Accept(WireEvent):
-    """The answer to an OPEN, before any data; for instance the head of a response."""
-
-
-class StreamEnd(WireEvent):
-    """No more data in this direction."""
-
-
-class Reset(WireEvent):
-    """The end of a stream in both directions; ``body`` has the reason."""
-
-
-class Window(WireEvent):
-    """Credit to send ``credit`` more bytes on this stream."""
-
+``message``  kind and body, as fields: ``ready``, ``job``, ``stop`` or ``outcome``
+``open``     kind, meta and duplex, as fields: a new stream, and what it carries
+``data``     bytes of a stream
+``accept``   the answer to an OPEN, before any data; for instance the head of a response
+``reset``    the end of a stream in both directions, with the reason
+``end``      no more data in this direction
+``credit``   more bytes may be sent on this stream
+``nothing``  without effect: of a stream that has ended (rule 6)
+"""
 
 # Messages by sender and state, with the next state. Anything not in this table is a protocol error.
 _MESSAGES: dict[tuple[str, str, str], str] = {
@@ -147,7 +104,7 @@ class Wire:
         self._last = {"host": 0, "guest": -1}  # last id each side opened: the next ones are 2 and 1
         self._dropped: set[int] = set()  # streams we reset: the peer may not know yet
         self._bytes_left, self._nodes_left = MAX_SAID_BYTES, MAX_SAID_NODES  # of what the peer may say in JSON
-        self._longest = dict.fromkeys(_RECEIVERS, MAX_MESSAGE)
+        self._longest = dict.fromkeys(_FRAMES, MAX_MESSAGE)
         self._longest |= {_DATA: MAX_DATA, _END: 0}
         if role == "guest":
             self._longest[_MESSAGE] = MAX_JOB
@@ -214,7 +171,8 @@ class Wire:
         """End our direction of a stream."""
         known = self._sending(stream)
         known.we_send = False
-        self._forget_if_over(stream, known)
+        if not known.they_send:
+            del self._streams[stream]
         return _frame(_END, stream, b"")
 
     def reset(self, stream: int, body: Mapping[str, Any] | None = None) -> bytes:
@@ -243,7 +201,7 @@ class Wire:
         self.feed(data)
         events: list[WireEvent] = []
         while (event := self.event()) is not None:
-            if not isinstance(event, Nothing):
+            if event[0] != "nothing":
                 events.append(event)
         return events
 
@@ -259,7 +217,7 @@ class Wire:
         if len(buffer) < _HEADER.size:
             return None
         kind, stream, length = _HEADER.unpack_from(buffer)
-        if kind not in _RECEIVERS:
+        if kind not in _FRAMES:
             raise ProtocolError(f"unknown frame type {kind}")
         # Checked before the payload arrives: a false length must not make us wait for, or hold, 4 GiB.
         if length > self._longest[kind]:
@@ -270,7 +228,8 @@ class Wire:
         with memoryview(buffer) as view:
             payload = bytes(view[_HEADER.size : end])
         del buffer[:end]  # moves nothing: the array begins later
-        event = _RECEIVERS[kind](self, stream, payload)
+        fields, take = _FRAMES[kind]
+        event = take(self, kind, stream, payload if fields is None else self._decode(kind, payload, fields))
         if buffer:
             self._end_with_the_outcome()
         return event
@@ -279,93 +238,74 @@ class Wire:
         if self.state == "done" and self._role == "host":
             raise ProtocolError("a frame after the outcome")
 
-    def _on_message(self, stream: int, payload: bytes) -> WireEvent:
+    def _on_message(self, _: int, stream: int, said: Any) -> WireEvent:
         if stream != 0:
             raise ProtocolError("a message belongs to stream 0")
-        fields = self._decode(payload, {"kind": str, "body": dict}, MAX_NODES)
-        following = _MESSAGES.get((self.state, self._peer, fields["kind"]))
+        following = _MESSAGES.get((self.state, self._peer, said["kind"]))
         if following is None:
-            raise ProtocolError(f"{self._peer} may not say {fields['kind'][:40]!r} while {self.state}")
+            raise ProtocolError(f"{self._peer} may not say {said['kind'][:40]!r} while {self.state}")
         self.state = following
-        return Message(kind=fields["kind"], body=fields["body"])
+        return "message", stream, said
 
-    def _on_open(self, stream: int, payload: bytes) -> WireEvent:
+    def _on_open(self, _: int, stream: int, said: Any) -> WireEvent:
         if self.state != "running":
             raise ProtocolError(f"{self._peer} may not open a stream while {self.state}")
         if stream % 2 != self._last[self._peer] % 2 or not self._last[self._peer] < stream <= MAX_STREAM:
             raise ProtocolError(f"{self._peer} may not open stream {stream}")
         if len(self._streams) >= MAX_OPEN:
             raise ProtocolError(f"{self._peer} opened more than {MAX_OPEN} streams at once")
-        fields = self._decode(payload, {"kind": str, "meta": dict, "duplex": bool})
         self._last[self._peer] = stream
-        self._streams[stream] = _Stream(we_send=fields["duplex"], they_send=True, ours=False)
-        return Open(stream=stream, kind=fields["kind"], meta=fields["meta"], duplex=fields["duplex"])
+        self._streams[stream] = _Stream(we_send=said["duplex"], they_send=True, ours=False)
+        return "open", stream, said
 
-    def _receiving(self, stream: int) -> _Stream | None:
-        """Return the stream if the peer may send on it; None where we have just reset it."""
+    def _on_sent(self, kind: int, stream: int, said: Any) -> WireEvent:
+        """Take DATA, ACCEPT or END: the peer may send on the stream, unless we have just reset it."""
         known = self._streams.get(stream)
         if known is None:
             if stream in self._dropped:
-                return None
+                return "nothing", stream
             raise ProtocolError(f"stream {stream} is not open")
         if not known.they_send:
             raise ProtocolError(f"{self._peer} may not send on stream {stream}")
-        return known
-
-    def _on_data(self, stream: int, payload: bytes) -> WireEvent:
-        known = self._receiving(stream)
-        if known is None:
-            return Nothing()
-        if not payload:
+        if kind == _END:
+            known.they_send = False
+            if not known.we_send:
+                del self._streams[stream]
+            return "end", stream
+        if kind == _ACCEPT:
+            if not known.ours or known.noted:
+                raise ProtocolError(f"{self._peer} may not send a note on stream {stream}")
+            known.noted = True
+            return "accept", stream, said
+        if not said:
             raise ProtocolError(f"no bytes on stream {stream}")
-        if len(payload) > known.allowed:
-            raise ProtocolError(f"{len(payload)} bytes exceed the window of {known.allowed} on stream {stream}")
-        known.allowed -= len(payload)
-        return Data(stream=stream, data=payload)
+        if len(said) > known.allowed:
+            raise ProtocolError(f"{len(said)} bytes exceed the window of {known.allowed} on stream {stream}")
+        known.allowed -= len(said)
+        return "data", stream, said
 
-    def _on_accept(self, stream: int, payload: bytes) -> WireEvent:
-        body = self._decode(payload, {})
-        known = self._receiving(stream)
-        if known is None:
-            return Nothing()
-        if not known.ours or known.noted:
-            raise ProtocolError(f"{self._peer} may not send a note on stream {stream}")
-        known.noted = True
-        return Accept(stream=stream, body=body)
-
-    def _on_end(self, stream: int, _payload: bytes) -> WireEvent:
-        known = self._receiving(stream)
-        if known is None:
-            return Nothing()
-        known.they_send = False
-        self._forget_if_over(stream, known)
-        return StreamEnd(stream=stream)
-
-    def _on_reset(self, stream: int, payload: bytes) -> WireEvent:
-        body = self._decode(payload, {})
-        if self._streams.pop(stream, None) is not None:
-            return Reset(stream=stream, body=body)
-        self._was_open(stream)
-        return Nothing()
-
-    def _on_window(self, stream: int, payload: bytes) -> WireEvent:
-        credit = self._decode(payload, {"credit": int})["credit"]
+    def _on_late(self, kind: int, stream: int, said: Any) -> WireEvent:
+        """Take RESET or WINDOW, which may have crossed the stream's end."""
         # A peer can only give back what it has taken, so honest credit never exceeds one window.
-        if not 0 < credit <= WINDOW:
-            raise ProtocolError(f"a credit of {credit} bytes")
+        if kind == _WINDOW and not 0 < said["credit"] <= WINDOW:
+            raise ProtocolError(f"a credit of {said['credit']} bytes")
         known = self._streams.get(stream)
-        if known is None or not known.we_send:
-            self._was_open(stream)
-            return Nothing()
-        known.credit += credit
+        if known is None or (kind == _WINDOW and not known.we_send):
+            if stream == 0 or stream > self._last["guest" if stream % 2 else "host"]:
+                raise ProtocolError(f"stream {stream} was never opened")
+            return "nothing", stream
+        if kind == _RESET:
+            del self._streams[stream]
+            return "reset", stream, said
+        known.credit += said["credit"]
         if known.credit > WINDOW:
             raise ProtocolError(f"more credit on stream {stream} than its window")
-        return Window(stream=stream, credit=credit)
+        return "credit", stream
 
-    def _decode(self, payload: bytes, fields: Mapping[str, type], nodes: int = MAX_LISTED) -> dict[str, Any]:
+    def _decode(self, kind: int, payload: bytes, fields: Mapping[str, type]) -> dict[str, Any]:
         """Parse a JSON object whose keys are exactly ``fields`` (any keys when empty), each of exactly that type."""
         try:
-            self._nodes_left -= bound(payload, nodes)
+            self._nodes_left -= bound(payload, MAX_NODES if kind == _MESSAGE else MAX_LISTED)
             self._bytes_left -= len(payload)
             if self._nodes_left < 0 or self._bytes_left < 0:
                 raise ProtocolError(f"{self._peer} says more than {MAX_SAID_BYTES} bytes or {MAX_SAID_NODES} values")
@@ -379,20 +319,17 @@ class Wire:
             raise ProtocolError(f"a payload's fields are not {sorted(fields)}")
         return body
 
-    def _was_open(self, stream: int) -> None:
-        opener = "host" if stream % 2 == 0 else "guest"
-        if stream == 0 or stream > self._last[opener]:
-            raise ProtocolError(f"stream {stream} was never opened")
 
-    def _forget_if_over(self, stream: int, known: _Stream) -> None:
-        if not known.we_send and not known.they_send:
-            del self._streams[stream]
-
-
-_RECEIVERS = {
-    _MESSAGE: Wire._on_message, _OPEN: Wire._on_open, _DATA: Wire._on_data, _ACCEPT: Wire._on_accept,
-    _END: Wire._on_end, _RESET: Wire._on_reset, _WINDOW: Wire._on_window,
-}  # fmt: skip
+_FRAMES: Mapping[int, tuple[Mapping[str, type] | None, Callable[[Wire, int, int, Any], WireEvent]]] = {
+    _MESSAGE: ({"kind": str, "body": dict}, Wire._on_message),
+    _OPEN: ({"kind": str, "meta": dict, "duplex": bool}, Wire._on_open),
+    _DATA: (None, Wire._on_sent),
+    _ACCEPT: ({}, Wire._on_sent),
+    _END: (None, Wire._on_sent),
+    _RESET: ({}, Wire._on_late),
+    _WINDOW: ({"credit": int}, Wire._on_late),
+}
+"""By type: fields of the JSON, none for raw bytes, and what takes the frame."""
 
 
 def _frame(kind: int, stream: int, payload: bytes | memoryview) -> bytes:

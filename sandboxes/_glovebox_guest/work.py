@@ -8,7 +8,7 @@ from time import monotonic
 
 from _glovebox_guest import wire
 from _glovebox_guest.files.output import Picture, collect
-from _glovebox_guest.loop import Loop, Relay, StreamHandler
+from _glovebox_guest.loop import Loop, ReceivedFile, Relay, StreamHandler
 from _glovebox_guest.program import child as children
 from _glovebox_guest.program import rusage
 from _glovebox_guest.stdlib import Any, Mapping, signal
@@ -35,35 +35,31 @@ _PICTURE_BYTES = 32 * 1024 * 1024
 _PICTURE_MEMORY = 256 * 1024 * 1024
 """Bytes of address space for copies: a decoder led to want more fails by itself, not the sandbox."""
 
-
-class _InputFile(StreamHandler):
-    def __init__(self, inputs: JobInputs, name: str) -> None:
-        self._inputs = inputs
-        self._path = os.path.join(inputs.root, name)
-        os.makedirs(os.path.dirname(self._path), exist_ok=True)
-        self._file = open(self._path, "xb")  # noqa: SIM115 - closed when the stream ends
-
-    def on_data(self, data: bytes) -> None:
-        self._file.write(data)
-
-    def on_end(self) -> None:
-        self._file.close()
-        os.chmod(self._path, 0o444)
-        self._inputs.received += 1
+_NOT_STARTED: Mapping[str, Any] = {
+    "stopped": "", "status": 0, "wall_ms": 0.0, "cpu_ms": 0.0, "memory_peak_bytes": 0, "skipped": [],
+}  # fmt: skip
 
 
 class JobInputs:
     """Files the host sends before the job starts."""
 
     def __init__(self, root: str) -> None:
-        self.root = root
-        self.received = 0
+        self._root = root
+        self._files: list[ReceivedFile] = []
 
-    def accept(self, event: wire.Open) -> StreamHandler:
+    def accept(self, said: Mapping[str, Any]) -> StreamHandler:
         """Take one stream of the host, which has checked its names; only the host writes to the wire."""
-        if event.kind != "input":
-            raise wire.ProtocolError(f"the host opened a stream of kind {event.kind!r}")
-        return _InputFile(self, event.meta["name"])
+        if said["kind"] != "input":
+            raise wire.ProtocolError(f"the host opened a stream of kind {said['kind']!r}")
+        path = os.path.join(self._root, said["meta"]["name"])
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        self._files.append(ReceivedFile(path))
+        return self._files[-1]
+
+    @property
+    def received(self) -> int:
+        """Return how many are whole."""
+        return sum(file.over for file in self._files)
 
 
 def work(
@@ -81,7 +77,7 @@ def work(
         try:
             original = overlay.copy(*config["overlay"], **most)
         except (ValueError, OSError) as problem:
-            return _not_started(str(problem))
+            return {**_NOT_STARTED, "refused": str(problem)[:300]}
     payload, environment = dict(job["payload"]), {}
     relays: list[Relay] = []
     proxy = None
@@ -111,7 +107,7 @@ def work(
     if written or cpu_ms is None:
         _reap_everything()
     _drain(loop, relays)
-    skipped, changes = _collected(loop, limits, config, original, deadline) if written else ([], None)
+    collected = _collected(loop, limits, config, original, deadline) if written else {"skipped": []}
     cpu_ms = rusage.reaped() if cpu_ms is None else cpu_ms
     return {
         "stopped": stopped or ("output" if any(relay.overflowed for relay in relays) else ""),
@@ -119,15 +115,13 @@ def work(
         "wall_ms": elapsed * 1000,
         "cpu_ms": max(0.0, cpu_ms - ahead_ms),
         "memory_peak_bytes": peak_bytes,
-        "skipped": skipped,
-        "changes": changes,
-        "refused": "",
+        **collected,
     }
 
 
 def _collected(
     loop: Loop, limits: Mapping[str, int], config: Mapping[str, Any], original: Any, deadline: float
-) -> tuple[list[dict[str, object]], dict[str, object] | None]:
+) -> dict[str, object]:
     """Send the patch of the workspace and the files of ``/output``; returns what was skipped, and what was changed."""
     room, files = limits["output_bytes"], limits["output_files"]
     changes = None
@@ -141,12 +135,12 @@ def _collected(
             # Before the program's own files: none of them can take its name.
             send_bytes(loop, "patch", patch)
             room, files = room - len(patch), files - 1
-    if not config["output"]:
-        return [], changes
-    skipped, pictures = collect(loop, config["output"], max_files=files, max_bytes=room)
-    if pictures:
-        _show(loop, config, pictures, min(monotonic() + _PICTURE_SECONDS, deadline + _LATE_SECONDS))
-    return skipped, changes
+    skipped: list[dict[str, object]] = []
+    if config["output"]:
+        skipped, pictures = collect(loop, config["output"], max_files=files, max_bytes=room)
+        if pictures:
+            _show(loop, config, pictures, min(monotonic() + _PICTURE_SECONDS, deadline + _LATE_SECONDS))
+    return {"skipped": skipped, "changes": changes}
 
 
 def _show(loop: Loop, config: Mapping[str, Any], pictures: list[Picture], deadline: float) -> None:
@@ -177,11 +171,6 @@ def _drain(loop: Loop, relays: list[Relay]) -> None:
         relay.close()
 
 
-def _not_started(reason: str) -> dict[str, Any]:
-    nothing = {"wall_ms": 0.0, "cpu_ms": 0.0, "memory_peak_bytes": 0, "skipped": [], "changes": None}
-    return {"stopped": "", "status": 0, **nothing, "refused": reason[:300]}
-
-
 def _wait(
     loop: Loop, child: children.Child, deadline: float, relays: list[Relay], cpu_seconds: float
 ) -> tuple[str, int, int, float | None]:
@@ -198,11 +187,11 @@ def _wait(
             said.append(os.read(child.done, 1))
         except BlockingIOError:
             return
-        loop.unwatch(child.done)
+        loop.watch(child.done, None)
 
     loop.watch(child.done, hear)
+    reason, look = "", monotonic() + _LOOK_SECONDS
     try:
-        look = monotonic() + _LOOK_SECONDS
         while True:
             done, status, usage = os.wait4(pid, os.WNOHANG)
             if done and not said:
@@ -211,27 +200,25 @@ def _wait(
             overflowed = any(relay.overflowed for relay in relays)
             over = bool(said and said[0]) and not overflowed
             if done:
-                stopped = "output" if overflowed else ""
-                code = said[0][0] if over else os.waitstatus_to_exitcode(status)
-                return stopped, code, usage.ru_maxrss * 1024, None
-            if over:
-                if alone := rusage.of_one_alone(pid):
-                    return "", said[0][0], alone[1], alone[0]
-                _kill_everything()
-                return "", said[0][0], os.wait4(pid, 0)[2].ru_maxrss * 1024, None
-            reason = loop.stop or ("time" if monotonic() >= deadline else "output" if overflowed else "")
-            if not reason and monotonic() >= look:
+                break
+            if over and (alone := rusage.of_one_alone(pid)):
+                return "", said[0][0], alone[1], alone[0]
+            if not over:
+                reason = loop.stop or ("time" if monotonic() >= deadline else "output" if overflowed else "")
+            if not over and not reason and monotonic() >= look:
                 reason = "processor" if rusage.processor_seconds() > cpu_seconds else ""
                 look = monotonic() + _LOOK_SECONDS
-            if reason:
+            if over or reason:
                 _kill_everything()  # all: a process that traces this one would keep it from being reaped
                 _, status, usage = os.wait4(pid, 0)
-                return reason, os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024, None
+                break
             loop.step(min(deadline, look))
             _reap_orphans(pid)
     finally:
-        loop.unwatch(child.done)
+        loop.watch(child.done, None)
         os.close(child.done)
+    code = said[0][0] if over else os.waitstatus_to_exitcode(status)
+    return reason or ("output" if overflowed else ""), code, usage.ru_maxrss * 1024, None
 
 
 def _reap_orphans(pid: int) -> None:
@@ -290,7 +277,7 @@ def prefault(child: children.Child, config: Mapping[str, Any]) -> None:
     host.receive(guest.message("ready", {}))
     guest.receive(host.message("job", {"limits": {}, "inputs": 0}))
     stream, frames = guest.open("stdout", {})
-    said = frames + guest.data(stream, b"0") + guest.end(stream) + guest.message("outcome", _not_started(""))
+    said = frames + guest.data(stream, b"0") + guest.end(stream) + guest.message("outcome", _NOT_STARTED)
     host.receive(said)
     look = select.poll()
     look.register(child.stdout, select.POLLIN)

@@ -50,7 +50,7 @@ def main() -> None:
     sys.path.extend(config["path"])
     # bwrap leaves open descriptors that it waited on.
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-    kernel.set_dumpable(0)
+    kernel.prctl("PR_SET_DUMPABLE", 0)
     own = os.getuid()
     # Away from the output of modules that print when they are imported.
     orders = socket.socket(fileno=take_wire()[0])
@@ -105,8 +105,8 @@ def become_user(uid: int) -> None:
         # It was never root in this namespace, so it keeps its rights, and can change user again.
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
-        # Becoming another takes it back, see prctl(2).
-        kernel.die_with_parent()
+        # It still has to end with its parent; becoming another takes that back.
+        kernel.prctl("PR_SET_PDEATHSIG", signal.SIGKILL)
 
 
 def _arenas() -> list[bytes]:
@@ -183,7 +183,7 @@ def _leave(descriptors: list[int], inside: int, outside: int, config: dict[str, 
         kernel.unshare(_CLONE_NEWCGROUP)
         _announce()
         # The files below /proc/self belong to root for a process that is not dumpable; a guest is not, later.
-        kernel.set_dumpable(1)
+        kernel.prctl("PR_SET_DUMPABLE", 1)
         _write("/proc/self/setgroups", "deny")
         _write("/proc/self/uid_map", f"{inside} {outside} 1")
         _write("/proc/self/gid_map", f"{inside} {outside} 1")

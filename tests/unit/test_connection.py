@@ -131,10 +131,11 @@ async def test_a_whole_conversation() -> None:
         ended = 0
         while ended < 2:
             for event in await guest.hear():
-                if isinstance(event, wire.Data):
-                    got.setdefault(event.stream, bytearray()).extend(event.data)
-                    await guest.say(guest.wire.consumed(event.stream, len(event.data)) or b"")
-                ended += isinstance(event, wire.StreamEnd)
+                if event[0] == "data":
+                    _, stream, data = event
+                    got.setdefault(stream, bytearray()).extend(data)
+                    await guest.say(guest.wire.consumed(stream, len(data)) or b"")
+                ended += event[0] == "end"
         await guest.file("a", content)
         await guest.file("b", b"")
         await guest.done()
@@ -166,7 +167,7 @@ async def test_guest_and_host_may_send_much_at_the_same_time() -> None:
         # A window is used up and the host owes credit, while it has megabytes of its own to send.
         ended = 0
         while ended < 4:
-            ended += sum(isinstance(event, wire.StreamEnd) for event in await guest.hear())
+            ended += sum(event[0] == "end" for event in await guest.hear())
         assert guest.wire.credit(stream) >= wire.WINDOW // 2
         await guest.done()
 
@@ -325,7 +326,7 @@ async def test_refused_streams_cost_nothing() -> None:
         for n in range(30_000):
             if n % 50 == 49:
                 while resets < n - 10:
-                    resets += sum(isinstance(event, wire.Reset) for event in await guest.hear())
+                    resets += sum(event[0] == "reset" for event in await guest.hear())
             _, frames = guest.wire.open("other", {})
             await guest.say(frames)
         await guest.done()
@@ -346,7 +347,7 @@ async def test_a_duplex_stream_is_refused_where_there_is_no_network() -> None:
         _, frames = guest.wire.open("connect", {}, duplex=True)
         await guest.say(frames)
         while not reasons:
-            reasons.extend(event.body for event in await guest.hear() if isinstance(event, wire.Reset))
+            reasons.extend(event[2] for event in await guest.hear() if event[0] == "reset")
         await guest.done()
 
     assert await converse(script)

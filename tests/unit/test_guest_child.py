@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from _glovebox_guest.jobs import python
-from _glovebox_guest.kernel import get_dumpable, set_dumpable
+from _glovebox_guest.kernel import prctl
 from _glovebox_guest.loop import Loop, Relay
 from _glovebox_guest.program import child as children
 from _glovebox_guest.program import rusage
@@ -35,11 +35,11 @@ def nothing() -> None:
 @pytest.fixture(autouse=True)
 def guest_state() -> Iterator[None]:
     """Put back what the guest changes in a process."""
-    before = signal.getsignal(signal.SIGCHLD), get_dumpable()
+    before = signal.getsignal(signal.SIGCHLD), prctl("PR_GET_DUMPABLE")
     yield
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, before[0])
-    set_dumpable(before[1])
+    prctl("PR_SET_DUMPABLE", before[1])
 
 
 def read(descriptor: int, most: int = -1) -> bytes:

@@ -43,18 +43,19 @@ class Host:
                 self._take(event)
 
     def _take(self, event: wire.WireEvent) -> None:
-        if isinstance(event, wire.Open):
-            name = event.meta["name"]
-            self._names[event.stream] = name
-            self.announced[name] = event.meta["bytes"]
-            self.cut |= {name} if event.meta.get("cut") else set()
+        what, stream, *said = event
+        if what == "open":
+            name = said[0]["meta"]["name"]
+            self._names[stream] = name
+            self.announced[name] = said[0]["meta"]["bytes"]
+            self.cut |= {name} if said[0]["meta"].get("cut") else set()
             if name in self._refuse:
-                os.write(self._out, self._wire.reset(event.stream, {}))
+                os.write(self._out, self._wire.reset(stream, {}))
             else:
                 self.files[name] = bytearray()
-        elif isinstance(event, wire.Data):
-            self.files[self._names[event.stream]] += event.data
-            os.write(self._out, self._wire.consumed(event.stream, len(event.data)))
+        elif what == "data":
+            self.files[self._names[stream]] += said[0]
+            os.write(self._out, self._wire.consumed(stream, len(said[0])))
 
     def close(self) -> None:
         """End it; afterwards everything that was sent has been taken."""

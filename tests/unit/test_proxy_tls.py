@@ -10,7 +10,6 @@ from tests.fuzz.tls import _Client, _contexts
 
 from _glovebox_guest.proxy.listener import ProxyConnection
 from _glovebox_guest.proxy.tls import TlsSocket
-from _glovebox_guest.wire import Data
 
 _HEAD = {"status": 200, "headers": [], "hops": [], "url": "https://a.example/", "dropped": []}
 
@@ -43,11 +42,11 @@ def test_a_body_that_goes_on_after_its_answer_is_discarded() -> None:
     _handshake(loop, client)
     client.say(b"POST / HTTP/1.1\r\nHost: a.example\r\nContent-Length: 1000\r\n\r\nbody")
     loop.read()
-    stream = loop.seen[0].stream
+    stream = loop.seen[0][1]
     loop.hear(loop.host.accept(stream, _HEAD) + loop.host.end(stream))
     client.say(b"more")
     loop.read()
-    assert b"".join(event.data for event in loop.seen if isinstance(event, Data)) == b"body"
+    assert b"".join(event[2] for event in loop.seen if event[0] == "data") == b"body"
     theirs.close()
     loop.read()
     assert proxy.gone

@@ -166,7 +166,7 @@ async def test_a_job_carries_its_limits() -> None:
         job = Job(kind="python", payload={"code": "1"}, wall_seconds=1.5)
         await run(proved, job, inputs=(), hooks=Hooks(file=_refuse))
     await sandbox.channel.aclose()
-    assert jobs[0].body["limits"] == {
+    assert jobs[0][2]["body"]["limits"] == {
         "wall_seconds": 1.5, "cpu_seconds": 4, "output_bytes": 2**20, "output_files": 8, "memory_bytes": 512 * 2**20,
         "printed_bytes": 256 * 2**14,
     }  # fmt: skip

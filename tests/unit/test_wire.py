@@ -19,7 +19,6 @@ from tests.fixtures.wire_peers import (
     side,
 )
 
-from _glovebox_guest import wire
 from _glovebox_guest.jsontext import MAX_NODES
 from _glovebox_guest.wire import MAX_DATA, MAX_JOB, MAX_MESSAGE, MAX_SAID_BYTES, MAX_SAID_NODES, ProtocolError, Wire
 
@@ -48,7 +47,7 @@ def test_a_frame_in_pieces_is_the_same_frame(role: str) -> None:
     end, first = side(role)
     frames = opening(first) + frame(DATA, first, b"xyz") + frame(END, first)
     events = [event for at in range(len(frames)) for event in end.receive(frames[at : at + 1])]
-    assert [type(event).__name__ for event in events] == ["Open", "Data", "StreamEnd"]
+    assert [event[0] for event in events] == ["open", "data", "end"]
 
 
 # Rule 2
@@ -72,7 +71,7 @@ def test_the_longest_payload_is_accepted(role: str) -> None:
     """Rule 2: control of the test above."""
     end, first = side(role)
     end.receive(opening(first))
-    assert end.receive(frame(DATA, first, bytes(MAX_DATA))) == [wire.Data(stream=first, data=bytes(MAX_DATA))]
+    assert end.receive(frame(DATA, first, bytes(MAX_DATA))) == [("data", first, bytes(MAX_DATA))]
 
 
 @ROLES
@@ -97,8 +96,7 @@ def test_the_longest_program_fits_into_the_job() -> None:
     host.receive(guest.message("ready", {}))
     code = "\U0001f600" * (256 * 1024)
     (event,) = guest.receive(host.message("job", {"code": code}))
-    assert isinstance(event, wire.Message)
-    assert event.body["code"] == code
+    assert event == ("message", 0, {"kind": "job", "body": {"code": code}})
 
 
 def test_the_guest_cannot_send_a_message_as_long_as_a_job() -> None:
@@ -148,8 +146,7 @@ def test_any_text_a_program_can_make_crosses() -> None:
     host, guest = running()
     _, frames = guest.open("file", {"name": "\udcff\x00\n"})
     (event,) = host.receive(frames)
-    assert isinstance(event, wire.Open)
-    assert event.meta == {"name": "\udcff\x00\n"}
+    assert event == ("open", 1, {"kind": "file", "meta": {"name": "\udcff\x00\n"}, "duplex": False})
 
 
 # Rule 3
@@ -159,9 +156,9 @@ def test_messages_come_in_their_order() -> None:
     """Rule 3: ready, job, outcome."""
     host, guest = Wire("host"), Wire("guest")
     assert (host.state, guest.state) == ("starting", "starting")
-    assert host.receive(guest.message("ready", {"uid": 1})) == [wire.Message(kind="ready", body={"uid": 1})]
-    assert guest.receive(host.message("job", {"b": 2})) == [wire.Message(kind="job", body={"b": 2})]
-    assert host.receive(guest.message("outcome", {"c": 3})) == [wire.Message(kind="outcome", body={"c": 3})]
+    assert host.receive(guest.message("ready", {"uid": 1})) == [("message", 0, {"kind": "ready", "body": {"uid": 1}})]
+    assert guest.receive(host.message("job", {"b": 2})) == [("message", 0, {"kind": "job", "body": {"b": 2}})]
+    assert host.receive(guest.message("outcome", {"c": 3})) == [("message", 0, {"kind": "outcome", "body": {"c": 3}})]
     assert (host.state, guest.state) == ("done", "done")
 
 
@@ -264,7 +261,7 @@ def test_events_come_one_at_a_time() -> None:
     stream, opened = guest.open("k")
     said = opened + guest.data(stream, b"a") + guest.end(stream)
     host.feed(said[:-1])
-    assert [type(host.event()) for _ in range(3)] == [wire.Open, wire.Data, type(None)]
+    assert [(host.event() or [None])[0] for _ in range(3)] == ["open", "data", None]
     host.feed(said[-1:])
-    assert host.event() == wire.StreamEnd(stream=stream)
+    assert host.event() == ("end", stream)
     assert host.event() is None

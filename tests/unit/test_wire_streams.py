@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from tests.fixtures.wire_peers import CREDIT, DATA, END, NOTE, RESET, ROLES, frame, opening, running, side
 
-from _glovebox_guest import wire
 from _glovebox_guest.wire import MAX_DATA, MAX_OPEN, MAX_STREAM, WINDOW, ProtocolError, Wire
 
 # Rule 4
@@ -161,7 +160,7 @@ def test_credit_never_exceeds_the_window(role: str) -> None:
     end, _ = side(role)
     stream, _ = end.open("k")
     end.data(stream, bytes(10))
-    assert end.receive(frame(CREDIT, stream, {"credit": 10})) == [wire.Window(stream=stream, credit=10)]
+    assert end.receive(frame(CREDIT, stream, {"credit": 10})) == [("credit", stream)]
     with pytest.raises(ProtocolError, match="more credit"):
         end.receive(frame(CREDIT, stream, {"credit": 1}))
 
@@ -199,7 +198,7 @@ def test_a_reset_ends_both_directions_at_once(role: str) -> None:
     """Rule 6: and says why."""
     end, first = side(role)
     end.receive(opening(first, duplex=True))
-    assert end.receive(frame(RESET, first, {"why": 1})) == [wire.Reset(stream=first, body={"why": 1})]
+    assert end.receive(frame(RESET, first, {"why": 1})) == [("reset", first, {"why": 1})]
     assert not end.is_open(first)
     with pytest.raises(ProtocolError, match="not open"):
         end.receive(frame(DATA, first, b"x"))
@@ -255,7 +254,7 @@ def test_a_note_answers_an_open_once(role: str) -> None:
     """Rule 7: from the side that accepted, one time."""
     end, _ = side(role)
     stream, _ = end.open("k", duplex=True)
-    assert end.receive(frame(NOTE, stream, {"status": 200})) == [wire.Accept(stream=stream, body={"status": 200})]
+    assert end.receive(frame(NOTE, stream, {"status": 200})) == [("accept", stream, {"status": 200})]
     with pytest.raises(ProtocolError, match="may not send a note"):
         end.receive(frame(NOTE, stream, {}))
 
@@ -286,12 +285,3 @@ def test_a_broken_wire_stays_broken() -> None:
         host.receive(b"\xff" * 20)
     with pytest.raises(ProtocolError):
         host.receive(frames)
-
-
-def test_events_tell_themselves_apart() -> None:
-    """Equal when of one kind with equal fields; printable for logs."""
-    one = wire.Data(stream=1, data=b"x")
-    assert one == wire.Data(stream=1, data=b"x")
-    assert one != wire.Data(stream=1, data=b"y")
-    assert one != wire.StreamEnd(stream=1)
-    assert repr(one) == "Data(data=b'x', stream=1)"

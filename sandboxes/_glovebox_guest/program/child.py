@@ -15,7 +15,7 @@ import sys
 from os import _exit, fstat, getpid
 from os import write as _write
 
-from _glovebox_guest.kernel import set_dumpable
+from _glovebox_guest.kernel import prctl
 from _glovebox_guest.program.emit import Emit
 from _glovebox_guest.stdlib import Any, Callable, Mapping, TypeAlias, signal
 
@@ -151,7 +151,7 @@ def _become_child(order: int, pipes: tuple[int, ...]) -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # The files below /proc/self belong to root for a process that is not dumpable. The guest stays so.
-    set_dumpable(1)
+    prctl("PR_SET_DUMPABLE", 1)
     # In a shortage of memory the kernel kills the program, not the guest that has to report it.
     with open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:
         score.write("1000")

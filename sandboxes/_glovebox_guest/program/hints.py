@@ -103,27 +103,24 @@ def hint(problem: BaseException) -> str:
 def noted(what: str) -> str:
     """Return the hint for "input", "shell", "network", "browser", "thread", "full", or "pip" with its command."""
     what, _, words = what.partition(" ")
-    if what == "pip":
-        return no_pip(words.split())
     tell = _NOTED[what]
-    return tell if isinstance(tell, str) else tell()
+    return tell if isinstance(tell, str) else tell(words.split())
 
 
 def missing_package(name: str) -> str:
     """Return what to do without a package of this name; empty where that is not known."""
-    if name.partition(".")[0] in {"tkinter", "_tkinter", "turtle", "PyQt5", "PyQt6", "PySide6", "gi", "wx"}:
-        return "There is no display in this sandbox: open matplotlib figures come back as pictures by themselves."
     name = name.partition(".")[0]
+    if name in {"tkinter", "_tkinter", "turtle", "PyQt5", "PyQt6", "PySide6", "gi", "wx"}:
+        return "There is no display in this sandbox: open matplotlib figures come back as pictures by themselves."
     if name and _importable(name):
         return ""  # it has no such part
     others = " or ".join(_HOW.get(each, each) for each in _INSTEAD.get(name, ()) if _importable(each))
     if name in {"requests", "httpx"} and "HTTPS_PROXY" not in os.environ:
         others = "the tool fetch_url"
     instead = others and f"use {others}"
-    environment = elsewhere.get(name)
-    if environment is not None:
+    if name in elsewhere:
         other = f"{instead or 'do without'}, or ask the operator"
-        return f"{name} is in the environment {environment}, which this tool's profile does not name: {other}."
+        return f"{name} is in the environment {elsewhere[name]}, which this tool's profile does not name: {other}."
     only = "only those of the sandbox's runtime are available"
     return f"Packages cannot be installed here; {instead or only}."
 
@@ -259,7 +256,7 @@ def _reading(path: str) -> int:
     return 0
 
 
-def _full(_: object = None) -> str:
+def _full(_: object) -> str:
     sizes = {}
     for place, instead in _PLACES.items():
         room = os.statvfs(place) if os.access(place, os.W_OK | os.X_OK) else None
@@ -301,24 +298,20 @@ def _not_found(problem: OSError) -> str:
 def _similar(path: str) -> list[str]:
     """Return similar names in the workspace: the same in another folder, else a typo."""
     wanted = path.replace("\\", "/").rstrip("/").rpartition("/")[2].lower()
-    found: dict[str, str] = {}
-    same: list[str] = []
+    found: dict[str, list[str]] = {}
     seen = 0
     for folder, folders, files in os.walk(_WORKSPACE):
         folders.sort()
+        seen += len(files) + len(folders)
         for name in (*sorted(files), *folders):
-            seen += 1
-            place = os.path.relpath(os.path.join(folder, name), _WORKSPACE)
-            found.setdefault(name.lower(), place)
-            if name.lower() == wanted:
-                same.append(place)
-        if seen > _ENTRIES or len(same) >= _NAMED:
+            found.setdefault(name.lower(), []).append(os.path.relpath(os.path.join(folder, name), _WORKSPACE))
+        if seen > _ENTRIES or len(found.get(wanted, ())) >= _NAMED:
             break
-    if same:
-        return same[:_NAMED]
+    if wanted in found:
+        return found[wanted][:_NAMED]
     import difflib
 
-    return [found[name] for name in difflib.get_close_matches(wanted, list(found)[:_COMPARED], _NAMED, _SIMILAR)]
+    return [found[name][0] for name in difflib.get_close_matches(wanted, list(found)[:_COMPARED], _NAMED, _SIMILAR)]
 
 
 def _decoding(problem: UnicodeDecodeError) -> str:
@@ -343,13 +336,14 @@ def _lines(problem: BaseException) -> str:
     return "\n".join(str(frame.line) for frame in traceback.extract_tb(problem.__traceback__))
 
 
-_NOTED: Mapping[str, str | Callable[[], str]] = {
+_NOTED: Mapping[str, str | Callable[[list[str]], str]] = {
     "input": _NOBODY,
     "shell": _SHELL,
     "network": _network,
     "browser": _PAGE,
     "thread": "A daemon thread had not ended and was stopped: join() it to have its results.",
     "full": _full,
+    "pip": no_pip,
 }
 
 _HINTS: Mapping[str, tuple[tuple[str, str | Callable[[Any], str]], ...]] = {

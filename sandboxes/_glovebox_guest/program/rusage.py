@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 from time import clock_gettime
 
+from _glovebox_guest.measure import lines, status
+
 _TICKS = os.sysconf("SC_CLK_TCK")
 _UTIME = 10
 """Index of ``utime`` behind the state in /proc/PID/stat; stime, cutime and cstime follow it."""
@@ -45,11 +47,9 @@ def of_one_alone(pid: int) -> tuple[float, int] | None:
 
 def _memory_bytes(pid: int) -> int:
     """Return a process's peak memory. Raises OSError, LookupError or ValueError where the kernel does not report it."""
-    # The name on the first line is the program's choice, see proc_pid_status(5): a carriage return begins no line.
-    with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace", newline="\n") as lines:
-        sizes = {line.partition(":")[0]: line.split()[1] for line in lines if line.startswith("Vm")}
+    sizes = status(lines(f"/proc/{pid}/status"))
     # gVisor reports no peak; there the host counts the whole sandbox.
-    return int(sizes.get("VmHWM") or sizes["VmRSS"]) * 1024
+    return int((sizes.get("VmHWM") or sizes["VmRSS"]).split()[0]) * 1024
 
 
 def clock(pid: int) -> float:
@@ -66,8 +66,7 @@ def processor_seconds() -> float:
 
     Children of a parent that ignores SIGCHLD are not counted: wall time and the processor quota bound those.
     """
-    own = os.times()
-    total = own.children_user + own.children_system
+    total = reaped() / 1000
     for name in os.listdir("/proc"):
         if name.isdigit() and name != "1":
             try:

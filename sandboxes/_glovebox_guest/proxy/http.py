@@ -29,32 +29,6 @@ class BadRequestError(Exception):
     """The bytes are not a request to a proxy; the text has the reason."""
 
 
-class Tunnel:
-    """``CONNECT``: bytes both ways."""
-
-    kind = "connect"
-    body = _UNBOUNDED
-    chunks = None
-    expects = keeps = False
-
-    def __init__(self, authority: str) -> None:
-        self.authority = authority[:512]
-        self.asked = f"The tunnel to {plain(authority)[:100]}"
-        self.meta: Mapping[str, Any] = {"authority": self.authority}
-
-    def head(self, note: Mapping[str, Any]) -> bytes:  # noqa: ARG002 - it only says that the tunnel is open
-        """Return the answer's head, from the host's note."""
-        return b"HTTP/1.1 200 Connection established\r\n\r\n"
-
-    def data(self, data: bytes) -> bytes:
-        """Encode the host's bytes."""
-        return data
-
-    def last(self) -> bytes:
-        """Return the final bytes."""
-        return b""
-
-
 class Chunks:
     """Decoder of a chunked body (RFC 9112 section 7.1)."""
 
@@ -112,23 +86,23 @@ class Chunks:
 
 
 class ProxyRequest:
-    """A request with an absolute URL: the host sends it, and the answer is chunked."""
+    """A request for a tunnel, or with an absolute URL: the host sends that, and the answer is chunked."""
 
-    kind = "request"
+    expects = keeps = False
+    """The client waits for a word before the body; the connection stays open for another request."""
+    chunks: Chunks | None = None
+    body = _UNBOUNDED
 
-    def __init__(self, method: str, url: str, headers: list[tuple[str, str]], *, keeps: bool = False) -> None:
-        self.chunks = _chunks(headers)
-        self.body = _UNBOUNDED if self.chunks else _length(headers)
-        self.keeps = keeps and not any(name == "connection" and "close" in value.lower() for name, value in headers)
-        """True to keep the connection open for another request."""
-        self.expects = any(name == "expect" for name, _ in headers)
-        self.asked = f"The response to {plain(method)} {plain(url)[:100]}"
-        kept = [[name, value] for name, value in headers if name not in _OURS]
-        self.meta: Mapping[str, Any] = {"method": method, "url": url, "headers": kept}
-        self._chunked = method != "HEAD"
+    def __init__(self, kind: str, asked: str, meta: Mapping[str, Any]) -> None:
+        self.kind = kind
+        self.asked = f"The {asked[:150]}"
+        self.meta = meta
+        self._chunked = kind == "request" and meta["method"] != "HEAD"
 
     def head(self, note: Mapping[str, Any]) -> bytes:
         """Return the answer's head, from the host's note."""
+        if self.kind == "connect":
+            return b"HTTP/1.1 200 Connection established\r\n\r\n"
         headers = [f"{name}: {value}" for name, value in note["headers"]]
         if note["hops"]:  # the host has followed redirects, and links in the page are relative to where it came from
             headers = [header for header in headers if not header.startswith("content-location:")]
@@ -144,6 +118,8 @@ class ProxyRequest:
 
     def data(self, data: bytes) -> bytes:
         """Encode the host's bytes."""
+        if self.kind == "connect":
+            return data
         return b"%x\r\n%b\r\n" % (len(data), data) if self._chunked and data else b""
 
     def last(self) -> bytes:
@@ -151,7 +127,7 @@ class ProxyRequest:
         return b"0\r\n\r\n" if self._chunked else b""
 
 
-def parse(data: bytes, end: int, authority: str = "") -> Tunnel | ProxyRequest:
+def parse(data: bytes, end: int, authority: str = "") -> ProxyRequest:
     """Parse a request's head; raises BadRequestError.
 
     ``end`` is that of the head's last line; negative where the head exceeds MAX_HEAD. ``authority`` is host and port of
@@ -170,14 +146,21 @@ def parse(data: bytes, end: int, authority: str = "") -> Tunnel | ProxyRequest:
             raise BadRequestError("A request to a server names a path.")
         target = f"https://{authority.removesuffix(':443')}{target}"
     elif method == "CONNECT":
-        return Tunnel(target)
+        return ProxyRequest("connect", f"tunnel to {plain(target)}", {"authority": target[:512]})
     if "://" not in target:
         raise BadRequestError("A request to a proxy names an absolute URL.")
     if any(name == "upgrade" and "websocket" in value.lower() for name, value in headers):
         raise BadRequestError("WebSockets do not pass: requests and their answers do, streams of events too.")
     if version != "HTTP/1.1":
         raise BadRequestError("Requests are taken in HTTP/1.1 only.")
-    return ProxyRequest(method, target, headers, keeps=bool(authority))
+    kept = [[name, value] for name, value in headers if name not in _OURS]
+    asked = f"response to {plain(method)} {plain(target)}"
+    request = ProxyRequest("request", asked, {"method": method, "url": target, "headers": kept})
+    request.chunks, request.body = _body(headers)
+    closes = any(name == "connection" and "close" in value.lower() for name, value in headers)
+    request.keeps = bool(authority) and not closes
+    request.expects = any(name == "expect" for name, _ in headers)
+    return request
 
 
 def refusal(status: int, rule: str, reason: str, hint: str) -> bytes:
@@ -204,22 +187,15 @@ def _header(line: str) -> tuple[str, str]:
     return name.lower(), value.strip(" \t")
 
 
-def _chunks(headers: list[tuple[str, str]]) -> Chunks | None:
-    """Return the decoder of a chunked body; None where it has its length."""
-    said = [value.lower() for name, value in headers if name == "transfer-encoding"]
-    if not said:
-        return None
-    if said != ["chunked"] or any(name == "content-length" for name, _ in headers):
-        raise BadRequestError("A body has its Content-Length, or comes in chunks and nothing else.")
-    return Chunks()
-
-
-def _length(headers: list[tuple[str, str]]) -> int:
-    """Return the bytes of the body; the host bounds them."""
-    said = {value for name, value in headers if name == "content-length"}
-    if not said:
-        return 0
-    length = said.pop()
-    if said or not (length.isascii() and length.isdigit() and len(length) <= 12):
+def _body(headers: list[tuple[str, str]]) -> tuple[Chunks | None, int]:
+    """Return the decoder of a body in chunks, and the bytes of any other; the host bounds both."""
+    lengths = {value for name, value in headers if name == "content-length"}
+    codings = [value.lower() for name, value in headers if name == "transfer-encoding"]
+    if codings:
+        if codings != ["chunked"] or lengths:
+            raise BadRequestError("A body has its Content-Length, or comes in chunks and nothing else.")
+        return Chunks(), _UNBOUNDED
+    length = lengths.pop() if lengths else "0"
+    if lengths or not (length.isascii() and length.isdigit() and len(length) <= 12):
         raise BadRequestError("The Content-Length is not one number.")
-    return int(length)
+    return None, int(length)

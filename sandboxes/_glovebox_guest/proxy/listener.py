@@ -15,10 +15,10 @@ Rule 5   A connection holds one head, and one window of the wire for the program
 
 from __future__ import annotations
 
-import os
+import select
 
-from _glovebox_guest.loop import Loop, StreamHandler
-from _glovebox_guest.proxy.http import MAX_HEAD, BadRequestError, ProxyRequest, Tunnel, parse, refusal
+from _glovebox_guest.loop import Loop, ReceivedFile, StreamHandler
+from _glovebox_guest.proxy.http import MAX_HEAD, BadRequestError, ProxyRequest, parse, refusal
 from _glovebox_guest.stdlib import Any, Callable, Mapping, socket
 
 PORT = 3128
@@ -60,7 +60,8 @@ class Proxy:
         self.loop = loop
         self._tell = tell
         self._told = 0
-        self._streams = 0
+        self.streams = 0
+        """Streams that were opened to the host, or refused."""
         self._connections: set[ProxyConnection] = set()
         self._listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         self._listener.setblocking(False)
@@ -79,7 +80,7 @@ class Proxy:
         """End everything; the program is dead."""
         for connection in tuple(self._connections):
             connection.close()
-        self.loop.unwatch(self._listener.fileno())
+        self.loop.watch(self._listener.fileno(), None)
         self._listener.close()
 
     def tell(self, text: str) -> None:
@@ -88,11 +89,6 @@ class Proxy:
         if self._told <= MAX_TOLD:
             self._tell(text)
 
-    def may_open(self) -> bool:
-        """Count one more stream to the host; return whether it may be opened."""
-        self._streams += 1
-        return self._streams <= MAX_STREAMS
-
     def forget(self, connection: ProxyConnection) -> None:
         """Accept another connection in the place of one that is closed."""
         self._connections.discard(connection)
@@ -100,7 +96,7 @@ class Proxy:
 
     def _accept(self) -> None:
         if len(self._connections) >= MAX_CONNECTIONS:
-            self.loop.unwatch(self._listener.fileno())
+            self.loop.watch(self._listener.fileno(), None)
             return
         try:
             descriptor, _ = self._listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001 - all that `socket.accept` does
@@ -132,7 +128,7 @@ class ProxyConnection(StreamHandler):
         self._client: Any = client  # or the plain text of its TLS
         self._descriptor = client.fileno()
         self._head = bytearray()
-        self._exchange: Tunnel | ProxyRequest | None = None
+        self._exchange: Any = None  # a ProxyRequest, from its head on
         self._stream = 0
         self._left = 0  # bytes that are still to be passed on
         self._ended = False  # our direction of the stream
@@ -141,8 +137,7 @@ class ProxyConnection(StreamHandler):
         self._out = bytearray()
         self._owed = 0  # bytes of the host's for which credit is due once _out has gone
         self._answered = False
-        self._ending = False  # nothing will be added to _out
-        self._another = False  # and then there may be another request
+        self._then: Callable[[], None] | None = None  # once _out has gone; until it is set, more may be added
         self._shut = False  # _out has gone, and our sending direction is shut down
         self._loop.watch(self._descriptor, self._readable)
 
@@ -157,9 +152,9 @@ class ProxyConnection(StreamHandler):
 
     def _read(self) -> bool:
         """Read once, if there is room; return whether there may be more."""
-        room = self._room()
+        room, take = self._upwards()
         if room <= 0:
-            self._loop.unwatch(self._descriptor)  # until there is credit, or the next request is read
+            self._loop.watch(self._descriptor, None)  # until there is credit, or the next request is read
             return False
         try:
             data = self._client.recv(room)
@@ -168,26 +163,26 @@ class ProxyConnection(StreamHandler):
         except OSError:
             self.close()
             return False
-        if not data:
-            self._hang_up()
-        elif self._exchange is None:
-            self._take(data)
-        elif self._left:
-            self._pass_on(data)
-        elif self._exchange.keeps and not self._shut:
-            self._head += data  # of the next request
+        if data:
+            take(data)
         else:
-            self._discarded += len(data)
-            if self._discarded > _LINGER:
-                self.close()
+            self._hang_up()
         return self._loop.watches(self._descriptor)
 
-    def _room(self) -> int:
+    def _upwards(self) -> tuple[int, Callable[[bytes], object]]:
+        """Return how many of the program's bytes there is room for, and what takes them."""
         if self._left:
-            return min(self._left, self._loop.wire.credit(self._stream), _READ)
-        if self._exchange is None or (self._exchange.keeps and not self._shut):
-            return MAX_HEAD - len(self._head)
-        return _READ
+            return min(self._left, self._loop.wire.credit(self._stream), _READ), self._pass_on
+        if self._exchange is None:
+            return MAX_HEAD - len(self._head), self._take
+        if self._exchange.keeps and not self._shut:
+            return MAX_HEAD - len(self._head), self._head.extend  # of the next request
+        return _READ, self._discard
+
+    def _discard(self, data: bytes) -> None:
+        self._discarded += len(data)
+        if self._discarded > _LINGER:
+            self.close()
 
     def _resume(self) -> None:
         if not self._loop.watches(self._descriptor):
@@ -204,7 +199,7 @@ class ProxyConnection(StreamHandler):
         try:
             exchange = parse(bytes(self._head), end, self._authority)
         except BadRequestError as problem:
-            self._exchange = Tunnel("")
+            self._exchange = ProxyRequest("connect", "", {})
             if self._authority:
                 self._proxy.tell(f"What came for {self._authority[:100]} was no request of HTTP/1.1: {problem}")
             self._refuse(400, "egress.proxy", str(problem))
@@ -212,21 +207,22 @@ class ProxyConnection(StreamHandler):
         self._exchange = exchange
         del self._head[: end + 4]
         contexts = self._proxy.contexts
-        if not self._proxy.may_open():
+        self._proxy.streams += 1
+        if self._proxy.streams > MAX_STREAMS:
             self._head.clear()
             self._refuse(403, "egress.attempts", "This call has asked for too many connections.")
-        elif contexts is None or not isinstance(exchange, Tunnel):
+        elif contexts is None or exchange.kind != "connect":
             self._ask()
-        elif exchange.authority in contexts:
-            self._secure(contexts[exchange.authority])
+        elif exchange.meta["authority"] in contexts:
+            self._secure(contexts[exchange.meta["authority"]])
         else:
-            self._loop.unwatch(self._descriptor)
+            self._loop.watch(self._descriptor, None)
             self._stream = self._loop.open("certificate", exchange.meta, self, duplex=True)
             self._loop.send(self._loop.wire.end(self._stream))
 
     def _told_of_tls(self, leaf: str) -> None:
         """Keep the host's answer: a certificate, or nothing for a tunnel. Open streams are bounded, so it has ended."""
-        contexts, authority = self._proxy.contexts, self._asked.meta["authority"]
+        contexts, authority = self._proxy.contexts, self._exchange.meta["authority"]
         if contexts is None or self._client.fileno() < 0:
             return
         from _glovebox_guest.proxy.tls import context_of
@@ -246,22 +242,20 @@ class ProxyConnection(StreamHandler):
             return
         from _glovebox_guest.proxy.tls import TlsSocket
 
-        exchange, first = self._asked, bytes(self._head)
+        exchange, first = self._exchange, bytes(self._head)
         self._head.clear()
         self._exchange = None
         self._authority = exchange.meta["authority"]
-        self._client = TlsSocket(
-            self._client,
-            context,
-            first,
-            exchange.head({}),
-            lambda what: self._proxy.tell(f"{exchange.asked} was cut off: {what}"),
-        )
-        self._loop.unwatch(self._descriptor)
+
+        def tell(what: str) -> None:
+            self._proxy.tell(f"{exchange.asked} was cut off: {what}")
+
+        self._client = TlsSocket(self._client, context, first, exchange.head({}), tell)
+        self._loop.watch(self._descriptor, None)
         self._resume()
 
     def _ask(self) -> None:
-        exchange, rest = self._asked, bytes(self._head)
+        exchange, rest = self._exchange, bytes(self._head)
         self._stream = self._loop.open(exchange.kind, exchange.meta, self, duplex=True)
         self._left = exchange.body
         if exchange.expects:
@@ -270,7 +264,7 @@ class ProxyConnection(StreamHandler):
         self._pass_on(rest[: self._left])
 
     def _pass_on(self, data: bytes) -> None:
-        chunks = self._asked.chunks
+        chunks = self._exchange.chunks
         if chunks is None:
             self._left -= len(data)
         else:
@@ -291,8 +285,9 @@ class ProxyConnection(StreamHandler):
         """End the program's side: half of a tunnel, but all of a request, whose answer has no reader."""
         self._hung_up = True
         self._left = 0
-        if isinstance(self._exchange, Tunnel) and not self._shut and self._loop.wire.is_open(self._stream):
-            self._loop.unwatch(self._descriptor)
+        is_tunnel = self._exchange is not None and self._exchange.kind == "connect"
+        if is_tunnel and not self._shut and self._loop.wire.is_open(self._stream):
+            self._loop.watch(self._descriptor, None)
             self._end_stream()
         else:
             self.close()
@@ -314,19 +309,19 @@ class ProxyConnection(StreamHandler):
             self._leaf = body["leaf"]
             return
         self._answered = True
-        self._write(self._asked.head(body))
+        self._write(self._exchange.head(body))
 
     def on_data(self, data: bytes) -> None:
         self._owed += len(data)
-        self._write(self._asked.data(data))
+        self._write(self._exchange.data(data))
 
     def on_end(self) -> None:
         if self._leaf is not None:
-            leaf, self._leaf = self._leaf, None
-            self._told_of_tls(leaf)
+            self._told_of_tls(self._leaf)
+            self._leaf = None
             return
-        self._another = self._asked.keeps and self._ended and not self._hung_up
-        self._end(self._asked.last())
+        another = self._exchange.keeps and self._ended and not self._hung_up
+        self._write(self._exchange.last(), self._next if another else self._shut_down)
 
     def on_reset(self, body: Mapping[str, Any]) -> None:
         """Report a refusal, or an early end."""
@@ -339,53 +334,41 @@ class ProxyConnection(StreamHandler):
             return
         why = " ".join(reply[key] for key in ("truncated", "reason", "hint") if reply.get(key))
         if why:
-            self._proxy.tell(f"{self._asked.asked} was cut off: {why}")
-        self._end(b"")
-
-    @property
-    def _asked(self) -> Tunnel | ProxyRequest:
-        if self._exchange is None:
-            raise TypeError("there is no stream before there is a request")
-        return self._exchange
+            self._proxy.tell(f"{self._exchange.asked} was cut off: {why}")
+        self._write(b"", self._shut_down)
 
     def _refuse(self, status: int, rule: str, reason: str, hint: str = "") -> None:
         self._answered = True
-        self._end(refusal(status, rule, reason, hint))
+        self._write(refusal(status, rule, reason, hint), self._shut_down)
 
-    def _end(self, last: bytes) -> None:
-        self._ending = True
-        self._write(last)
-
-    def _write(self, data: bytes) -> None:
+    def _write(self, data: bytes, then: Callable[[], None] | None = None) -> None:
         self._out += data
+        self._then = then or self._then
         self._flush()
 
     def _flush(self) -> None:
         try:
             while self._out:
                 del self._out[: self._client.send(self._out)]
-            done = not self._authority or self._client.push()
+            blocked = self._authority and not self._client.push()
         except BlockingIOError:
-            done = False
+            blocked = True
         except OSError:
             self.close()
             return
-        if not done:
-            self._loop.watch_writing(self._descriptor, self._flush)
+        self._loop.watch(self._descriptor, self._flush if blocked else None, select.POLLOUT)
+        if blocked:
             return
-        self._loop.watch_writing(self._descriptor, None)
         owed, self._owed = self._owed, 0
         self._loop.send(self._loop.wire.consumed(self._stream, owed))
-        if self._ending and self._another:
-            self._next()
-        elif self._ending:
-            self._shut_down()
+        if self._then is not None:
+            self._then()
 
     def _next(self) -> None:
         self._exchange = None
-        self._answered = self._ended = self._ending = self._another = False
-        if not self._loop.watches(self._descriptor):
-            self._loop.watch(self._descriptor, self._readable)
+        self._answered = self._ended = False
+        self._then = None
+        self._loop.watch(self._descriptor, self._readable)
         if self._head:
             self._take(b"")
         if self._authority and self._loop.watches(self._descriptor):
@@ -397,7 +380,7 @@ class ProxyConnection(StreamHandler):
         try:
             self._client.shutdown(_SHUT_WR)
         except BlockingIOError:
-            self._loop.watch_writing(self._descriptor, self._flush)
+            self._loop.watch(self._descriptor, self._flush, select.POLLOUT)
         except OSError:
             self.close()
             return
@@ -411,8 +394,8 @@ class ProxyConnection(StreamHandler):
         """End the connection and its stream; idempotent."""
         if self._client.fileno() < 0:
             return
-        self._loop.unwatch(self._descriptor)
-        self._loop.watch_writing(self._descriptor, None)
+        self._loop.watch(self._descriptor, None)
+        self._loop.watch(self._descriptor, None, select.POLLOUT)
         self._client.close()
         self._out.clear()
         self._left = 0
@@ -420,23 +403,11 @@ class ProxyConnection(StreamHandler):
         self._proxy.forget(self)
 
 
-class _Trust(StreamHandler):
-    def __init__(self, path: str) -> None:
-        self.over = False
-        self.inspect = False
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444)
+class _Trust(ReceivedFile):
+    inspect = False
 
     def on_accept(self, body: Mapping[str, Any]) -> None:
         self.inspect = body["inspect"]
-
-    def on_data(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self._file, view) :]
-
-    def on_end(self) -> None:
-        os.close(self._file)
-        self.over = True
 
     def on_reset(self, body: Mapping[str, Any]) -> None:  # noqa: ARG002 - nobody is trusted then
         self.on_end()

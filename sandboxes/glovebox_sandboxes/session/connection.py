@@ -92,11 +92,12 @@ class StreamSink(Protocol):
 class _Feed:
     """A sink that passes the bytes of a stream on."""
 
-    def __init__(self, take: Callable[[bytes], None]) -> None:
+    def __init__(self, take: Sequence[Callable[[bytes], None]]) -> None:
         self._take = take
 
     async def data(self, data: bytes) -> None:
-        self._take(data)
+        for each in self._take:
+            each(data)
 
     async def end(self) -> None:
         pass
@@ -188,8 +189,8 @@ async def whole(content: bytes) -> AsyncGenerator[bytes, None]:
 
 Accept = Callable[[str, Mapping[str, Any]], Awaitable[StreamSink | None]]
 """Takes kind and metadata of a one-way stream; None rejects it."""
-Feeds = Mapping[str, Callable[[bytes], None]]
-"""What takes the bytes of streams of a kind."""
+Feeds = Mapping[str, Sequence[Callable[[bytes], None]]]
+"""What takes the bytes of one-way streams of a kind."""
 Serve = Callable[[Duplex], Awaitable[None]]
 """Serves one two-way stream; runs in a task of its own."""
 
@@ -203,8 +204,8 @@ class GuestConnection:
         self._outbox = bytearray()
         self._posted = anyio.Event()
         self._sent = anyio.Event()
-        self._sinks: dict[int, StreamSink] = {}
         self._feeds: Feeds = {}
+        self._sinks: dict[int, StreamSink] = {}
         self._duplexes: dict[int, Duplex] = {}
         self._credit: dict[int, anyio.Event] = {}
         self._turn = 0.0
@@ -249,9 +250,8 @@ class GuestConnection:
 
     async def ready(self) -> Measured:
         """Wait for the guest's measurement. Raises SandboxError if it is none, anyio.EndOfStream if the guest ends."""
-        while not isinstance(event := await self._next(), wire.Message):
-            pass  # the codec lets nothing else come first
-        return parse(event.body)
+        _, _, said = await self._next()  # the codec lets nothing else come first
+        return parse(said["body"])
 
     async def run(
         self, job: Mapping[str, Any], inputs: Sequence[Input], feeds: Feeds, accept: Accept, serve: Serve | None
@@ -266,9 +266,9 @@ class GuestConnection:
 
         async def carry() -> None:
             nonlocal body
-            while not isinstance(event := await self._next(), wire.Message):
+            while (event := await self._next())[0] != "message":
                 await self._handle(event, accept, serve, tasks)
-            body = event.body
+            body = event[2]["body"]
             tasks.cancel_scope.cancel()
 
         self._turn, self._feeds = monotonic() + _TURN_SECONDS, feeds
@@ -281,12 +281,14 @@ class GuestConnection:
                 tasks.start_soon(self._send_inputs, inputs)
         except BaseExceptionGroup as problems:
             # Tasks fail together; other errors count more than that the guest is gone.
-            _, wrong = problems.split(_GONE)
-            raise anyio.EndOfStream if wrong is None else _first(wrong) from None
+            problem: BaseException = problems.split(_GONE)[1] or anyio.EndOfStream()
+            while isinstance(problem, BaseExceptionGroup):
+                problem = problem.exceptions[0]
+            raise problem from None
         try:
             return GuestOutcome.model_validate(body)
-        except ValidationError as problem:
-            said = problem.errors(include_url=False, include_context=False, include_input=False)[0]["msg"]
+        except ValidationError as invalid:
+            said = invalid.errors(include_url=False, include_context=False, include_input=False)[0]["msg"]
             raise _broken(f"its outcome is malformed: {said}") from None
 
     def stop(self, reason: str) -> None:
@@ -314,47 +316,46 @@ class GuestConnection:
     async def _handle(
         self, event: wire.WireEvent, accept: Accept, serve: Serve | None, tasks: anyio.abc.TaskGroup
     ) -> None:
-        if isinstance(event, wire.Data):
-            if (sink := self._sinks.get(event.stream)) is not None:
-                await sink.data(event.data)
-                self.post(self.wire.consumed(event.stream, len(event.data)))
-            elif (duplex := self._duplexes.get(event.stream)) is not None:
-                duplex.on_data(event.data)
-        elif isinstance(event, wire.Window):
-            self.wake(event.stream)
-        elif isinstance(event, wire.Open):
-            await self._opened(event, accept, serve, tasks)
-        elif isinstance(event, wire.StreamEnd | wire.Reset):
-            is_reset = isinstance(event, wire.Reset)
-            if (sink := self._sinks.pop(event.stream, None)) is not None and not is_reset:
+        what, stream, *said = event
+        sink, duplex = self._sinks.get(stream), self._duplexes.get(stream)
+        if what == "open":
+            await self._opened(stream, said[0], accept, serve, tasks)
+        elif what == "data" and sink is not None:
+            await sink.data(said[0])
+            self.post(self.wire.consumed(stream, len(said[0])))
+        elif what == "data" and duplex is not None:
+            duplex.on_data(said[0])
+        elif what == "credit":
+            self.wake(stream)
+        elif what in ("end", "reset"):
+            self._sinks.pop(stream, None)
+            if sink is not None and what == "end":
                 await sink.end()
-            if (duplex := self._duplexes.get(event.stream)) is not None:
-                duplex.on_over(is_reset=is_reset)
-            self.wake(event.stream)
+            if duplex is not None:
+                duplex.on_over(is_reset=what == "reset")
+            self.wake(stream)
 
-    async def _opened(self, event: wire.Open, accept: Accept, serve: Serve | None, tasks: anyio.abc.TaskGroup) -> None:
-        if not event.duplex:
-            take = self._feeds.get(event.kind)
-            sink = await accept(event.kind, event.meta) if take is None else _Feed(take)
-            if sink is None:
-                self.post(self.wire.reset(event.stream, {"reason": "refused"}))
-            else:
-                self._sinks[event.stream] = sink
-        elif serve is None:
-            reason = "This sandbox has no network."
-            self.post(self.wire.reset(event.stream, {"rule": "network.mode", "reason": reason, "hint": ""}))
-        else:
-            duplex = self._duplexes[event.stream] = Duplex(self, event.stream, event.kind, event.meta)
+    async def _opened(
+        self, stream: int, said: Mapping[str, Any], accept: Accept, serve: Serve | None, tasks: anyio.abc.TaskGroup
+    ) -> None:
+        kind, meta = said["kind"], said["meta"]
+        if said["duplex"] and serve is not None:
+            duplex = self._duplexes[stream] = Duplex(self, stream, kind, meta)
             tasks.start_soon(self._serve, serve, duplex)
+        elif said["duplex"]:
+            reason = "This sandbox has no network."
+            self.post(self.wire.reset(stream, {"rule": "network.mode", "reason": reason, "hint": ""}))
+        else:
+            sink = _Feed(self._feeds[kind]) if kind in self._feeds else await accept(kind, meta)
+            if sink is not None:
+                self._sinks[stream] = sink
+            else:
+                self.post(self.wire.reset(stream, {"reason": "refused"}))
 
     async def _serve(self, serve: Serve, duplex: Duplex) -> None:
-        try:
-            with duplex.scope:
-                await serve(duplex)
-        except _GONE:
-            pass  # the guest reset the stream
-        finally:
-            self._duplexes.pop(duplex.stream, None)
+        with suppress(*_GONE), duplex.scope:  # the guest may have reset the stream
+            await serve(duplex)
+        del self._duplexes[duplex.stream]
         await duplex.aclose()
 
     async def _send_inputs(self, inputs: Sequence[Input]) -> None:
@@ -427,7 +428,7 @@ async def attest(sandbox: Sandbox, plan: Plan) -> AttestedSandbox:
             measured = await link.ready()
     except TimeoutError:
         raise job_failed(f"the guest was not ready after {READY_SECONDS:.0f} seconds") from None
-    except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+    except _GONE:
         await sandbox.kill()
         facts = await sandbox.stats()
         if "Traceback" in facts.detail:  # our own guest's: the last line has the cause
@@ -437,13 +438,6 @@ async def attest(sandbox: Sandbox, plan: Plan) -> AttestedSandbox:
         raise job_failed(facts.detail or "the guest ended before it was ready") from None
     attestation = compare(plan.expected, measured, await sandbox.host_view(), host_namespaces())
     return AttestedSandbox(sandbox=sandbox, plan=plan, link=link, measured=measured, attestation=attestation)
-
-
-def _first(problems: BaseExceptionGroup) -> BaseException:
-    problem: BaseException = problems
-    while isinstance(problem, BaseExceptionGroup):
-        problem = problem.exceptions[0]
-    return problem
 
 
 def _broken(reason: str) -> SandboxError:
