@@ -2,11 +2,11 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import click
@@ -39,6 +39,7 @@ from glovebox_server.upkeep.log import audit_log
 _LINE = 400
 LINES = "Print the records, one JSON object per line."
 _Wanted = Callable[[LogLine], bool]
+T = TypeVar("T")
 
 
 KEY = options.parsed_file("key", dsse.parse_public, dsse.MAX_KEY_BYTES)
@@ -242,8 +243,7 @@ def audit_query(settings: Settings, *, text: str | None, limit: int, **given: An
     """
     filters = Filters(text=None if text is None else text.casefold(), **given)
     directory = settings.state_dir / "audit"
-    with show_indexing() as told:
-        found = ask.ask(directory, filters, limit, told)
+    found = indexed(ask.ask, directory, filters, limit)
     titles = ["time", "call", "outcome", "tool", "by", "client", "ms"]
     table = table_of(titles, map(_row, found.calls), right=["ms"])
     emit(asdict(found), table or "No call fits.")
@@ -255,9 +255,8 @@ def audit_query(settings: Settings, *, text: str | None, limit: int, **given: An
     return FAILED if found.damaged else OK
 
 
-@contextmanager
-def show_indexing() -> Iterator[ask.Told]:
-    """Show the progress of indexing, once it takes long."""
+def indexed(find: Callable[..., T], *given: object) -> T:
+    """Find something in the index, and show the progress of bringing that up to date, once it takes long."""
     began = time.monotonic()
     bar = Progress(console=err, transient=True)
     task = bar.add_task("Indexing the log", total=None)
@@ -268,7 +267,7 @@ def show_indexing() -> Iterator[ask.Told]:
             bar.update(task, completed=done, total=most)
 
     try:
-        yield ask.Told(say=lambda words: err.print(words, style="dim"), progress=progress)
+        return find(*given, ask.Told(say=lambda words: err.print(words, style="dim"), progress=progress))
     finally:
         if bar.live.is_started:
             bar.stop()
@@ -291,8 +290,7 @@ def find_call(directory: Path, name: str) -> str:
     if not chain.is_name(name):
         what = f"Finding the call {printable(name)[:200]!r}"
         raise MisnamedError(what, "it is not the id of a call", "Give c_ and 26 characters, the beginning, or `last`.")
-    with show_indexing() as told:
-        found = ask.named(directory, name, told)
+    found = indexed(ask.named, directory, name)
     if len(found) > 1:
         more = " …" if len(found) == ask.MOST_NAMED else ""
         reason = f"it is the beginning of several calls: {', '.join(found)}{more}"
@@ -307,8 +305,7 @@ def find_run(directory: Path, name: str) -> str:
     """
     if name != ask.LAST:
         return name
-    with show_indexing() as told:
-        found = ask.ask(directory, Filters(), 1, told).calls
+    found = indexed(ask.ask, directory, Filters(), 1).calls
     if not found or found[0].run is None:
         fix = f"Name the call with --call {found[0].call_id if found else 'CALL'}."
         raise MisnamedError("Finding the last run", "the newest call is of no run", fix)

@@ -1,12 +1,12 @@
 """``glovebox audit show``: one call as a page, in the order in which a person asks. The rest is JSON's."""
 
 import json
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.text import Text
 
 from glovebox_audit import events, read
@@ -16,7 +16,7 @@ from glovebox_audit.query import ask, calls
 from glovebox_audit.query.outcomes import RUNNING
 from glovebox_audit.segments.files import LOG_NAME
 from glovebox_sandboxes.plural import counted
-from glovebox_server.cli.evidence.audit import LINES, find_call, show_indexing
+from glovebox_server.cli.evidence.audit import LINES, find_call, indexed
 from glovebox_server.cli.options import command, err, out, wants_json
 from glovebox_server.cli.terminal import cell, print_json
 from glovebox_server.exits import FAILED, OK
@@ -24,6 +24,7 @@ from glovebox_server.settings import Settings
 
 #: A line of the page: its label, its text, and its style.
 _Row = tuple[str, str, str]
+_ByKind = defaultdict[str, list[Mapping[str, Any]]]
 _WIDTH = 10
 KEEPING = (
     '`audit.keep = ["arguments"]` in a profile keeps them, GLOVEBOX_AUDIT_ARGUMENTS_KEY seals them to a key of yours'
@@ -42,13 +43,16 @@ def audit_show(settings: Settings, call_id: str) -> int:
     """
     directory = settings.state_dir / "audit"
     call_id = find_call(directory, call_id)
-    with show_indexing() as told:
-        records = ask.records(directory, call_id, told)
+    records = indexed(ask.records, directory, call_id)
     if wants_json():
         for record in records:
             print_json(out.file, json.loads(record.line), indent=None)
     elif records:
-        _print(out, records, _around(directory, records))
+        before = ""
+        for title, words, style in _rows(records, _around(directory, records)):
+            line = Text(("" if title == before else title).ljust(_WIDTH), style="cyan")
+            before = title or before
+            out.print(line.append(printable(words), style=style or "default"))
     else:
         with read.opened(directory) as snapshot:  # retention may have removed others
             numbers = snapshot.sealed
@@ -66,33 +70,25 @@ def _around(directory: Path, records: Sequence[Record]) -> list[Record]:
     return read.records_about(directory, texts, records[0])
 
 
-def _print(console: Console, records: Sequence[Record], around: Sequence[Record]) -> None:
-    before = ""
-    for title, words, style in _rows(records, around):
-        line = Text(("" if title == before else title).ljust(_WIDTH), style="cyan")
-        before = title or before
-        console.print(line.append(printable(words), style=style or "default"))
-
-
 def _rows(records: Sequence[Record], around: Sequence[Record]) -> Iterator[_Row]:
-    by_kind: dict[str, list[Mapping[str, Any]]] = {}
+    by_kind: _ByKind = defaultdict(list)
     for record in records:
-        by_kind.setdefault(record.kind, []).append(record.data)
+        by_kind[record.kind].append(record.data)
     last = next((each for each in reversed(records) if calls.outcome(each.kind, each.data) is not None), records[-1])
     yield from _asked(records[0], [each.data for each in around if each.kind == events.ApprovalAnswered.kind])
-    for data in by_kind.get(events.SandboxStarted.kind, []):
+    for data in by_kind[events.SandboxStarted.kind]:
         yield from _measured(data)
     styles = {"reached": "green", "refused": "red", "asked": "yellow"}
     yield from ((word, words, styles[word]) for word, words in calls.connections(records))
-    collected = by_kind.get(events.ArtifactCollected.kind, [])
-    yield from _came_out(collected, by_kind.get(events.ArtifactRefused.kind, []), last.data)
-    for data in by_kind.get(events.ArtifactScanned.kind, []):
+    yield from _came_out(by_kind, last.data)
+    for data in by_kind[events.ArtifactScanned.kind]:
         yield from _looked_into(data)
+    uris = {data.get("uri") for data in by_kind[events.ArtifactCollected.kind]}
     for record in around:
-        yield from _changed(record, str(records[0].call_id), {data.get("uri") for data in collected})
+        yield from _changed(record, str(records[0].call_id), uris)
     yield from _ended(last)
     yield from _stopped(around, str(records[0].call_id), last.data)
-    for data in by_kind.get(events.ReceiptSigned.kind, []):
+    for data in by_kind[events.ReceiptSigned.kind]:
         yield ("receipt", f"`glovebox receipt show {records[0].call_id}`; signed with key {data.get('key')}", "")
     numbers = f"{len(records)}, numbered from {records[0].seq} to {records[-1].seq} in the log"
     yield ("records", f"{numbers}; --json prints them", "")
@@ -179,18 +175,16 @@ def _measured(data: Mapping[str, Any]) -> Iterator[_Row]:
             yield ("", f"{each.get('field')}: {each.get('verdict')} ({sides})", "yellow")
 
 
-def _came_out(
-    collected: Iterable[Mapping[str, Any]], refused: Iterable[Mapping[str, Any]], last: Mapping[str, Any]
-) -> Iterator[_Row]:
+def _came_out(by_kind: _ByKind, last: Mapping[str, Any]) -> Iterator[_Row]:
     for each in _list(last, "outputs"):
         if each.get("bytes"):
             name = _VALUE if each.get("name") == "value" else each.get("name")
             yield ("gave", f"{name}, {_size(each)}, {each.get('digest')}", "")
-    for each in collected:
+    for each in by_kind[events.ArtifactCollected.kind]:
         kept = "" if each.get("uri") in (last.get("published") or ()) else ", never readable"
         yield ("gave", f"{each.get('name')}, {_size(each)}, {each.get('media_type')}, {each.get('uri')}{kept}", "")
         yield from (("", f"  risk: {risk}", "yellow") for risk in each.get("risks") or ())
-    for each in refused:
+    for each in by_kind[events.ArtifactRefused.kind]:
         more = f" ({each['count']} files)" if each.get("count") else ""
         yield ("refused", f"{each.get('name')}: {each.get('reason')}{more}", "yellow")
 

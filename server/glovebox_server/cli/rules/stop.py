@@ -26,7 +26,7 @@ from glovebox_sandboxes.contract.errors import DiagnosedError, MisnamedError
 from glovebox_sandboxes.plural import counted
 from glovebox_server import workspace
 from glovebox_server.cli import state
-from glovebox_server.cli.evidence.audit import show_indexing
+from glovebox_server.cli.evidence.audit import indexed
 from glovebox_server.cli.options import LazyGroup, command, complete_tool, emit, err, wants_json, word_form
 from glovebox_server.cli.terminal import pick, table_of
 from glovebox_server.exits import NO_SERVER, OK, UNAVAILABLE
@@ -237,16 +237,11 @@ def _require_token(settings: Settings, name: str) -> None:
 
 def _warn_if_unseen(settings: Settings, scope: Scope, name: str) -> None:
     """Warn of a name without calls on record; it may be stopped before its first call, or be misspelt."""
-
-    def is_seen() -> bool:
-        with show_indexing() as told:
-            by_scope = {"run": Filters(runs=(name,)), "workflow": Filters(workflows=(name,))}
-            filters = by_scope.get(scope, Filters(principals=(name,)))
-            return bool(ask.ask(settings.state_dir / "audit", filters, 1, told).calls)
-
+    by_scope = {"run": Filters(runs=(name,)), "workflow": Filters(workflows=(name,))}
+    asked = settings.state_dir / "audit", by_scope.get(scope, Filters(principals=(name,))), 1
     seen = False
     with suppress(DiagnosedError, AuditError):
-        seen = state.run_as_owner(settings.state_dir, is_seen)
+        seen = state.run_as_owner(settings.state_dir, lambda: bool(indexed(ask.ask, *asked).calls))
     if not seen:
         words = f"No call of {scope} {name} is on record. It is stopped before its first call, or misspelt."
         err.print(words, style="yellow")
