@@ -33,8 +33,8 @@ from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_server import event_loop, workspace
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import Principal
-from glovebox_server.core.accept import decide, validate_arguments
 from glovebox_server.core.broker import Broker
+from glovebox_server.core.call import decide, validate_arguments
 from glovebox_server.core.rights import ActivePolicy, Governed, Rights
 from glovebox_server.errors import InvalidArgumentsError
 from glovebox_server.guards.admission.admission import Admission

@@ -21,8 +21,7 @@ from glovebox_sandboxes.pool.pool import SandboxProvider
 from glovebox_sandboxes.session.connection import attest
 from glovebox_server import workspace
 from glovebox_server.calls import Decision, Principal, ToolCall
-from glovebox_server.core.accept import decide, same_rights, validate_arguments
-from glovebox_server.core.call import Attempt
+from glovebox_server.core.call import Attempt, decide, same_rights, validate_arguments
 from glovebox_server.core.rights import Governed, Rights, Roles
 from glovebox_server.errors import InvalidArgumentsError
 from glovebox_server.guards.approvals.rules import asked_about, considered, with_lift

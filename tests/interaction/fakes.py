@@ -23,7 +23,7 @@ from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_server.app import App
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import CallResult, Content, Decision, Image, Link, Listener, Principal, Text, ToolCall, Trace
-from glovebox_server.core.accept import find_tool, validate_arguments
+from glovebox_server.core.call import find_tool, validate_arguments
 from glovebox_server.core.rights import ActivePolicy, Governed, Rights
 from glovebox_server.guards.admission.admission import Admission
 from glovebox_server.guards.journal import journal

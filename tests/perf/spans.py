@@ -28,11 +28,11 @@ AUDIT = "audit: {}, on disk"
 #: Where → what it does in a call; a context manager is two parts: entering and leaving. Code that moves gets another
 #: place here and keeps its part: by those, another revision (which has its own list) is compared with this one.
 POINTS: dict[str, str] = {
-    "glovebox_server.core.accept:validate_arguments": "arguments: validate",
+    "glovebox_server.core.call:validate_arguments": "arguments: validate",
     "glovebox_server.guards.admission.admission:Admission.enter": "admission",
     "glovebox_server.mcp.delivery:deliver_messages": "messages beside the call",
     "glovebox_server.core.broker:Broker._take_turn": "broker: the rest",
-    "glovebox_server.core.accept:decide": POLICY,
+    "glovebox_server.core.call:decide": POLICY,
     "glovebox_server.receipts.recorder:CallRecorder.record": AUDIT,
     "glovebox_server.receipts.recorder:CallRecorder.finish": RECEIPT,
     "glovebox_sandboxes.drivers.registry:Drivers.choose": "driver and plan: choose",

@@ -15,8 +15,7 @@ from glovebox_profiles.model import CallLimits, FileRules
 from glovebox_profiles.policy.model import Approval, Lift
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.calls import Decision
-from glovebox_server.core.accept import validate_arguments
-from glovebox_server.core.call import Attempt
+from glovebox_server.core.call import Attempt, validate_arguments
 from glovebox_server.errors import InvalidArgumentsError
 from glovebox_server.guards.approvals import store
 from glovebox_server.guards.approvals.question import Question, canonical

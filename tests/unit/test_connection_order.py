@@ -8,7 +8,8 @@ import pytest
 from glovebox_profiles.egress.rules import EgressDecision, EgressRule
 from glovebox_profiles.egress.targets import Address, EgressTarget
 from glovebox_sandboxes.contract.errors import RefusedError
-from glovebox_server.egress import EgressAttempt, EgressGate, EgressLimits
+from glovebox_server.egress.events import EgressAttempt, EgressLimits
+from glovebox_server.egress.gate import EgressGate
 
 ALLOWED = EgressRule(host="a.example.org")
 TARGET = EgressTarget(method="GET", scheme="https", host="a.example.org", port=443, path="/")

@@ -14,8 +14,7 @@ from glovebox_profiles.load.loader import SHIPPED
 from glovebox_profiles.load.loader import load as load_profiles
 from glovebox_server.app import check_example
 from glovebox_server.calls import Decision, Principal, ToolCall
-from glovebox_server.core.accept import decide, validate_arguments
-from glovebox_server.core.call import Attempt
+from glovebox_server.core.call import Attempt, decide, validate_arguments
 from glovebox_server.core.rights import Rights, Roles
 from glovebox_server.guards.approvals.question import Question
 from glovebox_server.guards.approvals.rules import considered

@@ -7,7 +7,7 @@ import pytest
 from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_profiles.model import FileRules, Network, Profile, digest
 from glovebox_server.app import check_example
-from glovebox_server.core.accept import decide
+from glovebox_server.core.call import decide
 from glovebox_server.tools import TOOLS
 from glovebox_server.tools.base import Tool
 

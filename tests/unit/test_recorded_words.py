@@ -15,7 +15,7 @@ from glovebox_profiles.load.loader import SHIPPED, load
 from glovebox_profiles.model import Network, Profile
 from glovebox_server.app import check_example
 from glovebox_server.calls import Principal, ToolCall
-from glovebox_server.core.accept import decide
+from glovebox_server.core.call import decide
 from glovebox_server.egress.request import request
 from glovebox_server.egress.serve import connect
 from glovebox_server.guards.credentials.sources import CredentialCache

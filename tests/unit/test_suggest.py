@@ -24,7 +24,7 @@ from glovebox_profiles.model import MIB
 from glovebox_profiles.order import within
 from glovebox_server.calls import Principal, ToolCall
 from glovebox_server.cli.main import main
-from glovebox_server.core.accept import decide
+from glovebox_server.core.call import decide
 from glovebox_server.exits import FAILED, OK, UNAVAILABLE, USAGE
 from glovebox_server.proof import sealed
 from glovebox_server.proof.sealed import Sealer

@@ -26,7 +26,6 @@ from glovebox_sandboxes.session.run import Hooks, run
 from glovebox_server.artifacts.collect import Collector
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import NOTHING, Arguments, CallResult, Listener, Principal, ToolCall
-from glovebox_server.core.accept import Origin, decide_call, deny, find_tool, validate_arguments
 from glovebox_server.core.call import (
     ApprovalRequiredError,
     Attempt,
@@ -34,9 +33,14 @@ from glovebox_server.core.call import (
     CallDeniedError,
     GuardLink,
     Guards,
+    Origin,
     Ran,
     Show,
+    decide_call,
+    deny,
+    find_tool,
     open_inputs,
+    validate_arguments,
 )
 from glovebox_server.core.result import build_refusal, build_result
 from glovebox_server.receipts.recorder import CallRecorder

@@ -106,9 +106,7 @@ class LookUps:
 
     def _leave(self, principal: str) -> None:
         with self._guard:
-            self._under_way[principal] -= 1
-            if not self._under_way[principal]:
-                del self._under_way[principal]
+            self._under_way -= Counter((principal,))  # which keeps no zero
 
 
 system_resolver = LookUps().addresses

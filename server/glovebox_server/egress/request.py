@@ -399,10 +399,6 @@ def request_headers(
     """
     if body and method not in _WITH_BODY:
         raise RefusedError("egress.body", f"A {method} request carries no body.", "Put it into the URL's query.")
-    if len(body) > limits.request_body_bytes:
-        raise RefusedError(
-            "egress.body", "The request's body is too large.", f"{limits.request_body_bytes} bytes are the limit."
-        )
     if sum(len(name) + len(value) for name, value in headers) > limits.request_header_bytes:
         raise RefusedError(
             "egress.header", "The request's headers are too large.", f"{limits.request_header_bytes} bytes in all."

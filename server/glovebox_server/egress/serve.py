@@ -199,15 +199,17 @@ async def _carry(guest: ByteStream, remote: ByteStream, hello: bytes, limits: Eg
     async def carry(source: ByteStream, sink: ByteStream, data: bytes, direction: str, most: int) -> None:
         carried = 0
         try:
-            while data or (data := await _receive(source)):
-                carried += len(data)
-                if carried > most:
-                    give_up(f"The tunnel was closed: more than {most} bytes were {direction}.")
-                    return
-                await sink.send(data)
-                # Silence is measured from the last byte in either direction.
-                scope.deadline = min(end, anyio.current_time() + limits.tunnel_idle_seconds)
-                data = b""
+            with suppress(anyio.EndOfStream):
+                while True:
+                    data = data or await source.receive(READ_BYTES)
+                    carried += len(data)
+                    if carried > most:
+                        give_up(f"The tunnel was closed: more than {most} bytes were {direction}.")
+                        return
+                    await sink.send(data)
+                    # Silence is measured from the last byte in either direction.
+                    scope.deadline = min(end, anyio.current_time() + limits.tunnel_idle_seconds)
+                    data = b""
             await sink.send_eof()
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             give_up("The connection broke.")
@@ -222,10 +224,3 @@ async def _carry(guest: ByteStream, remote: ByteStream, hello: bytes, limits: Eg
             return f"The tunnel was closed: it was open for {limits.tunnel_seconds:g} seconds."
         return f"The tunnel was closed: it was silent for {limits.tunnel_idle_seconds:g} seconds."
     return reason
-
-
-async def _receive(stream: ByteReceiveStream) -> bytes:
-    try:
-        return await stream.receive(READ_BYTES)
-    except anyio.EndOfStream:
-        return b""

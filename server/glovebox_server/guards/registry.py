@@ -14,11 +14,11 @@ from glovebox_sandboxes.pool.pool import SandboxProvider
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.core.call import Call, Decide, GuardLink, Guards, Objection
 from glovebox_server.core.rights import Rights
-from glovebox_server.egress import EgressGate
+from glovebox_server.egress.gate import EgressGate
 from glovebox_server.guards.admission.admission import Admission
 from glovebox_server.guards.approvals.approvals import Approvals
 from glovebox_server.guards.credentials.sources import CredentialCache
-from glovebox_server.guards.network.guard import NetworkOpener
+from glovebox_server.guards.network.guard import open_network
 from glovebox_server.guards.proposals.guard import FileScanner, Proposer, refuse_unasked
 from glovebox_server.guards.redaction.detector import Forms
 from glovebox_server.guards.repeats.repeats import Repeats
@@ -133,8 +133,8 @@ def _on_decided(guards: GuardSet) -> Iterator[GuardLink]:
 
 def _around_run(guards: GuardSet) -> Iterator[GuardLink]:
     # Before the observers, which look for the placeholders of its keys.
-    network = NetworkOpener(credentials=guards.credentials, watch=guards.watch, gates=guards.gates)
-    yield GuardLink(guard=network.open, when=lambda call: call.now.profile.network.mode != "none")
+    network = partial(open_network, guards.credentials, guards.watch, guards.gates)
+    yield GuardLink(guard=network, when=lambda call: call.now.profile.network.mode != "none")
     on_secret = None
     if (watch := guards.watch) is not None:  # sees raw output, before it is masked
         yield GuardLink(guard=watch.observe, when=partial(_observes, watch))

@@ -261,8 +261,7 @@ class Resources:
 
     async def unsubscribe(self, ctx: Context, principal: Principal, session: str | None, uri: str) -> None:
         """End a subscription, if there is one."""
-        watches: Watches = ctx.lifespan_context
-        scope = watches.scopes.pop((principal.id, session, uri), None)
+        scope = ctx.lifespan_context.scopes.pop((principal.id, session, uri), None)
         if scope is not None:
             scope.cancel()
 
@@ -317,8 +316,7 @@ class Resources:
             with scope:
                 await self._tell_lists(principal, tell)
 
-        watches: Watches = ctx.lifespan_context
-        watches.tasks.start_soon(follow)
+        ctx.lifespan_context.tasks.start_soon(follow)
 
     async def _tell_lists(self, principal: Principal, tell: Callable[[ServerEvent], Awaitable[None]]) -> None:
         changed, found = self._app.in_force.changed, self._lists(principal)

@@ -208,11 +208,10 @@ class McpServer:
             _log.error("unavailable", call_id=call_id, error=type(error).__name__, reason=reason)
             if principal.transport == "stdio":  # whoever started the server
                 sentence = with_own_command(sentence)
+        told: dict[str, Any] = {"error": {"kind": type(error).__name__, "message": sentence, "line": None}}
         if refused is not None:  # the broker began no call; what it decided is a result
             self.app.refusals.note(refused["rule"], principal.id)
-            told: dict[str, Any] = {"error": None, "refused": refused}
-        else:
-            told = {"error": {"kind": type(error).__name__, "message": sentence, "line": None}}
+            told = {"error": None, "refused": refused}
         return types.CallToolResult(
             content=[types.TextContent(text=sentence)],
             structured_content={"call_id": call_id, **told},

@@ -26,7 +26,7 @@ from glovebox_profiles.model import MIB, Profile, digest
 from glovebox_profiles.order import KeyChange, diff, within
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_sandboxes.plural import counted
-from glovebox_server.core.accept import decide
+from glovebox_server.core.call import decide
 from glovebox_server.proof.sealed import Opened, arguments_of
 from glovebox_server.tools.base import Tool
 

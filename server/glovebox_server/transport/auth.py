@@ -176,7 +176,10 @@ class AuthMiddleware:
             with request.running:
                 await self._pass(request, scope, receive, send)
             if request.running.cancelled_caught:
-                await _broken_off(scope, receive, send)
+                try:
+                    await Response("The token was removed, or expired", status_code=401)(scope, receive, send)
+                except RuntimeError:  # of uvicorn: an answer was begun
+                    await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             self._requests.discard(request)
 
@@ -260,21 +263,12 @@ def _malformed(error: stdio.MessageError) -> HTTPException:
     return HTTPException(400, content, {"Content-Type": "application/json"})
 
 
-async def _broken_off(scope: Scope, receive: Receive, send: Send) -> None:
-    """End an answer that was begun, or give one."""
-    try:
-        await Response("The token was removed, or expired", status_code=401)(scope, receive, send)
-    except RuntimeError:  # of uvicorn: it was begun
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
 async def _body(scope: Scope, receive: Receive) -> bytes | None:
     """Return the whole body; None when the client left. Raises HTTPException for one that is too long or too slow."""
     declared = "".join(_values(scope, b"content-length")[:1])
     too_large = HTTPException(413, "The body is too large")
-    if declared and (not declared.isdecimal() or len(declared) > len(str(MAX_BODY_BYTES))):
-        raise too_large
-    if declared and int(declared) > MAX_BODY_BYTES:
+    is_number = declared.isdecimal() and len(declared) <= len(str(MAX_BODY_BYTES))
+    if declared and (not is_number or int(declared) > MAX_BODY_BYTES):
         raise too_large
     body = bytearray()
     with anyio.move_on_after(BODY_SECONDS):

@@ -88,22 +88,20 @@ class TimeoutProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def _make_room(self) -> None:
-        waiting = [each for each in self.connections if isinstance(each, TimeoutProtocol) and not each.working]
+        waiting = [each for each in self.connections if isinstance(each, TimeoutProtocol) and not each.rank[0]]
         if waiting:
-            # Connections that were let through before go last: a client that pauses is not the flood.
-            longest = min(waiting, key=lambda each: (each.known, each.since))
+            longest = min(waiting, key=lambda each: each.rank)
             self.connections.discard(longest)
             longest.transport.abort()
 
     @property
-    def known(self) -> bool:
-        """Return whether the gate let its latest request through."""
-        return self.scope is not None and auth.PRINCIPAL_SCOPE_KEY in self.scope
+    def rank(self) -> tuple[bool, bool, float]:
+        """Return whether a request past the gate is under way, whether the latest was one, and since when it waits.
 
-    @property
-    def working(self) -> bool:
-        """Return whether such a request is under way."""
-        return self.known and not self.cycle.response_complete
+        Connections that were let through before go last: a client that pauses is not the flood.
+        """
+        known = self.scope is not None and auth.PRINCIPAL_SCOPE_KEY in self.scope
+        return known and not self.cycle.response_complete, known, self.since
 
     def _count(self) -> None:
         self._deadline = self.loop.call_later(HEAD_SECONDS, self.transport.close)

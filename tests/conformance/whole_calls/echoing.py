@@ -21,7 +21,8 @@ from anyio.abc import ByteStream, SocketAttribute, SocketStream
 from anyio.streams.tls import TLSListener
 
 from glovebox_profiles.egress.targets import Address
-from glovebox_server.egress import EgressGate, EgressLimits, PeerError
+from glovebox_server.egress.events import EgressLimits, PeerError
+from glovebox_server.egress.gate import EgressGate
 from glovebox_server.egress.issuer import Issuer
 
 KEYS, OTHER = "keys.example", "other.example"

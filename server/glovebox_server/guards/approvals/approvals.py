@@ -28,8 +28,7 @@ from glovebox_audit.place import AuditError
 from glovebox_profiles.model import Profile, effective
 from glovebox_sandboxes.contract.errors import Refusal, RefusedError
 from glovebox_server.calls import CallResult, Decision, Grant, Listener, ToolCall
-from glovebox_server.core.accept import deny
-from glovebox_server.core.call import ApprovalRequiredError, Attempt, Call, CallDeniedError, Decide
+from glovebox_server.core.call import ApprovalRequiredError, Attempt, Call, CallDeniedError, Decide, deny
 from glovebox_server.core.result import add_notes
 from glovebox_server.errors import StoreError
 from glovebox_server.guards.approvals import rules, store

@@ -22,7 +22,7 @@ from glovebox_sandboxes.host.owner import is_of_another_boot, is_orphan, new_mar
 from glovebox_server.calls import CallResult, Image, Link, Principal, Text, ToolCall
 from glovebox_server.core.call import Attempt, Call, CallDeniedError
 from glovebox_server.core.rights import Rights
-from glovebox_server.egress import Traffic
+from glovebox_server.egress.gate import Traffic
 from glovebox_server.errors import StoreError
 from glovebox_server.guards.budgets import store
 from glovebox_server.guards.budgets.spending import (

@@ -16,7 +16,8 @@ from glovebox_profiles.egress.rules import EgressRule, decide
 from glovebox_profiles.egress.targets import EgressTarget, quoted
 from glovebox_profiles.model import Credential
 from glovebox_sandboxes.contract.errors import DiagnosedError, RefusedError
-from glovebox_server.egress import EgressAttempt, EgressLimits, request_headers
+from glovebox_server.egress.events import EgressAttempt, EgressLimits
+from glovebox_server.egress.request import request_headers
 from glovebox_server.guards.credentials.sources import CredentialValue
 from glovebox_server.guards.redaction.detector import Detector, KeyMasker, derive_forms, index_markers
 

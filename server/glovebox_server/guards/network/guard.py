@@ -2,46 +2,45 @@
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 from glovebox_audit.events import EgressAnswered, EgressDecided
 from glovebox_server.core.call import Call, Ran
-from glovebox_server.egress import Authority, EgressAnswer, EgressAttempt, EgressGate, EgressLimits, serve_stream
+from glovebox_server.egress.authority import Authority
+from glovebox_server.egress.events import EgressAnswer, EgressAttempt, EgressLimits
+from glovebox_server.egress.gate import EgressGate
+from glovebox_server.egress.serve import serve_stream
 from glovebox_server.guards.credentials.injector import CredentialInjector
 from glovebox_server.guards.credentials.sources import CredentialCache
 from glovebox_server.guards.watch.watch import Watch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkOpener:
-    """Opens gates for calls."""
+async def open_network(
+    credentials: CredentialCache, watch: Watch | None, gates: Callable[..., EgressGate] | None, call: Call
+) -> None:
+    """Serve the connections of a call's program, and report what they carried.
 
-    credentials: CredentialCache
-    watch: Watch | None
-    gates: Callable[..., EgressGate] | None
-    """Makes the gates; None for the defaults. A proof's have a server of its own behind them."""
+    ``gates`` makes the gates; None for the defaults. A proof's have a server of its own behind them.
+    """
+    now = call.now
+    injector = make_injector(call, credentials)
+    gate = make_gate(call, injector, watch=watch, make=gates)
+    if injector is not None:
+        if any(credential.env for credential in injector.credentials):
+            await now.records.flush()  # a helper may be started for what the program finds in its place
+        now.environment = await injector.prepare_environment()
+        now.placeholders = injector.placeholders
+    now.serve = partial(serve_stream, gate)
 
-    async def open(self, call: Call) -> None:
-        """Serve the connections of a call's program, and report what they carried."""
-        now = call.now
-        injector = make_injector(call, self.credentials)
-        gate = make_gate(call, injector, watch=self.watch, make=self.gates)
-        if injector is not None:
-            if any(credential.env for credential in injector.credentials):
-                await now.records.flush()  # a helper may be started for what the program finds in its place
-            now.environment = await injector.prepare_environment()
-            now.placeholders = injector.placeholders
-        now.serve = partial(serve_stream, gate)
+    async def report(ran: Ran) -> None:
+        ran.usage |= {f"egress_{name}": spent for name, spent in asdict(gate.traffic).items()}
+        if gate.unrecorded:
+            ran.usage["egress_attempts_without_record"] = gate.unrecorded
+        call.now.refused_targets = tuple(gate.unnamed)
 
-        async def report(ran: Ran) -> None:
-            ran.usage |= {f"egress_{name}": spent for name, spent in asdict(gate.traffic).items()}
-            if gate.unrecorded:
-                ran.usage["egress_attempts_without_record"] = gate.unrecorded
-            call.now.refused_targets = tuple(gate.unnamed)
-
-        now.on_ran.append(report)
+    now.on_ran.append(report)
 
 
 def make_injector(call: Call, cache: CredentialCache) -> CredentialInjector | None:

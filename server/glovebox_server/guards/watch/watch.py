@@ -26,7 +26,7 @@ from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_server.calls import Decision, ToolCall
 from glovebox_server.core.call import Call
-from glovebox_server.egress import EgressAttempt
+from glovebox_server.egress.events import EgressAttempt
 from glovebox_server.guards.redaction.detector import index_markers
 from glovebox_server.guards.repeats.repeats import make_room
 from glovebox_server.guards.stops.stops import Scope, Stops

@@ -226,7 +226,6 @@ _Clock = Callable[[], float]
 @dataclass(slots=True, eq=False)
 class _PendingCheck:
     address: str
-    site: str
     turn: anyio.Event = field(default_factory=anyio.Event)
     over: anyio.Event = field(default_factory=anyio.Event)
     is_dropped: bool = False
@@ -262,13 +261,13 @@ class Checks:
         """
         if not self._waiting and self._debt() <= 0:
             return self._charged(address, check)
-        waiting = _PendingCheck(address, _site_of(address))
+        waiting = _PendingCheck(address)
         self._waiting.append(waiting)
         if len(self._waiting) > MAX_WAITING:
-            sites = Counter(each.site for each in self._waiting)
+            sites = Counter(_site_of(each.address) for each in self._waiting)
             addresses = Counter(each.address for each in self._waiting)
             newest = reversed(self._waiting)
-            last = max(newest, key=lambda each: (sites[each.site], addresses[each.address]))
+            last = max(newest, key=lambda each: (sites[_site_of(each.address)], addresses[each.address]))
             self._waiting.remove(last)
             last.is_dropped = True
             last.turn.set()

@@ -195,7 +195,7 @@ def _object(part: str) -> Mapping[str, Any]:
     try:
         value = strict_json.check(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
     except ValueError:  # and of base64
-        raise TokenError("malformed") from None
+        value = None
     if not isinstance(value, dict):
         raise TokenError("malformed")
     return value
