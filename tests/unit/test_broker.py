@@ -76,11 +76,11 @@ class Recorder:
         self.events += events
         self.writes.append([event.kind for event in events])
         drafts = [event if isinstance(event, Draft) else draft(event) for event in events]
-        records = [
-            chain.seal(each, seq=1, time="2026-11-20T12:00:00.000001Z", server="s", prev="0" * 64) for each in drafts
-        ]
+        place: dict[str, Any] = {"seq": 1, "time": "2026-11-20T12:00:00.000001Z", "server": "s", "prev": "0" * 64}
+        records = [chain.seal(each, **place) for each in drafts]
         if then is not None:
             self.receipts.append(then(drafts).event(records[-1]))
+            records.append(chain.seal(self.receipts[-1], **place))
         return records
 
     def lose(self, call_id: str, reason: str) -> None:
