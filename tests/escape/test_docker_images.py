@@ -14,7 +14,7 @@ from tests.fixtures.docker_sandboxes import client, program, spec
 
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.drivers.docker.driver import DockerDriver
-from glovebox_sandboxes.drivers.docker.image import content
+from glovebox_sandboxes.drivers.docker.image import build as images
 from glovebox_sandboxes.drivers.docker.image.build import build, remove
 from glovebox_sandboxes.runtime import environments, packages, runtime
 
@@ -27,7 +27,7 @@ Derive = Callable[..., str]
 def derive() -> Iterator[Derive]:
     """Makes an image with more lines than ours; returns its name. Removed afterwards."""
     names: list[str] = []
-    ours = content.tag()
+    ours = images.tag()
 
     def build(*lines: str) -> str:
         name = f"glovebox-test/hostile:{len(names)}"
@@ -66,7 +66,7 @@ async def test_what_an_image_declares_does_not_reach_the_sandbox(
         "EXPOSE 2375",
         'LABEL dev.glovebox.owner="somebody" dev.glovebox.sandbox="another"',
     )
-    monkeypatch.setattr(content, "tag", lambda: hostile)
+    monkeypatch.setattr(images, "tag", lambda: hostile)
     code = (
         "import os; print(os.getuid(), sorted(set(os.environ) & {'LD_PRELOAD', 'PYTHONSTARTUP'}), "
         "os.environ['PATH'], os.environ['HOME'])"
@@ -103,7 +103,7 @@ async def test_without_our_body_the_same_image_would_have_its_way(derive: Derive
 async def test_an_image_with_a_volume_is_refused(monkeypatch: pytest.MonkeyPatch, derive: Derive) -> None:
     """A volume is a writable directory of the host's without any limit: the driver is not usable, and says why."""
     hostile = derive("VOLUME /data")
-    monkeypatch.setattr(content, "tag", lambda: hostile)
+    monkeypatch.setattr(images, "tag", lambda: hostile)
     async with DockerDriver.connect() as driver:
         assert not driver.capabilities.usable
         with pytest.raises(SandboxError, match="declares /data") as refusal:
@@ -113,7 +113,7 @@ async def test_an_image_with_a_volume_is_refused(monkeypatch: pytest.MonkeyPatch
 
 async def test_a_missing_image_is_told_with_the_command_that_builds_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when another version's image is there: tags are content, so an old guest is never met."""
-    monkeypatch.setattr(content, "tag", lambda: "glovebox/python:0000000000000000")
+    monkeypatch.setattr(images, "tag", lambda: "glovebox/python:0000000000000000")
     async with DockerDriver.connect() as driver:
         with pytest.raises(SandboxError, match="lacks the image") as refusal:
             driver.plan(spec())
@@ -123,7 +123,7 @@ async def test_a_missing_image_is_told_with_the_command_that_builds_it(monkeypat
 async def test_an_image_that_goes_away_is_told_the_same(monkeypatch: pytest.MonkeyPatch, derive: Derive) -> None:
     """The plan names the image by its digest; one that was removed meanwhile is not replaced by another."""
     passing = derive("ENV X=1")
-    monkeypatch.setattr(content, "tag", lambda: passing)
+    monkeypatch.setattr(images, "tag", lambda: passing)
     async with DockerDriver.connect() as driver:
         plan = driver.plan(spec())
         with client() as api:
@@ -137,29 +137,29 @@ async def test_an_image_that_goes_away_is_told_the_same(monkeypatch: pytest.Monk
 
 def test_the_name_is_the_content(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Another lock, another image; the same content, the same name."""
-    content.tag.cache_clear()
-    name = content.tag()
-    content.tag.cache_clear()
-    assert content.tag() == name
+    images.tag.cache_clear()
+    name = images.tag()
+    images.tag.cache_clear()
+    assert images.tag() == name
     other = tmp_path / "lock"
     other.write_text("numpy==1")
-    monkeypatch.setattr(content, "LOCK", other)
-    content.tag.cache_clear()
-    assert content.tag() != name
-    content.tag.cache_clear()
+    monkeypatch.setattr(images, "LOCK", other)
+    images.tag.cache_clear()
+    assert images.tag() != name
+    images.tag.cache_clear()
 
 
 async def test_building_what_is_there_changes_nothing() -> None:
     """The image of this version is found by its name; control for the next test."""
     with client() as api:
-        there = api.inspect_image(content.tag())["Id"]
+        there = api.inspect_image(images.tag())["Id"]
     assert await build("glovebox-test/no-such-base:1") == there
 
 
 async def test_a_base_without_python_is_refused_before_anything_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     """It says which image, and how to name another; no container of the question stays."""
     base = "glovebox-test/empty:1"
-    monkeypatch.setattr(content, "tag", lambda _: "glovebox-test/none:1")
+    monkeypatch.setattr(images, "tag", lambda _: "glovebox-test/none:1")
     with client() as api:
         api.import_image_from_data(bytes(10_240), repository="glovebox-test/empty", tag="1")
         try:
@@ -181,7 +181,7 @@ async def test_an_environment_is_an_image_of_its_own(tmp_path: Path, monkeypatch
     await packages.write_lock(environment, runtime.base_python(), lambda _: None)
     environments.record(tmp_path, environment, environment.locked())
     try:
-        image = await build(content.tag(), environment=environment)
+        image = await build(images.tag(), environment=environment)
         async with DockerDriver.connect(data=tmp_path) as driver:
             plan = driver.plan(replace(spec(), environment="one"))
             assert plan.action["Image"] == image
@@ -190,12 +190,12 @@ async def test_an_environment_is_an_image_of_its_own(tmp_path: Path, monkeypatch
             without, _, _ = await program(driver, "import one")
         assert "one is in the environment one" in without.stderr.text
         lock = environment.locked()
-        assert await remove(lock) == [content.tag(lock), content.runtime_tag(content.tag(), lock)]
+        assert await remove(lock) == [images.tag(lock), images.runtime_tag(images.tag(), lock)]
         assert await remove(lock) == []
         with client() as api:
-            assert api.inspect_image(content.tag())  # the control: the default's, from which it was made
+            assert api.inspect_image(images.tag())  # the control: the default's, from which it was made
     finally:
         with client() as api:
-            for name in (content.tag(environment.locked()), content.runtime_tag(content.tag(), environment.locked())):
+            for name in (images.tag(environment.locked()), images.runtime_tag(images.tag(), environment.locked())):
                 with contextlib.suppress(ImageNotFound):
                     api.remove_image(name, force=True)

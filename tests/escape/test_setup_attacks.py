@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from glovebox_sandboxes.drivers.docker.image import content
+from glovebox_sandboxes.drivers.docker.image import build as images
 from glovebox_sandboxes.runtime import packages, runtime
 
 SERIES = f"{sys.version_info.major}.{sys.version_info.minor}"
 INSTALLERS: tuple[Callable[[Path], Awaitable[None]], ...] = (
     lambda target: packages.install(target, runtime.LOCK, SERIES),
-    lambda target: packages.install(target, content.LOCK, SERIES, machine="x86_64"),
+    lambda target: packages.install(target, images.LOCK, SERIES, machine="x86_64"),
 )
 
 
@@ -27,7 +27,7 @@ def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     nothing = tmp_path / "empty.lock"
     nothing.write_text("")
     monkeypatch.setattr(runtime, "LOCK", nothing)
-    monkeypatch.setattr(content, "LOCK", nothing)
+    monkeypatch.setattr(images, "LOCK", nothing)
     monkeypatch.chdir(hostile)
     return left
 

@@ -16,7 +16,7 @@ from tests.fixtures import leftovers
 
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.drivers.docker.engine import Engine
-from glovebox_sandboxes.drivers.docker.image import content
+from glovebox_sandboxes.drivers.docker.image import build as images
 
 START_SECONDS = 60.0
 """A start takes 2 seconds on an idle machine."""
@@ -120,7 +120,7 @@ def own_engine(directory: Path) -> Iterator[OwnEngine]:
     engine, before = OwnEngine(directory), os.environ.get("DOCKER_HOST")
     directory.mkdir()
     image = directory / "image"
-    subprocess.run(["docker", "save", "--output", str(image), content.tag()], check=True)
+    subprocess.run(["docker", "save", "--output", str(image), images.tag()], check=True)
     try:
         anyio.run(engine.start)
         load = ["docker", "--host", engine.host, "load", "--quiet", "--input", str(image)]

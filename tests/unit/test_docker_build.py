@@ -5,7 +5,7 @@ import tarfile
 import pytest
 
 from glovebox_sandboxes.contract.errors import SandboxError
-from glovebox_sandboxes.drivers.docker.image import build, content
+from glovebox_sandboxes.drivers.docker.image import build
 
 
 def test_files_in_the_image_belong_to_root_and_are_writable_by_nobody_else() -> None:
@@ -33,7 +33,7 @@ def test_a_build_without_error_is_read_to_its_end() -> None:
 
 def test_every_locked_package_has_hashes() -> None:
     """Nothing can be installed that was not locked: pip refuses a requirement without a hash."""
-    lines = content.LOCK.read_text().splitlines()
+    lines = build.LOCK.read_text().splitlines()
     pins = [line for line in lines if "==" in line and not line.startswith("#")]
     assert {pin.partition("==")[0] for pin in pins} >= {"numpy", "pandas", "matplotlib", "tzdata"}
     assert all(pin.endswith(" \\") for pin in pins)
@@ -42,5 +42,5 @@ def test_every_locked_package_has_hashes() -> None:
 
 def test_another_base_or_recipe_is_another_image() -> None:
     """The first step's image is named after everything that goes into it, the base's name included."""
-    assert content.runtime_tag("a") == content.runtime_tag("a")
-    assert content.runtime_tag("a") != content.runtime_tag("b")
+    assert build.runtime_tag("a") == build.runtime_tag("a")
+    assert build.runtime_tag("a") != build.runtime_tag("b")

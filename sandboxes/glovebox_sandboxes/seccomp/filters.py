@@ -38,8 +38,9 @@ _OFFSET_NUMBER, _OFFSET_ARCH = 0, 4  # struct seccomp_data
 _RET_ERRNO = 0x0005_0000
 
 
-def libseccomp() -> Any:
-    """Return the library's binding; raises SandboxError where the library is missing."""
+@contextmanager
+def compiling() -> Iterator[Any]:
+    """Provide libseccomp; raise SandboxError if it is missing, or refuses a rule in the block."""
     try:
         import pyseccomp  # noqa: PLC0415 - importing it loads the C library, which may be missing; only bpf() needs it
     except (ImportError, RuntimeError) as error:
@@ -48,15 +49,8 @@ def libseccomp() -> Any:
             f"libseccomp cannot be loaded ({error})",
             "Install it: apt-get install libseccomp2",
         ) from error
-    return pyseccomp
-
-
-@contextmanager
-def compiling() -> Iterator[Any]:
-    """Provide libseccomp; raise SandboxError if it is missing, or refuses a rule in the block."""
-    library = libseccomp()
     try:
-        yield library
+        yield pyseccomp
     except OSError as error:
         raise SandboxError(
             "compile the seccomp filter", f"libseccomp refused a rule ({error})", "Update libseccomp2 to 2.5 or later"
@@ -136,7 +130,8 @@ def number(name: str, machine: str) -> int | None:
 
     Raises SandboxError: libseccomp is missing.
     """
-    found = int(libseccomp().resolve_syscall(_AUDIT_ARCH[machine], name))
+    with compiling() as library:
+        found = int(library.resolve_syscall(_AUDIT_ARCH[machine], name))
     return found if found >= 0 else None
 
 

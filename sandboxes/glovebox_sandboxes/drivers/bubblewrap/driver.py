@@ -40,7 +40,7 @@ _DEVICES = ("/dev/full", "/dev/null", "/dev/pts", "/dev/random", "/dev/tty", "/d
 
 
 class Bubblewrap(wall.Walled):
-    """The bubblewrap driver. Create it with ``detect``."""
+    """The bubblewrap driver. Create it with ``connect``."""
 
     name = NAME
     level = "namespaces"
@@ -142,18 +142,11 @@ class Bubblewrap(wall.Walled):
             yield Source(open=partial(self._hold, plan, fork), bytes_each=FORK_BYTES, quick=True)
 
 
-@asynccontextmanager
-async def connect(data: Path, server_id: str) -> AsyncIterator[Bubblewrap]:
-    """Provide the driver during the block; its control groups are removed afterwards."""
-    async with (await detect(data, server_id)).running() as driver:
-        yield driver
-
-
 _LANDLOCK_FIX = "Boot Linux 5.13 or newer with landlock in its list of security modules (lsm=landlock,…)."
 
 
-async def detect(data: Path, server_id: str) -> Bubblewrap:
-    """Find out, by starting one, what bubblewrap can enforce here; ``server_id`` names our control groups."""
+def connect(data: Path, server_id: str) -> AbstractAsyncContextManager[Bubblewrap]:
+    """Find out what bubblewrap can enforce here, and provide it during the block; ``server_id`` names our groups."""
     missing = []
     if landlock.abi_version() == 0:
         missing.append(Missing(what="the kernel has no Landlock", fix=_LANDLOCK_FIX, fatal=True))
@@ -161,7 +154,7 @@ async def detect(data: Path, server_id: str) -> Bubblewrap:
         seccomp.bpf()
     except SandboxError as problem:
         missing.append(Missing(what=problem.reason, fix=problem.fix, fatal=True))
-    return await Bubblewrap.probed(_TRIAL, data, server_id, {}, missing)
+    return Bubblewrap.connected(_TRIAL, data, server_id, {}, missing)
 
 
 # A sandbox's needs of the kernel, tried with nothing but an empty root.

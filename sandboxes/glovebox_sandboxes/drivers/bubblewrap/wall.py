@@ -83,13 +83,15 @@ class Walled:
         self._spawner = Spawner([f"{parent}/tasks" for parent in self._parents if v1])
 
     @classmethod
-    async def probed(
+    @asynccontextmanager
+    async def connected(
         cls, trial: tuple[str, ...], data: Path, server_id: str, programs: Mapping[str, str], missing: list[Missing]
-    ) -> Self:
+    ) -> AsyncIterator[Self]:
         """Find out what this host has of the needs of a driver behind bwrap, beside what it looked for itself.
 
-        ``trial`` are arguments with which bwrap is tried out; ``server_id`` names the control groups; ``programs`` are
-        others by path, and their version, the driver's; ``missing`` is lacking already.
+        The driver is held during the block. ``trial`` are arguments with which bwrap is tried out; ``server_id`` names
+        the control groups; ``programs`` are others by path, and their version, the driver's; ``missing`` is lacking
+        already.
         """
         program, version, first = await _find_bwrap(trial)
         # A path without links names what is mounted.
@@ -102,7 +104,8 @@ class Walled:
         if hierarchy is None:
             missing.append(Missing(what="no control groups: limits hold per process", fix=cgroup.fix(), fatal=False))
         version = next(iter(programs.values()), version)
-        return cls((program, *programs), version, built, hierarchy, tuple(missing))
+        async with cls((program, *programs), version, built, hierarchy, tuple(missing)).running() as driver:
+            yield driver
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Self]:
@@ -179,7 +182,8 @@ class Walled:
                 info, places["info"] = _pipe(ours, theirs)
                 users, places["users"] = _pipe(ours, theirs, writing=True)
             gated = bool(group.directories and not group.tasks)
-            command = [_fill(part, places) for part in argv]
+            names = {f"{{{name}}}": str(number) for name, number in places.items()}
+            command = [names.get(part, part) for part in argv]
             try:
                 process = await self._spawner.start(
                     [*_GATE, *command] if gated else command,
@@ -271,10 +275,6 @@ async def _shielded(action: Callable[[], Awaitable[None]]) -> None:
 def tmpfs(target: str, size: int) -> list[str]:
     """Return the arguments for a private tmpfs of this many bytes."""
     return ["--perms", "0700", "--size", str(size), "--tmpfs", target]
-
-
-def _fill(part: str, places: Mapping[str, int]) -> str:
-    return str(places[part[1:-1]]) if part.startswith("{") and part[1:-1] in places else part
 
 
 async def _map_users(info: int) -> int:

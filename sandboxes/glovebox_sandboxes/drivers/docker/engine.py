@@ -99,13 +99,14 @@ class Engine:
 
     async def create(self, name: str, body: Mapping[str, Any]) -> str:
         """Create a container called ``name`` and return its id; raises SandboxError."""
-        made: Mapping[str, Any]
-        if not self.podman:
-            made = await self._call(_CREATING, lambda: self.api.create_container_from_config(dict(body), name=name))
-            return str(made["Id"])
-        specification = podman.specification(name, body, self.filters)
-        made = await self._call(_CREATING, lambda: self._ask("post", podman.CREATE, json=specification))
-        if warnings := made["Warnings"]:
+
+        def create() -> Mapping[str, Any]:
+            if not self.podman:
+                return dict(self.api.create_container_from_config(dict(body), name=name))
+            return self._ask("post", podman.CREATE, json=podman.specification(name, body, self.filters))
+
+        made = await self._call(_CREATING, create)
+        if self.podman and (warnings := made["Warnings"]):
             # Podman's way to report that a part was left out.
             raise SandboxError(_CREATING, f"Podman would not do all of it: {'; '.join(warnings)}", podman.FIX)
         return str(made["Id"])
@@ -116,8 +117,7 @@ class Engine:
         def attach() -> int:
             attached = self.api.attach_socket(name, params={"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1})
             # The SDK returns a file around the socket; detached, the connection is ours alone.
-            descriptor: int = attached._sock.detach()  # noqa: SLF001 - as the SDK's own docker.utils.socket does
-            return descriptor
+            return int(attached._sock.detach())  # noqa: SLF001 - as the SDK's own docker.utils.socket does
 
         descriptor = await self._call("Attaching to a container", attach)
         return await anyio.abc.UNIXSocketStream.from_socket(descriptor)
@@ -131,8 +131,7 @@ class Engine:
 
         def inspect() -> Mapping[str, Any]:
             if not self.podman:
-                found: Mapping[str, Any] = self.api.inspect_container(name)
-                return found
+                return dict(self.api.inspect_container(name))
             # Podman's answer in the Engine's format omits the runtime.
             found = self._ask("get", podman.INSPECT.format(name))
             return {**found, "Image": f"sha256:{found['Image']}", "HostConfig": {"Runtime": found["OCIRuntime"]}}
@@ -194,20 +193,16 @@ class Engine:
 
     async def labelled(self, label: str) -> list[Mapping[str, Any]]:
         """Return every container with this label, running or not. Raises SandboxError."""
+        filters = {"label": [label]}
+        return await self._call("Listing containers", lambda: list(self.api.containers(all=True, filters=filters)))
 
-        def listed() -> list[Mapping[str, Any]]:
-            return list(self.api.containers(all=True, filters={"label": [label]}))
-
-        return await self._call("Listing containers", listed)
-
-    def _ask(self, method: str, path: str, **more: Any) -> Any:
+    def _ask(self, method: str, path: str, **more: Any) -> dict[str, Any]:
         answer = self.api.request(method, self.api.base_url + path, timeout=CALL_SECONDS, **more)
-        return self.api._result(answer, json=True)  # noqa: SLF001 - as each of the SDK's own calls does
+        return dict(self.api._result(answer, json=True))  # noqa: SLF001 - as each of the SDK's own calls does
 
     def podman_info(self) -> Mapping[str, Any]:
         """Return Podman's description of its host. Blocking; raises what the SDK raises."""
-        found: Mapping[str, Any] = self._ask("get", podman.INFO)["host"]
-        return found
+        return dict(self._ask("get", podman.INFO)["host"])
 
     async def _call(self, attempted: str, function: Callable[[], T]) -> T:
         def call() -> T:
@@ -230,10 +225,9 @@ def _unless(statuses: tuple[int, ...], function: Callable[[], T]) -> T | None:
 def find_image(api: Client, name: str) -> Mapping[str, Any] | None:
     """Return an image's description, or None."""
     try:
-        found: Mapping[str, Any] = api.inspect_image(name)
+        return dict(api.inspect_image(name))
     except ImageNotFound:
         return None
-    return found
 
 
 @contextmanager

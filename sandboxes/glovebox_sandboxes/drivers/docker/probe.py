@@ -13,7 +13,7 @@ from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.drivers import boundary
 from glovebox_sandboxes.drivers.docker import podman
 from glovebox_sandboxes.drivers.docker.engine import Engine, find_image, translated
-from glovebox_sandboxes.drivers.docker.image import content
+from glovebox_sandboxes.drivers.docker.image import build as images
 from glovebox_sandboxes.drivers.docker.plan import DRIVER, GROUPS_FIX, LEVEL, Host, Runtime
 from glovebox_sandboxes.runtime import environments
 
@@ -38,9 +38,9 @@ def probe(engine: Engine, runtime: Runtime, data: Path | None = None) -> tuple[C
     with translated(f"Asking the Docker Engine at {engine.host} what it can do"):
         info: Mapping[str, Any] = engine.api.info()
         own = engine.podman_info() if engine.podman else None
-        image = find_image(engine.api, content.tag())
+        image = find_image(engine.api, images.tag())
         built = environments.recorded(data) if data is not None else {}
-        others = {name: find_image(engine.api, content.tag(each.lock)) for name, each in built.items()}
+        others = {name: find_image(engine.api, images.tag(each.lock)) for name, each in built.items()}
     options = [option.removeprefix("name=").partition(",")[0] for option in info.get("SecurityOptions") or ()]
     configuration: Mapping[str, Any] = (image or {}).get("Config") or {}
     fit = {name: each for name, each in others.items() if each is not None and not each["Config"].get("Volumes")}
@@ -66,7 +66,7 @@ def probe(engine: Engine, runtime: Runtime, data: Path | None = None) -> tuple[C
         added=("/etc/hostname", *(() if own is None else podman.MOUNTS)),
     )
     # A volume is a writable directory of the host's, outside every limit.
-    volumes, tag = ", ".join(sorted(configuration.get("Volumes") or ())), content.tag()
+    volumes, tag = ", ".join(sorted(configuration.get("Volumes") or ())), images.tag()
     missing = [
         *_gaps(info, engine.version, options, host, own),
         (image is None, f"the image {tag}", f"Run `{SETUP}`.", True),

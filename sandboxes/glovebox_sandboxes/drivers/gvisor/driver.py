@@ -71,7 +71,7 @@ MINIMUM = 20240729
 
 
 class Gvisor(wall.Walled):
-    """The driver of runsc without a container engine. Create it with ``detect``."""
+    """The driver of runsc without a container engine. Create it with ``connect``."""
 
     name = NAME
     level = "userspace-kernel"
@@ -190,25 +190,19 @@ def _bind(source: str, target: str, *, whole: bool = False) -> Mapping[str, Any]
 @asynccontextmanager
 async def connect(data: Path, server_id: str) -> AsyncIterator[Driver]:
     """Provide the driver during the block. If we may not run runsc ourselves, the Docker Engine is asked to."""
-    async with (await detect(data, server_id)).running() as driver:
+    missing: list[Missing] = []
+    runsc, version = await _find_runsc(missing)
+    # Not the groups of the same server's bubblewrap driver: each ends with its own janitor.
+    async with Gvisor.connected(_TRIAL, data, f"{server_id}-{NAME}", {runsc: version}, missing) as driver:
+        found = driver.capabilities
+        if found.usable and (trouble := await trial.find_trouble(driver)):
+            last = Missing(what=f"it cannot start a sandbox: {trouble}", fix=_TRIAL_FIX, fatal=True)
+            driver.capabilities = replace(found, missing=(*found.missing, last))
         if driver.capabilities.usable:
             yield driver
             return
         async with DockerDriver.connect("runsc", data) as engine:
             yield engine if engine.capabilities.usable else driver
-
-
-async def detect(data: Path, server_id: str) -> Gvisor:
-    """Find out what runsc can enforce on this host; ``server_id`` names our control groups."""
-    missing: list[Missing] = []
-    runsc, version = await _find_runsc(missing)
-    # Not the groups of the same server's bubblewrap driver: each ends with its own janitor.
-    driver = await Gvisor.probed(_TRIAL, data, f"{server_id}-{NAME}", {runsc: version}, missing)
-    found = driver.capabilities
-    if found.usable and (trouble := await trial.find_trouble(driver)):
-        last = Missing(what=f"it cannot start a sandbox: {trouble}", fix=_TRIAL_FIX, fatal=True)
-        driver.capabilities = replace(found, missing=(*found.missing, last))
-    return driver
 
 
 # Needs of runsc beyond namespaces: to be root in them, and to make more.

@@ -2,8 +2,13 @@
 
 The base image may come from a registry or elsewhere (``docker import``): it is only asked for its Python version, and
 nothing is downloaded inside it.
+
+Images are named by content: another recipe, package or guest makes another image. A server only ever uses the image
+with exactly its own content, so an upgraded server cannot meet an old guest.
 """
 
+import functools
+import hashlib
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -16,12 +21,16 @@ import docker
 from docker.errors import APIError
 
 from glovebox_sandboxes.contract.errors import SandboxError
+from glovebox_sandboxes.contract.spec import DEFAULT
 from glovebox_sandboxes.drivers.docker.engine import Client, find_image, host_from_environment, translated
-from glovebox_sandboxes.drivers.docker.image import content
-from glovebox_sandboxes.runtime import guest_tree, packages
+from glovebox_sandboxes.runtime import environments, guest_tree, packages
 from glovebox_sandboxes.runtime.environments import Environment
 
 DEFAULT_BASE = "python:3.12-slim"
+RECIPE = Path(__file__).parent / "python"
+LOCK = environments.SHIPPED / f"{DEFAULT}.lock"
+_RUNTIME = ("Dockerfile", "finish.py", "hosts")
+
 BUILD_SECONDS = 900
 """For one answer of the Engine during a build; compiling everything takes about 20 s on two cores."""
 _MINIMUM_PYTHON = (3, 11)
@@ -30,6 +39,25 @@ _WORDS = 1_500
 _ATTEMPT = "Building the image of the docker driver"
 _OTHER_BASE = "Name an image that is on this machine: glovebox setup --docker --base IMAGE"
 _OTHER_STEP = "Run it again; if it fails again, the base image may lack something: try another with --base IMAGE."
+
+
+@functools.cache
+def tag(lock: str = "") -> str:
+    """Return the name of the image this version needs: ``glovebox/python:0f3a…``; ``lock`` is empty for the default."""
+    return f"glovebox/python:{_digest(guest_tree.digest(), lock, 'guest.Dockerfile', *_RUNTIME)}"
+
+
+def runtime_tag(base: str, lock: str = "") -> str:
+    """Return the name of the first step's image: all except the guest, for this base."""
+    return f"glovebox/runtime:{_digest(base, lock, *_RUNTIME)}"
+
+
+def _digest(start: str, lock: str, *recipe: str) -> str:
+    whole = hashlib.sha256(start.encode())
+    whole.update(bytes.fromhex(lock) if lock else hashlib.sha256(LOCK.read_bytes()).digest())
+    for name in recipe:
+        whole.update(hashlib.sha256((RECIPE / name).read_bytes()).digest())
+    return whole.hexdigest()[:16]
 
 
 async def build(
@@ -46,19 +74,19 @@ async def build(
         SandboxError: the Engine, the base or the packages are unavailable; says what to do.
         MisnamedError: the environment's lock cannot be followed.
     """
-    lock, file = (environment.locked(), environment.lock) if environment else ("", content.LOCK)
-    tag = content.tag(lock)
+    lock, file = (environment.locked(), environment.lock) if environment else ("", LOCK)
+    name = tag(lock)
     with translated(_ATTEMPT), await anyio.to_thread.run_sync(_connected) as api:
-        found = await anyio.to_thread.run_sync(find_image, api, tag)
+        found = await anyio.to_thread.run_sync(find_image, api, name)
         if found is None:
             runtime = await _runtime(api, base, lock, file, tell)
-            tell(f"Building {tag}")
+            tell(f"Building {name}")
             with tempfile.TemporaryDirectory(prefix="glovebox-image-") as scratch:
                 guest = Path(scratch) / "guest"
                 guest.mkdir()
                 guest_tree.write(guest)
                 found = await anyio.to_thread.run_sync(
-                    _build, api, "guest.Dockerfile", tag, {"RUNTIME": runtime}, guest
+                    _build, api, "guest.Dockerfile", name, {"RUNTIME": runtime}, guest
                 )
         return str(found["Id"])
 
@@ -69,15 +97,15 @@ async def remove(lock: str) -> list[str]:
     Raises SandboxError: the Engine is unavailable, or a sandbox uses one of them.
     """
     with translated("Removing images"), await anyio.to_thread.run_sync(_connected) as api:
-        return await anyio.to_thread.run_sync(_remove, api, content.tag(lock))
+        return await anyio.to_thread.run_sync(_remove, api, tag(lock))
 
 
 def _connected() -> Client:
     return docker.APIClient(base_url=host_from_environment(), version="auto", timeout=BUILD_SECONDS)
 
 
-def _remove(api: Client, tag: str) -> list[str]:
-    ours = _layer(api, tag)
+def _remove(api: Client, own: str) -> list[str]:
+    ours = _layer(api, own)
     tags = (name for each in api.images() for name in each["RepoTags"] or () if "glovebox/" in name)
     names = sorted(name for name in tags if ours and _layer(api, name) == ours)
     for name in names:  # glovebox/python, then its base
@@ -92,17 +120,17 @@ def _layer(api: Client, name: str) -> str:
 
 
 async def _runtime(api: Client, base: str, lock: str, file: Path, tell: Callable[[str], object]) -> str:
-    tag = content.runtime_tag(base, lock)
-    if await anyio.to_thread.run_sync(find_image, api, tag) is None:
+    name = runtime_tag(base, lock)
+    if await anyio.to_thread.run_sync(find_image, api, name) is None:
         tell(f"Looking at the base image {base}")
         series, machine = await anyio.to_thread.run_sync(_ask_base, api, base)
         with tempfile.TemporaryDirectory(prefix="glovebox-image-") as scratch:
             tell(f"Installing the locked packages of {file.stem} for Python {series} on {machine}")
             installed = Path(scratch) / "packages"
             await packages.install(installed, file, series, machine=machine)
-            tell(f"Building {tag}")
-            await anyio.to_thread.run_sync(_build, api, "Dockerfile", tag, {"BASE": base}, installed)
-    return tag
+            tell(f"Building {name}")
+            await anyio.to_thread.run_sync(_build, api, "Dockerfile", name, {"BASE": base}, installed)
+    return name
 
 
 def _ask_base(api: Client, base: str) -> tuple[str, str]:
@@ -146,7 +174,7 @@ def _ask_base(api: Client, base: str) -> tuple[str, str]:
 def _build(api: Client, dockerfile: str, tag: str, arguments: Mapping[str, str], directory: Path) -> Mapping[str, Any]:
     with tempfile.TemporaryFile(prefix="glovebox-context-") as context:
         with tarfile.open(fileobj=context, mode="w") as archive:
-            files = (content.RECIPE / name for name in (dockerfile, "finish.py", "hosts"))
+            files = (RECIPE / name for name in (dockerfile, "finish.py", "hosts"))
             for path in (*files, directory):
                 archive.add(path, arcname=path.name, filter=_as_root)
         context.seek(0)
@@ -164,8 +192,7 @@ def _build(api: Client, dockerfile: str, tag: str, arguments: Mapping[str, str],
         _follow(answers)
     # The stages before the last only help to build the very same thing again.
     api.prune_images(filters={"dangling": True, "label": ["dev.glovebox.stage=build"]})
-    built: Mapping[str, Any] = api.inspect_image(tag)
-    return built
+    return dict(api.inspect_image(tag))
 
 
 def _as_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
