@@ -12,8 +12,8 @@ import stat
 from _blake2 import blake2b
 
 from _glovebox_guest.files import git
-from _glovebox_guest.files.output import MAX_LOOK, full_since, walk
-from _glovebox_guest.files.overlay import MAX_DEPTH, Copied, Original, digest_of, opened
+from _glovebox_guest.files.output import MAX_LOOK, full_since, opened, walk
+from _glovebox_guest.files.overlay import MAX_DEPTH, Copied, Original, digest_of
 
 MAX_TEXT = 1 << 20
 """Bytes of a file compared line by line; larger ones are given whole."""
@@ -42,15 +42,11 @@ class Comparison:
         self._steps = _STEPS
         self._layout: dict[str, set[str]] = {}
         self._full_since: int | None = None
-        self._parts: list[tuple[bool, bytes]] = []
+        self.parts: list[tuple[bool, bytes]] = []
+        """Of the patch, each with whether it leaves a file there."""
         self.names: dict[str, list[str]] = {"created": [], "changed": [], "deleted": []}
         self.skipped: list[dict[str, object]] = []
         self.uncounted = 0
-
-    @property
-    def patch(self) -> bytes:
-        """Return the patch, deletions first, so that names that differ only in case do not collide."""
-        return b"".join(part for first in (True, False) for is_deletion, part in self._parts if is_deletion is first)
 
     def run(self) -> None:
         """Compare both trees."""
@@ -72,20 +68,16 @@ class Comparison:
         self._full_since = full_since(self._target, found.values())
         # What lay there before counts although the program has removed it: a patch may not carry that.
         self._layout = git.layout((*self._original.names, *found))
-        for name, status in found.items():
-            if not stat.S_ISDIR(status.st_mode) or name in self._original.files:
-                self._tried(name, status)
-        if not unseen:  # else it may be there: nothing is called deleted
-            for name in sorted(self._original.files.keys() - found.keys()):
-                self._tried(name, None)
-
-    def _tried(self, name: str, status: os.stat_result | None) -> None:
-        try:
-            self._one(name, status)
-        except ValueError as reason:
-            self._skip(name, str(reason))
-        except OSError as problem:
-            self._skip(name, f"cannot be read: {problem.strerror}")
+        # What was not seen may be there: nothing is called deleted then.
+        deleted = [] if unseen else sorted(self._original.files.keys() - found.keys())
+        for name, status in (*found.items(), *((name, None) for name in deleted)):
+            if status is None or not stat.S_ISDIR(status.st_mode) or name in self._original.files:
+                try:
+                    self._one(name, status)
+                except ValueError as reason:
+                    self._skip(name, str(reason))
+                except OSError as problem:
+                    self._skip(name, f"cannot be read: {problem.strerror}")
 
     def _one(self, name: str, status: os.stat_result | None) -> None:
         before = self._original.files.get(name)
@@ -107,7 +99,7 @@ class Comparison:
             raise ValueError(_TOO_LARGE if self._left else "too many changed files")
         self._room -= len(part)
         self._left -= 1
-        self._parts.append((new_mode is None, part))
+        self.parts.append((new_mode is not None, part))
         kind = "created" if old_mode is None else "changed" if new_mode else "deleted"
         self.names[kind].append(name)
 
@@ -208,12 +200,14 @@ def compare(
     if more := found.uncounted:
         reason = f"and {more} more changes that are not in the patch"
         found.skipped.append({"name": "…", "reason": reason, "count": more})
+    # So that names that differ only in case do not collide.
+    deletions_first = sorted(found.parts, key=lambda each: each[0])
     names = {kind: names[:MAX_NAMES] for kind, names in found.names.items()}
     return {
         **names,
         "counts": {kind: len(names) for kind, names in found.names.items()},
         "skipped": found.skipped,
-    }, found.patch
+    }, b"".join(part for _, part in deletions_first)
 
 
 def _literal(content: bytes) -> bytes:

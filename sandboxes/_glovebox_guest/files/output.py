@@ -8,7 +8,7 @@ import stat
 from itertools import chain, islice
 
 from _glovebox_guest.loop import Loop, StreamHandler
-from _glovebox_guest.stdlib import Callable, Iterable, Iterator
+from _glovebox_guest.stdlib import BinaryIO, Callable, Iterable, Iterator
 
 MAX_ENTRIES = 20_000
 """Directory entries examined: a million files must not keep the call from ending."""
@@ -102,14 +102,14 @@ def contents(root: str, pictures: Iterable[Picture]) -> list[tuple[str, bytes]]:
     """Read pictures that were sent, once more; nothing has changed since."""
     found = []
     for picture in pictures:
-        with open(_opened(root, picture.name), "rb") as file:
+        with opened(os.path.join(root, picture.name)) as file:
             found.append((picture.name, file.read(picture.size)))
     return found
 
 
-def _opened(root: str, name: str) -> int:
-    # O_NONBLOCK: opening a FIFO must not wait for a writer. O_NOFOLLOW: a link's target is not an output.
-    return os.open(os.path.join(root, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+def opened(path: str) -> BinaryIO:
+    """Open a file that may have become anything else: no link is followed, and no writer of a FIFO awaited."""
+    return open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
 
 
 def full_since(root: str, entries: Iterable[os.stat_result]) -> int | None:
@@ -176,11 +176,11 @@ def _send(
     loop: Loop, root: str, name: str, room: int, pictures: list[Picture], *, full_since: int | None
 ) -> tuple[int, str]:
     try:
-        descriptor = _opened(root, name)
+        file = opened(os.path.join(root, name))
     except OSError as problem:
         return 0, f"cannot be opened: {problem.strerror}"
-    try:
-        found = os.fstat(descriptor)
+    with file:
+        found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
             return 0, "not a regular file"
         if found.st_nlink != 1:
@@ -190,15 +190,13 @@ def _send(
         if len(pictures) < MAX_PICTURES:
             from _glovebox_guest.pictures import header
 
-            head = os.pread(descriptor, header.HEAD_BYTES, 0)
+            head = os.pread(file.fileno(), header.HEAD_BYTES, 0)
             media_type = header.kind(head)
             if media_type is not None:
                 pictures.append(Picture(name, media_type, head, found.st_size))
         cut = full_since is not None and found.st_mtime_ns >= full_since
-        _Sender(loop, lambda size: os.read(descriptor, size), name, found.st_size, cut=cut)
-        return found.st_size, ""
-    finally:
-        os.close(descriptor)
+        _Sender(loop, file.read, name, found.st_size, cut=cut)
+    return found.st_size, ""
 
 
 def _printable(name: str) -> str:

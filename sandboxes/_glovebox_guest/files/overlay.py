@@ -11,8 +11,7 @@ import os
 import stat
 from _blake2 import blake2b
 
-from _glovebox_guest.files.output import MAX_LOOK, walk
-from _glovebox_guest.stdlib import BinaryIO, Iterator
+from _glovebox_guest.files.output import MAX_LOOK, opened, walk
 from _glovebox_guest.workspace.tree import PASSED_OVER
 
 MAX_DEPTH = 32
@@ -49,7 +48,7 @@ def copy(source: str, target: str, *, max_files: int, max_bytes: int) -> Origina
     """
     if not os.access(source, os.R_OK | os.X_OK):  # or it would look as if it were empty
         raise ValueError("it cannot be read (permission denied)")
-    found = list(_counted(source, max_files, max_bytes))
+    found = _counted(source, max_files, max_bytes)
     original = Original([name for name, _ in found])
     for name, status in found:
         path, place = os.path.join(source, name), os.path.join(target, name)
@@ -82,18 +81,16 @@ def _left(name: str, status: os.stat_result) -> bool:
     return os.path.basename(name) in PASSED_OVER and stat.S_ISDIR(status.st_mode)
 
 
-def _counted(source: str, max_files: int, max_bytes: int) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield every entry, folders before their entries, once it is clear that all may be copied."""
+def _counted(source: str, max_files: int, max_bytes: int) -> list[tuple[str, os.stat_result]]:
+    """Return every entry, folders before their entries, if all may be copied."""
     found = []
     size = 0
     for name, status in walk(
         source, into=lambda name, status: not _left(name, status) and name.count("/") <= MAX_DEPTH
     ):
         found.append((name, status))
-        if stat.S_ISREG(status.st_mode):
-            size += -(-status.st_size // PAGE) * PAGE or PAGE
-        else:
-            size += PAGE
+        pages = -(-status.st_size // PAGE) if stat.S_ISREG(status.st_mode) else 1
+        size += max(1, pages) * PAGE
         if len(found) >= MAX_LOOK:
             break
         if name.count("/") >= MAX_DEPTH:
@@ -104,7 +101,7 @@ def _counted(source: str, max_files: int, max_bytes: int) -> Iterator[tuple[str,
             f"it holds {least}{len(found)} files and folders with {size} bytes (in pages of {PAGE}), "
             f"and {max_files} with {max_bytes} bytes may be copied"
         )
-    yield from found
+    return found
 
 
 def _copy_file(path: str, place: str, status: os.stat_result, *, runs: bool) -> tuple[bytes, int]:
@@ -120,12 +117,6 @@ def _copy_file(path: str, place: str, status: os.stat_result, *, runs: bool) -> 
         os.fchmod(target.fileno(), 0o755 if runs else 0o644)
         os.utime(target.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
     return digest.digest(), status.st_size - remaining
-
-
-def opened(path: str) -> BinaryIO:
-    """Open a file that may have become anything else: no link is followed, and no writer of a FIFO awaited."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    return open(os.open(path, flags), "rb")
 
 
 def digest_of(path: str) -> bytes:
