@@ -14,16 +14,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
 import rfc8785
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from glovebox_profiles.egress.rules import NOT_LENT, EgressRule, PathPattern, meet, reads, require_harmless
 from glovebox_profiles.egress.targets import Method, parse_pattern
@@ -41,28 +32,12 @@ GIB: Final = 1 << 30
 WALL_SECONDS: Final = (1.0, 600.0)
 CPU_SECONDS: Final = (1, 600)
 MEMORY: Final = (64 * MIB, 64 * GIB)
-PIDS: Final = (8, 4096)
-PROCESSORS: Final = (1, 8)
-SCRATCH: Final = (MIB, 16 * GIB)
 OUTPUT_BYTES: Final = (MIB, GIB)
 OUTPUT_FILES: Final = (1, 1024)
-#: All of it is copied before the program starts, and lies in memory: more would delay every call.
-WORKSPACE_BYTES: Final = (MIB, GIB)
-WORKSPACE_FILES: Final = (64, 20_000)
-#: Twice this (stdout and stderr) is held in the broker's memory and put into the result for every call in progress.
-STREAM: Final = (4 * KIB, 4 * MIB)
-#: Bytes of one response in memory at a time; documentation pages rarely pass 2 MiB, package indexes 30.
-RESPONSE_BYTES: Final = (64 * KIB, 256 * MIB)
-REDIRECTS: Final = (0, 10)
-CONNECTIONS: Final = (1, 64)
 
 #: A reviewer reads the whole list; longer ones are not read.
 MAX_RULES: Final = 128
-MAX_PRELOAD: Final = 32
-MAX_CREDENTIALS: Final = 16
 MAX_HEADERS: Final = 16
-MAX_REVEALED: Final = 64
-MAX_EXAMPLES: Final = 64
 MAX_TEXT: Final = 500
 
 if TYPE_CHECKING:  # the words are data, which the type checker cannot read
@@ -125,12 +100,8 @@ def require_json(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-class Table(BaseModel):
+class Table(BaseModel, extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True):
     """Base of all tables of a file: unknown keys and wrong types are errors, and nothing changes after."""
-
-    model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
 
 
 # Strictness is lifted for the list itself only (TOML has lists, frozen data has tuples); elements stay strict.
@@ -173,7 +144,7 @@ class FileRules(Table):
     given back: each file in a sandbox of its own."""
     inputs: bool = False
     """Lets the caller name artifacts of its earlier calls, which then appear read-only in /input."""
-    reveal: Annotated[tuple[Revealed, ...], LISTED, Field(max_length=MAX_REVEALED), distinct("path")] = ()
+    reveal: Annotated[tuple[Revealed, ...], LISTED, Field(max_length=64), distinct("path")] = ()
     """Files and folders that are shown though their names are those of secrets, each with a reason."""
 
 
@@ -255,20 +226,19 @@ class Network(Table):
 
     mode: Annotated[Literal["none", "egress"], BeforeValidator(partial(refuse_unsupported, "network.mode"))] = "none"
     """`egress` lets the call reach what `allow` names, decided by the broker connection by connection."""
-    allow: Annotated[tuple[EgressRule, ...], LISTED, Field(max_length=MAX_RULES)] = Field(
-        default=(), validate_default=True
-    )
+    allow: Annotated[tuple[EgressRule, ...], LISTED, Field(max_length=MAX_RULES, validate_default=True)] = ()
     """Rules for hosts, schemes, ports, methods and paths; what no rule names is refused."""
     tls: Literal["tunnel", "inspect"] = "tunnel"
     """What becomes of programs' own TLS: `tunnel` passes it unread where a rule says `CONNECT`; `inspect` ends it in
     the sandbox everywhere else, so that each request is decided by the rules, and made by the broker."""
-    max_bytes: Annotated[int, Size, Field(ge=RESPONSE_BYTES[0], le=RESPONSE_BYTES[1])] = RESPONSE_BYTES[0]
+    # In memory at a time; documentation pages rarely pass 2 MiB, package indexes 30.
+    max_bytes: Annotated[int, Size, Field(ge=64 * KIB, le=256 * MIB)] = 64 * KIB
     """Bytes of one response, unpacked; in a tunnel, bytes that come in."""
-    max_redirects: Annotated[int, Field(ge=REDIRECTS[0], le=REDIRECTS[1])] = REDIRECTS[0]
+    max_redirects: Annotated[int, Field(ge=0, le=10)] = 0
     """Redirects that are followed, each decided again by the same rules."""
-    max_connections: Annotated[int, Field(ge=CONNECTIONS[0], le=CONNECTIONS[1])] = CONNECTIONS[0]
+    max_connections: Annotated[int, Field(ge=1, le=64)] = 1
     """Connections one call may make in all, redirects included."""
-    credential: Annotated[tuple[Credential, ...], LISTED, Field(max_length=MAX_CREDENTIALS), distinct("name")] = ()
+    credential: Annotated[tuple[Credential, ...], LISTED, Field(max_length=16), distinct("name")] = ()
     """Keys that the broker adds to the call's requests, each a table `[[network.credential]]`."""
 
     @field_validator("allow")
@@ -303,9 +273,10 @@ class OutputLimits(Table):
 class WorkspaceLimits(Table):
     """How much may be copied where `files.workspace` is `overlay`; a larger workspace is refused before the program."""
 
-    bytes: Annotated[int, Size, Field(ge=WORKSPACE_BYTES[0], le=WORKSPACE_BYTES[1])] = WORKSPACE_BYTES[0]
+    # All of it is copied before the program starts, and lies in memory: more would delay every call.
+    bytes: Annotated[int, Size, Field(ge=MIB, le=GIB)] = MIB
     """Size of /workspace, in pages of 4 KiB, for the copy and what the program writes; it counts as memory."""
-    files: Annotated[int, Field(ge=WORKSPACE_FILES[0], le=WORKSPACE_FILES[1])] = WORKSPACE_FILES[0]
+    files: Annotated[int, Field(ge=64, le=20_000)] = 64
     """Number of files, folders and links that are copied, and of changed files in the patch."""
 
 
@@ -318,17 +289,18 @@ class CallLimits(Table):
     """Processor time of the program and its children."""
     memory: Annotated[int, Size, Field(ge=MEMORY[0], le=MEMORY[1])] = MEMORY[0]
     """Memory of all processes in the sandbox, scratch and output files included."""
-    pids: Annotated[int, Field(ge=PIDS[0], le=PIDS[1])] = PIDS[0]
+    pids: Annotated[int, Field(ge=8, le=4096)] = 8
     """Processes and threads at one time."""
-    processors: Annotated[int, Field(ge=PROCESSORS[0], le=PROCESSORS[1])] = PROCESSORS[0]
+    processors: Annotated[int, Field(ge=1, le=8)] = 1
     """Processors that may be busy for it at one time, where there are control groups."""
-    scratch: Annotated[int, Size, Field(ge=SCRATCH[0], le=SCRATCH[1])] = SCRATCH[0]
+    scratch: Annotated[int, Size, Field(ge=MIB, le=16 * GIB)] = MIB
     """Size of the private /tmp, gone after the call."""
     workspace: WorkspaceLimits = WorkspaceLimits()
     """How much of the workspace may be copied."""
     output: OutputLimits = OutputLimits()
     """How much may come out as artifacts."""
-    stream: Annotated[int, Size, Field(ge=STREAM[0], le=STREAM[1])] = STREAM[0]
+    # Twice this is held in the broker's memory and put into the result for every call in progress.
+    stream: Annotated[int, Size, Field(ge=4 * KIB, le=4 * MIB)] = 4 * KIB
     """How much of stdout, and of stderr, is kept: head and tail, the gap is counted."""
     enforce: Literal["cgroup", "any"] = "cgroup"
     """`cgroup` refuses a host where limits could only be set per process; `any` accepts that."""
@@ -343,9 +315,7 @@ class Python(Table):
     start: Literal["cold", "warm"] = "cold"
     """`cold` starts an interpreter for each call when it comes. `warm` has single-use sandboxes ready; with bubblewrap
     they are forked from one interpreter, and so have its memory layout and hash seed in common."""
-    preload: Annotated[tuple[_ModuleName, ...], LISTED, Field(max_length=MAX_PRELOAD)] = Field(
-        default=(), validate_default=True
-    )
+    preload: Annotated[tuple[_ModuleName, ...], LISTED, Field(max_length=32, validate_default=True)] = ()
     """Modules that are imported before the call arrives, so that the call does not wait for them. A program that names
     none of them and imports the standard library alone gets a sandbox without them, which is quicker."""
 
@@ -410,7 +380,7 @@ class Profile(Table):
     """What the log keeps in full."""
     result: ResultRules = ResultRules()
     """What of its output the caller gets."""
-    example: Annotated[tuple[ProfileExample, ...], LISTED, Field(max_length=MAX_EXAMPLES)] = ()
+    example: Annotated[tuple[ProfileExample, ...], LISTED, Field(max_length=64)] = ()
     """Calls that are decided at load, with the answer they must get."""
 
     _is_printable = field_validator("description")(printable)

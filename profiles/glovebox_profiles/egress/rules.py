@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_serializer, model_validator
+from pydantic import AfterValidator, BaseModel, Field, model_serializer, model_validator
 
 from glovebox_profiles.egress import targets
 from glovebox_profiles.egress.targets import EgressTarget, quoted
@@ -47,10 +47,8 @@ PathPattern = Annotated[str, reads(_require_path_pattern)]
 _LISTED = Field(strict=False, min_length=1)
 
 
-class EgressRule(BaseModel):
+class EgressRule(BaseModel, extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True):
     """One entry of a profile's `network.allow`, such as `{ host = "pypi.org", paths = ["/simple/*"] }`."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
 
     host: Annotated[str, reads(targets.parse_pattern)]
     """One host, or `*.example.org` for every subdomain of it and not `example.org` itself."""

@@ -6,24 +6,14 @@ workspace, the quota and the turns: those stay the server's. Reading the file is
 
 import re
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
-from pydantic import AfterValidator, BaseModel, Field, create_model, model_validator
+from pydantic import AfterValidator, Field, create_model, model_validator
 
+from glovebox_profiles import model
 from glovebox_profiles.egress.rules import reads
 from glovebox_profiles.egress.targets import parse_pattern
-from glovebox_profiles.model import (
-    LISTED,
-    Effect,
-    Profile,
-    Size,
-    Table,
-    digest_of,
-    distinct,
-    printable,
-    require_distinct,
-    require_json,
-)
+from glovebox_profiles.model import LISTED, Effect, Profile, Size, Table, digest_of, distinct, printable
 from glovebox_profiles.order import DIMENSIONS
 
 #: A reviewer reads the whole file; longer lists are not read.
@@ -31,11 +21,6 @@ MAX_ROLES: Final = 64
 MAX_RULES: Final = 32
 MAX_NAMED: Final = 1024
 MAX_EXAMPLES: Final = 256
-#: Longest lifetime of an approval or a grant, or wait for one: a week.
-MAX_MINUTES: Final = 7 * 24 * 60
-MAX_QUORUM: Final = 8
-#: Of the server, over all callers (``broker.admission.RUNNING``).
-MAX_TURNS: Final = 16
 #: Bounds of one budget, far above what a host can spend in a day: they keep sums exact in 64 bits.
 MAX_SPENT: Final = 1 << 50
 
@@ -55,7 +40,8 @@ CALLER_MINUTES: Final = 60
 Window = Literal["minute", "hour", "day"]
 WatchAction = Literal["record", "slow", "ask", "stop", "off"]
 
-_Minutes = Annotated[int, Field(ge=1, le=MAX_MINUTES)]
+#: Of an approval or a grant, or the wait for one: a week at most.
+_Minutes = Annotated[int, Field(ge=1, le=7 * 24 * 60)]
 _Count = Annotated[int, Field(ge=1, le=MAX_SPENT)]
 _Seconds = Annotated[float, Field(gt=0, le=MAX_SPENT)]
 _Bytes = Annotated[int, Size, Field(ge=1, le=MAX_SPENT)]
@@ -105,20 +91,20 @@ _Path = Annotated[str, Field(max_length=4096), AfterValidator(_path)]
 
 
 @cache
-def _partial(model: type[Table], prefix: str = "") -> type[Table]:
+def _partial(whole: type[Table], prefix: str = "") -> type[Table]:
     """Build a profile's tables with only the keys that grant or bound something, all optional."""
     fields: dict[str, Any] = {}
-    for name, field in model.model_fields.items():
-        key = f"{prefix}{name}"
-        inner = [each for each in (field.annotation, *get_args(field.annotation)) if isinstance(each, type)]
-        if any(each.key == key for each in DIMENSIONS):
-            kind: Any = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
-            fields[name] = (kind, Field(default=None, description=field.description))
-        elif any(each.key.startswith(f"{key}.") for each in DIMENSIONS):
-            table = next(each for each in inner if issubclass(each, BaseModel))
-            fields[name] = (_partial(table, f"{key}."), Field(default=None, description=field.description))
-    made = create_model(f"Narrow{'' if model is Profile else model.__name__}", __base__=Table, **fields)
-    made.__doc__ = model.__doc__
+    for name, field in whole.model_fields.items():
+        key, kind = f"{prefix}{name}", field.annotation
+        if any(each.key.startswith(f"{key}.") for each in DIMENSIONS):
+            kind = _partial(cast("type[Table]", kind), f"{key}.")
+        elif all(each.key != key for each in DIMENSIONS):
+            continue
+        elif field.metadata:
+            kind = cast("Any", Annotated[(kind, *field.metadata)])
+        fields[name] = (kind, Field(default=None, description=field.description))
+    made = create_model(f"Narrow{'' if whole is Profile else whole.__name__}", __base__=Table, **fields)
+    made.__doc__ = whole.__doc__
     return made
 
 
@@ -182,7 +168,7 @@ class Approval(Table):
     another_principal: bool = False
     """Wants a principal other than the caller's. An answer at the client, or by a command of the caller's own user, is
     the caller's."""
-    quorum: Annotated[int, Field(ge=1, le=MAX_QUORUM)] = 1
+    quorum: Annotated[int, Field(ge=1, le=8)] = 1
     """How many different principals must say yes."""
     expires_minutes: _Minutes = 10
     """How long the question, and then the yes, stands."""
@@ -233,7 +219,8 @@ class Role(Table):
     """Folder that its calls may read. Left out: the server's."""
     artifacts_mib: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
     """Room of each of its principals among the artifacts. Left out: the share the server gives everybody."""
-    turns: Annotated[int, Field(ge=1, le=MAX_TURNS)] | None = None
+    # At most those of the server, over all callers (``broker.admission.RUNNING``).
+    turns: Annotated[int, Field(ge=1, le=16)] | None = None
     """Calls of each of its principals at work at one time. Left out: as many as the server gives everybody."""
     narrow: Annotated[dict[ToolName, Narrow], Field(max_length=256)] = Field(default={})
     """Keys of a tool's profile of which it gets less."""
@@ -259,7 +246,7 @@ class ExampleCall(Table):
 
     tool: ToolName
     """The tool."""
-    arguments: Annotated[dict[str, Any], AfterValidator(require_json)] = Field(default={})
+    arguments: Annotated[dict[str, Any], AfterValidator(model.require_json)] = Field(default={})
     """Its arguments."""
 
 
@@ -305,7 +292,7 @@ class Policy(Table):
     @model_validator(mode="after")
     def _names_are_ids(self) -> "Policy":
         for table in ("budget", "approval"):
-            require_distinct(tuple(rule for role in self.roles.values() for rule in getattr(role, table)), "name")
+            model.require_distinct(tuple(rule for role in self.roles.values() for rule in getattr(role, table)), "name")
         return self
 
 
