@@ -330,9 +330,7 @@ class Python(Table):
 class Audit(Table):
     """What the audit log keeps in full."""
 
-    keep: Annotated[
-        tuple[Literal["arguments", "stdout", "stderr", "value"], ...], LISTED, Field(max_length=4), distinct()
-    ] = ()
+    keep: Annotated[tuple[Literal["arguments", "stdout", "stderr", "value"], ...], LISTED, distinct()] = ()
     """Parts recorded in full; every other part is recorded by digest and size only."""
 
 

@@ -130,19 +130,14 @@ def parse_host(text: str) -> str:
     Raises:
         RefusedError: It breaks the rules above, is an address that is not public, or is a local name.
     """
-    address = parse_address(text)
-    if address is not None:
-        name = refusal(address)
-        if name is not None:
+    if (address := parse_address(text)) is not None:
+        if name := refusal(address):
             raise RefusedError("egress.address", f"{address} is {name}.", "Only public addresses can be reached.")
         return str(address)
     labels = _labels(text)
     if len(labels) == 1 or labels[-1] in _LOCAL_SUFFIXES or ".".join(labels) in _METADATA_NAMES:
-        raise RefusedError(
-            "egress.address",
-            f"{quoted(text)} is the name of something local.",
-            "Only public hosts can be reached; write the full name, such as docs.python.org.",
-        )
+        hint = "Only public hosts can be reached; write the full name, such as docs.python.org."
+        raise RefusedError("egress.address", f"{quoted(text)} is the name of something local.", hint)
     return ".".join(labels)
 
 
@@ -160,10 +155,8 @@ def parse_address(text: str) -> Address | None:
     except ValueError:
         address = IPv4Address(0)
     if str(address) != text or (isinstance(address, IPv6Address) and address.scope_id is not None):
-        raise _misspelt(
-            f"{quoted(text)} is an unusual spelling of an address.",
-            "Write it as 1.2.3.4, or lower case and compressed for IPv6.",
-        )
+        hint = "Write it as 1.2.3.4, or lower case and compressed for IPv6."
+        raise _misspelt(f"{quoted(text)} is an unusual spelling of an address.", hint)
     return address
 
 
@@ -173,20 +166,15 @@ def parse_pattern(text: str) -> str:
     Raises:
         RefusedError: It is neither.
     """
-    if not text.startswith("*."):
-        if "*" in text:
-            raise RefusedError(
-                "egress.host",
-                f"{quoted(text)} would match too much.",
-                "A rule names one host, or all subdomains of one as *.example.org; there is no rule for every host.",
-            )
+    base = text.removeprefix("*.")
+    if "*" not in text:
         return parse_host(text)
-    base = text[2:]
-    if parse_address(base) is not None or len(_labels(base)) < MIN_WILDCARD_LABELS:
-        raise RefusedError(
-            "egress.host", f"{quoted(text)} would match too much.", "At least two labels after the star: *.example.org."
-        )
-    return f"*.{parse_host(base)}"
+    hint = "A rule names one host, or all subdomains of one as *.example.org; there is no rule for every host."
+    if base != text:
+        if parse_address(base) is None and len(_labels(base)) >= MIN_WILDCARD_LABELS:
+            return f"*.{parse_host(base)}"
+        hint = "At least two labels after the star: *.example.org."
+    raise RefusedError("egress.host", f"{quoted(text)} would match too much.", hint)
 
 
 def matches(pattern: str, host: str) -> bool:
@@ -202,20 +190,16 @@ def pattern_covers(wide: str, narrow: str) -> bool:
 def _labels(text: str) -> list[str]:
     """Split a name into lower-case labels, or raise with the problem and the correct form."""
     if not text.isascii():
-        raise _misspelt(
-            f"{quoted(text)} is not ASCII.",
-            "Write an international name in its xn-- form, as the browser's address bar copies it.",
-        )
+        hint = "Write an international name in its xn-- form, as the browser's address bar copies it."
+        raise _misspelt(f"{quoted(text)} is not ASCII.", hint)
     if len(text) > MAX_HOST:
         raise _misspelt(f"{quoted(text)} is too long for a host.", f"{MAX_HOST} characters are the limit.")
     labels = text.lower().split(".")
     if labels[-1] == "" and len(labels) > 1:
         raise _misspelt(f"{quoted(text)} ends in a dot.", "Leave the last dot out.")
     if any(len(label) > MAX_LABEL or not _LABEL.fullmatch(label) for label in labels):
-        raise _misspelt(
-            f"{quoted(text)} is not a host name.",
-            f"Letters, digits and hyphens in labels of 1 to {MAX_LABEL} characters, joined by dots.",
-        )
+        hint = f"Letters, digits and hyphens in labels of 1 to {MAX_LABEL} characters, joined by dots."
+        raise _misspelt(f"{quoted(text)} is not a host name.", hint)
     return labels
 
 
@@ -243,11 +227,7 @@ def first_refused(addresses: Iterable[Address]) -> tuple[Address, str] | None:
 
     One bad answer condemns the whole set: an honest zone has no reason to mix, and a rebinding one does.
     """
-    for address in addresses:
-        name = refusal(address)
-        if name is not None:
-            return address, name
-    return None
+    return next(((address, name) for address in addresses if (name := refusal(address))), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,17 +282,10 @@ def parse_url(method: str, url: str) -> EgressTarget:
         raise RefusedError("egress.scheme", f"The scheme {quoted(scheme)} is not served.", "Use https or http.")
     host, port = parse_authority(authority)
     if "\\" in query or not _PRINTABLE.fullmatch(url):
-        raise _misspelt(
-            f"{quoted(url)} has a space, backslash, control or non-ASCII character in it.", "Percent-encode it."
-        )
-    return EgressTarget(
-        method=method,
-        scheme=scheme,
-        host=host,
-        port=DEFAULT_PORTS[scheme] if port is None else port,
-        path=normalise_path(path or "/"),
-        query=query,
-    )
+        what = "a space, backslash, control or non-ASCII character"
+        raise _misspelt(f"{quoted(url)} has {what} in it.", "Percent-encode it.")
+    port, path = port or DEFAULT_PORTS[scheme], normalise_path(path or "/")
+    return EgressTarget(method=method, scheme=scheme, host=host, port=port, path=path, query=query)
 
 
 def parse_connect(authority: str) -> EgressTarget:
@@ -344,11 +317,9 @@ def parse_authority(authority: str) -> tuple[str, int | None]:
     if bracketed is not None and ":" not in bracketed:
         raise _misspelt("Only IPv6 addresses stand in brackets.", "Leave the brackets out.")
     host = parse_host(plain if bracketed is None else bracketed)
-    if port is None:
-        return host, None
-    if not _PORT.fullmatch(port) or int(port) > 65535:  # noqa: PLR2004 - the highest port there is
+    if port is not None and (not _PORT.fullmatch(port) or int(port) > 65535):  # noqa: PLR2004 - the highest port
         raise _misspelt(f"{quoted(port)} is not a port.", "1 to 65535, without leading zeros.")
-    return host, int(port)
+    return host, None if port is None else int(port)
 
 
 def normalise_path(path: str) -> str:

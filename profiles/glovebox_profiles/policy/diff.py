@@ -33,12 +33,16 @@ def diff(
 
     The roles narrow ``profiles``. ``watch`` has the action of each watch rule unless a policy overrides it.
     """
-    roles = {name: tuple(_role(a.roles.get(name), b.roles.get(name), profiles)) for name in {**a.roles, **b.roles}}
     changes = list(_assigned(a, b, profiles))
-    for name, found in roles.items():
+    for name in {**a.roles, **b.roles}:
+        found = _role(a.roles.get(name), b.roles.get(name), profiles)
         changes.extend(_at(f"roles.{name}", each) for each in found)
     changes.extend(_watch(a, b, watch))
-    changes.extend(_promote(a.promote.into, b.promote.into))
+    old, new = a.promote.into, b.promote.into
+    for name in (each for each in {**old, **new} if old.get(each) != new.get(each)):
+        sentence = f"Files may be promoted into: {old.get(name, 'none')} → {new.get(name, 'none')}."
+        direction: Direction = "widening" if name in new else "narrowing"
+        changes.append(KeyChange(f"promote.into.{name}", old.get(name), new.get(name), direction, sentence))
     if a.example != b.example:
         sentence = "Examples changed; they are checked at load and grant nothing."
         changes.append(KeyChange("example", len(a.example), len(b.example), "neutral", sentence))
@@ -126,12 +130,9 @@ def _role(a: Role | None, b: Role | None, profiles: Mapping[str, Profile]) -> It
 
 def _named_rules(role: Role) -> dict[str, Rule]:
     """Return a role's rules by table and name."""
-    return (
-        {f"budget.{each.name}": each for each in role.budget}
-        | {f"approval.{each.name}": each for each in role.approval}
-        | {f"lift.{each.what}": each for each in role.lift}
-        | {f"rate.{each.host} a {each.every}": each for each in role.rate}
-    )
+    named = [(f"{table}.{each.name}", each) for table in ("budget", "approval") for each in getattr(role, table)]
+    lifts = [(f"lift.{each.what}", each) for each in role.lift]
+    return dict([*named, *lifts, *((f"rate.{each.host} a {each.every}", each) for each in role.rate)])
 
 
 def _narrow(tool: str, a: Role, b: Role, profiles: Mapping[str, Profile]) -> Iterator[KeyChange]:
@@ -170,15 +171,6 @@ def _watch(a: Policy, b: Policy, defaults: Mapping[str, WatchAction]) -> Iterato
         direction: Direction = "neutral" if before == after else "narrowing" if stricter else "widening"
         sentence = f"{before or 'its default'} → {after or 'its default'}."
         yield KeyChange(f"watch.{rule}", *given, direction, sentence)
-
-
-def _promote(a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[KeyChange]:
-    for name in {**a, **b}:
-        before, after = a.get(name), b.get(name)
-        if before != after:
-            direction: Direction = "narrowing" if after is None else "widening"
-            sentence = f"Files may be promoted into: {before or 'none'} → {after or 'none'}."
-            yield KeyChange(f"promote.into.{name}", before, after, direction, sentence)
 
 
 def _less(before: float | None, after: float | None) -> Direction:
