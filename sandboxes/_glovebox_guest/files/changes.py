@@ -70,10 +70,11 @@ class Comparison:
         self._layout = git.layout((*self._original.names, *found))
         # What was not seen may be there: nothing is called deleted then.
         deleted = [] if unseen else sorted(self._original.files.keys() - found.keys())
-        for name, status in (*found.items(), *((name, None) for name in deleted)):
-            if status is None or not stat.S_ISDIR(status.st_mode) or name in self._original.files:
+        for name in (*found, *deleted):
+            now = found.get(name)
+            if now is None or not stat.S_ISDIR(now.st_mode) or name in self._original.files:
                 try:
-                    self._one(name, status)
+                    self._one(name, now)
                 except ValueError as reason:
                     self._skip(name, str(reason))
                 except OSError as problem:

@@ -50,14 +50,7 @@ def run(payload: dict[str, Any], _: Emit) -> dict[str, Any]:
     notes = [f"{len(entries)} of {top.total} shown"] if len(entries) < top.total else []
     if closed:
         notes.append(f"{len(closed)} folders closed, name one as pattern to look inside")
-    return {
-        "entries": entries,
-        "total": top.total,
-        "scanned": walk.scanned,
-        "passed_over": sorted(walk.passed_over),
-        "ignored": walk.ignored,
-        "truncated": "; ".join(notes + walk.notes()) or None,
-    }
+    return walk.answer({"entries": entries, "total": top.total, "scanned": walk.scanned}, notes)
 
 
 class _ListedFolder:

@@ -111,14 +111,7 @@ def run(payload: dict[str, Any], _: Emit) -> dict[str, Any]:
     for letter, what in ((_LARGE, f"files over {MAX_FILE} bytes"), (_UNREADABLE, "unreadable files")):
         if count[letter]:
             notes.append(f"not searched: {what}, {count[letter]}")
-    return {
-        "matches": matches,
-        "searched": count[_SEARCHED],
-        "binary": count[_BINARY],
-        "passed_over": sorted(walk.passed_over),
-        "ignored": walk.ignored,
-        "truncated": "; ".join(notes + walk.notes()) or None,
-    }
+    return walk.answer({"matches": matches, "searched": count[_SEARCHED], "binary": count[_BINARY]}, notes)
 
 
 class _Search:

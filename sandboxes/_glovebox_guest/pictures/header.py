@@ -6,6 +6,9 @@ sandbox started for its call.
 
 from __future__ import annotations
 
+from struct import error as struct_error
+from struct import unpack_from
+
 HEAD_BYTES = 16 * 1024
 """Bytes of a file's beginning that are read: enough for a JPEG's size behind its metadata."""
 MAX_EDGE = 1568
@@ -36,25 +39,20 @@ def kind(head: bytes) -> str | None:
 
 def size(head: bytes, media_type: str) -> tuple[int, int] | None:
     """Return width and height in pixels as the hostile header claims them, None where it lacks them."""
-    if media_type == "image/png":  # https://www.w3.org/TR/png-3/#11IHDR: the first chunk
-        return _two(head, 16, 4, "big") if head[12:16] == b"IHDR" else None
-    if media_type == "image/gif":  # logical screen descriptor behind the signature
-        return _two(head, 6, 2, "little")
-    return _webp(head) if media_type == "image/webp" else _jpeg(head)
+    try:
+        if media_type == "image/png":  # https://www.w3.org/TR/png-3/#11IHDR: the first chunk
+            return unpack_from(">II", head, 16) if head[12:16] == b"IHDR" else None
+        if media_type == "image/gif":  # logical screen descriptor behind the signature
+            return unpack_from("<HH", head, 6)
+        return _webp(head) if media_type == "image/webp" else _jpeg(head)
+    except struct_error:  # the head ends before
+        return None
 
 
 def fits(head: bytes, media_type: str, length: int, most: int) -> bool:
     """Return whether clients take a picture of ``length`` bytes as it is, by its hostile header."""
     found = size(head, media_type)
     return length <= most and found is not None and 0 < min(found) <= max(found) <= MAX_EDGE
-
-
-def _two(head: bytes, at: int, width: int, order: str) -> tuple[int, int] | None:
-    """Return two numbers of ``width`` bytes each, if the head holds both."""
-    if len(head) < at + 2 * width:
-        return None
-    first, second = head[at : at + width], head[at + width : at + 2 * width]
-    return int.from_bytes(first, order), int.from_bytes(second, order)  # type: ignore[arg-type]  # "big" or "little"
 
 
 def _webp(head: bytes) -> tuple[int, int] | None:
@@ -64,13 +62,13 @@ def _webp(head: bytes) -> tuple[int, int] | None:
     """
     chunk = head[12:16]
     if chunk == b"VP8X":  # stored less one
-        found = _two(head, 24, 3, "little")
-        return found and (found[0] + 1, found[1] + 1)
+        low, high, narrow, tall = unpack_from("<HBHB", head, 24)
+        return low + (high << 16) + 1, narrow + (tall << 16) + 1
     if chunk == b"VP8 " and head[23:26] == b"\x9d\x01\x2a":  # the two bits above the fourteen are a scale
-        found = _two(head, 26, 2, "little")
-        return found and (found[0] & _FOURTEEN_BITS, found[1] & _FOURTEEN_BITS)
-    if chunk == b"VP8L" and head[20:21] == b"\x2f" and len(head) >= 25:  # stored less one
-        bits = int.from_bytes(head[21:25], "little")
+        width, height = unpack_from("<HH", head, 26)
+        return width & _FOURTEEN_BITS, height & _FOURTEEN_BITS
+    if chunk == b"VP8L" and head[20:21] == b"\x2f":  # stored less one
+        (bits,) = unpack_from("<I", head, 21)
         return (bits & _FOURTEEN_BITS) + 1, (bits >> 14 & _FOURTEEN_BITS) + 1
     return None
 
@@ -85,8 +83,8 @@ def _jpeg(head: bytes) -> tuple[int, int] | None:
         if not marker or len(length) < 2:
             return None
         if marker[0] in _JPEG_FRAMES:  # length, precision, height, width
-            found = _two(head, at + 4, 2, "big")
-            return found and (found[1], found[0])
+            height, width = unpack_from(">HH", head, at + 4)
+            return width, height
         # the length counts its own two bytes, so a false 0 or 1 must not move us backwards
         at += 1 + (0 if marker[0] in _JPEG_BARE else max(2, int.from_bytes(length, "big")))
     return None

@@ -34,8 +34,6 @@ def alternatives(pattern: str) -> list[str]:
     done: list[str] = []
     open_ = [pattern]
     while open_:
-        if len(done) + len(open_) > MAX_ALTERNATIVES:
-            raise ValueError(f"more than {MAX_ALTERNATIVES} alternatives in braces")
         current = open_.pop()
         found = _BRACES.search(current)
         if found is None:
@@ -43,7 +41,7 @@ def alternatives(pattern: str) -> list[str]:
             continue
         head, tail = current[: found.start()], current[found.end() :]
         choices = found[1].split(",")
-        if len(choices) > MAX_ALTERNATIVES:
+        if len(done) + len(open_) + len(choices) > MAX_ALTERNATIVES:
             raise ValueError(f"more than {MAX_ALTERNATIVES} alternatives in braces")
         open_.extend(head + choice + tail for choice in choices)
     return done

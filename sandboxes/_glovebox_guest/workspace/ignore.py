@@ -27,7 +27,7 @@ _SPECIAL = re.compile(r"[*?\[\\]")
 class _PatternGroup:
     """Consecutive patterns with the same verdict for one kind of entry: any of them decides."""
 
-    __slots__ = ("_ends", "_matchers", "_names", "_pathnames", "_patterns", "_wholes", "says")
+    __slots__ = ("_ends", "_matchers", "_names", "_patterns", "_wholes", "says")
 
     def __init__(self, *, says: bool) -> None:
         self.says = says
@@ -35,7 +35,6 @@ class _PatternGroup:
         self._names: set[str] = set()
         self._ends: tuple[str, ...] = ()
         self._patterns: list[str] = []
-        self._pathnames: set[str] = set()
         self._wholes: list[str] = []
         self._matchers: list[Callable[[str], object]] = []
 
@@ -45,11 +44,11 @@ class _PatternGroup:
         pattern = pattern.removeprefix("/")
         found = _SPECIAL.search(pattern)
         try:
-            if found is None:
-                (self._names if of_name else self._pathnames).add(pattern)
-            elif not of_name:
+            if of_name and found is None:
+                self._names.add(pattern)
+            elif found is None or not of_name:
                 # git compares the text before the first wildcard separately, and starts anew behind it.
-                at = found.start()
+                at = found.start() if found else len(pattern)
                 self._wholes.append(re.escape(pattern[:at]) + glob.expression(pattern[at:], lenient=True))
             elif pattern[0] == "*" and _SPECIAL.search(pattern, 1) is None:
                 self._ends += (pattern[1:],)
@@ -60,7 +59,7 @@ class _PatternGroup:
 
     def matches(self, name: str, path: str) -> bool:
         """Return whether any pattern matches this name or path."""
-        if name in self._names or name.endswith(self._ends) or path in self._pathnames:
+        if name in self._names or name.endswith(self._ends):
             return True
         if not self._matchers:
             both = self._patterns, self._wholes

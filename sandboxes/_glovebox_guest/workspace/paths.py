@@ -10,9 +10,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import contextmanager
 
 from _glovebox_guest.program.emit import Emit
-from _glovebox_guest.stdlib import Any, Callable, NoReturn, Self
+from _glovebox_guest.stdlib import Any, Callable, Iterator, NoReturn
 from _glovebox_guest.workspace.hidden import HiddenPaths
 
 ROOT = "/workspace"
@@ -74,12 +75,6 @@ class OpenedPath:
         self.links = links
         """Names of the links that led here."""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self.directory)
-
     @property
     def absolute(self) -> str:
         """Return its path in the sandbox, free of symlinks."""
@@ -117,8 +112,9 @@ EVERYTHING = HiddenPaths()
 """Hides all that is named as secrets are."""
 
 
-def find(path: str, hidden: HiddenPaths = EVERYTHING) -> OpenedPath:
-    """Return the place a path leads to; symlinks are followed while they stay inside.
+@contextmanager
+def find(path: str, hidden: HiddenPaths = EVERYTHING) -> Iterator[OpenedPath]:
+    """Find the place a path leads to; symlinks are followed while they stay inside.
 
     Raises JobRefusedError: ``path.outside``, ``path.missing``, also for what is hidden, or ``path.unreadable``.
     """
@@ -129,21 +125,17 @@ def find(path: str, hidden: HiddenPaths = EVERYTHING) -> OpenedPath:
         raise missing(path)
     held: list[int] = []
     try:
-        place = _walk(path, held, hidden)
-        _require_shown(place, path, hidden)
-    except BaseException as error:
+        try:
+            place = _walk(path, held, hidden)
+        except (OSError, ValueError) as error:  # ValueError: NUL, or surrogates that are no file name
+            _translate(path, error)
+        for kind in filter(None, map(hidden.kind, (place.names, *place.links))):
+            if kind.content is None or (stat.S_ISREG(place.info.st_mode) and kind.held_at(place.absolute)):
+                raise missing(path)
+        yield place
+    finally:
         for descriptor in held:
             os.close(descriptor)
-        if isinstance(error, OSError | ValueError):  # ValueError: NUL, or surrogates that are no file name
-            _translate(path, error)
-        raise
-    return place
-
-
-def _require_shown(place: OpenedPath, path: str, hidden: HiddenPaths) -> None:
-    for kind in filter(None, map(hidden.kind, (place.names, *place.links))):
-        if kind.content is None or (stat.S_ISREG(place.info.st_mode) and kind.held_at(place.absolute)):
-            raise missing(path)
 
 
 def missing(path: str) -> JobRefusedError:
@@ -160,7 +152,7 @@ def missing(path: str) -> JobRefusedError:
 
 
 def _walk(path: str, held: list[int], hidden: HiddenPaths) -> OpenedPath:
-    """Walk a path; ``held[0]`` is the directory reached so far, closed by the caller on an exception."""
+    """Walk a path; ``held[0]`` is the directory reached so far, which the caller closes."""
     names: list[str] = []
     ahead = parts(path)[::-1]
     links: list[list[str]] = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-from bisect import bisect_left
 from itertools import islice
 from operator import attrgetter
 from time import monotonic
@@ -58,7 +57,8 @@ class Walk:
             self._way = place.names
             if not stat.S_ISDIR(place.info.st_mode):
                 if rest:
-                    raise _no_folder(self._prefix)
+                    reason = f"{paths.display_name(self.folder)}: is a file, so nothing is below it."
+                    raise JobRefusedError("path.missing", reason, "Give the file's own path.")
                 self._single = True
                 self.whole = False
         if self._base == paths.ROOT and not os.access(paths.ROOT, os.R_OK | os.X_OK):
@@ -102,7 +102,7 @@ class Walk:
                     # A folder that the pattern matches is meant with all that is in it.
                     inside = self._sorted(entry.path, way + path)
                     below = None if left_out else obeyed
-                    if below is not None and _has_rules(inside):
+                    if below is not None and any(each.name == ignore.FILE for each in inside):
                         below = self._with(below, entry.path, len(way) + len(path) + 1)
                     stack.append((f"{path}/", iter(inside), below))
                     break
@@ -123,11 +123,13 @@ class Walk:
             self.scanned = 1
             yield "/".join(self._prefix), entry
 
-    def notes(self) -> list[str]:
-        """Return the omissions as sentences."""
-        found = [f"stopped after {self.stopped}"] if self.stopped else []
-        found += [f"unreadable folders: {self.unreadable}"] * bool(self.unreadable)
-        return found + [f"{ignore.FILE} files not obeyed: {self._reader.unread}"] * bool(self._reader.unread)
+    def answer(self, found: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+        """Return a job's answer: what it found, and what it and the walk have left out."""
+        notes = notes + [f"stopped after {self.stopped}"] * bool(self.stopped)
+        notes += [f"unreadable folders: {self.unreadable}"] * bool(self.unreadable)
+        notes += [f"{ignore.FILE} files not obeyed: {self._reader.unread}"] * bool(self._reader.unread)
+        left = {"passed_over": sorted(self.passed_over), "ignored": self.ignored}
+        return {**found, **left, "truncated": "; ".join(notes) or None}
 
     def _above(self) -> Obeyed | None:
         """Return the rules of the pattern's folder and of those above; None where it is excluded itself."""
@@ -189,11 +191,6 @@ class Walk:
         return shown
 
 
-def _has_rules(entries: list[os.DirEntry[str]]) -> bool:
-    at = bisect_left(entries, ignore.FILE, key=_by_name)
-    return at < len(entries) and entries[at].name == ignore.FILE
-
-
 def _left_out(obeyed: Obeyed, name: str, path: str, *, folder: bool) -> bool:
     """Return whether the nearest file of rules that covers an entry excludes it."""
     called = ignore.as_bytes(name)
@@ -223,8 +220,3 @@ def _escaped(pattern: str) -> str:
     """Escape what stands for itself in a caller's pattern: a backslash, and a bracket that nothing closes."""
     pattern = pattern.replace("\\", "\\\\")
     return pattern if "]" in pattern else pattern.replace("[", "\\[")
-
-
-def _no_folder(parts: list[str]) -> JobRefusedError:
-    name = paths.display_name("/".join(parts))
-    return JobRefusedError("path.missing", f"{name}: is a file, so nothing is below it.", "Give the file's own path.")
