@@ -15,7 +15,7 @@ from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.egress.rules import EgressRule, meet
 from glovebox_profiles.errors import ProfileError, nearest
 from glovebox_profiles.load.mistakes import RULES, Mistake, failing_examples, parse_model, raise_mistakes
-from glovebox_profiles.load.reading import KeyPath, dotted, open_directory, read_bytes
+from glovebox_profiles.load.reading import dotted, open_directory, read_bytes
 from glovebox_profiles.model import Effect, Profile
 
 SHIPPED = Path(__file__).parent.parent / "data"
@@ -171,7 +171,13 @@ def checked(
     any_name: bool = False,
 ) -> Profile:
     """Check the bytes of a profile as ``read`` does a file; errors name ``path``. Raises as ``load``."""
-    profile, lines = _parse(data, path)
+    profile, positions = parse_model(data, path, Profile, "docs/use/profiles.md")
+    lines = positions.lines
+    if RULES in positions.headed:
+        # Truncated, a rule below a header of its own would lose its paths and so match every path.
+        fix = 'Write them as allow = [{ host = "docs.python.org" }, ...].'
+        raise ProfileError(path, lines[RULES], dotted(RULES), "its rules stand below headers of their own", fix)
+    raise_mistakes(_misplaced_keys(profile), path, lines)
     if tools is not None and profile.tool not in tools:
         absent = f'there is no tool "{profile.tool}"'
         raise_mistakes([(("tool",), absent, nearest(profile.tool, sorted(tools)))], path, lines)
@@ -188,18 +194,7 @@ def checked(
 
 def parse(data: bytes, path: Path) -> Profile:
     """Parse the bytes of one profile; raise ProfileError, which names ``path``, unless they are valid."""
-    return _parse(data, path)[0]
-
-
-def _parse(data: bytes, path: Path) -> tuple[Profile, Mapping[KeyPath, int]]:
-    profile, positions = parse_model(data, path, Profile, "docs/use/profiles.md")
-    lines = positions.lines
-    if RULES in positions.headed:
-        # Truncated, a rule below a header of its own would lose its paths and so match every path.
-        fix = 'Write them as allow = [{ host = "docs.python.org" }, ...].'
-        raise ProfileError(path, lines[RULES], dotted(RULES), "its rules stand below headers of their own", fix)
-    raise_mistakes(_misplaced_keys(profile), path, lines)
-    return profile, lines
+    return checked(data, path, check_example=None, any_name=True)
 
 
 def _misplaced_keys(profile: Profile) -> Iterator[Mistake]:

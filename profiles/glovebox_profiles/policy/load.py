@@ -46,7 +46,7 @@ def load(path: Path, known: KnownNames, *, check_example: CheckExample | None) -
 
 def checked(data: bytes, path: Path, known: KnownNames, *, check_example: CheckExample | None) -> Policy:
     """Check the bytes of a policy as ``load`` does a file; errors name ``path``. Raises as ``load``."""
-    policy, lines = _parse(data, path)
+    policy, lines = parse(data, path)
     raise_mistakes(_mistakes(policy, known), path, lines)
     if check_example:
         decided = ((example, check_example(policy, example)) for example in policy.example)
@@ -54,21 +54,17 @@ def checked(data: bytes, path: Path, known: KnownNames, *, check_example: CheckE
     return policy
 
 
-def parse(data: bytes, path: Path) -> Policy:
-    """Parse the bytes of a policy without looking up its names; ``path`` is only named in errors.
+def read(path: Path) -> Policy:
+    """Read a policy to compare it, without looking up names; raise ProfileError if it cannot be read, or is wrong."""
+    return parse(read_bytes(path), path)[0]
+
+
+def parse(data: bytes, path: Path) -> tuple[Policy, Mapping[KeyPath, int]]:
+    """Parse the bytes of a policy without looking up its names; return it and its lines.
 
     Raises:
-        ProfileError: The bytes are not one valid policy.
+        ProfileError: The bytes are not one valid policy. ``path`` is only named there.
     """
-    return _parse(data, path)[0]
-
-
-def read(path: Path) -> Policy:
-    """Read a policy to compare it, as ``parse`` does; raise ProfileError if it cannot be read, or is wrong."""
-    return parse(read_bytes(path), path)
-
-
-def _parse(data: bytes, path: Path) -> tuple[Policy, Mapping[KeyPath, int]]:
     policy, positions = parse_model(data, path, Policy, PAGE)
     lines = positions.lines
     first = lines.get(("example", 0))

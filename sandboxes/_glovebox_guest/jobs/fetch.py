@@ -18,9 +18,8 @@ class _Response(StreamHandler):
     def __init__(self) -> None:
         self.head: Mapping[str, Any] | None = None
         self.body = bytearray()
-        self.over = False
-        self.truncated: str | None = None
-        self.error: Mapping[str, Any] | None = None
+        self.end: Mapping[str, Any] | None = None
+        """Why it ended, empty if it is whole; None before."""
 
     def on_accept(self, body: Mapping[str, Any]) -> None:
         self.head = body
@@ -29,14 +28,10 @@ class _Response(StreamHandler):
         self.body += data
 
     def on_end(self) -> None:
-        self.over = True
+        self.end = {}
 
     def on_reset(self, body: Mapping[str, Any]) -> None:
-        self.over = True
-        if "truncated" in body:
-            self.truncated = body["truncated"]
-        else:
-            self.error = body
+        self.end = body
 
 
 def ask(loop: Loop, payload: Mapping[str, Any], deadline: float) -> dict[str, Any]:
@@ -45,12 +40,14 @@ def ask(loop: Loop, payload: Mapping[str, Any], deadline: float) -> dict[str, An
     meta = {"method": payload["method"], "url": payload["url"], "headers": []}
     stream = loop.open("request", meta, response, duplex=True)
     loop.send(loop.wire.end(stream))
-    while not response.over and monotonic() < deadline:
+    while response.end is None and monotonic() < deadline:
         loop.step(deadline)
-    if not response.over:
+    end = response.end
+    if end is None:
         loop.send(loop.wire.reset(stream))
-        response.on_reset(_LATE if response.head is None else {"truncated": _LATE["reason"]})
-    answer = {"head": response.head, "truncated": response.truncated, "error": response.error}
+        end = _LATE if response.head is None else {"truncated": _LATE["reason"]}
+    error = None if not end or "truncated" in end else end
+    answer = {"head": response.head, "truncated": end.get("truncated"), "error": error}
     return {**answer, "body": bytes(response.body), "max_chars": payload["max_chars"], "raw": payload.get("raw", False)}
 
 

@@ -10,6 +10,7 @@ import marshal
 import os
 import select
 from collections import deque
+from contextlib import suppress
 from itertools import islice
 from time import monotonic
 
@@ -72,16 +73,18 @@ class _Helper:
         self._pid = 0
         # A write to a helper that has ended must not end this process.
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-        orders, self._orders = os.pipe()
-        self._results, results = os.pipe()
+        orders, give = os.pipe()
+        look, results = os.pipe()
+        self._orders = open(give, "wb", buffering=0)  # noqa: SIM115 - until ``end``
+        self._results = open(look, "rb")  # noqa: SIM115 - as above
         try:
             self._pid = os.fork()
         except OSError:  # no more processes: nothing reads the orders, so the work is done here
             self._pid = -1
         if self._pid == 0:
             try:
-                os.close(self._orders)
-                os.close(self._results)
+                self._orders.close()
+                self._results.close()
                 with open(orders, "rb") as source, open(results, "wb") as target:
                     while True:
                         items = marshal.load(source)  # noqa: S302 - from the process it is a fork of
@@ -95,12 +98,8 @@ class _Helper:
     def give(self, items: list[str]) -> list[Any]:
         """Send it a batch; return where its result will be."""
         self.items, self._result, self._began = items, [], monotonic()
-        view = memoryview(marshal.dumps("\0".join(items)))
-        try:
-            while view:
-                view = view[os.write(self._orders, view) :]
-        except OSError:
-            pass  # it has ended, as ``look`` finds out
+        with suppress(OSError):  # it has ended, as ``look`` finds out
+            marshal.dump("\0".join(items), self._orders)
         return self._result
 
     def look(self, *, wait: bool) -> None:
@@ -110,8 +109,7 @@ class _Helper:
         if not poll.poll(None if wait else 0):
             return
         try:
-            with open(self._results, "rb", closefd=False) as source:
-                self._result.append(marshal.load(source))  # noqa: S302 - as above
+            self._result.append(marshal.load(self._results))  # noqa: S302 - as above
             took = max(monotonic() - self._began, _SECONDS / 8)
             self.size = max(1, min(_MOST, int(self.size * _SECONDS / took)))
         except (EOFError, ValueError, TypeError):  # it has ended, most likely for lack of memory
@@ -119,8 +117,8 @@ class _Helper:
         self.items = []
 
     def end(self) -> None:
-        os.close(self._orders)
-        os.close(self._results)
+        self._orders.close()
+        self._results.close()
         if self._pid > 0:
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)

@@ -42,9 +42,7 @@ class Walk:
         parts = paths.parts(pattern)
         if ".." in parts:
             raise paths.outside(pattern)
-        literal = 0
-        while literal < len(parts) and not glob.SPECIAL & set(parts[literal]):
-            literal += 1
+        literal = next((at for at, part in enumerate(parts) if glob.SPECIAL & set(part)), len(parts))
         self._prefix, rest = parts[:literal], parts[literal:]
         self.folder = "/".join(self._prefix)
         """The folder the pattern begins in, relative to the workspace."""
