@@ -16,14 +16,13 @@ import re
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from functools import cache
 from typing import Any, Literal, cast
 
 import rfc8785
 
-from glovebox_audit.events import NOT_YET, CallEvent, Event, Input, Output, PromotedFile
+from glovebox_audit.events import NOT_YET, CallEvent, Event
 
 #: ``prev`` of the first record.
 GENESIS = "0" * 64
@@ -101,7 +100,9 @@ class Draft:
     """The same field by field."""
 
     def of_call(self, call_id: str, whose: Mapping[str, str]) -> "Draft":
-        """Return this event, which was drafted before its call came, of this call, with these fields."""
+        """Return this event of this call, with these fields; raises ValueError unless drafted for that."""
+        if self.call_id is not None:
+            raise ValueError("it was drafted of a call")
         parts = {**self.parts, **{name: canonical(value) for name, value in whose.items()}}
         return Draft(kind=self.kind, call_id=call_id, data={**self.data, **whose}, encoded=join_parts(parts))
 
@@ -353,8 +354,8 @@ def parse_anchor(text: str) -> Head:
     return Head(seq=int(seq), hash=value)
 
 
-def draft(event: Event) -> Draft:
-    """Turn an event into a draft for the chain.
+def draft(event: Event, **encoded: bytes) -> Draft:
+    """Turn an event into a draft for the chain; a long field that is canonical JSON already may be given as such.
 
     Raises:
         ValueError: a field holds what is not JSON, the call id is not a name, or the record would be too long.
@@ -362,22 +363,14 @@ def draft(event: Event) -> Draft:
     call_id = event.call_id if isinstance(event, CallEvent) and event.call_id != NOT_YET else None
     if call_id is not None and not NAME.fullmatch(call_id):
         raise ValueError("the call id is not a name")
-    parts = {name: canonical(value) for name, value in _data(event).items()}
+    parts = {name: encoded.get(name) or canonical(value) for name, value in _data(event).items()}
     whole = join_parts(parts)
     if len(whole) > MAX_LINE_BYTES - 1024:  # which hold every other field at its longest
         raise ValueError(f"it is {len(whole)} bytes long and a record holds {MAX_LINE_BYTES - 1024}")
     return Draft(kind=event.kind, call_id=call_id, data=json.loads(whole), encoded=whole, parts=parts)
 
 
-@cache
-def _names(kind: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind) if field.name != "call_id")
-
-
-def _data(item: Event | Output | Input | PromotedFile) -> dict[str, Any]:
-    pairs = ((name, getattr(item, name)) for name in _names(type(item)))  # type: ignore[arg-type]  # a class is hashable
-    data = {name: value for name, value in pairs if value is not None}
-    for name in ("outputs", "inputs", "files"):
-        if isinstance(listed := data.get(name), tuple):
-            data[name] = [_data(part) for part in listed]
+def _data(event: Event) -> dict[str, Any]:
+    data = asdict(event, dict_factory=lambda pairs: {name: value for name, value in pairs if value is not None})
+    data.pop("call_id", None)
     return data

@@ -28,7 +28,7 @@ from glovebox_audit.events import ArtifactScanned, CallDecided, EgressDecided, S
 from glovebox_audit.file import LogFile
 from glovebox_audit.receipts import dsse
 from glovebox_audit.receipts.dsse import public_pem
-from glovebox_audit.segments.merkle import Counts, counted, name_of, shown
+from glovebox_audit.segments.merkle import Counts, counted, name_of, root_of_counts, shown
 from glovebox_audit.verify import verify as verify_log
 from glovebox_server.cli.main import main
 from glovebox_server.exits import USAGE
@@ -350,14 +350,15 @@ def test_every_name_is_counted_or_shown_to_be_absent(size: int) -> None:
     for number in range(size):
         for _ in range(number + 1):
             counts.record(f"c_{number}", {})
-    leaves, root = counts.leaves(), counts.root()
+    leaves = counts.leaves()
+    root = root_of_counts(leaves)
     for number in range(size):
         name = name_of("call", f"c_{number}")
         assert counted(shown(leaves, name), name, size, root) == number + 1
         with pytest.raises(ValueError, match="neither how many"):
             counted([], name, size, root)
-        apart = [*shown(leaves, leaves[0].name), *shown(leaves, leaves[-1].name)]
-        if size > 2 and leaves[0].name < name < leaves[-1].name:
+        apart = [*shown(leaves, leaves[0][0]), *shown(leaves, leaves[-1][0])]
+        if size > 2 and leaves[0][0] < name < leaves[-1][0]:
             with pytest.raises(ValueError, match="neither how many"):
                 counted(apart, name, size, root)
     for number in range(20):

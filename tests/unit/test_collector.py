@@ -384,7 +384,7 @@ async def test_a_call_whose_last_record_cannot_be_written_takes_its_files_back(*
         async def append_all(self, *_: object) -> list[Any]:
             if full:
                 raise AuditError("record call.failed", "No space left on device", "Free some.")
-            return [SimpleNamespace(seq=1, hash="")]
+            return [SimpleNamespace(seq=1, hash="", data={"digest": ""})]
 
         def lose(self, *_: object) -> None:
             done.append("lost")

@@ -14,6 +14,7 @@ from glovebox_audit.events import NOT_YET, ArtifactRefused, CallCancelled, Egres
 from glovebox_audit.log import AuditLog
 from glovebox_server.calls import Decision, Principal
 from glovebox_server.guards.journal import journal
+from glovebox_server.receipts.recorder import CallRecorder
 
 ALLOWED = Decision(effect="allow", rule="allow", reason="It may.", hint="", profile_digest="sha256:p")
 STARTED = SandboxStarted(
@@ -26,7 +27,7 @@ async def test_every_record_of_a_call_names_tool_principal_and_client(tmp_path: 
     """A record read alone is enough to know whose call it is; control: events that no recorder wrote name nobody."""
     call = replace(call_of(), principal=Principal(id="token:alice", transport="http", client="editor 1.0"))
     async with receipt_log(tmp_path) as harness:
-        recorder = harness.issuer.recorder(call, profile())
+        recorder = CallRecorder(harness.issuer, call, profile())
         await recorder.record(journal.decided(call, ALLOWED, keep_arguments=False))
         await recorder.record(draft(STARTED))
         await recorder.record(

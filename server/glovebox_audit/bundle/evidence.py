@@ -296,7 +296,10 @@ def _part(snapshot: Snapshot, number: int, of: str, identity: str, wanted: Calla
     except EvidenceError as problem:
         raise EvidenceError(f"segment {number} has no seal: {problem}") from None
     tree, counted = merkle.levels(leaves), counts.leaves()
-    if ([seal.root], seal.names_root) != (["sha256:" + each.hex() for each in tree[-1]], counts.root(counted)):
+    if ([seal.root], seal.names_root) != (
+        ["sha256:" + each.hex() for each in tree[-1]],
+        merkle.root_of_counts(counted),
+    ):
         raise EvidenceError(f"segment {number} is not what was sealed; see `glovebox audit verify`")
     return {
         "seal": last.removesuffix(b"\n").decode(),

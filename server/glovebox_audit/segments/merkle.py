@@ -11,7 +11,6 @@ import json
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -109,17 +108,8 @@ def name_of(kind: str, identity: str) -> str:
     return hashlib.sha256(f"{kind}:{identity}".encode()).hexdigest()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Count:
-    """One leaf."""
-
-    name: str
-    records: int
-
-    @property
-    def leaf(self) -> bytes:
-        """Return its hash."""
-        return leaf_hash(f"{self.name} {self.records}".encode())
+def _count(name: str, records: int) -> bytes:
+    return leaf_hash(f"{name} {records}".encode())
 
 
 class Counts:
@@ -144,17 +134,17 @@ class Counts:
         if run and isinstance(run, str):
             self._found["run", run] += 1
 
-    def leaves(self) -> list[Count]:
-        """Return all leaves, sorted."""
-        named = ((name_of(*who), records) for who, records in self._found.items())
-        return [Count(name=name, records=records) for name, records in sorted(named)]
+    def leaves(self) -> list[tuple[str, int]]:
+        """Return all leaves, sorted: each a name and its records."""
+        return sorted((name_of(*who), records) for who, records in self._found.items())
 
-    def root(self, leaves: Iterable[Count] | None = None) -> str:
-        """Return the digest of the root of the tree over them."""
-        tree = Tree()
-        for each in self.leaves() if leaves is None else leaves:
-            tree.add(each.leaf)
-        return tree.root()
+
+def root_of_counts(leaves: Iterable[tuple[str, int]]) -> str:
+    """Return the digest of the root of the tree over them."""
+    tree = Tree()
+    for each in leaves:
+        tree.add(_count(*each))
+    return tree.root()
 
 
 class CountProof(ProofPart):
@@ -166,13 +156,13 @@ class CountProof(ProofPart):
     records: int
 
 
-def shown(leaves: Sequence[Count], name: str) -> list[CountProof]:
+def shown(leaves: Sequence[tuple[str, int]], name: str) -> list[CountProof]:
     """Return the proof of a name's count: its leaf, or the two neighbours of its place."""
-    place = bisect_left([each.name for each in leaves], name)
-    there = place < len(leaves) and leaves[place].name == name
-    tree = levels([each.leaf for each in leaves])
+    place = bisect_left(leaves, (name, 0))
+    there = place < len(leaves) and leaves[place][0] == name
+    tree = levels([_count(*each) for each in leaves])
     return [
-        CountProof(index=index, name=leaves[index].name, records=leaves[index].records, path=path(tree, index))
+        CountProof(index=index, name=leaves[index][0], records=leaves[index][1], path=path(tree, index))
         for index in ([place] if there else [place - 1, place])
         if 0 <= index < len(leaves)
     ]
@@ -185,7 +175,7 @@ def counted(told: Sequence[CountProof], name: str, size: int, root: str) -> int:
         ValueError: they do not prove it; the message is the exact reason.
     """
     for each in told:
-        if root_of(Count(name=each.name, records=each.records).leaf, each.index, size, each.path) != root:
+        if root_of(_count(each.name, each.records), each.index, size, each.path) != root:
             raise ValueError("a count's path does not lead to the root that was signed")
     if len(told) == 1 and told[0].name == name:
         return told[0].records

@@ -106,8 +106,8 @@ class Seal(_SegmentStatement):
         """Return the seal of a segment with these records."""
         leaves = counts.leaves()
         return cls(
-            segment=segment, root=tree.root(), time=time, lines=tree.size, bytes=size,
-            after=files.anchor(after), last=files.anchor(last), names=len(leaves), names_root=counts.root(leaves),
+            segment=segment, root=tree.root(), time=time, lines=tree.size, bytes=size, after=files.anchor(after),
+            last=files.anchor(last), names=len(leaves), names_root=merkle.root_of_counts(leaves),
         )  # fmt: skip
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import anyio
 
-from glovebox_audit import chain
 from glovebox_audit.chain import Draft, Head, Record, canonical, draft
 from glovebox_audit.events import (
     ArtifactCollected,
@@ -97,10 +96,6 @@ class ReceiptIssuer:
     version: str
     server_id: str
     """Id of the server process, as in its records."""
-
-    def recorder(self, call: ToolCall, profile: Profile | None) -> "CallRecorder":
-        """Return a recorder for one call."""
-        return CallRecorder(self, call, profile)
 
 
 class CallRecorder:
@@ -220,10 +215,11 @@ class CallRecorder:
                 position = {"seq": record.seq, "hash": record.hash, "time": record.time}
                 statement["predicate"]["audit"] = position
                 envelope = issuer.signer.sign(canonical(statement))
-                key, digest = issuer.signer.key_id, chain.digest(envelope)
-                return draft(
-                    ReceiptSigned(call_id=last.call_id, digest=digest, key=key, envelope=envelope, **self._whose)
+                key, content = issuer.signer.key_id, canonical(envelope)
+                event = ReceiptSigned(
+                    call_id=last.call_id, digest=_digest(content), key=key, envelope=envelope, **self._whose
                 )
+                return draft(event, envelope=content)
 
             # Base64 makes four bytes of three.
             most = (len(canonical(statement)) + _POSITION_BYTES) * 4 // 3 + _ENVELOPE_BYTES

@@ -171,7 +171,7 @@ class CallJournal:
         """
         now, request = call.now, call.request
         profile = now.profile if request.tool in now.rights.profiles.by_tool else None
-        recorder = self.receipts.recorder(request, profile)
+        recorder = CallRecorder(self.receipts, request, profile)
         forms = partial(self.forms_of, now.rights)
         event = await call_decided(request, now.decision, profile, now.inputs or Inputs(), forms, sealer=self.sealer)
         workspace = now.rights.workspace
