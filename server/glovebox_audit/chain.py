@@ -16,6 +16,7 @@ import re
 import secrets
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any, Literal, cast
@@ -336,13 +337,11 @@ def encode_head(head: Head) -> bytes:
 
 def parse_head(content: bytes) -> Head:
     """Parse what ``encode_head`` wrote; raises EvidenceError for any other bytes."""
-    try:
+    with suppress(ValueError, LookupError, TypeError, RecursionError):
         fields = json.loads(content[:HEAD_BYTES])
         head = Head(hash=fields["hash"], seq=fields["seq"], size=fields["size"])
         if encode_head(head) == content and _matches(_HASH, head.hash) and min(head.seq, head.size) >= 0:
             return head
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise EvidenceError("not the head of an audit log") from error
     raise EvidenceError("not the head of an audit log")
 
 

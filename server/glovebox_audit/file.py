@@ -137,7 +137,9 @@ class LogFile:
                     with contextlib.suppress(OSError):  # the records are on the disk, and an older place is as good
                         self._writer.settle(since)
         except OSError as error:
-            raise place.unavailable(self._directory, f"record {_kind(drafts[0])}", error) from error
+            raise place.unavailable(
+                self._directory, f"record {getattr(drafts[0], 'kind', 'what follows')}", error
+            ) from error
         if self._tail.size >= self._due_size or time.time() >= self._due_time:
             # The records are on the disk, whatever becomes of this. The next commit finishes what is begun.
             self._due_size, self._due_time = self._tail.size + _AGAIN_BYTES, math.inf
@@ -412,10 +414,6 @@ class LogFile:
         finally:
             for writer in gone:
                 writer.close(remove=done)
-
-
-def _kind(item: Draft | Follower) -> str:
-    return item.kind if isinstance(item, Draft) else "what follows"
 
 
 def _now() -> str:

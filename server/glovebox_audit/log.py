@@ -155,10 +155,11 @@ class AuditLog:
         self._queue.append(waiting)
         with anyio.CancelScope(shield=True):
             async with self._turn:
-                outcome = await self._settle(waiting)
-        if isinstance(outcome, AuditError):
-            raise outcome
-        return outcome
+                while waiting.outcome is None:
+                    await self._commit()
+        if isinstance(waiting.outcome, AuditError):
+            raise waiting.outcome
+        return waiting.outcome or []
 
     def lose(self, call_id: str, reason: str) -> None:
         """Record with the next write that an ended call has lost its last record.
@@ -187,12 +188,6 @@ class AuditLog:
         finally:
             self._subscriptions.discard(subscription)
             await subscription.aclose()
-
-    async def _settle(self, waiting: _Waiting) -> list[Record] | AuditError:
-        while True:
-            if waiting.outcome is not None:
-                return waiting.outcome
-            await self._commit()
 
     async def _commit(self) -> None:
         """Write the waiting entries, oldest first; the caller holds the turn. Every entry taken gets its outcome."""

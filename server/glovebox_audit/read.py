@@ -96,16 +96,9 @@ class Snapshot:
         """Return the files, the oldest first: sealed segments, and None for ``audit.jsonl``."""
         return [*self.sealed, *([] if self.log is None else [None])]
 
-    def oldest_first(self) -> Iterator[tuple[BinaryIO, int]]:
+    def each(self, *, newest_first: bool = False) -> Iterator[tuple[BinaryIO, int]]:
         """Yield every file that is still there, with its length in bytes."""
-        return self._those(self.numbers)
-
-    def newest_first(self) -> Iterator[tuple[BinaryIO, int]]:
-        """Yield every file that is still there, with its length in bytes."""
-        return self._those(reversed(self.numbers))
-
-    def _those(self, numbers: Iterable[int | None]) -> Iterator[tuple[BinaryIO, int]]:
-        for number in numbers:
+        for number in reversed(self.numbers) if newest_first else self.numbers:
             with contextlib.suppress(FileNotFoundError), self.segment(number) as found:
                 yield found
 
@@ -221,21 +214,18 @@ def raw_lines(log: BinaryIO, start: int, end: int) -> Iterator[tuple[int, bytes,
     gaps = gaps_in(log, start, end)
     log.seek(start)
     while start < end and (raw := log.readline(min(chain.MAX_LINE_BYTES, end - start))):
-        yield start, raw, not gaps.hold(start)
+        yield start, raw, not in_gap(start, gaps)
         start += len(raw)
 
 
-@dataclass(frozen=True, slots=True)
-class Gaps:
-    """The parts of a file that its ``log.gap`` records account for: ordered, disjoint."""
+Gaps = Sequence[tuple[int, int]]
+"""The parts of a file that its ``log.gap`` records account for: ordered, disjoint."""
 
-    starts: tuple[int, ...]
-    ends: tuple[int, ...]
 
-    def hold(self, offset: int) -> bool:
-        """Return whether the line that begins there lies in a gap."""
-        place = bisect.bisect_right(self.starts, offset)
-        return place > 0 and offset < self.ends[place - 1]
+def in_gap(offset: int, gaps: Gaps) -> bool:
+    """Return whether the line that begins there lies in a gap."""
+    place = bisect.bisect_right(gaps, (offset, math.inf))
+    return place > 0 and offset < gaps[place - 1][1]
 
 
 def gaps_in(log: BinaryIO, start: int, end: int) -> Gaps:
@@ -260,7 +250,7 @@ def _scanned(log: BinaryIO, start: int, end: int, needles: Sequence[bytes]) -> t
         if not kept or each[1] < kept[-1][0]:
             kept.append(each)
     kept.reverse()
-    return Gaps(tuple(first for first, _ in kept), tuple(last for _, last in kept)), places
+    return kept, places
 
 
 def _gap_before(descriptor: int, at: int, raw: bytes) -> int | None:
@@ -298,7 +288,7 @@ def last_lines(snapshot: Snapshot, count: int) -> list[LogLine]:
     """Return the last lines of a snapshot, at most ``MAX_TAIL_LINES``."""
     found: list[LogLine] = []
     wanted = min(max(count, 0), MAX_TAIL_LINES)
-    for log, size in snapshot.newest_first():
+    for log, size in snapshot.each(newest_first=True):
         start = _start_of_last(log, size, wanted - len(found))
         found[:0] = lines(log, start, size)
         if len(found) >= wanted:
@@ -326,7 +316,7 @@ def records_of(directory: Path, call_id: str) -> list[Record]:
     """
     with opened(directory) as snapshot:
         found: list[Record] = []
-        for log, size in snapshot.newest_first():
+        for log, size in snapshot.each(newest_first=True):
             found[:0] = records_in(log, size, call_id)
             if any(record.kind == CallDecided.kind for record in found):
                 break
@@ -348,7 +338,7 @@ def records_near(directory: Path, call_id: str, charge: Callable[[int], None]) -
     with opened(directory) as snapshot:
         begun = ended = False
         before = 0.0
-        for log, size in snapshot.oldest_first():
+        for log, size in snapshot.each():
             if not begun:
                 charge(_SPAN_BYTES)
                 first, last = _span(log, size)
@@ -391,7 +381,7 @@ def records_with(log: BinaryIO, size: int, texts: Iterable[str], start: int = 0)
     """Yield the records of one file that contain one of the texts, between two line starts."""
     gaps, places = _scanned(log, start, size, [text.encode() for text in texts])
     for at, length in places:
-        if not gaps.hold(at):
+        if not in_gap(at, gaps):
             with contextlib.suppress(EvidenceError):
                 yield chain.parse(os.pread(log.fileno(), length, at))
 
@@ -400,7 +390,7 @@ def records_about(directory: Path, texts: Collection[str], since: Record) -> lis
     """Return records of no call with one of the texts, from ``since``'s segment on; raises like ``opened``."""
     found: list[Record] = []
     with opened(directory) as snapshot:
-        for log, size in snapshot.newest_first():
+        for log, size in snapshot.each(newest_first=True):
             found[:0] = [record for record in records_with(log, size, texts) if record.call_id is None]
             first, _ = parsed(files.line_at(log.fileno(), 0))
             if first is None or first.seq <= since.seq:

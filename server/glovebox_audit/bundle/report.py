@@ -134,21 +134,13 @@ def withheld(receipt: bytes | None) -> list[str]:
 
 
 def _others(records: Iterable[Record]) -> str:
-    rows = [
-        (
-            record.time,
-            record.kind,
-            record.data.get("effect") if record.kind == ApprovalAnswered.kind else "",
-            record.data,
-        )
-        for record in records
-        if record.call_id is None
-    ]
-    cells = "".join(
-        f"<tr><td>{_text(time)}</td><td>{_text(kind)}</td><td>{_text(effect)}</td>"
-        f"<td><code>{_text(chain.canonical(data).decode())}</code></td></tr>"
-        for time, kind, effect, data in rows
-    )
+    cells = ""
+    for each in records:
+        if each.call_id is None:
+            effect = each.data.get("effect") if each.kind == ApprovalAnswered.kind else ""
+            data = f"<code>{_text(chain.canonical(each.data).decode())}</code>"
+            texts = (*map(_text, (each.time, each.kind, effect)), data)
+            cells += f"<tr>{''.join(f'<td>{text}</td>' for text in texts)}</tr>"
     return f"<h2>Approvals, grants and stops</h2><table>{cells}</table>" if cells else ""
 
 

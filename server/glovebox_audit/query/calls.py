@@ -156,16 +156,11 @@ def texts(data: Mapping[str, Any]) -> Iterator[str]:
 
 def _texts(value: object) -> Iterator[str]:
     if isinstance(value, str):
-        yield fold(value)
+        yield value.casefold()
     elif isinstance(value, dict):
         yield from (text for each in value.values() for text in _texts(each))
     elif isinstance(value, list):
         yield from (text for each in value for text in _texts(each))
-
-
-def fold(text: str) -> str:
-    """Return a text without differences of case."""
-    return text.casefold()
 
 
 def holds(records: Iterable[Record], wanted: str) -> bool:

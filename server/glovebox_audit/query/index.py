@@ -324,7 +324,7 @@ def update(connection: sqlite3.Connection, log: Snapshot, progress: Callable[[in
     for file, base, size in log.files_from(start):
         at = max(start - base, 0)
         gaps = read.gaps_in(file, at, size)
-        if gaps.starts and gaps.starts[0] < at:
+        if gaps and gaps[0][0] < at:
             raise sqlite3.DatabaseError("earlier lines turn out to lie in a gap")
         lines = read.raw_lines(file, at, size)
         while at < size:

@@ -104,7 +104,7 @@ def records(directory: Path, since: datetime, kinds: Collection[str]) -> Iterato
     """Yield the records of these kinds since a time. Raises AuditError if there is no readable log."""
     needles = [f'"kind":"{kind}"' for kind in kinds]
     with read.opened(directory) as snapshot:
-        for log, size in snapshot.newest_first():
+        for log, size in snapshot.each(newest_first=True):
             older = False
             for record in read.records_with(log, size, needles):
                 if datetime.fromisoformat(record.time) < since:
