@@ -56,7 +56,7 @@ from glovebox_server.settings import Settings
 from glovebox_server.startup import check_preloads, governed, policy_file, prepare_sandboxes
 from glovebox_server.tools import TOOLS
 from glovebox_server.tools.base import BudgetRemainder, Tool
-from glovebox_server.upkeep.environments import required
+from glovebox_server.upkeep.keeping import required
 from glovebox_server.upkeep.log import recover, rotation
 from glovebox_server.workspace import Workspace
 

@@ -30,7 +30,7 @@ from glovebox_server.guards.watch.watch import RULES
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
 from glovebox_server.tools.base import Tool
-from glovebox_server.upkeep.environments import require_apart, required
+from glovebox_server.upkeep.keeping import require_apart, required
 from glovebox_server.workspace import Workspace
 
 _NEVER = datetime.fromtimestamp(0, UTC)

@@ -19,7 +19,7 @@ from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_server import app as apps
 from glovebox_server.cli.main import main
 from glovebox_server.settings import Settings
-from glovebox_server.upkeep import environments as keeping
+from glovebox_server.upkeep import keeping
 
 FILE = 'packages = ["tiny"]\n'
 

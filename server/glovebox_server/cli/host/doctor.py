@@ -39,7 +39,7 @@ from glovebox_server.secret_files import SecretFileError
 from glovebox_server.settings import Settings
 from glovebox_server.startup import governed, policy_file
 from glovebox_server.tools import TOOLS
-from glovebox_server.upkeep.environments import require_apart, required
+from glovebox_server.upkeep.keeping import require_apart, required
 from glovebox_server.upkeep.readiness import Readiness, can_write, is_built
 from glovebox_server.workspace import Workspace
 

@@ -22,8 +22,7 @@ from glovebox_server.cli.options import LazyGroup, command, complete_environment
 from glovebox_server.cli.terminal import table_of
 from glovebox_server.secret_files import prepare_state
 from glovebox_server.settings import Settings
-from glovebox_server.upkeep import clean as cleaning
-from glovebox_server.upkeep import environments as keeping
+from glovebox_server.upkeep import keeping
 from glovebox_server.upkeep.log import audit_log, retention
 
 _MIB = 2**20
@@ -165,7 +164,7 @@ def clean(settings: Settings, dry_run: bool) -> None:
     if settings.state_dir.exists():
         prepare_state(settings.state_dir)  # a directory that another user may fill is not searched
     kept = retention(settings)
-    items = cleaning.look(settings, kept) if dry_run else cleaning.clean(settings, kept, partial(audit_log, settings))
+    items = keeping.look(settings, kept) if dry_run else keeping.clean(settings, kept, partial(audit_log, settings))
     total = sum(item.bytes for item in items)
     rows = [(each.kind, each.name, each.bytes, each.why) for each in items]
     words = "would be removed" if dry_run else "removed"

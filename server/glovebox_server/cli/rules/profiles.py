@@ -41,7 +41,7 @@ from glovebox_server.receipts import keys
 from glovebox_server.settings import Settings
 from glovebox_server.startup import governed, policy_file
 from glovebox_server.tools import TOOLS
-from glovebox_server.upkeep.environments import objections, required
+from glovebox_server.upkeep.keeping import objections, required
 
 _NO_PATTERN = "it is no pattern, and names the one file that is called so; name each file, or their folder"
 _DIRECTIONS = {"widening": "bold red", "narrowing": "green", "neutral": "dim"}
