@@ -61,12 +61,12 @@ def foreseen(raised: BaseException, doing: str) -> tuple[BaseException, int] | N
 
 def tell(problem: BaseException, err: Console, *, as_json: bool) -> None:
     """Print a failure on standard error and, for programs, as one JSON object on standard output."""
-    if as_json:
-        body: dict[str, Any] = {"error": {"kind": type(problem).__name__, "message": with_own_command(str(problem))}}
-        if isinstance(problem, RefusedError):
-            refusal = {"rule": problem.rule, "reason": problem.reason, "hint": problem.hint}
-            body = {"error": None, "refused": refusal}
-        print_json(sys.stdout, body)
     # It may quote a hostile name or file, and a terminal obeys what it prints.
-    told = f"Refused ({problem.rule}): {problem}" if isinstance(problem, RefusedError) else str(problem)
+    told = str(problem)
+    body: dict[str, Any] = {"error": {"kind": type(problem).__name__, "message": with_own_command(told)}}
+    if isinstance(problem, RefusedError):
+        told = f"Refused ({problem.rule}): {problem}"
+        body = {"error": None, "refused": {"rule": problem.rule, "reason": problem.reason, "hint": problem.hint}}
+    if as_json:
+        print_json(sys.stdout, body)
     err.print(printable(with_own_command(told), "\n"), style="red")

@@ -46,8 +46,7 @@ def read_machine_file() -> Path | None:
     Raises DiagnosedError if others than root could write the file or its directory, or it does not name a directory.
     """
     try:
-        content = _read_roots_file()
-        table = tomllib.loads(content.decode())
+        table = tomllib.loads(_read_roots_file().decode())
     except FileNotFoundError:
         return None
     except OSError as problem:
@@ -196,7 +195,7 @@ def _become(owner: pwd.struct_passwd, directory: Path) -> None:
 def _other_owner(directory: Path) -> pwd.struct_passwd | None:
     """Return the user to become; None if this process has the rights it needs, or can have no others."""
     try:
-        status = _nearest(directory).stat()
+        status = _owner_of(directory)
     except PermissionError:
         raise _no_access(directory) from None
     if os.geteuid() != _ROOT:
@@ -211,13 +210,12 @@ def _other_owner(directory: Path) -> pwd.struct_passwd | None:
         return pwd.struct_passwd(("", "", status.st_uid, status.st_gid, "", "/", ""))
 
 
-def _nearest(directory: Path) -> Path:
-    """Return the directory, or its nearest existing parent, whose owner will own what is made below."""
+def _owner_of(directory: Path) -> os.stat_result:
+    """Return the status of the directory, or of the nearest one above, whose owner will own what is made below."""
     for place in (directory, *directory.absolute().parents):
         with suppress(FileNotFoundError):
-            place.stat()
-            return place
-    return Path("/")
+            return place.stat()
+    return Path("/").stat()
 
 
 def _no_access(directory: Path) -> SecretFileError:

@@ -296,9 +296,8 @@ def _segments(audit: Path, retention: Retention) -> Iterator[Item]:
     with contextlib.suppress(FileNotFoundError):
         current = (audit / files.LOG_NAME).lstat().st_size
     for each, reason in rotation.removable(audit, retention, current=current):
-        name = f"audit/{files.name(each.number)}"
         why = "older than is kept" if reason == "age" else "the log is larger than is kept"
-        yield Item(kind="segment", name=name, bytes=each.size, why=why)
+        yield Item(kind="segment", name=f"audit/{files.name(each.number)}", bytes=each.size, why=why)
 
 
 def _folders(place: Path) -> list[Path]:

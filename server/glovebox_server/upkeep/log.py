@@ -30,8 +30,7 @@ def rotation(settings: Settings, signer: EnvelopeSigner) -> Rotation:
 
 def audit_log(settings: Settings) -> LogFile:
     """Return the audit log, opened for writing without serving clients."""
-    rotates = rotation(settings, Signer.load(settings.state_dir))
-    return LogFile(settings.state_dir / "audit", server_id(), rotates)
+    return LogFile(settings.state_dir / "audit", server_id(), rotation(settings, Signer.load(settings.state_dir)))
 
 
 @contextmanager

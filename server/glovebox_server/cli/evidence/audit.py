@@ -101,8 +101,7 @@ def audit_verify(
     """
     if proof is not None:
         if anchor is not None or anchors is not None or len(keys) != 1:
-            words = "--proof takes one --key, the server's public key, and no --anchor, --anchors."
-            raise click.UsageError(words)
+            raise click.UsageError("--proof takes one --key, the server's public key, and no --anchor, --anchors.")
         return _verify_proof(proof, keys[0])
     try:
         known = None if anchor is None else chain.parse_anchor(anchor)
@@ -118,8 +117,7 @@ def audit_verify(
 @command("seal", audit)
 def audit_seal(settings: Settings) -> None:
     """Seal what is written so far, so that it can be proved."""
-    directory = settings.state_dir / "audit"
-    read.head(directory)  # where there is no log, none is made
+    read.head(settings.state_dir / "audit")  # where there is no log, none is made
     with closing(audit_log(settings)) as log:
         number = log.seal()
     done = "There is nothing to seal: no record since the last seal." if number is None else f"Sealed segment {number}."
@@ -129,8 +127,7 @@ def audit_seal(settings: Settings) -> None:
 @command("head", audit)
 def audit_head(settings: Settings) -> None:
     """The end of the chain, to be kept elsewhere as an anchor."""
-    directory = settings.state_dir / "audit"
-    last = read.head(directory)
+    last = read.head(settings.state_dir / "audit")
     anchor = f"{last.seq}:{last.hash}"
     emit({"anchor": anchor, **asdict(last)}, anchor, indent=None)
 
@@ -242,8 +239,7 @@ def audit_query(settings: Settings, *, text: str | None, limit: int, **given: An
     Those that fit every option; of a repeated one, any of its values.
     """
     filters = Filters(text=None if text is None else text.casefold(), **given)
-    directory = settings.state_dir / "audit"
-    found = indexed(ask.ask, directory, filters, limit)
+    found = indexed(ask.ask, settings.state_dir / "audit", filters, limit)
     titles = ["time", "call", "outcome", "tool", "by", "client", "ms"]
     table = table_of(titles, map(_row, found.calls), right=["ms"])
     emit(asdict(found), table or "No call fits.")

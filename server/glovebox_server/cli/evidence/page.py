@@ -135,7 +135,15 @@ def _asked(first: Record, answers: Iterable[Mapping[str, Any]]) -> Iterator[_Row
         yield ("role", f"{data['role']}, by policy {data.get('policy_digest')}", "")
     for each in _list(data, "inputs"):
         yield ("given", f"{each.get('name')}, {_size(each)}, {each.get('uri')}", "")
-    yield from _decided(data, answers)
+    style = "green" if data.get("effect") == "allow" else "red"
+    yield ("decided", f"{data.get('effect')}, by the rule {data.get('rule')}: {data.get('reason')}", style)
+    yes = data.get("approved_by") or [each.get("answered_by") for each in answers if each.get("effect") == "allow"]
+    if yes:
+        yield ("", f"approved by {', '.join(map(str, yes))}", "")
+    if data.get("approval"):
+        yield ("", f"question {data['approval']}: `glovebox approvals show {data['approval']}`", "")
+    for each in data.get("grants", ()):
+        yield ("", f"lifted for it: {each}", "yellow")
 
 
 def _arguments(data: Mapping[str, Any]) -> Iterator[_Row]:
@@ -148,18 +156,6 @@ def _arguments(data: Mapping[str, Any]) -> Iterator[_Row]:
         return
     yield ("", f"arguments of {_size(data, 'arguments_bytes')}, {data.get('arguments_digest')}", "")
     yield ("", "kept sealed to your key" if data.get("sealed_arguments") else f"not kept: {KEEPING}", "")
-
-
-def _decided(data: Mapping[str, Any], answers: Iterable[Mapping[str, Any]]) -> Iterator[_Row]:
-    style = "green" if data.get("effect") == "allow" else "red"
-    yield ("decided", f"{data.get('effect')}, by the rule {data.get('rule')}: {data.get('reason')}", style)
-    yes = data.get("approved_by") or [each.get("answered_by") for each in answers if each.get("effect") == "allow"]
-    if yes:
-        yield ("", f"approved by {', '.join(map(str, yes))}", "")
-    if data.get("approval"):
-        yield ("", f"question {data['approval']}: `glovebox approvals show {data['approval']}`", "")
-    for each in data.get("grants", ()):
-        yield ("", f"lifted for it: {each}", "yellow")
 
 
 def _measured(data: Mapping[str, Any]) -> Iterator[_Row]:

@@ -164,8 +164,7 @@ def _answer(settings: Settings, wanted: str, *, allow: bool, reach: Reach, reaso
 def _more(before: Standing, now: Standing) -> str:
     """Return the effects of an answer that the state does not show."""
     if now.state == "pending":
-        yes = sum(each.allow for each in now.answers)
-        return f": {yes} of {now.question.asked.quorum} have said yes"
+        return f": {sum(each.allow for each in now.answers)} of {now.question.asked.quorum} have said yes"
     if before.state != "allowed":
         return ""
     if before.used_by:

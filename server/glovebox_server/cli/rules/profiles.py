@@ -235,15 +235,13 @@ def _absent(path: str, workspace: Path | None) -> str:
         return _NO_PATTERN
     if workspace is None:
         return ""
-    at = workspace
-    for part in path.split("/"):
-        if not os.path.lexists(at / part):
-            with suppress(OSError):
-                for each in sorted(at.iterdir()):
-                    if each.name.casefold() == part.casefold():
-                        return f"there is {json.dumps(str(each.relative_to(workspace)))}, and case counts"
-            break
-        at /= part
+    at, parts = workspace, path.split("/")
+    while len(parts) > 1 and os.path.lexists(at / parts[0]):
+        at /= parts.pop(0)
+    with suppress(OSError):
+        for each in sorted(at.iterdir()):
+            if each.name.casefold() == parts[0].casefold():
+                return f"there is {json.dumps(str(each.relative_to(workspace)))}, and case counts"
     return f"it is not in {printable(str(workspace))}"
 
 
@@ -377,10 +375,8 @@ def profiles_sign(file: Path, key: Path) -> None:
 
 def _effective(settings: Settings) -> Effective:
     profiles = load_profiles(settings)
-    environments = required(settings, profiles)
-    path = policy_file(settings)
     policy = governed(settings, profiles, workspace.find(settings, "http"), TOOLS).policy
-    return app.effective(profiles, environments, policy, path)
+    return app.effective(profiles, required(settings, profiles), policy, policy_file(settings))
 
 
 def texts(settings: Settings) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -198,9 +198,8 @@ def for_stdio(command: Sequence[str]) -> str:
     program, *arguments = command
     server = {"command": program, "args": list(arguments)}
     # Where uvx puts an environment for one run.
-    fleeting = [_FLEETING] if "/archive-v" in program else []
     return _joined(
-        *fleeting,
+        *([_FLEETING] if "/archive-v" in program else []),
         ("Claude Code", f"claude mcp add glovebox -- {shlex.join(command)}"),
         ("Claude Desktop: claude_desktop_config.json", {"mcpServers": {"glovebox": server}}),
         ("VS Code: .vscode/mcp.json", {"servers": {"glovebox": {"type": "stdio", **server}}}),
