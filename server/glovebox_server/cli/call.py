@@ -10,7 +10,6 @@ from typing import Any, BinaryIO
 
 import anyio
 import click
-from rich.console import Console
 
 from glovebox_audit.printable import LAYOUT, printable
 from glovebox_sandboxes import strict_json
@@ -78,8 +77,8 @@ async def _make_call(
     # Prewarmed sandboxes are useless after one call, and their end would be waited for.
     async with apps.opened(settings, "cli", prewarm=False) as app:
         principal = Principal(id=f"local:{os.getuid()}", transport="cli", workflow=workflow)
-        listener = _TerminalListener(err, principal, asks=not wants_json())
         filled = _parse_arguments(tool, arguments, program)
+        listener = _TerminalListener(principal)
         result = await app.broker.submit(principal, tool, filled, listener, run=run or app.runs.new())
         profile = app.profiles.get(tool)
         wanted = profile is not None and profile.files.workspace != "none"
@@ -113,31 +112,29 @@ def _parse_arguments(tool: str, arguments: str, program: str | None) -> dict[str
 class _TerminalListener(Listener):
     """Shows progress on one line of standard error, and asks the person there."""
 
-    def __init__(self, console: Console, principal: Principal, *, asks: bool) -> None:
-        self._console = console
+    def __init__(self, principal: Principal) -> None:
         self._principal = principal
-        self._asks = asks and console.file.isatty() and sys.stdin.isatty()
+        self._asks = not wants_json() and err.file.isatty() and sys.stdin.isatty()
 
     def progress(self, message: str) -> None:
-        if self._console.is_terminal:
-            self._console.print(message, style="dim")
+        if err.is_terminal:
+            err.print(message, style="dim")
 
     def waits(self) -> float:
         """Return infinity at a terminal: a person can answer there or on another, and the question ends the wait."""
-        return math.inf if self._console.is_terminal else 0
+        return math.inf if err.is_terminal else 0
 
     async def ask(self, question: Question) -> ApprovalAnswer | None:
         """Ask the person at the terminal; None without a terminal on both sides."""
         if not self._asks:
             return None
-        print_question(self._console, shown(question))
+        print_question(err, shown(question))
         termios.tcflush(sys.stdin, termios.TCIFLUSH)  # input typed before the question answers nothing
-        self._console.print("May it run? [y/N] ", end="")
+        err.print("May it run? [y/N] ", end="")
         await anyio.wait_readable(sys.stdin)
         said = os.read(sys.stdin.fileno(), MAX_ANSWER_BYTES).decode("utf-8", "replace").strip().lower()
-        return ApprovalAnswer(
-            allow=said in ("y", "yes"), by=self._principal.id, channel="client", digest=question.digest
-        )
+        yes = said in ("y", "yes")
+        return ApprovalAnswer(allow=yes, by=self._principal.id, channel="client", digest=question.digest)
 
 
 def _show(result: CallResult) -> None:

@@ -57,13 +57,6 @@ class Effective:
         said = {"type": TYPE, "profiles": profiles, "tools": {name: dict(tool) for name, tool in self.tools.items()}}
         return said if self.policy is None else said | {"policy": _policy(self.policy)}
 
-    def files(self) -> Iterator[tuple[KeyPath, Path]]:
-        """Yield each part of a lock that a file says, and the file."""
-        for tool in self.profiles:
-            yield ("profiles", tool), self.profiles.source(tool)
-        if self.policy_path is not None:
-            yield ("policy",), self.policy_path
-
 
 def _policy(policy: Policy) -> dict[str, Any]:
     return {"digest": policy_model.digest(policy), "keys": policy_keys(policy)}
@@ -166,11 +159,14 @@ class Lock:
         """Compare the policy alone, which may change while a server runs; raises likewise."""
         now = {} if policy is None else {"policy": _policy(policy)}
         was = {key: value for key, value in self.content.items() if key == "policy"}
-        self._refuse(self._named(was, now, [] if path is None else [(("policy",), path)]))
+        self._refuse(self._named(was, now, {} if path is None else {("policy",): path}))
 
     def differences(self, found: Effective) -> list[ProfileError]:
         """Return each key that differs: its file and line, its value, and its locked value."""
-        return self._named(self.content, found.content(), list(found.files()))
+        files: dict[KeyPath, Path] = {("profiles", tool): found.profiles.source(tool) for tool in found.profiles}
+        if found.policy_path is not None:
+            files["policy",] = found.policy_path
+        return self._named(self.content, found.content(), files)
 
     def _refuse(self, found: list[ProfileError]) -> None:
         if not found:
@@ -180,7 +176,7 @@ class Lock:
         first = found[0]
         raise ProfileError(first.path, first.line, first.key, f"{first.reason}{see}", first.fix)
 
-    def _named(self, was: Any, now: Any, files: list[tuple[KeyPath, Path]]) -> list[ProfileError]:
+    def _named(self, was: Any, now: Any, files: Mapping[KeyPath, Path]) -> list[ProfileError]:
         apart = list(_apart(was, now))
         # The digest of a part only repeats the differences of its keys.
         parts = {path[: path.index("keys")] for path, _, _ in apart if "keys" in path[:3]}
@@ -194,7 +190,7 @@ class Lock:
             place, line, key = self.path, line_of(path, own), path
             locked = f"not in {place}" if before is _ABSENT else f"{_said(before)} in {place}:{line}"
             reason = f"is {'not there' if after is _ABSENT else _said(after)}, and {locked}"
-            if (file := next((file for part, file in files if path[: len(part)] == part), None)) is not None:
+            if (file := next((file for part, file in files.items() if path[: len(part)] == part), None)) is not None:
                 if file not in lines:
                     lines[file] = parse_toml(read_bytes(file), file)[1].lines
                 inside = path[path.index("keys") + 1 :] if "keys" in path[:3] else ()

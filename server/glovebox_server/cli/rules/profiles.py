@@ -30,7 +30,7 @@ from glovebox_sandboxes.plural import counted
 from glovebox_server import app, workspace
 from glovebox_server.app import check_example, load_profiles, profile_directories
 from glovebox_server.cli.evidence.page import KEEPING
-from glovebox_server.cli.options import LazyGroup, command, complete_tool, emit, out, time_option
+from glovebox_server.cli.options import LazyGroup, command, complete_tool, emit, time_option
 from glovebox_server.cli.saving import replace_file
 from glovebox_server.cli.terminal import Shown, pick, table_of
 from glovebox_server.exits import FAILED, OK, USAGE
@@ -84,8 +84,8 @@ def profiles_show(settings: Settings, tool: str) -> None:
     """
     found = load_profiles(settings)
     profile, source, digest = found_for(found, tool), found.source(tool), found.digests[tool]
-    if not emit({"digest": digest, "source": str(source), "profile": effective(profile)}):
-        out.print(f"# from {source}\n# {digest}\n{to_toml(profile)}")
+    value = {"digest": digest, "source": str(source), "profile": effective(profile)}
+    emit(value, f"# from {source}\n# {digest}\n{to_toml(profile)}")
 
 
 @command("explain", profiles, opens="settings")
