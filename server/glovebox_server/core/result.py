@@ -44,12 +44,12 @@ def build_result(call: Call, ran: Ran, elapsed_ms: float, receipt: Receipt) -> C
         answer = tool.answer(outcome) if cut else answer
         truncated = _truncated(whole, cut, ran.delivered.whole)
     delivered, told = _bounded(ran.delivered), {"uri": receipt.uri, "digest": receipt.digest}
-    isolation = None if plan is None else Isolation(driver=plan.driver, level=plan.level, verified=True)
+    isolation = None if plan is None else Isolation(driver=plan.driver, level=plan.level, verified=True).model_dump()
     structured: dict[str, Any] = {
         "call_id": call.request.id,
         "error": None,
         **answer.fields,
-        "isolation": None if isolation is None else isolation.model_dump(),
+        "isolation": isolation,
         "profile_digest": decision.profile_digest,
         "elapsed_ms": elapsed_ms,
     }
@@ -195,11 +195,11 @@ def _changes(changes: OverlayChanges | None, delivered: Delivered) -> dict[str, 
     return {"created": changes.created, "changed": changes.changed, "deleted": changes.deleted, "patch_uri": uri}
 
 
-def _meta(call: ToolCall, decision: Decision, isolation: Isolation | None, head: Head) -> dict[str, Any]:
+def _meta(call: ToolCall, decision: Decision, isolation: Mapping[str, Any] | None, head: Head) -> dict[str, Any]:
     meta = {
         "call_id": call.id,
         "profile_digest": decision.profile_digest,
         "audit": {"seq": head.seq, "hash": head.hash},
         **whose(call.principal, call.run),
     }
-    return meta if isolation is None else {**meta, "isolation": isolation.model_dump()}
+    return meta if isolation is None else {**meta, "isolation": isolation}

@@ -5,6 +5,7 @@ the guest, where they can only decrypt what the sandbox's own programs send.
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -24,14 +25,13 @@ class Authority:
     def __init__(self, rules: Sequence[EgressRule]) -> None:
         """Certify hosts of these rules only, as the certificate's name constraints say (RFC 5280 section 4.2.1.10)."""
         self._hosts = sorted({rule.host.removeprefix("*.") for rule in rules if parse_address(rule.host) is None})
-        self._issuer: Issuer | None = None
         self._leaves: dict[str, str] = {}
         self._making = Lock()
 
     def certificate(self) -> bytes:
         """Return the authority's own certificate, as PEM."""
         with self._making:
-            return self._issuing().pem
+            return self._issuer.pem
 
     def has_room(self, host: str) -> bool:
         """Return whether a host has a certificate or can still get one."""
@@ -40,14 +40,12 @@ class Authority:
     def leaf(self, host: str) -> str:
         """Return a new key and its certificate for a host, as PEM; the same ones when called again."""
         with self._making:
-            found = self._leaves.get(host)
-            if found is None:
-                found = self._leaves[host] = self._issuing().leaf(host)
-            return found
+            if host not in self._leaves:
+                self._leaves[host] = self._issuer.leaf(host)
+            return self._leaves[host]
 
-    def _issuing(self) -> "Issuer":
-        if self._issuer is None:
-            from glovebox_server.egress.issuer import Issuer  # noqa: PLC0415 - most servers never need it
+    @cached_property
+    def _issuer(self) -> "Issuer":
+        from glovebox_server.egress.issuer import Issuer  # noqa: PLC0415 - most servers never need it
 
-            self._issuer = Issuer(self._hosts)
-        return self._issuer
+        return Issuer(self._hosts)

@@ -7,8 +7,7 @@ the answer: it is saved, under a type that the bytes allow.
 import json
 import re
 from collections import Counter
-from collections.abc import AsyncIterator
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote
 
 import anyio
@@ -68,9 +67,16 @@ class Downloads:
                     await reader.check()
                 part = _asked(request, reader.artifact)
                 begun = True
-                await _begin(reader.artifact, part, send)
-                pieces = None if part is None or request.method == "HEAD" else reader.part(part.start, len(part))
-                await _send(pieces, send)
+                await send({"type": "http.response.start", **_head(reader.artifact, part)})
+                if part is not None and request.method != "HEAD":
+                    async for chunk in reader.part(part.start, len(part)):
+                        for at in range(0, len(chunk), PIECE_BYTES):
+                            piece = chunk[at : at + PIECE_BYTES]
+                            with anyio.move_on_after(PIECE_SECONDS) as waiting:
+                                await send({"type": "http.response.body", "body": piece, "more_body": True})
+                            if waiting.cancelled_caught:
+                                return  # which disconnects the client
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
         except RefusedError as refusal:
             self._refusals.note(refusal.rule, principal.id)
             await PlainTextResponse(f"{refusal}\n", 404)(request.scope, receive, send)
@@ -98,7 +104,8 @@ def _asked(request: Request, artifact: Artifact) -> range | None:
     return found or None
 
 
-async def _begin(artifact: Artifact, part: range | None, send: Send) -> None:
+def _head(artifact: Artifact, part: range | None) -> dict[str, Any]:
+    """Return status and headers."""
     size = artifact.bytes
     status, length = (416, 0) if part is None else (200 if len(part) == size else 206, len(part))
     headers = {
@@ -124,20 +131,7 @@ async def _begin(artifact: Artifact, part: range | None, send: Send) -> None:
         text = json.dumps(shown)
         headers["glovebox-risks"] = text if len(text) <= MAX_RISKS else json.dumps(["too many to list here"])
     raw = [(name.encode("ascii"), value.encode("ascii")) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": status, "headers": raw})
-
-
-async def _send(pieces: AsyncIterator[bytes] | None, send: Send) -> None:
-    """Send the pieces; disconnect a client that takes none in time."""
-    if pieces is not None:
-        async for chunk in pieces:
-            for at in range(0, len(chunk), PIECE_BYTES):
-                with anyio.move_on_after(PIECE_SECONDS) as waiting:
-                    piece = chunk[at : at + PIECE_BYTES]
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
-                if waiting.cancelled_caught:
-                    return
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
+    return {"status": status, "headers": raw}
 
 
 def _tag(artifact: Artifact) -> str:
