@@ -82,7 +82,7 @@ class Served:
             self.tasks.start_soon(serve)
             # Lines of JSON are the same in both directions, so the client's end can be ours, too.
             try:
-                yield stdio.streams(stdio.StdioFds(read=to_client[0], write=to_server[1]), stdio.PendingRequests())
+                yield stdio.StdioWire(stdio.StdioFds(read=to_client[0], write=to_server[1])).streams()
             finally:
                 os.close(to_server[1])
                 with anyio.fail_after(TIMEOUT_SECONDS, shield=True):

@@ -156,7 +156,7 @@ async def _call_warm(walk: Walk, directory: Path, footprints: list[Footprint]) -
     async with apps.opened(settings, "stdio") as app, anyio.create_task_group() as tasks:
         served: Any = serve.serve_stdio
         tasks.start_soon(served, app, stdio.StdioFds(read=to_server[0], write=to_client[1]))
-        wire = stdio.streams(stdio.StdioFds(read=to_client[0], write=to_server[1]), stdio.PendingRequests())
+        wire = stdio.StdioWire(stdio.StdioFds(read=to_client[0], write=to_server[1])).streams()
         async with Client(wire) as client:
             for _ in range(WARM_UP + CALLS):
                 async with walk.call(footprints):

@@ -4,7 +4,6 @@ Both return on a signal that would end the process (stdio also when the client i
 been cancelled and answered. The caller then closes the app and exits with 0. Knows no tool.
 """
 
-import contextlib
 import ipaddress
 import re
 import shlex
@@ -12,7 +11,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from urllib.parse import urlsplit
@@ -97,7 +96,7 @@ async def serve_http(
     logs.to_stderr_by_default()
     files = tokens.TokenFiles(app.settings.state_dir / tokens.DIRECTORY, _roles(app))
     callers, proxies = Callers(files.tokens), proxy_networks(trusted_proxies)
-    with contextlib.closing(open_listener(host, port)) as listener:
+    with closing(open_listener(host, port)) as listener:
         address, bound = listener.getsockname()[:2]
         names = host_names(address, bound, allowed_hosts)
         surface = McpServer(app, partial(by_token, workflow=workflow))
@@ -274,7 +273,7 @@ class _Uvicorn(uvicorn.Server):
             each.listen(BACKLOG)  # asyncio has one number for this and for how many it accepts at a time
         self._ready()
 
-    @contextlib.contextmanager
+    @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
@@ -288,7 +287,7 @@ BACKLOG = 4096
 def open_listener(host: str, port: int) -> socket.socket:
     """Open a listening socket; raise DiagnosedError if the address is taken or not ours."""
     doing = f"Cannot listen on {host} port {port}"
-    with contextlib.ExitStack() as failed:
+    with ExitStack() as failed:
         try:
             family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
             # asyncio turns Nagle's algorithm off only if the protocol is named; with it, each answer waits 40 ms.

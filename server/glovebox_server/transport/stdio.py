@@ -5,13 +5,12 @@ server with it neither bounds its memory nor ends on SIGTERM, and it drops malfo
 MCP specification, "Transports", stdio; JSON-RPC 2.0, https://www.jsonrpc.org/specification, sections 4 and 5.
 """
 
-import contextlib
 import fcntl
 import os
 import select
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -42,8 +41,6 @@ _AT_ONCE_BYTES = 1 << 16
 #: Seconds that the last answers may take on their way out; a client that does not read is not waited for.
 DRAIN_SECONDS = 1.0
 Inbox = MemoryObjectSendStream[SessionMessage | Exception]
-Outbox = MemoryObjectReceiveStream[SessionMessage]
-Refused = Callable[[str], None]
 Incoming = MemoryObjectReceiveStream[SessionMessage | Exception]
 Outgoing = MemoryObjectSendStream[SessionMessage]
 
@@ -53,37 +50,6 @@ class StdioFds(NamedTuple):
 
     read: int
     write: int
-
-
-class PendingRequests:
-    """The client's unanswered requests, by id."""
-
-    def __init__(self) -> None:
-        self._ids: set[types.RequestId] = set()
-        self._answered = anyio.Event()
-
-    def read(self, message: types.JSONRPCMessage) -> None:
-        """Note a message from the client; a request that it cancelled gets no answer."""
-        if isinstance(message, types.JSONRPCRequest):
-            self._ids.add(message.id)
-        elif isinstance(message, types.JSONRPCNotification) and message.method == "notifications/cancelled":
-            self._settle((message.params or {}).get("requestId"))
-
-    def written(self, message: types.JSONRPCMessage) -> None:
-        """Note a message to the client."""
-        if isinstance(message, types.JSONRPCResponse | types.JSONRPCError):
-            self._settle(message.id)
-
-    async def settled(self) -> None:
-        """Wait until no request is pending."""
-        while self._ids:
-            self._answered = anyio.Event()
-            await self._answered.wait()
-
-    def _settle(self, identity: object) -> None:
-        if isinstance(identity, str | int):
-            self._ids.discard(identity)
-            self._answered.set()
 
 
 @contextmanager
@@ -141,65 +107,94 @@ async def serve_stdio(app: App, wire: StdioFds | None = None, *, workflow: str |
     def identify(ctx: Context) -> Principal:
         return Principal(id=uid, transport="stdio", client=client_of(ctx), workflow=workflow)
 
-    surface, unanswered = McpServer(app, identify), PendingRequests()
+    surface, ours = McpServer(app, identify), StdioWire(wire, partial(app.refusals.note, principal=uid))
     with anyio.CancelScope() as scope:
 
         async def end() -> None:
             with anyio.move_on_after(GRACE_SECONDS):
-                await unanswered.settled()
+                await ours.settled()
             scope.cancel()
 
-        async with (
-            end_on_signal(surface, end) as names,
-            streams(wire, unanswered, partial(app.refusals.note, principal=uid)) as ends,
-        ):
+        async with end_on_signal(surface, end) as names, ours.streams() as ends:
             await serve_stream(surface, *ends)
     return names[0] if names else "stdin closed"
 
 
-@asynccontextmanager
-async def streams(
-    wire: StdioFds, unanswered: PendingRequests, refused: Refused = lambda _: None
-) -> AsyncIterator[tuple[Incoming, Outgoing]]:
-    """Run the two directions and pass their ends to the SDK's server.
+class StdioWire:
+    """The messages of one client over two descriptors, and its unanswered requests."""
 
-    The incoming stream ends when the client closes its end, in either direction.
-    """
-    inbox, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-    outgoing, outbox = anyio.create_memory_object_stream[SessionMessage](0)
-    reading, written = anyio.CancelScope(), anyio.Event()
+    def __init__(self, fds: StdioFds, refused: Callable[[str], None] = lambda _: None) -> None:
+        self._fds, self._refused = fds, refused
+        self._pending: set[types.RequestId] = set()
+        self._answered, self._written = anyio.Event(), anyio.Event()
+        self._reading = anyio.CancelScope()
 
-    async def read() -> None:
-        with reading:
-            await _read(wire.read, inbox, outgoing.clone(), unanswered, refused)
+    @asynccontextmanager
+    async def streams(self) -> AsyncIterator[tuple[Incoming, Outgoing]]:
+        """Run the two directions and pass their ends to the SDK's server.
 
-    async def write() -> None:
-        await _write(wire.write, outbox, inbox, unanswered)
-        written.set()
+        The incoming stream ends when the client closes its end, in either direction.
+        """
+        inbox, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+        outgoing, outbox = anyio.create_memory_object_stream[SessionMessage](0)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._read, inbox, outgoing.clone())
+            tasks.start_soon(self._write, outbox, inbox)
+            yield incoming, outgoing
+            self._reading.cancel()
+            incoming.close()
+            outgoing.close()
+            with anyio.move_on_after(DRAIN_SECONDS):
+                await self._written.wait()
+            tasks.cancel_scope.cancel()
 
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(read)
-        tasks.start_soon(write)
-        yield incoming, outgoing
-        reading.cancel()
-        incoming.close()
-        outgoing.close()
-        with anyio.move_on_after(DRAIN_SECONDS):
-            await written.wait()
-        tasks.cancel_scope.cancel()
+    async def settled(self) -> None:
+        """Wait until no request is pending; one that its client cancelled gets no answer."""
+        while self._pending:
+            self._answered = anyio.Event()
+            await self._answered.wait()
 
+    def _settle(self, identity: object) -> None:
+        if isinstance(identity, str | int):
+            self._pending.discard(identity)
+            self._answered.set()
 
-async def _read(fd: int, inbox: Inbox, reply: Outgoing, unanswered: PendingRequests, refused: Refused) -> None:
-    with inbox, reply, contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-        async for line in _lines(fd):
-            try:
-                message = _parse(line)
-            except MessageError as error:
-                refused("message.size" if line is None else "message")
-                await reply.send(SessionMessage(error.answer))
-            else:
-                unanswered.read(message.message)
-                await inbox.send(message)
+    async def _read(self, inbox: Inbox, reply: Outgoing) -> None:
+        with self._reading, inbox, reply, suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            async for line in _lines(self._fds.read):
+                try:
+                    item = _parse(line)
+                except MessageError as error:
+                    self._refused("message.size" if line is None else "message")
+                    await reply.send(SessionMessage(error.answer))
+                    continue
+                message = item.message
+                if isinstance(message, types.JSONRPCRequest):
+                    self._pending.add(message.id)
+                elif isinstance(message, types.JSONRPCNotification) and message.method == "notifications/cancelled":
+                    self._settle((message.params or {}).get("requestId"))
+                await inbox.send(item)
+
+    async def _write(
+        self, outbox: MemoryObjectReceiveStream[SessionMessage], inbox: MemoryObjectSendStream[Any]
+    ) -> None:
+        fd, room = self._fds.write, select.poll()
+        room.register(fd, select.POLLOUT)
+        with outbox, suppress(OSError):  # the reader is gone: the same end as a closed stdin
+            async for item in outbox:
+                data = memoryview(item.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
+                whole = len(data)
+                while data:
+                    # A short message is written if there is room, as nearly always: asking the event loop costs more. A
+                    # long one must not delay all others.
+                    if whole > _AT_ONCE_BYTES or not room.poll(0):
+                        with suppress(PermissionError):
+                            await anyio.wait_writable(fd)
+                    data = data[os.write(fd, data[:_WRITE_BYTES]) :]
+                if isinstance(item.message, types.JSONRPCResponse | types.JSONRPCError):
+                    self._settle(item.message.id)
+        inbox.close()
+        self._written.set()
 
 
 async def _lines(fd: int) -> AsyncIterator[bytes | None]:
@@ -224,33 +219,11 @@ async def _lines(fd: int) -> AsyncIterator[bytes | None]:
 
 async def _receive(fd: int) -> bytes:
     # Regular files and the null device cannot be polled (epoll_ctl(2): EPERM) and never block.
-    with contextlib.suppress(PermissionError):
+    with suppress(PermissionError):
         await anyio.wait_readable(fd)
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         return os.read(fd, _READ_BYTES)
     return b""
-
-
-async def _write(fd: int, outbox: Outbox, inbox: Inbox, unanswered: PendingRequests) -> None:
-    room = select.poll()
-    room.register(fd, select.POLLOUT)
-    with outbox:
-        async for item in outbox:
-            data = memoryview(item.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
-            whole = len(data)
-            while data:
-                # A short message is written if there is room, as nearly always: asking the event loop costs more. A
-                # long one must not delay all others.
-                if whole > _AT_ONCE_BYTES or not room.poll(0):
-                    with contextlib.suppress(PermissionError):
-                        await anyio.wait_writable(fd)
-                try:
-                    data = data[os.write(fd, data[:_WRITE_BYTES]) :]
-                except OSError:
-                    # The reader is gone: the same end as a closed stdin.
-                    inbox.close()
-                    return
-            unanswered.written(item.message)
 
 
 def _parse(line: bytes | None) -> SessionMessage:
