@@ -94,11 +94,9 @@ def parse(body: Mapping[str, Any]) -> Measured:
     except ValidationError as problem:
         first = problem.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise SandboxError(
-            "Reading the guest's measurement of its isolation",
-            f"{where}: {first['msg']}",
-            "Run `glovebox setup`: guest and server may be of different versions.",
-        ) from None
+        fix = "Run `glovebox setup`: guest and server may be of different versions."
+        what = "Reading the guest's measurement of its isolation"
+        raise SandboxError(what, f"{where}: {first['msg']}", fix) from None
 
 
 def more_groups(expected: Expected, groups: Iterable[int]) -> list[int]:

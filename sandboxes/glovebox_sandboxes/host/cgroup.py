@@ -225,9 +225,8 @@ class Cgroup(GroupFiles):
                 self._set(file, content)
         except OSError as problem:
             self.remove_now()
-            raise SandboxError(
-                "Setting a sandbox's limits", f"the control group refused: {problem}", "Run `glovebox doctor`."
-            ) from problem
+            reason = f"the control group refused: {problem}"
+            raise SandboxError("Setting a sandbox's limits", reason, "Run `glovebox doctor`.") from problem
 
     def _set(self, file: str, content: str) -> None:
         # Each controller of v1 has a directory of its own, v2 has one for all.

@@ -75,8 +75,7 @@ class Spawner:
             for directory in directories:
                 opened.append(self._stage.open(directory))  # noqa: PERF401 - those before a failure are closed
         except BaseException:
-            for descriptor in opened:
-                os.close(descriptor)
+            _close(opened)
             raise
         return opened
 

@@ -36,6 +36,7 @@ _LOAD_WORD, _JUMP_EQUAL, _JUMP_GREATER, _JUMP_AT_LEAST, _RETURN = 0x20, 0x15, 0x
 _TREE = 2  # SCMP_FLTATR_CTL_OPTIMIZE, seccomp_attr_set(3)
 _OFFSET_NUMBER, _OFFSET_ARCH = 0, 4  # struct seccomp_data
 _RET_ERRNO = 0x0005_0000
+_COMPILING = "compile the seccomp filter"
 
 
 @contextmanager
@@ -44,17 +45,13 @@ def compiling() -> Iterator[Any]:
     try:
         import pyseccomp  # noqa: PLC0415 - importing it loads the C library, which may be missing; only bpf() needs it
     except (ImportError, RuntimeError) as error:
-        raise SandboxError(
-            "compile the seccomp filter",
-            f"libseccomp cannot be loaded ({error})",
-            "Install it: apt-get install libseccomp2",
-        ) from error
+        fix = "Install it: apt-get install libseccomp2"
+        raise SandboxError(_COMPILING, f"libseccomp cannot be loaded ({error})", fix) from error
     try:
         yield pyseccomp
     except OSError as error:
-        raise SandboxError(
-            "compile the seccomp filter", f"libseccomp refused a rule ({error})", "Update libseccomp2 to 2.5 or later"
-        ) from error
+        fix = "Update libseccomp2 to 2.5 or later"
+        raise SandboxError(_COMPILING, f"libseccomp refused a rule ({error})", fix) from error
 
 
 def _answer_newer(audit_arch: int, newest: int, answer: int) -> bytes:
@@ -81,11 +78,8 @@ def compile_policy(policy: SeccompPolicy, machine: str) -> bytes:
     Raises SandboxError: libseccomp is missing or refuses the policy, or the policy does not know the machine.
     """
     if machine not in policy.architectures:
-        raise SandboxError(
-            "compile the seccomp filter",
-            f"the policy has no rules for {machine}",
-            f"Run on {' or '.join(policy.architectures)}, or use a driver that brings its own kernel",
-        )
+        fix = f"Run on {' or '.join(policy.architectures)}, or use a driver that brings its own kernel"
+        raise SandboxError(_COMPILING, f"the policy has no rules for {machine}", fix)
     newest = 0
     with compiling() as library:
         arch, native = _AUDIT_ARCH[machine], library.system_arch()

@@ -217,11 +217,9 @@ class Walled:
             wanted[f"mount{number}"] = Path(mount.source)
             # bwrap also binds all that is mounted inside, and none of it is in the plan.
             if found := mounts.inside(mount.source):
-                raise SandboxError(
-                    f"Mounting {mount.source}",
-                    f"other file systems are mounted inside it, at {mounts.named(found)}",
-                    "Serve a directory with nothing mounted inside (--workspace), or unmount them.",
-                )
+                reason = f"other file systems are mounted inside it, at {mounts.named(found)}"
+                fix = "Serve a directory with nothing mounted inside (--workspace), or unmount them."
+                raise SandboxError(f"Mounting {mount.source}", reason, fix)
         try:
             opened = await self._spawner.places(wanted.values())
         except OSError as problem:

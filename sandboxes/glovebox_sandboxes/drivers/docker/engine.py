@@ -71,11 +71,9 @@ class Engine:
         """Connect. Raises SandboxError if nothing answers, or from another machine, whose files are not ours."""
         self.host = host
         if not host.startswith("unix://"):
-            raise SandboxError(
-                f"Connecting to the Docker Engine at {host}",
-                "it is not a socket of this machine, so neither workspace nor limits could be checked",
-                "Unset DOCKER_HOST, or set it to unix:///path/to/docker.sock.",
-            )
+            reason = "it is not a socket of this machine, so neither workspace nor limits could be checked"
+            fix = "Unset DOCKER_HOST, or set it to unix:///path/to/docker.sock."
+            raise SandboxError(f"Connecting to the Docker Engine at {host}", reason, fix)
         self.socket = host.removeprefix("unix://")
         self._threads = anyio.CapacityLimiter(_THREADS)
         with translated(f"Connecting to the Docker Engine at {host}"):

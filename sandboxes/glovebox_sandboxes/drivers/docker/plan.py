@@ -14,7 +14,7 @@ from typing import Any, Literal
 from glovebox_sandboxes.contract.base import Level, Plan
 from glovebox_sandboxes.contract.errors import UnsupportedSpecError
 from glovebox_sandboxes.contract.measure import NAMESPACES, Expected
-from glovebox_sandboxes.contract.spec import DEFAULT, GUEST_UID, ORIGINAL, WORKSPACE, Limits, Mount, SandboxSpec
+from glovebox_sandboxes.contract.spec import DEFAULT, GUEST_UID, ORIGINAL, WORKSPACE, Mount, SandboxSpec
 from glovebox_sandboxes.drivers import boundary
 from glovebox_sandboxes.runtime import environments, guest_tree
 
@@ -158,7 +158,19 @@ def make(spec: SandboxSpec, host: Host, seccomp: Mapping[str, Any]) -> Plan:
 
 
 def _check(spec: SandboxSpec, host: Host) -> None:
-    _check_limits(spec)
+    least = {
+        "memory_bytes": MINIMUM_MEMORY,
+        "pids": MINIMUM_PIDS,
+        "cpu_seconds": 1,
+        "scratch_bytes": MINIMUM_TMPFS,
+        "output_bytes": MINIMUM_TMPFS * spec.output,
+        "workspace_bytes": MINIMUM_TMPFS * spec.overlay,
+    }
+    for name, minimum in least.items():
+        value = getattr(spec.limits, name)
+        if value < minimum:
+            reason = f"{value} cannot be enforced by Docker, where small values mean no limit"
+            raise UnsupportedSpecError(f"limits.{name}", reason, f"Use at least {minimum}.")
     if spec.require_cgroup and not host.groups:
         reason = "the Engine may make no control groups here, so limits hold per process only"
         raise UnsupportedSpecError("limits.enforce", reason, GROUPS_FIX)
@@ -172,7 +184,9 @@ def _host_config(
     spec: SandboxSpec, host: Host, seccomp: Mapping[str, Any], writable: Mapping[str, int]
 ) -> dict[str, Any]:
     limits = spec.limits
-    outside = boundary.around_sentry(limits) if host.runtime == "runsc" else limits
+    memory, pids = limits.memory_bytes, (boundary.around_sentry(limits) if host.runtime == "runsc" else limits).pids
+    cpus = min(limits.processors, host.processors) * 1_000_000_000
+    groups = {"Memory": memory, "MemorySwap": memory, "PidsLimit": pids, "NanoCpus": cpus}
     return {
         # A copy: a plan whose lists were changed must not pass as the model it is compared with.
         **deepcopy(_CLOSED),
@@ -186,7 +200,7 @@ def _host_config(
             *(["apparmor=docker-default"] if host.apparmor else []),
         ],
         "Init": False,
-        **(_groups(outside, min(limits.processors, host.processors)) if host.groups else {}),
+        **(groups if host.groups else {}),
         # The host's own programs first: in a shortage the kernel should kill a sandbox.
         "OomScoreAdj": 500,
         "ShmSize": _SHARED_MEMORY,
@@ -237,9 +251,8 @@ def check_closed(body: Mapping[str, Any]) -> None:
     }
     opened = [field for field, wrong in found.items() if wrong]
     if opened:
-        raise UnsupportedSpecError(
-            f"plan.{opened[0]}", "it would open the host to the sandbox", "Report this as a bug."
-        )
+        reason = "it would open the host to the sandbox"
+        raise UnsupportedSpecError(f"plan.{opened[0]}", reason, "Report this as a bug.")
 
 
 def check_source(source: str, socket: str) -> None:
@@ -249,35 +262,16 @@ def check_source(source: str, socket: str) -> None:
     """
     for place in (*_HOST_CONTROL, socket):
         if _holds(place, source) or _holds(source, place):
-            raise UnsupportedSpecError(
-                "mounts.source",
-                f"{source} would show the sandbox the host's {place}",
-                "Choose a directory that holds the caller's files and nothing else.",
-            )
-
-
-def _check_limits(spec: SandboxSpec) -> None:
-    least = {
-        "memory_bytes": MINIMUM_MEMORY,
-        "pids": MINIMUM_PIDS,
-        "cpu_seconds": 1,
-        "scratch_bytes": MINIMUM_TMPFS,
-        "output_bytes": MINIMUM_TMPFS * spec.output,
-        "workspace_bytes": MINIMUM_TMPFS * spec.overlay,
-    }
-    for name, minimum in least.items():
-        value = getattr(spec.limits, name)
-        if value < minimum:
-            reason = f"{value} cannot be enforced by Docker, where small values mean no limit"
-            raise UnsupportedSpecError(f"limits.{name}", reason, f"Use at least {minimum}.")
+            reason = f"{source} would show the sandbox the host's {place}"
+            fix = "Choose a directory that holds the caller's files and nothing else."
+            raise UnsupportedSpecError("mounts.source", reason, fix)
 
 
 def _check_mount(mount: Mount, socket: str) -> None:
     for name, path in (("source", mount.source), ("target", mount.target)):
         if not path.startswith("/") or path != posixpath.normpath(path) or "\0" in path:
-            raise UnsupportedSpecError(
-                f"mounts.{name}", f"{path!r} is not a plain absolute path", "Write it out in full."
-            )
+            reason = f"{path!r} is not a plain absolute path"
+            raise UnsupportedSpecError(f"mounts.{name}", reason, "Write it out in full.")
     if mount.target not in (WORKSPACE, ORIGINAL):
         raise UnsupportedSpecError("mounts.target", f"{mount.target} is not a place for files", f"Use {WORKSPACE}.")
     check_source(mount.source, socket)
@@ -285,11 +279,6 @@ def _check_mount(mount: Mount, socket: str) -> None:
 
 def _holds(outer: str, inner: str) -> bool:
     return outer in ("/", inner) or inner.startswith(outer + "/")
-
-
-def _groups(limits: Limits, processors: int) -> dict[str, int]:
-    memory = limits.memory_bytes
-    return {"Memory": memory, "MemorySwap": memory, "PidsLimit": limits.pids, "NanoCpus": processors * 1_000_000_000}
 
 
 def _tmpfs(size: int) -> str:

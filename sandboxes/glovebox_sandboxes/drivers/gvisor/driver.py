@@ -82,11 +82,8 @@ class Gvisor(wall.Walled):
         """See ``Driver.plan``."""
         runtime = self._usable(spec)
         if spec.limits.memory_bytes < MINIMUM_MEMORY:
-            raise UnsupportedSpecError(
-                "limits.memory_bytes",
-                f"{spec.limits.memory_bytes} is less than gVisor's kernel and the guest need themselves",
-                f"Use at least {MINIMUM_MEMORY}.",
-            )
+            reason = f"{spec.limits.memory_bytes} is less than gVisor's kernel and the guest need themselves"
+            raise UnsupportedSpecError("limits.memory_bytes", reason, f"Use at least {MINIMUM_MEMORY}.")
         bwrap, runsc = self._programs
         command = boundary.sentry_command(
             runtime.python, spec, hidden=_HIDDEN, elsewhere=runtime.elsewhere, counted=self._counted

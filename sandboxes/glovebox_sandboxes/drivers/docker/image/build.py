@@ -165,9 +165,8 @@ def _ask_base(api: Client, base: str) -> tuple[str, str]:
     major, _, minor = series.partition(".")
     machine = _MACHINES.get(found["Architecture"])
     if machine is None or not minor.isdigit() or (int(major), int(minor)) < _MINIMUM_PYTHON:
-        raise SandboxError(
-            _ATTEMPT, f"{base} is {found['Architecture']} with Python {series!r}; 3.11 or newer is needed", _OTHER_BASE
-        )
+        reason = f"{base} is {found['Architecture']} with Python {series!r}; 3.11 or newer is needed"
+        raise SandboxError(_ATTEMPT, reason, _OTHER_BASE)
     return series, machine
 
 
