@@ -313,22 +313,20 @@ def which(program: str) -> str | None:
 
 async def _find_bwrap(trial: tuple[str, ...]) -> tuple[str, str, list[Missing]]:
     """Find bwrap and try these arguments; return its path, its version, and what it lacks."""
-    program = which("bwrap")
-    setpriv = changes_user() and not Path(SETPRIV).exists()  # noqa: ASYNC240 - once
-    gaps = [
-        (setpriv, "setpriv is not installed", "Run `apt-get install util-linux`."),
-        (is_kernels_root(), ROOT_ALONE, ROOT_FIX),
-        (program is None, "bwrap is not installed", "Run `apt-get install bubblewrap`."),
-    ]
-    version = ""
-    if program is not None and not any(lacks for lacks, *_ in gaps):
+    program, version = which("bwrap"), ""
+    gap: tuple[str, str] | None = None
+    if changes_user() and not Path(SETPRIV).exists():  # noqa: ASYNC240 - once
+        gap = "setpriv is not installed", "Run `apt-get install util-linux`."
+    elif is_kernels_root():
+        gap = ROOT_ALONE, ROOT_FIX
+    elif program is None:
+        gap = "bwrap is not installed", "Run `apt-get install bubblewrap`."
+    else:
         version = (await run([program, "--version"]))[1].removeprefix("bubblewrap ").strip()
-        old = tuple(int(part) for part in version.split(".") if part.isdigit()) < MINIMUM
-        code, words = (0, "") if old else await run([program, *trial])
-        fix = "Install bubblewrap 0.8 or newer (Debian 12 has it)."
-        gaps = [
-            (old, f"bwrap is version {version}", fix),
-            (code != 0, f"it cannot make namespaces: {words}", surroundings.fix(words) if code else ""),
-        ]
-    first = [Missing(what=what, fix=fix, fatal=True) for lacks, what, fix in gaps if lacks][:1]
-    return program or "bwrap", version, first
+        if tuple(int(part) for part in version.split(".") if part.isdigit()) < MINIMUM:
+            gap = f"bwrap is version {version}", "Install bubblewrap 0.8 or newer (Debian 12 has it)."
+        else:
+            code, words = await run([program, *trial])
+            gap = (f"it cannot make namespaces: {words}", surroundings.fix(words)) if code else None
+    missing = [] if gap is None else [Missing(what=gap[0], fix=gap[1], fatal=True)]
+    return program or "bwrap", version, missing

@@ -240,13 +240,9 @@ def translated(attempted: str) -> Iterator[None]:
 
 
 def _sentence(problem: Exception) -> str:
-    if isinstance(problem, APIError):
-        plain = problem.explanation
-    else:
-        # The kernel's own message, if there is one below the layers of the HTTP client.
-        plain = next(
-            (cause.strerror for cause in _chain(problem) if isinstance(cause, OSError) and cause.strerror), None
-        )
+    # The kernel's own message, if there is one below the layers of the HTTP client.
+    below = (cause.strerror for cause in _chain(problem) if isinstance(cause, OSError) and cause.strerror)
+    plain = problem.explanation if isinstance(problem, APIError) else next(below, None)
     return str(plain or problem).strip().rstrip(".")[:_REASON_CHARACTERS]
 
 

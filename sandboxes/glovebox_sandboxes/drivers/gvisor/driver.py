@@ -187,8 +187,8 @@ def _bind(source: str, target: str, *, whole: bool = False) -> Mapping[str, Any]
 @asynccontextmanager
 async def connect(data: Path, server_id: str) -> AsyncIterator[Driver]:
     """Provide the driver during the block. If we may not run runsc ourselves, the Docker Engine is asked to."""
-    missing: list[Missing] = []
-    runsc, version = await _find_runsc(missing)
+    runsc, version, lacking = await _find_runsc()
+    missing = [Missing(what=lacking, fix=_RUNSC_FIX, fatal=True)] if lacking else []
     # Not the groups of the same server's bubblewrap driver: each ends with its own janitor.
     async with Gvisor.connected(_TRIAL, data, f"{server_id}-{NAME}", {runsc: version}, missing) as driver:
         found = driver.capabilities
@@ -216,17 +216,14 @@ _RUNSC_FIX = (
 )
 
 
-async def _find_runsc(missing: list[Missing]) -> tuple[str, str]:
+async def _find_runsc() -> tuple[str, str, str]:
+    """Return the path of runsc, its version, and what is wrong with it."""
     program = wall.which("runsc")
     if program is None:
-        missing.append(Missing(what="runsc is not installed", fix=_RUNSC_FIX, fatal=True))
-        return "runsc", ""
+        return "runsc", "", "runsc is not installed"
     _, words = await wall.run([program, "--version"])
     version = version_of(words)
-    if not version:
-        what = f"{program} is no runsc of {MINIMUM} or later: {words[:100]!r}"
-        missing.append(Missing(what=what, fix=_RUNSC_FIX, fatal=True))
-    return program, version
+    return program, version, "" if version else f"{program} is no runsc of {MINIMUM} or later: {words[:100]!r}"
 
 
 def version_of(words: str) -> str:
