@@ -162,17 +162,18 @@ async def test_one_reading_at_a_time_and_none_while_the_value_is_good(monkeypatc
         return sources.CredentialValue(text=KEY, expires=now[0] + timedelta(minutes=10))
 
     monkeypatch.setattr(sources, "read", reading)
-    keys = CredentialCache(clock=lambda: now[0])
-    async with anyio.create_task_group() as tasks:
-        for _ in range(16):
-            tasks.start_soon(keys.value, "exec:/helper")
-    assert len(readings) == 1
-    now[0] += timedelta(minutes=9)
-    await keys.value("exec:/helper")
-    assert len(readings) == 1
-    now[0] += timedelta(seconds=31)
-    await keys.value("exec:/helper")
-    assert len(readings) == 2
+    async with anyio.create_task_group() as reads:
+        keys = CredentialCache(reads, clock=lambda: now[0])
+        async with anyio.create_task_group() as tasks:
+            for _ in range(16):
+                tasks.start_soon(keys.value, "exec:/helper")
+        assert len(readings) == 1
+        now[0] += timedelta(minutes=8)
+        await keys.value("exec:/helper")
+        assert len(readings) == 1
+        now[0] += timedelta(seconds=91)
+        await keys.value("exec:/helper")
+        assert len(readings) == 2
 
 
 async def test_a_value_that_expires_is_read_ahead_and_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,21 +266,22 @@ async def test_a_source_that_fails_is_left_alone_for_a_while(monkeypatch: pytest
         raise unusable("its program ended with status 1", "Run it by hand.")
 
     monkeypatch.setattr(sources, "read", failing)
-    keys = CredentialCache(clock=lambda: now[0])
-    for _ in range(10):
+    async with anyio.create_task_group() as tasks:
+        keys = CredentialCache(tasks, clock=lambda: now[0])
+        for _ in range(10):
+            with pytest.raises(DiagnosedError):
+                await keys.value("exec:/helper")
+        assert len(readings) == 1
+        now[0] += sources.AGAIN
         with pytest.raises(DiagnosedError):
             await keys.value("exec:/helper")
-    assert len(readings) == 1
-    now[0] += sources.AGAIN
-    with pytest.raises(DiagnosedError):
-        await keys.value("exec:/helper")
-    assert len(readings) == 2
+        assert len(readings) == 2
 
 
 async def test_a_value_that_was_replaced_is_looked_for_some_time_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last few of each source: an old one may still be valid, in results and in what servers answer."""
     values = [f"{KEY}{n}" for n in range(sources.KEPT + 1)]
-    keys = CredentialCache()
+    keys = CredentialCache(cast("Any", None))
     lent = [
         Credential(name="tracker", host="a.example.org", paths=("/*",), header="Key", source="env:TRACKER_TOKEN"),
         Credential(name="unused", host="b.example.org", paths=("/*",), header="Key", source="env:OTHER_TOKEN"),
@@ -328,14 +330,15 @@ async def test_a_value_is_known_before_anybody_gets_it(monkeypatch: pytest.Monke
         raise TimeoutError
 
     monkeypatch.setattr(sources, "read", reading)
-    keys = CredentialCache()
-    with monkeypatch.context() as patch:
-        patch.setattr(anyio.to_thread, "run_sync", cancelled)
-        with pytest.raises(TimeoutError):
-            await keys.value("exec:/helper")
     lent = [Credential(name="key", host="a.example.org", paths=("/*",), header="Key", source="exec:/helper")]
-    assert keys.forms(lent) == {}
-    await keys.value("exec:/helper")
+    async with anyio.create_task_group() as tasks:
+        keys = CredentialCache(tasks)
+        with monkeypatch.context() as patch:
+            patch.setattr(anyio.to_thread, "run_sync", cancelled)
+            with pytest.raises(TimeoutError):
+                await keys.value("exec:/helper")
+        assert keys.forms(lent) == {}
+        await keys.value("exec:/helper")
     assert derive_forms("", KEY).keys() == keys.forms(lent).keys()
 
 
@@ -386,14 +389,14 @@ async def test_a_bad_source_refuses_the_request_with_its_name_and_the_fix(
     monkeypatch.setattr(sources, "SECONDS", 0.3)
     lent = Credential(name="tracker", host="a.example.org", paths=("/*",), header="Key", source=program(lines))
     with pytest.raises(RefusedError) as refused:
-        await CredentialInjector(credentials=(lent,), read=CredentialCache().value).read_value(lent)
+        await CredentialInjector(credentials=(lent,), read=read).read_value(lent)
     assert refused.value.rule == "egress.credential"
     assert refused.value.reason == f"The credential tracker cannot be used: {reason}."
     assert refused.value.hint.startswith("The operator must act. ")
     assert KEY not in f"{refused.value}{refused.value.hint}"
     monkeypatch.setattr(sources, "SECONDS", 10.0)
     program(f"echo '{json.dumps({'value': KEY})}'")
-    assert await CredentialInjector(credentials=(lent,), read=CredentialCache().value).read_value(lent) == KEY
+    assert await CredentialInjector(credentials=(lent,), read=read).read_value(lent) == KEY
 
 
 def test_explain_says_what_a_tool_can_do_with_a_key_and_where_it_can_send_it() -> None:

@@ -103,7 +103,7 @@ async def asked(what: str, *, tunnel: bool) -> dict[str, Any]:
     now.profile, now.records = narrow(), recorder
     call: Any = SimpleNamespace(now=now, request=call_of(""))
 
-    gate = make_gate(call, make_injector(call, CredentialCache()), watch=None)
+    gate = make_gate(call, make_injector(call, CredentialCache(recorder)), watch=None)
     if tunnel:
         await connect(gate, what, GuestStream())
     else:

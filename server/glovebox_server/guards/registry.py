@@ -39,13 +39,13 @@ class GuardSet(Guards):
     admission: Admission
     sandboxes: SandboxProvider
     artifacts: ArtifactStore
+    credentials: CredentialCache
     stops: Stops | None = None
     repeats: Repeats = field(default_factory=Repeats)
     watch: Watch | None = None
     approvals: Approvals | None = None
     budgets: "Budgets | None" = None
     hiding: Hiding = field(default_factory=Hiding)
-    credentials: CredentialCache = field(default_factory=CredentialCache)
     gates: Callable[..., EgressGate] | None = None
     known: Known = field(default_factory=Known)
     proposals: "Callable[[], Proposals] | None" = None

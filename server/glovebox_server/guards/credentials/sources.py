@@ -165,40 +165,37 @@ def _of_json(data: bytes) -> CredentialValue:
     return _plain(printed.value, "what its program printed", "is empty", _JSON, expires)
 
 
+_NEVER: Final = datetime.min.replace(tzinfo=UTC)
+
+
 @dataclass(slots=True, repr=False)
-class _Reading:
-    """One read of a source, for all tasks that wait for it."""
+class _Held:
+    """What a server holds of one source."""
 
-    over: anyio.Event = field(default_factory=anyio.Event)
     value: CredentialValue | None = None
+    soon: datetime = _NEVER
+    """From then on the next value is read, while this one is used."""
+    until: datetime = _NEVER
     failure: Exception | None = None
-
-    async def result(self) -> CredentialValue:
-        await self.over.wait()
-        if self.value is None:
-            raise self.failure or unusable("the server was ending", "Start it again.")
-        return self.value
+    again: datetime = _NEVER
+    """Until then it is not read again after a failure."""
+    reading: anyio.Event | None = None
+    """Set once the one read under way is over; None without one."""
+    seen: dict[str, Forms] = field(default_factory=dict)
+    """The forms of its last values, the newest last."""
 
 
 class CredentialCache:
     """The values that one server holds, by their source."""
 
-    def __init__(
-        self, tasks: TaskGroup | None = None, clock: Callable[[], datetime] = lambda: datetime.now(UTC)
-    ) -> None:
+    def __init__(self, tasks: TaskGroup, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         """Start empty.
 
         Programs run in ``tasks``, also ahead. A cancelled call cancels no read, so none can start one over and over.
-        With None they run in the call that needs them.
         """
         self._tasks = tasks
         self._clock = clock
-        self._readings: dict[str, _Reading] = {}
-        self._soon: dict[str, datetime] = {}
-        self._values: dict[str, tuple[CredentialValue, datetime]] = {}
-        self._failures: dict[str, tuple[DiagnosedError, datetime]] = {}
-        self._locks: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
-        self._seen: defaultdict[str, dict[str, Forms]] = defaultdict(dict)  # by source and value, the newest last
+        self._held: defaultdict[str, _Held] = defaultdict(_Held)
         self._forms: dict[frozenset[str], Forms] = {}  # of several sources together; few, as profiles have few keys
 
     async def value(self, source: str) -> CredentialValue:
@@ -206,77 +203,64 @@ class CredentialCache:
 
         Raises DiagnosedError: it is unavailable.
         """
+        held, now = self._held[source], self._clock()
         if source.startswith(("env:", "file:")):
-            return await self._known(source, await read(source))  # as cheap as looking whether it has changed
-        value = self._good(source)
-        if self._tasks is None:
-            async with self._locks[source]:
-                return self._good(source) or await self._read(source)
-        if value is not None and self._clock() < self._soon[source]:
+            value = await read(source)  # as cheap as looking whether it has changed
+            await self._mask(held, value)
             return value
-        reading = self._readings.get(source)
-        if reading is None:
-            reading = self._readings[source] = _Reading()
-            self._tasks.start_soon(self._read_apart, source, reading)
-        return value or await reading.result()
+        if now >= held.until:
+            held.value = None
+        if now >= max(held.soon, held.again) and held.reading is None:
+            held.reading = anyio.Event()
+            self._tasks.start_soon(self._read, source, held, held.reading)
+        while held.value is None and held.reading is not None:
+            await held.reading.wait()
+        if held.value is None:
+            raise held.failure or unusable("the server was ending", "Start it again.")
+        return held.value
 
-    def _good(self, source: str) -> CredentialValue | None:
-        held = self._values.get(source)
-        return held[0] if held is not None and self._clock() < held[1] else None
-
-    async def _read_apart(self, source: str, reading: _Reading) -> None:
-        try:
-            reading.value = await self._read(source)
-        except Exception as failure:  # noqa: BLE001 - raised where it is awaited
-            reading.failure = failure
-        finally:
-            del self._readings[source]
-            reading.over.set()
-
-    async def _read(self, source: str) -> CredentialValue:
-        """Read a value, unless that failed just now; each source has one read at a time."""
-        failed = self._failures.get(source)
-        if failed is not None and self._clock() < failed[1]:
-            raise failed[0]
+    async def _read(self, source: str, held: _Held, over: anyio.Event) -> None:
+        held.failure = None
         try:
             value = await read(source)
-        except DiagnosedError as failure:
-            self._failures[source] = failure, self._clock() + AGAIN
-            raise
-        now = self._clock()
-        until = now + UNSAID if value.expires is None else value.expires - EARLY
-        # A value that lives for a minute is not read without a pause.
-        self._soon[source] = until if value.expires is None else max(until - AHEAD, now + (until - now) / 2)
-        await self._known(source, value)  # before it is returned to a caller
-        self._values[source] = value, until
-        self._failures.pop(source, None)
-        return value
+            await self._mask(held, value)  # before it is returned to a caller
+        except Exception as failure:  # noqa: BLE001 - raised where it is awaited
+            held.failure = failure
+            held.again = self._clock() + AGAIN if isinstance(failure, DiagnosedError) else _NEVER
+        else:
+            now = self._clock()
+            until = now + UNSAID if value.expires is None else value.expires - EARLY
+            # A value that lives for a minute is not read without a pause.
+            held.soon = until if value.expires is None else max(until - AHEAD, now + (until - now) / 2)
+            held.value, held.until = value, until
+        finally:
+            held.reading = None
+            over.set()
 
     def used(self, credentials: Iterable[Credential]) -> dict[bytes, str]:
         """Return the encodings of all values of these sources, with their names."""
         return {
             form: credential.name
             for credential in credentials
-            for forms_of_value in self._seen.get(credential.source, {}).values()
-            for form in forms_of_value
+            for forms in self._held[credential.source].seen.values()
+            for form in forms
         }
 
     def forms(self, credentials: Iterable[Credential]) -> Forms:
         """Return the same without names, for results: one object until a source gives another value."""
         sources = frozenset(credential.source for credential in credentials)
         if (known := self._forms.get(sources)) is None:
-            values = [value for source in sources for value in self._seen.get(source, {}).values()]
+            values = [value for source in sources for value in self._held[source].seen.values()]
             known = self._forms[sources] = {form: name for value in values for form, name in value.items()}
         return known
 
-    async def _known(self, source: str, value: CredentialValue) -> CredentialValue:
+    async def _mask(self, held: _Held, value: CredentialValue) -> None:
         """Remember a value's forms, so that they are masked in every result."""
-        seen = self._seen[source]
+        seen = held.seen
         if value.text in seen:
             seen[value.text] = seen.pop(value.text)
-            return value
+            return
         seen[value.text] = await anyio.to_thread.run_sync(derive_forms, "of the server", value.text)
         if len(seen) > KEPT:
             del seen[next(iter(seen))]
         self._forms.clear()
-        return value
