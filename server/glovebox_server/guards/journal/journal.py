@@ -17,7 +17,7 @@ from glovebox_sandboxes.contract.base import Driver
 from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_sandboxes.session.connection import AttestedSandbox
 from glovebox_server.calls import Decision, ToolCall
-from glovebox_server.core.call import Call, Inputs, Ran
+from glovebox_server.core.call import Call, Ran
 from glovebox_server.core.rights import Rights
 from glovebox_server.guards.redaction.detector import Forms
 from glovebox_server.guards.redaction.guard import mask_value
@@ -29,26 +29,6 @@ if TYPE_CHECKING:
 
 MAX_KEPT = 128 * 1024
 """Characters of one output that a profile has kept in the log: a record holds 1 MiB, escaped."""
-
-
-async def call_decided(
-    call: ToolCall,
-    decision: Decision,
-    profile: Profile | None,
-    inputs: Inputs,
-    values: Callable[[], Forms],
-    *,
-    sealer: "Sealer | None" = None,
-) -> CallDecided:
-    """Return the decision's record; with the arguments only where the profile keeps them, or sealed."""
-    keep = profile is not None and "arguments" in profile.audit.keep
-    event = decided(call, decision, keep_arguments=keep, inputs=inputs.listed if inputs.readers else ())
-    if profile is not None and event.arguments is not None and profile.result.redact != "none":
-        arguments, secrets = await mask_value(event.arguments, values())
-        event = replace(event, arguments=arguments, redacted=secrets) if secrets else event
-    if sealer is None or (event.arguments is not None and not event.redacted):
-        return event
-    return replace(event, sealed_arguments=sealer.seal(call))
 
 
 def decided(call: ToolCall, decision: Decision, *, keep_arguments: bool, inputs: tuple[Input, ...] = ()) -> CallDecided:
@@ -118,18 +98,17 @@ def call_finished(
     usage: dict[str, Any] = asdict(outcome.usage)
     if outcome.changes is not None:
         usage |= {f"workspace_{kind}": count for kind, count in outcome.changes.counts.items()}
-    outputs = [
-        _output("stdout", outcome.stdout.text.encode(), outcome.stdout.total_bytes),
-        _output("stderr", outcome.stderr.text.encode(), outcome.stderr.total_bytes),
-    ]
-    value = json.dumps(outcome.value)
-    if outcome.value is not None:
-        outputs.append(_output("value", value.encode(), len(value)))
-    outputs += [_output(f"image:{n}", blob.data, len(blob.data)) for n, blob in enumerate(outcome.blobs)]
+    texts = {"stdout": outcome.stdout.text, "stderr": outcome.stderr.text, "value": json.dumps(outcome.value)}
+    pieces = [(name, text.encode()) for name, text in texts.items() if name != "value" or outcome.value is not None]
+    pieces += [(f"image:{n}", blob.data) for n, blob in enumerate(outcome.blobs)]
     copies = [(f"image:{n}", blob.shown) for n, blob in enumerate(outcome.blobs) if blob.shown is not None]
     copies += [(copy.name, copy) for copy in outcome.shown]
-    outputs += [_output(f"shown:{name}", copy.data, len(copy.data)) for name, copy in copies if copy.data]
-    texts = {"stdout": outcome.stdout.text, "stderr": outcome.stderr.text, "value": value}
+    pieces += [(f"shown:{name}", copy.data) for name, copy in copies if copy.data]
+    totals = {"stdout": outcome.stdout.total_bytes, "stderr": outcome.stderr.total_bytes}
+    outputs = tuple(
+        Output(name=name, digest="sha256:" + hashlib.sha256(data).hexdigest(), bytes=totals.get(name, len(data)))
+        for name, data in pieces
+    )
     kept: dict[str, str] = {name: text[:MAX_KEPT] for name, text in texts.items() if name in profile.audit.keep}
     return CallFinished(
         call_id=call.id,
@@ -138,14 +117,10 @@ def call_finished(
         failed=failed,
         elapsed_ms=elapsed_ms(call),
         usage=usage,
-        outputs=tuple(outputs),
+        outputs=outputs,
         kept=kept or None,
         redacted=redacted or None,
     )
-
-
-def _output(name: str, kept: bytes, total: int) -> Output:
-    return Output(name=name, digest="sha256:" + hashlib.sha256(kept).hexdigest(), bytes=total)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,8 +147,14 @@ class CallJournal:
         now, request = call.now, call.request
         profile = now.profile if request.tool in now.rights.profiles.by_tool else None
         recorder = CallRecorder(self.receipts, request, profile)
-        forms = partial(self.forms_of, now.rights)
-        event = await call_decided(request, now.decision, profile, now.inputs or Inputs(), forms, sealer=self.sealer)
+        # The arguments only where the profile keeps them, or sealed.
+        keep = profile is not None and "arguments" in profile.audit.keep
+        event = decided(request, now.decision, keep_arguments=keep, inputs=now.inputs.listed if now.inputs else ())
+        if profile is not None and event.arguments is not None and profile.result.redact != "none":
+            arguments, secrets = await mask_value(event.arguments, self.forms_of(now.rights))
+            event = replace(event, arguments=arguments, redacted=secrets) if secrets else event
+        if self.sealer is not None and (event.arguments is None or event.redacted):
+            event = replace(event, sealed_arguments=self.sealer.seal(request))
         workspace = now.rights.workspace
         if workspace is not None and profile is not None and profile.files.workspace != "none":
             event = replace(event, workspace=workspace.name or None)
