@@ -198,7 +198,7 @@ async def _open_parts(
     settings, state, policy, enter = app.settings, app.settings.state_dir, app.in_force, stack.enter_async_context
     audit = app.audit = await enter(AuditLog.open(state / "audit", app.server_id, rotation(settings, app.signer)))
     stops = await enter(Stops.opened(state, audit))
-    watch = await enter(Watch.opened(state, audit, stops, policy.policy.watch if policy.policy else {}))
+    watch = await Watch.opened(state, audit, stops, policy.policy.watch if policy.policy else {})
     approvals = await enter(Approvals.opened(state, audit, TOOLS, partial(_packages, app.environments)))
     await enter(app.artifacts)
     budgets = await enter(open_budgets(state)) if policy.now.budgeted else None

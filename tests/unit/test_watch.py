@@ -23,7 +23,7 @@ from glovebox_audit.log import AuditLog
 from glovebox_profiles.egress.rules import EgressDecision
 from glovebox_profiles.egress.targets import parse_url
 from glovebox_profiles.policy.model import WatchAction
-from glovebox_server.calls import Decision, Principal
+from glovebox_server.calls import Decision, Principal, ToolCall
 from glovebox_server.cli.main import main
 from glovebox_server.core.call import Attempt, Call
 from glovebox_server.egress.events import EgressAttempt
@@ -65,6 +65,16 @@ async def watching(place: Path, **actions: WatchAction) -> AsyncIterator[Watched
     async with AuditLog.open(place / "audit", "s_watch") as audit, Stops.opened(place, audit) as stops:
         given: Mapping[str, WatchAction] = {name.replace("_", "-"): action for name, action in actions.items()}
         yield Watched(Watch(audit, stops, canaries, given), stops, place)
+
+
+async def weighed(seen: Watched, request: ToolCall, given: Decision) -> tuple[bool, Decision]:
+    """Whether a call is slowed, and what becomes of its decision."""
+    nothing: Any = None
+    call = Call(request=request, tool=nothing, listener=nothing, rights=nothing, ended_by=nothing)
+    call.now = Attempt(request=request, rights=nothing, decision=given)
+    await seen.watch.slow(call)
+    seen.watch.ask(call)
+    return call.delay > 0, call.now.decision
 
 
 def planted(place: Path) -> Canary:
@@ -140,14 +150,16 @@ async def test_each_action_does_what_it_says_to_that_run_alone(
             await seen.watch.decided(a_call(), decision("deny"), None)
         assert [each[1] for each in seen.alarms()] == [action]
         other = a_call(run="r_" + "1" * 26)
-        asked, stopped = seen.watch.asks(a_call()), seen.stops.refusal(a_call())
-        assert (seen.watch.pause(a_call()) > 0) is (action == "slow")
-        assert (asked is not None and asked.rule == "watch.denials") is (action == "ask")
+        given = decision("allow")
+        (slowed, asked), stopped = await weighed(seen, a_call(), given), seen.stops.refusal(a_call())
+        assert slowed is (action == "slow")
+        assert ((asked.effect, asked.rule) == ("ask", "watch.denials")) is (action == "ask")
+        assert (asked is given) is (action != "ask")
         assert (stopped is not None and stopped.rule == "stop") is (action == "stop")
-        assert (seen.watch.pause(other), seen.watch.asks(other), seen.stops.refusal(other)) == (0, None, None)
+        assert (*await weighed(seen, other, given), seen.stops.refusal(other)) == (False, given, None)
         later = anyio.current_time() + watch.FLAGGED_SECONDS + 1
         monkeypatch.setattr(anyio, "current_time", lambda: later)
-        assert (seen.watch.pause(a_call()), seen.watch.asks(a_call())) == (0, None)
+        assert await weighed(seen, a_call(), given) == (False, given)
         assert (seen.stops.refusal(a_call()) is not None) is (action == "stop")
 
 
@@ -369,13 +381,8 @@ async def test_a_run_that_is_asked_about_does_not_run_unasked(scene: Scene, tmp_
             await seen.watch.decided(a_call(), decision("deny"), None)
         asked = await broker.submit(who, "run_python", ARGUMENTS, Heard(), run=NAMES["run"])
         assert asked.structured["refused"]["rule"] == "watch.denials"
-        nothing: Any = None
         for effect, rule in (("ask", "watch.denials"), ("deny", "test")):  # where its profile asks, an operator is too
-            given = replace(decision(effect), rule="test")
-            call = Call(request=a_call(), tool=nothing, listener=nothing, rights=nothing, ended_by=nothing)
-            call.now = Attempt(request=call.request, rights=nothing, decision=given)
-            seen.watch.ask(call)
-            verdict = call.now.decision
+            _, verdict = await weighed(seen, a_call(), replace(decision(effect), rule="test"))
             assert (verdict.effect, verdict.rule) == (effect, rule)
         assert not (await broker.submit(who, "run_python", ARGUMENTS, Heard(), run="r_" + "1" * 26)).failed
 
@@ -392,7 +399,7 @@ async def test_no_caller_has_what_is_counted_of_another_forgotten(
         begun = [replace(a_call(run=f"r_{number:026}"), principal=other) for number in range(2, 30)]
         for call in begun:
             await seen.watch.decided(call, decision("deny"), None)
-        assert seen.watch.asks(a_call()) is not None
+        assert (await weighed(seen, a_call(), decision("allow")))[1].effect == "ask"
         assert len(seen.watch.runs) == watch.MAX_KEPT
         assert begun[0].run not in seen.watch.runs
 

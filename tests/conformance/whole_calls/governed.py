@@ -77,7 +77,7 @@ class CaseGovernance:
         async with AsyncExitStack() as opened:
             stops = await opened.enter_async_context(Stops.opened(self.place, audit))
             actions = policy.watch if policy else {}
-            watch = await opened.enter_async_context(Watch.opened(self.place, audit, stops, actions))
+            watch = await Watch.opened(self.place, audit, stops, actions)
             budgets = None
             if spends:
                 budgets = await opened.enter_async_context(opened_budgets(self.place, self._shown))

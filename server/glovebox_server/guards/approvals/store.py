@@ -14,15 +14,8 @@ from typing import Any, Final, Literal, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 
-from glovebox_audit.events import (
-    ApprovalAnswered,
-    ApprovalRefused,
-    ApprovalRequested,
-    ApprovalWithdrawn,
-    Event,
-    GrantMade,
-    GrantRevoked,
-)
+from glovebox_audit import events
+from glovebox_audit.events import Event
 from glovebox_profiles.policy.model import CALLER_MINUTES, Reach
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.errors import StoreError
@@ -185,7 +178,7 @@ class Questions:
         """Put a new question; its caller has fewer than ``MAX_PENDING``."""
         about, asked, at = question.subject, question.asked, self.at
         self._record(
-            ApprovalRequested(
+            events.ApprovalRequested(
                 **_about(question),
                 asked_by=question.asked_by,
                 client=question.client,
@@ -248,7 +241,7 @@ class Questions:
             self._step(found, "allow", reach=reach, ends=self.at.since_boot + minutes * _MINUTE_MS)
         then, about = self._there(identifier), _about(question)
         self._record(
-            ApprovalAnswered(
+            events.ApprovalAnswered(
                 **about,
                 effect="allow" if given.allow else "deny",
                 answered_by=given.by,
@@ -261,10 +254,10 @@ class Questions:
         )
         lifted, target = question.subject.lifted, question.subject.target
         if found.state == "allowed" and lifted is not None:
-            self._record(GrantRevoked(**about, lifted=lifted, target=target, by=given.by))
+            self._record(events.GrantRevoked(**about, lifted=lifted, target=target, by=given.by))
         if then.state == "allowed" and lifted is not None:
             seconds = asked.minutes * 60
-            self._record(GrantMade(**about, lifted=lifted, target=target, reach=then.reach, seconds=seconds))
+            self._record(events.GrantMade(**about, lifted=lifted, target=target, reach=then.reach, seconds=seconds))
         return then
 
     def withdraw(self, identifier: str, by: str) -> Standing:
@@ -279,9 +272,9 @@ class Questions:
             )
         about, lifted = _about(found.question), found.question.subject.lifted
         if found.state == "allowed" and lifted is not None:
-            self._record(GrantRevoked(**about, lifted=lifted, target=found.question.subject.target, by=by))
+            self._record(events.GrantRevoked(**about, lifted=lifted, target=found.question.subject.target, by=by))
         else:
-            self._record(ApprovalWithdrawn(**about, by=by))
+            self._record(events.ApprovalWithdrawn(**about, by=by))
         return found
 
     def abandon(self, question: Question) -> bool:
@@ -332,9 +325,9 @@ def _bound(about: QuestionSubject, reach: Reach) -> QuestionSubject:
     return replace(bound, arguments="", inputs=()) if reach == "run" else bound
 
 
-def refused(identifier: str | None, given: ApprovalAnswer, objection: RefusedError) -> ApprovalRefused:
+def refused(identifier: str | None, given: ApprovalAnswer, objection: RefusedError) -> events.ApprovalRefused:
     """Return the record of an answer that did not count."""
-    return ApprovalRefused(approval=identifier, rule=objection.rule, answered_by=given.by, channel=given.channel)
+    return events.ApprovalRefused(approval=identifier, rule=objection.rule, answered_by=given.by, channel=given.channel)
 
 
 def unknown_question() -> RefusedError:

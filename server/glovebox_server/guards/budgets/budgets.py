@@ -24,21 +24,8 @@ from glovebox_server.core.call import Attempt, Call, CallDeniedError
 from glovebox_server.core.rights import Rights
 from glovebox_server.egress.gate import Traffic
 from glovebox_server.errors import StoreError
-from glovebox_server.guards.budgets import store
-from glovebox_server.guards.budgets.spending import (
-    Amounts,
-    Clocks,
-    Funds,
-    Spender,
-    all_lines,
-    amount,
-    lines_of,
-    little,
-    rates_of,
-    read_clocks,
-    said,
-    worst_case,
-)
+from glovebox_server.guards.budgets import spending, store
+from glovebox_server.guards.budgets.spending import Amounts, Clocks, Funds, Spender, read_clocks
 from glovebox_server.guards.budgets.store import Ledger, ReservationRequest
 from glovebox_server.stores import database
 from glovebox_server.stores.database import Database
@@ -77,17 +64,17 @@ class Reservation:
         scan_ms = used.get("scan_ms", 0)  # of one processor
         self._told = {
             "failures": int(result.failed),
-            "wall_seconds": amount("wall_seconds", (used["wall_ms"] + scan_ms) / 1000),
+            "wall_seconds": spending.amount("wall_seconds", (used["wall_ms"] + scan_ms) / 1000),
             "cpu_seconds": self._cpu()
             if used["cpu_ms"] is None
-            else amount("cpu_seconds", (used["cpu_ms"] + scan_ms) / 1000),
+            else spending.amount("cpu_seconds", (used["cpu_ms"] + scan_ms) / 1000),
             "disclosed_bytes": sum(map(_bytes, result.content)) + result.beside,
             "artifacts": sum(isinstance(each, Link) for each in result.content),
         }
-        low = [left for each in self.granted for left in little(each, self.amounts())]
+        low = [left for each in self.granted for left in spending.little(each, self.amounts())]
         if not low:
             return result
-        note = Text(text=f"[left of your budgets: {'; '.join(map(said, low))}]")
+        note = Text(text=f"[left of your budgets: {'; '.join(map(spending.said, low))}]")
         structured = {**result.structured, "budget": [asdict(each) for each in low]}
         return replace(result, structured=structured, content=(*result.content, note))
 
@@ -105,7 +92,7 @@ class Reservation:
 
     def wall(self) -> int:
         """Return the time since it was made."""
-        return amount("wall_seconds", anyio.current_time() - self._began)
+        return spending.amount("wall_seconds", anyio.current_time() - self._began)
 
     def _cpu(self) -> int:
         return min(self.wall() * self.processors, self.asked.worst["cpu_seconds"])
@@ -140,8 +127,8 @@ class Budgets:
         asked = ReservationRequest(
             call_id=call.id,
             spender=spender,
-            lines=lines_of(now.rights.budgets, spender),
-            worst=worst or worst_case(now.profile, call.arguments),
+            lines=spending.lines_of(now.rights.budgets, spender),
+            worst=worst or spending.worst_case(now.profile, call.arguments),
         )
         try:
             granted = await self._transact(lambda ledger: ledger.reserve(self._server, asked))
@@ -211,7 +198,7 @@ class Budgets:
 
     async def connect(self, asked: ReservationRequest, rates: Sequence[Rate], host: str) -> Refusal | None:
         """Count one connection of a call to this host; return why none is allowed now, or None."""
-        lines = rates_of([each for each in rates if matches(each.host, host)], asked.spender)
+        lines = spending.rates_of([each for each in rates if matches(each.host, host)], asked.spender)
         if not lines:
             return None
         one = replace(asked, lines=lines, worst={"connections": 1})
@@ -224,7 +211,7 @@ class Budgets:
     async def left(self, principal: Principal, run: str | None, rights: Rights) -> list[BudgetRemainder]:
         """Return what is left of everything that bounds a caller. Raises StoreError: the file cannot be read."""
         spender = Spender(principal=principal.id, run=run or "", workflow=principal.workflow or "", tool="")
-        lines = all_lines(rights.budgets, rights.rates, spender, rights.profiles)
+        lines = spending.all_lines(rights.budgets, rights.rates, spender, rights.profiles)
         await self.settle()
         return await self._database.query(lambda connection: Ledger(connection, self._clocks()).left(lines))
 

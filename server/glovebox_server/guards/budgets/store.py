@@ -14,19 +14,8 @@ from typing import Any, Final
 from glovebox_profiles.policy.model import SPENDING
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.errors import StoreError
-from glovebox_server.guards.budgets.spending import (
-    LENGTH_MS,
-    Amounts,
-    BudgetLine,
-    Clocks,
-    Funds,
-    Spender,
-    advanced,
-    refusal,
-    taken,
-    told,
-    window,
-)
+from glovebox_server.guards.budgets import spending
+from glovebox_server.guards.budgets.spending import LENGTH_MS, Amounts, BudgetLine, Clocks, Funds, Spender
 from glovebox_server.tools.base import BudgetRemainder
 
 NAME: Final = "budgets.sqlite"
@@ -119,7 +108,7 @@ class Ledger:
         self._clocks = clocks
         found = connection.execute("SELECT time, boot, since_boot, tidied FROM clock").fetchone()
         self._kept = None if found is None else Clocks(wall=found[0], boot=found[1], since_boot=found[2])
-        self._mark = advanced(self._kept, clocks)
+        self._mark = spending.advanced(self._kept, clocks)
         self._time = self._mark.wall
         self.is_untidy = found is None or self._time - found[3] >= TIDY_MS
 
@@ -201,7 +190,7 @@ class Ledger:
         granted = []
         for line in asked.lines:
             funds = self._funds(line)
-            takes = taken(funds.left, asked.worst)
+            takes = spending.taken(funds.left, asked.worst)
             if isinstance(takes, str):
                 return self._refused(asked, funds, takes)
             granted.append(replace(funds, takes=takes))
@@ -210,13 +199,13 @@ class Ledger:
     def _refused(self, asked: ReservationRequest, funds: Funds, name: str) -> Refusal:
         this = next(each for each in funds.remainders() if each.what == name)
         others = [each for each in self.left(asked.lines) if each != this]
-        since, until = window(funds.line.every, self._time)
+        since, until = spending.window(funds.line.every, self._time)
         held = 0
         for (body,) in self.connection.execute("SELECT body FROM reserved").fetchall():
             rows: list[Any] = json.loads(body)["lines"]
             held += sum(takes.get(name, 0) for *of, takes in rows if of == [funds.line.name, funds.line.key, since])
         refills = None if funds.refills is None else until - self._time
-        return refusal(name, asked.worst.get(name, 0), [this, *others], held, refills)
+        return spending.refusal(name, asked.worst.get(name, 0), [this, *others], held, refills)
 
     def _keep_time(self) -> None:
         """Store the time, at most once in ``KEEP_MS``: within a boot it follows from the stored one."""
@@ -231,7 +220,7 @@ class Ledger:
         self._kept = mark
 
     def _funds(self, line: BudgetLine) -> Funds:
-        since, until = window(line.every, self._time)
+        since, until = spending.window(line.every, self._time)
         found = self.connection.execute(_SPENT, (line.name, line.key, since)).fetchone() or [0] * len(SPENDING)
         spent = dict(zip(SPENDING, found, strict=True))
         left = {name: limit - spent[name] for name, limit in line.limits.items()}
@@ -240,7 +229,7 @@ class Ledger:
 
     def _add(self, line: BudgetLine, more: Amounts) -> int:
         """Add to the window of now; return its beginning."""
-        since, until = window(line.every, self._time)
+        since, until = spending.window(line.every, self._time)
         amounts = (more.get(each, 0) if each in line.limits else 0 for each in SPENDING)
         self.connection.execute(_SPEND, (line.name, line.key, since, until, *amounts))
         return since
@@ -271,7 +260,7 @@ def used(connection: sqlite3.Connection, since: datetime, by: Sequence[str]) -> 
         UsageRow(
             by={name: _said(name, value) for name, value in zip(by, row, strict=False)},
             lost=row[len(by)],
-            spent={name: told(name, n) for name, n in zip(SPENDING, row[len(by) + 1 :], strict=True)},
+            spent={name: spending.told(name, n) for name, n in zip(SPENDING, row[len(by) + 1 :], strict=True)},
         )
         for row in found
     ]

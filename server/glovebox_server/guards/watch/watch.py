@@ -7,8 +7,7 @@ that were requested are recorded as every connection is.
 import logging
 import posixpath
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,6 @@ from glovebox_audit.events import WatchAlarm
 from glovebox_audit.log import AuditLog
 from glovebox_audit.place import AuditError
 from glovebox_profiles.policy.model import WatchAction
-from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_server.calls import Decision, ToolCall
 from glovebox_server.core.call import Call
@@ -102,17 +100,14 @@ class Watch:
         self._paths: Mapping[str, str] = {}
 
     @classmethod
-    @asynccontextmanager
-    async def opened(
-        cls, state_dir: Path, audit: AuditLog, stops: Stops, actions: Mapping[str, WatchAction]
-    ) -> AsyncIterator[Self]:
-        """Watch during the block, with the policy's actions of rules.
+    async def opened(cls, state_dir: Path, audit: AuditLog, stops: Stops, actions: Mapping[str, WatchAction]) -> Self:
+        """Watch with the policy's actions of rules.
 
         Raises SecretFileError: others could change the list of canaries.
         """
         canaries = canaries_of(state_dir)
         await anyio.to_thread.run_sync(canaries.prepare)
-        yield cls(audit, stops, canaries, actions)
+        return cls(audit, stops, canaries, actions)
 
     def act(self, actions: Mapping[str, WatchAction]) -> None:
         """Apply another policy's actions from now on."""
@@ -122,26 +117,17 @@ class Watch:
 
     async def slow(self, call: Call) -> None:
         """Delay a call whose run is slowed; it holds nothing meanwhile."""
-        call.delay = max(call.delay, self.pause(call.request))
-
-    def pause(self, call: ToolCall) -> float:
-        """Return the delay of a call in seconds."""
-        run = self.runs.get(_key(call))
-        return SLOW_SECONDS if run is not None and run.slow_until > anyio.current_time() else 0.0
-
-    def asks(self, call: ToolCall) -> Refusal | None:
-        """Return why a person must approve the call because of its run, or None."""
-        run = self.runs.get(_key(call))
-        if run is None or run.ask_until <= anyio.current_time():
-            return None
-        reason = f"A watch rule ({run.asks}) wants a person to approve each call of this run for now."
-        return Refusal(rule=f"watch.{run.asks}", reason=reason, hint="Ask the operator.")
+        run = self.runs.get(_key(call.request))
+        if run is not None and run.slow_until > anyio.current_time():
+            call.delay = max(call.delay, SLOW_SECONDS)
 
     def ask(self, call: Call) -> None:
         """Have a person asked about a call whose run is asked about."""
-        now = call.now
-        if now.decision.effect != "deny" and (asked := self.asks(call.request)) is not None:
-            now.decision = replace(now.decision, effect="ask", rule=asked.rule, reason=asked.reason, hint=asked.hint)
+        now, run = call.now, self.runs.get(_key(call.request))
+        if run is not None and run.ask_until > anyio.current_time() and now.decision.effect != "deny":
+            reason = f"A watch rule ({run.asks}) wants a person to approve each call of this run for now."
+            rule = f"watch.{run.asks}"
+            now.decision = replace(now.decision, effect="ask", rule=rule, reason=reason, hint="Ask the operator.")
 
     async def look_at_decision(self, call: Call) -> None:
         """Look at a decision that is on record; show a call the canaries of its workspace."""
