@@ -383,7 +383,7 @@ BEFORE, AFTER = {"notes.txt": b"before\n"}, {"notes.txt": b"after\n", "more.txt"
 @pytest.mark.parametrize(
     ("at", "after", "changed"),
     [
-        ("glovebox_server.guards.journal.journal:call_decided", 1, False),  # the yes is used, and not on record
+        ("glovebox_server.guards.journal.journal:decided", 1, False),  # the yes is used, and not on record
         (f"{PROMOTION}.proposing:Proposals.put", 0, False),
         (f"{PROMOTION}.journal:Journal.save", 0, False),
         (f"{PROMOTION}.folder:TargetFolder.write", 1, False),

@@ -19,13 +19,13 @@ from glovebox_server.guards.admission.admission import Admission
 from glovebox_server.guards.approvals.approvals import Approvals
 from glovebox_server.guards.credentials.sources import CredentialCache
 from glovebox_server.guards.network.guard import open_network
-from glovebox_server.guards.proposals.guard import FileScanner, Proposer, refuse_unasked
+from glovebox_server.guards.proposals.guard import Proposer, refuse_unasked, scan_files
 from glovebox_server.guards.redaction.detector import Forms
 from glovebox_server.guards.repeats.repeats import Repeats
 from glovebox_server.guards.secret_files.hiding import Hiding
 from glovebox_server.guards.stops.stops import Stops
 from glovebox_server.guards.watch.watch import Watch
-from glovebox_server.promotion.scanning import Known
+from glovebox_server.promotion.scanning import FileScanner, Known
 
 if TYPE_CHECKING:
     from glovebox_server.guards.budgets.budgets import Budgets
@@ -142,7 +142,7 @@ def _around_run(guards: GuardSet) -> Iterator[GuardLink]:
     # Holds output back until it is known that no secret file appeared.
     yield GuardLink(guard=guards.hiding.mask, when=_sees_workspace)
     # Files are published by then, and taken back with the call.
-    yield GuardLink(guard=_scanner(guards).scan, when=lambda call: call.now.profile.files.scan)
+    yield GuardLink(guard=partial(scan_files, _scanner(guards)), when=lambda call: call.now.profile.files.scan)
     # Last: what every other guard sees of a result is masked.
     mask = partial(_guard("redaction").mask, guards.forms_of, on_secret)
     yield GuardLink(guard=mask, when=lambda call: call.now.profile.result.redact != "none")

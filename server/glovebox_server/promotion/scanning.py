@@ -12,7 +12,6 @@ from typing import Any, Final
 import anyio
 
 from glovebox_audit.events import Input
-from glovebox_profiles.model import Profile
 from glovebox_sandboxes.contract.base import Plan
 from glovebox_sandboxes.contract.errors import RefusedError, SandboxError, UnsupportedSpecError
 from glovebox_sandboxes.contract.outcome import Job, Outcome
@@ -23,6 +22,8 @@ from glovebox_sandboxes.session.run import Hooks, run
 from glovebox_server.artifacts.record import ArtifactStoreError
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import Link, ToolCall
+from glovebox_server.core.call import Call
+from glovebox_server.core.rights import Rights
 from glovebox_server.errors import without_paths
 from glovebox_server.guards.approvals.shown import visible
 from glovebox_server.guards.budgets.spending import MAX_SCAN_SECONDS
@@ -69,39 +70,34 @@ class Scan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scanning:
-    """The scanning of files for one call."""
+class FileScanner:
+    """Scans files for calls. A call's profile sets drivers and packages, and the redaction of findings."""
 
-    call: ToolCall
-    profile: Profile
-    """Sets drivers and packages, and the redaction of findings."""
     sandboxes: SandboxProvider
     artifacts: ArtifactStore
-    forms: Forms
+    forms_of: Callable[[Rights], Forms]
     """Injected values, in the forms in which they are replaced."""
-    before_start: Callable[[], Awaitable[None]]
-    started: Callable[[AttestedSandbox], Awaitable[None]]
 
-    async def scans(self, files: Sequence[Input | Link], known: "Known | None" = None) -> tuple[Scan, ...]:
+    async def scans(self, call: Call, files: Sequence[Input | Link], known: "Known | None" = None) -> tuple[Scan, ...]:
         """Scan files one after the other, within ``MAX_SCAN_SECONDS``, using ``known`` as a cache.
 
-        Raises AuditError: a record could not be written.
+        Before the call's decision is on record, nothing is recorded. Raises AuditError: a record could not be written.
         """
         found: list[Scan] = []
         with anyio.move_on_after(MAX_SCAN_SECONDS):
             for file in files[:MAX_FILES]:
-                scan = known.of(self.call, file) if known else None
-                found.append(scan or await self._scan(file))
+                scan = known.of(call.request, file) if known else None
+                found.append(scan or await self._scan(call, file))
         late = f"the {MAX_SCAN_SECONDS} seconds that there are for the files of a call were over"
         many = f"of the files of a call {MAX_FILES} are looked into"
         for number, file in enumerate(files[len(found) :], len(found)):
             found.append(_not_scanned(file, late if number < MAX_FILES else many))
         for scan in found:
             if known and not scan.known:
-                known.note(self.call, scan)
+                known.note(call.request, scan)
         return tuple(found)
 
-    async def _scan(self, file: Input | Link) -> Scan:
+    async def _scan(self, call: Call, file: Input | Link) -> Scan:
         if file.bytes > MAX_BYTES:
             return _not_scanned(file, f"it has more than {MAX_BYTES >> 20} MiB")
         scan = _not_scanned(file, "")
@@ -109,34 +105,42 @@ class Scanning:
         async def started(sandbox: AttestedSandbox) -> None:
             nonlocal scan
             scan = replace(scan, sandbox_id=sandbox.sandbox.id, plan=sandbox.plan)
-            await self.started(sandbox)
+            if call.now.is_recorded:
+                await call.now.records.record(sandbox.record)
 
         try:
-            outcome = await self._outcome(file, started)
+            outcome = await self._outcome(call, file, started)
             if outcome.ended != "exited" or outcome.code != 0:
                 raise _unanswered(outcome.reason or "the scanner failed on it")
             found = findings_of(outcome.stdout.text)
         except (RefusedError, SandboxError, UnsupportedSpecError, ArtifactStoreError) as problem:
             return replace(scan, not_scanned=visible(without_paths(problem.reason))[:MAX_CHARACTERS])
         findings = found.lines
-        if self.profile.result.redact != "none":
-            told, _ = await mask_value({"findings": list(findings)}, self.forms)
+        if call.now.profile.result.redact != "none":
+            told, _ = await mask_value({"findings": list(findings)}, self.forms_of(call.now.rights))
             findings = tuple(str(each) for each in told["findings"])
         return replace(scan, findings=findings, more=found.more)
 
-    async def _outcome(self, file: Input | Link, started: Callable[[AttestedSandbox], Awaitable[None]]) -> Outcome:
-        profile = self.profile
+    async def _outcome(
+        self, call: Call, file: Input | Link, started: Callable[[AttestedSandbox], Awaitable[None]]
+    ) -> Outcome:
+        profile, principal = call.now.profile, call.request.principal
+
+        async def before_start() -> None:
+            if call.now.is_recorded:
+                await call.now.records.flush()
+
         spec = SandboxSpec(
             limits=LIMITS,
             inputs=True,
             environment=profile.python.environment,
             require_cgroup=profile.limits.enforce == "cgroup",
         )
-        prepared, key = profile.python.start == "warm", self.call.principal.id
+        prepared = profile.python.start == "warm"
         async with (
-            self.artifacts.open(file.uri, self.call.principal) as reader,
+            self.artifacts.open(file.uri, principal) as reader,
             self.sandboxes.acquire(
-                profile.isolation, spec, self.before_start, prepared=prepared, code=None, key=key
+                profile.isolation, spec, before_start, prepared=prepared, code=None, key=principal.id
             ) as sandbox,
         ):
             await started(sandbox)

@@ -26,7 +26,7 @@ from glovebox_server.cli.rules.profiles import described, show_widening
 from glovebox_server.cli.terminal import table_of
 from glovebox_server.exits import OK, USAGE
 from glovebox_server.guards.budgets import store
-from glovebox_server.guards.budgets.store import BY, UsageRow, used
+from glovebox_server.guards.budgets.store import BY, used
 from glovebox_server.guards.watch.watch import RULES
 from glovebox_server.settings import Settings
 from glovebox_server.startup import load, policy_file, workspaces
@@ -151,7 +151,7 @@ def usage(settings: Settings, *, by: tuple[str, ...], since: datetime, as_csv: b
     if as_csv and wants_json():
         raise click.UsageError("Choose one of --csv and --json.")
     path = settings.state_dir / database.DIRECTORY / store.NAME
-    found: list[UsageRow] = []
+    found: list[dict[str, Any]] = []
     if os.path.lexists(path):
         with database.opened(path, store.SCHEMA) as kept:
             found = kept.query_now(lambda connection: used(connection, since, by))
@@ -161,13 +161,12 @@ def usage(settings: Settings, *, by: tuple[str, ...], since: datetime, as_csv: b
         writer = csv.writer(out.file, lineterminator="\n")
         writer.writerow([*by, *SPENDING, "lost"])
         for row in found:
-            writer.writerow([*map(_cell, row.by.values()), *row.spent.values(), row.lost])
+            writer.writerow([_cell(value) if name in by else value for name, value in row.items()])
         return
-    rows = [{**row.by, **row.spent, "lost": row.lost} for row in found]
     titles = [each.replace("_seconds", " s").replace("_bytes", " B") for each in SPENDING]
-    shown = ([*row.by.values(), *map(_amount, (*row.spent.values(), row.lost))] for row in found)
+    shown = ([value if name in by else _amount(value) for name, value in row.items()] for row in found)
     table = table_of([*by, *titles, "lost"], shown, right=[*titles, "lost"])
-    emit({"since": since.isoformat(timespec="seconds"), "by": list(by), "usage": rows}, table)
+    emit({"since": since.isoformat(timespec="seconds"), "by": list(by), "usage": found}, table)
 
 
 def _amount(number: float) -> str:

@@ -218,7 +218,8 @@ class Approvals:
         except anyio.get_cancelled_exc_class():
             if not form.left_open:
                 form.scope.cancel()
-            await self._abandon(question)
+            with suppress(StoreError, AuditError), anyio.CancelScope(shield=True):  # its caller sees the cancellation
+                await self._write(lambda known: known.abandon(question))
             raise
         if form.shown and question.id not in self._left_open:
             self._left_open[question.id] = form
@@ -374,11 +375,6 @@ class Approvals:
         )
         known.ask(question)
         return question
-
-    async def _abandon(self, question: Question) -> None:
-        """Withdraw the question of a cancelled call. The caller sees the cancellation, also if this fails."""
-        with suppress(StoreError, AuditError), anyio.CancelScope(shield=True):
-            await self._write(lambda known: known.abandon(question))
 
     async def _until_decided(self, identifier: str) -> None:
         """Return once nothing has to be waited for. Raises StoreError."""

@@ -89,17 +89,6 @@ class ReservationRequest:
     worst: Amounts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsageRow:
-    """Spending of the calls in one group."""
-
-    by: dict[str, str]
-    """Values of the grouping columns: names, or the start of the hour or day in UTC."""
-    spent: dict[str, int | float]
-    lost: int
-    """Calls in flight when their server died: only their number is counted here."""
-
-
 class Ledger:
     """All spending, in one transaction, at one moment."""
 
@@ -241,10 +230,11 @@ class Ledger:
         self.connection.execute(_USE, row)
 
 
-def used(connection: sqlite3.Connection, since: datetime, by: Sequence[str]) -> list[UsageRow]:
-    """Return sums of calls that ended in that hour or later, most calls first.
+def used(connection: sqlite3.Connection, since: datetime, by: Sequence[str]) -> list[dict[str, str | int | float]]:
+    """Return sums of calls that ended in that hour or later, most calls first; each with what it is grouped by.
 
-    Calls of more than a month ago are known by the day, and count if their day began after ``since``.
+    Calls of more than a month ago are known by the day, and count if their day began after ``since``. ``lost`` are
+    calls in flight when their server died: only their number is counted.
     """
     if not set(by) <= set(BY):
         raise ValueError(by)
@@ -252,22 +242,16 @@ def used(connection: sqlite3.Connection, since: datetime, by: Sequence[str]) -> 
     groups = f" GROUP BY {', '.join(str(n + 1) for n in range(len(keys)))}" if keys else ""
     hour = int(since.timestamp() * 1000) // LENGTH_MS["hour"] * LENGTH_MS["hour"]
     found = connection.execute(
-        f"SELECT {''.join(f'{key}, ' for key in keys)}sum(lost), {_TOTALS} FROM usage WHERE since >= ?"  # noqa: S608 - names of ours
+        f"SELECT {''.join(f'{key}, ' for key in keys)}{_TOTALS}, sum(lost) FROM usage WHERE since >= ?"  # noqa: S608 - names of ours
         f"{groups} HAVING sum(calls) ORDER BY sum(calls) DESC",
         (hour,),
-    ).fetchall()
-    return [
-        UsageRow(
-            by={name: _said(name, value) for name, value in zip(by, row, strict=False)},
-            lost=row[len(by)],
-            spent={name: spending.told(name, n) for name, n in zip(SPENDING, row[len(by) + 1 :], strict=True)},
-        )
-        for row in found
-    ]
+    )
+    names = [*by, *SPENDING, "lost"]
+    return [{name: _said(name, value) for name, value in zip(names, row, strict=True)} for row in found]
 
 
-def _said(name: str, value: object) -> str:
-    if name not in _TIMES or not isinstance(value, int):
-        return str(value)
+def _said(name: str, value: Any) -> str | int | float:
+    if name not in _TIMES:
+        return spending.told(name, value)
     moment = datetime.fromtimestamp(value / 1000, UTC)
     return f"{moment:%Y-%m-%d}" if name == "day" else f"{moment:%Y-%m-%dT%H:00Z}"

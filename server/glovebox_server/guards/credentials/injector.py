@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote_plus, unquote_to_bytes
 
 import anyio.to_thread
 
-from glovebox_profiles.egress.rules import EgressRule, decide
+from glovebox_profiles.egress.rules import decide
 from glovebox_profiles.egress.targets import EgressTarget, quoted
 from glovebox_profiles.model import Credential
 from glovebox_sandboxes.contract.errors import DiagnosedError, RefusedError
@@ -83,16 +83,10 @@ class CredentialInjector:
 
     credentials: Sequence[Credential]
     read: ReadValue = field(repr=False)
-    limits: EgressLimits = field(default_factory=EgressLimits)
     used: dict[bytes, str] = field(default_factory=dict, repr=False)
     """Encodings of keys that may not come back, with their credentials' names."""
     placeholders: dict[str, str] = field(default_factory=dict, repr=False)
-    _rules: dict[str, EgressRule] = field(init=False, repr=False)
     _known: set[str] = field(default_factory=set, repr=False)
-
-    def __post_init__(self) -> None:
-        """Parse the rules once for all requests."""
-        self._rules = {credential.name: credential.rule() for credential in self.credentials}
 
     async def prepare_environment(self) -> Mapping[str, str]:
         """Make the placeholders of the call; return the variables in which its program finds them."""
@@ -141,7 +135,7 @@ class CredentialInjector:
             return
         attempt.credential = credential.name
         require_usable(credential, target, attempt.headers)
-        headers, dropped = request_headers(attempt.headers, target.method, attempt.body, self.limits, credential)
+        headers, dropped = request_headers(attempt.headers, target.method, attempt.body, EgressLimits(), credential)
         value = await self.read_value(credential)
         placeholder = self.placeholders.get(credential.name)
         if placeholder is not None:
@@ -165,7 +159,7 @@ class CredentialInjector:
         if target.scheme != "https":
             return None
         for credential in self.credentials:
-            if decide(target, [self._rules[credential.name]]).effect != "allow":
+            if decide(target, [credential.rule()]).effect != "allow":
                 continue
             placeholder = self.placeholders.get(credential.name)
             if credential.env is None or (placeholder and _fill(credential, placeholder, placeholder, target, headers)):

@@ -8,62 +8,32 @@ from typing import TYPE_CHECKING
 import anyio
 
 from glovebox_sandboxes.contract.errors import Refusal, RefusedError
-from glovebox_sandboxes.pool.pool import SandboxProvider
-from glovebox_sandboxes.session.connection import AttestedSandbox
-from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import NOTHING
 from glovebox_server.core.call import Call, CallDeniedError, Inputs, Ran
-from glovebox_server.core.rights import Rights
 from glovebox_server.guards.budgets.spending import LOOKING
 from glovebox_server.guards.journal.journal import artifact_scanned
-from glovebox_server.guards.redaction.detector import Forms
-from glovebox_server.promotion.scanning import Known, Scanning
+from glovebox_server.promotion.scanning import FileScanner, Known
 
 if TYPE_CHECKING:
     from glovebox_server.guards.budgets.budgets import Budgets
-    from glovebox_server.promotion.proposing import Proposals, Proposed
+    from glovebox_server.promotion.proposing import Proposals
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileScanner:
-    """Scans files for calls."""
+async def scan_files(scanner: FileScanner, call: Call) -> None:
+    """Scan the files of a call before its last record is written."""
 
-    sandboxes: SandboxProvider
-    artifacts: ArtifactStore
-    forms_of: Callable[[Rights], Forms]
+    async def look(ran: Ran) -> None:
+        files = (*ran.delivered.artifacts, *ran.delivered.figures)
+        if not files:
+            return
+        call.listener.progress("Looking into files")
+        began = anyio.current_time()
+        ran.scans = await scanner.scans(call, files)
+        for scan in ran.scans:
+            call.now.records.hold(artifact_scanned(call.request, scan))
+        ran.usage["scan_ms"] = round((anyio.current_time() - began) * 1000, 3)
 
-    def of(self, call: Call) -> Scanning:
-        """Return the scanner of a call; before its decision is recorded, it records nothing."""
-        now = call.now
-
-        async def before_start() -> None:
-            if now.is_recorded:
-                await now.records.flush()
-
-        async def started(sandbox: AttestedSandbox) -> None:
-            if now.is_recorded:
-                await now.records.record(sandbox.record)
-
-        return Scanning(
-            call=call.request, profile=now.profile, sandboxes=self.sandboxes, artifacts=self.artifacts,
-            forms=self.forms_of(now.rights), before_start=before_start, started=started,
-        )  # fmt: skip
-
-    async def scan(self, call: Call) -> None:
-        """Scan the files of a call before its last record is written."""
-
-        async def look(ran: Ran) -> None:
-            files = (*ran.delivered.artifacts, *ran.delivered.figures)
-            if not files:
-                return
-            call.listener.progress("Looking into files")
-            began = anyio.current_time()
-            ran.scans = await self.of(call).scans(files)
-            for scan in ran.scans:
-                call.now.records.hold(artifact_scanned(call.request, scan))
-            ran.usage["scan_ms"] = round((anyio.current_time() - began) * 1000, 3)
-
-        call.now.on_ran.append(look)
+    call.now.on_ran.append(look)
 
 
 _NOBODY = Refusal(
@@ -102,25 +72,21 @@ class Proposer:
             call.listener.progress("Looking into files")
             # Charged to the caller. No approval lifts that: what it would cover is not known yet.
             async with self.budgets.reserved(now, LOOKING) if self.budgets else nullcontext():
-                scans = await self.scanner.of(call).scans(inputs.listed, self.known)
+                scans = await self.scanner.scans(call, inputs.listed, self.known)
             proposed = await proposals.scanned(proposed, scans, call.request)
         except RefusedError as refusal:
             raise CallDeniedError(refusal.refusal) from refusal
         now.changes, now.folder = proposed.shown, proposed.folder
 
         async def put(call: Call) -> Ran:
-            return await self._put(proposals, proposed, call)
+            if call.now.decision.approval is None:  # whatever profile and policy say
+                raise AssertionError(call.request.id)
+            call.listener.progress("Changing files")
+            for hook in call.now.on_started:
+                hook()
+            outcome = await proposals.put(proposed, call.request)
+            answer = call.tool.answer(outcome)
+            promotion = answer.fields.get("promotion") or None
+            return Ran(outcome=outcome, delivered=NOTHING, answer=answer, recorded={"promotion": promotion})
 
         now.perform = put
-
-    async def _put(self, proposals: "Proposals", proposed: "Proposed", call: Call) -> Ran:
-        """Make the approved changes."""
-        if call.now.decision.approval is None:  # whatever profile and policy say
-            raise AssertionError(call.request.id)
-        call.listener.progress("Changing files")
-        for hook in call.now.on_started:
-            hook()
-        outcome = await proposals.put(proposed, call.request)
-        answer = call.tool.answer(outcome)
-        promotion = answer.fields.get("promotion") or None
-        return Ran(outcome=outcome, delivered=NOTHING, answer=answer, recorded={"promotion": promotion})

@@ -53,8 +53,12 @@ class Hiding:
             return
         self.used_at = time.monotonic()
         loop, scope = asyncio.get_running_loop(), anyio.CancelScope()
+
+        def cancel() -> None:
+            loop.call_soon_threadsafe(scope.cancel)
+
         # Guarded before it is asked what there is: nothing comes in between.
-        with index.guarding(revealed, lambda: _soon(loop, scope)) as guard:
+        with index.guarding(revealed, cancel) as guard:
             if not index.settled:  # what a thread took in before the guard was there may not be said yet
                 await anyio.to_thread.run_sync(index.drain)
             spec = replace(spec, masks=await _masks(index, revealed))
@@ -84,7 +88,12 @@ class Hiding:
             from glovebox_sandboxes.hidden.index import SecretFileIndexes  # noqa: PLC0415 - only where a program sees files
 
             loop = asyncio.get_running_loop()
-            self._indexes = SecretFileIndexes(lambda: _set(loop, self))
+
+            def changed() -> None:
+                with suppress(RuntimeError):  # the server has ended
+                    loop.call_soon_threadsafe(self.changed.set)
+
+            self._indexes = SecretFileIndexes(changed)
         return await self._indexes.of(shown[0].source)
 
     def close(self) -> None:
@@ -139,15 +148,6 @@ class Hidden:
                 size = 0
 
         return printed
-
-
-def _set(loop: asyncio.AbstractEventLoop, hiding: Hiding) -> None:
-    with suppress(RuntimeError):  # the server has ended
-        loop.call_soon_threadsafe(hiding.changed.set)
-
-
-def _soon(loop: asyncio.AbstractEventLoop, scope: anyio.CancelScope) -> None:
-    loop.call_soon_threadsafe(scope.cancel)
 
 
 async def _masks(index: "SecretFileIndex", revealed: frozenset[str]) -> tuple[str, ...]:
