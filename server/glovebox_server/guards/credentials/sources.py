@@ -169,7 +169,7 @@ _NEVER: Final = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(slots=True, repr=False)
-class _Held:
+class _HeldSource:
     """What a server holds of one source."""
 
     value: CredentialValue | None = None
@@ -195,7 +195,7 @@ class CredentialCache:
         """
         self._tasks = tasks
         self._clock = clock
-        self._held: defaultdict[str, _Held] = defaultdict(_Held)
+        self._held: defaultdict[str, _HeldSource] = defaultdict(_HeldSource)
         self._forms: dict[frozenset[str], Forms] = {}  # of several sources together; few, as profiles have few keys
 
     async def value(self, source: str) -> CredentialValue:
@@ -219,7 +219,7 @@ class CredentialCache:
             raise held.failure or unusable("the server was ending", "Start it again.")
         return held.value
 
-    async def _read(self, source: str, held: _Held, over: anyio.Event) -> None:
+    async def _read(self, source: str, held: _HeldSource, over: anyio.Event) -> None:
         held.failure = None
         try:
             value = await read(source)
@@ -254,7 +254,7 @@ class CredentialCache:
             known = self._forms[sources] = {form: name for value in values for form, name in value.items()}
         return known
 
-    async def _mask(self, held: _Held, value: CredentialValue) -> None:
+    async def _mask(self, held: _HeldSource, value: CredentialValue) -> None:
         """Remember a value's forms, so that they are masked in every result."""
         seen = held.seen
         if value.text in seen:
