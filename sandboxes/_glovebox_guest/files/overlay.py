@@ -55,16 +55,13 @@ def copy(source: str, target: str, *, max_files: int, max_bytes: int) -> Origina
         try:
             if os.path.dirname(name) in original.absent:
                 original.absent[name] = "its folder cannot be read"
-            elif _left(name, status):
-                os.symlink(path, place)
-                original.files[name] = ("link", False, os.fsencode(path), 0)
+            elif stat.S_ISLNK(status.st_mode) or _left(name, status):
+                link = os.readlink(path) if stat.S_ISLNK(status.st_mode) else path
+                os.symlink(link, place)
+                original.files[name] = ("link", False, os.fsencode(link), 0)
             elif stat.S_ISDIR(status.st_mode):
                 os.close(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))
                 os.mkdir(place, 0o755)
-            elif stat.S_ISLNK(status.st_mode):
-                link = os.readlink(path)
-                os.symlink(link, place)
-                original.files[name] = ("link", False, os.fsencode(link), 0)
             elif stat.S_ISREG(status.st_mode):
                 runs = bool(status.st_mode & stat.S_IXUSR)
                 original.files[name] = ("file", runs, *_copy_file(path, place, status, runs=runs))

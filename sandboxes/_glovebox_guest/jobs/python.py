@@ -430,7 +430,7 @@ def _left_open() -> list[tuple[Any, str]]:
         files = [each for each in gc.get_objects() if _io._IOBase in type(each).__mro__]  # noqa: SLF001 - what io.IOBase is made of
     except MemoryError:
         return []
-    text = [(each, "flush") for each in files if type(each) is _io.TextIOWrapper]
-    # One written in Python may have a trailer to write, as a compressed file has.
-    own = [(each, "close") for each in files if type(each).__module__ != "_io"]
-    return [*text, *own, *((each, "flush") for each in files if type(each).__module__ == "_io")]
+    # A text has to hand over to the bytes beneath it, and one written in Python may have a trailer to write, as a
+    # compressed file has.
+    files.sort(key=lambda each: (type(each) is not _io.TextIOWrapper, type(each).__module__ == "_io"))
+    return [(each, "flush" if type(each).__module__ == "_io" else "close") for each in files]

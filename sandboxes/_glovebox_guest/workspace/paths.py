@@ -90,9 +90,7 @@ def display_name(name: str) -> str:
 
 
 def _escaped(character: str) -> str:
-    if character == "\\":
-        return "\\\\"
-    if character.isprintable():
+    if character.isprintable() and character != "\\":
         return character
     if "\udc80" <= character <= "\udcff":  # surrogateescape, PEP 383: a byte that is not UTF-8
         return f"\\x{ord(character) - 0xDC00:02x}"
@@ -209,7 +207,6 @@ def open_file(path: str, hidden: HiddenPaths = EVERYTHING) -> tuple[int, os.stat
     Raises JobRefusedError: see ``find``; also ``path.directory`` and ``path.special`` (FIFO, socket, device).
     """
     with find(path, hidden) as place:
-        names = [place.names, *place.links]
         if stat.S_ISDIR(place.info.st_mode):
             hint = "Use list_workspace_files to see what is in it."
             raise JobRefusedError("path.directory", f"{_name(path)}: is a directory, not a file.", hint)
@@ -217,29 +214,26 @@ def open_file(path: str, hidden: HiddenPaths = EVERYTHING) -> tuple[int, os.stat
         _require_regular(path, place.info)
         try:
             descriptor = os.open(place.names[-1], _FILE, dir_fd=place.directory)
+            try:
+                info = os.fstat(descriptor)
+                _require_regular(path, info)
+                kinds = filter(None, map(hidden.kind, (place.names, *place.links)))
+                is_hidden = any(kind.held_by(descriptor) for kind in kinds)
+            except BaseException:
+                os.close(descriptor)
+                raise
         except OSError as error:
             _translate(path, error)
-    info = os.fstat(descriptor)
-    try:
-        _require_regular(path, info)
-        for kind in filter(None, map(hidden.kind, names)):
-            if kind.held_by(descriptor):
-                raise missing(path)
-    except (JobRefusedError, OSError) as error:
+    if is_hidden:
         os.close(descriptor)
-        if isinstance(error, OSError):
-            _translate(path, error)
-        raise
+        raise missing(path)
     return descriptor, info
 
 
 def _require_regular(path: str, info: os.stat_result) -> None:
     if not stat.S_ISREG(info.st_mode):
-        raise JobRefusedError(
-            "path.special",
-            f"{_name(path)}: is not a regular file.",
-            "Only files, not pipes, sockets or devices, are read.",
-        )
+        hint = "Only files, not pipes, sockets or devices, are read."
+        raise JobRefusedError("path.special", f"{_name(path)}: is not a regular file.", hint)
 
 
 def outside(path: str) -> JobRefusedError:
@@ -258,16 +252,14 @@ def _translate(path: str, error: OSError | ValueError) -> NoReturn:
     number = error.errno if isinstance(error, OSError) else errno.ENOENT
     if number in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
         raise missing(path) from None
+    why, hint = f"cannot be read ({os.strerror(number or errno.EIO).lower()})", "Try again."
     if number == errno.ELOOP:
-        hint = "Name the file the links were meant for."
-        raise JobRefusedError(
-            "path.unreadable", f"{_name(path)}: its symbolic links go round in a circle.", hint
-        ) from None
-    if number in (errno.EACCES, errno.EPERM) and not os.access(ROOT, os.X_OK):
-        raise closed() from None
-    hint = ALLOW if number in (errno.EACCES, errno.EPERM) else "Try again."
-    why = os.strerror(number or errno.EIO).lower()
-    raise JobRefusedError("path.unreadable", f"{_name(path)}: cannot be read ({why}).", hint) from None
+        why, hint = "its symbolic links go round in a circle", "Name the file the links were meant for."
+    elif number in (errno.EACCES, errno.EPERM):
+        if not os.access(ROOT, os.X_OK):
+            raise closed() from None
+        hint = ALLOW
+    raise JobRefusedError("path.unreadable", f"{_name(path)}: {why}.", hint) from None
 
 
 def _name(path: str) -> str:

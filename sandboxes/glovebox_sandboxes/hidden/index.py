@@ -411,11 +411,9 @@ class SecretFileIndexes:
 
     def close(self) -> None:
         """Stop watching."""
-        loop = asyncio.get_running_loop()
-        for index in self._indexes.values():
-            loop.remove_reader(index.queue.descriptor)
         closing, self._indexes = self._indexes, {}
         for index in closing.values():
+            asyncio.get_running_loop().remove_reader(index.queue.descriptor)
             index.close()
 
 
