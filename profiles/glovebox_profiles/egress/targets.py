@@ -21,7 +21,7 @@ import re
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_network
 from typing import Literal, get_args
 from urllib.parse import unquote
 
@@ -106,9 +106,7 @@ _REFUSED: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("reserved", ("192.0.0.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.175.48.0/24", "240.0.0.0/4")),
     ("reserved", ("2001::/23", "2620:4f:8000::/48", "5f00::/16")),
 )
-_TABLE: tuple[tuple[IPv4Network | IPv6Network, str], ...] = tuple(
-    (ip_network(range_), name) for name, ranges in _REFUSED for range_ in ranges
-)
+_TABLE = [(ip_network(range_), name) for name, ranges in _REFUSED for range_ in ranges]
 _GLOBAL_UNICAST = IPv6Network("2000::/3")
 #: Interface identifiers that embed an IPv4 address behind any prefix (ISATAP, RFC 5214 section 6.1).
 _ISATAP = frozenset({0x00005EFE, 0x02005EFE})

@@ -258,7 +258,10 @@ def _open(path: Path, flags: int) -> Iterator[int]:
         finally:
             os.close(handle)
     except OSError as error:
-        raise unreadable_error(path, error) from None
+        linked = path.is_symlink()
+        problem = "a symbolic link" if linked else f"cannot be read: {error.strerror}"
+        fix = "Copy the file here." if linked else "Check that it exists and its permissions."
+        raise ProfileError(path, None, "", problem, fix) from None
 
 
 def parse_toml(data: bytes, path: Path) -> tuple[dict[str, Any], Positions]:
@@ -300,11 +303,3 @@ def _check_owner(path: Path, flaw: tuple[str, str] | None) -> None:
         problem, command = flaw
         hint = f"Who can change it decides what tools may do. Review it, then: {command} {path}"
         raise ProfileError(path, None, "", problem, hint)
-
-
-def unreadable_error(path: Path, error: OSError) -> ProfileError:
-    """Return the error for a file or directory that cannot be read."""
-    linked = path.is_symlink()
-    problem = "a symbolic link" if linked else f"cannot be read: {error.strerror}"
-    fix = "Copy the file here." if linked else "Check that it exists and its permissions."
-    return ProfileError(path, None, "", problem, fix)

@@ -7,7 +7,6 @@ role's narrowing of a profile is compared as profiles are, by ``glovebox_profile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from itertools import combinations
 from pathlib import PurePosixPath
 from typing import Any, Final
 
@@ -51,47 +50,35 @@ def diff(
 
 def _assigned(a: Policy, b: Policy, profiles: Mapping[str, Profile]) -> Iterator[KeyChange]:
     """Yield changes of role assignments, each version's role as that version defines it."""
-
-    def change(
-        key: str, before: str | None, after: str | None, direction: Direction | None = None
-    ) -> Iterator[KeyChange]:
-        if before != after or direction:
-            judged = direction or _reassigned(a, b, before, after, profiles)
-            words = f"{_role_words(before)} → {_role_words(after)}"
-            alone = "; what its token gives counts alone now" if direction and key.startswith("principals") else ""
-            yield KeyChange(key, before, after, judged, f"{words}{alone}.")
-
-    yield from change("default", a.default, b.default)
+    found: list[tuple[str, str | None, str | None, bool]] = [("default", a.default, b.default, False)]
     for name in {**a.principals, **b.principals}:
         before, after = role_named(a, name), role_named(b, name)
         # An own role narrows the one that the token gives, which otherwise counts alone.
         more = name.startswith("token:") or (name.startswith("oauth:") and bool(b.scopes))
-        doubt: Direction | None = "widening" if before and not after and more else None
-        yield from change(f'principals."{name}"', before or a.default, after or b.default, doubt)
+        doubt = before is not None and after is None and more
+        found.append((f'principals."{name}"', before or a.default, after or b.default, doubt))
     for name in {**a.scopes, **b.scopes}:
         before, after = a.scopes.get(name), b.scopes.get(name)
         # Of the roles that a token's scopes give the first counts, and the first may have changed.
-        doubt = "widening" if before != after and None in {before, after} and b.scopes else None
-        yield from change(f'scopes."{name}"', before, after or (None if b.scopes else b.default), doubt)
-    for name in {**a.workflows, **b.workflows}:
-        yield from change(f"workflows.{name}", a.workflows.get(name), b.workflows.get(name))
-    given = [name for name in dict.fromkeys(a.scopes.values()) if name in b.roles]
-    if any(_order(a, pair) != _order(b, pair) for pair in combinations(given, 2)):
+        doubt = before != after and None in {before, after} and bool(b.scopes)
+        found.append((f'scopes."{name}"', before, after or (None if b.scopes else b.default), doubt))
+    old, new = a.workflows, b.workflows
+    found += [(f"workflows.{name}", old.get(name), new.get(name), False) for name in {**old, **new}]
+    for key, before, after, doubt in found:
+        if before == after and not doubt:
+            continue
+        direction: Direction = "narrowing" if after is None else "widening"
+        if doubt:
+            direction = "widening"
+        elif before is not None and after is not None:
+            direction = _worst({each.direction for each in _role(a.roles.get(before), b.roles.get(after), profiles)})
+        alone = "; what its token gives counts alone now" if doubt and key.startswith("principals") else ""
+        words = f"{_role_words(before)} → {_role_words(after)}{alone}."
+        yield KeyChange(key, before, after, direction, words)
+    given = {name for name in a.scopes.values() if name in b.roles}
+    if [name for name in a.roles if name in given] != [name for name in b.roles if name in given]:
         sentence = "The roles stand in another order: of those that a token's scopes give the first counts."
         yield KeyChange("roles", list(a.roles), list(b.roles), "widening", sentence)
-
-
-def _order(policy: Policy, pair: tuple[str, str]) -> bool:
-    names = list(policy.roles)
-    return names.index(pair[0]) < names.index(pair[1])
-
-
-def _reassigned(
-    a: Policy, b: Policy, before: str | None, after: str | None, profiles: Mapping[str, Profile]
-) -> Direction:
-    if before is None or after is None:
-        return "widening" if before is None else "narrowing"
-    return _worst({each.direction for each in _role(a.roles.get(before), b.roles.get(after), profiles)})
 
 
 def _role_words(name: str | None) -> str:
