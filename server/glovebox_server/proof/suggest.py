@@ -90,12 +90,11 @@ def simulate(
             found.unknown[tool] = found.unknown.get(tool, 0) + 1
         else:
             now = decide(tools[tool], arguments, profiles[tool], digests[tool])
-            if now.effect == was:
-                found.same += 1
-                continue
-            decisive = rule if now.effect == "allow" else now.rule
-            about = {"call_id": record.call_id or "", "time": record.time, "tool": tool}
-            found.otherwise.append(Otherwise(**about, was=was, now=now.effect, rule=decisive))
+            found.same += now.effect == was
+            if now.effect != was:
+                decisive = rule if now.effect == "allow" else now.rule
+                about = {"call_id": record.call_id or "", "time": record.time, "tool": tool}
+                found.otherwise.append(Otherwise(**about, was=was, now=now.effect, rule=decisive))
     found.otherwise.sort(key=lambda each: each.time)
     return found
 

@@ -63,9 +63,8 @@ def audit_show(settings: Settings, call_id: str) -> int:
 
 def _around(directory: Path, records: Sequence[Record]) -> list[Record]:
     """Return records of no call: its approvals, its stop, and later uses of its files."""
-    kind = events.ArtifactCollected.kind
     named = [each.data.get(name) for each in records for name in ("approval", "stop")]
-    named += [each.data.get("uri") for each in records if each.kind == kind]
+    named += [each.data.get("uri") for each in records if each.kind == events.ArtifactCollected.kind]
     texts = {str(records[0].call_id), *(text for text in named if isinstance(text, str) and text)}
     return read.records_about(directory, texts, records[0])
 
@@ -213,10 +212,9 @@ def _ended(last: Record) -> Iterator[_Row]:
 
 
 def _spent(name: str, value: object) -> str:
-    if isinstance(value, int | float) and name.endswith("_ms"):
-        return f"{name.removesuffix('_ms')} {value / 1000:.3g} s"
-    if isinstance(value, int | float) and name.endswith("_bytes"):
-        return f"{name.removesuffix('_bytes')} {value / 2**20:.3g} MiB"
+    for counter, scale, unit in (("_ms", 1000, "s"), ("_bytes", 2**20, "MiB")):
+        if isinstance(value, int | float) and name.endswith(counter):
+            return f"{name.removesuffix(counter)} {value / scale:.3g} {unit}"
     return f"{name} {cell(value)}"
 
 

@@ -93,9 +93,9 @@ def policy_explain(
         told = {"principal": principal, "roles": [], "refused": asdict(names), "sections": []}
         emit(told, f"{principal} may call nothing ({names.rule}): {names}")
         return
-    rights = combine_roles(policy, names, profiles)
     served = workspace.find(settings, "http" if principal.startswith(("token:", "oauth:")) else "stdio")
     where = str(served.path) if served.path else "none, unless the server is started with one"
+    rights = combine_roles(policy, names, profiles)
     sections = explaining.explain(rights, profiles, principal=principal, served=where)
     fields = {"principal": principal, "roles": list(names), "refused": None}
     emit({**fields, "sections": [asdict(section) for section in sections]}, render(sections))
