@@ -55,10 +55,9 @@ def _marks(text: bytes) -> tuple[int, int]:
 def _bound_depth(brackets: bytes) -> None:
     """Remove the innermost level repeatedly: of MAX_DEPTH levels, or of invalid JSON, nothing is left."""
     for _ in range(MAX_DEPTH):
-        before = len(brackets)
-        brackets = brackets.replace(b"[]", b"")
-        if len(brackets) == before:
+        if b"[]" not in brackets:
             return
+        brackets = brackets.replace(b"[]", b"")
     if brackets:
         raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
 

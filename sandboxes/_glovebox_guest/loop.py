@@ -113,8 +113,6 @@ class Loop:
 
     def flush(self) -> None:
         """Write queued frames; raises EOFError if the host closed the wire."""
-        if not self._held:
-            return
         held, self._held = self._held, bytearray()
         view = memoryview(held)
         try:

@@ -74,7 +74,7 @@ def serve(config: dict[str, Any]) -> NoReturn:
         prefault(child, config)
         while loop.job is None:
             loop.step(None)
-        outcome = work(loop, child, loop.job, config, inputs)
+        outcome = work(loop, child, config, inputs)
         loop.send(loop.wire.message("outcome", outcome))
         loop.flush()
         # The host reads what the sandbox has used before it ends it; with process 1 the counters would be gone.

@@ -79,16 +79,17 @@ _MESSAGES: dict[tuple[str, str, str], str] = {
 
 
 class _Stream:
-    __slots__ = ("allowed", "credit", "noted", "ours", "owed", "they_send", "we_send")
+    noted = False
+    credit = WINDOW
+    """Bytes we may still send."""
+    allowed = WINDOW
+    """Bytes the peer may still send."""
+    owed = 0
+    """Bytes consumed here and not credited to the peer yet."""
 
     def __init__(self, *, we_send: bool, they_send: bool, ours: bool) -> None:
-        self.we_send = we_send
-        self.they_send = they_send
+        self.we_send, self.they_send = we_send, they_send
         self.ours = ours  # whether we opened it
-        self.noted = False
-        self.credit = WINDOW  # bytes we may still send
-        self.allowed = WINDOW  # bytes the peer may still send
-        self.owed = 0  # bytes consumed here and not credited to the peer yet
 
 
 class Wire:
@@ -104,19 +105,14 @@ class Wire:
         self._last = {"host": 0, "guest": -1}  # last id each side opened: the next ones are 2 and 1
         self._dropped: set[int] = set()  # streams we reset: the peer may not know yet
         self._bytes_left, self._nodes_left = MAX_SAID_BYTES, MAX_SAID_NODES  # of what the peer may say in JSON
-        self._longest = dict.fromkeys(_FRAMES, MAX_MESSAGE)
-        self._longest |= {_DATA: MAX_DATA, _END: 0}
-        if role == "guest":
-            self._longest[_MESSAGE] = MAX_JOB
 
     # ------------------------------------------------------------------ sending
 
     def message(self, kind: str, body: Mapping[str, Any]) -> bytes:
         """Return the bytes of a message; raises ValueError where rule 3 forbids it or the body is too long."""
-        try:
-            following = _MESSAGES[self.state, self._role, kind]
-        except KeyError:
-            raise ValueError(f"{self._role} may not say {kind!r} while {self.state}") from None
+        following = _MESSAGES.get((self.state, self._role, kind))
+        if following is None:
+            raise ValueError(f"{self._role} may not say {kind!r} while {self.state}")
         payload = _encode({"kind": kind, "body": body}, MAX_JOB if self._role == "host" else MAX_MESSAGE)
         self.state = following
         return _frame(_MESSAGE, 0, payload)
@@ -199,11 +195,7 @@ class Wire:
     def receive(self, data: bytes) -> list[WireEvent]:
         """Return all events up to the end of ``data``; raises like ``event``, and earlier events are lost."""
         self.feed(data)
-        events: list[WireEvent] = []
-        while (event := self.event()) is not None:
-            if event[0] != "nothing":
-                events.append(event)
-        return events
+        return [event for event in iter(self.event, None) if event[0] != "nothing"]
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes, for ``event``."""
@@ -220,7 +212,8 @@ class Wire:
         if kind not in _FRAMES:
             raise ProtocolError(f"unknown frame type {kind}")
         # Checked before the payload arrives: a false length must not make us wait for, or hold, 4 GiB.
-        if length > self._longest[kind]:
+        longest, fields, take = _FRAMES[kind]
+        if length > (MAX_JOB if kind == _MESSAGE and self._role == "guest" else longest):
             raise ProtocolError(f"a frame of type {kind} announces {length} bytes")
         end = _HEADER.size + length
         if len(buffer) < end:
@@ -228,7 +221,6 @@ class Wire:
         with memoryview(buffer) as view:
             payload = bytes(view[_HEADER.size : end])
         del buffer[:end]  # moves nothing: the array begins later
-        fields, take = _FRAMES[kind]
         event = take(self, kind, stream, payload if fields is None else self._decode(kind, payload, fields))
         if buffer:
             self._end_with_the_outcome()
@@ -320,16 +312,16 @@ class Wire:
         return body
 
 
-_FRAMES: Mapping[int, tuple[Mapping[str, type] | None, Callable[[Wire, int, int, Any], WireEvent]]] = {
-    _MESSAGE: ({"kind": str, "body": dict}, Wire._on_message),
-    _OPEN: ({"kind": str, "meta": dict, "duplex": bool}, Wire._on_open),
-    _DATA: (None, Wire._on_sent),
-    _ACCEPT: ({}, Wire._on_sent),
-    _END: (None, Wire._on_sent),
-    _RESET: ({}, Wire._on_late),
-    _WINDOW: ({"credit": int}, Wire._on_late),
+_FRAMES: Mapping[int, tuple[int, Mapping[str, type] | None, Callable[[Wire, int, int, Any], WireEvent]]] = {
+    _MESSAGE: (MAX_MESSAGE, {"kind": str, "body": dict}, Wire._on_message),
+    _OPEN: (MAX_MESSAGE, {"kind": str, "meta": dict, "duplex": bool}, Wire._on_open),
+    _DATA: (MAX_DATA, None, Wire._on_sent),
+    _ACCEPT: (MAX_MESSAGE, {}, Wire._on_sent),
+    _END: (0, None, Wire._on_sent),
+    _RESET: (MAX_MESSAGE, {}, Wire._on_late),
+    _WINDOW: (MAX_MESSAGE, {"credit": int}, Wire._on_late),
 }
-"""By type: fields of the JSON, none for raw bytes, and what takes the frame."""
+"""By type: the longest payload, fields of its JSON, none for raw bytes, and what takes the frame."""
 
 
 def _frame(kind: int, stream: int, payload: bytes | memoryview) -> bytes:

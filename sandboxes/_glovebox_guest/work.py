@@ -62,10 +62,9 @@ class JobInputs:
         return sum(file.over for file in self._files)
 
 
-def work(
-    loop: Loop, child: children.Child, job: Mapping[str, Any], config: Mapping[str, Any], inputs: JobInputs
-) -> dict[str, Any]:
+def work(loop: Loop, child: children.Child, config: Mapping[str, Any], inputs: JobInputs) -> dict[str, Any]:
     """Have the child do the job; returns the outcome's body (see ``session.connection.GuestOutcome``)."""
+    job: Any = loop.job
     limits, started = job["limits"], monotonic()
     while inputs.received < job["inputs"]:
         loop.step(None)

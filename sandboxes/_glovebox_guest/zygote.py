@@ -69,7 +69,7 @@ def main() -> None:
         for name in config["preload"]:
             __import__(name)
     except BaseException as problem:  # noqa: BLE001 - a module's own code; the host says what it was
-        orders.sendall(f"{name}: {type(problem).__name__}: {problem}"[:_ORDER_BYTES].encode("utf-8", "replace"))
+        _say(orders.fileno(), problem, f"{name}: ")
         sys.exit(1)
     side_by_side.clear()
     # Existing objects are in every fork; the collector would write to each of their pages.
@@ -170,6 +170,8 @@ def _next(orders: socket.socket) -> tuple[bytes, list[int]]:
 
 def _leave(descriptors: list[int], inside: int, outside: int, config: dict[str, Any]) -> NoReturn:
     """Leave what the forked process shares with the zygote, then be a guest. Never returns."""
+    from array import array
+
     wire, detail, *groups = descriptors
     try:
         os.dup2(wire, 0)
@@ -181,7 +183,12 @@ def _leave(descriptors: list[int], inside: int, outside: int, config: dict[str, 
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         # Now, and not with the others: its root is the group the process is in.
         kernel.unshare(_CLONE_NEWCGROUP)
-        _announce()
+        # The host inspects this process by it, kills it and sees its end, whatever its number.
+        pidfd = array("i", [os.pidfd_open(os.getpid())])
+        host = socket.socket(fileno=1)
+        host.sendmsg([b"0"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, pidfd)])
+        host.detach()
+        os.close(pidfd[0])
         # The files below /proc/self belong to root for a process that is not dumpable; a guest is not, later.
         kernel.prctl("PR_SET_DUMPABLE", 1)
         _write("/proc/self/setgroups", "deny")
@@ -196,44 +203,29 @@ def _leave(descriptors: list[int], inside: int, outside: int, config: dict[str, 
         os._exit(1)
 
 
-def _say(descriptor: int, problem: BaseException) -> None:
-    os.write(descriptor, f"{type(problem).__name__}: {problem}"[:_ORDER_BYTES].encode("utf-8", "replace"))
-
-
-def _announce() -> None:
-    """Send the host a pidfd of this process: to inspect it, kill it and see its end, whatever its number."""
-    from array import array
-
-    pidfd = os.pidfd_open(os.getpid())
-    wire = socket.socket(fileno=1)
-    wire.sendmsg([b"0"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [pidfd]))])
-    wire.detach()
-    os.close(pidfd)
+def _say(descriptor: int, problem: BaseException, before: str = "") -> None:
+    os.write(descriptor, f"{before}{type(problem).__name__}: {problem}"[:_ORDER_BYTES].encode("utf-8", "replace"))
 
 
 def _isolate(own: dict[str, Any]) -> None:
     """Set up file systems, network and rights of this sandbox alone."""
+    import fcntl
+
     os.setsid()
     kernel.mount("none", "/", "", _MS_REC | _MS_PRIVATE)
     kernel.mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
     kernel.mount("devpts", "/dev/pts", "devpts", _MS_NOSUID | _MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")
     for target, size in own["tmpfs"]:
         kernel.mount("tmpfs", target, "tmpfs", _MS_NOSUID | _MS_NODEV, f"mode=0700,size={size}")
-    _raise_loopback()
-    # No namespaces below this one, whatever the seccomp filter allows.
-    _write("/proc/sys/user/max_user_namespaces", "0")
-    kernel.drop_capabilities()
-
-
-def _raise_loopback() -> None:
-    import fcntl
-
     network = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     # struct ifreq, see netdevice(7): a name of 16 bytes, and here 16 bits of flags.
     request = fcntl.ioctl(network.fileno(), _SIOCGIFFLAGS, b"lo".ljust(40, b"\0"))
     flags = int.from_bytes(request[16:18], sys.byteorder) | _IFF_UP
     fcntl.ioctl(network.fileno(), _SIOCSIFFLAGS, request[:16] + flags.to_bytes(2, sys.byteorder) + request[18:])
     network.close()
+    # No namespaces below this one, whatever the seccomp filter allows.
+    _write("/proc/sys/user/max_user_namespaces", "0")
+    kernel.drop_capabilities()
 
 
 def reseed() -> None:

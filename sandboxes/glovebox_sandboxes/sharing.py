@@ -66,10 +66,8 @@ class Turns(Generic[Waiter]):
 
     def withdraw(self, key: str, waiter: Waiter) -> None:
         """Remove a waiter that has no turn yet; later ones may get one then."""
-        left = deque(entry for entry in self._waiting[key] if entry[0] != waiter)
-        if left:
-            self._waiting[key] = left
-        else:
+        self._waiting[key] = deque(entry for entry in self._waiting[key] if entry[0] != waiter)
+        if not self._waiting[key]:
             del self._waiting[key]
 
     def _taken(self, key: str) -> int:

@@ -237,13 +237,10 @@ def needs_preload(code: str, preload: Sequence[str]) -> bool:
     words = (*_ELSEWHERE, *(module.partition(".")[0] for module in preload))
     if len(code) > MAX_SCANNED or any(word in code for word in words):
         return True
-    return any(name not in sys.stdlib_module_names for name in _imported(code.replace("\\\n", " ")))
-
-
-def _imported(code: str) -> Iterator[str]:
-    """Yield first names of imports, also in strings and comments; empty if relative or not understood."""
-    for statement in _STATEMENT.finditer(code):
-        package, listed = statement.groups()
+    # Also in strings and comments; a relative name, or one that is not understood, is not the standard library's.
+    for package, listed in _STATEMENT.findall(code.replace("\\\n", " ")):
         for name in [package] if package else listed.split(","):
-            words = name.split()
-            yield words[0].partition(".")[0] if words else ""
+            first, *_ = name.split() or [""]
+            if first.partition(".")[0] not in sys.stdlib_module_names:
+                return True
+    return False

@@ -402,20 +402,15 @@ class ReadyQueue:
         """Return what the plan's mounts lead to now; replaced directories or covers, and new mounts, change it."""
         parts: list[object] = []
         for mount in self.plan.spec.mounts:
-            try:
-                status = os.stat(mount.source)  # noqa: PTH116 - every microsecond counts
-            except OSError as problem:
-                parts.append(problem.errno)
-            else:
-                parts.append((status.st_dev, status.st_ino, self._workshop.mounted.inside(mount.source)))
-            parts += [_identity(f"{mount.source}/{name}") for name in self.plan.spec.masks]
+            parts += [_identity(os.stat, mount.source)[:2], self._workshop.mounted.inside(mount.source)]
+            parts += [_identity(os.lstat, f"{mount.source}/{name}".rstrip("/")) for name in self.plan.spec.masks]
         return tuple(parts)
 
 
-def _identity(path: str) -> tuple[int, ...]:
+def _identity(look: Callable[[str], os.stat_result], path: str) -> tuple[int, ...]:
     """Return what identifies a file or folder, even if a new one reuses the inode number."""
     try:
-        status = os.lstat(path.rstrip("/"))
+        status = look(path)
     except OSError as problem:
         return (problem.errno or -1,)
     return status.st_dev, status.st_ino, status.st_ctime_ns

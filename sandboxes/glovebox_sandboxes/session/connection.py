@@ -413,11 +413,8 @@ class AttestedSandbox:
     def require_as_planned(self) -> None:
         """Raise SandboxError with each field of the isolation that differs from the plan."""
         if self.attestation.differences:
-            raise SandboxError(
-                "Proving a sandbox's isolation",
-                f"it is not what was planned ({describe(self.attestation.differences)})",
-                "Run `glovebox doctor`.",
-            )
+            reason = f"it is not what was planned ({describe(self.attestation.differences)})"
+            raise SandboxError("Proving a sandbox's isolation", reason, "Run `glovebox doctor`.")
 
 
 async def attest(sandbox: Sandbox, plan: Plan) -> AttestedSandbox:
@@ -441,9 +438,8 @@ async def attest(sandbox: Sandbox, plan: Plan) -> AttestedSandbox:
 
 
 def _broken(reason: str) -> SandboxError:
-    return SandboxError(
-        "Talking to the guest", f"the sandbox broke the wire's protocol: {reason}", "The sandbox was killed; try again."
-    )
+    told = f"the sandbox broke the wire's protocol: {reason}"
+    return SandboxError("Talking to the guest", told, "The sandbox was killed; try again.")
 
 
 def job_failed(reason: str) -> SandboxError:

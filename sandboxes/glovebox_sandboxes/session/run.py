@@ -24,16 +24,7 @@ from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecErro
 from glovebox_sandboxes.contract.outcome import Ended, Job, Outcome
 from glovebox_sandboxes.contract.spec import WORKSPACE, Limits
 from glovebox_sandboxes.plural import counted
-from glovebox_sandboxes.session.connection import (
-    AttestedSandbox,
-    Feeds,
-    GuestConnection,
-    GuestOutcome,
-    Input,
-    Serve,
-    StreamSink,
-    job_failed,
-)
+from glovebox_sandboxes.session import connection
 
 GRACE_SECONDS = 5.0
 """After its wall time the guest stops the program and sends its output; then the host ends the sandbox."""
@@ -64,16 +55,18 @@ MAX_BLOB_BYTES = 16 * 1024 * 1024
 class Hooks:
     """Callbacks of a running job's caller."""
 
-    file: Callable[[str, int], Awaitable[StreamSink | None]]
+    file: Callable[[str, int], Awaitable[connection.StreamSink | None]]
     """Takes name and size of an output file; None rejects it."""
-    cut_file: Callable[[str, int], Awaitable[StreamSink | None]] | None = None
+    cut_file: Callable[[str, int], Awaitable[connection.StreamSink | None]] | None = None
     """Takes a file whose end may be missing, if the caller distinguishes it."""
-    serve: Serve | None = None
+    serve: connection.Serve | None = None
     """Serves one egress stream; None if the profile grants no network."""
     printed: Callable[[bytes], None] | None = None
 
 
-async def run(proved: AttestedSandbox, job: Job, *, inputs: Sequence[Input], hooks: Hooks) -> Outcome:
+async def run(
+    proved: connection.AttestedSandbox, job: Job, *, inputs: Sequence[connection.Input], hooks: Hooks
+) -> Outcome:
     """Run one job to its end, or until its time is up.
 
     Raises:
@@ -84,7 +77,7 @@ async def run(proved: AttestedSandbox, job: Job, *, inputs: Sequence[Input], hoo
     limits = plan.spec.limits
     wall = min(limits.wall_seconds, job.wall_seconds or limits.wall_seconds)
     streams = _Streams(limits.stream_bytes, hooks, overlay=plan.spec.overlay)
-    reported: GuestOutcome | None = None
+    reported: connection.GuestOutcome | None = None
     died = False
     started = anyio.current_time()
     with ProcessorMeter(sandbox, link, limits.cpu_seconds) as processor, anyio.move_on_after(wall + GRACE_SECONDS):
@@ -99,14 +92,13 @@ async def run(proved: AttestedSandbox, job: Job, *, inputs: Sequence[Input], hoo
     facts = await sandbox.stats()
     cpu_ms, cpu_from = processor.spent(reported, facts)
     if died and not facts.out_of_memory:
-        raise job_failed(facts.detail or "the sandbox ended without an outcome")
+        raise connection.job_failed(facts.detail or "the sandbox ended without an outcome")
     if reported is not None and reported.refused:
-        raise UnsupportedSpecError(
-            "files.workspace", f"the workspace cannot be copied: {reported.refused}", _SHRINK_WORKSPACE
-        )
+        problem = f"the workspace cannot be copied: {reported.refused}"
+        raise UnsupportedSpecError("files.workspace", problem, _SHRINK_WORKSPACE)
     ended, code, reason = _ending(plan, reported, facts, wall, streams.result.value)
     if reported is None and processor.stopped and ended == "timed_out":
-        ended, code, reason = "limit", None, _LIMITS["processor"](limits)
+        ended, code, reason = "limit", None, _exceeded("processor", limits)
     changes = reported.changes if reported and plan.spec.overlay else None
     return Outcome(
         ended=ended,
@@ -136,7 +128,7 @@ class ProcessorMeter:
     The guest sees only processes that live or were waited for. Time used before the job does not count.
     """
 
-    def __init__(self, sandbox: Sandbox, link: GuestConnection, most: float) -> None:
+    def __init__(self, sandbox: Sandbox, link: connection.GuestConnection, most: float) -> None:
         self._sandbox = sandbox
         self._link = link
         self._most = most
@@ -167,7 +159,9 @@ class ProcessorMeter:
         else:
             self._again()
 
-    def spent(self, reported: GuestOutcome | None, facts: SandboxStats) -> tuple[float | None, outcomes.CountedBy]:
+    def spent(
+        self, reported: connection.GuestOutcome | None, facts: SandboxStats
+    ) -> tuple[float | None, outcomes.CountedBy]:
         """Return milliseconds, and who counted them."""
         found = self._last if facts.cpu_seconds is None else facts.cpu_seconds
         if found is not None and self._before is not None:
@@ -175,7 +169,7 @@ class ProcessorMeter:
         return (None, "none") if reported is None else (round(reported.cpu_ms, _DIGITS), "guest")
 
 
-def _skipped(reported: GuestOutcome | None) -> tuple[outcomes.SkippedFile, ...]:
+def _skipped(reported: connection.GuestOutcome | None) -> tuple[outcomes.SkippedFile, ...]:
     if reported is None:
         return ()
     named = [(entry.name, entry) for entry in reported.skipped]
@@ -196,7 +190,7 @@ def _job_body(plan: Plan, job: Job, wall: float, inputs: int) -> dict[str, Any]:
 
 
 def _ending(
-    plan: Plan, reported: GuestOutcome | None, facts: SandboxStats, wall: float, value: Any
+    plan: Plan, reported: connection.GuestOutcome | None, facts: SandboxStats, wall: float, value: Any
 ) -> tuple[Ended, int | None, str]:
     """Return how it ended, by the strongest evidence: the kernel's, the clock's, then the guest's."""
     limits = plan.spec.limits
@@ -209,7 +203,7 @@ def _ending(
     killed = reported.status == -_SIGKILL
     spent = killed and reported.cpu_ms >= limits.cpu_seconds * 1000
     if reported.stopped or spent or reported.status == -_SIGXCPU:
-        return "limit", None, _LIMITS[reported.stopped or "processor"](limits)
+        return "limit", None, _exceeded(reported.stopped or "processor", limits)
     if facts.out_of_memory if killed else reported.status > 0 and _lacked_memory(plan, reported, facts, value):
         return "out_of_memory", None if killed else reported.status, out_of_memory
     if reported.status < 0:
@@ -217,7 +211,7 @@ def _ending(
     return "exited", reported.status, ""
 
 
-def _lacked_memory(plan: Plan, reported: GuestOutcome, facts: SandboxStats, value: Any) -> bool:
+def _lacked_memory(plan: Plan, reported: connection.GuestOutcome, facts: SandboxStats, value: Any) -> bool:
     error = value.get("error") if isinstance(value, dict) else None
     # A program can claim this falsely. Where the limit holds per process there is no other witness.
     witness = facts.out_of_memory or "memory_bytes" in plan.rlimits
@@ -227,15 +221,11 @@ def _lacked_memory(plan: Plan, reported: GuestOutcome, facts: SandboxStats, valu
     return reported.status != 0 and value is None and facts.out_of_memory
 
 
-# The message for a program stopped for a limit, by the guest's word for it.
-_LIMITS: Mapping[str, Callable[[Limits], str]] = {
-    "processor": lambda limits: (
-        f"It used more than {counted(limits.cpu_seconds, 'second')} of processor time and was stopped."
-    ),
-    "output": lambda limits: (
-        f"It printed more than {limits.stream_bytes * PRINTED_FACTOR // 2**20} MiB and was stopped."
-    ),
-}
+def _exceeded(what: str, limits: Limits) -> str:
+    """Return the message for a program stopped for a limit, by the guest's word for it."""
+    if what == "output":
+        return f"It printed more than {limits.stream_bytes * PRINTED_FACTOR // 2**20} MiB and was stopped."
+    return f"It used more than {counted(limits.cpu_seconds, 'second')} of processor time and was stopped."
 
 
 class _Streams:
@@ -244,7 +234,7 @@ class _Streams:
         self.stderr = HeadAndTail(keep)
         self.result = ResultReader()
         self.shown = ResultReader()
-        self.feeds: Feeds = {
+        self.feeds: connection.Feeds = {
             "stdout": [self.stdout.feed, hooks.printed] if hooks.printed else [self.stdout.feed],
             "stderr": [self.stderr.feed],
             "result": [self.result.feed],
@@ -253,7 +243,7 @@ class _Streams:
         self._hooks = hooks
         self._overlay = overlay
 
-    async def accept(self, kind: str, meta: Mapping[str, Any]) -> StreamSink | None:
+    async def accept(self, kind: str, meta: Mapping[str, Any]) -> connection.StreamSink | None:
         name, size = meta.get("name"), meta.get("bytes")
         if kind == "patch" and self._overlay and type(size) is int:
             return await self._hooks.file(outcomes.PATCH, size)

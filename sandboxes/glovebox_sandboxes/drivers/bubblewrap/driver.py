@@ -27,7 +27,7 @@ from glovebox_sandboxes.host.cgroup import Cgroup
 from glovebox_sandboxes.host.host_view import ZygoteView
 from glovebox_sandboxes.host.identity import changes_user
 from glovebox_sandboxes.host.sandbox import ProcessSandbox, read_words
-from glovebox_sandboxes.pool.zygote import Zygote
+from glovebox_sandboxes.pool import zygote
 from glovebox_sandboxes.runtime import guest_tree
 from glovebox_sandboxes.runtime.runtime import Runtime
 
@@ -123,9 +123,8 @@ class Bubblewrap(wall.Walled):
         """See ``Driver.source``: a zygote of this plan."""
         outer = replace(plan, action={**plan.action, "argv": plan.action["zygote"]})
         async with self._start(outer, {"seccomp": seccomp.bpf_for_zygote()}) as sandbox:
-            zygote = Zygote(sandbox.channel)
             try:
-                namespaces = await zygote.ready()
+                namespaces = await zygote.ready(sandbox.channel)
             except (anyio.EndOfStream, anyio.BrokenResourceError):
                 await sandbox.kill()
                 words = (await sandbox.stats()).detail or "it ended without a word"
@@ -134,7 +133,7 @@ class Bubblewrap(wall.Walled):
 
             async def fork(name: str, group: Cgroup, detail: int) -> ProcessSandbox:
                 user = None if sandbox.user is None else identity.another(sandbox.user)
-                process = await zygote.fork(detail, group.entrances, user)
+                process = await zygote.fork(sandbox.channel, detail, group.entrances, user)
                 if process is None:
                     raise self._unavailable(read_words(detail) or "its zygote has ended")
                 return ProcessSandbox(name, process, group, detail, zygote=seen)
