@@ -244,12 +244,9 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
         rights = Rights(profiles=load([SHIPPED], check_example=check_example), workspace=None)
         sandboxes = SandboxProvider(drivers=cast("Any", driver), pool=pool)
         guards = GuardSet(
-            rights_of=lambda _: rights,
-            admission=Admission(pool.call),
-            sandboxes=sandboxes,
-            artifacts=store,
+            rights_of=lambda _: rights, admission=Admission(pool.call), sandboxes=sandboxes, artifacts=store,
             credentials=cast("Any", None),
-        )
+        )  # fmt: skip
         receipts = ReceiptIssuer(log=cast("Any", audit), signer=SIGNER, version="0", server_id="s")
         journal = CallJournal(receipts=receipts, forms_of=guards.forms_of)
         broker = Broker(tools=TOOLS, guards=guards, sandboxes=sandboxes, artifacts=store, journal=journal)

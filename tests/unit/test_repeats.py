@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from glovebox_server.calls import Principal, ToolCall
-from glovebox_server.guards.admission.admission import fingerprint
-from glovebox_server.guards.repeats import repeats
-from glovebox_server.guards.repeats.repeats import MAX_FAILING, MOST, Repeats
+from glovebox_server.guards.admission import admission as repeats
+from glovebox_server.guards.admission.admission import MAX_FAILING, MOST, Repeats, fingerprint
 
 ME = Principal(id="token:a", transport="http")
 
@@ -98,7 +97,7 @@ def test_what_is_forgotten_costs_the_next_calls_nothing(monkeypatch: pytest.Monk
         made.append(tool)
         return fingerprint(tool, arguments)
 
-    monkeypatch.setattr("glovebox_server.guards.repeats.repeats.fingerprint", counted)
+    monkeypatch.setattr("glovebox_server.guards.admission.admission.fingerprint", counted)
     noted.fail(1, code="a")
     noted.now += repeats.FORGOTTEN_SECONDS / 2
     noted.fail(1, code="b")

@@ -22,7 +22,7 @@ from tests.repo.files import ROOT, committed
 from glovebox_sandboxes.contract.outcome import Blob, Captured, Outcome, OverlayChanges, Shown, SkippedFile, Usage
 from glovebox_server.guards.redaction.detector import Detector, FormIndex, index_markers
 from glovebox_server.guards.redaction.patterns import PATTERNS, find_secrets
-from glovebox_server.guards.watch.look import LIVE_BYTES, Look, of_url, of_value
+from glovebox_server.guards.watch.watch import LIVE_BYTES, Look, of_url, of_value
 
 MARKER = "q7v2m9x4k1z8c5b3n6w0d7f2h9j4l1p8s5t3r6y0"
 OTHER = MARKER[::-1].replace("q", "e").replace("7", "g")

@@ -15,13 +15,12 @@ from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.core.call import Call, Decide, GuardLink, Guards, Objection
 from glovebox_server.core.rights import Rights
 from glovebox_server.egress.gate import EgressGate
-from glovebox_server.guards.admission.admission import Admission
+from glovebox_server.guards.admission.admission import Admission, Repeats
 from glovebox_server.guards.approvals.approvals import Approvals
 from glovebox_server.guards.credentials.sources import CredentialCache
 from glovebox_server.guards.network.guard import open_network
 from glovebox_server.guards.proposals.guard import Proposer, refuse_unasked, scan_files
 from glovebox_server.guards.redaction.detector import Forms
-from glovebox_server.guards.repeats.repeats import Repeats
 from glovebox_server.guards.secret_files.hiding import Hiding
 from glovebox_server.guards.stops.stops import Stops
 from glovebox_server.guards.watch.watch import Watch

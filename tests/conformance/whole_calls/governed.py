@@ -17,12 +17,12 @@ from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.app import App
 from glovebox_server.calls import ToolCall
 from glovebox_server.core.rights import RightsOf
+from glovebox_server.guards.admission.admission import Repeats
 from glovebox_server.guards.approvals.approvals import Approvals
 from glovebox_server.guards.approvals.question import ApprovalAnswer
 from glovebox_server.guards.budgets.budgets import opened as opened_budgets
 from glovebox_server.guards.budgets.spending import Clocks, read_clocks
 from glovebox_server.guards.registry import GuardSet
-from glovebox_server.guards.repeats.repeats import Repeats
 from glovebox_server.guards.stops.stops import Scope, Stops, new_stop, stops_of
 from glovebox_server.guards.watch.canaries import canaries_of, new_canary
 from glovebox_server.guards.watch.watch import Watch

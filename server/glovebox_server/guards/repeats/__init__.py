@@ -1,1 +1,0 @@
-"""Slows, then refuses, calls that keep failing."""
