@@ -21,7 +21,7 @@ from glovebox_sandboxes.contract import outcome as outcomes
 from glovebox_sandboxes.contract import pictures
 from glovebox_sandboxes.contract.base import Plan, Sandbox, SandboxStats
 from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
-from glovebox_sandboxes.contract.outcome import Ended, Job, Outcome
+from glovebox_sandboxes.contract.outcome import CountedBy, Ended, Job, Outcome
 from glovebox_sandboxes.contract.spec import WORKSPACE, Limits
 from glovebox_sandboxes.plural import counted
 from glovebox_sandboxes.session import connection
@@ -139,15 +139,12 @@ class ProcessorMeter:
 
     def __enter__(self) -> Self:
         if self._before is not None:
-            self._again()
+            self._timer = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._timer is not None:
             self._timer.cancel()
-
-    def _again(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
 
     def _look(self) -> None:
         with suppress(SandboxError):  # if it is unreadable at the end too, the call fails
@@ -157,11 +154,9 @@ class ProcessorMeter:
             # A guest that does not comply is ended when its wall time is up.
             self._link.stop("processor")
         else:
-            self._again()
+            self._timer = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
 
-    def spent(
-        self, reported: connection.GuestOutcome | None, facts: SandboxStats
-    ) -> tuple[float | None, outcomes.CountedBy]:
+    def spent(self, reported: connection.GuestOutcome | None, facts: SandboxStats) -> tuple[float | None, CountedBy]:
         """Return milliseconds, and who counted them."""
         found = self._last if facts.cpu_seconds is None else facts.cpu_seconds
         if found is not None and self._before is not None:
