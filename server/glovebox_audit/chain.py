@@ -56,6 +56,7 @@ ID_TIME_DIGITS = 10
 _RANDOM_DIGITS = 16
 _HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
 NAME = re.compile(r"[A-Za-z0-9._:@-]{1,128}", re.ASCII)
+_FORMS = {"server": NAME, "kind": NAME, "call_id": NAME, "prev": _HASH, "hash": _HASH}
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", re.ASCII)
 # The end of a record, in at most ``_LINK_BYTES``: before it are its call and its data.
 _LINK = re.compile(
@@ -254,11 +255,7 @@ def parse(line: bytes) -> Record:
         and 0 < fields["seq"] <= _MAX_INTEGER
         and isinstance(fields["data"], dict)
         and _is_time(fields["time"])
-        and _matches(NAME, fields["server"])
-        and _matches(NAME, fields["kind"])
-        and ("call_id" not in fields or _matches(NAME, fields["call_id"]))
-        and _matches(_HASH, fields["prev"])
-        and _matches(_HASH, claimed)
+        and all(_matches(form, fields[name]) for name, form in _FORMS.items() if name in fields)
     )
     if not shaped:
         raise EvidenceError("a field of the record has the wrong form")

@@ -29,7 +29,7 @@ from datetime import UTC, datetime
 from io import BufferedReader
 from pathlib import Path
 
-from glovebox_audit import chain, place, writers
+from glovebox_audit import chain, place, read, writers
 from glovebox_audit.chain import Draft, EvidenceError, Head, Record, draft
 from glovebox_audit.events import GapRecorded, SegmentBegun, SegmentSealed
 from glovebox_audit.place import AuditError, identity
@@ -261,7 +261,13 @@ class LogFile:
         there = self._place.identity(LOG_NAME)
         left = [] if content and there else files.sealed(self._directory)
         # If a crash left sealed files alone, continue from the last one.
-        self._enter(LOG_NAME if there or not left else files.name(left[-1]))
+        descriptor = self._place.open(LOG_NAME if there or not left else files.name(left[-1]), os.O_APPEND)
+        try:
+            start = files.start_of(files.line_at(descriptor, 0))
+        except EvidenceError as error:
+            os.close(descriptor)
+            raise self._place.newer(error) from error
+        self._take(descriptor, start)
         size, before = files.length(self._log_fd), self._start.before
         if not content and size == 0 and not left:
             os.pwrite(self._head_fd, chain.encode_head(Head()), 0)
@@ -287,15 +293,6 @@ class LogFile:
         if (record.seq, record.hash) != (head.seq, head.hash):
             raise self._place.tampered(f"record {head.seq} was replaced")
         self._tail, self._sealed = head, record.kind == SegmentSealed.kind
-
-    def _enter(self, name: str) -> None:
-        descriptor = self._place.open(name, os.O_APPEND)
-        try:
-            start = files.start_of(files.line_at(descriptor, 0))
-        except EvidenceError as error:
-            os.close(descriptor)
-            raise self._place.newer(error) from error
-        self._take(descriptor, start)
 
     def _take(self, descriptor: int, start: SegmentStart) -> None:
         self._close_file()
@@ -336,10 +333,17 @@ class LogFile:
 
     def _grow(self, tree: merkle.Tree, counts: Counts, file: BufferedReader, end: Head) -> Head:
         """Hash up to the tail; only a verified chain is signed."""
-        grown = rotation.grow(tree, counts, file, end, self._tail.size - self._start.before.size)
-        if grown is None or (grown.seq, grown.hash) != (self._tail.seq, self._tail.hash):
+        for _, line, free in read.raw_lines(file, file.tell(), self._tail.size - self._start.before.size):
+            if free:
+                further = chain.linked(line, end)
+                if further is None:
+                    break
+                end = further
+                tree.add(rotation.leaf(line))
+                counts.line(line)
+        if (end.seq, end.hash) != (self._tail.seq, self._tail.hash):
             raise self._place.tampered("a record in it was changed, so it is not sealed")
-        return grown
+        return end
 
     def _go_on(self) -> None:
         """Move a file that ends with a seal away, unless that was done, and enter the next."""

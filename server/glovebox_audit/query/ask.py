@@ -3,7 +3,6 @@
 If a place is not what the index says, the index is rebuilt once; a remaining fault is the log's.
 """
 
-import contextlib
 import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import TypeVar
 
 from glovebox_audit import chain, read
 from glovebox_audit.chain import EvidenceError, Record
-from glovebox_audit.events import CallDecided, ReceiptSigned
+from glovebox_audit.events import CallDecided
 from glovebox_audit.query import calls, index
 from glovebox_audit.query.calls import CallSummary
 from glovebox_audit.query.index import CallSpan, Filters
@@ -96,15 +95,13 @@ class _View:
     def records_of(self, call_id: str, place: CallSpan) -> list[Record]:
         """Return the records of a call, its receipt included."""
         found: list[Record] = []
-        after = None if place.last is None else place.last + len(self.log.line(place.last))
-        until = self.log.end if after is None else after
+        until = self.log.end
+        if place.last is not None:  # the next line may be its receipt
+            after = place.last + len(self.log.line(place.last))
+            until = after + len(self.log.line(after))
         for file, base, size in self.log.files_from(place.first):
             if base < until:
                 found += read.records_in(file, min(until - base, size), call_id, max(place.first - base, 0))
-        receipt = b"" if after is None else self.log.line(after)
-        if calls.label(receipt) == (ReceiptSigned.kind, call_id):
-            with contextlib.suppress(EvidenceError):
-                found.append(chain.parse(receipt))
         return found
 
     def _record(self, offset: int) -> Record | None:

@@ -8,13 +8,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from io import BufferedReader
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from glovebox_audit import chain, read
+from glovebox_audit import chain
 from glovebox_audit.chain import EvidenceError, Head
 from glovebox_audit.events import RemovalReason, SegmentRemoved, SegmentSealed
 from glovebox_audit.receipts import dsse
@@ -247,20 +246,3 @@ def removable(
 def leaf(line: bytes) -> bytes:
     """Return the leaf of one record."""
     return merkle.leaf_hash(line.removesuffix(b"\n"))
-
-
-def grow(tree: merkle.Tree, counts: Counts, file: BufferedReader, end: Head, until: int) -> Head | None:
-    """Add the records of a file from its position to ``until``, where a line ends.
-
-    Return the end of the chain there, or None if what is signed would not be the chain. ``end`` is that at the file's
-    position.
-    """
-    for _, line, free in read.raw_lines(file, file.tell(), until):
-        if free:
-            further = chain.linked(line, end)
-            if further is None:
-                return None
-            end = further
-            tree.add(leaf(line))
-            counts.line(line)
-    return end
