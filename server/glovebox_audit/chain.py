@@ -17,7 +17,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import datetime
 from typing import Any, Literal, cast
 
@@ -366,7 +366,10 @@ def draft(event: Event, **encoded: bytes) -> Draft:
     return Draft(kind=event.kind, call_id=call_id, data=json.loads(whole), encoded=whole, parts=parts)
 
 
-def _data(event: Event) -> dict[str, Any]:
-    data = asdict(event, dict_factory=lambda pairs: {name: value for name, value in pairs if value is not None})
-    data.pop("call_id", None)
-    return data
+def _data(item: Any) -> dict[str, Any]:
+    """Return the fields that have a value, those of listed parts too; no copy: a mapping may be of any kind."""
+    found = {each.name: getattr(item, each.name) for each in fields(item) if each.name != "call_id"}
+    for name, value in found.items():
+        if isinstance(value, tuple) and value and is_dataclass(value[0]):
+            found[name] = [_data(part) for part in value]
+    return {name: value for name, value in found.items() if value is not None}

@@ -141,16 +141,16 @@ class AuditLog:
         except ValueError as error:
             fix = "Send smaller arguments, or let the profile keep their digest alone."
             raise AuditError(attempted, f"the record cannot be written: {error}", fix) from error
-        following = None if then is None else then(drafts)
-        if following is not None and following.bytes > chain.MAX_LINE_BYTES - 1024:
-            raise AuditError(attempted, f"what follows it takes {following.bytes} bytes", "Give back fewer files.")
-        if len(self._queue) >= MAX_WAITING_APPENDS:
-            raise AuditError(attempted, "the disk does not keep up", "Try again, with fewer calls.")
         items: list[Draft | Follower] = [*drafts]
         size = sum(len(each.encoded) for each in drafts)
-        if following is not None:
+        if then is not None:
+            following = then(drafts)
+            if following.bytes > chain.MAX_LINE_BYTES - 1024:
+                raise AuditError(attempted, f"what follows it takes {following.bytes} bytes", "Give back fewer files.")
             items.append(following.event)
             size += following.bytes
+        if len(self._queue) >= MAX_WAITING_APPENDS:
+            raise AuditError(attempted, "the disk does not keep up", "Try again, with fewer calls.")
         waiting = _Waiting(items=items, size=size)
         self._queue.append(waiting)
         with anyio.CancelScope(shield=True):

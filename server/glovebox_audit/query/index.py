@@ -210,7 +210,8 @@ class Adder:
             new = dict.fromkeys(text for text in calls.texts(fields["data"]) if text not in noted)
             noted.update(new)
             row = number << ROW_BITS | int(fields["seq"]) & (1 << ROW_BITS) - 1
-            self._execute("INSERT INTO texts (rowid, text) VALUES (?, ?)", (row, _shortened("\n".join(new))))
+            text = clean(_DIGEST.sub(r"\1", "\n".join(new)))
+            self._execute("INSERT INTO texts (rowid, text) VALUES (?, ?)", (row, text))
         outcome = calls.outcome(kind, fields["data"])
         if outcome is not None and outcome != RUNNING:
             del self._open[call]
@@ -233,10 +234,6 @@ class Adder:
         if found is not None:
             self._open[call] = (int(found), set())
         return found is not None
-
-
-def _shortened(text: str) -> str:
-    return clean(_DIGEST.sub(r"\1", text))
 
 
 def has_texts(connection: sqlite3.Connection) -> bool:
@@ -384,7 +381,9 @@ def named(connection: sqlite3.Connection, start: int, beginning: str, most: int)
 
 def _phrases(text: str | None) -> str:
     """Return what FTS5 matches; empty if all may."""
-    found = [part for part in _HEX.sub(_cut, text or "").split("\0") if len(part) >= _SHORTEST]
+    # Long hexadecimal numbers are indexed in part: what follows one is a phrase of its own.
+    parts = _HEX.sub(lambda number: f"{number[0][:HEX_KEPT]}\0", text or "").split("\0")
+    found = [part for part in parts if len(part) >= _SHORTEST]
     return " AND ".join('"' + clean(part).replace('"', '""') + '"' for part in found)
 
 
@@ -405,8 +404,3 @@ def _place(first: object, last: object) -> CallSpan:
     if not isinstance(first, int) or not isinstance(last, int | None):
         raise sqlite3.DatabaseError("it holds what was not put into it")
     return CallSpan(first=first, last=last)
-
-
-def _cut(found: re.Match[str]) -> str:
-    """Truncate a long hexadecimal number; what follows is a phrase of its own."""
-    return f"{found[0][:HEX_KEPT]}\0"

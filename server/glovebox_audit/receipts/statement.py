@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from glovebox_audit import chain, read
 from glovebox_audit.chain import EvidenceError, Head
@@ -21,17 +21,13 @@ from glovebox_audit.events import ReceiptSigned
 from glovebox_audit.receipts import dsse
 from glovebox_audit.receipts.dsse import PREDICATE_TYPE, STATEMENT_TYPE, is_newer
 from glovebox_audit.segments.files import LOG_NAME
+from glovebox_audit.segments.merkle import ProofPart
 from glovebox_audit.verify import verify as verify_log
-
-
-class _StatementPart(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
 
 _Many = Field(default=(), strict=False)
 
 
-class ReceiptSubject(_StatementPart):
+class ReceiptSubject(ProofPart):
     """in-toto's ResourceDescriptor: one thing the receipt is about."""
 
     name: str
@@ -39,7 +35,7 @@ class ReceiptSubject(_StatementPart):
     uri: str | None = None
 
 
-class ReceiptCall(_StatementPart):
+class ReceiptCall(ProofPart):
     """What was asked, by whom, when."""
 
     id: str
@@ -54,7 +50,7 @@ class ReceiptCall(_StatementPart):
     workflow: str | None = None
 
 
-class GivenInput(_StatementPart):
+class GivenInput(ProofPart):
     """An artifact of an earlier call that went in."""
 
     name: str
@@ -63,7 +59,7 @@ class GivenInput(_StatementPart):
     bytes: int
 
 
-class ReceiptPolicy(_StatementPart):
+class ReceiptPolicy(ProofPart):
     """What allowed the call."""
 
     profile: str
@@ -74,7 +70,7 @@ class ReceiptPolicy(_StatementPart):
     grants: Annotated[tuple[str, ...], _Many]
 
 
-class IsolationField(_StatementPart):
+class IsolationField(ProofPart):
     """One property of the isolation, from three sides."""
 
     field: str
@@ -84,7 +80,7 @@ class IsolationField(_StatementPart):
     verdict: Literal["ok", "differs", "not measurable"]
 
 
-class IsolationFound(_StatementPart):
+class IsolationFound(ProofPart):
     """The isolation asked for, planned and measured."""
 
     asked: Annotated[tuple[str, ...], _Many]
@@ -98,7 +94,7 @@ class IsolationFound(_StatementPart):
     host: dict[str, str] = Field(default_factory=dict)
 
 
-class Connection(_StatementPart):
+class Connection(ProofPart):
     """One connection that was decided."""
 
     scheme: str
@@ -111,7 +107,7 @@ class Connection(_StatementPart):
     credential: str | None = None
 
 
-class OutcomeTold(_StatementPart):
+class OutcomeTold(ProofPart):
     """How the call ended."""
 
     kind: Literal["call.finished", "call.cancelled", "call.failed"]
@@ -126,7 +122,7 @@ class OutcomeTold(_StatementPart):
     usage: dict[str, Any] = Field(default_factory=dict)
 
 
-class Position(_StatementPart):
+class Position(ProofPart):
     """Place of the call's last record in the audit log. Its hash covers every record before it."""
 
     seq: int
@@ -134,14 +130,14 @@ class Position(_StatementPart):
     time: str
 
 
-class Server(_StatementPart):
+class Server(ProofPart):
     """Who says all this."""
 
     version: str
     id: str
 
 
-class Predicate(_StatementPart):
+class Predicate(ProofPart):
     """Everything a receipt says of a call."""
 
     call: ReceiptCall
@@ -157,7 +153,7 @@ class Predicate(_StatementPart):
     server: Server
 
 
-class Statement(_StatementPart):
+class Statement(ProofPart):
     """in-toto's Statement."""
 
     model_config = ConfigDict(serialize_by_alias=True)
