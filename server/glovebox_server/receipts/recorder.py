@@ -4,6 +4,7 @@ So a receipt cannot differ from the log. One disk write holds both: see ``AuditL
 """
 
 import hashlib
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from typing import Any
 
 import anyio
 
-from glovebox_audit.chain import Draft, Head, Record, canonical, draft
+from glovebox_audit.chain import Draft, Head, Record, draft
 from glovebox_audit.events import (
     ArtifactCollected,
     ArtifactRefused,
@@ -214,15 +215,15 @@ class CallRecorder:
             def signed(record: Record) -> Draft:
                 position = {"seq": record.seq, "hash": record.hash, "time": record.time}
                 statement["predicate"]["audit"] = position
-                envelope = issuer.signer.sign(canonical(statement))
-                key, content = issuer.signer.key_id, canonical(envelope)
+                envelope = issuer.signer.sign(_encode(statement))
+                key, content = issuer.signer.key_id, _encode(envelope)
                 event = ReceiptSigned(
                     call_id=last.call_id, digest=_digest(content), key=key, envelope=envelope, **self._whose
                 )
                 return draft(event, envelope=content)
 
             # Base64 makes four bytes of three.
-            most = (len(canonical(statement)) + _POSITION_BYTES) * 4 // 3 + _ENVELOPE_BYTES
+            most = (len(_encode(statement)) + _POSITION_BYTES) * 4 // 3 + _ENVELOPE_BYTES
             return Then(event=signed, bytes=most)
 
         *_, signed = await issuer.log.append_all([*self._held, self._named(last)], receipt)
@@ -313,6 +314,11 @@ def _picked(data: Mapping[str, Any], wanted: Sequence[str]) -> dict[str, Any]:
 
 def _renamed(data: Mapping[str, Any], wanted: Mapping[str, str]) -> dict[str, Any]:
     return {name: data[key] for name, key in wanted.items() if key in data}
+
+
+def _encode(value: Mapping[str, Any]) -> bytes:
+    """Return JSON with sorted keys; of ASCII text alone, as an envelope is, it is canonical."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode()
 
 
 def _digest(content: bytes) -> str:
