@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from glovebox_sandboxes.conformance import layout
+from glovebox_sandboxes.conformance import case as texts
 from glovebox_sandboxes.conformance.case import Case
 
 HERE = Path(__file__).parent
@@ -165,7 +165,7 @@ def _ended(case: Case, how: Portable, seen: Seen, again: Seen | None) -> Word:
 
 
 def _answered(case: Case, how: Portable, seen: Seen, names: Mapping[str, Any]) -> tuple[Word, str]:
-    answer = layout.answers(seen.stdout).get(case.id)
+    answer = texts.answers(seen.stdout).get(case.id)
     if answer is None:
         return "unclear", seen.note or seen.stderr[-300:] or f"it printed {seen.stdout[-200:]!r}"
     if re.fullmatch(_filled(how.through, names), answer, re.DOTALL):
@@ -201,7 +201,7 @@ print(json.dumps({{{name!r}: answer}}))
 def text(case: Case, how: Portable, *, forks: bool) -> str:
     """The program that is run for a case, without the names it finds; ``forks``: whether there are processes inside."""
     if case.attempt is not None:
-        return layout.attempts({case.id: case.attempt}) if forks else _NO_FORK.format(code=case.attempt, name=case.id)
+        return texts.attempts({case.id: case.attempt}) if forks else _NO_FORK.format(code=case.attempt, name=case.id)
     return (case.control.program if how.control_program else case.program) or ""
 
 

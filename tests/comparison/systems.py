@@ -19,7 +19,7 @@ from tests.comparison import running
 from tests.comparison.portable import HERE, Ended, Seen
 from tests.comparison.running import Ran
 
-from glovebox_sandboxes.conformance import layout
+from glovebox_sandboxes.conformance import case as texts
 from glovebox_sandboxes.conformance.case import LIMITS
 from glovebox_sandboxes.conformance.host import CANARY, Planted
 from glovebox_sandboxes.contract.spec import Limits
@@ -69,7 +69,7 @@ class _Foreign(System):
     """What is run as a command."""
 
     def _program(self, text: str, host: Planted, places: Mapping[str, str], name: str) -> str:
-        return layout.program(_HELLO + _PREFACE.format(name=name) * self.linux + text, places, host.names)
+        return texts.program(_HELLO + _PREFACE.format(name=name) * self.linux + text, places, host.names)
 
     async def run(self, text: str, limits: Limits, host: Planted, *, scratch: Path) -> Seen:
         """Run the command that this system makes of it."""

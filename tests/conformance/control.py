@@ -16,8 +16,8 @@ from pathlib import Path
 import anyio
 import anyio.abc
 
+from glovebox_sandboxes.conformance import case as texts
 from glovebox_sandboxes.conformance import host as hosts
-from glovebox_sandboxes.conformance import layout
 from glovebox_sandboxes.conformance.case import Case
 from glovebox_sandboxes.conformance.host import Planted
 from glovebox_sandboxes.session.run import PRINTED_FACTOR
@@ -51,7 +51,7 @@ async def problems(case: Case, host: Planted) -> tuple[str, ...]:
             await _run(case, case.before, places, host, mark)
         text = wanted.program or case.program or ""
         if case.attempt is not None:
-            text = layout.attempts({case.id: wanted.program or case.attempt})
+            text = texts.attempts({case.id: wanted.program or case.attempt})
         ran = await _run(case, text, places, host, mark)
         again = await _run(case, text, places, host, mark) if case.repeated else ran
         outlived = ran.ended in ("exited", "signalled") and _kill(mark)
@@ -67,7 +67,7 @@ async def problems(case: Case, host: Planted) -> tuple[str, ...]:
     if wanted.stdout and not re.search(wanted.stdout, printed):
         found.append(f"its standard output is {printed[-500:]!r} and does not match {wanted.stdout}")
     if wanted.answer:
-        answer = layout.answers(printed).get(case.id)
+        answer = texts.answers(printed).get(case.id)
         if answer is None or not re.fullmatch(wanted.answer, answer, re.DOTALL):
             found.append(f"it answered {answer!r} instead of {wanted.answer}: {printed[-500:]!r}")
     if case.repeated and (ran.stdout == again.stdout) == (case.repeated == "same"):
@@ -77,11 +77,11 @@ async def problems(case: Case, host: Planted) -> tuple[str, ...]:
 
 def _places(scratch: Path, host: Planted) -> Mapping[str, str]:
     scratch.chmod(0o755)
-    for name in layout.INSIDE:
+    for name in texts.INSIDE:
         (scratch / name.lower()).mkdir()
     hosts.fill(scratch / "workspace", Path(host.names["secret"]))
     (scratch / "input" / hosts.EARLIER[0]).write_bytes(hosts.EARLIER[1])
-    return {name: str(scratch / name.lower()) for name in layout.INSIDE}
+    return {name: str(scratch / name.lower()) for name in texts.INSIDE}
 
 
 async def _run(case: Case, text: str, places: Mapping[str, str], host: Planted, mark: str) -> _Ran:
@@ -89,7 +89,7 @@ async def _run(case: Case, text: str, places: Mapping[str, str], host: Planted, 
     prefix = _NAMESPACES if case.control.where == "namespaces" else ()
     ran = _Ran(ended="running")
     process = await anyio.open_process(
-        [*_WITH_US, *prefix, _PYTHON, "-I", "-B", "-X", "utf8", "-c", layout.program(text, places, host.names)],
+        [*_WITH_US, *prefix, _PYTHON, "-I", "-B", "-X", "utf8", "-c", texts.program(text, places, host.names)],
         stderr=None,
         env={**os.environ, _MARK: mark},
         cwd=places["WORKSPACE"],

@@ -10,7 +10,7 @@ import platform
 import pytest
 from tests.fixtures import bubblewrap
 
-from glovebox_sandboxes.conformance import layout
+from glovebox_sandboxes.conformance import case as texts
 from glovebox_sandboxes.seccomp import bpf, load
 from glovebox_sandboxes.seccomp.cases import ALLOWED, SyscallCase, attempts, load_cases, program
 from glovebox_sandboxes.seccomp.filters import compile_policy
@@ -33,10 +33,10 @@ def _marked() -> bytes:
 
 
 def _answers(filter_program: bytes | None) -> dict[str, str]:
-    text = program() + layout.attempts(attempts(CASES))
+    text = program() + texts.attempts(attempts(CASES))
     done = bubblewrap.run(text, seccomp=filter_program, options=CAPABLE)
     assert done.returncode == 0, done.stderr
-    return layout.answers(done.stdout)
+    return texts.answers(done.stdout)
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +87,8 @@ def test_a_server_of_low_priority_has_the_same_neighbours(nice: int) -> None:
     """Under ``nice`` as without it, since each only lowers; going back to 0 is refused there, which is the control."""
     cases = [case for case in CASES if case.rule == "own-niceness"]
     back = dataclasses.replace(cases[0], neighbour={**cases[0].neighbour, "id": "back", "args": [0, 0, 0]})
-    lowered = f"{program()}\nos.nice({nice})\n{layout.attempts(attempts([*cases, back]))}"
-    answers = layout.answers(bubblewrap.run(lowered, seccomp=bpf(), options=CAPABLE).stdout)
+    lowered = f"{program()}\nos.nice({nice})\n{texts.attempts(attempts([*cases, back]))}"
+    answers = texts.answers(bubblewrap.run(lowered, seccomp=bpf(), options=CAPABLE).stdout)
     assert answers.pop("back") == "EACCES"
     assert answers == {
         name: answer for case in cases for name, answer in ((case.id, "EPERM"), (f"near {case.id}", ALLOWED))

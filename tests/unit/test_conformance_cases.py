@@ -10,7 +10,8 @@ import pytest
 from pydantic import ValidationError
 from tests.conformance import control
 
-from glovebox_sandboxes.conformance import host, layout, trial
+from glovebox_sandboxes.conformance import case as texts
+from glovebox_sandboxes.conformance import host, trial
 from glovebox_sandboxes.conformance.case import LIMITS, Case, Control, load
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.drivers.bubblewrap import driver as bubblewrap
@@ -60,7 +61,7 @@ def test_a_case_that_is_wrong_does_not_load(fields: dict[str, object]) -> None:
 @pytest.mark.parametrize("printed", ["", "no JSON", "[1]", '{"a": ', "\x00"])
 def test_no_answers_are_no_answers(printed: str) -> None:
     """Whatever a sandbox prints in their place."""
-    assert layout.answers(printed) == {}
+    assert texts.answers(printed) == {}
 
 
 def _wrong(**changes: object) -> Case:

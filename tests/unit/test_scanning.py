@@ -23,7 +23,7 @@ from glovebox_server.app import check_example
 from glovebox_server.calls import Principal
 from glovebox_server.core.rights import Rights
 from glovebox_server.guards.budgets.spending import worst_case
-from glovebox_server.promotion import proposing, scanning
+from glovebox_server.promotion import proposing
 
 __all__ = ["scene"]  # a fixture
 
@@ -100,8 +100,8 @@ async def test_of_findings_only_the_form_is_believed(
     assert entry["findings"] == reads
     assert entry["more"] == 7 + len(printed) - len(reads)
     (recorded,) = (each for each in scene.audit.events if each.kind == SCANNED)
-    assert len(recorded.findings or ()) == min(len(printed), scanning.MAX_FINDINGS)
-    assert recorded.more == 7 + max(0, len(printed) - scanning.MAX_FINDINGS)
+    assert len(recorded.findings or ()) == min(len(printed), proposing.MAX_FINDINGS)
+    assert recorded.more == 7 + max(0, len(printed) - proposing.MAX_FINDINGS)
     (finished,) = scene.audit.last_words()
     assert finished.usage["scan_ms"] > 0
 
@@ -150,7 +150,7 @@ async def test_without_a_sandbox_it_is_said(scene: Scene, tmp_path: Path) -> Non
 
 async def test_a_scan_ends_with_the_time_for_all(scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its sandbox is gone then, and the file was not looked into."""
-    monkeypatch.setattr(scanning, "MAX_SCAN_SECONDS", 0.05)
+    monkeypatch.setattr(proposing, "MAX_SCAN_SECONDS", 0.05)
     entry, _ = await told(scanned(scene, tmp_path, lambda _: anyio.sleep_forever()))
     assert entry["not_scanned"].endswith("seconds that there are for the files of a call were over")
     assert scene.driver.live == 0
@@ -194,9 +194,9 @@ def test_budgets_hold_the_time_that_it_may_take(tmp_path: Path) -> None:
 
 
 SCANS = (
-    scanning.Scan(name="a.html", uri="artifact://1", sha256="1", findings=("markup: a script",) * 14, sandbox_id="s1"),
-    scanning.Scan(name="b\u202e.csv", uri="artifact://2", sha256="2", not_scanned="the scanner failed on it"),
-    scanning.Scan(name="c.csv", uri="artifact://3", sha256="3", known=True),
+    proposing.Scan(name="a.html", uri="artifact://1", sha256="1", findings=("markup: a script",) * 14, sandbox_id="s1"),
+    proposing.Scan(name="b\u202e.csv", uri="artifact://2", sha256="2", not_scanned="the scanner failed on it"),
+    proposing.Scan(name="c.csv", uri="artifact://3", sha256="3", known=True),
 )
 
 
@@ -234,14 +234,14 @@ async def test_nobody_is_asked_about_findings_that_are_not_on_record() -> None:
         await proposed(Recorder(fails="proposal.scanned"))
 
 
-def a_file(scan: scanning.Scan) -> Input:
+def a_file(scan: proposing.Scan) -> Input:
     """The artifact that was looked into."""
     return Input(name=scan.name, uri=scan.uri, sha256=scan.sha256, bytes=1)
 
 
 def test_what_is_known_is_the_callers_own_and_a_failure_is_one_calls() -> None:
     """By content and name; the oldest goes."""
-    known, file, failed = scanning.Known(), a_file(SCANS[0]), a_file(SCANS[1])
+    known, file, failed = proposing.Known(), a_file(SCANS[0]), a_file(SCANS[1])
     assert known.of(a_call(), file) is None
     known.note(a_call(), SCANS[0])
     assert known.of(a_call(number=2), replace(file, uri="artifact://9")) == replace(

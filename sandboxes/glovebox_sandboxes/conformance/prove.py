@@ -6,15 +6,16 @@ The controls stay out: they attack the host for real, and belong to the tests of
 import platform
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, replace
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import anyio
 import anyio.abc
 
-from glovebox_sandboxes.conformance import layout, trial
+from glovebox_sandboxes.conformance import case as texts
+from glovebox_sandboxes.conformance import trial
 from glovebox_sandboxes.conformance.case import LIMITS, Case, ClaimCase
 from glovebox_sandboxes.conformance.host import Planted
 from glovebox_sandboxes.contract.base import Capabilities, Driver, Plan, Sandbox, Source
@@ -181,11 +182,11 @@ async def system_calls(driver: Driver, host: Planted) -> list[CaseFinding]:
         cases = calls.load_cases(platform.machine())
     except SandboxError as problem:
         return [_finding(_call_case("policy", "The filter's refusals."), "skipped", reason=str(problem))]
-    source = calls.program() + layout.attempts(calls.attempts(cases))
+    source = calls.program() + texts.attempts(calls.attempts(cases))
     began = anyio.current_time()
     seen = await trial.see(driver, source, _CALLS_LIMITS, host)
     seconds = (anyio.current_time() - began) / len(cases)
-    answers = layout.answers(seen.stdout)
+    answers = texts.answers(seen.stdout)
     missing = (f"there is no answer: {seen.unavailable or seen.outcome}",)
     otherwise = _NOT_THE_FILTER.get(driver.capabilities.driver, _LANDLOCKED)
     findings = []
@@ -213,21 +214,18 @@ def _finding(case: ClaimCase, status: Status, **more: Any) -> CaseFinding:
     return CaseFinding(**about, status=status, **more)
 
 
+@dataclass(slots=True, eq=False)
 class Prepared:
     """A ``Driver`` that opens every sandbox from a source of its plan, which starts when first needed."""
 
-    def __init__(self, driver: Driver, tasks: anyio.abc.TaskGroup) -> None:
-        """Set the driver, and the task group of its sources."""
-        self.name = driver.name
-        self.capabilities = driver.capabilities
-        self._driver = driver
-        self._tasks = tasks
-        self._sources: dict[str, Source] = {}
-        self._turn = anyio.Lock()
+    _driver: Driver
+    _tasks: anyio.abc.TaskGroup
+    _sources: dict[str, Source] = field(default_factory=dict)
+    _turn: anyio.Lock = field(default_factory=anyio.Lock)
 
-    def plan(self, spec: SandboxSpec) -> Plan:
-        """Return the driver's plan."""
-        return self._driver.plan(spec)
+    def __getattr__(self, name: str) -> Any:
+        """Return what is the driver's own: its name, capabilities, plans and sources."""
+        return getattr(self._driver, name)
 
     @asynccontextmanager
     async def open(self, plan: Plan) -> AsyncIterator[Sandbox]:
@@ -237,10 +235,6 @@ class Prepared:
                 self._sources[plan.digest] = await self._tasks.start(self._hold, plan)
         async with self._sources[plan.digest].open() as sandbox:
             yield sandbox
-
-    def source(self, plan: Plan) -> AbstractAsyncContextManager[Source]:
-        """Return the driver's source."""
-        return self._driver.source(plan)
 
     async def _hold(self, plan: Plan, *, task_status: anyio.abc.TaskStatus[Source]) -> None:
         async with self._driver.source(plan) as source:
@@ -252,7 +246,7 @@ class Prepared:
 async def prepared(driver: Driver) -> AsyncIterator[Driver]:
     """Provide the same driver, with every sandbox prepared, for the length of the block."""
     async with anyio.create_task_group() as tasks:
-        yield Prepared(driver, tasks)
+        yield cast("Driver", Prepared(driver, tasks))
         tasks.cancel_scope.cancel()
 
 

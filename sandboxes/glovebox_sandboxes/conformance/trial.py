@@ -9,7 +9,7 @@ from pathlib import Path
 
 import anyio
 
-from glovebox_sandboxes.conformance import layout
+from glovebox_sandboxes.conformance import case as texts
 from glovebox_sandboxes.conformance.case import LIMITS, Case
 from glovebox_sandboxes.conformance.host import EARLIER, Planted
 from glovebox_sandboxes.contract.base import Driver
@@ -80,11 +80,11 @@ async def judge(driver: Driver, case: Case, host: Planted) -> Verdict:
 async def judge_attempts(driver: Driver, cases: Sequence[Case], host: Planted) -> list[Verdict]:
     """Make the attempts of all these cases in one sandbox and judge each."""
     fingerprint = host.fingerprint()
-    seen = await see(driver, layout.attempts({case.id: case.attempt for case in cases}), LIMITS, host)
+    seen = await see(driver, texts.attempts({case.id: case.attempt for case in cases}), LIMITS, host)
     common = _aftermath(seen)
     if host.fingerprint() != fingerprint:
         common.append("files of the host were changed by one of the attempts")
-    answers = layout.answers(seen.stdout)
+    answers = texts.answers(seen.stdout)
     verdicts = []
     for case in cases:
         answer = answers.get(case.id)
@@ -107,7 +107,7 @@ async def see(driver: Driver, program: str, limits: Limits, host: Planted, *, ov
     """Run a program in its own sandbox, and examine it from inside and outside; raises UnsupportedSpecError."""
     seen = TrialResult()
     plan = driver.plan(spec(limits, host.workspace, overlay=overlay))
-    text = layout.program(program, layout.INSIDE, host.names)
+    text = texts.program(program, texts.INSIDE, host.names)
 
     async def file(name: str, size: int) -> StreamSink:
         seen.files[name] = size

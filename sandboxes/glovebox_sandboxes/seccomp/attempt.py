@@ -1,4 +1,4 @@
-"""Runs inside a sandbox, in front of ``conformance.layout.attempts``: makes one system call.
+"""Runs inside a sandbox, in front of ``conformance.case.attempts``: makes one system call.
 
 Standard library only, one file, imports nothing of ours.
 """

@@ -8,6 +8,7 @@ patch text with -p". The scanner's program contains this module: standard librar
 
 import base64
 import re
+import zlib
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
@@ -127,8 +128,18 @@ def unescaped(text: bytes) -> bytes:
     return _ESCAPED.sub(lambda found: bytes((int(found[1], 8) & 255,)) if found[1] else found[2], text)
 
 
-def unpacked(lines: bytes) -> Iterator[bytes]:
-    """Yield the bytes of each line in git's base 85, whose first letter is its length; raise ``ValueError``."""
-    for line in lines.split():
-        length = line[0] - (_BEFORE_A if line[0] <= ord("Z") else _BEFORE_SMALL_A)
-        yield base64.b85decode(line[1:])[:length]
+def inflated(lines: bytes, most: int) -> tuple[bytes, bool]:
+    """Return at most ``most`` bytes that lines of git's base 85 pack, and whether these are all.
+
+    The first letter of a line is its length.
+    """
+    unpacker, out = zlib.decompressobj(), bytearray()
+    try:
+        for line in lines.split():
+            length = line[0] - (_BEFORE_A if line[0] <= ord("Z") else _BEFORE_SMALL_A)
+            out += unpacker.decompress(base64.b85decode(line[1:])[:length], most - len(out))
+            if unpacker.unconsumed_tail or len(out) >= most:
+                break
+    except (ValueError, zlib.error):
+        return bytes(out), False
+    return bytes(out), unpacker.eof

@@ -230,11 +230,11 @@ def _folded(name: str) -> str:
 class CallNames:
     """The distinct names of one call's files. Bounded by the call's file limit."""
 
-    __slots__ = ("_files", "_folders")
+    __slots__ = ("_is_file",)
 
     def __init__(self) -> None:
-        self._files: set[str] = set()
-        self._folders: set[str] = set()
+        self._is_file: dict[str, bool] = {}
+        """By name; False for a folder."""
 
     def add(self, name: str) -> None:
         """Add an accepted name.
@@ -243,11 +243,10 @@ class CallNames:
         case or compatibility form, or one name is both a file and a folder.
         """
         parts = _folded(name).split("/")
-        key, folders = "/".join(parts), {"/".join(parts[:end]) for end in range(1, len(parts))}
+        *folders, key = ("/".join(parts[:end]) for end in range(1, len(parts) + 1))
         fix = "Give each file of a call a name of its own."
-        if key in self._files:
+        if self._is_file.get(key):
             raise _refused(name, "an earlier file of this call has this name, at most spelled differently", fix)
-        if key in self._folders or folders & self._files:
+        if key in self._is_file or any(map(self._is_file.get, folders)):
             raise _refused(name, "this call uses the same name for a file and for a folder", fix)
-        self._files.add(key)
-        self._folders |= folders
+        self._is_file |= {**dict.fromkeys(folders, False), key: True}

@@ -28,7 +28,7 @@ from glovebox_server.cli.saving import save
 from glovebox_server.cli.terminal import pick, to_minute
 from glovebox_server.exits import FAILED, OK, REFUSED
 from glovebox_server.guards.approvals.shown import visible, warn_of_letters
-from glovebox_server.promotion import plan, reencoder, scanner, scanning, transaction
+from glovebox_server.promotion import plan, proposing, reencoder, scanner, transaction
 from glovebox_server.promotion.folder import TargetFolder, opened
 from glovebox_server.promotion.plan import Planned
 from glovebox_server.promotion.scanner import ScanFindings
@@ -335,7 +335,7 @@ def _called(settings: Settings, owners: Mapping[str, str], code: str) -> dict[st
 def _findings(result: CallResult) -> ScanFindings:
     stdout = result.structured.get("stdout")
     try:
-        return scanning.findings_of(str(stdout["text"]) if not result.failed and isinstance(stdout, dict) else "")
+        return proposing.findings_of(str(stdout["text"]) if not result.failed and isinstance(stdout, dict) else "")
     except SandboxError:
         reason = "the scanner gave no findings: a file may have ended it, or the call was refused"
         fix = "Take the files for dangerous; `glovebox audit query --tool run_python` shows the call."

@@ -14,7 +14,7 @@ from glovebox_server.receipts.recorder import Receipt, whose
 from glovebox_server.tools.base import Excerpt, Isolation, cut_output
 
 if TYPE_CHECKING:
-    from glovebox_server.promotion.scanning import Scan
+    from glovebox_server.promotion.proposing import Scan
 
 MAX_MARKS: Final = 16 * 1024
 """Characters of all files' marks in a result, which has them three times. The audit log and artifacts have all."""

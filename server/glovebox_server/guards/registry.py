@@ -24,7 +24,7 @@ from glovebox_server.guards.redaction.detector import Forms
 from glovebox_server.guards.secret_files.hiding import Hiding
 from glovebox_server.guards.stops.stops import Stops
 from glovebox_server.guards.watch.watch import Watch
-from glovebox_server.promotion.scanning import FileScanner, Known
+from glovebox_server.promotion.proposing import FileScanner, Known
 
 if TYPE_CHECKING:
     from glovebox_server.guards.budgets.budgets import Budgets

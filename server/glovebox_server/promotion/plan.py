@@ -10,7 +10,6 @@ import hashlib
 import io
 import os
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -21,7 +20,7 @@ from typing import Final, NamedTuple
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_sandboxes.plural import counted
 from glovebox_server import workspace
-from glovebox_server.artifacts.diff_form import FILES, MAX_PATCH_BYTES, NO_ID, FilePatch, read_patch, unpacked
+from glovebox_server.artifacts.diff_form import FILES, MAX_PATCH_BYTES, NO_ID, FilePatch, inflated, read_patch
 from glovebox_server.artifacts.media import Sniffer
 from glovebox_server.artifacts.names import MAX_NAME_BYTES, CallNames, check_name, name_risks, quoted
 from glovebox_server.artifacts.record import Artifact, Disk, expired, id_of, translated
@@ -125,7 +124,14 @@ def planned(
     """
     disk = Disk(settings.state_dir / "artifacts", max_bytes_total=0, parts=1)
     now = datetime.now(UTC)
-    artifacts = [_artifact(disk, uri, now) for uri in dict.fromkeys(uris)]
+    artifacts = []
+    for uri in dict.fromkeys(uris):
+        identifier = id_of(uri)
+        with translated("reading an artifact"):
+            artifact = disk.load(identifier) if identifier else None
+        if artifact is None or expired(artifact, now):
+            raise unknown(uri)
+        artifacts.append(artifact)
     _require_few(len(artifacts))
     changing, same = [], []
     for each in _patched(disk, artifacts[0], folder) if apply else _copied(disk, artifacts, folder):
@@ -206,15 +212,6 @@ def unknown(uri: str) -> RefusedError:
     """Return the refusal for an unknown artifact."""
     hint = "`glovebox artifact list` shows those there are."
     return RefusedError("artifacts.unknown", f"There is no artifact at {quoted(uri)}: it expired, or never was.", hint)
-
-
-def _artifact(disk: Disk, uri: str, now: datetime) -> Artifact:
-    identifier = id_of(uri)
-    with translated("reading an artifact"):
-        artifact = disk.load(identifier) if identifier else None
-    if artifact is None or expired(artifact, now):
-        raise unknown(uri)
-    return artifact
 
 
 def _chunks(disk: Disk, artifact: Artifact) -> Iterator[bytes]:
@@ -303,12 +300,8 @@ def _applied(file: FilePatch, read: Read) -> Made:
 def _content(file: FilePatch, old: bytes) -> bytes:
     """Return what a file becomes; any bytes where the patch is false, which its id shows."""
     if file.head["packed"]:
-        size = int(file.parts[0]["size"])
-        try:
-            packed = b"".join(unpacked(file.parts[0]["lines"]))
-            return zlib.decompressobj().decompress(packed, size + 1) if size <= MAX_MADE_BYTES else b""
-        except (ValueError, zlib.error):
-            return b""
+        content, is_whole = inflated(file.parts[0]["lines"], min(int(file.parts[0]["size"]), MAX_MADE_BYTES) + 1)
+        return content if is_whole else b""
     lines, out, at = list(io.BytesIO(old)), bytearray(), 0
     for hunk in file.parts:
         begin = int(hunk["first"]) - (hunk["old"] != b"0")

@@ -24,7 +24,7 @@ from glovebox_server.guards.redaction.guard import mask_value
 from glovebox_server.receipts.recorder import CallRecorder, ReceiptIssuer, elapsed_ms
 
 if TYPE_CHECKING:
-    from glovebox_server.promotion.scanning import Scan
+    from glovebox_server.promotion.proposing import Scan
     from glovebox_server.proof.sealed import Sealer
 
 MAX_KEPT = 128 * 1024

@@ -12,7 +12,7 @@ from glovebox_server.calls import NOTHING
 from glovebox_server.core.call import Call, CallDeniedError, Inputs, Ran
 from glovebox_server.guards.budgets.spending import LOOKING
 from glovebox_server.guards.journal.journal import artifact_scanned
-from glovebox_server.promotion.scanning import FileScanner, Known
+from glovebox_server.promotion.proposing import FileScanner, Known
 
 if TYPE_CHECKING:
     from glovebox_server.guards.budgets.budgets import Budgets

@@ -7,10 +7,9 @@ import lzma
 import re
 import tarfile
 import zipfile
-import zlib
-from typing import NamedTuple, cast
+from typing import cast
 
-from glovebox_server.artifacts.diff_form import unpacked
+from glovebox_server.artifacts.diff_form import inflated
 from glovebox_server.promotion.scanner.budget import Findings, ScanBudget, ScannedPart, not_looked_into, shown
 from glovebox_server.promotion.scanner.documents import is_no_page, is_office, office, office_names
 
@@ -46,10 +45,8 @@ compress (two), lzip, xar, WIM, ARJ, cpio, LHA."""
 _OUTER = re.compile(r"\.(?:(?P<tar>t)(?:gz|bz2?|xz)|gz|bz2|xz|lzma)$", re.IGNORECASE)
 
 
-class _ArchiveEntry(NamedTuple):
-    name: str
-    bytes: int
-    is_plain: bool
+_ArchiveEntry = tuple[str, int, bool]
+"""Name, size, and whether it is a plain file or a folder."""
 
 
 def unread(part: ScannedPart, _: ScanBudget) -> Findings:
@@ -75,7 +72,7 @@ def zipped(part: ScannedPart, budget: ScanBudget) -> Findings:
     with zipfile.ZipFile(io.BytesIO(part.data)) as archive:
         entries = archive.infolist()
         in_office = is_office(each.filename for each in entries)
-        sized = [_ArchiveEntry(each.filename, each.file_size, each.external_attr >> 28 != _LINK) for each in entries]
+        sized = [(each.filename, each.file_size, each.external_attr >> 28 != _LINK) for each in entries]
         yield from _entries("Office document" if in_office else "archive", sized, len(part.data))
         if any(each.flag_bits & 1 for each in entries):
             yield "archive: entries that are encrypted"
@@ -144,10 +141,7 @@ def tarred(part: ScannedPart, budget: ScanBudget) -> Findings:
         else:  # newer versions of the library take such an entry, or an invalid one, for the end
             if part.data[archive.offset :].strip(b"\0"):
                 yield _CUT
-        sized = [
-            _ArchiveEntry(each.name, each.size, (each.isreg() and not each.issparse()) or each.isdir())
-            for each in members
-        ]
+        sized = [(each.name, each.size, (each.isreg() and not each.issparse()) or each.isdir()) for each in members]
         yield from _entries("archive", sized, len(part.data))
         for each in members[:MOST_ENTRIES]:
             if each.isreg() and not each.issparse():  # a sparse file may claim any size
@@ -177,23 +171,21 @@ def packed(part: ScannedPart, budget: ScanBudget) -> Findings:
 
 
 def _entries(what: str, entries: list[_ArchiveEntry], packed: int) -> Findings:
-    total = sum(each.bytes for each in entries)
+    total = sum(size for _, size, _ in entries)
     if what == "archive":
         yield f"archive: {len(entries)} entries, {total} bytes unpacked"
     if len(entries) > MOST_ENTRIES:
         yield f"{what}: more than {MOST_ENTRIES} entries, of which the rest was not looked at"
     if total > _RATIO * packed + _EXPANDS:
         yield f"{what}: unpacks to more than {_RATIO} times its size"
-    for each in entries[:MOST_ENTRIES]:
-        parts = each.name.replace("\\", "/").split("/")
-        name = shown(each.name)
-        if ".." in parts or each.name.startswith(("/", "\\")) or re.match(r"[A-Za-z]:", each.name):
-            yield f"{what}: {name} unpacks outside of its folder"
-        if not each.is_plain:
-            yield f"{what}: {name} is a link or no plain file"
-        hidden = any(part.startswith(".") and part not in {".", ".rels"} for part in parts)
-        if _RUNS.search(each.name) or hidden:
-            yield f"{what}: {name} may be run or obeyed"
+    for name, _, is_plain in entries[:MOST_ENTRIES]:
+        parts = name.replace("\\", "/").split("/")
+        if ".." in parts or name.startswith(("/", "\\")) or re.match(r"[A-Za-z]:", name):
+            yield f"{what}: {shown(name)} unpacks outside of its folder"
+        if not is_plain:
+            yield f"{what}: {shown(name)} is a link or no plain file"
+        if _RUNS.search(name) or any(part.startswith(".") and part not in {".", ".rels"} for part in parts):
+            yield f"{what}: {shown(name)} may be run or obeyed"
 
 
 _FILE = re.compile(rb"^diff --git (?:.* )?\"?b/(.+?)\"?\r?$|^GIT binary patch\r?$", re.MULTILINE)
@@ -216,21 +208,8 @@ def patch(part: ScannedPart, budget: ScanBudget) -> Findings:
         elif half is None or half[1] == b"delta":
             yield f"patch: {shown(name)} is a difference of two files that are no text, which was not looked into"
         else:
-            content, whole = _content(half[3], budget)
+            content, whole = inflated(half[3], budget.bytes + 1)
+            budget.bytes -= len(content)
             if not whole or len(content) != int(half[2]):
                 yield f"patch: {shown(name)} was not looked into to its end"
             yield ScannedPart(name, content)
-
-
-def _content(lines: bytes, budget: ScanBudget) -> tuple[bytes, bool]:
-    unpacker, out = zlib.decompressobj(), bytearray()
-    try:
-        for packed in unpacked(lines):
-            out += unpacker.decompress(packed, budget.bytes + 1 - len(out))
-            if unpacker.unconsumed_tail or len(out) > budget.bytes:
-                break
-    except (ValueError, zlib.error):
-        return bytes(out), False
-    finally:
-        budget.bytes -= len(out)
-    return bytes(out), unpacker.eof

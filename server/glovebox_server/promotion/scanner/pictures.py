@@ -2,6 +2,7 @@
 
 import re
 import zlib
+from collections.abc import Generator
 
 from glovebox_server.promotion.scanner.budget import Findings, ScanBudget, ScannedPart, shown
 
@@ -19,19 +20,28 @@ _GIF_SHOWN = (b"NETSCAPE2.0", b"ANIMEXTS1.0", b"ICCRGBG1012")
 _WEBP_SHOWN = frozenset((b"VP8 ", b"VP8L", b"VP8X", b"ANIM", b"ANMF", b"ALPH", b"ICCP"))
 _WHERE = "where and with what it was made (EXIF)"
 _TEXT = "text of programs (XMP)"
-_BEHIND = "data behind its end"
-_CUT = "it does not end as it should, and was not looked into to its end"
+_Walk = Generator["str | ScannedPart", None, int | None]
+"""Findings; returns where the picture ends, None if it does not end as it should."""
 
 
 def picture(part: ScannedPart, budget: ScanBudget) -> Findings:
     """Yield the invisible content of a PNG, JPEG, GIF or WebP picture."""
     for magic, look in _LOOKS:
         if magic.match(part.data):
-            for each in look(part.data, budget):
+            for each in _whole(look(part.data, budget), part.data):
                 yield f"picture: {each}" if isinstance(each, str) else each
 
 
-def _png(data: bytes, budget: ScanBudget) -> Findings:
+def _whole(walk: _Walk, data: bytes) -> Findings:
+    end = yield from walk
+    if end is None:
+        yield "it does not end as it should, and was not looked into to its end"
+    elif end < len(data):
+        yield f"data behind its end ({len(data) - end} bytes)"
+        yield ScannedPart("behind its end", data[end:])
+
+
+def _png(data: bytes, budget: ScanBudget) -> _Walk:
     at = len(_PNG)
     while at + 12 <= len(data):
         length, kind = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8]
@@ -42,15 +52,14 @@ def _png(data: bytes, budget: ScanBudget) -> Findings:
         if kind == b"IEND":
             if length:
                 yield f"{length} bytes in its end"
-            yield from _behind(data, at)
-            return
+            return at
         if kind in _PNG_TEXTS and not _MATPLOTLIB.fullmatch(content):
             yield from _png_text(kind, content, budget)
         elif kind == b"eXIf":
             yield _WHERE
         elif kind not in _PNG_SHOWN | _PNG_TEXTS:
             yield f"a chunk that nobody has to know ({shown(kind.decode('latin-1'))})"
-    yield _CUT
+    return None
 
 
 def _png_text(kind: bytes, content: bytes, budget: ScanBudget) -> Findings:
@@ -68,13 +77,12 @@ def _png_text(kind: bytes, content: bytes, budget: ScanBudget) -> Findings:
         yield ScannedPart(word.decode("latin-1"), text)
 
 
-def _jpeg(data: bytes, _: ScanBudget) -> Findings:
+def _jpeg(data: bytes, _: ScanBudget) -> _Walk:
     at = 2
     while found := _JPEG_NEXT.search(data, at):
         marker, at = data[found.end() - 1], found.end()
         if marker == 0xD9:
-            yield from _behind(data, at)
-            return
+            return at
         length = int.from_bytes(data[at : at + 2], "big")
         content = data[at + 2 : at + min(length, 300)]
         if marker == 0xFE:
@@ -83,16 +91,15 @@ def _jpeg(data: bytes, _: ScanBudget) -> Findings:
             of_programs = _TEXT if b"ns.adobe.com/" in content else f"data of programs (APP{marker - 0xE0})"
             yield _WHERE if content.startswith(b"Exif\0") else of_programs
         at += max(2, length) if marker != 1 else 0
-    yield _CUT
+    return None
 
 
-def _gif(data: bytes, _: ScanBudget) -> Findings:
+def _gif(data: bytes, _: ScanBudget) -> _Walk:
     at = 13 + _colours(data[10:11])
     while at < len(data):
         kind = data[at]
         if kind == 0x3B:
-            yield from _behind(data, at + 1)
-            return
+            return at + 1
         if kind == 0x2C:
             at = _blocks_end(data, at + 11 + _colours(data[at + 9 : at + 10]))
         elif kind == 0x21:
@@ -106,7 +113,7 @@ def _gif(data: bytes, _: ScanBudget) -> Findings:
             at = _blocks_end(data, at + 2)
         else:
             break
-    yield _CUT
+    return None
 
 
 def _colours(flags: bytes) -> int:
@@ -119,7 +126,7 @@ def _blocks_end(data: bytes, at: int) -> int:
     return at + 1
 
 
-def _webp(data: bytes, _: ScanBudget) -> Findings:
+def _webp(data: bytes, _: ScanBudget) -> _Walk:
     end = 8 + int.from_bytes(data[4:8], "little")
     at = 12
     while at + 8 <= min(end, len(data)):
@@ -131,16 +138,7 @@ def _webp(data: bytes, _: ScanBudget) -> Findings:
         elif kind not in _WEBP_SHOWN:
             yield f"a chunk that nobody has to know ({shown(kind.decode('latin-1'))})"
         at += 8 + length + length % 2
-    if end > len(data) or at > end + 1:
-        yield _CUT
-    else:
-        yield from _behind(data, end + end % 2)
-
-
-def _behind(data: bytes, at: int) -> Findings:
-    if at < len(data):
-        yield f"{_BEHIND} ({len(data) - at} bytes)"
-        yield ScannedPart("behind its end", data[at:])
+    return None if end > len(data) or at > end + 1 else end + end % 2
 
 
 _LOOKS = (
