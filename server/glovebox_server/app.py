@@ -200,7 +200,7 @@ async def _open_parts(
     stops = await enter(Stops.opened(state, audit))
     watch = await Watch.opened(state, audit, stops, policy.policy.watch if policy.policy else {})
     approvals = await enter(Approvals.opened(state, audit, TOOLS, partial(_packages, app.environments)))
-    await enter(app.artifacts)
+    await enter(app.artifacts.opened())
     budgets = await enter(open_budgets(state)) if policy.now.budgeted else None
     drivers = await enter(registry.opened(settings.data_dir, app.server_id))
     pool = await enter(pools.open_pool(partial(_record, audit), sandbox_started, shared=app.is_shared))

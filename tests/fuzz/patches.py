@@ -6,7 +6,7 @@ from tests.fuzz.harness import bounded
 
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.artifacts.diff_form import WorkBudget
-from glovebox_server.artifacts.patches import MAX_NAMES, patch_risks
+from glovebox_server.artifacts.names import MAX_NAMES, patch_risks
 from glovebox_server.promotion.plan import made
 
 OLD = {"bytes": b"\0\1\n", "gone": b"gone", "run.sh": b"same\n", "text file": b"a\nb\n"}

@@ -266,7 +266,7 @@ async def fake_app(directory: Path, *, shared: bool = False) -> AsyncIterator[Fa
             parts=4,
         )
         refusals = Refusals()
-        async with store, refusals.recorded(audit):
+        async with store.opened(), refusals.recorded(audit):
             yield FakeApp(
                 refusals=refusals,
                 broker=WaitingBroker(audit=audit, artifacts=store, admission=Admission(shared=shared)),

@@ -385,12 +385,12 @@ BEFORE, AFTER = {"notes.txt": b"before\n"}, {"notes.txt": b"after\n", "more.txt"
     [
         ("glovebox_server.guards.journal.journal:decided", 1, False),  # the yes is used, and not on record
         (f"{PROMOTION}.proposing:Proposals.put", 0, False),
-        (f"{PROMOTION}.journal:Journal.save", 0, False),
+        (f"{PROMOTION}.transaction:Journal.save", 0, False),
         (f"{PROMOTION}.folder:TargetFolder.write", 1, False),
-        (f"{PROMOTION}.journal:Journal.save", 1, False),
+        (f"{PROMOTION}.transaction:Journal.save", 1, False),
         (f"{PROMOTION}.folder:TargetFolder.move", 0, False),
         (f"{PROMOTION}.folder:TargetFolder.exchange", 0, False),
-        (f"{PROMOTION}.journal:Journal.save", 2, False),  # both files are exchanged
+        (f"{PROMOTION}.transaction:Journal.save", 2, False),  # both files are exchanged
         (f"{PROMOTION}.folder:TargetFolder.clear", 0, True),
         ("glovebox_server.guards.journal.journal:call_finished", 1, True),
     ],

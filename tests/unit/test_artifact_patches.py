@@ -13,10 +13,9 @@ from tests.property.test_workspace_changes import ROOM, write
 from tests.unit.test_patch_repositories import run
 
 from _glovebox_guest.files import changes, overlay
-from glovebox_server.artifacts import patches
+from glovebox_server.artifacts import names
 from glovebox_server.artifacts.diff_form import WorkBudget
-from glovebox_server.artifacts.names import reasons
-from glovebox_server.artifacts.patches import MAX_NAMES, patch_risks
+from glovebox_server.artifacts.names import MAX_NAMES, patch_risks, reasons
 
 CHANGES = "it changes files when it is applied"
 
@@ -213,9 +212,9 @@ def test_all_patches_of_a_call_are_charged_by_byte_and_line(monkeypatch: pytest.
     """However many files a call makes of the worst lines, the same is looked at; each beyond it says so."""
     times, count = line.count(b"%"), 8 * 1024 * 1024 // len(line)
     patch = b"".join(line % ((number % 1_000_000,) * times) for number in range(count))
-    scanned, looked_up = Counted(patches._LINE.finditer), Counted(reasons)
-    monkeypatch.setattr(patches, "_LINE", scanned)
-    monkeypatch.setattr(patches, "reasons", looked_up)
+    scanned, looked_up = Counted(names._LINE.finditer), Counted(reasons)
+    monkeypatch.setattr(names, "_LINE", scanned)
+    monkeypatch.setattr(names, "reasons", looked_up)
     budget = WorkBudget()
     for _ in range(8):
         said = patch_risks(patch, budget)

@@ -21,8 +21,7 @@ from glovebox_sandboxes.contract.pictures import HEAD_BYTES, IMAGE_TYPES, MAX_BY
 from glovebox_sandboxes.contract.spec import Limits
 from glovebox_server.artifacts.diff_form import MAX_PATCH_BYTES, WorkBudget
 from glovebox_server.artifacts.media import Sniffer
-from glovebox_server.artifacts.names import CallNames, check_name, name_risks, quoted
-from glovebox_server.artifacts.patches import ENDINGS, patch_risks
+from glovebox_server.artifacts.names import ENDINGS, CallNames, check_name, name_risks, patch_risks, quoted
 from glovebox_server.artifacts.record import Artifact, ArtifactStoreError, Disk, new_id, translated, uri_of
 from glovebox_server.calls import Delivered, Image, Link, ToolCall
 from glovebox_server.receipts.recorder import CallRecorder

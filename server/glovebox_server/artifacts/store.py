@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from anyio import CancelScope
@@ -110,12 +109,12 @@ class ArtifactReader:
 
 
 class ArtifactStore:
-    """The files of all calls: ``async with ArtifactStore(…) as store``. Processes may share a directory."""
+    """The files of all calls: ``async with ArtifactStore(…).opened() as store``. Processes may share a directory."""
 
     def __init__(
         self, directory: Path, *, clock: Callable[[], datetime], ttl: timedelta, max_bytes_total: int, parts: int
     ) -> None:
-        """Configure the store; nothing is touched before it is entered.
+        """Configure the store; nothing is touched before it is opened.
 
         Args:
             directory: the quarantine, on a local file system; created with mode 0700.
@@ -130,24 +129,19 @@ class ArtifactStore:
         self._ttl = ttl
         self._verified: dict[str, _State] = {}  # reading in parts hashes an artifact only once
 
-    async def __aenter__(self) -> Self:
-        """Check the directory and remove what crashed processes left.
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[Self]:
+        """Check the directory, remove what crashed processes left, and leave nothing unfinished behind.
 
         Raises ArtifactStoreError: the directory cannot be made, or others have access to it.
         """
         try:
             with CancelScope(shield=True):
                 await self._worker.run("opening the artifact store", partial(self._disk.start, self._clock()))
-        except BaseException:
-            self._disk.stop()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with CancelScope(shield=True):
-            await self._worker.run("closing the artifact store", self._disk.stop)
+            yield self
+        finally:
+            with CancelScope(shield=True):
+                await self._worker.run("closing the artifact store", self._disk.stop)
 
     @asynccontextmanager
     async def collect(

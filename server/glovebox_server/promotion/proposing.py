@@ -85,6 +85,11 @@ class Scan:
     plan: Plan | None = None
     known: bool = False
 
+    def recorded(self) -> dict[str, Any]:
+        """Return what records have of it; what is empty is left out."""
+        names = ("name", "uri", "findings", "more", "not_scanned", "sandbox_id")
+        return {name: value for name in names if (value := getattr(self, name))}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileScanner:
@@ -259,7 +264,13 @@ class Proposals:
         Raises RefusedError: it is too much to be shown; AuditError: it could not be recorded, so no person is asked.
         """
         shown = _text([*_findings(scans), proposed.shown])
-        if events := [_scanned(call, each) for each in scans if not each.known]:
+        events = []
+        for each in (scan for scan in scans if not scan.known):
+            about = {"asked_by": call.id, "principal": call.principal.id, "sha256": each.sha256, **each.recorded()}
+            if each.plan is not None:
+                about |= {"driver": each.plan.driver, "level": each.plan.level, "plan_digest": each.plan.digest}
+            events.append(ProposalScanned(**about))
+        if events:
             await self.audit.append_all(events)
         found = {each.uri: ScanFindings(lines=each.findings, more=each.more) for each in scans if not each.not_scanned}
         return replace(proposed, planned=proposed.planned.scanned(found), shown=shown)
@@ -315,16 +326,6 @@ def _told(work: Callable[[], _T]) -> _T:
         raise RefusedError(
             "promotion.interrupted", reason, "Tell the operator: `glovebox artifact promotions`."
         ) from problem
-
-
-def _scanned(call: ToolCall, scan: Scan) -> ProposalScanned:
-    plan = scan.plan
-    return ProposalScanned(
-        asked_by=call.id, principal=call.principal.id, name=scan.name, uri=scan.uri, sha256=scan.sha256,
-        findings=scan.findings or None, more=scan.more or None, not_scanned=scan.not_scanned or None,
-        sandbox_id=scan.sandbox_id or None, driver=plan.driver if plan else None, level=plan.level if plan else None,
-        plan_digest=plan.digest if plan else None,
-    )  # fmt: skip
 
 
 def _findings(scans: Sequence[Scan]) -> Iterator[str]:

@@ -80,15 +80,7 @@ def sandbox_started(driver: Driver, sandbox: AttestedSandbox) -> Draft:
 
 def artifact_scanned(call: ToolCall, scan: "Scan") -> ArtifactScanned:
     """Return the record of a scanned output file."""
-    return ArtifactScanned(
-        call_id=call.id,
-        name=scan.name,
-        uri=scan.uri,
-        findings=scan.findings or None,
-        more=scan.more or None,
-        not_scanned=scan.not_scanned or None,
-        sandbox_id=scan.sandbox_id or None,
-    )
+    return ArtifactScanned(call_id=call.id, **scan.recorded())
 
 
 def call_finished(
