@@ -4,7 +4,7 @@ from tests.fuzz.harness import pieces
 
 from glovebox_profiles.egress.targets import parse_host
 from glovebox_sandboxes.contract.errors import RefusedError
-from glovebox_server.egress.clienthello import MAX_HELLO, ClientHello
+from glovebox_server.egress.serve import MAX_HELLO, ClientHello
 
 
 def _read(data: bytes, size: int) -> tuple[str | None, str | None]:

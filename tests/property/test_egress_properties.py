@@ -17,9 +17,9 @@ from tests.fixtures.tls_hello import made_hello, real_hello, server_name
 from glovebox_profiles.egress.rules import EgressRule, covers, covers_all, decide, decide_url, meet
 from glovebox_profiles.egress.targets import EgressTarget, matches, parse_host, parse_url
 from glovebox_sandboxes.contract.errors import RefusedError
-from glovebox_server.egress.clienthello import MAX_HELLO, ClientHello
 from glovebox_server.egress.events import PeerError
 from glovebox_server.egress.request import PIECE_BYTES, BodyDecoder
+from glovebox_server.egress.serve import MAX_HELLO, ClientHello
 
 HOSTS = ["example.org", "a.example.org", "b.a.example.org", "xexample.org", "example.com"]
 PATTERNS = [*HOSTS, "*.example.org", "*.a.example.org"]

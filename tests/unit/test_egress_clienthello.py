@@ -4,7 +4,7 @@ import pytest
 from tests.fixtures.tls_hello import made_hello, real_hello, server_name, vector
 
 from glovebox_sandboxes.contract.errors import RefusedError
-from glovebox_server.egress.clienthello import MAX_HELLO, ClientHello
+from glovebox_server.egress.serve import MAX_HELLO, ClientHello
 
 NAME = server_name(b"files.example.org")
 

@@ -278,11 +278,6 @@ def decide_call(call: Call, rights: Rights) -> Decision:
     return decision
 
 
-def same_rights(rights: Rights) -> RightsOf:
-    """Return a function that gives every caller the same rights."""
-    return lambda _: rights
-
-
 def find_tool(tools: Mapping[str, Tool], name: str, rights: Rights | None = None) -> Tool:
     """Return the tool of that name; raise ``UnknownToolError``, which lists what these rights show, or else all."""
     if name not in tools:
