@@ -64,10 +64,7 @@ class Recorder:
     async def append_all(
         self, events: Sequence[Any], then: Callable[[Sequence[Draft]], Then] | None = None
     ) -> list[Record]:
-        """Take events; like the real one, all or none, and not interrupted by cancellation.
-
-        The receipt is made of a record that never was, and kept apart.
-        """
+        """Take events, and keep receipts apart; like the real one, all or none, not interrupted by cancellation."""
         with anyio.CancelScope(shield=True):
             await anyio.lowlevel.checkpoint()
             await anyio.lowlevel.checkpoint()
