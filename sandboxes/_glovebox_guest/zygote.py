@@ -170,10 +170,10 @@ def _next(orders: socket.socket) -> tuple[bytes, list[int]]:
 
 def _leave(descriptors: list[int], inside: int, outside: int, config: dict[str, Any]) -> NoReturn:
     """Leave what the forked process shares with the zygote, then be a guest. Never returns."""
-    from array import array
-
-    wire, detail, *groups = descriptors
     try:
+        from array import array
+
+        wire, detail, *groups = descriptors
         os.dup2(wire, 0)
         os.dup2(wire, 1)
         os.dup2(detail, 2)

@@ -37,8 +37,8 @@ class Turns(Generic[Waiter]):
         """Allow ``most`` turns at one time; unless keys are ``shared``, none are kept for others."""
         self._most = most
         self._shared = shared
-        self._turns: list[tuple[str, int | None]] = []
-        """Key and bound of each turn that is taken."""
+        self._turns: dict[str, list[int | None]] = {}
+        """Bounds of the turns that each key has: waiting keys may be many, and are all compared at each grant."""
         self._waiting: dict[str, deque[tuple[Waiter, int | None]]] = {}
         """Waiters, each with its bound, in the order in which keys with equally many turns are served."""
 
@@ -48,21 +48,22 @@ class Turns(Generic[Waiter]):
 
     def grant(self) -> Iterator[Waiter]:
         """Yield each waiter that can have a turn now."""
-        while able := [key for key in self._waiting if self._within_bounds(key)]:
-            key = min(able, key=self._taken)
-            left = self._most - len(self._turns)
-            if not left or (self._shared and not may_take(self._taken(key), left)):
+        while left := self._most - sum(map(len, self._turns.values())):
+            key = min(filter(self._within_bounds, self._waiting), key=self._taken, default=None)
+            if key is None or (self._shared and not may_take(self._taken(key), left)):
                 return
             waiters = self._waiting.pop(key)
             waiter, bound = waiters.popleft()
             if waiters:
                 self._waiting[key] = waiters
-            self._turns.append((key, bound))
+            self._turns.setdefault(key, []).append(bound)
             yield waiter
 
     def release(self, key: str, bound: int | None = None) -> None:
         """End a turn of this bound."""
-        self._turns.remove((key, bound))
+        self._turns[key].remove(bound)
+        if not self._turns[key]:
+            del self._turns[key]
 
     def withdraw(self, key: str, waiter: Waiter) -> None:
         """Remove a waiter that has no turn yet; later ones may get one then."""
@@ -71,11 +72,10 @@ class Turns(Generic[Waiter]):
             del self._waiting[key]
 
     def _taken(self, key: str) -> int:
-        return sum(each == key for each, _ in self._turns)
+        return len(self._turns.get(key, ()))
 
     def _within_bounds(self, key: str) -> bool:
-        next_bound = self._waiting[key][0][1]
-        bounds = [next_bound, *(bound for each, bound in self._turns if each == key)]
+        bounds = [self._waiting[key][0][1], *self._turns.get(key, ())]
         return all(bound is None or len(bounds) <= bound for bound in bounds)
 
 

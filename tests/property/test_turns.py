@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from time import process_time
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -126,3 +127,19 @@ def test_nobody_starves(steps: list[tuple[str, str, int]], most: int, ends: list
             hall.step("release", "", end)
             hall.step("ask", over, 0)
     assert hall.taken["peer"]
+
+
+def test_many_who_wait_cost_little() -> None:
+    """Keys are compared with each other, not with each turn: thousands may wait, and the event loop waits for it."""
+    turns: Turns[int] = Turns(16, shared=True)
+    for number in range(2000):
+        turns.ask(f"key{number}", number)
+        list(turns.grant())
+    began = process_time()
+    for number in range(2000, 3000):
+        turns.ask(f"key{number}", number)
+        assert not list(turns.grant())
+    for number in range(16):
+        turns.release(f"key{number}")
+        assert len(list(turns.grant())) == 1
+    assert process_time() - began < 2
