@@ -335,10 +335,9 @@ class LogFile:
         """Hash up to the tail; only a verified chain is signed."""
         for _, line, free in read.raw_lines(file, file.tell(), self._tail.size - self._start.before.size):
             if free:
-                further = chain.linked(line, end)
-                if further is None:
+                end = chain.linked(line, end) or Head(seq=-1)
+                if end.seq < 0:  # also right behind the tail, as nothing else may be there
                     break
-                end = further
                 tree.add(rotation.leaf(line))
                 counts.line(line)
         if (end.seq, end.hash) != (self._tail.seq, self._tail.hash):

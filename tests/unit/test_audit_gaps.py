@@ -189,6 +189,22 @@ def test_a_record_that_was_changed_is_not_sealed(directory: Path, place: int) ->
     file.close()
 
 
+def test_bytes_behind_the_last_record_are_not_sealed(directory: Path) -> None:
+    """As when what a gap accounts for was moved behind it: the chain is whole, and the segment is not."""
+    with (directory / LOG_NAME).open("ab") as log:
+        log.write(b"{torn\n")
+    file = LogFile(directory, "s_2", segments.rotation(10**9))
+    *kept, torn, gap = log_lines(directory)
+    for lines, sealed in (([*kept, gap, torn], False), ([*kept, torn, gap], True)):
+        (directory / LOG_NAME).write_bytes(b"".join(lines))
+        if sealed:
+            assert file.seal() == 1
+        else:
+            with pytest.raises(AuditError, match="so it is not sealed"):
+                file.seal()
+    file.close()
+
+
 def test_a_gap_of_many_lines_is_one_gap(directory: Path) -> None:
     """More of them than problems are kept: none is left over."""
     with (directory / LOG_NAME).open("ab") as log:
