@@ -293,3 +293,20 @@ def test_keys_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="is no X25519 public key"):
         Sealer.load(private)
     assert sealed_call(Sealer.load(public), 1, {"code": "x" * sealed.MAX_BYTES}).sealed_arguments is None
+
+
+def test_a_method_is_not_suggested_for_the_path_of_another(tmp_path: Path) -> None:
+    """Methods share a rule where their paths are the same, and nowhere else."""
+    events: list[Event] = []
+    for number, (method, path) in enumerate([("GET", "a"), ("HEAD", "b"), ("GET", "c"), ("HEAD", "c")]):
+        call, url = f"c_{number}", f"https://{'pypi.org' if path != 'c' else 'docs.python.org'}/simple/{path}"
+        begun = replace(decided(call), tool="fetch_url", arguments={**PAGE, "url": url, "method": method})
+        host = url.split("/")[2]
+        events += [begun, reached(call, host, url, method), replace(finished(call), tool="fetch_url")]
+    _, found = suggested(tmp_path, "fetch_url", *events)
+    rules = {(each["host"], *each["methods"]): each["paths"] for each in found["profile"]["network"]["allow"]}
+    assert rules == {
+        ("pypi.org", "GET"): ["/simple/a"],
+        ("pypi.org", "HEAD"): ["/simple/b"],
+        ("docs.python.org", "GET", "HEAD"): ["/simple/c"],
+    }

@@ -73,7 +73,7 @@ def audit_tail(settings: Settings, count: int, follow: bool, everything: bool) -
             return
         found = [line for line in lines if wanted(line)]
         _show_lines(found)
-        if count and not found:
+        if count > 0 and not found:
             out.print("No record of a call. `glovebox audit tail --all` shows the servers' own.")
 
 
