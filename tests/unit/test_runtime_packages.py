@@ -189,6 +189,19 @@ async def test_an_import_that_ends_python_is_named(
     assert tried == [("a", "b", "c"), (), ("a",), ("b",), ("c",)][: 4 if bad else 5]
 
 
+class _Panics:
+    """A driver of a runsc that says first what is wrong."""
+
+    def plan(self, _: SandboxSpec) -> NoReturn:
+        raise SandboxError("Starting", "panic: no futex\ngoroutine 1:\nmain.go:12", "")
+
+
+@pytest.mark.parametrize(("modules", "told"), [((), "panic: no futex goroutine 1: main.go:12"), (("a",), "main.go:12")])
+async def test_a_trial_tells_what_hinders_it_in_one_line(modules: tuple[str, ...], told: str) -> None:
+    """All of it, as of a panic of runsc's; where modules are imported the last line, before which they may warn."""
+    assert await trial.find_trouble(cast("Driver", _Panics()), modules=modules) == told
+
+
 def test_a_failed_import_is_one_line() -> None:
     """The module, the exception, and of a message of many lines the last; the type where there is no message."""
     problem = ImportError("\n\nPLEASE READ\nOriginal error was: libx.so: no such file\n")

@@ -33,8 +33,8 @@ async def find_trouble(driver: Driver, environment: str = DEFAULT, modules: Sequ
         async with driver.open(plan) as sandbox:
             return describe((await connection.attest(sandbox, plan)).attestation.differences)
     except (SandboxError, UnsupportedSpecError) as problem:
-        # Of a traceback the last line: it names what is missing.
-        return problem.reason.strip().splitlines()[-1]
+        # Of an import the last line names what is missing; what runsc says first, as in a panic, may be what counts.
+        return " ".join(problem.reason.strip().splitlines()[-1 if modules else 0 :])
 
 
 async def check(driver: Driver, built: Runtime, python: Path, environment: Environment) -> None:

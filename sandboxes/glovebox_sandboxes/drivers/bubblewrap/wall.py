@@ -182,7 +182,7 @@ class Walled:
                 info, places["info"] = _pipe(ours, theirs)
                 users, places["users"] = _pipe(ours, theirs, writing=True)
             gated = bool(group.directories and not group.tasks)
-            names = {f"{{{name}}}": str(number) for name, number in places.items()}
+            names = {f"{{{key}}}": str(number) for key, number in places.items()}
             command = [names.get(part, part) for part in argv]
             try:
                 process = await self._spawner.start(
