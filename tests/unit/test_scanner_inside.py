@@ -5,6 +5,7 @@ import bz2
 import gzip
 import hashlib
 import lzma
+import struct
 import subprocess  # noqa: TID251 - as a sandbox runs it, without what is imported here
 import sys
 import tarfile
@@ -218,6 +219,32 @@ def test_what_takes_too_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any("seconds" in each for each in scan(nested(2), "a.zip"))
     monkeypatch.setattr(budget, "MOST_SECONDS", -1)
     assert any("not looked into" in each and "what takes more than" in each for each in scan(nested(2), "a.zip"))
+
+
+def looped_table() -> bytes:
+    """A compound file whose list of its table's sectors goes round in one sector."""
+    head, first = compound("Package", PAGE)[:512], b"\xff" * 508 + struct.pack("<I", 0)
+    return head[:68] + struct.pack("<I", 0) + head[72:] + first + bytes(2 << 20)
+
+
+def many_roots() -> bytes:
+    """A compound file whose entries are all roots, each with its longest chain, of 6000 sectors."""
+    entry = bytes(66) + b"\5" + bytes(61)
+    head = compound("Package", PAGE)[:76] + struct.pack("<109I", *range(47), *[0xFFFFFFFF] * 62)
+    head = head[:48] + struct.pack("<I", 47) + head[52:]
+    return head + struct.pack("<6016I", *range(1, 6000), *[0xFFFFFFFE] * 17) + entry * (4 * 5953)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [looped_table(), many_roots(), binary_patch(PAGE).replace(b"\n\nlit", b"\n" + b"zcmV?d0\n" * 150_000 + b"\nlit")],
+    ids=["table", "roots", "patch"],
+)
+def test_what_leads_round_or_follows_the_end_costs_little(data: bytes) -> None:
+    """Each takes a part of a second; where each step copies all that came before, or each root is read, minutes."""
+    began = time.process_time()
+    scan(data, "a.patch" if data.startswith(b"diff") else "a.doc")
+    assert time.process_time() - began < 4
 
 
 @pytest.mark.parametrize(

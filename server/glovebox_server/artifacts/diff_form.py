@@ -137,7 +137,9 @@ def inflated(lines: bytes, most: int) -> tuple[bytes, bool]:
     try:
         for line in lines.split():
             length = line[0] - (_BEFORE_A if line[0] <= ord("Z") else _BEFORE_SMALL_A)
-            out += unpacker.decompress(base64.b85decode(line[1:])[:length], most - len(out))
+            packed = base64.b85decode(line[1:])[:length]
+            # Behind the end, it would copy all that follows again with each line.
+            out += b"" if unpacker.eof else unpacker.decompress(packed, most - len(out))
             if unpacker.unconsumed_tail or len(out) >= most:
                 break
     except (ValueError, zlib.error):

@@ -100,8 +100,8 @@ def _streams(data: bytes, budget: ScanBudget) -> Iterator[tuple[str, bytes]]:
     table = _table(data, *sectors)
     directory, next_small = (_chain(*sectors, table, _U32.unpack_from(data, at)[0]) for at in (48, 60))
     entries = [directory[at : at + _ENTRY] for at in range(0, len(directory) - _ENTRY + 1, _ENTRY)]
-    roots = [_chain(*sectors, table, _U32.unpack_from(each, 116)[0]) for each in entries if each[66] == _ROOT][:1]
-    small = b"".join(roots), 1 << _MINI
+    roots = [_U32.unpack_from(each, 116)[0] for each in entries if each[66] == _ROOT]
+    small = _chain(*sectors, table, roots[0] if roots else _LAST), 1 << _MINI
     for entry in [each for each in entries if each[66] == _STREAM][:_MOST_STREAMS]:
         if budget.over():
             return
@@ -119,8 +119,8 @@ def _table(data: bytes, sectors: bytes, size: int) -> bytes:
     numbers = list(unpack_from("<109I", data, 76))
     at, seen = _U32.unpack_from(data, 68)[0], 0
     while at < _LAST and seen < most and (found := sectors[at * size : (at + 1) * size]):
-        *more, at = (number for (number,) in _U32.iter_unpack(found))
-        numbers, seen = numbers + more, seen + 1
+        numbers += (number for (number,) in _U32.iter_unpack(found))
+        at, seen = numbers.pop(), seen + 1
     return b"".join(sectors[each * size : (each + 1) * size] for each in numbers[:most] if each < _LAST)
 
 
