@@ -80,8 +80,9 @@ def printable(text: str) -> str:
 def require_distinct(values: tuple[Any, ...], *keys: str) -> tuple[Any, ...]:
     """Reject a list with duplicates, or with values that agree in all these attributes."""
     seen = [attrgetter(*keys)(value) if keys else value for value in values]
-    if twice := [value for index, value in enumerate(seen) if value in seen[:index]]:
-        raise ValueError(f"{twice[0]!r} is listed twice")
+    for index, value in enumerate(seen):
+        if value in seen[:index]:
+            raise ValueError(f"{value!r} is listed twice")
     return values
 
 

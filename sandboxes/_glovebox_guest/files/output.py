@@ -109,7 +109,8 @@ def contents(root: str, pictures: Iterable[Picture]) -> list[tuple[str, bytes]]:
 
 def opened(path: str) -> BinaryIO:
     """Open a file that may have become anything else: no link is followed, and no writer of a FIFO awaited."""
-    return open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    return open(path, "rb", opener=lambda name, _: os.open(name, flags))  # which closes a folder
 
 
 def full_since(root: str, entries: Iterable[os.stat_result]) -> int | None:

@@ -19,7 +19,7 @@ class _Response(StreamHandler):
         self.head: Mapping[str, Any] | None = None
         self.body = bytearray()
         self.end: Mapping[str, Any] | None = None
-        """Why it ended, empty if it is whole; None before."""
+        """Why it ended, ``truncated`` with None if it is whole; None before."""
 
     def on_accept(self, body: Mapping[str, Any]) -> None:
         self.head = body
@@ -28,7 +28,7 @@ class _Response(StreamHandler):
         self.body += data
 
     def on_end(self) -> None:
-        self.end = {}
+        self.end = {"truncated": None}
 
     def on_reset(self, body: Mapping[str, Any]) -> None:
         self.end = body
@@ -46,7 +46,7 @@ def ask(loop: Loop, payload: Mapping[str, Any], deadline: float) -> dict[str, An
     if end is None:
         loop.send(loop.wire.reset(stream))
         end = _LATE if response.head is None else {"truncated": _LATE["reason"]}
-    error = None if not end or "truncated" in end else end
+    error = None if "truncated" in end else end
     answer = {"head": response.head, "truncated": end.get("truncated"), "error": error}
     return {**answer, "body": bytes(response.body), "max_chars": payload["max_chars"], "raw": payload.get("raw", False)}
 

@@ -431,6 +431,7 @@ def _left_open() -> list[tuple[Any, str]]:
     except MemoryError:
         return []
     # A text has to hand over to the bytes beneath it, and one written in Python may have a trailer to write, as a
-    # compressed file has.
-    files.sort(key=lambda each: (type(each) is not _io.TextIOWrapper, type(each).__module__ == "_io"))
+    # compressed file has: also into a text, which is flushed again.
+    files.sort(key=lambda each: type(each).__module__ == "_io")
+    files = [*(each for each in files if type(each) is _io.TextIOWrapper), *files]
     return [(each, "flush" if type(each).__module__ == "_io" else "close") for each in files]

@@ -9,7 +9,6 @@ import os
 import re
 import warnings
 from collections import Counter, deque
-from io import StringIO
 
 from _glovebox_guest import wording
 from _glovebox_guest.program.emit import Emit
@@ -150,13 +149,26 @@ class _Search:
 
     def _matches(self, name: str, text: str) -> Iterator[dict[str, Any]]:
         """Yield a match for each line; a line of context belongs to one match and is no match."""
-        # Faster than line by line, where no line matches.
-        if not text or not (self._by_line or self._pattern.search(text)):
-            return
         match: dict[str, Any] | None = None
         before = deque[str](maxlen=self._context)
-        for number, whole in enumerate(StringIO(text), 1):
-            line = whole.removesuffix("\n")
+        number, at, candidate = 0, 0, -1
+        while at < len(text):
+            in_context = match is not None and len(match.get("after", ())) < self._context
+            if not self._by_line and at > candidate and not in_context:
+                # Faster than line by line: go to the next line that may match, and the context before it.
+                found = self._pattern.search(text, at)
+                if found is None:
+                    break
+                start = candidate = text.rfind("\n", at, found.start()) + 1 or at
+                for _ in range(self._context):
+                    start = text.rfind("\n", at, max(at, start - 1)) + 1 or at
+                number += text.count("\n", at, start)
+                at = start
+                continue
+            number += 1
+            end = text.find("\n", at)
+            line = text[at:] if end < 0 else text[at:end]
+            at += len(line) + 1
             if found := self._pattern.search(line):
                 if match is not None:
                     yield match
@@ -164,7 +176,7 @@ class _Search:
                 if self._context:
                     match |= {"before": [*map(_cut, before)], "after": []}
                 before.clear()
-            elif match is not None and len(match.get("after", ())) < self._context:
+            elif match is not None and in_context:
                 match["after"].append(_cut(line))
             else:
                 before.append(line)

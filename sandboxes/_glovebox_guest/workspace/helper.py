@@ -75,7 +75,7 @@ class _Helper:
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         orders, give = os.pipe()
         look, results = os.pipe()
-        self._orders = open(give, "wb", buffering=0)  # noqa: SIM115 - until ``end``
+        self._orders = open(give, "wb")  # noqa: SIM115 - until ``end``
         self._results = open(look, "rb")  # noqa: SIM115 - as above
         try:
             self._pid = os.fork()
@@ -100,6 +100,7 @@ class _Helper:
         self.items, self._result, self._began = items, [], monotonic()
         with suppress(OSError):  # it has ended, as ``look`` finds out
             marshal.dump("\0".join(items), self._orders)
+            self._orders.flush()
         return self._result
 
     def look(self, *, wait: bool) -> None:
@@ -117,7 +118,8 @@ class _Helper:
         self.items = []
 
     def end(self) -> None:
-        self._orders.close()
+        with suppress(OSError):  # as above
+            self._orders.close()
         self._results.close()
         if self._pid > 0:
             os.kill(self._pid, signal.SIGKILL)

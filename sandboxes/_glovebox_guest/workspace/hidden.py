@@ -97,10 +97,14 @@ class Kind:
 
 # One that is hidden by its name needs no read.
 _RANKED = [Kind(what) for what in sorted(KINDS, key=lambda what: what in CONTENTS)]
-_LAST = [name.rpartition("/")[2] for names in KINDS.values() for name in names.split()]
+_NAMES = " ".join(KINDS.values()).split()
+_LAST = [name.rpartition("/")[2] for name in _NAMES]
 _WHOLE = frozenset(last for last in _LAST if "*" not in last)
 _BEGINNINGS = tuple(last.partition("*")[0] for last in _LAST if "*" in last[1:])
 _TAILS = frozenset(each[-3:] for each in (*(last for last in _LAST if last[0] == "*"), *_COPIES[1:]))
+_ANYWHERE = sorted({each.partition("/**/")[0] for each in _NAMES if "/**/" in each})
+_NEAREST = max(each.count("/") for each in _NAMES)
+"""Folders above a name that count, besides those of _ANYWHERE."""
 _WITHIN = (f"{_COPIES[0]}/", "#/", *(f"/{each}" for each in _BEGINNINGS))
 
 
@@ -138,7 +142,10 @@ def kind_of(name: str, above: str) -> Kind | None:
             name = original or name
     if name.endswith(EXAMPLES):
         return None
-    found = re.fullmatch(_SECRET, f"{above.lower().strip('/')}/{name}", re.DOTALL)
+    folders = above.lower().strip("/").split("/")
+    # Not the whole path, over which matching would take quadratic time.
+    count = [each for each in _ANYWHERE if each in folders] + folders[-_NEAREST:]
+    found = re.fullmatch(_SECRET, "/".join([*count, name]), re.DOTALL)
     return _RANKED[(found.lastindex or 0) - 1] if found else None
 
 

@@ -33,6 +33,7 @@ class _PatternGroup:
         self.says = says
         """True to exclude matches, False to include them again."""
         self._names: set[str] = set()
+        """Names, and paths behind a slash: a set finds one among thousands, an expression tries them all."""
         self._ends: tuple[str, ...] = ()
         self._patterns: list[str] = []
         self._wholes: list[str] = []
@@ -44,11 +45,11 @@ class _PatternGroup:
         pattern = pattern.removeprefix("/")
         found = _SPECIAL.search(pattern)
         try:
-            if of_name and found is None:
-                self._names.add(pattern)
-            elif found is None or not of_name:
+            if found is None:
+                self._names.add(pattern if of_name else f"/{pattern}")
+            elif not of_name:
                 # git compares the text before the first wildcard separately, and starts anew behind it.
-                at = found.start() if found else len(pattern)
+                at = found.start()
                 self._wholes.append(re.escape(pattern[:at]) + glob.expression(pattern[at:], lenient=True))
             elif pattern[0] == "*" and _SPECIAL.search(pattern, 1) is None:
                 self._ends += (pattern[1:],)
@@ -59,7 +60,7 @@ class _PatternGroup:
 
     def matches(self, name: str, path: str) -> bool:
         """Return whether any pattern matches this name or path."""
-        if name in self._names or name.endswith(self._ends):
+        if name in self._names or f"/{path}" in self._names or name.endswith(self._ends):
             return True
         if not self._matchers:
             both = self._patterns, self._wholes
