@@ -211,6 +211,29 @@ async def test_a_value_that_expires_is_read_ahead_and_nobody_waits(monkeypatch: 
         assert len(readings) == 4  # one that lives for a minute is not read at each request
 
 
+async def test_one_reading_serves_all_who_wait_though_its_value_hardly_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A helper that hands out the last seconds of a token: who asks again at once takes it from no other."""
+    now, readings = datetime(2026, 1, 1, tzinfo=UTC), list[str]()
+
+    async def reading(source: str) -> sources.CredentialValue:
+        readings.append(source)
+        await anyio.sleep(0.01)
+        return sources.CredentialValue(text=f"{KEY}{len(readings)}", expires=now + sources.EARLY / 2)
+
+    monkeypatch.setattr(sources, "read", reading)
+    async with anyio.create_task_group() as tasks:
+        keys = CredentialCache(tasks, clock=lambda: now)
+
+        async def ask() -> None:
+            for _ in range(4):
+                await keys.value("exec:/helper")
+
+        async with anyio.create_task_group() as calls:
+            for _ in range(3):
+                calls.start_soon(ask)
+    assert len(readings) == 4
+
+
 async def test_requests_that_are_given_up_start_one_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that hangs up before the value is there, again and again; the control is who waits for it."""
     readings, go = list[str](), anyio.Event()

@@ -208,14 +208,14 @@ class CredentialCache:
             value = await read(source)  # as cheap as looking whether it has changed
             await self._mask(held, value)
             return value
-        if now >= held.until:
-            held.value = None
-        if now >= max(held.soon, held.again) and held.reading is None:
+        before, is_good = held.value, now < held.until
+        if now >= held.again and not (is_good and now < held.soon) and held.reading is None:
             held.reading = anyio.Event()
             self._tasks.start_soon(self._read, source, held, held.reading)
-        while held.value is None and held.reading is not None:
+        if not is_good and held.reading is not None:
             await held.reading.wait()
-        if held.value is None:
+            is_good = held.value is not before  # however short it lives: else waiting calls would starve each other
+        if held.value is None or not is_good:
             raise held.failure or unusable("the server was ending", "Start it again.")
         return held.value
 
