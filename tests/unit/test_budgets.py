@@ -173,7 +173,7 @@ async def test_a_failing_call_is_slowed_and_then_refused_and_a_good_one_is_not(
 
     async def sleep(seconds: float) -> None:
         assert scene.driver.live == 0
-        assert scene.guards.admission._turns._turns == []
+        assert scene.guards.admission._turns._turns == {}
         pauses.append(seconds)
 
     monkeypatch.setattr("glovebox_server.guards.admission.admission.anyio.sleep", sleep)
