@@ -14,12 +14,8 @@ import gc
 import os
 import sys
 
-from _glovebox_guest import kernel
-from _glovebox_guest.jsontext import dumps, loads
+from _glovebox_guest import jsontext, kernel, measure, stdlib, work
 from _glovebox_guest.main import serve, take_wire
-from _glovebox_guest.measure import namespaces
-from _glovebox_guest.stdlib import Any, NoReturn, signal, socket
-from _glovebox_guest.work import warm_up
 
 _ORDER_BYTES = 4096
 _ORDER_DESCRIPTORS = 8
@@ -46,17 +42,17 @@ _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1
 
 def main() -> None:
     """Import, report ``ready``, and fork once for every order until the host closes the socket."""
-    config = loads(sys.argv[-1])
+    config = jsontext.loads(sys.argv[-1])
     sys.path.extend(config["path"])
     # bwrap leaves open descriptors that it waited on.
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     kernel.prctl("PR_SET_DUMPABLE", 0)
     own = os.getuid()
     # Away from the output of modules that print when they are imported.
-    orders = socket.socket(fileno=take_wire()[0])
+    orders = stdlib.socket.socket(fileno=take_wire()[0])
     # Forks are not waited for: the host sees their end by a pidfd.
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    warm_up()
+    stdlib.signal.signal(stdlib.signal.SIGCHLD, stdlib.signal.SIG_IGN)
+    work.warm_up()
     side_by_side: list[bytes] = []
     if config["preload"]:
         # Both run in every fork: their objects lie best among those that forks use.
@@ -79,12 +75,12 @@ def main() -> None:
     getattr(sys, "_clear_internal_caches", sys._clear_type_cache)()  # noqa: SLF001 - called the former since Python 3.13
     _kept = _filled()
     _collapse()
-    orders.sendall(dumps({"namespaces": namespaces()}))
+    orders.sendall(jsontext.dumps({"namespaces": measure.namespaces()}))
     while True:
         order, descriptors = _next(orders)
         if not order:
             return
-        outside = loads(order.decode())["uid"] or own
+        outside = jsontext.loads(order.decode())["uid"] or own
         try:
             become_user(outside)
             if kernel.fork_into(_NEW_NAMESPACES) == 0:
@@ -106,7 +102,7 @@ def become_user(uid: int) -> None:
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
         # It still has to end with its parent; becoming another takes that back.
-        kernel.prctl("PR_SET_PDEATHSIG", signal.SIGKILL)
+        kernel.prctl("PR_SET_PDEATHSIG", stdlib.signal.SIGKILL)
 
 
 def _arenas() -> list[bytes]:
@@ -156,19 +152,19 @@ def _collapse() -> None:
             kernel.collapse(first, last - first)
 
 
-def _next(orders: socket.socket) -> tuple[bytes, list[int]]:
+def _next(orders: stdlib.socket.socket) -> tuple[bytes, list[int]]:
     """Return the next order and its descriptors; empty when the host has closed the socket."""
     from array import array
 
-    order, ancillary, _, _ = orders.recvmsg(_ORDER_BYTES, socket.CMSG_SPACE(_ORDER_DESCRIPTORS * _INT_BYTES))
+    order, ancillary, _, _ = orders.recvmsg(_ORDER_BYTES, stdlib.socket.CMSG_SPACE(_ORDER_DESCRIPTORS * _INT_BYTES))
     descriptors = array("i")
     for level, kind, data in ancillary:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+        if (level, kind) == (stdlib.socket.SOL_SOCKET, stdlib.socket.SCM_RIGHTS):
             descriptors.frombytes(data[: len(data) - len(data) % _INT_BYTES])
     return order, list(descriptors)
 
 
-def _leave(descriptors: list[int], inside: int, outside: int, config: dict[str, Any]) -> NoReturn:
+def _leave(descriptors: list[int], inside: int, outside: int, config: dict[str, stdlib.Any]) -> stdlib.NoReturn:
     """Leave what the forked process shares with the zygote, then be a guest. Never returns."""
     try:
         from array import array
@@ -185,8 +181,8 @@ def _leave(descriptors: list[int], inside: int, outside: int, config: dict[str, 
         kernel.unshare(_CLONE_NEWCGROUP)
         # The host inspects this process by it, kills it and sees its end, whatever its number.
         pidfd = array("i", [os.pidfd_open(os.getpid())])
-        host = socket.socket(fileno=1)
-        host.sendmsg([b"0"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, pidfd)])
+        host = stdlib.socket.socket(fileno=1)
+        host.sendmsg([b"0"], [(stdlib.socket.SOL_SOCKET, stdlib.socket.SCM_RIGHTS, pidfd)])
         host.detach()
         os.close(pidfd[0])
         # The files below /proc/self belong to root for a process that is not dumpable; a guest is not, later.
@@ -207,7 +203,7 @@ def _say(descriptor: int, problem: BaseException, before: str = "") -> None:
     os.write(descriptor, f"{before}{type(problem).__name__}: {problem}"[:_ORDER_BYTES].encode("utf-8", "replace"))
 
 
-def _isolate(own: dict[str, Any]) -> None:
+def _isolate(own: dict[str, stdlib.Any]) -> None:
     """Set up file systems, network and rights of this sandbox alone."""
     import fcntl
 
@@ -217,7 +213,7 @@ def _isolate(own: dict[str, Any]) -> None:
     kernel.mount("devpts", "/dev/pts", "devpts", _MS_NOSUID | _MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")
     for target, size in own["tmpfs"]:
         kernel.mount("tmpfs", target, "tmpfs", _MS_NOSUID | _MS_NODEV, f"mode=0700,size={size}")
-    network = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    network = stdlib.socket.socket(stdlib.socket.AF_INET, stdlib.socket.SOCK_DGRAM)
     # struct ifreq, see netdevice(7): a name of 16 bytes, and here 16 bits of flags.
     request = fcntl.ioctl(network.fileno(), _SIOCGIFFLAGS, b"lo".ljust(40, b"\0"))
     flags = int.from_bytes(request[16:18], sys.byteorder) | _IFF_UP

@@ -5,17 +5,9 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from glovebox_audit import chain
+from glovebox_audit import chain, events
 from glovebox_audit.bundle.evidence import Evidence
 from glovebox_audit.chain import Record
-from glovebox_audit.events import (
-    ApprovalAnswered,
-    ArtifactCollected,
-    ArtifactScanned,
-    CallDecided,
-    CallFinished,
-    SandboxStarted,
-)
 from glovebox_audit.printable import printable
 from glovebox_audit.query.calls import connections
 from glovebox_audit.receipts import dsse
@@ -70,7 +62,7 @@ def of_calls(records: Iterable[Record]) -> dict[str, list[Record]]:
 def outcome(records: Iterable[Record]) -> str:
     """Return a call's outcome, or its last step, in a few words."""
     kinds = {record.kind: record.data for record in records}
-    decided = kinds.get(CallDecided.kind, {})
+    decided = kinds.get(events.CallDecided.kind, {})
     if decided.get("effect") != "allow":
         return f"{decided.get('effect', 'not decided')}: {decided.get('rule', '')}"
     finished = kinds.get("call.finished")
@@ -85,7 +77,7 @@ _ENDS = frozenset({"call.cancelled", "call.failed", "call.lost"})
 
 
 def _call(call: str, records: list[Record], receipt: bytes | None) -> str:
-    decided: Mapping[str, Any] = next((each.data for each in records if each.kind == CallDecided.kind), {})
+    decided: Mapping[str, Any] = next((each.data for each in records if each.kind == events.CallDecided.kind), {})
     rows = [
         ("time", records[0].time),
         ("tool", decided.get("tool")),
@@ -101,14 +93,14 @@ def _call(call: str, records: list[Record], receipt: bytes | None) -> str:
     ]
     for each in records:
         data = each.data
-        if each.kind == SandboxStarted.kind:
+        if each.kind == events.SandboxStarted.kind:
             verified = "as planned" if data.get("verified") else "NOT as planned"
             rows.append(("sandbox", f"{data.get('driver')} ({data.get('level')}), measured: {verified}"))
-        elif each.kind == ArtifactCollected.kind:
+        elif each.kind == events.ArtifactCollected.kind:
             rows.append(("artifact", f"{data.get('name')}  {data.get('bytes')} bytes  sha256:{data.get('sha256')}"))
-        elif each.kind == CallFinished.kind and data.get("promotion"):
+        elif each.kind == events.CallFinished.kind and data.get("promotion"):
             rows.append(("changed files", f"put there by promotion {data['promotion']}"))
-        elif each.kind == ArtifactScanned.kind:
+        elif each.kind == events.ArtifactScanned.kind:
             rows.append(("scan", f"{data.get('name')}: {_found(data)}"))
     rows += [("connection", f"{word}: {words}") for word, words in connections(records)]
     rows += [("withheld", each) for each in withheld(receipt)]
@@ -137,7 +129,7 @@ def _others(records: Iterable[Record]) -> str:
     cells = ""
     for each in records:
         if each.call_id is None:
-            effect = each.data.get("effect") if each.kind == ApprovalAnswered.kind else ""
+            effect = each.data.get("effect") if each.kind == events.ApprovalAnswered.kind else ""
             data = f"<code>{_text(chain.canonical(each.data).decode())}</code>"
             texts = (*map(_text, (each.time, each.kind, effect)), data)
             cells += f"<tr>{''.join(f'<td>{text}</td>' for text in texts)}</tr>"

@@ -6,22 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from glovebox_audit.chain import Record
-from glovebox_audit.events import (
-    CallCancelled,
-    CallDecided,
-    CallFailed,
-    CallFinished,
-    CallLost,
-    EgressAnswered,
-    EgressDecided,
-    ReceiptSigned,
-    SandboxStarted,
-)
+from glovebox_audit import chain, events
 from glovebox_audit.query.outcomes import CANCELLED, ERRORS, RUNNING
 
 #: Kinds whose texts are not searched: measurements and signatures.
-UNSEARCHED = frozenset({SandboxStarted.kind, ReceiptSigned.kind})
+UNSEARCHED = frozenset({events.SandboxStarted.kind, events.ReceiptSigned.kind})
 
 #: Fields of the others that hold only our own words.
 _OURS = frozenset({"usage", "effect", "transport", "ended"})
@@ -85,18 +74,20 @@ def fields(line: bytes) -> Mapping[str, Any] | None:
 
 def outcome(kind: str, data: Mapping[str, Any]) -> str | None:
     """Return the call's state after this record; None if it does not say."""
-    if kind == CallDecided.kind:
+    if kind == events.CallDecided.kind:
         return {"allow": RUNNING, "deny": "denied"}.get(str(data.get("effect")), "ask")
-    if kind == CallFinished.kind:
+    if kind == events.CallFinished.kind:
         ended = str(data.get("ended"))
         if ended != "exited":
             return ended
         failed = data.get("failed", data.get("exit_code") != 0)
         return "failed" if failed else "succeeded"
-    return {CallCancelled.kind: CANCELLED, CallFailed.kind: "error", CallLost.kind: "lost"}.get(kind)
+    return {events.CallCancelled.kind: CANCELLED, events.CallFailed.kind: "error", events.CallLost.kind: "lost"}.get(
+        kind
+    )
 
 
-def of_records(decided: Record, end: Record) -> CallSummary:
+def of_records(decided: chain.Record, end: chain.Record) -> CallSummary:
     """Summarize a call from the record that began it and its latest, maybe the same."""
     said, last = decided.data, end.data
     came = outcome(end.kind, last) or ""
@@ -122,16 +113,16 @@ def _text_or_none(data: Mapping[str, Any], name: str) -> str | None:
     return None if data.get(name) is None else str(data[name])
 
 
-def connections(records: Iterable[Record]) -> Iterator[tuple[str, str]]:
+def connections(records: Iterable[chain.Record]) -> Iterator[tuple[str, str]]:
     """Yield ``reached``, ``refused`` or ``asked`` per connection of a call, with a line about it.
 
     Reached is what answered. Of a tunnel earlier logs do not say so.
     """
     answers: dict[object, list[Mapping[str, Any]]] = {}
     for record in reversed(kept := list(records)):
-        if record.kind == EgressAnswered.kind:
+        if record.kind == events.EgressAnswered.kind:
             answers.setdefault(record.data.get("asked_digest"), []).append(record.data)
-    for data in (record.data for record in kept if record.kind == EgressDecided.kind):
+    for data in (record.data for record in kept if record.kind == events.EgressDecided.kind):
         allowed = data.get("effect") == "allow"
         said = answers.get(data.get("asked_digest"))
         answer = said.pop() if allowed and said else None
@@ -163,6 +154,6 @@ def _texts(value: object) -> Iterator[str]:
         yield from (text for each in value for text in _texts(each))
 
 
-def holds(records: Iterable[Record], wanted: str) -> bool:
+def holds(records: Iterable[chain.Record], wanted: str) -> bool:
     """Return whether one of a call's records holds a folded text."""
     return any(wanted in text for each in records if each.kind not in UNSEARCHED for text in texts(each.data))

@@ -23,16 +23,7 @@ from glovebox_profiles.egress.targets import EgressTarget, parse_url, quoted
 from glovebox_profiles.model import Credential
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_sandboxes.session.connection import Duplex
-from glovebox_server.egress.dial import secure, within
-from glovebox_server.egress.events import (
-    READ_BYTES,
-    EgressAnswer,
-    EgressAttempt,
-    EgressLimits,
-    Headers,
-    PeerError,
-    refusal,
-)
+from glovebox_server.egress import dial, events
 from glovebox_server.egress.gate import EgressGate, StreamMask
 
 PIECE_SEARCHED: Final = 16 * 1024
@@ -73,7 +64,7 @@ _BROKEN = (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)
 class RequestClock:
     """The time one request has left, spent by one wait after another."""
 
-    def __init__(self, limits: EgressLimits) -> None:
+    def __init__(self, limits: events.EgressLimits) -> None:
         self._limits = limits
         self.deadline = anyio.current_time() + limits.request_seconds
         """On the event loop's clock; connecting keeps to it too."""
@@ -86,14 +77,14 @@ class RequestClock:
             yield
         if scope.cancelled_caught:
             if anyio.current_time() >= self.deadline:
-                raise PeerError(f"The request took longer than {self._limits.request_seconds:g} seconds.")
-            raise PeerError(f"The server was silent for {self._limits.idle_seconds:g} seconds.")
+                raise events.PeerError(f"The request took longer than {self._limits.request_seconds:g} seconds.")
+            raise events.PeerError(f"The server was silent for {self._limits.idle_seconds:g} seconds.")
 
 
 class Exchange:
     """One exchange: call ``send``, then ``head``, then ``body``."""
 
-    def __init__(self, stream: ByteStream, clock: RequestClock, limits: EgressLimits) -> None:
+    def __init__(self, stream: ByteStream, clock: RequestClock, limits: events.EgressLimits) -> None:
         self._stream, self._clock, self._limits = stream, clock, limits
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=limits.header_bytes)
         self._received = 0
@@ -112,7 +103,7 @@ class Exchange:
             try:
                 await self._stream.send(b"".join(piece for piece in data if piece))
             except _BROKEN:
-                raise PeerError("The server closed the connection.") from None
+                raise events.PeerError("The server closed the connection.") from None
 
     async def head(self) -> tuple[int, list[tuple[str, str]]]:
         """Return status and headers (lower-case names) of the final response.
@@ -126,14 +117,14 @@ class Exchange:
                 continue
             interim += 1
             if interim > self._limits.interim_responses:
-                raise PeerError("The server sent too many interim responses.")
+                raise events.PeerError("The server sent too many interim responses.")
         headers = [(name.decode("ascii"), value.decode("latin-1")) for name, value in event.headers]
         if sum(len(name) + len(value) for name, value in headers) > self._limits.header_bytes:
-            raise PeerError(f"The response has more than {self._limits.header_bytes} bytes of headers.")
+            raise events.PeerError(f"The response has more than {self._limits.header_bytes} bytes of headers.")
         names = {name for name, _ in headers}
         if {"content-length", "transfer-encoding"} <= names:
             # RFC 9112 section 6.1: such a message "might indicate an attempt to perform request smuggling".
-            raise PeerError("The response states its length in two ways at once.")
+            raise events.PeerError("The response states its length in two ways at once.")
         self._encoding = ",".join(value for name, value in headers if name == "content-encoding")
         return event.status_code, headers
 
@@ -151,7 +142,7 @@ class Exchange:
                     yield piece[:room]
                 passed += len(piece)
                 if passed > limits.body_bytes:
-                    raise PeerError(f"The body was cut at {limits.body_bytes} bytes.")
+                    raise events.PeerError(f"The body was cut at {limits.body_bytes} bytes.")
         decoder.finish()
 
     async def _data(self) -> bytes:
@@ -173,23 +164,23 @@ class Exchange:
         try:
             event = self._http.next_event()
         except h11.RemoteProtocolError as error:
-            raise PeerError(f"The server broke HTTP/1.1: {str(error)!a}.") from None
+            raise events.PeerError(f"The server broke HTTP/1.1: {str(error)!a}.") from None
         return event if isinstance(event, h11.Event) else None
 
     async def _read(self) -> bytes:
         # Framing costs bytes too: a chunk of one byte has five around it, and endless interim responses have no body.
         if self._received > self._limits.body_bytes + 2 * self._limits.header_bytes:
-            raise PeerError(f"The response was cut at {self._received} received bytes.")
+            raise events.PeerError(f"The response was cut at {self._received} received bytes.")
         with self._clock.wait():
             try:
-                data = await self._stream.receive(READ_BYTES)
+                data = await self._stream.receive(events.READ_BYTES)
             except anyio.EndOfStream:
                 if self._closed or self._received == 0:
-                    raise PeerError("The server closed the connection without a response.") from None
+                    raise events.PeerError("The server closed the connection without a response.") from None
                 self._closed = True
                 return b""
             except _BROKEN:
-                raise PeerError("The connection broke.") from None
+                raise events.PeerError("The connection broke.") from None
         self._received += len(data)
         return data
 
@@ -204,7 +195,7 @@ class BodyDecoder:
         """
         name = encoding.strip().lower()
         if name not in {"", "identity", "gzip", "x-gzip", "deflate"}:
-            raise PeerError("The server used a content encoding that was not asked for.")
+            raise events.PeerError("The server used a content encoding that was not asked for.")
         self._inflate = None if name in {"", "identity"} else zlib.decompressobj(_AUTOMATIC)
         self._ratio, self._grace = ratio, grace
         self._received = self._decoded = 0
@@ -222,26 +213,26 @@ class BodyDecoder:
             try:
                 piece = inflate.decompress(data, PIECE_BYTES)
             except zlib.error:
-                raise PeerError("The compressed body is corrupt.") from None
+                raise events.PeerError("The compressed body is corrupt.") from None
             data = inflate.unconsumed_tail or inflate.unused_data
             self._decoded += len(piece)
             if self._decoded > self._grace + self._ratio * self._received:
-                raise PeerError(f"The body decompresses to more than {self._ratio} times its size.")
+                raise events.PeerError(f"The body decompresses to more than {self._ratio} times its size.")
             if piece:
                 yield piece
             if inflate.eof:
                 if data:
-                    raise PeerError("Bytes follow the end of the compressed body.")
+                    raise events.PeerError("Bytes follow the end of the compressed body.")
                 return
 
     def finish(self) -> None:
         """End the body. Raises PeerError if the compressed stream is incomplete."""
         if self._inflate is not None and self._received and not self._inflate.eof:
-            raise PeerError("The compressed body is cut short.")
+            raise events.PeerError("The compressed body is cut short.")
 
 
 async def request(
-    gate: EgressGate, method: str, url: str, headers: Headers = (), body: bytes = b"", *, stream: Duplex
+    gate: EgressGate, method: str, url: str, headers: events.Headers = (), body: bytes = b"", *, stream: Duplex
 ) -> None:
     """Make one HTTP request and pass the answer to ``stream`` as it comes, as ``serve`` says.
 
@@ -254,13 +245,13 @@ async def request(
         while await asked.hop():
             pass
     except RefusedError as refused:
-        await stream.reset(refusal(refused, asked.hops))
-    except PeerError as failed:
+        await stream.reset(events.refusal(refused, asked.hops))
+    except events.PeerError as failed:
         # It may quote the server, which got the key.
         reason = gate.keys.new_mask().whole(str(failed)) if gate.keys else str(failed)
         reason = reason[:MAX_REASON]  # truncated only now: part of a key would not be masked
         failure = RefusedError("egress.failed", reason, "Try again later, or another address.")
-        await stream.reset({"truncated": reason} if asked.answered else refusal(failure, asked.hops))
+        await stream.reset({"truncated": reason} if asked.answered else events.refusal(failure, asked.hops))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -270,7 +261,7 @@ class _Request:
     gate: EgressGate
     method: str
     url: str
-    headers: Headers
+    headers: events.Headers
     body: bytes
     stream: Duplex
     clock: RequestClock
@@ -285,7 +276,7 @@ class _Request:
 
     async def hop(self) -> bool:
         """Request from one server; return whether it redirected to a place to request next."""
-        attempt = EgressAttempt(
+        attempt = events.EgressAttempt(
             kind="request", asked=self.url, hop=len(self.hops), headers=self.headers, body=self.body,
             deadline=self.clock.deadline,
         )  # fmt: skip
@@ -318,11 +309,13 @@ class _Request:
             return
         raise RefusedError("egress.redirect", why, "Ask for the final URL directly.")
 
-    async def _exchange(self, attempt: EgressAttempt, target: EgressTarget, stream: ByteStream) -> bool:
+    async def _exchange(self, attempt: events.EgressAttempt, target: EgressTarget, stream: ByteStream) -> bool:
         """Ask the server, and pass its answer on, or return True if it redirected."""
         gate = self.gate
         if target.scheme == "https":
-            stream = await secure(stream, target.host, gate.tls, within(gate.limits.connect_seconds, attempt.deadline))
+            stream = await dial.secure(
+                stream, target.host, gate.tls, dial.within(gate.limits.connect_seconds, attempt.deadline)
+            )
         exchange = Exchange(stream, self.clock, gate.limits)
         await exchange.send(attempt.sent_target or target, attempt.sent_headers, self.body)
         mask = gate.keys.new_mask() if gate.keys else None
@@ -330,11 +323,11 @@ class _Request:
         if mask is not None:
             # A header name that contains a key is dropped: a client would read the rest of the head as the body.
             received = [(name, mask.whole(value)) for name, value in received if mask.whole(name) == name]
-        answer = EgressAnswer(attempt=attempt, status=status, type=media_type(received))
+        answer = events.EgressAnswer(attempt=attempt, status=status, type=media_type(received))
         location = [value for name, value in received if name == "location"]
         if status in REDIRECTS and location and self.method in {"GET", "HEAD"}:
             if len(location) > 1:
-                raise PeerError("The server redirected to several places at once.")
+                raise events.PeerError("The server redirected to several places at once.")
             gate.on_answer(answer)
             self.hops.append({"status": status, "url": target.url})
             self.url = _join(target.url, location[0])
@@ -350,7 +343,7 @@ class _Request:
         return False
 
     async def _pass_answer(
-        self, head: Mapping[str, Any], exchange: Exchange, mask: StreamMask | None, answer: EgressAnswer
+        self, head: Mapping[str, Any], exchange: Exchange, mask: StreamMask | None, answer: events.EgressAnswer
     ) -> None:
         self.answered, complete = True, False
         try:
@@ -390,7 +383,7 @@ def _join(base: str, location: str) -> str:
 
 
 def request_headers(
-    headers: Headers, method: str, body: bytes, limits: EgressLimits, credential: Credential | None = None
+    headers: events.Headers, method: str, body: bytes, limits: events.EgressLimits, credential: Credential | None = None
 ) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
     """Return the headers to send and the names of those left out.
 

@@ -17,11 +17,7 @@ from mcp.server.connection import Connection, allowed_log_levels
 from mcp.server.context import ServerRequestContext
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from glovebox_audit.chain import Record
-from glovebox_audit.events import CallDecided
-from glovebox_audit.log import AuditLog
-from glovebox_audit.read import is_last
-from glovebox_audit.subscription import Missed, Subscription
+from glovebox_audit import chain, events, log, read, subscription
 from glovebox_server.calls import CallResult, Content, Image, Link, Listener, Principal, Text
 from glovebox_server.guards.approvals.question import ApprovalAnswer, Question
 
@@ -141,7 +137,7 @@ class Reporter(Listener):
 
 @asynccontextmanager
 async def deliver_messages(
-    ctx: Context, audit: AuditLog, call_id: str, endings: Endings, ask: Ask
+    ctx: Context, audit: log.AuditLog, call_id: str, endings: Endings, ask: Ask
 ) -> AsyncIterator[Reporter]:
     """Run the messages of one call beside it."""
     reporter, levels = Reporter(ctx, endings, ask), levels_of(ctx)
@@ -168,11 +164,11 @@ async def deliver_messages(
 class _Copies:
     """Copies of one call's records on their way to its client."""
 
-    def __init__(self, ctx: Context, records: Subscription, levels: Levels) -> None:
+    def __init__(self, ctx: Context, records: subscription.Subscription, levels: Levels) -> None:
         self._ctx, self._records, self._levels = ctx, records, levels
         self._scope = anyio.CancelScope()
         self._ended = anyio.Event()
-        self._unread: Record | Missed | None = None
+        self._unread: chain.Record | subscription.Missed | None = None
 
     async def send_until_end(self) -> None:
         """Deliver a call's records up to its last one."""
@@ -182,7 +178,7 @@ class _Copies:
                 self._unread = item
                 await self._send(item)
                 self._unread = None
-                if isinstance(item, Record) and is_last(item):
+                if isinstance(item, chain.Record) and read.is_last(item):
                     break
         self._ended.set()
 
@@ -201,11 +197,11 @@ class _Copies:
         if missed is not None:
             await self._send(missed)
 
-    async def _send(self, item: Record | Missed) -> None:
+    async def _send(self, item: chain.Record | subscription.Missed) -> None:
         """Send one record as a log message on the request's stream, if the client's level allows it."""
         params = show_record(item)
         # A missed record may have been a denial.
-        grave = isinstance(item, Missed) or params["data"].get("effect") == "deny"
+        grave = isinstance(item, subscription.Missed) or params["data"].get("effect") == "deny"
         severity: types.LoggingLevel = "warning" if grave else "info"
         if severity in self._levels:
             data = params if "debug" in self._levels else _brief(params)
@@ -217,7 +213,7 @@ class _Copies:
 def _brief(params: Mapping[str, Any]) -> dict[str, Any]:
     """Shorten a record: a reader of log messages did not ask for measurements, and a model may see each one."""
     data = {name: params["data"][name] for name in BRIEF if isinstance(params["data"].get(name), str | int | list)}
-    if params["kind"] != CallDecided.kind:
+    if params["kind"] != events.CallDecided.kind:
         for name in ("tool", "run", "workflow"):
             data.pop(name, None)  # the first has said it
     if data.get("effect") == "allow":
@@ -232,9 +228,9 @@ async def call_when(event: anyio.Event, act: Callable[[], None]) -> None:
     act()
 
 
-def show_record(item: Record | Missed) -> dict[str, Any]:
+def show_record(item: chain.Record | subscription.Missed) -> dict[str, Any]:
     """Return a record, or a notice of missed ones, for clients; docs/operate/audit.md explains each event."""
-    if isinstance(item, Missed):
+    if isinstance(item, subscription.Missed):
         return {"seq": item.last, "kind": "missed", "data": {"count": item.count, "first": item.first}}
     data = {name: value for name, value in item.data.items() if name != "workspace"}
     fields = {"seq": item.seq, "kind": item.kind, "time": item.time, "call_id": item.call_id, "data": data}

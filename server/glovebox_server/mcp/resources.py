@@ -25,11 +25,8 @@ from mcp.shared.exceptions import MCPError
 from mcp.shared.subscriptions import event_to_notification
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from glovebox_audit import read
+from glovebox_audit import events, place, read, subscription
 from glovebox_audit.chain import Record, canonical, time_of
-from glovebox_audit.events import CallDecided, ReceiptSigned
-from glovebox_audit.place import AuditError
-from glovebox_audit.subscription import Subscription
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_sandboxes.sharing import FairLimiter
 from glovebox_server.app import App
@@ -173,7 +170,7 @@ class Resources:
             raise MCPError(types.INVALID_PARAMS, str(error), {"uri": uri[:_MAX_URI], "rule": error.rule}) from None
         except StoreError as error:
             raise MCPError(types.INTERNAL_ERROR, str(error.refusal)) from error
-        except (ArtifactStoreError, AuditError) as error:
+        except (ArtifactStoreError, place.AuditError) as error:
             raise MCPError(types.INTERNAL_ERROR, str(error)) from error
 
     async def owned(self, principal: Principal) -> list[Artifact]:
@@ -214,7 +211,7 @@ class Resources:
             records = await self._records(principal, match[1])
             return rfc8785.dumps({"records": [delivery.show_record(record) for record in records]}).decode()
         if match := _RECEIPT_URI.fullmatch(uri):
-            records = await self._records(principal, match[1], ReceiptSigned.kind)
+            records = await self._records(principal, match[1], events.ReceiptSigned.kind)
             # Exactly the bytes that the receipt's digest covers.
             return canonical(records[0].data["envelope"]).decode()
         raise _unknown()
@@ -348,7 +345,7 @@ def _chosen(near: Generator[Record, None, None], principal: Principal, kind: str
     """Return the records of a principal's call, or of one kind; empty if the first record names another principal."""
     with closing(near) as records:
         first = next(records, None)
-        if first is None or first.kind != CallDecided.kind or first.data.get("principal") != principal.id:
+        if first is None or first.kind != events.CallDecided.kind or first.data.get("principal") != principal.id:
             return []
         wanted = (record for record in chain([first], records) if kind in {None, record.kind})
         return list(islice(wanted, MAX_RECORDS))
@@ -367,7 +364,7 @@ def _unknown(call_id: str = "") -> RefusedError:
     )
 
 
-async def _feed(bus: InMemorySubscriptionBus, records: Subscription) -> None:
+async def _feed(bus: InMemorySubscriptionBus, records: subscription.Subscription) -> None:
     async for item in records:
         if isinstance(item, Record):
             await bus.publish(ResourceUpdated(uri=f"audit://calls/{item.call_id}"))

@@ -20,10 +20,7 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 from pydantic import AwareDatetime, Field
 
-from glovebox_audit.chain import new_call_id
-from glovebox_audit.events import Event, StopMade
-from glovebox_audit.log import AuditLog
-from glovebox_audit.place import AuditError
+from glovebox_audit import chain, events, log, place
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_server.calls import ToolCall
 from glovebox_server.core.call import Call, CallDeniedError
@@ -87,7 +84,7 @@ class Stop(StoredItem):
 
 def new_stop(scope: Scope, name: str, *, because: str, by: str, made: datetime) -> Stop:
     """Make a stop with an id of its own. Raises ValidationError: the reason or the name is empty or too long."""
-    return Stop(id=f"s_{new_call_id()[2:]}", scope=scope, name=name, because=because, by=by, made=made)
+    return Stop(id=f"s_{chain.new_call_id()[2:]}", scope=scope, name=name, because=because, by=by, made=made)
 
 
 def is_id(name: str) -> bool:
@@ -112,9 +109,9 @@ RECORD_SECONDS = 2.0
 _log = logging.getLogger(__name__)
 
 
-def made(stop: Stop) -> StopMade:
+def made(stop: Stop) -> events.StopMade:
     """Return the record of a stop."""
-    return StopMade(stop=stop.id, scope=stop.scope, name=stop.name, because=stop.because, by=stop.by)
+    return events.StopMade(stop=stop.id, scope=stop.scope, name=stop.name, because=stop.because, by=stop.by)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -133,7 +130,7 @@ class Stops:
     """The stops in one server process; make it with ``opened``."""
 
     _files: Files[Stop]
-    _audit: AuditLog
+    _audit: log.AuditLog
     """For stops by watch rules."""
     _tasks: TaskGroup
     _overdue: set[anyio.Event] = field(default_factory=set)
@@ -146,7 +143,7 @@ class Stops:
 
     @classmethod
     @asynccontextmanager
-    async def opened(cls, state_dir: Path, audit: AuditLog) -> AsyncIterator[Self]:
+    async def opened(cls, state_dir: Path, audit: log.AuditLog) -> AsyncIterator[Self]:
         """Apply the stops of a state directory during the block.
 
         Raises SecretFileError: their directory cannot be made, or others could write to it.
@@ -203,7 +200,7 @@ class Stops:
         """Return whether half of the places are taken."""
         return len(self._found.items) + len(self._here) >= MAX_STOPS // 2
 
-    async def record(self, event: Event) -> None:
+    async def record(self, event: events.Event) -> None:
         """Append an event that takes effect in any case; wait at most ``RECORD_SECONDS``.
 
         A log that delayed one event that long delays no other until it has written that one.
@@ -251,10 +248,10 @@ class Stops:
             self._end_all()
         self._look()
 
-    async def _append(self, event: Event, done: anyio.Event) -> None:
+    async def _append(self, event: events.Event, done: anyio.Event) -> None:
         try:
             await self._audit.append(event)
-        except AuditError as problem:
+        except place.AuditError as problem:
             _log.warning("%s is not recorded: %s", event.kind, problem)
         finally:
             done.set()

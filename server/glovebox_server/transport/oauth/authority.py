@@ -28,15 +28,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from glovebox_server.calls import Principal
-from glovebox_server.transport.oauth.issuer import (
-    IssuerKey,
-    OAuth,
-    Reason,
-    TokenError,
-    TokenIssuer,
-    header_of,
-    identity_of,
-)
+from glovebox_server.transport.oauth import issuer
 from glovebox_server.transport.tokens import TokenGrant, digest_of
 
 #: Where the metadata of a protected resource is (RFC 9728, 3.1), before the path of the resource.
@@ -78,16 +70,16 @@ class TokenChallenge(HTTPException):
 class TokenAuthority:
     """Identifies callers by the tokens of one issuer. One per server."""
 
-    def __init__(self, oauth: OAuth, hosts: Collection[str], scopes: Scopes) -> None:
+    def __init__(self, oauth: issuer.OAuth, hosts: Collection[str], scopes: Scopes) -> None:
         """Set what is accepted, without keys yet; raise DiagnosedError for an invalid issuer URL."""
-        self.issuer = TokenIssuer(oauth.issuer)
+        self.issuer = issuer.TokenIssuer(oauth.issuer)
         self.scopes = scopes
         audiences = dict.fromkeys(f"{base_of(host)}{path}" for host in hosts for path in (*RESOURCES, "/"))
         self._expected = replace(oauth, audiences=oauth.audiences or tuple(audiences))
         self._bases = tuple(dict.fromkeys(base_of(host) for host in hosts))
         self._kept: OrderedDict[str, TokenGrant] = OrderedDict()
         # Of every grant that is cached or in use: the gate holds those, so they are bounded there.
-        self._keys: WeakKeyDictionary[TokenGrant, IssuerKey] = WeakKeyDictionary()
+        self._keys: WeakKeyDictionary[TokenGrant, issuer.IssuerKey] = WeakKeyDictionary()
         self.checks = Checks()
         self.issuer.on_change = self._withdraw
 
@@ -98,16 +90,16 @@ class TokenAuthority:
         if kept is not None:
             if kept.expire(time.time()):
                 del self._kept[digest]
-                raise TokenError("expired")
+                raise issuer.TokenError("expired")
             self._kept.move_to_end(digest)
             return kept
-        header = header_of(presented, self._expected)
+        header = issuer.header_of(presented, self._expected)
         key = await self.issuer.key(header)
         if key is None:
-            raise TokenError("key")
-        grant = await self.checks.run(address, lambda: identity_of(presented, header, key, self._expected))
+            raise issuer.TokenError("key")
+        grant = await self.checks.run(address, lambda: issuer.identity_of(presented, header, key, self._expected))
         if not self.issuer.publishes(key):  # any more: it may have waited
-            raise TokenError("key")
+            raise issuer.TokenError("key")
         self._kept[digest], self._keys[grant] = grant, key
         if len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)
@@ -125,7 +117,7 @@ class TokenAuthority:
             raise TokenChallenge("http.token", "A bearer token is needed", 401, self._challenge(host, path))
         try:
             return await self.grant(presented, address)
-        except TokenError as bad:
+        except issuer.TokenError as bad:
             if bad.reason == "busy":
                 raise TokenChallenge("token.unchecked", "New tokens cannot be checked now", 503) from None
             told = _TOLD[bad.reason]
@@ -183,7 +175,7 @@ class TokenAuthority:
         return base if base in self._bases else self._bases[0]
 
 
-_TOLD: Final[Mapping[Reason, str]] = {
+_TOLD: Final[Mapping[issuer.Reason, str]] = {
     "malformed": "it is no access token",
     "algorithm": "its algorithm is not accepted",
     "type": "it is no access token by its type",
@@ -275,7 +267,7 @@ class Checks:
         try:
             await waiting.turn.wait()
             if waiting.is_dropped:
-                raise TokenError("busy")
+                raise issuer.TokenError("busy")
             return self._charged(address, check)
         finally:
             if waiting in self._waiting:
