@@ -22,7 +22,7 @@ from glovebox_sandboxes.session.connection import attest
 from glovebox_server import workspace
 from glovebox_server.calls import Decision, Principal, ToolCall
 from glovebox_server.core.call import Attempt, decide, validate_arguments
-from glovebox_server.core.rights import Governed, Rights, Roles
+from glovebox_server.core.rights import Governed, Rights, Roles, same_rights
 from glovebox_server.errors import InvalidArgumentsError
 from glovebox_server.guards.approvals.rules import asked_about, considered, with_lift
 from glovebox_server.guards.registry import GuardSet
@@ -53,7 +53,7 @@ def governed(settings: Settings, profiles: ProfileSet, served: Workspace, tools:
     """
     plain = Rights(profiles=profiles, workspace=served.path)
     path = policy_file(settings)
-    found = Governed(rights_of=lambda _: plain, every=(plain,))
+    found = same_rights(plain)
     if path is not None:
         policy = load(path, profiles, tools)
         roles = Roles(policy, profiles, served.path, workspaces(policy, settings, path))

@@ -14,7 +14,7 @@ from glovebox_sandboxes.pool.pool import SandboxProvider
 from glovebox_sandboxes.pool.ready_queue import IDLE_SECONDS
 from glovebox_server import startup
 from glovebox_server.app import check_example, prepare_in_force, prepare_masked
-from glovebox_server.core.rights import ActivePolicy, Governed, Rights
+from glovebox_server.core.rights import ActivePolicy, Governed, Rights, same_rights
 from glovebox_server.guards.registry import GuardSet
 from glovebox_server.guards.secret_files.hiding import Hiding
 
@@ -90,7 +90,7 @@ async def test_what_a_changed_policy_leaves_is_prepared_too(monkeypatch: pytest.
 
     def leaves(name: str) -> Governed:
         rights = Rights(profiles=profiles, workspace=tmp_path / name)
-        return Governed(rights_of=lambda _: rights, every=(rights,))
+        return same_rights(rights)
 
     def sources() -> list[str]:
         return [each.mounts[0].source for each in host.prepared if each.preload]
@@ -115,7 +115,7 @@ async def test_what_is_hidden_by_now_is_prepared_too(monkeypatch: pytest.MonkeyP
     host = Host(usable=True)
     parts = guards(SandboxProvider(drivers=cast("Any", host), pool=cast("Any", host)))
     rights = Rights(profiles=profiles, workspace=tmp_path)
-    in_force = ActivePolicy(None, lambda: Governed(rights_of=lambda _: rights, every=(rights,)))
+    in_force = ActivePolicy(None, lambda: same_rights(rights))
 
     async def prepared(*masks: str) -> None:
         while not host.prepared or host.prepared[-1].masks != masks:  # noqa: ASYNC110 - a thread looks meanwhile

@@ -176,6 +176,11 @@ class Governed:
         return any(each.budgets or each.rates for each in self.every)
 
 
+def same_rights(rights: Rights) -> Governed:
+    """Return what a server without a policy does: these rights, for every caller."""
+    return Governed(rights_of=lambda _: rights, every=(rights,))
+
+
 class ActivePolicy:
     """The policy in effect; reloads when its file changes. One per server."""
 
