@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -13,6 +14,7 @@ from tests.interaction.served import PAIRS, TIMEOUT_SECONDS, Era, Logs, Transpor
 
 from glovebox_server.mcp import delivery
 from glovebox_server.mcp.delivery import CALL_META_KEY, MAX_MESSAGE_BYTES
+from glovebox_server.mcp.server import _refuse_cursor
 
 pairs = pytest.mark.parametrize(("transport", "era"), PAIRS)
 
@@ -278,3 +280,16 @@ async def test_a_cursor_that_nobody_gave_out_is_refused(transport: Transport, er
                 await listed(cursor="bogus", cache_mode="bypass")
             assert problem.value.error.code == -32602
             assert await listed(cache_mode="bypass")
+
+
+async def test_a_cursor_is_refused_of_lists_alone() -> None:
+    """Another method that is called a list is none of ours: the SDK answers that it does not exist."""
+
+    async def passed(_ctx: Any) -> None:
+        raise MCPError(types.METHOD_NOT_FOUND, "Method not found")
+
+    for method, code in (("tools/list", -32602), ("roots/list", -32601)):
+        ctx: Any = SimpleNamespace(method=method, params={"cursor": "bogus"})
+        with pytest.raises(MCPError) as problem:
+            await _refuse_cursor(ctx, passed)
+        assert problem.value.error.code == code

@@ -55,6 +55,7 @@ STATE_RULE = "approval.state"
 _STATE_HINT = "Make the call without requestState: it is asked anew."
 #: The word in the SDK's refusals of states.
 _INVALID_STATE = "invalid_request_state"
+_LIST_METHODS = {"tools/list", "prompts/list", "resources/list", "resources/templates/list"}
 _Page = types.PaginatedRequestParams | None
 _Answer = types.CallToolResult | types.InputRequiredResult
 _log = structlog.get_logger(__name__)
@@ -331,7 +332,7 @@ def _trace_of(ctx: Context) -> Trace | None:
 
 async def _refuse_cursor(ctx: Context, call_next: CallNext) -> HandlerResult:
     """Refuse a cursor, as a middleware of the SDK: each list is one page, so no cursor was issued."""
-    if ctx.method.endswith("/list") and (ctx.params or {}).get("cursor") is not None:
+    if ctx.method in _LIST_METHODS and (ctx.params or {}).get("cursor") is not None:
         raise MCPError(types.INVALID_PARAMS, "Unknown cursor: the list has one page. Ask without a cursor.")
     return await call_next(ctx)
 
