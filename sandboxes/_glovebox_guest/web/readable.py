@@ -31,7 +31,7 @@ _TOKEN = re.compile(
 _ATTRIBUTE = re.compile(r"""([^\s"'>/=]++)(?:\s*+=\s*+(?:"([^"]*+)"|'([^']*+)'|([^\s>]*+)))?+""")
 
 _RAW = frozenset(("script", "style", "textarea", "title", "xmp", "iframe", "noembed", "noframes"))
-"""What stands in these is text up to their own end tag, whatever it looks like."""
+"""Elements whose content is text up to their own end tag."""
 _DECODED = ("title", "textarea")
 """Raw elements in which character references still count."""
 

@@ -151,4 +151,4 @@ _PARTS: Mapping[str, Callable[[int, dict[str, str]], Any]] = {
     "mounts": lambda place, _: tuple(MeasuredMount(**each) for each in inside.mounts(_lines(place, "mountinfo"))),
     "interfaces": lambda place, _: tuple(inside.interfaces(_lines(place, "net/dev"))),
 }
-"""What is read, by name: from the process's directory and its status, which is the first."""
+"""Readers by field: each takes the process's directory and its status, which is read first."""

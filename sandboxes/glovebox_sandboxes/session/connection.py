@@ -190,7 +190,7 @@ async def whole(content: bytes) -> AsyncGenerator[bytes, None]:
 Accept = Callable[[str, Mapping[str, Any]], Awaitable[StreamSink | None]]
 """Takes kind and metadata of a one-way stream; None rejects it."""
 Feeds = Mapping[str, Sequence[Callable[[bytes], None]]]
-"""What takes the bytes of one-way streams of a kind."""
+"""Receivers of the bytes of one-way streams, by the kind of stream."""
 Serve = Callable[[Duplex], Awaitable[None]]
 """Serves one two-way stream; runs in a task of its own."""
 

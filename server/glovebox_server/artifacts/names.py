@@ -110,7 +110,7 @@ nothing runs or obeys it: .csv .tsv .txt .log .json .jsonl .ndjson .geojson .md 
 # Endings of names that some program runs, imports or installs.
 _RUN_BY_ENDING: Final = _by_name(f"""
 Python runs lines of it at start: .pth ._pth
-it is compiled code, which nobody can read and a program may import or run: .pyc .pyo .pyd .so .dylib .class .wasm .node
+it is compiled code, which cannot be read and a program may import or run: .pyc .pyo .pyd .so .dylib .class .wasm .node
 {CODE}: .py .pyw .js .cjs .mjs .ts .rb .pl .php .lua .sh .bash .zsh .fish .r .rprofile .mk
 Windows runs it on a double click: .exe .dll .com .scr .bat .cmd .ps1 .psm1 .vbs .vbe .hta .msi .msp .msix .appx
     .application .reg .lnk .url .scf .wsf .jse .cpl .chm .inf .iso .vhd .vhdx .library-ms

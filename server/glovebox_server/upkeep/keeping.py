@@ -1,4 +1,4 @@
-"""What is kept on this machine, and what goes: environments, and expired and unused files; never what is in use.
+"""Keeps environments, and removes expired and unused files, none of them in use.
 
 Environments are each tool's, all that exist, their sizes, and their removal. Of the state and data directories, each
 kind of what can go is found with the locks that its owner takes: a search changes nothing. Leftovers of sandboxes are
@@ -187,7 +187,7 @@ def remove(settings: Settings, name: str, record: RuntimeRecord) -> int:
     return bytes_freed
 
 
-_WHY = "a file there is for tools to read, and a program there would have the server's rights from whoever changes it"
+_WHY = "tools may read a file there, and a program there runs with the server's rights for anyone who can change it"
 
 
 def require_apart(profiles: Iterable[tuple[Path, Profile]], workspaces: Iterable[Path]) -> None:

@@ -115,8 +115,7 @@ class Admission:
 
 def fingerprint(tool: str, arguments: Mapping[str, Any]) -> bytes:
     """Return a digest of a tool and its arguments: equal for equal calls."""
-    text = json.dumps([tool, dict(arguments)], sort_keys=True)
-    return hashlib.sha256(text.encode()).digest()
+    return hashlib.sha256(json.dumps([tool, dict(arguments)], sort_keys=True).encode()).digest()
 
 
 PAUSES: Final = (0.0, 0.0, 0.0, 1.0, 2.0, 4.0)

@@ -170,7 +170,7 @@ _NEVER: Final = datetime.min.replace(tzinfo=UTC)
 
 @dataclass(slots=True, repr=False)
 class _HeldSource:
-    """What a server holds of one source."""
+    """The cached value of one source, and its read under way."""
 
     value: CredentialValue | None = None
     soon: datetime = _NEVER
