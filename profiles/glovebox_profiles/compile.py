@@ -5,7 +5,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from glovebox_profiles.model import Profile, digest, digest_of
-from glovebox_sandboxes.contract.spec import ORIGINAL, WORKSPACE, Limits, Mount, SandboxSpec
+from glovebox_sandboxes.contract.base import ORIGINAL, WORKSPACE, Limits, Mount, SandboxSpec
 
 CHANGES = "propose_changes"
 """The one tool that changes files of the host: the server does so after an approval, not the sandbox."""

@@ -19,7 +19,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, Validati
 from glovebox_profiles.egress.rules import NOT_LENT, EgressRule, PathPattern, meet, reads, require_harmless
 from glovebox_profiles.egress.targets import Method, parse_pattern
 from glovebox_profiles.features import refuse_unsupported
-from glovebox_sandboxes.contract.spec import DEFAULT
+from glovebox_sandboxes.contract.base import DEFAULT
 from glovebox_sandboxes.drivers.registry import NAMES
 
 KIB: Final = 1 << 10

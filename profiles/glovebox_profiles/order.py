@@ -18,7 +18,7 @@ from glovebox_profiles import words
 from glovebox_profiles.egress import rules as egress
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.model import Profile, Revealed, effective
-from glovebox_sandboxes.contract.spec import DEFAULT
+from glovebox_sandboxes.contract.base import DEFAULT
 from glovebox_sandboxes.drivers.registry import NAMES
 
 RISKS = ("low", "medium", "high")

@@ -14,9 +14,8 @@ from glovebox_profiles.model import Effect
 from glovebox_profiles.policy import load as loading
 from glovebox_profiles.policy.load import PAGE, KnownNames
 from glovebox_profiles.policy.model import Policy, PolicyExample, digest
-from glovebox_sandboxes.contract.base import Driver, Plan
+from glovebox_sandboxes.contract.base import Driver, Plan, SandboxSpec
 from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
-from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.pool.pool import SandboxProvider
 from glovebox_sandboxes.session.connection import attest
 from glovebox_server import workspace

@@ -10,8 +10,7 @@ from tests.comparison.systems import System
 
 from glovebox_sandboxes.conformance import prove, trial
 from glovebox_sandboxes.conformance.host import Planted
-from glovebox_sandboxes.contract.base import Driver
-from glovebox_sandboxes.contract.spec import Limits
+from glovebox_sandboxes.contract.base import Driver, Limits
 from glovebox_sandboxes.drivers import registry
 from glovebox_server.settings import Settings
 

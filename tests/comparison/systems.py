@@ -22,7 +22,7 @@ from tests.comparison.running import Ran
 from glovebox_sandboxes.conformance import case as texts
 from glovebox_sandboxes.conformance.case import LIMITS
 from glovebox_sandboxes.conformance.host import CANARY, Planted
-from glovebox_sandboxes.contract.spec import Limits
+from glovebox_sandboxes.contract.base import Limits
 
 PYTHON = ("python3", "-I", "-B", "-X", "utf8", "-c")
 CALLER = ("PATH", "HOME", "LANG", "DOCKER_HOST", "XDG_RUNTIME_DIR", CANARY)

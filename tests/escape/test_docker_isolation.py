@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from tests.fixtures.docker_sandboxes import MIB, instead_of_guest, program, python, read_all, spec
 
-from glovebox_sandboxes.contract.base import Plan
+from glovebox_sandboxes.contract.base import Mount, Plan
 from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
-from glovebox_sandboxes.contract.spec import Mount
 from glovebox_sandboxes.drivers.docker import plan as plans
 from glovebox_sandboxes.drivers.docker.driver import DockerDriver
 from glovebox_sandboxes.runtime import guest_tree

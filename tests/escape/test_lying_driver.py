@@ -18,8 +18,8 @@ from _glovebox_guest import wire
 from glovebox_audit.chain import Record, new_call_id
 from glovebox_audit.read import records_of
 from glovebox_audit.receipts.statement import of_call, verify
+from glovebox_sandboxes.contract.base import SandboxSpec
 from glovebox_sandboxes.contract.errors import SandboxError
-from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.drivers.bubblewrap import driver
 from glovebox_sandboxes.host import cgroup, process
 from glovebox_sandboxes.runtime.runtime import Runtime

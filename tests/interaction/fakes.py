@@ -16,9 +16,9 @@ from glovebox_audit.events import CallCancelled, CallFinished
 from glovebox_audit.log import AuditLog
 from glovebox_audit.place import AuditError
 from glovebox_profiles.compile import ProfileSet
+from glovebox_sandboxes.contract.base import Limits
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.outcome import Outcome
-from glovebox_sandboxes.contract.spec import Limits
 from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_server.app import App
 from glovebox_server.artifacts.store import ArtifactStore

@@ -13,8 +13,7 @@ from tests.fixtures.zygotes import answer
 from tests.repo.files import ROOT
 
 from glovebox_sandboxes.conformance.case import LIMITS
-from glovebox_sandboxes.contract.base import Driver, Plan, Sandbox
-from glovebox_sandboxes.contract.spec import WORKSPACE, Mount, SandboxSpec
+from glovebox_sandboxes.contract.base import WORKSPACE, Driver, Mount, Plan, Sandbox, SandboxSpec
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.session import connection
 from glovebox_server.settings import Settings

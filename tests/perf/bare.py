@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from glovebox_sandboxes.contract.spec import PACKAGES
+from glovebox_sandboxes.contract.base import PACKAGES
 from glovebox_sandboxes.runtime import runtime
 
 TRIES = 15

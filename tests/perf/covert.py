@@ -16,9 +16,8 @@ from pathlib import Path
 import anyio
 from rich.console import Console
 
-from glovebox_sandboxes.contract.base import Driver
+from glovebox_sandboxes.contract.base import WORKSPACE, Driver, Limits, Mount, SandboxSpec
 from glovebox_sandboxes.contract.outcome import Job, Outcome
-from glovebox_sandboxes.contract.spec import WORKSPACE, Limits, Mount, SandboxSpec
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.session import connection, run
 from glovebox_sandboxes.session.connection import StreamSink

@@ -7,8 +7,8 @@ from pathlib import Path
 import anyio
 from tests.perf.series import Series
 
+from glovebox_sandboxes.contract.base import Limits, SandboxSpec
 from glovebox_sandboxes.contract.outcome import Job
-from glovebox_sandboxes.contract.spec import Limits, SandboxSpec
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.session.connection import attest
 from glovebox_sandboxes.session.run import Hooks, run

@@ -12,10 +12,9 @@ from tests.fixtures.artifact_stores import limits
 
 from glovebox_audit.chain import Head
 from glovebox_audit.printable import MAX_COUNTED, invisible
-from glovebox_sandboxes.contract.base import Plan
+from glovebox_sandboxes.contract.base import Plan, SandboxSpec
 from glovebox_sandboxes.contract.measure import Expected
 from glovebox_sandboxes.contract.outcome import Blob, Captured, Outcome, SkippedFile, Usage
-from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_server.calls import CallResult, Decision, Delivered, Image, Link, Principal, Text, ToolCall
 from glovebox_server.core.call import Ran
 from glovebox_server.core.result import build_refusal

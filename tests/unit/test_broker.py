@@ -20,10 +20,9 @@ from glovebox_audit.log import Then
 from glovebox_audit.place import AuditError
 from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.load.loader import SHIPPED, load
-from glovebox_sandboxes.contract.base import Capabilities, Plan, SandboxStats, Source
+from glovebox_sandboxes.contract.base import GUEST_UID, Capabilities, Plan, SandboxSpec, SandboxStats, Source
 from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
 from glovebox_sandboxes.contract.measure import Expected
-from glovebox_sandboxes.contract.spec import GUEST_UID, SandboxSpec
 from glovebox_sandboxes.host.host_view import HostView, unseen
 from glovebox_sandboxes.pool import pool as pools
 from glovebox_sandboxes.pool.pool import SandboxProvider

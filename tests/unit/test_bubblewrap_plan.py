@@ -6,8 +6,7 @@ from pathlib import Path
 from tests.fixtures.specs import SPEC
 from tests.unit.test_gvisor_plan import RUNTIME
 
-from glovebox_sandboxes.contract.base import Plan
-from glovebox_sandboxes.contract.spec import DEFAULT, SandboxSpec
+from glovebox_sandboxes.contract.base import DEFAULT, Plan, SandboxSpec
 from glovebox_sandboxes.drivers.bubblewrap.driver import Bubblewrap
 from glovebox_sandboxes.host import identity
 from glovebox_sandboxes.host.cgroup import Hierarchy

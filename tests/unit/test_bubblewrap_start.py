@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from glovebox_sandboxes.contract.base import Plan
+from glovebox_sandboxes.contract.base import DEFAULT, WORKSPACE, Limits, Mount, Plan, SandboxSpec
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.measure import Expected
-from glovebox_sandboxes.contract.spec import DEFAULT, WORKSPACE, Limits, Mount, SandboxSpec
 from glovebox_sandboxes.drivers.bubblewrap.driver import Bubblewrap
 from glovebox_sandboxes.host.cgroup import Cgroup, Hierarchy
 from glovebox_sandboxes.runtime.runtime import Runtime

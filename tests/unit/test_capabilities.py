@@ -15,9 +15,8 @@ from tests.repo.files import ROOT
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.features import FEATURES, Feature
 from glovebox_profiles.load.loader import load, parse
-from glovebox_sandboxes.contract.base import Capabilities, Missing
+from glovebox_sandboxes.contract.base import DEFAULT, Capabilities, Missing
 from glovebox_sandboxes.contract.errors import UnsupportedSpecError
-from glovebox_sandboxes.contract.spec import DEFAULT
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.runtime import environments
 from glovebox_server import app as apps

@@ -16,7 +16,7 @@ from tests.fixtures.audit_logs import decided
 from glovebox_audit.chain import draft
 from glovebox_audit.file import LogFile
 from glovebox_audit.verify import verify
-from glovebox_sandboxes.contract.spec import DEFAULT
+from glovebox_sandboxes.contract.base import DEFAULT
 from glovebox_sandboxes.runtime import guest_gc, runtime
 from glovebox_server.cli.main import main
 

@@ -11,9 +11,8 @@ import pytest
 from tests.fixtures.specs import LIMITS
 from tests.fixtures.specs import SPEC as BARE
 
-from glovebox_sandboxes.contract.base import Plan
+from glovebox_sandboxes.contract.base import Mount, Plan, SandboxSpec
 from glovebox_sandboxes.contract.errors import UnsupportedSpecError
-from glovebox_sandboxes.contract.spec import Mount, SandboxSpec
 from glovebox_sandboxes.drivers.docker.plan import Host, check_closed, make
 from glovebox_sandboxes.runtime import guest_tree
 

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from tests.fixtures.specs import LIMITS, SPEC
 
-from glovebox_sandboxes.contract.base import Missing, Plan
+from glovebox_sandboxes.contract.base import DEFAULT, Missing, Plan, SandboxSpec
 from glovebox_sandboxes.contract.errors import UnsupportedSpecError
-from glovebox_sandboxes.contract.spec import DEFAULT, SandboxSpec
 from glovebox_sandboxes.drivers.gvisor.driver import Gvisor, config_file, version_of
 from glovebox_sandboxes.host.cgroup import Hierarchy
 from glovebox_sandboxes.runtime import guest_tree

@@ -11,9 +11,8 @@ import pytest
 from tests.fixtures.pools import COLD, PLAN, Fake, Sandbox, Scene, a_scene, jumping, sandbox_of
 
 from glovebox_sandboxes import sharing
-from glovebox_sandboxes.contract.base import Plan
+from glovebox_sandboxes.contract.base import WORKSPACE, Mount, Plan
 from glovebox_sandboxes.contract.errors import SandboxError
-from glovebox_sandboxes.contract.spec import WORKSPACE, Mount
 from glovebox_sandboxes.host.mounts import MountWatch
 from glovebox_sandboxes.pool import pool as pools
 from glovebox_sandboxes.pool import ready_queue as state

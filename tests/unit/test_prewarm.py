@@ -8,8 +8,8 @@ import anyio
 import pytest
 
 from glovebox_profiles.load.loader import SHIPPED, load
+from glovebox_sandboxes.contract.base import SandboxSpec
 from glovebox_sandboxes.contract.errors import UnsupportedSpecError
-from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.pool.pool import SandboxProvider
 from glovebox_sandboxes.pool.ready_queue import IDLE_SECONDS
 from glovebox_server import startup

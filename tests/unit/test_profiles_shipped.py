@@ -14,7 +14,7 @@ from glovebox_profiles.load.mistakes import valid_keys
 from glovebox_profiles.model import MIB, Profile, digest
 from glovebox_profiles.order import KEYS
 from glovebox_profiles.schema import SCHEMA_FILE, schema_text
-from glovebox_sandboxes.contract.spec import WORKSPACE, Mount
+from glovebox_sandboxes.contract.base import WORKSPACE, Mount
 from glovebox_server.cli.rules.profiles import to_toml
 from glovebox_server.receipts.recorder import withheld
 from glovebox_server.tools import TOOLS

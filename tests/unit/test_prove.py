@@ -18,10 +18,9 @@ from glovebox_sandboxes.conformance import case, host, prove, trial
 from glovebox_sandboxes.conformance.case import Case, Control
 from glovebox_sandboxes.conformance.host import Planted
 from glovebox_sandboxes.conformance.prove import Prepared
-from glovebox_sandboxes.contract.base import Capabilities, Driver, Missing, Plan, Source
+from glovebox_sandboxes.contract.base import Capabilities, Driver, Missing, Plan, SandboxSpec, Source
 from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
 from glovebox_sandboxes.contract.measure import Expected
-from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.seccomp.cases import load_cases
 from glovebox_server.cli.host import doctor

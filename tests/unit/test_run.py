@@ -9,11 +9,10 @@ import anyio
 import pytest
 from tests.fixtures.channels import OUTCOME, READY, Channel, Guest, Weightless
 
-from glovebox_sandboxes.contract.base import Plan, SandboxStats
+from glovebox_sandboxes.contract.base import Limits, Plan, SandboxSpec, SandboxStats
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.measure import Expected
 from glovebox_sandboxes.contract.outcome import Ended, Job, Outcome
-from glovebox_sandboxes.contract.spec import Limits, SandboxSpec
 from glovebox_sandboxes.host.host_view import HostView, unseen
 from glovebox_sandboxes.session import connection
 from glovebox_sandboxes.session import run as running

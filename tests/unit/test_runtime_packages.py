@@ -14,9 +14,8 @@ import anyio
 import pytest
 
 from _glovebox_guest.main import _import_failure
-from glovebox_sandboxes.contract.base import Capabilities, Driver, Missing
+from glovebox_sandboxes.contract.base import Capabilities, Driver, Missing, SandboxSpec
 from glovebox_sandboxes.contract.errors import SandboxError
-from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.drivers.bubblewrap import driver as bubblewrap
 from glovebox_sandboxes.runtime import environments, packages, runtime, trial
 from glovebox_sandboxes.runtime.runtime import Runtime

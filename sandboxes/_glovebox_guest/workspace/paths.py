@@ -17,7 +17,7 @@ from _glovebox_guest.stdlib import Any, Callable, Iterator, NoReturn
 from _glovebox_guest.workspace.hidden import HiddenPaths
 
 ROOT = "/workspace"
-"""Mount point of the workspace; ``glovebox_sandboxes.contract.spec.WORKSPACE`` without its imports."""
+"""Mount point of the workspace; ``glovebox_sandboxes.contract.base.WORKSPACE`` without its imports."""
 MAX_LINKS = 40
 """Symlinks followed for one path: the kernel's own limit, see path_resolution(7)."""
 _SHOWN = 200

@@ -17,8 +17,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from glovebox_sandboxes.contract.base import INPUT, OUTPUT, SCRATCH, WORKSPACE, Limits
 from glovebox_sandboxes.contract.outcome import Ended
-from glovebox_sandboxes.contract.spec import INPUT, OUTPUT, SCRATCH, WORKSPACE, Limits
 
 #: Of every case, unless it sets its own. Small, so that a limit is reached at once.
 LIMITS = Limits(

@@ -18,9 +18,8 @@ from glovebox_sandboxes.conformance import case as texts
 from glovebox_sandboxes.conformance import trial
 from glovebox_sandboxes.conformance.case import LIMITS, Case, ClaimCase
 from glovebox_sandboxes.conformance.host import Planted
-from glovebox_sandboxes.contract.base import Capabilities, Driver, Plan, Sandbox, Source
+from glovebox_sandboxes.contract.base import Capabilities, Driver, Plan, Sandbox, SandboxSpec, Source
 from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
-from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.seccomp import cases as calls
 
 Status = Literal["held", "failed", "gap", "closed", "skipped"]

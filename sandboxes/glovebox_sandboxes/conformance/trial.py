@@ -12,10 +12,9 @@ import anyio
 from glovebox_sandboxes.conformance import case as texts
 from glovebox_sandboxes.conformance.case import LIMITS, Case
 from glovebox_sandboxes.conformance.host import EARLIER, Planted
-from glovebox_sandboxes.contract.base import Driver
+from glovebox_sandboxes.contract.base import ORIGINAL, WORKSPACE, Driver, Limits, Mount, SandboxSpec
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.outcome import Job, Outcome
-from glovebox_sandboxes.contract.spec import ORIGINAL, WORKSPACE, Limits, Mount, SandboxSpec
 from glovebox_sandboxes.session import connection, run
 from glovebox_sandboxes.session.connection import StreamSink, whole
 

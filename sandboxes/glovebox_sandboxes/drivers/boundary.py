@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from glovebox_sandboxes import seccomp
+from glovebox_sandboxes.contract.base import GUEST_UID, INPUT, OUTPUT, SCRATCH, WORKSPACE, Limits, SandboxSpec
 from glovebox_sandboxes.contract.measure import Expected
-from glovebox_sandboxes.contract.spec import GUEST_UID, INPUT, OUTPUT, SCRATCH, WORKSPACE, Limits, SandboxSpec
 from glovebox_sandboxes.runtime import guest_tree
 
 SHM = "/dev/shm"  # noqa: S108 - inside the sandbox

@@ -15,9 +15,8 @@ from typing import Final
 import anyio
 import anyio.abc
 
-from glovebox_sandboxes.contract.base import Driver, Level, Plan
+from glovebox_sandboxes.contract.base import Driver, Level, Plan, SandboxSpec
 from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
-from glovebox_sandboxes.contract.spec import SandboxSpec
 
 _Connecting = AbstractAsyncContextManager[Driver]
 

@@ -8,8 +8,8 @@ import errno
 import os
 from collections.abc import Iterable
 
+from glovebox_sandboxes.contract.base import WORKSPACE
 from glovebox_sandboxes.contract.errors import UnsupportedSpecError
-from glovebox_sandboxes.contract.spec import WORKSPACE
 
 MAX_MASKS = 256
 """Covers of one sandbox: each is a mount, and a line of its record. Beyond that, whole folders are covered."""

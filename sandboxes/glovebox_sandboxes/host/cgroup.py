@@ -13,9 +13,8 @@ from pathlib import Path
 
 import anyio
 
-from glovebox_sandboxes.contract.base import SandboxStats
+from glovebox_sandboxes.contract.base import Limits, SandboxStats
 from glovebox_sandboxes.contract.errors import SandboxError
-from glovebox_sandboxes.contract.spec import Limits
 from glovebox_sandboxes.host.descriptors import opened
 from glovebox_sandboxes.host.host_view import groups_of
 from glovebox_sandboxes.host.owner import PREFIX, kill_all

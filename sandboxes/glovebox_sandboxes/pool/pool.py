@@ -17,8 +17,7 @@ from functools import partial
 import anyio
 from anyio.lowlevel import checkpoint
 
-from glovebox_sandboxes.contract.base import Driver, Plan, Sandbox
-from glovebox_sandboxes.contract.spec import SandboxSpec
+from glovebox_sandboxes.contract.base import Driver, Plan, Sandbox, SandboxSpec
 from glovebox_sandboxes.drivers.registry import Drivers
 from glovebox_sandboxes.pool.ready_queue import PoolEvent, ReadyQueue, Workshop
 from glovebox_sandboxes.session.connection import AttestedSandbox

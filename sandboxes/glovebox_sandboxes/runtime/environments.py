@@ -18,8 +18,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from glovebox_sandboxes.contract.base import DEFAULT
 from glovebox_sandboxes.contract.errors import MisnamedError, UnsupportedSpecError
-from glovebox_sandboxes.contract.spec import DEFAULT
 from glovebox_sandboxes.host import permissions
 from glovebox_sandboxes.host.identity import changes_user
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import _glovebox_guest
-from glovebox_sandboxes.contract.spec import GUEST, INPUT, ORIGINAL, OUTPUT, PACKAGES, WORKSPACE, SandboxSpec
+from glovebox_sandboxes.contract.base import GUEST, INPUT, ORIGINAL, OUTPUT, PACKAGES, WORKSPACE, SandboxSpec
 
 _PACKAGE = Path(_glovebox_guest.__file__).parent
 

@@ -23,9 +23,8 @@ from typing import Final, Literal
 import anyio
 from pydantic import BaseModel
 
-from glovebox_sandboxes.contract.base import Missing
+from glovebox_sandboxes.contract.base import DEFAULT, PACKAGES, Missing
 from glovebox_sandboxes.contract.errors import SandboxError
-from glovebox_sandboxes.contract.spec import DEFAULT, PACKAGES
 from glovebox_sandboxes.host import permissions
 from glovebox_sandboxes.host.descriptors import opened
 from glovebox_sandboxes.host.identity import changes_user

@@ -9,9 +9,8 @@ from pathlib import Path
 import anyio
 
 from glovebox_sandboxes.contract.attestation import describe
-from glovebox_sandboxes.contract.base import Driver
+from glovebox_sandboxes.contract.base import DEFAULT, Driver, Limits, SandboxSpec
 from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
-from glovebox_sandboxes.contract.spec import DEFAULT, Limits, SandboxSpec
 from glovebox_sandboxes.runtime.environments import Environment
 from glovebox_sandboxes.runtime.runtime import Runtime
 from glovebox_sandboxes.session import connection

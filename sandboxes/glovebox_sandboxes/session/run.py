@@ -19,10 +19,9 @@ from _glovebox_guest.jsontext import MAX_LISTED, bound, loads
 from _glovebox_guest.program.emit import BLOB, HEADER, SHOWN, VALUE
 from glovebox_sandboxes.contract import outcome as outcomes
 from glovebox_sandboxes.contract import pictures
-from glovebox_sandboxes.contract.base import Plan, Sandbox, SandboxStats
+from glovebox_sandboxes.contract.base import WORKSPACE, Limits, Plan, Sandbox, SandboxStats
 from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
 from glovebox_sandboxes.contract.outcome import CountedBy, Ended, Job, Outcome
-from glovebox_sandboxes.contract.spec import WORKSPACE, Limits
 from glovebox_sandboxes.plural import counted
 from glovebox_sandboxes.session import connection
 

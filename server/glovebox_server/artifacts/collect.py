@@ -15,10 +15,10 @@ from typing import Any, Final, TypeVar
 from anyio import CancelScope, CapacityLimiter, to_thread
 
 from glovebox_audit.events import ArtifactCollected, ArtifactRefused
+from glovebox_sandboxes.contract.base import Limits
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_sandboxes.contract.outcome import Outcome, Shown, SkippedFile
 from glovebox_sandboxes.contract.pictures import HEAD_BYTES, IMAGE_TYPES, MAX_BYTES, MAX_PICTURES, fits
-from glovebox_sandboxes.contract.spec import Limits
 from glovebox_server.artifacts.diff_form import MAX_PATCH_BYTES, WorkBudget
 from glovebox_server.artifacts.media import Sniffer
 from glovebox_server.artifacts.names import ENDINGS, CallNames, check_name, name_risks, patch_risks, quoted

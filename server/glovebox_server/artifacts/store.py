@@ -16,8 +16,8 @@ from typing import Final, Self
 
 from anyio import CancelScope
 
+from glovebox_sandboxes.contract.base import Limits
 from glovebox_sandboxes.contract.errors import RefusedError
-from glovebox_sandboxes.contract.spec import Limits
 from glovebox_server.artifacts.collect import Collection, DiskWorker, Looks
 from glovebox_server.artifacts.record import MAX_ARTIFACTS, Artifact, ArtifactStoreError, Disk, expired, id_of, unknown
 from glovebox_server.calls import Principal, ToolCall

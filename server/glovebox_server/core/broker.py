@@ -17,9 +17,9 @@ import anyio.lowlevel
 from glovebox_audit.chain import Head, new_call_id
 from glovebox_audit.events import CallFinished
 from glovebox_profiles.compile import to_spec
+from glovebox_sandboxes.contract.base import SandboxSpec
 from glovebox_sandboxes.contract.errors import Refusal, RefusedError
 from glovebox_sandboxes.contract.outcome import Outcome
-from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.pool.pool import SandboxProvider
 from glovebox_sandboxes.session.connection import AttestedSandbox, Input, StreamSink
 from glovebox_sandboxes.session.run import Hooks, run

@@ -20,10 +20,9 @@ from glovebox_profiles.egress.rules import decide_url
 from glovebox_profiles.egress.targets import EgressTarget, parse_url
 from glovebox_profiles.model import Profile, digest
 from glovebox_profiles.order import value_at
-from glovebox_sandboxes.contract.base import Plan
+from glovebox_sandboxes.contract.base import Plan, SandboxSpec
 from glovebox_sandboxes.contract.errors import Refusal, RefusedError
 from glovebox_sandboxes.contract.outcome import Outcome
-from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.plural import counted
 from glovebox_sandboxes.session import connection
 from glovebox_sandboxes.session.connection import Serve

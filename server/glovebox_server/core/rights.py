@@ -30,8 +30,8 @@ from glovebox_profiles.errors import ProfileError, nearest
 from glovebox_profiles.model import Credential, Profile
 from glovebox_profiles.policy.model import Approval, Budget, Lift, Policy, Rate, WatchAction, digest
 from glovebox_profiles.policy.rights import combine_roles, order_conflicts, profiles_beyond, roles_in_force
+from glovebox_sandboxes.contract.base import SandboxSpec
 from glovebox_sandboxes.contract.errors import MisnamedError, Refusal
-from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_server.calls import Principal
 from glovebox_server.tools.base import Tool
 

@@ -21,9 +21,8 @@ from glovebox_profiles.compile import to_spec
 from glovebox_profiles.features import FEATURES
 from glovebox_profiles.model import Profile, digest_of
 from glovebox_sandboxes.conformance import case as cases
-from glovebox_sandboxes.contract.base import Capabilities
+from glovebox_sandboxes.contract.base import DEFAULT, Capabilities, Limits
 from glovebox_sandboxes.contract.errors import UnsupportedSpecError
-from glovebox_sandboxes.contract.spec import DEFAULT, Limits
 from glovebox_sandboxes.drivers.registry import DRIVERS, NAMES, Drivers
 from glovebox_sandboxes.runtime.environments import SHIPPED, Environment, load
 from glovebox_server.core.rights import Rights

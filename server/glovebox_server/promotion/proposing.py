@@ -25,10 +25,9 @@ import anyio.to_thread
 from glovebox_audit.events import Event, Input, ProposalScanned
 from glovebox_audit.log import AuditLog
 from glovebox_audit.place import AuditError
-from glovebox_sandboxes.contract.base import Plan
+from glovebox_sandboxes.contract.base import Limits, Plan, SandboxSpec
 from glovebox_sandboxes.contract.errors import DiagnosedError, RefusedError, SandboxError, UnsupportedSpecError
 from glovebox_sandboxes.contract.outcome import Job, Outcome, Usage
-from glovebox_sandboxes.contract.spec import Limits, SandboxSpec
 from glovebox_sandboxes.plural import counted
 from glovebox_sandboxes.pool.pool import SandboxProvider
 from glovebox_sandboxes.session.connection import AttestedSandbox

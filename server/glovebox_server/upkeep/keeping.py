@@ -25,8 +25,8 @@ from glovebox_audit.segments.rotation import Retention
 from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.model import Profile
+from glovebox_sandboxes.contract.base import DEFAULT, PACKAGES
 from glovebox_sandboxes.contract.errors import MisnamedError
-from glovebox_sandboxes.contract.spec import DEFAULT, PACKAGES
 from glovebox_sandboxes.runtime import environments, guest_gc, runtime
 from glovebox_sandboxes.runtime.environments import Environment, RuntimeRecord
 from glovebox_server.artifacts import record as artifact_record

@@ -16,10 +16,9 @@ import anyio
 
 from _glovebox_guest import landlock
 from glovebox_sandboxes import seccomp
-from glovebox_sandboxes.contract.base import Missing, Plan, Sandbox, Source
+from glovebox_sandboxes.contract.base import GUEST, GUEST_UID, SCRATCH, Missing, Plan, Sandbox, SandboxSpec, Source
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.measure import NAMESPACES
-from glovebox_sandboxes.contract.spec import GUEST, GUEST_UID, SCRATCH, SandboxSpec
 from glovebox_sandboxes.drivers import boundary
 from glovebox_sandboxes.drivers.bubblewrap import wall
 from glovebox_sandboxes.host import identity

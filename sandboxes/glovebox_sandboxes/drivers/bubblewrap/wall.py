@@ -17,9 +17,8 @@ import anyio
 import anyio.to_thread
 
 from _glovebox_guest.measure import status
-from glovebox_sandboxes.contract.base import Capabilities, Level, Missing, Plan
+from glovebox_sandboxes.contract.base import GUEST_UID, Capabilities, Level, Limits, Missing, Plan, SandboxSpec
 from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
-from glovebox_sandboxes.contract.spec import GUEST_UID, Limits, SandboxSpec
 from glovebox_sandboxes.drivers import boundary
 from glovebox_sandboxes.host import cgroup, mounts, owner, surroundings
 from glovebox_sandboxes.host.identity import SETPRIV, changes_user, is_kernels_root, unprivileged, user_map

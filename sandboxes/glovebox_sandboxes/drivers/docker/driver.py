@@ -14,9 +14,8 @@ import anyio.abc
 import anyio.to_thread
 import structlog
 
-from glovebox_sandboxes.contract.base import Capabilities, Driver, Plan, SandboxStats, Source
+from glovebox_sandboxes.contract.base import Capabilities, Driver, Plan, SandboxSpec, SandboxStats, Source
 from glovebox_sandboxes.contract.errors import SandboxError
-from glovebox_sandboxes.contract.spec import SandboxSpec
 from glovebox_sandboxes.drivers.docker import janitor, podman, probe, usage
 from glovebox_sandboxes.drivers.docker import plan as plans
 from glovebox_sandboxes.drivers.docker.engine import AttachedStream, Engine, host_from_environment

@@ -11,10 +11,9 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from glovebox_sandboxes.contract.base import Level, Plan
+from glovebox_sandboxes.contract.base import DEFAULT, GUEST_UID, ORIGINAL, WORKSPACE, Level, Mount, Plan, SandboxSpec
 from glovebox_sandboxes.contract.errors import UnsupportedSpecError
 from glovebox_sandboxes.contract.measure import NAMESPACES, Expected
-from glovebox_sandboxes.contract.spec import DEFAULT, GUEST_UID, ORIGINAL, WORKSPACE, Mount, SandboxSpec
 from glovebox_sandboxes.drivers import boundary
 from glovebox_sandboxes.runtime import environments, guest_tree
 

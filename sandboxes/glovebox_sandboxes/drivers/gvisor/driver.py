@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from glovebox_sandboxes import seccomp
-from glovebox_sandboxes.contract.base import Driver, Missing, Plan, Sandbox, Source
+from glovebox_sandboxes.contract.base import GUEST, GUEST_UID, Driver, Missing, Plan, Sandbox, SandboxSpec, Source
 from glovebox_sandboxes.contract.errors import UnsupportedSpecError
-from glovebox_sandboxes.contract.spec import GUEST, GUEST_UID, SandboxSpec
 from glovebox_sandboxes.drivers import boundary
 from glovebox_sandboxes.drivers.bubblewrap import wall
 from glovebox_sandboxes.drivers.docker.driver import DockerDriver

@@ -11,8 +11,8 @@ import anyio
 import click
 
 from glovebox_audit.printable import printable
+from glovebox_sandboxes.contract.base import DEFAULT
 from glovebox_sandboxes.contract.errors import MisnamedError
-from glovebox_sandboxes.contract.spec import DEFAULT
 from glovebox_sandboxes.drivers import registry
 from glovebox_sandboxes.plural import counted
 from glovebox_sandboxes.runtime import environments, guest_gc, packages, runtime, trial

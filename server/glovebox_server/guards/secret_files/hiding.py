@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import anyio.to_thread
 
+from glovebox_sandboxes.contract.base import ORIGINAL, WORKSPACE, SandboxSpec
 from glovebox_sandboxes.contract.errors import RefusedError, SandboxError
-from glovebox_sandboxes.contract.spec import ORIGINAL, WORKSPACE, SandboxSpec
 from glovebox_server.core.call import Call
 from glovebox_server.tools.base import Tool
 

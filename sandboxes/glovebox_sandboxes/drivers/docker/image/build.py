@@ -20,8 +20,8 @@ import anyio.to_thread
 import docker
 from docker.errors import APIError
 
+from glovebox_sandboxes.contract.base import DEFAULT
 from glovebox_sandboxes.contract.errors import SandboxError
-from glovebox_sandboxes.contract.spec import DEFAULT
 from glovebox_sandboxes.drivers.docker.engine import Client, find_image, host_from_environment, translated
 from glovebox_sandboxes.runtime import environments, guest_tree, packages
 from glovebox_sandboxes.runtime.environments import Environment
