@@ -237,9 +237,10 @@ def test_a_call_is_sealed_proved_and_the_proof_checked_elsewhere(sealed: tuple[P
     [
         (("audit", "prove", "c_none"), 1, "No record of call c_none"),
         (("audit", "prove", "not an id"), 2, "is not the id of a call"),
-        (("audit", "verify", "--proof", "proof.json"), 2, "--proof takes one --key"),
-        (("audit", "verify", "--proof", "proof.json", "--key", "KEY", "--key", "KEY"), 2, "--proof takes one --key"),
+        (("audit", "verify", "--proof", "KEY"), 2, "--proof takes one --key"),
+        (("audit", "verify", "--proof", "KEY", "--key", "KEY", "--key", "KEY"), 2, "--proof takes one --key"),
         (("audit", "verify", "--key", "/nowhere.pem"), 2, "The key /nowhere.pem cannot be used"),
+        (("audit", "verify", "--proof", "/nowhere", "--key", "KEY"), 2, "The proof /nowhere cannot be used"),
     ],
 )
 def test_what_cannot_be_proved_is_said(

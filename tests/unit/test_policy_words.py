@@ -179,8 +179,8 @@ def test_a_principal_is_explained_by_its_roles(tmp_path: Path) -> None:
         (("token:a", "--workflow", "relase"), 'there is no workflow "relase". The nearest is "release".'),
         (("token:a", "--role", "analist"), 'there is no role "analist". The nearest is "analyst".'),
         (("token:a", "--scope", "x"), 'there is no scope "x". There are: glovebox:analyst.'),
-        (("tokn:a",), '"tokn:a" is no principal'),
-        (("token:*",), '"token:*" is no principal'),
+        (("tokn:a",), "'tokn:a' is no principal"),
+        (("token:*",), "'token:*' is no principal"),
     ],
 )
 def test_a_name_that_is_not_there_is_an_error(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:

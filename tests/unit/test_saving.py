@@ -119,7 +119,7 @@ def test_what_is_no_principal_is_refused(principal: str, uri: str, tmp_path: Pat
         given = ["artifact", *command, "--principal", principal, "--state-dir", str(tmp_path / "state")]
         done = CliRunner().invoke(main, given)
         assert done.exit_code == USAGE
-        assert "local:UID or token:NAME" in done.stderr
+        assert "is no principal" in done.stderr
 
 
 async def _three(directory: Path) -> None:

@@ -40,6 +40,9 @@ err = Terminal(stderr=True)
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
+#: Characters of the longest principals, which are those of OAuth issuers.
+_MAX_PRINCIPAL = 640
+
 #: Words for days, and how many days ago each began.
 _DAYS = {"today": 0, "yesterday": 1}
 
@@ -77,18 +80,12 @@ def lifetime(value: str) -> timedelta:
     return found
 
 
-def regular_file(value: str) -> Path:
-    """Refuse a path that is no regular file: a pipe without a writer would block. Its reader says if it is missing."""
-    if (path := Path(value)).exists() and not path.is_file():
-        raise click.BadParameter(f"{value!r} is no regular file: name the file itself.")
-    return path
-
-
 def parsed_file(what: str, parse: Callable[[bytes], T], most: int) -> Callable[[str], T]:
     """Return a type of options: the content of a regular file, of which ``most`` bytes are read, parsed."""
 
     def file(value: str) -> T:
-        path = regular_file(value)
+        if (path := Path(value)).exists() and not path.is_file():  # a pipe without a writer would block
+            raise click.BadParameter(f"{value!r} is no regular file: name the file itself.")
         try:
             with path.open("rb") as opened:
                 return parse(opened.read(most))
@@ -110,7 +107,16 @@ def word_form(pattern: str, words: str) -> Callable[[str], str]:
     return word
 
 
-workflow_name = word_form("[a-z][a-z0-9-]{0,63}", "1 to 64 of a-z 0-9 -, the first of them a letter")
+def caller_id(value: str) -> str:
+    """Refuse an invalid principal."""
+    model = importlib.import_module("glovebox_profiles.policy.model")  # not of every command
+    if not model.is_principal(value) or len(value) > _MAX_PRINCIPAL:
+        told = "name a caller as the audit log does, as token:ci, local:1000 or oauth:ISSUER#SUBJECT"
+        raise click.BadParameter(f"{value!r} is no principal: {told}.")
+    return value
+
+
+workflow_name = word_form("[a-z][a-z0-9-]{0,63}", "1 to 64 of a-z 0-9 -, a letter first, as in policy.toml")
 workflow_option = click.option(
     "--workflow",
     metavar="NAME",

@@ -58,13 +58,11 @@ def write_new_file(file: Path, content: bytes) -> None:
 
 def replace_file(file: Path, content: bytes, *, force: bool) -> None:
     """Replace a file as a whole, or leave it unchanged."""
-    draft = file.with_name(f".{file.name}.new")
+    draft, doing = file.with_name(f".{file.name}.new"), f"{file} cannot be written"
     if file.exists() and not file.is_file():  # as root, a device of the machine
-        raise MisnamedError(f"{file} cannot be written", "it is no regular file", "Name another file.")
+        raise MisnamedError(doing, "it is no regular file", "Name another file.")
     if not force and os.path.lexists(file):
-        raise MisnamedError(
-            f"{file} cannot be written", "there is one already", "Name another file, or remove it first."
-        )
+        raise MisnamedError(doing, "there is one already", "Name another file, or remove it first.")
     try:
         draft.unlink(missing_ok=True)
         with draft.open("xb") as out:

@@ -76,6 +76,11 @@ def _shown(value: object) -> Text:
     return Text(", ".join(map(str, value)) if isinstance(value, list | tuple) else "" if value is None else str(value))
 
 
+def styled(text: object, style: str, keep: str = "") -> Text:
+    """Return untrusted text in a style, on one line unless ``keep`` has the line feed."""
+    return Text(printable(str(text), keep), style)
+
+
 def print_table(console: Console, table: "Table", wide: int = _WIDE) -> None:
     """Print a table; into a pipe one line for each row, for grep.
 
@@ -128,8 +133,8 @@ def print_question(console: Console, text: str) -> None:
 
 
 def print_json(file: IO[str], value: object, *, indent: int | None = 2) -> None:
-    """Print a JSON value in printable ASCII, on one line with sorted keys if ``indent`` is None."""
-    text = json.dumps(value, indent=indent, sort_keys=indent is None)
+    """Print a JSON value in printable ASCII, on one line with sorted keys if ``indent`` is None; times as ISO 8601."""
+    text = json.dumps(value, indent=indent, sort_keys=indent is None, default=datetime.isoformat)
     file.write(text.replace("\x7f", "\\u007f") + "\n")  # the one control that JSON does not escape
 
 

@@ -43,6 +43,7 @@ T = TypeVar("T")
 
 
 KEY = options.parsed_file("key", dsse.parse_public, dsse.MAX_KEY_BYTES)
+_PROOF = options.parsed_file("proof", bytes, archive.MAX_BYTES + 1)
 _ANCHORS = options.parsed_file("anchors", anchors.read, anchors.MAX_BYTES + 1)
 
 
@@ -82,10 +83,7 @@ def audit_tail(settings: Settings, count: int, follow: bool, everything: bool) -
 @click.option("--anchors", type=_ANCHORS, help="The same for each line of this file, as a server keeps them.")
 @click.option("--key", "keys", multiple=True, type=KEY, help="A public key: check the signature of each seal too.")
 @click.option(
-    "--proof",
-    metavar="FILE",
-    type=options.regular_file,
-    help="Check this inclusion proof instead, with --key and nothing else.",
+    "--proof", metavar="FILE", type=_PROOF, help="Check this inclusion proof instead, with --key and nothing else."
 )
 def audit_verify(
     settings: Settings,
@@ -93,7 +91,7 @@ def audit_verify(
     anchor: str | None,
     anchors: list[chain.Head] | None,
     keys: tuple[Ed25519PublicKey, ...],
-    proof: Path | None,
+    proof: bytes | None,
 ) -> int:
     """Check the log, and name the line where it was changed.
 
@@ -162,10 +160,8 @@ def not_proved(what: str, problem: Exception) -> int:
     return FAILED
 
 
-def _verify_proof(file: Path, key: Ed25519PublicKey) -> int:
+def _verify_proof(content: bytes, key: Ed25519PublicKey) -> int:
     """Check an inclusion proof with a public key only; return 1 and print the exact reason if it does not hold."""
-    with file.open("rb") as opened:
-        content = opened.read(archive.MAX_BYTES + 1)
     try:
         proved = evidence.read(content, {dsse.key_id(key): key})
     except EvidenceError as problem:

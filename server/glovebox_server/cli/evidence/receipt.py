@@ -21,10 +21,10 @@ from glovebox_audit.receipts.statement import Statement, of_call
 from glovebox_sandboxes.contract.errors import MisnamedError
 from glovebox_sandboxes.plural import counted
 from glovebox_server.cli.evidence.audit import KEY, find_call, find_run, not_proved
-from glovebox_server.cli.options import LazyGroup, command, emit, err, out, wants_json
+from glovebox_server.cli.options import LazyGroup, command, emit, err, out, parsed_file, wants_json
 from glovebox_server.cli.saving import write_new_file
 from glovebox_server.cli.terminal import cell, print_table, table_of
-from glovebox_server.exits import FAILED, OK, USAGE
+from glovebox_server.exits import FAILED, OK
 from glovebox_server.receipts import keys
 from glovebox_server.settings import Settings
 from glovebox_server.upkeep.log import audit_log
@@ -139,16 +139,10 @@ def _show(said: Statement) -> None:
         table.add_row(Text(printable(name), style="cyan"), Text(printable(value)))
     print_table(out, table, wide=_COLUMNS)
     styles = {"ok": "green", "differs": "red", "not measurable": "yellow"}
-    rows = [
-        (
-            each.field,
-            cell(each.planned),
-            cell(each.inside),
-            cell(each.outside),
-            Text(each.verdict, styles[each.verdict]),
-        )
-        for each in (said.predicate.isolation.fields if said.predicate.isolation else ())
-    ]
+    rows = []
+    for each in said.predicate.isolation.fields if said.predicate.isolation else ():
+        verdict = Text(each.verdict, styles[each.verdict])
+        rows.append((each.field, cell(each.planned), cell(each.inside), cell(each.outside), verdict))
     if fields := table_of(["isolation", "planned", "inside", "outside", "verdict"], rows):
         fields.columns[0].min_width = 36  # the longest of them
         print_table(out, fields, wide=_COLUMNS)
@@ -160,19 +154,14 @@ def bundle() -> None:
 
 
 @command("verify", bundle, opens="nothing")
-@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument("content", metavar="FILE", type=parsed_file("bundle", bytes, archive.MAX_BYTES + 1))
 @click.option("--key", "keys", multiple=True, type=KEY, help="The server's public key, from the server's operator.")
-def bundle_verify(file: Path, keys: tuple[Ed25519PublicKey, ...]) -> int:
+def bundle_verify(content: bytes, keys: tuple[Ed25519PublicKey, ...]) -> int:
     """Check a bundle of `audit bundle`, offline.
 
     It shows what ran, what was withheld, and that no more of it is on record.
     """
     given = {dsse.key_id(key): key for key in keys}
-    if not file.is_file():  # a pipe without a writer would block
-        out.print(f"{file} is no file: name the bundle itself.")
-        return USAGE
-    with file.open("rb") as opened:
-        content = opened.read(archive.MAX_BYTES + 1)
     try:
         found = archive.verify(content, given)
     except EvidenceError as problem:
@@ -243,10 +232,8 @@ def audit_bundle(settings: Settings, call: str | None, run: str | None, output: 
         err.print(f"No record of {of} {identity}. `glovebox audit query` finds calls, and shows their runs.")
         return FAILED
     write_new_file(output, content)
-    emit(
-        {"file": str(output), of: identity, "bytes": len(content)},
-        f"{output}: {of} {identity}, {counted(len(content), 'byte')}.",
-    )
+    fields = {"file": str(output), of: identity, "bytes": len(content)}
+    emit(fields, f"{output}: {of} {identity}, {counted(len(content), 'byte')}.")
     return OK
 
 

@@ -214,13 +214,12 @@ def _row(each: Standing) -> tuple[str, ...]:
 def _described(each: Standing, *, whole: bool = False) -> dict[str, Any]:
     question = each.question
     about = question.subject
-    found = pick(question, "id", "digest", "why", "client", "workflow", "asked_by")
+    found = pick(question, "id", "digest", "why", "client", "workflow", "asked_by", "made")
     found |= pick(about, "principal", "run", "tool") | pick(each, "state", "reach", "callers")
     found |= {
-        "rules": list(about.rules),
+        "rules": about.rules,
         "lifts": None if about.lifted is None else {"what": about.lifted, "target": about.target},
         "asked": asdict(question.asked),
-        "made": question.made.isoformat(),
         "seconds_left": round(max(0.0, each.left), 1),
         "used_by": each.used_by or None,
         "answers": [pick(one, "by", "allow", "channel") | {"reason": one.reason or None} for one in each.answers],

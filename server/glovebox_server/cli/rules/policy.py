@@ -15,13 +15,13 @@ from glovebox_profiles.explain import render
 from glovebox_profiles.policy import diff as comparing
 from glovebox_profiles.policy import explain as explaining
 from glovebox_profiles.policy.load import read
-from glovebox_profiles.policy.model import SPENDING, digest, is_principal
+from glovebox_profiles.policy.model import SPENDING, digest
 from glovebox_profiles.policy.rights import combine_roles, order_conflicts, roles_in_force
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.plural import counted
 from glovebox_server import workspace
 from glovebox_server.app import load_profiles
-from glovebox_server.cli.options import LazyGroup, command, emit, err, out, time_option, wants_json
+from glovebox_server.cli.options import LazyGroup, caller_id, command, emit, err, out, time_option, wants_json
 from glovebox_server.cli.rules.profiles import described, show_widening
 from glovebox_server.cli.terminal import table_of
 from glovebox_server.exits import OK, USAGE
@@ -66,7 +66,7 @@ def policy_check(settings: Settings, path: Path | None) -> int:
 
 
 @command("explain", policy)
-@click.argument("principal")
+@click.argument("principal", type=caller_id)
 @click.option("--workflow", help="What it works in.")
 @click.option("--role", "roles", multiple=True, help="Role that its token gives.")
 @click.option("--scope", "scopes", multiple=True, help="Scope of its OAuth token.")
@@ -75,9 +75,6 @@ def policy_explain(
 ) -> None:
     """What PRINCIPAL may do, spend and is asked about, in plain words. PRINCIPAL is as token:NAME or local:1000."""
     path = _file(settings)
-    if not is_principal(principal):
-        fix = "Write it as in the audit log: local:1000, token:NAME or oauth:ISSUER#SUBJECT."
-        raise ProfileError(path, None, "", f'"{principal}" is no principal', fix)
     profiles = load_profiles(settings)
     policy = load(path, profiles, TOOLS)
     kind, _, name = principal.partition(":")

@@ -21,28 +21,16 @@ from glovebox_audit.printable import printable
 from glovebox_audit.query import ask
 from glovebox_audit.query.index import Filters
 from glovebox_profiles.errors import nearest
-from glovebox_profiles.policy.model import is_principal
 from glovebox_sandboxes.contract.errors import DiagnosedError, MisnamedError
 from glovebox_sandboxes.plural import counted
 from glovebox_server import workspace
-from glovebox_server.cli import state
+from glovebox_server.cli import options, state
 from glovebox_server.cli.evidence.audit import indexed
-from glovebox_server.cli.options import LazyGroup, command, complete_tool, emit, err, wants_json, word_form
+from glovebox_server.cli.options import LazyGroup, caller_id, command, complete_tool, emit, err, wants_json
 from glovebox_server.cli.terminal import pick, table_of
 from glovebox_server.exits import NO_SERVER, OK, UNAVAILABLE
-from glovebox_server.guards.stops.stops import (
-    KIND,
-    MAX_BECAUSE,
-    RECORD_SECONDS,
-    SCOPES,
-    Scope,
-    Stop,
-    made,
-    new_stop,
-    stops_of,
-)
+from glovebox_server.guards.stops import stops as store
 from glovebox_server.guards.watch import canaries
-from glovebox_server.guards.watch.canaries import NAME, Canary, canaries_of
 from glovebox_server.requests import has_key
 from glovebox_server.secret_files import Files, SecretFileError, prepare_state
 from glovebox_server.settings import Settings
@@ -51,13 +39,6 @@ from glovebox_server.transport import tokens
 from glovebox_server.upkeep.log import audit_log, recording
 
 _ID = r"[0-9a-z]{26}"
-_MAX_PRINCIPAL = 640
-
-
-def _principal(value: str) -> str:
-    if not is_principal(value) or len(value) > _MAX_PRINCIPAL:
-        raise click.BadParameter("name a caller as the audit log names it, as token:ci or local:1000.")
-    return value
 
 
 def _tool(value: str) -> str:
@@ -67,16 +48,15 @@ def _tool(value: str) -> str:
 
 
 # A mistyped name would stop no call.
-_call = word_form(f"c_{_ID}", "name a call's id, as c_01h…: `glovebox audit query` shows them")
-_run = word_form(f"r_{_ID}", "name a run's id, as r_01h…: `glovebox audit show CALL` names it")
-_workflow = word_form(r"[a-z][a-z0-9-]{0,63}", "name a workflow, as [workflows] of policy.toml does")
+_call = options.word_form(f"c_{_ID}", "name a call's id, as c_01h…: `glovebox audit query` shows them")
+_run = options.word_form(f"r_{_ID}", "name a run's id, as r_01h…: `glovebox audit show CALL` names it")
 
 
 @command("stop", opens="settings")
 @click.option("--call", metavar="ID", type=_call, help="This call.")
 @click.option("--run", metavar="ID", type=_run, help="All calls of this run.")
-@click.option("--principal", metavar="ID", type=_principal, help="All calls of this caller, as token:ci or local:1000.")
-@click.option("--workflow", metavar="NAME", type=_workflow, help="All calls of this workflow.")
+@click.option("--principal", metavar="ID", type=caller_id, help="All calls of this caller, as token:ci or local:1000.")
+@click.option("--workflow", metavar="NAME", type=options.workflow_name, help="All calls of this workflow.")
 @click.option("--tool", metavar="NAME", type=_tool, shell_complete=complete_tool, help="All calls of this tool.")
 @click.option("--all", "everything", is_flag=True, help="Everything.")
 @click.option("--because", default="The operator gave no reason.", help="Why, in a sentence: callers read it.")
@@ -87,12 +67,12 @@ def stop(settings: Settings, *, everything: bool, because: str, **given: str | N
     there is. Exit 5: it is stored, and no server is live there.
     """
     given["all"] = "" if everything else None
-    named = [(scope, name) for scope in SCOPES if (name := given[scope]) is not None]
+    named = [(scope, name) for scope in store.SCOPES if (name := given[scope]) is not None]
     if len(named) != 1:
         raise click.UsageError("Say what to stop by one of --call, --run, --principal, --workflow, --tool and --all.")
     ((scope, name),) = named
-    if not because.strip() or len(because) > MAX_BECAUSE:
-        raise click.BadParameter(f"say it in 1 to {MAX_BECAUSE} characters.", param_hint="--because")
+    if not because.strip() or len(because) > store.MAX_BECAUSE:
+        raise click.BadParameter(f"say it in 1 to {store.MAX_BECAUSE} characters.", param_hint="--because")
     settings = state.locate(settings, guesses=everything)
     places = [settings.state_dir]
     if everything:
@@ -100,8 +80,8 @@ def stop(settings: Settings, *, everything: bool, because: str, **given: str | N
         places = state.find_directories(settings, named=on_line)
     if name.startswith("token:"):
         _require_token(settings, name.removeprefix("token:"))
-    by = state.OPERATOR
-    found = new_stop(scope, name, because=printable(because.strip())[:MAX_BECAUSE], by=by, made=datetime.now(UTC))
+    why = printable(because.strip())[: store.MAX_BECAUSE]
+    found = store.new_stop(scope, name, because=why, by=state.OPERATOR, made=datetime.now(UTC))
     code = _stop_in_all(settings, places, found)
     if scope in ("run", "workflow") or name.startswith("oauth:"):
         _warn_if_unseen(settings, scope, name)
@@ -115,7 +95,7 @@ def stop(settings: Settings, *, everything: bool, because: str, **given: str | N
 @click.option("--all", "everything", is_flag=True, help="Every stop.")
 def resume(settings: Settings, stop_id: str | None, everything: bool) -> None:
     """Lift a stop, or all of them."""
-    files = stops_of(settings.state_dir)
+    files = store.stops_of(settings.state_dir)
     lifted = _chosen(files, ("Lifting a stop", "`glovebox stops list`"), stop_id, everything=everything)
     if lifted:
         with closing(audit_log(settings)) as log:
@@ -148,11 +128,12 @@ def stops_list(settings: Settings) -> int:
 
     Exit 4 if one cannot be read: then everything is stopped.
     """
-    files = stops_of(settings.state_dir)
+    files = store.stops_of(settings.state_dir)
     found = files.read()
     if has_key(settings.state_dir) and not os.path.lexists(files.path):
         fix = "Run `glovebox resume --all`: it makes it anew, and nothing is stopped then."
-        found = replace(found, damaged=(SecretFileError(KIND, files.path, "it is gone, with the stops in it", fix),))
+        gone = SecretFileError(store.KIND, files.path, "it is gone, with the stops in it", fix)
+        found = replace(found, damaged=(gone,))
     damaged = [pick(each, "what", "reason", "fix") for each in found.damaged]
     rows = [(each.id, _words(each), each.made, each.by, each.because) for each in found.items]
     table = table_of(["id", "what", "made", "by", "because"], rows)
@@ -164,7 +145,7 @@ def stops_list(settings: Settings) -> int:
     return UNAVAILABLE if found.damaged else OK
 
 
-def _stop_in_all(settings: Settings, places: list[Path], stop: Stop) -> int:
+def _stop_in_all(settings: Settings, places: list[Path], stop: store.Stop) -> int:
     """Stop in each directory, and print what came of it; raise what failed if nothing came of any."""
     outcomes: list[dict[str, Any]] = []
     problems: list[DiagnosedError] = []
@@ -199,7 +180,7 @@ def _stop_in_all(settings: Settings, places: list[Path], stop: Stop) -> int:
     return OK if any(outcome["servers"] for outcome in outcomes) else NO_SERVER
 
 
-def _stop_in(settings: Settings, place: Path, stop: Stop) -> dict[str, Any]:
+def _stop_in(settings: Settings, place: Path, stop: store.Stop) -> dict[str, Any]:
     servers = []
     with suppress(OSError):  # which are live is worth knowing; the stop comes first
         servers = state.live_servers(place)
@@ -210,16 +191,16 @@ def _stop_in(settings: Settings, place: Path, stop: Stop) -> dict[str, Any]:
         nonlocal problem
         try:
             with recording(settings.model_copy(update={"state_dir": place})) as record:
-                record(made(stop))
+                record(store.made(stop))
             problem = ""
         except Exception as raised:  # noqa: BLE001 - whatever it is, the stop is made
             problem = str(raised)
 
     writer = threading.Thread(target=write, daemon=True)  # the log may be locked, or its disk may hang
     writer.start()
-    writer.join(RECORD_SECONDS)
-    whole = stops_of(place).add(stop.id, stop.encoded(), instead=b"")
-    writer.join(RECORD_SECONDS)
+    writer.join(store.RECORD_SECONDS)
+    whole = store.stops_of(place).add(stop.id, stop.encoded(), instead=b"")
+    writer.join(store.RECORD_SECONDS)
     return {"directory": str(place), "servers": servers, "whole": whole, "problem": problem}
 
 
@@ -235,7 +216,7 @@ def _require_token(settings: Settings, name: str) -> None:
         raise MisnamedError(f"Stopping token:{name}", "there is no such token", nearest(f"token:{name}", named))
 
 
-def _warn_if_unseen(settings: Settings, scope: Scope, name: str) -> None:
+def _warn_if_unseen(settings: Settings, scope: store.Scope, name: str) -> None:
     """Warn of a name without calls on record; it may be stopped before its first call, or be misspelt."""
     by_scope = {"run": Filters(runs=(name,)), "workflow": Filters(workflows=(name,))}
     asked = settings.state_dir / "audit", by_scope.get(scope, Filters(principals=(name,))), 1
@@ -247,11 +228,11 @@ def _warn_if_unseen(settings: Settings, scope: Scope, name: str) -> None:
         err.print(words, style="yellow")
 
 
-def _words(stop: Stop) -> str:
+def _words(stop: store.Stop) -> str:
     return "everything" if stop.scope == "all" else f"{stop.scope} {stop.name}"
 
 
-def _described(stop: Stop) -> dict[str, Any]:
+def _described(stop: store.Stop) -> dict[str, Any]:
     return stop.model_dump(mode="json", exclude={"version"})
 
 
@@ -267,7 +248,7 @@ def canary_plant(settings: Settings, name: str | None) -> None:
     served = workspace.find(settings, "cli")
     if served.path is None:
         raise MisnamedError("Planting a canary", served.reason, "Name the workspace with --workspace.")
-    path = posixpath.normpath(name or NAME)
+    path = posixpath.normpath(name or canaries.NAME)
     if path.startswith(("/", "../")) or path in {".", ".."}:
         raise DiagnosedError(f"plant {printable(path)}", "it is not below the workspace", "Name a path below it.")
     whole = f"{served.path}/{path}"
@@ -284,7 +265,7 @@ def canary_list(settings: Settings) -> int:
 
     Exit 4 if one cannot be read: then it is not looked for.
     """
-    found = canaries_of(settings.state_dir).read()
+    found = canaries.canaries_of(settings.state_dir).read()
     damaged = [pick(each, "what", "reason", "fix") for each in found.damaged]
     rows = [(each.id, each.stands, each.made, each.file) for each in found.items]
     emit(
@@ -301,7 +282,7 @@ def canary_list(settings: Settings) -> int:
 @click.option("--all", "everything", is_flag=True, help="Every canary.")
 def canary_remove(settings: Settings, canary_id: str | None, everything: bool) -> None:
     """Take one out of its workspace, and forget it."""
-    files = canaries_of(settings.state_dir)
+    files = canaries.canaries_of(settings.state_dir)
     gone = _chosen(files, ("Removing a canary", "`glovebox canary list`"), canary_id, everything=everything)
     known = {each.id: each for each in files.read().items}
     for name in gone:
@@ -312,6 +293,6 @@ def canary_remove(settings: Settings, canary_id: str | None, everything: bool) -
     emit({"removed": gone}, f"{counted(len(gone), 'file')} removed.")
 
 
-def _fields_of(canary: Canary) -> dict[str, Any]:
+def _fields_of(canary: canaries.Canary) -> dict[str, Any]:
     fields: dict[str, Any] = canary.model_dump(mode="json", include={"id", "workspace", "path", "made"})
     return {**fields, "stands": canary.stands}

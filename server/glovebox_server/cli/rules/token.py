@@ -8,7 +8,6 @@ import json
 import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import click
@@ -18,7 +17,7 @@ from glovebox_sandboxes.contract.errors import MisnamedError
 from glovebox_server import app as apps
 from glovebox_server import startup, workspace
 from glovebox_server.cli import options, state
-from glovebox_server.cli.options import LazyGroup, command, emit, err, lifetime, regular_file, transport_option
+from glovebox_server.cli.options import LazyGroup, command, emit, err, lifetime, transport_option
 from glovebox_server.cli.terminal import pick, table_of, to_minute
 from glovebox_server.failures import own_command
 from glovebox_server.settings import Settings
@@ -71,14 +70,12 @@ def token_revoke(settings: Settings, name: str) -> None:
         raise MisnamedError(f"Revoking the token {name!r}", "there is none", fix)
     with recording(settings) as record:
         record(TokenRevoked(principal=f"token:{name}", by=state.OPERATOR))
-    emit(
-        {"name": name, "principal": f"token:{name}", "revoked": True},
-        f"token:{name} is revoked. A running server ends what is under way with it within seconds.",
-    )
+    told = f"token:{name} is revoked. A running server ends what is under way with it within seconds."
+    emit({"name": name, "principal": f"token:{name}", "revoked": True}, told)
 
 
 def _to_show(
-    settings: Settings, *, token: str | None, token_file: Path | None, role: str | None, expires: timedelta | None
+    settings: Settings, *, token: str | None, token_file: str | None, role: str | None, expires: timedelta | None
 ) -> str:
     """Return the token for a client's configuration: of a file, or one that is made; else what stands for it.
 
@@ -96,13 +93,11 @@ def _to_show(
         told = f"No token was made: put one in the place of {PLACEHOLDER}. `--token NAME` makes one"
         err.print(f"{told}, and `--token-file FILE` shows one that was saved in a file.")
         return PLACEHOLDER
-    with token_file.open("rb") as opened:
-        saved = opened.read(tokens.MAX_FILE_BYTES).decode("utf-8", "replace").strip()
     known = tokens.load(settings.state_dir / tokens.DIRECTORY, None).values()
-    if not any(each.sha256 == tokens.digest_of(saved) for each in known):
+    if not any(each.sha256 == tokens.digest_of(token_file) for each in known):
         fix = "`glovebox token list` shows those there are; name the file in which one of them was saved."
-        raise MisnamedError(f"Reading the token in {token_file}", "it is none of this server's tokens", fix)
-    return saved
+        raise MisnamedError("Reading the token of --token-file", "it is none of this server's tokens", fix)
+    return token_file
 
 
 def _made(
@@ -139,9 +134,7 @@ def _require_known(settings: Settings, doing: str, *, role: str | None, workflow
 
 
 def _fields(token: tokens.Token, used: datetime | None) -> dict[str, object]:
-    times = {"made": token.made, "expires": token.expires, "last_used": used}
-    told = {name: moment and moment.isoformat() for name, moment in times.items()}
-    return pick(token, "name", "principal", "role", "workflow") | told
+    return pick(token, "name", "principal", "role", "workflow", "made", "expires") | {"last_used": used}
 
 
 #: Of web servers with TLS, RFC 9110, 4.2.2.
@@ -157,6 +150,9 @@ _FLEETING = (
 )
 
 
+_token_file = options.parsed_file("token", lambda data: data.decode("utf-8", "replace").strip(), tokens.MAX_FILE_BYTES)
+
+
 @command("client-config")
 @transport_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="Name clients reach the server by (http).")
@@ -164,7 +160,7 @@ _FLEETING = (
 @click.option("--token", metavar="NAME", help="Make this token and show it (http).")
 @click.option("--role", help="What the token that is made may do, as of `token create`.")
 @click.option("--expires", type=lifetime, metavar="TIME", help="When it ends: 12h, 30d.")
-@click.option("--token-file", metavar="FILE", type=regular_file, help="Show the token saved in this file (http).")
+@click.option("--token-file", metavar="FILE", type=_token_file, help="Show the token saved in this file (http).")
 def client_config(settings: Settings, transport: str, host: str, port: int, **shown: Any) -> None:
     """Print configuration to paste into clients.
 
