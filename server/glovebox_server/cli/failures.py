@@ -17,13 +17,6 @@ from glovebox_server.cli.terminal import print_json
 from glovebox_server.exits import UNAVAILABLE, USAGE
 from glovebox_server.failures import failure_of, with_own_command
 
-_CODES: tuple[tuple[type[BaseException], int], ...] = (
-    (MisnamedError, USAGE),
-    (ProfileError, USAGE),
-    (DiagnosedError, UNAVAILABLE),
-)
-"""Exit codes of failures that no call ends in; ``glovebox_server.failures`` has the others."""
-
 _FULL = "Free space there, or name a directory on another disk."
 _ACCESS = "Run as a user who may, change its permissions, or name another."
 _WAY = "Name another, or repair the way to it."
@@ -54,9 +47,11 @@ def foreseen(raised: BaseException, doing: str) -> tuple[BaseException, int] | N
     if isinstance(problem, OSError) and problem.errno in _FIXES:
         on = f" on {problem.filename}" if problem.filename else ""
         problem = DiagnosedError(f"{doing}{on}", os.strerror(problem.errno), _FIXES[problem.errno])
-    known = failure_of(problem)
-    codes = [known.exit_code] if known else [code for kind, code in _CODES if isinstance(problem, kind)]
-    return (problem, codes[0]) if codes else None
+    if (known := failure_of(problem)) is not None:
+        return problem, known.exit_code
+    if isinstance(problem, DiagnosedError):  # no call ends in it
+        return problem, USAGE if isinstance(problem, MisnamedError | ProfileError) else UNAVAILABLE
+    return None
 
 
 def tell(problem: BaseException, err: Console, *, as_json: bool) -> None:

@@ -1,6 +1,5 @@
 """``glovebox serve``: the server, over stdio or HTTP."""
 
-from collections.abc import Awaitable, Callable
 from typing import Literal
 
 import click
@@ -57,45 +56,45 @@ def serve(
         raise click.UsageError("--oauth-audience and --oauth-any-type go with --oauth-issuer.")
     logs.to_stderr(log_level, log_format)
 
-    async def serve_http(app: App) -> str:
-        def announce(url: str) -> None:
-            event_loop.settled()
-            transports.log_address(url, allowed_host, given(settings, "state_dir"))
+    oauth = None
+    if oauth_issuer is not None:
+        oauth = OAuth(issuer=oauth_issuer, audiences=oauth_audience, any_type=oauth_any_type)
 
-        oauth = None
-        if oauth_issuer is not None:
-            oauth = OAuth(issuer=oauth_issuer, audiences=oauth_audience, any_type=oauth_any_type)
-        return await transports.serve_http(
-            app,
-            host=host,
-            port=port,
-            allowed_hosts=allowed_host,
-            trusted_proxies=trusted_proxy,
-            oauth=oauth,
-            workflow=workflow,
-            on_ready=announce,
-        )
-
-    async def serve_stdio(app: App) -> str:
+    def announce(url: str) -> None:
         event_loop.settled()
-        return await transports.serve_stdio(app, workflow=workflow)
+        transports.log_address(url, allowed_host, given(settings, "state_dir"))
 
-    event_loop.run(lambda: _serve(settings, transport, workflow, serve_stdio if transport == "stdio" else serve_http))
+    async def start() -> None:
+        """Start the server's parts, warn of oddities in them, and serve with them."""
+        async with apps.opened(
+            settings, transport, lambda *given: catalogue.digest_tools(catalogue.list_tools(TOOLS.values(), *given))
+        ) as app:
+            app.in_force.require(workflow)
+            _warn(app)
+            if transport == "stdio":
+                event_loop.settled()
+                end = await transports.serve_stdio(app, workflow=workflow)
+            else:
+                end = await transports.serve_http(
+                    app,
+                    host=host,
+                    port=port,
+                    allowed_hosts=allowed_host,
+                    trusted_proxies=trusted_proxy,
+                    oauth=oauth,
+                    workflow=workflow,
+                    on_ready=announce,
+                )
+            app.ended.append(end)
+
+    event_loop.run(start)
 
 
-async def _serve(
-    settings: Settings, transport: str, workflow: str | None, until_its_end: Callable[[App], Awaitable[str]]
-) -> None:
-    """Start the server's parts, warn of oddities in them, and serve with them."""
-    async with apps.opened(
-        settings, transport, lambda *given: catalogue.digest_tools(catalogue.list_tools(TOOLS.values(), *given))
-    ) as app:
-        app.in_force.require(workflow)
-        policy = app.in_force.policy
-        log_lines = structlog.get_logger(__name__)
-        for warning in order_conflicts(policy) if policy else ():
-            log_lines.warning(f"Policy: {warning}")
-        named = policy is not None and all(role.workspace for role in policy.roles.values())
-        if (app.workspace.path is None and not named) or app.workspace.closed:
-            log_lines.warning(str(app.workspace))
-        app.ended.append(await until_its_end(app))
+def _warn(app: App) -> None:
+    policy = app.in_force.policy
+    log_lines = structlog.get_logger(__name__)
+    for warning in order_conflicts(policy) if policy else ():
+        log_lines.warning(f"Policy: {warning}")
+    named = policy is not None and all(role.workspace for role in policy.roles.values())
+    if (app.workspace.path is None and not named) or app.workspace.closed:
+        log_lines.warning(str(app.workspace))

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.text import Text
 
 from glovebox_audit.events import CallDecided
 from glovebox_audit.printable import printable
@@ -32,7 +31,7 @@ from glovebox_server.app import check_example, load_profiles, profile_directorie
 from glovebox_server.cli.evidence.page import KEEPING
 from glovebox_server.cli.options import LazyGroup, command, complete_tool, emit, time_option
 from glovebox_server.cli.saving import replace_file
-from glovebox_server.cli.terminal import Shown, pick, table_of
+from glovebox_server.cli.terminal import Shown, pick, styled, table_of
 from glovebox_server.exits import FAILED, OK, USAGE
 from glovebox_server.proof import suggest as recorded
 from glovebox_server.proof.lock import Effective, Lock, policy_keys, written
@@ -65,9 +64,9 @@ def profiles_list(settings: Settings) -> None:
     rows, described_all = [], []
     for tool, profile in found.items():
         source, rules = found.source(tool), profile.network.allow
-        told = {**pick(profile, "tool", "risk", "isolation"), "network": profile.network.mode}
-        told |= {"approval": profile.approval, "digest": found.digests[tool]}
-        described_all.append({**told, "source": str(source), "shipped": source.parent == SHIPPED})
+        told = pick(profile, "tool", "risk", "isolation", "approval") | {"network": profile.network.mode}
+        where = {"digest": found.digests[tool], "source": str(source), "shipped": source.parent == SHIPPED}
+        described_all.append(told | where)
         whose = "shipped" if source.parent == SHIPPED else source
         network = counted(len(rules), "rule") if rules else "none"
         rows.append((tool, profile.risk, profile.isolation, network, profile.approval, whose))
@@ -146,14 +145,14 @@ def _check(settings: Settings, paths: Sequence[Path]) -> int:
     errors += objections(settings, found)
     lost = {each.path for each in errors}
     unread = "not read, since it is not named TOOL.toml in the directory itself"
-    lines = [Text(printable(f"{path}: {unread}"), "dim") for path in others if path not in lost]
+    lines = [styled(f"{path}: {unread}", "dim") for path in others if path not in lost]
     absent = []
     for file, profile in found:
         for each in profile.files.reveal:
             if reason := _absent(each.path, settings.workspace):
                 absent.append({"path": str(file), "reveal": each.path, "reason": reason})
                 told = f"{file}: files.reveal: {json.dumps(each.path)} shows nothing: {reason}."
-                lines.append(Text(printable(told), "yellow"))
+                lines.append(styled(told, "yellow"))
     value = {"checked": [*map(str, checked)], "ignored": [*map(str, others)], "shows_nothing": absent}
     count = counted(sum(1 + len(error.more) for error in errors), "error")
     return _emit_errors(value, errors, lines, f"{counted(len(checked), 'profile')} checked, {count}.")
@@ -199,7 +198,7 @@ def profiles_set(settings: Settings, tool: str, changes: tuple[tuple[tuple[str, 
             sign = " and sign it again" if lock.with_name(f"{lock.name}.sig").exists() else ""
             renew = f"Review the change, then run `glovebox profiles lock --force {shlex.quote(locked)}`{sign}."
             told = f"{lock}: holds the profile as it was, so `--locked` refuses the new one. {renew}"
-            lines.append(Text(told, "yellow"))
+            lines.append(styled(told, "yellow"))
     fields: dict[str, Any] = {"path": str(file), "copied": source != file, "lock": locked, "widening": widened}
     fields |= {"changes": [asdict(change) for change in found]}
     return _emit_errors(fields, errors, [*map(_change_line, found)], *lines)
@@ -282,21 +281,19 @@ def found_for(profiles: ProfileSet, tool: str) -> Profile:
 
 def described(error: ProfileError) -> dict[str, Any]:
     """Return an error as data."""
-    return {
-        "path": str(error.path), "line": error.line, "key": error.key, "problem": error.reason, "hint": error.fix
-    }  # fmt: skip
+    return {"path": str(error.path), **pick(error, "line", "key"), "problem": error.reason, "hint": error.fix}
 
 
-def _change_line(change: KeyChange) -> Text:
+def _change_line(change: KeyChange) -> Shown:
     """Return one change for a person: its direction, key and sentence."""
     words = f"  {change.direction:<9}  {change.key}  {change.sentence}"
-    return Text(printable(words), _DIRECTIONS[change.direction])
+    return styled(words, _DIRECTIONS[change.direction])
 
 
 def _emit_errors(value: dict[str, Any], errors: Sequence[ProfileError], before: Sequence[Shown], *after: Shown) -> int:
     """Print errors between other lines, and as the last field of ``value``; return ``USAGE`` if there are any."""
     told = [described(item) for error in errors for item in (error, *error.more)]
-    lines = [Text(printable(str(error), "\n"), "red") for error in errors]
+    lines = [styled(error, "red", "\n") for error in errors]
     emit({**value, "errors": told}, *before, *lines, *after)
     return USAGE if errors else OK
 
@@ -304,9 +301,9 @@ def _emit_errors(value: dict[str, Any], errors: Sequence[ProfileError], before: 
 def show_widening(fields: dict[str, Any], changes: Mapping[str, Sequence[KeyChange]]) -> int:
     """Print changes by title, ``fields`` as JSON; return ``FAILED`` if one widens."""
     widened = any(change.direction == "widening" for found in changes.values() for change in found)
-    lines: list[Text] = []
+    lines: list[Shown] = []
     for title, found in changes.items():
-        lines += [*([Text(title, "bold")] if title else []), *map(_change_line, found)]
+        lines += [*([styled(title, "bold")] if title else []), *map(_change_line, found)]
     emit({"widening": widened, **fields}, *lines, _WIDENING[widened])
     return FAILED if widened else OK
 
@@ -323,23 +320,14 @@ def to_toml(profile: Profile, comments: Mapping[str, str] | None = None) -> str:
                 comment = (comments or {}).get(f"{prefix}{key}")
                 lines.append(f"{prefix}{key} = {_toml(value)}" + (f" # {printable(comment)}" if comment else ""))
 
-    write("", effective(profile))
+    write("", profile.model_dump(mode="json", exclude_none=True))
     return "\n".join(lines)
 
 
 def _toml(value: Any) -> str:
-    if isinstance(value, dict):
-        pairs = (f"{_quoted(key)} = {_toml(each)}" for key, each in value.items() if each is not None)
-        return f"{{ {', '.join(pairs)} }}"
-    if isinstance(value, list):
-        return f"[{', '.join(_toml(each) for each in value)}]"
-    return _quoted(value) if isinstance(value, str) else json.dumps(value)
-
-
-def _quoted(text: str) -> str:
-    """Return a TOML string; what a terminal would act on or not show is escaped."""
-    plain = json.dumps(text, ensure_ascii=False)
-    return "".join(each if each.isprintable() else f"\\U{ord(each):08X}" for each in plain)
+    """Return a value without nulls as TOML; what a terminal would act on or not show is escaped."""
+    text = json.dumps(value, ensure_ascii=False, separators=(", ", " = "))  # all else is written as in JSON
+    return "".join(each if each.isprintable() else f"\\U{ord(each):08X}" for each in text)
 
 
 @command("lock", profiles, opens="settings")
@@ -412,21 +400,14 @@ def profiles_simulate(settings: Settings, candidate: Path, since: datetime, key:
     how = "--key KEY opens those that are sealed" if key is None else "none was sealed to this key"
     unknown = "unknown, since the arguments were not kept as they were"
     told = f"{counted(len(found.otherwise), 'call')} otherwise, {found.same} the same"
-    emit(
-        asdict(found),
-        *(
-            Text(
-                printable(f"{it.time[:19]}  {it.call_id}  {it.tool}  {it.was} -> {it.now}  ({it.rule})"),
-                _STYLES[it.now],
-            )
-            for it in found.otherwise
-        ),
-        *(
-            Text(printable(f"{tool}: {counted(many, 'call')} {unknown}: {KEEPING}; {how}."), "yellow")
-            for tool, many in sorted(found.unknown.items())
-        ),
-        f"{told}, {sum(found.unknown.values())} unknown, {found.elsewhere} not decided by a profile.",
-    )
+    lines = []
+    for it in found.otherwise:
+        words = f"{it.time[:19]}  {it.call_id}  {it.tool}  {it.was} -> {it.now}  ({it.rule})"
+        lines.append(styled(words, _STYLES[it.now]))
+    for tool, many in sorted(found.unknown.items()):
+        lines.append(styled(f"{tool}: {counted(many, 'call')} {unknown}: {KEEPING}; {how}.", "yellow"))
+    told += f", {sum(found.unknown.values())} unknown, {found.elsewhere} not decided by a profile."
+    emit(asdict(found), *lines, told)
     return FAILED if found.otherwise else OK
 
 
@@ -454,9 +435,9 @@ def profiles_suggest(settings: Settings, tool: str, *, since: datetime, output: 
     for change in found.changes:
         lines.append(_change_line(change))
         if why := found.based_on.get(change.key):
-            lines.append(Text(printable(f"             {why}"), "dim"))
+            lines.append(styled(f"             {why}", "dim"))
     for name, many in found.unknown.items():
-        lines.append(Text(f"  unknown    {name}  stays: not known of {counted(many, 'call')}.", "yellow"))
+        lines.append(styled(f"  unknown    {name}  stays: not known of {counted(many, 'call')}.", "yellow"))
     lines.append(f"{counted(len(found.changes), 'change')}, based on {said}.")
     if found.refused or found.lifted:
         lines.append(f"Not based on {counted(found.refused, 'refused call')}; denials lifted for {found.lifted}.")
