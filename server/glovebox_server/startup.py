@@ -23,7 +23,7 @@ from glovebox_server.calls import Decision, Principal, ToolCall
 from glovebox_server.core.call import Attempt, decide, validate_arguments
 from glovebox_server.core.rights import Governed, Rights, Roles, same_rights
 from glovebox_server.errors import InvalidArgumentsError
-from glovebox_server.guards.approvals.rules import asked_about, considered, with_lift
+from glovebox_server.guards.approvals.rules import asked_about, lift_denial, with_lift
 from glovebox_server.guards.registry import GuardSet
 from glovebox_server.guards.watch.watch import RULES
 from glovebox_server.settings import Settings
@@ -100,14 +100,14 @@ def checker(profiles: ProfileSet, tools: Mapping[str, Tool]) -> Callable[[Policy
             served, objection = given.workspace is not None, given.refusal(tool.name)
             return decide(tool, arguments, given.profiles.get(tool.name), workspace=served, objection=objection)
 
-        decision, rights, lifted = considered(call, tool, rights, decided)
-        if decision.effect == "deny":
-            return decision.effect, decision.rule
-        now = Attempt(request=call, rights=rights, decision=decision)
-        now.profile = rights.profiles[tool.name]
+        now = Attempt(request=call, rights=rights, decision=decided(rights))
+        lift_denial(now, tool, decided)
+        if now.decision.effect == "deny":
+            return now.decision.effect, now.decision.rule
+        now.profile = now.rights.profiles[tool.name]
         asks = asked_about(now)
-        asks = with_lift(lifted, tool.name, asks) if lifted else asks
-        return ("ask", asks.rules[0]) if asks else (decision.effect, decision.rule)
+        asks = with_lift(now.escalation, tool.name, asks) if now.escalation else asks
+        return ("ask", asks.rules[0]) if asks else (now.decision.effect, now.decision.rule)
 
     return check
 

@@ -24,9 +24,8 @@ from glovebox_server.guards.approvals.question import Question, RequiredApproval
 from glovebox_server.guards.approvals.rules import (
     Escalation,
     asked_about,
-    budget_escalation,
-    considered,
     escalation,
+    lift_denial,
     subject,
     together,
     unnamed,
@@ -46,7 +45,12 @@ ONLINE = QUIET.model_copy(
 async def _granted(desk: Desk, made: Attempt, escalation: Escalation, reach: str = "run") -> Question:
     """A yes that lifts something for a call, or its run."""
     if escalation.what == "host":  # asked about once the program has run
-        (question,) = await desk.approvals.request(made, [escalation])
+        refused = parse_url("GET", f"{escalation.target}/")
+        made = but(made, rights=replace(made.rights, lifts=(escalation.lift,)), refused_targets=[refused])
+        (line,) = await desk.approvals.ask_about_hosts(made)
+        standing = await desk.approvals.standing(line.split()[1])
+        assert standing is not None
+        question = standing.question
     else:
         question = await desk.asked(but(made, escalation=escalation))
     assert await desk.answer(question, reach=reach) == "allowed"
@@ -291,10 +295,11 @@ def test_what_would_be_refused_all_the_same_is_no_question(then: Any, *, lifted:
             return _denial("role.tools")
         return replace(_denial("limits.wall_seconds"), effect=then, profile_digest=digest(QUIET))
 
-    decision, rights, found = considered(proposal().request, TOOLS["run_python"], outside, decide)
-    assert (found is not None) == lifted
-    assert ("run_python" in rights.profiles) == lifted
-    assert (decision.effect, decision.profile_digest) == ("ask" if lifted else "deny", "sha256:disk")
+    now = Attempt(request=proposal().request, rights=outside, decision=decide(outside))
+    lift_denial(now, TOOLS["run_python"], decide)
+    assert (now.escalation is not None) == lifted
+    assert ("run_python" in now.rights.profiles) == lifted
+    assert (now.decision.effect, now.decision.profile_digest) == ("ask" if lifted else "deny", "sha256:disk")
 
 
 @pytest.mark.parametrize("rule", ["stop.run", "policy.role", "limits.wall_seconds", "repeats", "network.mode"])
@@ -309,15 +314,18 @@ def test_no_other_denial_is_lifted(rule: str) -> None:
         profiles=ProfileSet({"fetch_url": ONLINE}, {}),
     )
     run, get = TOOLS["run_python"], TOOLS["fetch_url"]
-    assert escalation(run, proposal().request, rights, _denial(rule)) is None
-    assert escalation(get, fetch, rights, _denial(rule)) is None
-    assert budget_escalation(rights, rule) is None
-    tool, host = (
-        escalation(run, proposal().request, rights, _denial("role.tools")),
-        escalation(get, fetch, rights, _denial("network.allow")),
+    assert escalation(proposal().request, run, rights, rule) is None
+    assert escalation(fetch, get, rights, rule) is None
+    found = (
+        escalation(proposal().request, run, rights, "role.tools"),
+        escalation(fetch, get, rights, "network.allow"),
+        escalation(fetch, get, rights, "budget.calls"),
     )
-    budget = budget_escalation(rights, "budget.calls")
-    assert [each and each.target for each in (tool, host, budget)] == ["run_python", "https://a.org:443", "calls"]
+    assert [each and each.target for each in found] == ["run_python", "https://a.org:443", "calls"]
+    without = replace(rights, lifts=())
+    assert escalation(proposal().request, run, without, "role.tools") is None
+    assert escalation(fetch, get, without, "network.allow") is None
+    assert escalation(fetch, get, without, "budget.calls") is None
 
 
 def test_one_budget_is_lifted_and_no_other_and_no_host_that_a_rule_names() -> None:

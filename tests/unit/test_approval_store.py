@@ -5,9 +5,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from tests.fixtures.approving import Person, a_desk, proposal
+from tests.fixtures.approving import ASKING, Person, a_desk, proposal
 
 from glovebox_audit.place import AuditError
+from glovebox_profiles.egress.targets import parse_url
+from glovebox_profiles.policy.model import Lift
 from glovebox_server.errors import StoreError
 from glovebox_server.guards.approvals import store
 from glovebox_server.guards.approvals.approvals import Approvals
@@ -57,11 +59,13 @@ async def test_a_call_that_has_run_keeps_its_result_where_its_question_cannot_be
     raised = problem
 
     class Full(Approvals):
-        async def request(self, *_: Any) -> Any:
+        async def _write(self, *_: Any) -> Any:
             raise raised
 
     full = object.__new__(Full)
-    ran = cast("Any", SimpleNamespace(refused_targets=(), profile=None, rights=SimpleNamespace(lifts=())))
+    lifts = (Lift(what="host"),)
+    targets = [parse_url("GET", "https://a.org/")]
+    ran = cast("Any", SimpleNamespace(refused_targets=targets, profile=ASKING, rights=SimpleNamespace(lifts=lifts)))
     assert await full.ask_about_hosts(ran) == ()
     raised = RuntimeError("a mistake")
     with pytest.raises(RuntimeError):

@@ -17,7 +17,7 @@ from glovebox_server.calls import Decision, Principal, ToolCall
 from glovebox_server.core.call import Attempt, decide, validate_arguments
 from glovebox_server.core.rights import Rights, Roles
 from glovebox_server.guards.approvals.question import Question
-from glovebox_server.guards.approvals.rules import considered
+from glovebox_server.guards.approvals.rules import lift_denial
 from glovebox_server.startup import load
 from glovebox_server.tools import TOOLS
 
@@ -54,10 +54,11 @@ async def _asks(desk: Desk, roles: Roles, seeded: Seeded) -> bool:
         id=new_call_id(), principal=principal, session=None, tool=tool.name, arguments=arguments,
         received=datetime.now(UTC), run=seeded.run,
     )  # fmt: skip
-    decision, rights, lifted = considered(call, tool, roles(principal), partial(_decided, call))
-    assert decision.effect != "deny", decision
-    proposal = Attempt(request=call, rights=rights, decision=decision, escalation=lifted)
-    proposal.profile = rights.profiles[tool.name]
+    rights = roles(principal)
+    proposal = Attempt(request=call, rights=rights, decision=_decided(call, rights))
+    lift_denial(proposal, tool, partial(_decided, call))
+    assert proposal.decision.effect != "deny", proposal.decision
+    proposal.profile = proposal.rights.profiles[tool.name]
     found = await desk.approvals.consult(proposal, None)
     if not isinstance(found, Question):
         assert found.effect == "allow"

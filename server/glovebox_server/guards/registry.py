@@ -17,6 +17,7 @@ from glovebox_server.core.rights import Rights
 from glovebox_server.egress.gate import EgressGate
 from glovebox_server.guards.admission.admission import Admission, Repeats
 from glovebox_server.guards.approvals.approvals import Approvals
+from glovebox_server.guards.approvals.rules import lift_denial
 from glovebox_server.guards.credentials.sources import CredentialCache
 from glovebox_server.guards.network.guard import open_network
 from glovebox_server.guards.proposals.guard import Proposer, refuse_unasked, scan_files
@@ -90,8 +91,8 @@ def _around_call(guards: GuardSet) -> Iterator[GuardLink]:
 
 
 def _deciders(guards: GuardSet) -> Iterator[Callable[[Call, Decide], None]]:
-    if (approvals := guards.approvals) is not None:
-        yield lambda call, decide: approvals.lift(call, decide) if call.now.rights.lifts else None
+    if guards.approvals is not None:
+        yield lambda call, decide: lift_denial(call.now, call.tool, decide) if call.now.rights.lifts else None
     if (watch := guards.watch) is not None:  # after it: what is lifted may be asked about for two reasons
         yield lambda call, _: watch.ask(call) if watch.runs else None
 

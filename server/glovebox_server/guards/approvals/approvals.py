@@ -19,7 +19,6 @@ import anyio.from_thread
 import anyio.lowlevel
 import anyio.to_thread
 import rfc8785
-from anyio.lowlevel import EventLoopToken
 
 from glovebox_audit.chain import new_id
 from glovebox_audit.events import Event
@@ -28,7 +27,7 @@ from glovebox_audit.place import AuditError
 from glovebox_profiles.model import Profile, effective
 from glovebox_sandboxes.contract.errors import Refusal, RefusedError
 from glovebox_server.calls import CallResult, Decision, Grant, Listener, ToolCall
-from glovebox_server.core.call import ApprovalRequiredError, Attempt, Call, CallDeniedError, Decide, deny
+from glovebox_server.core.call import ApprovalRequiredError, Attempt, Call, CallDeniedError, deny
 from glovebox_server.core.result import add_notes
 from glovebox_server.errors import StoreError
 from glovebox_server.guards.approvals import rules, store
@@ -96,7 +95,6 @@ class Approvals:
     clock: Callable[[], Clocks] = read_clocks
     _database: Database | None = None
     _opening: anyio.Lock = field(default_factory=anyio.Lock)
-    _token: EventLoopToken | None = None
     _left_open: dict[str, _ClientQuestion] = field(default_factory=dict)
     _refused: deque[float] = field(default_factory=deque)
     _looking: anyio.Lock = field(default_factory=anyio.Lock)
@@ -122,19 +120,13 @@ class Approvals:
                 )  # fmt: skip
                 tasks.cancel_scope.cancel()
 
-    def lift(self, call: Call, decide: Decide) -> None:
-        """Turn a denial that policy may lift into a question."""
-        now = call.now
-        if now.decision.effect == "deny" and now.rights.lifts:
-            now.decision, now.rights, now.escalation = rules.considered(call.request, call.tool, now.rights, decide)
-
     async def lift_budget(self, call: Call) -> None:
         """Ask about a spent budget if policy says so: once, with the rights that lack it."""
 
         def lift(refusal: Refusal) -> bool:
             now = call.now
-            wanted = None if now.escalation else rules.budget_escalation(now.rights, refusal.rule)
-            if wanted is None:
+            wanted = rules.escalation(call.request, call.tool, now.rights, refusal.rule)
+            if wanted is None or now.escalation:
                 return False
             now.rights, now.escalation = rules.widened(now.rights, call.request.tool, [wanted]), wanted
             return True
@@ -164,14 +156,21 @@ class Approvals:
         now.on_result.append(add_questions)
 
     async def ask_about_hosts(self, now: Attempt) -> tuple[str, ...]:
-        """Ask an operator about hosts refused while a call ran; return the lines for its caller."""
+        """Ask an operator about hosts refused while a call ran, or join open questions; return lines for its caller."""
+        escalations = rules.unnamed(now.refused_targets, now.profile, now.rights)
+
+        def put(known: Questions) -> list[Decision | Question]:
+            asked = (rules.with_lift(each, now.request.tool) for each in escalations)
+            return [self._not_yet(known, now, asks, now.profile, None) for asks in asked]
+
         try:
-            questions = await self.request(now, rules.unnamed(now.refused_targets, now.profile, now.rights))
+            questions = await self._write(put) if escalations else []
         except (StoreError, AuditError):
             return ()  # the program has run, and what it was refused stays refused
         return tuple(
             f"Question {each.id} asks whether it may reach {each.subject.target}: call again once that is allowed."
             for each in questions
+            if isinstance(each, Question)
         )
 
     async def consult(self, now: Attempt, settled: State | None) -> Decision | Question:
@@ -186,19 +185,6 @@ class Approvals:
         except ValueError:
             return deny(now.decision, _UNSHOWABLE)
         return await self._write(lambda known: self._consulted(known, now, settled))
-
-    async def request(self, now: Attempt, escalations: Sequence[Escalation]) -> tuple[Question, ...]:
-        """Ask about what a call was refused while it ran; open questions are joined.
-
-        Raises StoreError: the questions cannot be kept.
-        """
-
-        def put(known: Questions) -> tuple[Question, ...]:
-            asked = (rules.with_lift(each, now.request.tool) for each in escalations)
-            found = [self._not_yet(known, now, asks, now.profile, None) for asks in asked]
-            return tuple(each for each in found if isinstance(each, Question))
-
-        return await self._write(put) if escalations else ()
 
     async def settle(self, question: Question, listener: Listener) -> State:
         """Ask the person at the client, if their answer counts, and wait for any answer.
@@ -396,15 +382,15 @@ class Approvals:
         return self._database
 
     async def _write(self, work: Callable[[Questions], _T]) -> _T:
-        database = await self._store()
-        self._token = anyio.lowlevel.current_token()
+        database, token = await self._store(), anyio.lowlevel.current_token()
+
+        def record(event: Event) -> None:
+            anyio.from_thread.run(self.audit.append, event, token=token)
+
         # Shielded: a record that is in the log must not be undone in the store.
         with anyio.CancelScope(shield=True):
-            return await database.transact(lambda db: work(Questions(db, self.clock(), self._record)))
+            return await database.transact(lambda db: work(Questions(db, self.clock(), record)))
         raise AssertionError  # a shielded scope is not cancelled: for the type checker
-
-    def _record(self, event: Event) -> None:
-        anyio.from_thread.run(self.audit.append, event, token=self._token)
 
 
 def _lifts(each: Standing, escalation: Escalation) -> bool:

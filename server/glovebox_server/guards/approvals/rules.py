@@ -17,8 +17,8 @@ from glovebox_profiles.model import Profile
 from glovebox_profiles.policy.model import Approval, By, Lift
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_sandboxes.plural import counted
-from glovebox_server.calls import Decision, Grant, ToolCall
-from glovebox_server.core.call import Attempt, Inputs
+from glovebox_server.calls import Grant, ToolCall
+from glovebox_server.core.call import Attempt, Decide, Inputs
 from glovebox_server.core.rights import Rights
 from glovebox_server.guards.approvals.question import Lifted, QuestionSubject, RequiredApproval, canonical
 from glovebox_server.tools.base import Tool
@@ -170,51 +170,38 @@ def _identity(workspace: Path | None, profile: Profile) -> str:
     return f"{where}:sha256:{hashlib.sha256(str(workspace).encode('utf-8', 'surrogateescape')).hexdigest()}"
 
 
-def considered(
-    call: ToolCall, tool: Tool, rights: Rights, decide: Callable[[Rights], Decision]
-) -> tuple[Decision, Rights, Escalation | None]:
-    """Return the decision on a call; if policy may lift its denial, the decision with those rights.
-
-    ``decide`` returns the policy's decision on this call under given rights.
-    """
-    decision = decide(rights)
-    lifted = escalation(tool, call, rights, decision) if decision.effect == "deny" and rights.lifts else None
+def lift_denial(now: Attempt, tool: Tool, decide: Decide) -> None:
+    """Turn a denial that policy may lift into a question, with the rights that a yes would give."""
+    denial = now.decision
+    lifted = escalation(now.request, tool, now.rights, denial.rule) if denial.effect == "deny" else None
     if lifted is None:
-        return decision, rights, None
-    wider = widened(rights, call.tool, [lifted])
+        return
+    wider = widened(now.rights, now.request.tool, [lifted])
     then = decide(wider)
-    if then.effect == "deny":
-        return decision, rights, None
-    # The digest stays that of the profile on disk: the record names what was lifted.
-    return replace(then, effect="ask", profile_digest=decision.profile_digest or then.profile_digest), wider, lifted
+    if then.effect != "deny":
+        now.rights, now.escalation = wider, lifted
+        # The digest stays that of the profile on disk: the record names what was lifted.
+        now.decision = replace(then, effect="ask", profile_digest=denial.profile_digest or then.profile_digest)
 
 
-def escalation(tool: Tool, call: ToolCall, rights: Rights, denial: Decision) -> Escalation | None:
-    """Return what an approval would have to lift for this denial, or None if the policy lifts no such thing."""
+def escalation(call: ToolCall, tool: Tool, rights: Rights, rule: str) -> Escalation | None:
+    """Return what an approval would have to lift, where this rule denies; None if the policy lifts no such thing."""
     lifts = {each.what: each for each in rights.lifts}
-    if "tool" in lifts and denial.rule == "role.tools" and call.tool in rights.beyond:
-        return Escalation(what="tool", target=call.tool, lift=lifts["tool"])
-    if "host" in lifts and denial.rule == "network.allow" and tool.request is not None:
-        target = liftable_host(*tool.request(call.arguments), rights.profiles[call.tool])
-        return Escalation(what="host", target=target, lift=lifts["host"]) if target else None
-    return None
-
-
-def budget_escalation(rights: Rights, rule: str) -> Escalation | None:
-    """Return the same for a call without remaining budget."""
-    lift = next((each for each in rights.lifts if each.what == "budget"), None)
-    if lift is None or not rule.startswith(_BUDGET):
-        return None
-    return Escalation(what="budget", target=rule.removeprefix(_BUDGET), lift=lift)
+    lift, target = None, None
+    if rule == "role.tools" and call.tool in rights.beyond:
+        lift, target = lifts.get("tool"), call.tool
+    elif rule == "network.allow" and tool.request is not None:
+        lift, target = lifts.get("host"), liftable_host(*tool.request(call.arguments), rights.profiles[call.tool])
+    elif rule.startswith(_BUDGET):
+        lift, target = lifts.get("budget"), rule.removeprefix(_BUDGET)
+    return Escalation(what=lift.what, target=target, lift=lift) if lift and target else None
 
 
 def unnamed(targets: Iterable[EgressTarget], profile: Profile, rights: Rights) -> tuple[Escalation, ...]:
     """Return the same for refused hosts that no rule names. An operator is asked: the program has ended."""
-    lift = next((each for each in rights.lifts if each.what == "host" and each.by != "client"), None)
-    if lift is None:
-        return ()
     names = sorted({host_of(each) for each in targets if _may_be_lifted(each, profile)})
-    return tuple(Escalation(what="host", target=each, lift=lift) for each in names)
+    lifts = [each for each in rights.lifts if each.what == "host" and each.by != "client"]
+    return tuple(Escalation(what="host", target=name, lift=lift) for lift in lifts for name in names)
 
 
 def liftable_host(method: str, url: str, profile: Profile) -> str | None:
