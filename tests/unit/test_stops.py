@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +20,7 @@ from tests.unit.test_broker import ARGUMENTS, Scene, scene
 from glovebox_audit.chain import new_call_id
 from glovebox_audit.log import AuditLog
 from glovebox_server.calls import CallResult, Principal, ToolCall
+from glovebox_server.core.call import CallDeniedError
 from glovebox_server.guards.admission.admission import Admission
 from glovebox_server.guards.approvals.approvals import Approvals
 from glovebox_server.guards.stops import stops as stops_module
@@ -150,7 +151,7 @@ async def test_while_no_call_is_under_way_nobody_looks(tmp_path: Path, monkeypat
         monkeypatch.setattr(Files, "look", counted)
         await anyio.sleep(3 * LOOK_SECONDS)
         assert looks == 0
-        with anyio.CancelScope() as scope, stops.ending(a_call(), scope):
+        with stops.ending(a_call()):
             await anyio.sleep(3.5 * LOOK_SECONDS)
         assert looks >= 2
         await anyio.sleep(2 * LOOK_SECONDS)
@@ -162,20 +163,20 @@ async def test_while_no_call_is_under_way_nobody_looks(tmp_path: Path, monkeypat
 async def test_a_running_call_ends_and_those_it_does_not_name_go_on(tmp_path: Path) -> None:
     """Within the time between two looks, and a margin; one that began stopped ends at once."""
     async with obeying(tmp_path) as stops:
-        with anyio.CancelScope() as scope, anyio.CancelScope() as others, ExitStack() as held:
-            stopped = held.enter_context(stops.ending(a_call(), scope))
-            spared = held.enter_context(stops.ending(a_call(run="r_" + "1" * 26), others))
+        with suppress(CallDeniedError), ExitStack() as held:
+            stopped = held.enter_context(stops.ending(a_call()))
+            spared = held.enter_context(stops.ending(a_call(run="r_" + "1" * 26)))
             stop = put(tmp_path, a_stop("run"))
             began = time.monotonic()
             with anyio.fail_after(5):
                 await anyio.sleep_forever()
-        assert scope.cancelled_caught
+        assert stopped.scope.cancelled_caught
+        assert stopped.refusal == stop.refusal
         assert time.monotonic() - began < 1
-        assert (stopped.stop, spared.refusal, others.cancel_called) == (stop.id, None, False)
+        assert (stopped.stop, spared.refusal, spared.scope.cancel_called) == (stop.id, None, False)
         assert stops._running == set()
-        with anyio.CancelScope() as late, stops.ending(a_call(), late):
+        with pytest.raises(CallDeniedError), stops.ending(a_call()):
             await anyio.sleep_forever()
-        assert late.cancelled_caught
 
 
 DAMAGED: Mapping[str, tuple[str, bytes]] = {
@@ -193,10 +194,11 @@ async def test_what_is_no_stop_stops_everything_and_says_how_to_lift_it(case: st
     """What it was to stop is not known; the control is that its removal, as it says, is all it takes."""
     name, content = DAMAGED[case]
     async with obeying(tmp_path) as stops:
-        with anyio.CancelScope() as scope, stops.ending(a_call(), scope) as stopped:
+        with suppress(CallDeniedError), stops.ending(a_call()) as stopped:
             stops_of(tmp_path).add(name, content)
             with anyio.fail_after(5):
                 await anyio.sleep_forever()
+        assert stopped.scope.cancelled_caught
         assert stopped.refusal is not None
         assert stopped.refusal.rule == "store"
         refusal = stops.refusal(a_call())

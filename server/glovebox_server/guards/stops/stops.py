@@ -87,16 +87,11 @@ def new_stop(scope: Scope, name: str, *, because: str, by: str, made: datetime) 
     return Stop(id=f"s_{chain.new_call_id()[2:]}", scope=scope, name=name, because=because, by=by, made=made)
 
 
-def is_id(name: str) -> bool:
-    """Return whether this can be a stop's id."""
-    return _ID.fullmatch(name) is not None
-
-
 def stops_of(state_dir: Path) -> Files[Stop]:
     """Return the stops of a state directory."""
 
     def fix(path: Path) -> str:
-        return f"Run `glovebox resume {path.name}`, which lifts it." if is_id(path.name) else f"Remove {path}."
+        return f"Run `glovebox resume {path.name}`, which lifts it." if _ID.fullmatch(path.name) else f"Remove {path}."
 
     return Files(state_dir / FOLDER / "stops", Stop, fix=fix, kind=KIND, most=MAX_STOPS)
 
@@ -165,17 +160,8 @@ class Stops:
 
     async def end(self, call: Call) -> None:
         """End a call that a stop names: while it is delayed, waits, is scanned or runs (GB-LIFE-8)."""
-        call.stack.enter_context(self._until_stopped(call))
-
-    @contextmanager
-    def _until_stopped(self, call: Call) -> Iterator[None]:
-        with anyio.CancelScope() as scope, self.ending(call.request, scope) as stopped:
-            otherwise = call.ended_by
-            call.ended_by = lambda: ("stop", stopped.stop) if stopped.refusal else otherwise()
-            yield
-            return
-        # Nothing else cancels that scope: a call that ran is recorded as cancelled, and its sandbox is gone.
-        raise CallDeniedError(stopped.refusal)
+        stopped, otherwise = call.stack.enter_context(self.ending(call.request)), call.ended_by
+        call.ended_by = lambda: ("stop", stopped.stop) if stopped.refusal else otherwise()
 
     async def obey(self, call: Call) -> None:
         """Apply a stop that was made while the decision was recorded."""
@@ -183,17 +169,21 @@ class Stops:
         await anyio.lowlevel.checkpoint_if_cancelled()
 
     @contextmanager
-    def ending(self, call: ToolCall, scope: anyio.CancelScope) -> Iterator[Stopped]:
-        """Cancel ``scope`` once a stop names the call, during the block; at once if one does already."""
-        running = Stopped(call=call, scope=scope)
-        self._running.add(running)
-        self._busy.set()
-        try:
-            self._look()
-            self._end(running)
-            yield running
-        finally:
-            self._running.discard(running)
+    def ending(self, call: ToolCall) -> Iterator[Stopped]:
+        """Cancel the block once a stop names the call, at once if one does already. Raises CallDeniedError then."""
+        with anyio.CancelScope() as scope:
+            running = Stopped(call=call, scope=scope)
+            self._running.add(running)
+            self._busy.set()
+            try:
+                self._look()
+                self._end(running)
+                yield running
+                return
+            finally:
+                self._running.discard(running)
+        # Nothing else cancels that scope: a call that ran is recorded as cancelled, and its sandbox is gone.
+        raise CallDeniedError(running.refusal)
 
     @property
     def crowded(self) -> bool:
