@@ -231,6 +231,6 @@ def _described(each: Standing, *, whole: bool = False) -> dict[str, Any]:
             "profile": json.loads(question.profile),
             "inputs": [{"uri": uri, "sha256": digest} for uri, digest in about.inputs],
             "folder": question.folder or None,
-            "workspace_may_change": question.workspace_may_change,
+            "workspace_may_change": bool(about.workspace),
         }
     return found

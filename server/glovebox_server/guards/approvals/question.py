@@ -91,11 +91,6 @@ class Question:
     last_approved: str | None = None
     """Canonical JSON of the caller's last approved call of this tool; None before the first."""
 
-    @property
-    def workspace_may_change(self) -> bool:
-        """Return whether the call can read workspace files, which may change after the answer: the form says so."""
-        return bool(self.subject.workspace)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalAnswer:

@@ -121,7 +121,7 @@ def _lines(question: Question) -> Iterator[str]:
             if section.title in _PARTS:
                 yield f"{section.title}:"
                 yield from (f"  - {visible(sentence)}" for sentence in section.sentences)
-    if question.workspace_may_change:
+    if about.workspace:
         yield "It can read the workspace, whose files may be others by the time it runs: a yes is not bound to them."
     for uri, digest in about.inputs:
         yield f"It is given {visible(uri)}, sha256 {digest}."

@@ -51,7 +51,7 @@ SCHEMA: Final = """
 
 State = Literal["pending", "allowed", "denied", "expired", "used", "withdrawn"]
 """In order: undecided; a valid approval; a denial, until it expires; out of time; a used approval; taken back."""
-Step = Literal["allow", "deny", "expire", "use", "use_in_run", "withdraw"]
+Step = Literal["allow", "deny", "use", "use_in_run", "withdraw"]
 """Steps. ``deny``: an operator also after an approval. ``use``, ``use_in_run``: a call ran on it, once or as one of its
 run. ``withdraw``: by its caller before an answer, or by an operator after it. ``allow``: the quorum approved.
 """
@@ -59,16 +59,15 @@ run. ``withdraw``: by its caller before an answer, or by an operator after it. `
 TRANSITIONS: Final[Mapping[tuple[State, Step], State]] = {
     ("pending", "allow"): "allowed",
     ("pending", "deny"): "denied",
-    ("pending", "expire"): "expired",
     ("pending", "withdraw"): "withdrawn",
     ("allowed", "deny"): "denied",
     ("allowed", "use"): "used",
     ("allowed", "use_in_run"): "allowed",
-    ("allowed", "expire"): "expired",
     ("allowed", "withdraw"): "withdrawn",
-    ("denied", "expire"): "expired",
 }
-"""Every transition. A used approval is never valid again, and a denial becomes no approval."""
+"""Every transition but the end of time, which expires all that is open. A used approval is never valid again, and a
+denial becomes no approval.
+"""
 _T = TypeVar("_T")
 _UPDATE: Final = "UPDATE questions SET"
 _SELECT: Final = "SELECT state, boot, ends, reach, callers, used_by, body, answers FROM questions"
