@@ -7,7 +7,7 @@ server process, with and without a policy. A waiting call holds neither a turn n
 import hashlib
 import json
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
@@ -38,12 +38,6 @@ RETRIES = 2
 _LATER = "Wait for one of them to end, or cancel it, then call again."
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class _AdmittedCall:
-    fingerprint: bytes
-    since: float
-
-
 class Admission:
     """The count of running calls. One per server."""
 
@@ -63,7 +57,7 @@ class Admission:
         self._under_way = under_way
         self._turns = FairLimiter(running, shared=shared)
         self._per_principal = per_principal
-        self._calls: defaultdict[str, set[_AdmittedCall]] = defaultdict(set)
+        self._calls: defaultdict[str, list[tuple[bytes, float]]] = defaultdict(list)  # fingerprints, since when
 
     @asynccontextmanager
     async def enter(
@@ -75,10 +69,10 @@ class Admission:
         limit. It asks for a turn after a ``pause``. Raises RefusedError if the caller has too many calls, repeats one
         that is still running, or no turn came within ``WAIT_SECONDS``: nothing was started.
         """
-        call = _AdmittedCall(fingerprint=fingerprint(tool, arguments), since=anyio.current_time())
+        call = fingerprint(tool, arguments), anyio.current_time()
         mine = self._calls[principal]
         self._check(call, mine)
-        mine.add(call)
+        mine.append(call)
         try:
             if pause:
                 await anyio.sleep(pause)
@@ -92,7 +86,7 @@ class Admission:
                 with self._under_way():
                     yield
         finally:
-            mine.discard(call)
+            mine.remove(call)
             if not mine:  # without a trace: subjects of an authorization server are many
                 del self._calls[principal]
 
@@ -103,11 +97,11 @@ class Admission:
         turn = self.enter(request.principal.id, request.tool, request.arguments, call.rights.turns, delay)
         await call.stack.enter_async_context(turn)
 
-    def _check(self, call: _AdmittedCall, mine: set[_AdmittedCall]) -> None:
+    def _check(self, call: tuple[bytes, float], mine: Sequence[tuple[bytes, float]]) -> None:
         if len(mine) >= self._per_principal:
             raise RefusedError("busy.calls", f"The server is busy: {len(mine)} calls of yours are under way.", _LATER)
-        old = call.since - RETRY_AGE_SECONDS
-        twins = sum(other.fingerprint == call.fingerprint and other.since <= old for other in mine)
+        same, now = call
+        twins = sum(other == same and since <= now - RETRY_AGE_SECONDS for other, since in mine)
         if twins >= RETRIES:
             reason = f"The server is busy: this same call is already running {twins} times for you."
             raise RefusedError("busy.retries", reason, _LATER)

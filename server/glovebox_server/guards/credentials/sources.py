@@ -239,12 +239,7 @@ class CredentialCache:
 
     def used(self, credentials: Iterable[Credential]) -> dict[bytes, str]:
         """Return the encodings of all values of these sources, with their names."""
-        return {
-            form: credential.name
-            for credential in credentials
-            for forms in self._held[credential.source].seen.values()
-            for form in forms
-        }
+        return {form: each.name for each in credentials for form in self.forms([each])}
 
     def forms(self, credentials: Iterable[Credential]) -> Forms:
         """Return the same without names, for results: one object until a source gives another value."""

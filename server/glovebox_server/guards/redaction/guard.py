@@ -190,16 +190,13 @@ class LiveOutput:
     def _pass(self, text: str, cut: int) -> None:
         held = self._held + text
         if len(held) - cut > MAX_HELD or _goes_on(self._last, held):
-            self._end()
+            self._over = True
+            self._show("\n[the rest is shown when the program ends]\n")
             return
         shown, self._held = held[:cut], held[cut:]
         self._last = (self._last + shown)[-_SHOWN:]
         if shown:
             self._show(mask_text(shown, {}, Counter()))
-
-    def _end(self) -> None:
-        self._over = True
-        self._show("\n[the rest is shown when the program ends]\n")
 
 
 def _goes_on(last: str, text: str) -> bool:

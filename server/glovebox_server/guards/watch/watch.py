@@ -161,8 +161,7 @@ class Look:
             found += [("file", _encoded(name)) for name in (*(each.name for each in outcome.skipped), *names)]
             reasons = [*(file.reason for file in outcome.skipped), *(copy.reason for copy in outcome.copies)]
             found += [("value", _encoded(sentence)) for sentence in (*outcome.problems, *reasons)]
-            pictures = [blob.data for blob in outcome.blobs]
-            pictures += [copy.data for copy in outcome.copies]
+            pictures = [*(blob.data for blob in outcome.blobs), *(copy.data for copy in outcome.copies)]
             found += [("picture", data) for data in pictures]
         return found
 
