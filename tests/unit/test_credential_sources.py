@@ -324,9 +324,7 @@ async def test_a_value_that_was_replaced_is_looked_for_some_time_longer(monkeypa
 
     def a_call(profile: Any, *others: Credential) -> Any:
         who = SimpleNamespace(principal=SimpleNamespace(id="local:1"))
-        now = SimpleNamespace(
-            rights=SimpleNamespace(credentials=others), on_connect=[], max_connections=[], on_traffic=[]
-        )
+        now = SimpleNamespace(rights=SimpleNamespace(credentials=others), on_connect=[], max_connections=[])
         now.profile, now.records = profile, nobody
         return SimpleNamespace(now=now, request=who)
 

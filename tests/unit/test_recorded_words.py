@@ -99,7 +99,7 @@ class Recorder:
 async def asked(what: str, *, tunnel: bool) -> dict[str, Any]:
     """The record of one attempt of a program's, which is refused."""
     recorder: Any = Recorder()
-    now = SimpleNamespace(rights=SimpleNamespace(credentials=()), on_connect=[], max_connections=[], on_traffic=[])
+    now = SimpleNamespace(rights=SimpleNamespace(credentials=()), on_connect=[], max_connections=[])
     now.profile, now.records = narrow(), recorder
     call: Any = SimpleNamespace(now=now, request=call_of(""))
 

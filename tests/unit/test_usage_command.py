@@ -29,7 +29,7 @@ def _spent(state_dir: Path) -> None:
             who = Spender(principal=principal, run="r", workflow="", tool=tool)
             asked = ReservationRequest(call_id=f"c_{number}", spender=who, lines=(), worst={})
             kept.transact_now(lambda one, c=clocks, a=asked: store.Ledger(one, c).reserve("s", a))  # type: ignore[misc]
-            kept.transact_now(lambda one, c=clocks, a=asked: store.Ledger(one, c).settle(a.call_id, a.spender, spent))  # type: ignore[misc]
+            kept.transact_now(lambda one, c=clocks, a=asked: store.Ledger(one, c).settle(a.call_id, spent))  # type: ignore[misc]
 
 
 def _usage(state_dir: Path, *arguments: str) -> Result:

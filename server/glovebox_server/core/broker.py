@@ -107,7 +107,6 @@ class Broker:
                 self._note_end(call, failed=True)
             raise
         finally:  # references back to the call: else only the garbage collector would free it, and its output
-            del call.lift
             if hasattr(call, "now"):
                 del call.now
 
@@ -237,8 +236,7 @@ class Broker:
                 await now.records.record(sandbox.record)
                 sandbox.require_as_planned()
                 call.listener.progress("Running")
-                for hook in now.on_started:
-                    hook()
+                now.is_started = True
                 outcome = await _run_program(call, sandbox, inputs, collect)
             outcome = await _pass_on(call, outcome)
             delivered = NOTHING

@@ -169,11 +169,13 @@ class Attempt:
     """Masks a file's name; if that changes it, the file is refused."""
     redacted: Counter[str] = field(default_factory=Counter)
     withheld: Refusal | None = None
-    on_started: list[Callable[[], None]] = field(default_factory=list)
+    is_started: bool = False
+    """True once its program starts, which may send output from then on."""
     on_connect: list[Callable[[str], Awaitable[Refusal | None]]] = field(default_factory=list)
     """Count a connection to a host, or refuse it."""
     max_connections: list[int] = field(default_factory=list)
-    on_traffic: list[Callable[[Any], None]] = field(default_factory=list)
+    traffic: Any = None
+    """Counter of its connections' bytes; None without a network."""
     placeholders: Mapping[str, str] = field(default_factory=dict)
     """Placeholder tokens for its program, by credential name."""
     finished: CallFinished | None = None
@@ -193,8 +195,6 @@ class Call:
     delay: float = 0.0
     ended_by: Callable[[], tuple[str, str | None]]
     """Called on cancellation: returns the origin and the id of the stop."""
-    lift: Callable[[Refusal], bool] = lambda _: False
-    """Called by a guard that refuses it in its turn; True if a person may lift that, and the guard tries again."""
     answer: Any = None
     """Answer of a person, read only by the guard that asked."""
     is_decided: bool = False

@@ -17,10 +17,10 @@ from glovebox_server.core.rights import Rights
 from glovebox_server.egress.gate import EgressGate
 from glovebox_server.guards.admission.admission import Admission, Repeats
 from glovebox_server.guards.approvals.approvals import Approvals
-from glovebox_server.guards.approvals.rules import lift_denial
+from glovebox_server.guards.approvals.rules import lift_budget, lift_denial
 from glovebox_server.guards.credentials.sources import CredentialCache
 from glovebox_server.guards.network.guard import open_network
-from glovebox_server.guards.proposals.guard import Proposer, refuse_unasked, scan_files
+from glovebox_server.guards.proposals.guard import propose, refuse_unasked, scan_files
 from glovebox_server.guards.redaction.detector import Forms
 from glovebox_server.guards.secret_files.hiding import Hiding
 from glovebox_server.guards.stops.stops import Stops
@@ -98,16 +98,12 @@ def _deciders(guards: GuardSet) -> Iterator[Callable[[Call, Decide], None]]:
 
 
 def _around_turn(guards: GuardSet) -> Iterator[GuardLink]:
-    proposer = Proposer(
-        proposals=guards.proposals, scanner=_scanner(guards), known=guards.known, budgets=guards.budgets
-    )
+    prepare = partial(propose, guards.proposals, _scanner(guards), guards.known, guards.budgets)
     # Before the reservation for the run: the scan has its own, and changes are worked out again after each answer.
-    yield GuardLink(guard=proposer.prepare, when=lambda call: call.tool.proposes)
-    if guards.budgets is not None and guards.approvals is not None:
-        yield GuardLink(guard=guards.approvals.lift_budget, when=lambda call: bool(call.now.rights.lifts))
+    yield GuardLink(guard=prepare, when=lambda call: call.tool.proposes)
     if guards.budgets is not None:
         # Before approvals: a call that no budget is left for uses no approval up.
-        yield GuardLink(guard=guards.budgets.reserve)
+        yield GuardLink(guard=partial(guards.budgets.reserve, lift_budget if guards.approvals else None))
     if guards.approvals is None:
         yield GuardLink(guard=refuse_unasked, when=lambda call: bool(call.now.changes))
     else:  # last, so that an approval is used up by a call that runs

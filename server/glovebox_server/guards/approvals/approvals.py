@@ -120,19 +120,6 @@ class Approvals:
                 )  # fmt: skip
                 tasks.cancel_scope.cancel()
 
-    async def lift_budget(self, call: Call) -> None:
-        """Ask about a spent budget if policy says so: once, with the rights that lack it."""
-
-        def lift(refusal: Refusal) -> bool:
-            now = call.now
-            wanted = rules.escalation(call.request, call.tool, now.rights, refusal.rule)
-            if wanted is None or now.escalation:
-                return False
-            now.rights, now.escalation = rules.widened(now.rights, call.request.tool, [wanted]), wanted
-            return True
-
-        call.lift = lift
-
     async def spend(self, count: Callable[[ToolCall], Awaitable[None]] | None, call: Call) -> None:
         """Use an approval up, once everything else has been granted; or ask for one."""
         now = call.now

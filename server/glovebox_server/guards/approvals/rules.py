@@ -15,10 +15,10 @@ from glovebox_profiles.egress.rules import decide as decide_egress
 from glovebox_profiles.egress.targets import EgressTarget, parse_url
 from glovebox_profiles.model import Profile
 from glovebox_profiles.policy.model import Approval, By, Lift
-from glovebox_sandboxes.contract.errors import RefusedError
+from glovebox_sandboxes.contract.errors import Refusal, RefusedError
 from glovebox_sandboxes.plural import counted
 from glovebox_server.calls import Grant, ToolCall
-from glovebox_server.core.call import Attempt, Decide, Inputs
+from glovebox_server.core.call import Attempt, Call, Decide, Inputs
 from glovebox_server.core.rights import Rights
 from glovebox_server.guards.approvals.question import Lifted, QuestionSubject, RequiredApproval, canonical
 from glovebox_server.tools.base import Tool
@@ -182,6 +182,16 @@ def lift_denial(now: Attempt, tool: Tool, decide: Decide) -> None:
         now.rights, now.escalation = wider, lifted
         # The digest stays that of the profile on disk: the record names what was lifted.
         now.decision = replace(then, effect="ask", profile_digest=denial.profile_digest or then.profile_digest)
+
+
+def lift_budget(call: Call, refusal: Refusal) -> bool:
+    """Have a spent budget asked about if policy says so: once, with the rights that lack it; else return False."""
+    now = call.now
+    wanted = escalation(call.request, call.tool, now.rights, refusal.rule)
+    if wanted is None or now.escalation:
+        return False
+    now.rights, now.escalation = widened(now.rights, call.request.tool, [wanted]), wanted
+    return True
 
 
 def escalation(call: ToolCall, tool: Tool, rights: Rights, rule: str) -> Escalation | None:

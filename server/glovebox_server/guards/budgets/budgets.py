@@ -14,12 +14,11 @@ from typing import Final, NoReturn, TypeVar
 
 import anyio
 
-from glovebox_audit.events import CallFinished
 from glovebox_profiles.egress.targets import matches
 from glovebox_profiles.policy.model import Rate
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.host.owner import is_of_another_boot, is_orphan, new_mark
-from glovebox_server.calls import CallResult, Image, Link, Principal, Text, ToolCall
+from glovebox_server.calls import CallResult, Image, Link, Principal, Text
 from glovebox_server.core.call import Attempt, Call, CallDeniedError
 from glovebox_server.core.rights import Rights
 from glovebox_server.egress.gate import Traffic
@@ -46,21 +45,13 @@ class Reservation:
     granted: Sequence[Funds]
     processors: int
     _began: float = field(default_factory=anyio.current_time)
-    _traffic: Traffic = field(default_factory=Traffic)
-    _started: bool = False
     _told: Amounts | None = None
 
-    def counts(self, traffic: Traffic) -> None:
-        """Take the counter of its connections' bytes."""
-        self._traffic = traffic
-
-    def started(self) -> None:
-        """Note that its program starts, and may send output from now on."""
-        self._started = True
-
-    def spent(self, finished: CallFinished, result: CallResult) -> CallResult:
+    def spent(self, now: Attempt, result: CallResult) -> CallResult:
         """Take the call's usage and output size; return its result, with the remainder if it is low."""
-        used = finished.usage
+        if now.finished is None:
+            return result
+        used = now.finished.usage
         scan_ms = used.get("scan_ms", 0)  # of one processor
         self._told = {
             "failures": int(result.failed),
@@ -71,20 +62,21 @@ class Reservation:
             "disclosed_bytes": sum(map(_bytes, result.content)) + result.beside,
             "artifacts": sum(isinstance(each, Link) for each in result.content),
         }
-        low = [left for each in self.granted for left in spending.little(each, self.amounts())]
+        low = [left for each in self.granted for left in spending.little(each, self.amounts(now))]
         if not low:
             return result
         note = Text(text=f"[left of your budgets: {'; '.join(map(spending.said, low))}]")
         structured = {**result.structured, "budget": [asdict(each) for each in low]}
         return replace(result, structured=structured, content=(*result.content, note))
 
-    def amounts(self) -> Amounts:
+    def amounts(self, now: Attempt) -> Amounts:
         """Return what was spent. Without a result, which may have had much output: the measured or maximum amounts."""
-        traffic = {"calls": 1, "connections": self._traffic.connections, "fetched_bytes": self._traffic.received_bytes}
+        counted = now.traffic or Traffic()
+        traffic = {"calls": 1, "connections": counted.connections, "fetched_bytes": counted.received_bytes}
         if self._told is not None:
             return {**traffic, **self._told}
         taken: dict[str, int] = {}
-        for each in self.granted if self._started else ():
+        for each in self.granted if now.is_started else ():
             for name, n in each.takes.items():
                 taken[name] = max(n, taken.get(name, 0))
         wall = min(self.wall(), self.asked.worst["wall_seconds"])
@@ -112,7 +104,7 @@ class Budgets:
         self._over = anyio.Event()
         self._clocks = clocks
         self._server = new_mark()
-        self._unsettled: list[tuple[ReservationRequest, Amounts]] = []
+        self._unsettled: list[tuple[str, Amounts]] = []
 
     @asynccontextmanager
     async def reserved(self, now: Attempt, worst: Amounts | None = None) -> AsyncIterator[Reservation]:
@@ -123,7 +115,8 @@ class Budgets:
 
         Raises CallDeniedError: too little is left, or the file fails.
         """
-        call, spender = now.request, spender_of(now.request)
+        call, who = now.request, now.request.principal
+        spender = Spender(principal=who.id, run=call.run or "", workflow=who.workflow or "", tool=call.tool)
         asked = ReservationRequest(
             call_id=call.id,
             spender=spender,
@@ -146,32 +139,31 @@ class Budgets:
             if worst is not None:
                 spent: Amounts = dict.fromkeys(worst, reservation.wall())
             else:
-                spent = reservation.amounts() if runs or now.is_recorded else {}
+                spent = reservation.amounts(now) if runs or now.is_recorded else {}
             # Its caller does not wait for this. Later requests of this server to the file come after it.
             if len(self._unsettled) < MAX_UNSETTLED:
-                self._unsettled.append((asked, spent))
+                self._unsettled.append((call.id, spent))
             self._over.set()
 
-    async def reserve(self, call: Call) -> None:
+    async def reserve(self, lift: Callable[[Call, Refusal], bool] | None, call: Call) -> None:
         """Hold a reservation for the call, and charge what it used and gave back.
+
+        ``lift`` has a refusal asked about, and returns True if a person may lift it: then it is tried again.
 
         Raises CallDeniedError: too little is left, and no person may lift that.
         """
         try:
             reservation = await call.stack.enter_async_context(self.reserved(call.now))
         except CallDeniedError as denial:
-            if denial.refusal is None or not call.lift(denial.refusal):
+            if denial.refusal is None or lift is None or not lift(call, denial.refusal):
                 raise
             reservation = await call.stack.enter_async_context(self.reserved(call.now))
         now, granted = call.now, reservation.granted
-        now.on_started.append(reservation.started)
         now.on_connect.append(partial(self.connect, reservation.asked, now.rights.rates))
-        now.on_traffic.append(reservation.counts)
         now.max_connections += [each.takes["connections"] for each in granted if "connections" in each.takes]
 
         async def charge(result: CallResult) -> CallResult:
-            finished = call.now.finished
-            return result if finished is None else reservation.spent(finished, result)
+            return reservation.spent(call.now, result)
 
         now.on_result.append(charge)
 
@@ -222,8 +214,8 @@ class Budgets:
             ledger = Ledger(connection, self._clocks())
             if ledger.is_untidy:
                 ledger.tidy(lambda server: is_orphan(server) or is_of_another_boot(server))
-            for asked, spent in unsettled:
-                ledger.settle(asked.call_id, asked.spender, spent)
+            for call_id, spent in unsettled:
+                ledger.settle(call_id, spent)
             return work(ledger)
 
         try:
@@ -231,12 +223,6 @@ class Budgets:
         except BaseException:
             self._unsettled = [*unsettled, *self._unsettled][:MAX_UNSETTLED]
             raise
-
-
-def spender_of(call: ToolCall) -> Spender:
-    """Return the spender of a call."""
-    who = call.principal
-    return Spender(principal=who.id, run=call.run or "", workflow=who.workflow or "", tool=call.tool)
 
 
 @asynccontextmanager

@@ -131,35 +131,33 @@ class Ledger:
             self._add(line, asked.worst)
         return None
 
-    def settle(self, call_id: str, spender: Spender, spent: Amounts) -> None:
+    def settle(self, call_id: str, spent: Amounts) -> None:
         """Replace a call's reservation by what it spent; nothing if it did not run."""
         found = self.connection.execute("SELECT body FROM reserved WHERE call = ?", (call_id,)).fetchone()
         if found is None:  # settled before
             return
         self.connection.execute("DELETE FROM reserved WHERE call = ?", (call_id,))
-        for name, key, since, takes in json.loads(found[0])["lines"]:
+        reserved = json.loads(found[0])
+        for name, key, since, takes in reserved["lines"]:
             # An ended window may be removed, and then its spending does not matter.
             more = (spent.get(each, 0) - takes.get(each, 0) for each in SPENDING)
             self.connection.execute(_CORRECT, (*more, name, key, since))
         if spent:
-            self._use(spender, spent)
+            self._use(reserved["who"], spent)
 
     def left(self, lines: Iterable[BudgetLine]) -> list[BudgetRemainder]:
         """Return what is left of each."""
         return [each for line in lines for each in self._funds(line).remainders()]
 
-    def tidy(self, is_gone: Callable[[str], bool]) -> list[str]:
-        """Remove ended windows and old usage; count calls of dead servers as spent, and return their ids."""
+    def tidy(self, is_gone: Callable[[str], bool]) -> None:
+        """Remove ended windows and old usage; count calls of dead servers as spent."""
         self._keep_time()
         execute, time, day = self.connection.execute, self._time, LENGTH_MS["day"]
         execute("UPDATE clock SET tidied = ?", (time,))
-        lost: list[str] = []
         servers = [name for (name,) in execute("SELECT DISTINCT server FROM reserved").fetchall()]
         for server in filter(is_gone, servers):
-            for call, body in execute("SELECT call, body FROM reserved WHERE server = ?", (server,)).fetchall():
-                principal, workflow, tool = json.loads(body)["who"]
-                self._use(Spender(principal=principal, run="", workflow=workflow, tool=tool), {"calls": 1}, lost=1)
-                lost.append(call)
+            for (body,) in execute("SELECT body FROM reserved WHERE server = ?", (server,)).fetchall():
+                self._use(json.loads(body)["who"], {"calls": 1}, lost=1)
             execute("DELETE FROM reserved WHERE server = ?", (server,))
         execute("DELETE FROM spent WHERE until <= ?", (time,))
         for budget, principal, runs in execute(_CROWDED, (MAX_RUNS,)).fetchall():
@@ -172,7 +170,6 @@ class Ledger:
         if rows > MAX_USAGE:
             oldest = "SELECT since FROM usage ORDER BY since LIMIT 1 OFFSET ?"
             execute(f"DELETE FROM usage WHERE since <= ({oldest})", (rows - MAX_USAGE,))  # noqa: S608 - constants
-        return lost
 
     def _granted(self, asked: ReservationRequest) -> list[Funds] | Refusal:
         self._keep_time()
@@ -223,10 +220,11 @@ class Ledger:
         self.connection.execute(_SPEND, (line.name, line.key, since, until, *amounts))
         return since
 
-    def _use(self, who: Spender, spent: Amounts, lost: int = 0) -> None:
+    def _use(self, who: Sequence[str], spent: Amounts, lost: int = 0) -> None:
+        """Add to the usage of a principal, its workflow, and its tool."""
         # By the wall clock, as people ask for it; budgets do not depend on it.
         hour = self._clocks.wall - self._clocks.wall % LENGTH_MS["hour"]
-        row = (hour, who.principal, who.workflow, who.tool, lost, *(spent.get(each, 0) for each in SPENDING))
+        row = (hour, *who, lost, *(spent.get(each, 0) for each in SPENDING))
         self.connection.execute(_USE, row)
 
 

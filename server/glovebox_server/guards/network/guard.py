@@ -88,8 +88,7 @@ def make_gate(
         ),
         authority=Authority(network.allow) if network.tls == "inspect" else None,
     )
-    for hook in now.on_traffic:
-        hook(gate.traffic)
+    now.traffic = gate.traffic
     return gate
 
 

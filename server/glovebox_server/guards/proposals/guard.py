@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import anyio
@@ -48,45 +47,37 @@ async def refuse_unasked(_call: Call) -> None:
     raise CallDeniedError(_NOBODY)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proposer:
-    """Prepares and makes changes for calls."""
+async def propose(
+    changes: "Callable[[], Proposals] | None", scanner: FileScanner, known: Known, budgets: "Budgets | None", call: Call
+) -> None:
+    """Compute the changes and scan the files, before anyone is asked; make them once somebody said yes."""
+    now = call.now
+    inputs = now.inputs or Inputs()
+    if inputs.unreadable is not None:
+        raise inputs.unreadable
+    if changes is None:
+        reason = f"{call.request.tool} can change nothing here."
+        raise CallDeniedError(Refusal(rule="promotion.folder", reason=reason, hint="Ask the operator."))
+    try:
+        proposals = changes()
+        proposed = await proposals.proposed(call.request, sum(item.bytes for item in inputs.listed))
+        call.listener.progress("Looking into files")
+        # Charged to the caller. No approval lifts that: what it would cover is not known yet.
+        async with budgets.reserved(now, LOOKING) if budgets else nullcontext():
+            scans = await scanner.scans(call, inputs.listed, known)
+        proposed = await proposals.scanned(proposed, scans, call.request)
+    except RefusedError as refusal:
+        raise CallDeniedError(refusal.refusal) from refusal
+    now.changes, now.folder = proposed.shown, proposed.folder
 
-    proposals: "Callable[[], Proposals] | None"
-    scanner: FileScanner
-    known: Known
-    budgets: "Budgets | None"
+    async def put(call: Call) -> Ran:
+        if call.now.decision.approval is None:  # whatever profile and policy say
+            raise AssertionError(call.request.id)
+        call.listener.progress("Changing files")
+        call.now.is_started = True
+        outcome = await proposals.put(proposed, call.request)
+        answer = call.tool.answer(outcome)
+        promotion = answer.fields.get("promotion") or None
+        return Ran(outcome=outcome, delivered=NOTHING, answer=answer, recorded={"promotion": promotion})
 
-    async def prepare(self, call: Call) -> None:
-        """Compute the changes and scan the files, before anyone is asked."""
-        now = call.now
-        inputs = now.inputs or Inputs()
-        if inputs.unreadable is not None:
-            raise inputs.unreadable
-        if self.proposals is None:
-            reason = f"{call.request.tool} can change nothing here."
-            raise CallDeniedError(Refusal(rule="promotion.folder", reason=reason, hint="Ask the operator."))
-        try:
-            proposals = self.proposals()
-            proposed = await proposals.proposed(call.request, sum(item.bytes for item in inputs.listed))
-            call.listener.progress("Looking into files")
-            # Charged to the caller. No approval lifts that: what it would cover is not known yet.
-            async with self.budgets.reserved(now, LOOKING) if self.budgets else nullcontext():
-                scans = await self.scanner.scans(call, inputs.listed, self.known)
-            proposed = await proposals.scanned(proposed, scans, call.request)
-        except RefusedError as refusal:
-            raise CallDeniedError(refusal.refusal) from refusal
-        now.changes, now.folder = proposed.shown, proposed.folder
-
-        async def put(call: Call) -> Ran:
-            if call.now.decision.approval is None:  # whatever profile and policy say
-                raise AssertionError(call.request.id)
-            call.listener.progress("Changing files")
-            for hook in call.now.on_started:
-                hook()
-            outcome = await proposals.put(proposed, call.request)
-            answer = call.tool.answer(outcome)
-            promotion = answer.fields.get("promotion") or None
-            return Ran(outcome=outcome, delivered=NOTHING, answer=answer, recorded={"promotion": promotion})
-
-        now.perform = put
+    now.perform = put
