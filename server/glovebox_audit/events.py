@@ -145,8 +145,8 @@ class ArtifactRefused(CallEvent, kind="artifact.refused"):
     count: int | None = None
 
 
-class ArtifactScanned(CallEvent, kind="artifact.scanned"):
-    """An output file was looked into for what acts when it is opened, or could not be; before the call's result."""
+class ScanEvent(Event):
+    """Anything that was looked into for what acts when it is opened, or could not be."""
 
     name: str
     uri: str
@@ -154,6 +154,10 @@ class ArtifactScanned(CallEvent, kind="artifact.scanned"):
     more: int | None = None
     not_scanned: str | None = None
     sandbox_id: str | None = None
+
+
+class ArtifactScanned(ScanEvent, CallEvent, kind="artifact.scanned"):
+    """An output file was looked into, or could not be; before the call's result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,43 +308,38 @@ class PromotedFile:
     findings: int | None = None
 
 
-class ProposalScanned(Event, kind="proposal.scanned"):
+class ProposalScanned(ScanEvent, kind="proposal.scanned"):
     """An artifact that a call proposes was looked into, or could not be. On disk before anybody is asked about it."""
 
     asked_by: str
     principal: str
-    name: str
-    uri: str
     sha256: str
-    findings: tuple[str, ...] | None = None
-    more: int | None = None
-    not_scanned: str | None = None
-    sandbox_id: str | None = None
     driver: str | None = None
     level: str | None = None
     plan_digest: str | None = None
 
 
-class PromotionApplied(Event, kind="promotion.applied"):
-    """Files are about to be put into a folder that the operator named. On disk before the first is."""
+class PromotionEvent(Event):
+    """Anything that is about to happen to the files of one promotion. On disk before the first is changed."""
 
     promotion: str
     by: str
+    folder: str
+    files: tuple[PromotedFile, ...]
+
+
+class PromotionApplied(PromotionEvent, kind="promotion.applied"):
+    """Files are about to be put into a folder that the operator named."""
+
     asked_by: str | None = None
-    folder: str
     digest: str
-    files: tuple[PromotedFile, ...]
 
 
-class PromotionRolledBack(Event, kind="promotion.rolled_back"):
-    """Files are about to be put back as they were before a promotion. On disk before the first is."""
+class PromotionRolledBack(PromotionEvent, kind="promotion.rolled_back"):
+    """Files are about to be put back as they were before a promotion."""
 
-    promotion: str
     rollback: str | None = None
-    by: str
-    folder: str
     because: str
-    files: tuple[PromotedFile, ...]
 
 
 class ServerStarted(Event, kind="server.started"):

@@ -75,7 +75,8 @@ class LogFile:
         self._directory = directory
         self._server = server
         self._stack = contextlib.ExitStack()
-        self._tail = Head()
+        self.head = Head()
+        """The end of the chain as this process last saw it."""
         self.calls = OpenCalls()
         self._rotation = rotates
         self._log_fd = -1
@@ -96,7 +97,7 @@ class LogFile:
             self._end_calls_of(gone)
             with self._locked():
                 self._catch_up()
-                writer = writers.register(self._place, server, self._tail)
+                writer = writers.register(self._place, server, self.head)
                 if writer is None:
                     reason = f"another process writes to it as {server}"
                     raise self._place.refused(reason, "Start this server again.")
@@ -108,11 +109,6 @@ class LogFile:
     def close(self) -> None:
         """Close the files. Nothing is flushed: the log is complete at any time."""
         self._stack.close()
-
-    @property
-    def head(self) -> Head:
-        """Return the end of the chain as this process last saw it."""
-        return self._tail
 
     def commit(self, drafts: Sequence[Draft | Follower], lost: Mapping[str, str] | None = None) -> list[Record]:
         """Append all of ``drafts`` with one write and one fdatasync: all or none.
@@ -131,7 +127,7 @@ class LogFile:
                 without_end = {call: reason for call, reason in (lost or {}).items() if call in self.calls}
                 ends = [draft(self.calls.lost(call, "log", reason)) for call, reason in without_end.items()]
                 records = self._append([*ends, *drafts])
-                since = self.calls.since(self._tail)
+                since = self.calls.since(self.head)
                 written = self._writer.since
                 if written is None or since.size - written.size >= writers.STEP_BYTES:
                     with contextlib.suppress(OSError):  # the records are on the disk, and an older place is as good
@@ -140,9 +136,9 @@ class LogFile:
             raise place.unavailable(
                 self._directory, f"record {getattr(drafts[0], 'kind', 'what follows')}", error
             ) from error
-        if self._tail.size >= self._due_size or time.time() >= self._due_time:
+        if self.head.size >= self._due_size or time.time() >= self._due_time:
             # The records are on the disk, whatever becomes of this. The next commit finishes what is begun.
-            self._due_size, self._due_time = self._tail.size + _AGAIN_BYTES, math.inf
+            self._due_size, self._due_time = self.head.size + _AGAIN_BYTES, math.inf
             try:
                 self._rotate()
             except (OSError, AuditError) as error:
@@ -180,7 +176,7 @@ class LogFile:
 
     def _append(self, drafts: Sequence[Draft | Follower], torn: int = 0, ending: bytes = b"") -> list[Record]:
         """Append ``drafts`` after the tail and ``torn`` bytes of no record, ended by ``ending``."""
-        tail = Head(seq=self._tail.seq, hash=self._tail.hash, size=self._tail.size + torn)
+        tail = Head(seq=self.head.seq, hash=self.head.hash, size=self.head.size + torn)
         records: list[Record] = []
         before: list[Head] = []
         time = _now()
@@ -208,7 +204,7 @@ class LogFile:
 
     def _move_head(self, tail: Head) -> None:
         # Not synced, at half the cost: after a power cut the head may lag behind the log, which rule 4 allows.
-        self._tail = tail
+        self.head = tail
         os.pwrite(self._head_fd, chain.encode_head(tail), 0)
 
     def _catch_up(self) -> None:
@@ -221,9 +217,9 @@ class LogFile:
     def _follow(self) -> bool:
         """Read this file to its end and return whether that is a seal."""
         now, base = os.fstat(self._log_fd), self._start.before.size
-        if now.st_size < self._tail.size - base:
+        if now.st_size < self.head.size - base:
             raise self._place.tampered("it became shorter while it was in use")
-        tail = self._tail
+        tail = self.head
         while not self._sealed and tail.size - base < now.st_size:
             line = files.line_at(self._log_fd, tail.size - base)
             try:
@@ -239,7 +235,7 @@ class LogFile:
                 self.calls.note(record, tail)
             tail = Head(seq=record.seq, hash=record.hash, size=tail.size + len(line))
             self._sealed = record.kind == SegmentSealed.kind
-        self._tail = tail
+        self.head = tail
         if not self._sealed and now.st_nlink == 0:
             raise self._place.tampered("its files were removed or replaced while it was in use")
         if not self._sealed and tail.size - base < now.st_size:
@@ -249,7 +245,7 @@ class LogFile:
     def _record_gap(self, length: int) -> None:
         if length > MAX_TORN_BYTES:
             raise self._place.tampered(f"{length} bytes after its last record are none of ours")
-        torn = os.pread(self._log_fd, length, self._tail.size - self._start.before.size)
+        torn = os.pread(self._log_fd, length, self.head.size - self._start.before.size)
         ending = b"" if torn.endswith(b"\n") else b"\n"
         whole = torn + ending
         gap = GapRecorded(bytes=len(whole), digest="sha256:" + hashlib.sha256(whole).hexdigest())
@@ -283,7 +279,7 @@ class LogFile:
         if head.size <= before.size:  # it lags behind the beginning of this file
             if head.seq > before.seq or (head.seq == before.seq and head.hash != before.hash):
                 raise self._place.tampered(f"record {head.seq} was replaced")
-            self._tail = before
+            self.head = before
             return
         try:
             record = chain.parse(files.line_before(self._log_fd, head.size - before.size))
@@ -292,7 +288,7 @@ class LogFile:
             raise (self._place.newer(error) if error.kind == "newer" else changed) from error
         if (record.seq, record.hash) != (head.seq, head.hash):
             raise self._place.tampered(f"record {head.seq} was replaced")
-        self._tail, self._sealed = head, record.kind == SegmentSealed.kind
+        self.head, self._sealed = head, record.kind == SegmentSealed.kind
 
     def _take(self, descriptor: int, start: SegmentStart) -> None:
         self._close_file()
@@ -317,14 +313,14 @@ class LogFile:
             with self._locked():
                 self._catch_up()
                 # Another process was first, or it holds nothing but its beginning.
-                if self._start is not start or self._tail.seq - start.before.seq <= (start.number > 1):
+                if self._start is not start or self.head.seq - start.before.seq <= (start.number > 1):
                     return None
                 self._place.folder(files.DIRECTORY)  # what may fail comes before the seal
                 for number in files.sealed(self._directory):
                     self._place.check(files.name(number))
-                size = self._tail.size - start.before.size
+                size = self.head.size - start.before.size
                 self._grow(tree, counts, file, grown)
-                seal = Seal.of(start.number, tree, counts, size=size, after=start.before, last=self._tail, time=_now())
+                seal = Seal.of(start.number, tree, counts, size=size, after=start.before, last=self.head, time=_now())
                 self._append([draft(seal.event(self._rotation.signer))])
                 self._sealed = True
                 self._go_on()
@@ -333,20 +329,20 @@ class LogFile:
 
     def _grow(self, tree: merkle.Tree, counts: Counts, file: BufferedReader, end: Head) -> Head:
         """Hash up to the tail; only a verified chain is signed."""
-        for _, line, free in read.raw_lines(file, file.tell(), self._tail.size - self._start.before.size):
+        for _, line, free in read.raw_lines(file, file.tell(), self.head.size - self._start.before.size):
             if free:
                 end = chain.linked(line, end) or Head(seq=-1)
                 if end.seq < 0:  # also right behind the tail, as nothing else may be there
                     break
-                tree.add(rotation.leaf(line))
+                tree.add(merkle.leaf_hash(line))
                 counts.line(line)
-        if (end.seq, end.hash) != (self._tail.seq, self._tail.hash):
+        if (end.seq, end.hash) != (self.head.seq, self.head.hash):
             raise self._place.tampered("a record in it was changed, so it is not sealed")
         return end
 
     def _go_on(self) -> None:
         """Move a file that ends with a seal away, unless that was done, and enter the next."""
-        tail, number = self._tail, self._start.number
+        tail, number = self.head, self._start.number
         if self._place.identity(LOG_NAME) == identity(os.fstat(self._log_fd)):
             self._place.folder(files.DIRECTORY)
             if self._place.identity(files.name(number)):
@@ -358,7 +354,7 @@ class LogFile:
             self._begin_segment(number + 1, tail)
             return
         self._begin()
-        if self._tail.seq < tail.seq:
+        if self.head.seq < tail.seq:
             raise self._place.tampered("it became shorter while it was in use")
 
     def _begin_segment(self, number: int, before: Head) -> None:
@@ -387,7 +383,7 @@ class LogFile:
         finally:
             for writer in gone:
                 writer.close(remove=False)
-        current = self._tail.size - self._start.before.size
+        current = self.head.size - self._start.before.size
         wanted = rotation.removable(self._directory, self._rotation.retention, current=current, needed=needed)
         going = wanted[:_MAX_REMOVED_AT_ONCE]
         if not going:
@@ -397,16 +393,16 @@ class LogFile:
             for each, reason in going
         ]
         self._append([draft(each.event(self._rotation.signer)) for each in said])
-        for each, _ in going:
-            self._place.remove(files.name(each.number))
+        for each in said:
+            self._place.remove(files.name(each.segment))
         self._place.sync(files.DIRECTORY)
-        return [each.number for each, _ in going]
+        return [each.segment for each in said]
 
     def _end_calls_of(self, gone: Sequence[Writer]) -> None:
         """Record the calls of dead servers as lost. They write no more, so reading needs no lock."""
         done = False
         try:
-            under_way = writers.under_way(self._directory, self._tail, gone) if gone else {}
+            under_way = writers.under_way(self._directory, self.head, gone) if gone else {}
             reason = "Its server was gone before it could record an end."
             ends = [draft(calls.lost(call, "server", reason)) for calls in under_way.values() for call in calls.ids()]
             for start in range(0, len(ends), _MAX_LOST_AT_ONCE):

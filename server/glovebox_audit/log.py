@@ -65,9 +65,8 @@ class _Waiting:
 class AuditLog:
     """One server's handle on the log of a directory. Make it with ``AuditLog.open``."""
 
-    def __init__(self, file: LogFile, server_id: str) -> None:
+    def __init__(self, file: LogFile) -> None:
         self._file = file
-        self._server_id = server_id
         self._turn = anyio.Lock(fast_acquire=True)
         self._thread = ThreadPoolExecutor(1, "audit log")
         self._queue: deque[_Waiting] = deque()
@@ -94,7 +93,7 @@ class AuditLog:
         if not chain.is_name(server_id):
             raise ValueError(f"server_id {server_id!r} is not a name")
         file = await anyio.to_thread.run_sync(LogFile, directory, server_id, rotates)
-        log = cls(file, server_id)
+        log = cls(file)
         try:
             yield log
         finally:

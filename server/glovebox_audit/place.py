@@ -154,6 +154,18 @@ def take_lock(descriptor: int, seconds: float = 0.0, kind: int = fcntl.LOCK_EX) 
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
+def is_held(path: Path) -> bool:
+    """Return whether a process holds the lock of a file or folder; raises OSError.
+
+    It tries a shared lock, so that two who ask at once do not see each other.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        return not take_lock(descriptor, kind=fcntl.LOCK_SH)
+    finally:
+        os.close(descriptor)
+
+
 def identity(found: os.stat_result) -> tuple[int, int]:
     """Return the device and inode of a file, whatever its name."""
     return found.st_dev, found.st_ino

@@ -200,7 +200,7 @@ class Verifier:
             file.sealed = True
             self._seal(line, record)
         else:
-            file.tree.add(merkle.leaf_hash(line.raw[:-1]))
+            file.tree.add(merkle.leaf_hash(line.raw))
             file.counts.record(record.call_id, record.data)
         if not self._record(line, record):
             return
@@ -248,7 +248,7 @@ class Verifier:
         size = line.end - len(line.raw)
         told = Seal.of(file.number or 1, file.tree, file.counts, size=size, after=file.after, last=self._tail)
         try:
-            same = replace(recorded(record.data, Seal, self._keys), time="") == told
+            same = recorded(record.data, Seal, self._keys).model_copy(update={"time": ""}) == told
             wrong = "" if same else "it is not that of the segment as it is here"
         except EvidenceError as problem:
             wrong = str(problem)

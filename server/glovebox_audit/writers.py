@@ -12,7 +12,6 @@ where to look, and whose calls are over.
 """
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from pathlib import Path
 from glovebox_audit import chain, read
 from glovebox_audit.chain import EvidenceError, Head, Record
 from glovebox_audit.events import EVENTS, WHOSE, CallDecided, CallLost, LossCause, ReceiptSigned
-from glovebox_audit.place import LogDirectory, take_lock
+from glovebox_audit.place import LogDirectory, is_held, take_lock
 
 #: Calls that are remembered. A server runs 16 at once, so this is thousands of killed servers. Beyond it the oldest is
 #: evicted, and nothing is reported about an unknown call.
@@ -194,12 +193,8 @@ def live(log: Path) -> list[str]:
     folder = log / DIRECTORY
     for path in sorted(folder.iterdir())[:MAX_WRITERS] if folder.is_dir() else ():
         with contextlib.suppress(FileNotFoundError):  # its server ends in this moment
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            try:
-                if os.fstat(descriptor).st_size and not take_lock(descriptor, kind=fcntl.LOCK_SH):
-                    servers.append(path.name.removesuffix(_SUFFIX))
-            finally:
-                os.close(descriptor)
+            if path.lstat().st_size and is_held(path):
+                servers.append(path.name.removesuffix(_SUFFIX))
     return servers
 
 

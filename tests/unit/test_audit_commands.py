@@ -12,6 +12,7 @@ from glovebox_audit import chain, read
 from glovebox_audit.chain import draft
 from glovebox_audit.events import ArtifactRefused, ProfileLoaded, ServerStopped
 from glovebox_audit.file import LOG_NAME, LogFile
+from glovebox_audit.receipts.dsse import public_pem
 from glovebox_audit.segments.rotation import Rotation
 from glovebox_server.cli.main import main
 from glovebox_server.exits import UNAVAILABLE
@@ -200,7 +201,7 @@ def sealed(tmp_path: Path) -> tuple[Path, Path]:
     file.commit([draft(finished("c_new"))])
     file.close()
     key = tmp_path / "key.pem"
-    key.write_text(signer.public_pem())
+    key.write_text(public_pem(signer.public))
     return tmp_path, key
 
 
@@ -226,7 +227,7 @@ def test_a_call_is_sealed_proved_and_the_proof_checked_elsewhere(sealed: tuple[P
     assert (code, "The proof does not hold: record 2 of segment" in text) == (1, True)
     assert json.loads(said(*check, "--json")[1])["ok"] is False
     other = tmp_path / "other.pem"
-    other.write_text(Signer.load(tmp_path / "other").public_pem())
+    other.write_text(public_pem(Signer.load(tmp_path / "other").public))
     file.write_text(proof)
     code, text, _ = said("audit", "verify", "--proof", file, "--key", other)
     assert (code, "signed with another key" in text) == (1, True)
@@ -259,7 +260,7 @@ def test_verify_checks_seals_with_a_key(sealed: tuple[Path, Path]) -> None:
     assert "signatures not checked without --key" in said(*verify)[1]
     assert "signatures checked" in said(*verify, "--key", key)[1]
     other = state / "other.pem"
-    other.write_text(Signer.load(state / "other").public_pem())
+    other.write_text(public_pem(Signer.load(state / "other").public))
     code, text, _ = said(*verify, "--key", other)
     assert code == 1
     assert "segments/000001.jsonl line" in text

@@ -241,7 +241,7 @@ def test_another_page_has_another_number(tmp_path: Path) -> None:
     log.close()
     found = verify(made(tmp_path / "audit"), segments.KEYS).evidence
     records = tuple(replace(each, time="then") for each in found.records)
-    page = report.page(replace(found, records=records, seals=(replace(found.seals[0], time="then"),)))
+    page = report.page(replace(found, records=records, seals=(found.seals[0].model_copy(update={"time": "then"}),)))
     number = evidence.VERSION.rpartition("+")[2]
     assert (number, chain.digest({"page": page})) == (
         "page.2",

@@ -136,7 +136,7 @@ def test_the_key_is_made_once_and_is_private(tmp_path: Path) -> None:
     assert "PRIVATE" not in first.output
     signer = Signer.load(tmp_path / "state")
     assert signer.key_id in first.output
-    assert parse_public(signer.public_pem().encode())
+    assert parse_public(public_pem(signer.public).encode())
 
 
 def test_a_key_that_others_could_have_read_is_not_used(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -30,7 +29,7 @@ from glovebox_audit.receipts import dsse
 from glovebox_audit.receipts.dsse import is_newer
 from glovebox_audit.segments import files, merkle
 from glovebox_audit.segments.merkle import CountProof, Node, ProofPart
-from glovebox_audit.segments.rotation import Seal, leaf, recorded, signed
+from glovebox_audit.segments.rotation import Seal, recorded, signed
 
 TYPE = "https://glovebox.dev/bundle/v1"
 """A name, never fetched. It changes when a field changes its meaning."""
@@ -184,7 +183,7 @@ def _included(part: _SegmentPart, seal: Seal, of: str, identity: str) -> list[Re
     for place, each in enumerate(part.records, 1):
         where = f"record {place} of segment {seal.segment}"
         line = each.record.encode("utf-8", "replace") + b"\n"
-        if merkle.root_of(leaf(line), each.index, seal.lines, each.path) != seal.root:
+        if merkle.root_of(merkle.leaf_hash(line), each.index, seal.lines, each.path) != seal.root:
             raise EvidenceError(f"{where}: its path does not lead to the root that was signed")
         try:
             found.append(chain.parse(line))
@@ -245,15 +244,14 @@ def prove(directory: Path, of: str, identity: str, texts: Texts) -> bytes | None
             its records are in the current segment.
         AuditError: the log cannot be read.
     """
-    wanted = partial(is_of, of, identity)
     with reading.opened(directory) as snapshot:
-        if snapshot.log is not None and any(
-            line.record is not None and wanted(line.record)
-            for line in reading.lines(snapshot.log, 0, snapshot.size)
-            if identity.encode() in line.raw
-        ):
+        current = () if snapshot.log is None else reading.records_with(snapshot.log, snapshot.size, [identity])
+        if any(is_of(of, identity, record) for record in current):
             raise EvidenceError("its records go on being written: try again once the run is over", kind="unsealed")
-        segments = list(_parts(snapshot, of, identity, wanted))
+        segments = []
+        for number in snapshot.sealed if of == "run" else _of_call(snapshot, identity):
+            with suppress(FileNotFoundError):  # removed in this moment, the oldest first
+                segments.append(_part(snapshot, number, of, identity))
     if not any(each["records"] for each in segments):
         return None
     lines = (each["record"].encode() + b"\n" for part in segments for each in part["records"])
@@ -273,13 +271,7 @@ def prove(directory: Path, of: str, identity: str, texts: Texts) -> bytes | None
     return told + b"\n"
 
 
-def _parts(snapshot: Snapshot, of: str, identity: str, wanted: Callable[[Record], bool]) -> Iterable[dict[str, Any]]:
-    for number in snapshot.sealed if of == "run" else _of_call(snapshot, identity):
-        with suppress(FileNotFoundError):  # removed in this moment, the oldest first
-            yield _part(snapshot, number, of, identity, wanted)
-
-
-def _part(snapshot: Snapshot, number: int, of: str, identity: str, wanted: Callable[[Record], bool]) -> dict[str, Any]:
+def _part(snapshot: Snapshot, number: int, of: str, identity: str) -> dict[str, Any]:
     """Return a segment's part of the evidence: its seal, the counts, and the wanted records with their paths."""
     counts, leaves, records = merkle.Counts(), list[bytes](), list[tuple[int, str]]()
     last, text = b"", identity.encode()
@@ -287,9 +279,9 @@ def _part(snapshot: Snapshot, number: int, of: str, identity: str, wanted: Calla
         for _, line, free in reading.raw_lines(log, 0, size):
             if free and last:
                 counts.line(last)
-                if text in last and (record := reading.parsed(last)[0]) is not None and wanted(record):
+                if text in last and (record := reading.parsed(last)[0]) is not None and is_of(of, identity, record):
                     records.append((len(leaves), last.removesuffix(b"\n").decode()))
-                leaves.append(leaf(last))
+                leaves.append(merkle.leaf_hash(last))
             last = line if free else last
     try:
         seal = signed(chain.parse(last).data, Seal, {})

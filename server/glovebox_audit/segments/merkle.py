@@ -26,8 +26,8 @@ class ProofPart(BaseModel):
 
 
 def leaf_hash(content: bytes) -> bytes:
-    """Return the hash of one leaf."""
-    return hashlib.sha256(b"\0" + content).digest()
+    """Return the hash of one leaf: a record's line, without its line feed, or a count."""
+    return hashlib.sha256(b"\0" + content.removesuffix(b"\n")).digest()
 
 
 def _node_hash(left: bytes, right: bytes) -> bytes:

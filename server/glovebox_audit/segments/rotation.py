@@ -6,7 +6,7 @@ Nothing is removed unless a setting says so.
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
@@ -19,16 +19,12 @@ from glovebox_audit.events import RemovalReason, SegmentRemoved, SegmentSealed
 from glovebox_audit.receipts import dsse
 from glovebox_audit.receipts.dsse import STATEMENT_TYPE, EnvelopeSigner, is_newer
 from glovebox_audit.segments import files, merkle
-from glovebox_audit.segments.merkle import Counts
-
-_NUMBERS = frozenset({"segment", "lines", "bytes", "names"})
-
+from glovebox_audit.segments.merkle import Counts, ProofPart
 
 _Kind = TypeVar("_Kind", bound="_SegmentStatement")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _SegmentStatement:
+class _SegmentStatement(ProofPart):
     predicate_type: ClassVar[str]
     recorded_as: ClassVar[type[SegmentSealed] | type[SegmentRemoved]]
     """The event that records it in the log."""
@@ -42,7 +38,7 @@ class _SegmentStatement:
 
     def payload(self) -> bytes:
         """Return the statement's bytes."""
-        told = asdict(self)
+        told = self.model_dump()
         root = told.pop("root").removeprefix("sha256:")
         return chain.canonical(
             {
@@ -67,10 +63,8 @@ class _SegmentStatement:
             if is_newer(kind, cls.predicate_type):
                 raise EvidenceError(f"made by a newer Glovebox ({kind}): upgrade to read it")
             root = "sha256:" + fields["subject"][0]["digest"]["sha256"]
-            told = fields["predicate"]
-            typed = all(type(value) is (int if name in _NUMBERS else str) for name, value in told.items())
-            found = cls(root=root, **told)
-            same = typed and found.payload() == payload
+            found = cls(root=root, **fields["predicate"])
+            same = found.payload() == payload
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             same = False
         if not same:
@@ -78,7 +72,6 @@ class _SegmentStatement:
         return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Seal(_SegmentStatement):
     """The content of a segment, in total."""
 
@@ -110,7 +103,6 @@ class Seal(_SegmentStatement):
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Removal(_SegmentStatement):
     """The removal of a segment by retention."""
 
@@ -120,7 +112,7 @@ class Removal(_SegmentStatement):
 
     seal: str
     """The record that sealed it, as ``SEQ:HASH``."""
-    reason: RemovalReason
+    reason: str
 
 
 def recorded(data: Mapping[str, Any], kind: type[_Kind], keys: Mapping[str, Ed25519PublicKey]) -> _Kind:
@@ -241,8 +233,3 @@ def removable(
         going.append((each, "age" if old else "size"))
         total -= each.size
     return going
-
-
-def leaf(line: bytes) -> bytes:
-    """Return the leaf of one record."""
-    return merkle.leaf_hash(line.removesuffix(b"\n"))

@@ -14,7 +14,7 @@ from typing import Protocol, Unpack
 import anyio
 import anyio.lowlevel
 
-from glovebox_audit.chain import Head, new_call_id
+from glovebox_audit.chain import new_call_id
 from glovebox_audit.events import CallFinished
 from glovebox_profiles.compile import to_spec
 from glovebox_sandboxes.contract.base import SandboxSpec
@@ -49,10 +49,6 @@ from glovebox_server.tools.base import Tool, cut_output
 
 class CallRecords(Protocol):
     """The recorder of calls."""
-
-    @property
-    def head(self) -> Head:
-        """Return the end of the log's chain."""
 
     async def decide(self, call: Call) -> CallRecorder:
         """Record the decision about a call; return the recorder of its other records."""
@@ -168,7 +164,7 @@ class Broker:
         if not now.is_recorded:
             with anyio.CancelScope(shield=True):  # a stop meanwhile must not decide it twice
                 await self._record_decision(call)
-        return build_refusal(call.request, now.decision, self.journal.head)
+        return build_refusal(call.request, now.decision, now.records.head)
 
     async def _record_decision(self, call: Call) -> None:
         call.now.records, call.now.is_recorded = await self.journal.decide(call), True
@@ -198,7 +194,7 @@ class Broker:
         # After the block: the end is recorded, and must not be again.
         self._note_end(call, failed=bool(finished.failed))
         if now.withheld is not None:
-            return build_refusal(call.request, deny(now.decision, now.withheld), self.journal.head)
+            return build_refusal(call.request, deny(now.decision, now.withheld), now.records.head)
         return build_result(call, ran, finished.elapsed_ms, receipt)
 
     def _note_end(self, call: Call, *, failed: bool) -> None:

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from glovebox_audit.receipts import dsse
-from glovebox_audit.receipts.dsse import MAX_KEY_BYTES, public_pem
+from glovebox_audit.receipts.dsse import MAX_KEY_BYTES
 from glovebox_server import secret_files
 from glovebox_server.secret_files import SecretFileError
 
@@ -36,10 +36,6 @@ class Signer(dsse.EnvelopeSigner):
             content = place.read(NAME, MAX_KEY_BYTES)
         path = state_dir / DIRECTORY / NAME
         return cls(_private(content, path, f"Move {path} away; a new one is made, and older receipts keep their key."))
-
-    def public_pem(self) -> str:
-        """Return the public key for verifiers: SubjectPublicKeyInfo in PEM."""
-        return public_pem(self.public)
 
 
 def operators(path: Path) -> Ed25519PrivateKey:

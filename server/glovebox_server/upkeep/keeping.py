@@ -6,7 +6,6 @@ not here: a killed server's janitor has removed them.
 """
 
 import contextlib
-import fcntl
 import os
 import secrets
 import shlex
@@ -20,6 +19,7 @@ from typing import Any
 
 from glovebox_audit import writers
 from glovebox_audit.file import LogFile
+from glovebox_audit.place import is_held
 from glovebox_audit.segments import files, rotation
 from glovebox_audit.segments.rotation import Retention
 from glovebox_profiles.compile import ProfileSet
@@ -318,15 +318,8 @@ def size_of(place: Path) -> int:
 
 
 def _in_use(place: Path) -> bool:
-    """Return whether a living process holds its lock; tries a shared one, so that searches do not see each other."""
+    """Return whether a living process holds its lock, or nobody can tell."""
     try:
-        descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        return is_held(place)
     except OSError:
         return True  # gone, or nothing of ours
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False

@@ -103,7 +103,7 @@ def _verified(kind: str, log: Path, call: str, signer: Signer) -> str:
         fields["segments"][0]["records"].pop()
         content = archive.written(chain.canonical(fields) + b"\n", others)
     try:
-        found = verify(content, {signer.key_id: parse_public(signer.public_pem().encode())}).evidence
+        found = verify(content, {signer.key_id: parse_public(public_pem(signer.public).encode())}).evidence
     except EvidenceError as problem:
         return f"it does not hold: {problem}"
     return f"PROVED: {' '.join(each.kind for each in found.records)}"

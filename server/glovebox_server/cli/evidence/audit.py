@@ -167,7 +167,7 @@ def _verify_proof(content: bytes, key: Ed25519PublicKey) -> int:
     except EvidenceError as problem:
         return not_proved("proof", problem)
     records = [json.loads(record.line) for record in proved.records]
-    seals = [asdict(seal) for seal in proved.seals]
+    seals = [seal.model_dump() for seal in proved.seals]
     told = {"ok": True, "call_id": proved.id, "key": proved.keys[0], "records": records, "seals": seals}
     lines = [f"{record.seq}  {record.time}  {record.kind}" for record in proved.records]
     where = ", ".join(f"{seal.segment} (sealed {seal.time})" for seal in proved.seals)

@@ -42,9 +42,10 @@ def receipt() -> None:
 def receipt_key(settings: Settings) -> None:
     """The public key, for whoever verifies; made where there is none."""
     signer = keys.Signer.load(settings.state_dir)
-    if emit({"key_id": signer.key_id, "public_key": signer.public_pem()}):
+    pem = dsse.public_pem(signer.public)
+    if emit({"key_id": signer.key_id, "public_key": pem}):
         return
-    out.out(signer.public_pem(), end="")
+    out.out(pem, end="")
     err.print(f"key {signer.key_id}")
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
 
-from glovebox_audit.chain import Draft, Head, canonical, draft
+from glovebox_audit.chain import Draft, canonical, draft
 from glovebox_audit.events import NOT_YET, ArtifactScanned, CallDecided, CallFinished, Input, Output, SandboxStarted
 from glovebox_profiles.model import Profile
 from glovebox_sandboxes.contract.attestation import made_with
@@ -124,11 +124,6 @@ class CallJournal:
     """Returns the keys that are masked in the arguments of a caller with these rights."""
     sealer: "Sealer | None" = None
     """Seals arguments in the log; None where the operator wants none."""
-
-    @property
-    def head(self) -> Head:
-        """Return the end of the log's chain."""
-        return self.receipts.log.head
 
     async def decide(self, call: Call) -> CallRecorder:
         """Record the decision about a call; return what writes its other records.
