@@ -32,17 +32,14 @@ from pathlib import Path
 from glovebox_audit import chain, place, read, writers
 from glovebox_audit.chain import Draft, EvidenceError, Head, Record, draft
 from glovebox_audit.events import GapRecorded, SegmentBegun, SegmentSealed
-from glovebox_audit.place import AuditError, identity
-from glovebox_audit.segments import files, merkle, rotation
-from glovebox_audit.segments.files import SegmentStart
-from glovebox_audit.segments.merkle import Counts
+from glovebox_audit.place import AuditError
+from glovebox_audit.segments import files, rotation
+from glovebox_audit.segments.files import HEAD_NAME, LOG_NAME, SegmentStart
+from glovebox_audit.segments.merkle import Contents
 from glovebox_audit.segments.rotation import Removal, Rotation, Seal
 from glovebox_audit.writers import OpenCalls, Writer
 
 _log = logging.getLogger(__name__)
-
-LOG_NAME = files.LOG_NAME
-HEAD_NAME = files.HEAD_NAME
 
 #: Most bytes after the last whole record that count as a crash: one commit and its longest line.
 MAX_TORN_BYTES = 8 << 20
@@ -85,7 +82,7 @@ class LogFile:
         self._sealed = False
         with contextlib.ExitStack() as stack, place.translated(directory, "open the audit log"):
             self._place = stack.enter_context(place.opened(directory))
-            if self._place.identity(files.DIRECTORY):
+            if self._place.found(files.DIRECTORY):
                 self._place.folder(files.DIRECTORY)
             self._head_fd = self._place.open(HEAD_NAME, 0)
             stack.callback(os.close, self._head_fd)
@@ -254,8 +251,8 @@ class LogFile:
     def _begin(self) -> None:
         """Find the tail from ``head.json``, proved by the one record it names."""
         content = os.pread(self._head_fd, chain.HEAD_BYTES + 1, 0)
-        there = self._place.identity(LOG_NAME)
-        left = [] if content and there else files.sealed(self._directory)
+        there = self._place.found(LOG_NAME)
+        left = () if content and there else files.listed(self._directory)[0]
         # If a crash left sealed files alone, continue from the last one.
         descriptor = self._place.open(LOG_NAME if there or not left else files.name(left[-1]), os.O_APPEND)
         try:
@@ -264,7 +261,7 @@ class LogFile:
             os.close(descriptor)
             raise self._place.newer(error) from error
         self._take(descriptor, start)
-        size, before = files.length(self._log_fd), self._start.before
+        size, before = os.fstat(self._log_fd).st_size, self._start.before
         if not content and size == 0 and not left:
             os.pwrite(self._head_fd, chain.encode_head(Head()), 0)
             os.fsync(self._head_fd)
@@ -306,36 +303,35 @@ class LogFile:
         """Seal the segment. Most of it is hashed without the lock, because it does not change."""
         if self._rotation is None or not self._place.may_rename(self._log_fd):
             return None
-        start, tree, counts = self._start, merkle.Tree(), Counts()
+        start, contents = self._start, Contents()
         with os.fdopen(os.dup(self._log_fd), "rb") as file:
             file.seek(0)
-            grown = self._grow(tree, counts, file, start.before)
+            grown = self._grow(contents, file, start.before)
             with self._locked():
                 self._catch_up()
                 # Another process was first, or it holds nothing but its beginning.
                 if self._start is not start or self.head.seq - start.before.seq <= (start.number > 1):
                     return None
                 self._place.folder(files.DIRECTORY)  # what may fail comes before the seal
-                for number in files.sealed(self._directory):
+                for number in files.listed(self._directory)[0]:
                     self._place.check(files.name(number))
                 size = self.head.size - start.before.size
-                self._grow(tree, counts, file, grown)
-                seal = Seal.of(start.number, tree, counts, size=size, after=start.before, last=self.head, time=_now())
+                self._grow(contents, file, grown)
+                seal = Seal.of(start.number, contents, size=size, after=start.before, last=self.head, time=_now())
                 self._append([draft(seal.event(self._rotation.signer))])
                 self._sealed = True
                 self._go_on()
                 self._retain()
         return start.number
 
-    def _grow(self, tree: merkle.Tree, counts: Counts, file: BufferedReader, end: Head) -> Head:
+    def _grow(self, contents: Contents, file: BufferedReader, end: Head) -> Head:
         """Hash up to the tail; only a verified chain is signed."""
         for _, line, free in read.raw_lines(file, file.tell(), self.head.size - self._start.before.size):
             if free:
                 end = chain.linked(line, end) or Head(seq=-1)
                 if end.seq < 0:  # also right behind the tail, as nothing else may be there
                     break
-                tree.add(merkle.leaf_hash(line))
-                counts.line(line)
+                contents.add(line)
         if (end.seq, end.hash) != (self.head.seq, self.head.hash):
             raise self._place.tampered("a record in it was changed, so it is not sealed")
         return end
@@ -343,14 +339,15 @@ class LogFile:
     def _go_on(self) -> None:
         """Move a file that ends with a seal away, unless that was done, and enter the next."""
         tail, number = self.head, self._start.number
-        if self._place.identity(LOG_NAME) == identity(os.fstat(self._log_fd)):
+        named = self._place.found(LOG_NAME)
+        if named and os.path.samestat(named, os.fstat(self._log_fd)):
             self._place.folder(files.DIRECTORY)
-            if self._place.identity(files.name(number)):
+            if self._place.found(files.name(number)):
                 raise self._place.tampered(f"{files.name(number)} is there already")
             self._place.rename(LOG_NAME, files.name(number))
             self._place.sync(files.DIRECTORY)
             self._place.sync()
-        if not self._place.identity(LOG_NAME):
+        if not self._place.found(LOG_NAME):
             self._begin_segment(number + 1, tail)
             return
         self._begin()

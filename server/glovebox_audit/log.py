@@ -44,16 +44,6 @@ COMMIT_WAIT_SECONDS = 30.0
 MAX_LOST = 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Then:
-    """A second event, made from the first's record and written with it: both or none."""
-
-    event: Callable[[Record], Draft]
-    """Called in the log's thread while the chain is locked: short, no I/O, and it does not fail."""
-    bytes: int
-    """Upper bound of the event's canonical JSON."""
-
-
 @dataclass(slots=True, kw_only=True)
 class _Waiting:
     items: Sequence[Draft | Follower]
@@ -124,12 +114,13 @@ class AuditLog:
         return record
 
     async def append_all(
-        self, events: Sequence[Event | Draft], then: Callable[[Sequence[Draft]], Then] | None = None
+        self, events: Sequence[Event | Draft], then: Callable[[Sequence[Draft]], tuple[Follower, int]] | None = None
     ) -> list[Record]:
         """Append several events by one disk write, all or none.
 
-        ``then`` makes one more event from the others as recorded, e.g. to name the last one's place. It is not called
-        if they cannot be recorded.
+        ``then`` returns what makes one more event from the last one's record, e.g. to name its place, and an upper
+        bound of that event's canonical JSON, in bytes. What it returns is called in the log's thread while the chain is
+        locked: short, no I/O, and it does not fail. Neither is called if the events cannot be recorded.
 
         Raises:
             AuditError: none of them is in the log.
@@ -143,11 +134,11 @@ class AuditLog:
         items: list[Draft | Follower] = [*drafts]
         size = sum(len(each.encoded) for each in drafts)
         if then is not None:
-            following = then(drafts)
-            if following.bytes > chain.MAX_LINE_BYTES - 1024:
-                raise AuditError(attempted, f"what follows it takes {following.bytes} bytes", "Give back fewer files.")
-            items.append(following.event)
-            size += following.bytes
+            follower, most = then(drafts)
+            if most > chain.MAX_LINE_BYTES - 1024:
+                raise AuditError(attempted, f"what follows it takes {most} bytes", "Give back fewer files.")
+            items.append(follower)
+            size += most
         if len(self._queue) >= MAX_WAITING_APPENDS:
             raise AuditError(attempted, "the disk does not keep up", "Try again, with fewer calls.")
         waiting = _Waiting(items=items, size=size)

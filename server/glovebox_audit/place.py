@@ -68,10 +68,10 @@ class LogDirectory:
         """Check a file without opening it; raises AuditError unless it is ours alone."""
         self._check(os.stat(name, dir_fd=self.descriptor, follow_symlinks=False), stat.S_IFREG, self.path / name)
 
-    def identity(self, name: str) -> tuple[int, int] | None:
-        """Return device and inode of a file; None if there is none."""
+    def found(self, name: str) -> os.stat_result | None:
+        """Return what the system says about a file; None if there is none."""
         try:
-            return identity(os.stat(name, dir_fd=self.descriptor, follow_symlinks=False))
+            return os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
         except FileNotFoundError:
             return None
 
@@ -164,11 +164,6 @@ def is_held(path: Path) -> bool:
         return not take_lock(descriptor, kind=fcntl.LOCK_SH)
     finally:
         os.close(descriptor)
-
-
-def identity(found: os.stat_result) -> tuple[int, int]:
-    """Return the device and inode of a file, whatever its name."""
-    return found.st_dev, found.st_ino
 
 
 @contextlib.contextmanager

@@ -89,7 +89,7 @@ class Snapshot:
             return
         path = self.directory / files.name(number)
         with _translated(self.directory), files.opened(path) as descriptor, os.fdopen(os.dup(descriptor), "rb") as file:
-            yield file, files.length(descriptor)
+            yield file, os.fstat(descriptor).st_size
 
     @property
     def numbers(self) -> list[int | None]:
@@ -161,7 +161,7 @@ def opened(directory: Path) -> Iterator[Snapshot]:
             except FileNotFoundError:
                 if not sealed:
                     raise
-            size = 0 if log is None else files.length(log.fileno())
+            size = 0 if log is None else os.fstat(log.fileno()).st_size
         yield Snapshot(directory=directory, head=content, log=log, size=size, sealed=sealed, strays=strays)
 
 

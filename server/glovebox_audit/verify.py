@@ -21,7 +21,7 @@ from glovebox_audit.events import GapRecorded, SegmentRemoved, SegmentSealed
 from glovebox_audit.read import LogLine
 from glovebox_audit.segments import files, merkle
 from glovebox_audit.segments.files import HEAD_NAME, LOG_NAME
-from glovebox_audit.segments.merkle import Counts
+from glovebox_audit.segments.merkle import Contents
 from glovebox_audit.segments.rotation import Removal, Seal, recorded
 from glovebox_audit.writers import OpenCalls
 
@@ -85,8 +85,7 @@ class _File:
     """Problems before it."""
     lines: int = 0
     sealed: bool = False
-    tree: merkle.Tree = field(default_factory=merkle.Tree)
-    counts: Counts = field(default_factory=Counts)
+    contents: Contents = field(default_factory=Contents)
 
 
 class Verifier:
@@ -200,8 +199,8 @@ class Verifier:
             file.sealed = True
             self._seal(line, record)
         else:
-            file.tree.add(merkle.leaf_hash(line.raw))
-            file.counts.record(record.call_id, record.data)
+            file.contents.tree.add(merkle.leaf_hash(line.raw))
+            file.contents.count(record.call_id, record.data)
         if not self._record(line, record):
             return
         self._compare(line.number, self._tail)
@@ -246,7 +245,7 @@ class Verifier:
         if self._noted() > file.problems:
             return  # the file is not what was sealed, and that has been said
         size = line.end - len(line.raw)
-        told = Seal.of(file.number or 1, file.tree, file.counts, size=size, after=file.after, last=self._tail)
+        told = Seal.of(file.number or 1, file.contents, size=size, after=file.after, last=self._tail)
         try:
             same = recorded(record.data, Seal, self._keys).model_copy(update={"time": ""}) == told
             wrong = "" if same else "it is not that of the segment as it is here"

@@ -18,9 +18,9 @@ from tests.fixtures.audit_logs import decided, fill, finished, log_lines
 from glovebox_audit import chain
 from glovebox_audit.chain import Record
 from glovebox_audit.events import ServerStopped
-from glovebox_audit.file import LOG_NAME
 from glovebox_audit.log import AuditLog
 from glovebox_audit.place import AuditError
+from glovebox_audit.segments.files import LOG_NAME
 from glovebox_audit.verify import verify
 
 ROOT = Path(__file__).parents[2]

@@ -26,7 +26,7 @@ from tests.fixtures.leftovers import until
 from glovebox_audit import chain
 from glovebox_audit.chain import Record, new_call_id
 from glovebox_audit.events import EVENTS, CallLost
-from glovebox_audit.file import LOG_NAME
+from glovebox_audit.segments.files import LOG_NAME
 from glovebox_audit.verify import verify
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.host import cgroup, sandbox

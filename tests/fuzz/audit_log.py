@@ -9,7 +9,7 @@ from tests.fixtures.audit_logs import fill
 from tests.fuzz.harness import bounded
 
 from glovebox_audit import read
-from glovebox_audit.file import HEAD_NAME, LOG_NAME
+from glovebox_audit.segments.files import HEAD_NAME, LOG_NAME
 from glovebox_audit.verify import verify
 
 _PLACE = Path(tempfile.mkdtemp(prefix="glovebox-fuzz-"))

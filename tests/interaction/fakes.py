@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -126,7 +126,10 @@ class WaitingBroker:
         decision = Decision(
             effect="deny" if denied else "allow", rule="test.rule", reason="No.", hint="Ask.", profile_digest=DIGEST
         )
-        await self.audit.append(journal.decided(call, decision, keep_arguments=True))
+        decided = journal.decided(call, decision, keep_arguments=True)
+        await self.audit.append(
+            replace(decided, tool=call.tool, principal=call.principal.id, client=call.principal.client)
+        )
         if denied:
             refused = {"rule": decision.rule, "reason": decision.reason, "hint": decision.hint}
             return self._result(call, {"refused": refused}, "Refused by test.rule: No. Ask.", failed=True)

@@ -9,7 +9,7 @@ from tests.fixtures.audit_logs import fill
 
 from glovebox_audit import chain, read
 from glovebox_audit.chain import EvidenceError
-from glovebox_audit.file import HEAD_NAME, LOG_NAME
+from glovebox_audit.segments.files import HEAD_NAME, LOG_NAME
 from glovebox_audit.verify import verify
 
 COUNT = 8

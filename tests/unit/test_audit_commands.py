@@ -11,8 +11,9 @@ from tests.fixtures.audit_logs import decided, fill, finished, log_lines, replac
 from glovebox_audit import chain, read
 from glovebox_audit.chain import draft
 from glovebox_audit.events import ArtifactRefused, ProfileLoaded, ServerStopped
-from glovebox_audit.file import LOG_NAME, LogFile
+from glovebox_audit.file import LogFile
 from glovebox_audit.receipts.dsse import public_pem
+from glovebox_audit.segments.files import LOG_NAME
 from glovebox_audit.segments.rotation import Rotation
 from glovebox_server.cli.main import main
 from glovebox_server.exits import UNAVAILABLE

@@ -88,7 +88,7 @@ def test_arguments_are_kept_only_where_the_profile_says_so() -> None:
     assert draft(kept).data["arguments"] == secret
     assert hidden.arguments_digest == kept.arguments_digest == chain.digest(secret)
     assert hidden.arguments_bytes == len(json.dumps(secret, separators=(",", ":")))
-    assert (hidden.principal, hidden.client, hidden.rule) == ("token:alice", "claude-code", "limits.wall_seconds")
+    assert (hidden.rule, hidden.transport) == ("limits.wall_seconds", "http")
 
 
 def test_hostile_text_is_recorded_and_not_refused() -> None:

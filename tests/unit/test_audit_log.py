@@ -14,9 +14,10 @@ from tests.fixtures.audit_logs import decided, fill, finished, log_lines, replac
 from glovebox_audit import chain, file, log, place
 from glovebox_audit.chain import Head, Record, draft
 from glovebox_audit.events import ServerStarted
-from glovebox_audit.file import HEAD_NAME, LOG_NAME, LogFile
+from glovebox_audit.file import LogFile
 from glovebox_audit.log import AuditLog
 from glovebox_audit.place import AuditError
+from glovebox_audit.segments.files import HEAD_NAME, LOG_NAME
 from glovebox_audit.verify import verify
 
 

@@ -32,11 +32,12 @@ from glovebox_audit.events import (
     Output,
     SandboxStarted,
 )
-from glovebox_audit.file import LOG_NAME, LogFile
+from glovebox_audit.file import LogFile
 from glovebox_audit.query import ask, index
 from glovebox_audit.query.ask import QueryAnswer, Told
 from glovebox_audit.query.index import Filters
 from glovebox_audit.query.outcomes import OUTCOMES
+from glovebox_audit.segments.files import LOG_NAME
 from glovebox_server.cli.main import main
 
 DIGEST = "0123456789abcdef" * 4

@@ -8,9 +8,9 @@ import pytest
 from tests.fixtures.audit_logs import decided, fill, log_lines
 
 from glovebox_audit import chain, read, subscription
-from glovebox_audit.file import HEAD_NAME, LOG_NAME
 from glovebox_audit.log import AuditLog
 from glovebox_audit.place import AuditError
+from glovebox_audit.segments.files import HEAD_NAME, LOG_NAME
 
 
 def seqs(lines: list[read.LogLine]) -> list[int | None]:

@@ -10,8 +10,8 @@ from tests.fixtures.audit_logs import decided, fill, finished, log_lines, replac
 
 from glovebox_audit import chain, read
 from glovebox_audit.chain import Head, draft
-from glovebox_audit.file import HEAD_NAME, LOG_NAME
 from glovebox_audit.place import AuditError
+from glovebox_audit.segments.files import HEAD_NAME, LOG_NAME
 from glovebox_audit.verify import MAX_PROBLEMS, verify
 
 Lines = list[bytes]

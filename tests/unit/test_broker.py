@@ -16,7 +16,7 @@ from tests.fixtures.channels import READY, Channel, Guest, Weightless
 
 from glovebox_audit import chain
 from glovebox_audit.chain import Draft, Head, Record, draft
-from glovebox_audit.log import Then
+from glovebox_audit.file import Follower
 from glovebox_audit.place import AuditError
 from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.load.loader import SHIPPED, load
@@ -61,7 +61,7 @@ class Recorder:
     head: Head = field(default_factory=lambda: Head(seq=1, hash="0" * 64))
 
     async def append_all(
-        self, events: Sequence[Any], then: Callable[[Sequence[Draft]], Then] | None = None
+        self, events: Sequence[Any], then: Callable[[Sequence[Draft]], tuple[Follower, int]] | None = None
     ) -> list[Record]:
         """Take events, and keep receipts apart; like the real one, all or none, not interrupted by cancellation."""
         with anyio.CancelScope(shield=True):
@@ -75,7 +75,8 @@ class Recorder:
         place: dict[str, Any] = {"seq": 1, "time": "2026-11-20T12:00:00.000001Z", "server": "s", "prev": "0" * 64}
         records = [chain.seal(each, **place) for each in drafts]
         if then is not None:
-            self.receipts.append(then(drafts).event(records[-1]))
+            follower, _ = then(drafts)
+            self.receipts.append(follower(records[-1]))
             records.append(chain.seal(self.receipts[-1], **place))
         return records
 

@@ -28,7 +28,7 @@ from glovebox_audit.events import ArtifactScanned, CallDecided, EgressDecided, S
 from glovebox_audit.file import LogFile
 from glovebox_audit.receipts import dsse
 from glovebox_audit.receipts.dsse import public_pem
-from glovebox_audit.segments.merkle import Counts, counted, name_of, root_of_counts, shown
+from glovebox_audit.segments.merkle import Contents, counted, name_of, root_of_counts, shown
 from glovebox_audit.verify import verify as verify_log
 from glovebox_server.cli.main import main
 from glovebox_server.exits import USAGE
@@ -325,7 +325,7 @@ def test_a_seal_that_counts_wrongly_is_found(tmp_path: Path, monkeypatch: pytest
     for wrong in (False, True):
         place = tmp_path / str(wrong)
         if wrong:
-            monkeypatch.setattr(Counts, "line", lambda *_: None)
+            monkeypatch.setattr(Contents, "count", lambda *_: None)
         log = LogFile(place, "s_1", segments.rotation(1 << 30))
         record(log, decided("c_1"), OURS)
         log.seal()
@@ -340,11 +340,11 @@ def test_a_seal_that_counts_wrongly_is_found(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 8, 13])
 def test_every_name_is_counted_or_shown_to_be_absent(size: int) -> None:
     """Whatever the size of the tree, and wherever the name would lie; another's leaves show neither."""
-    counts = Counts()
+    contents = Contents()
     for number in range(size):
         for _ in range(number + 1):
-            counts.record(f"c_{number}", {})
-    leaves = counts.leaves()
+            contents.count(f"c_{number}", {})
+    leaves = contents.leaves()
     root = root_of_counts(leaves)
     for number in range(size):
         name = name_of("call", f"c_{number}")

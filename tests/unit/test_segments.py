@@ -234,7 +234,7 @@ def test_a_start_reads_no_sealed_segment(directory: Path, monkeypatch: pytest.Mo
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", noted)
-        patch.setattr("glovebox_audit.segments.files.sealed", None)
+        patch.setattr("glovebox_audit.segments.files.listed", None)
         file = LogFile(directory, "s_new", segments.rotation())
     file.commit([draft(decided("c_cut"))])
     file.close()
@@ -266,7 +266,7 @@ def test_a_folder_that_is_open_to_others_is_no_place_for_segments(
     LogFile(directory, "s_2", segments.rotation()).close()
     file.commit([draft(decided("c_2"))])
     file.close()
-    assert files.sealed(directory) == [1, 2]
+    assert files.listed(directory)[0] == (1, 2)
     (directory / files.name(1)).chmod(0o644)
     file = LogFile(directory, "s_1", segments.rotation(10**9))
     file.commit([draft(decided("c_3"))])
@@ -357,7 +357,7 @@ def test_what_lies_among_the_segments_and_is_none_is_found(directory: Path, name
 def test_a_hole_of_any_length_is_one_problem_at_once(directory: Path) -> None:
     """A segment under the highest number there can be: its name costs no time."""
     segments.fill(directory, 6)
-    last = files.sealed(directory)[-1]
+    last = files.listed(directory)[0][-1]
     shutil.copyfile(directory / files.name(last), directory / files.name(999_999_999))
     missing = [each for each in verify(directory).problems if each.kind == "missing"]
     assert missing[0].detail.startswith(f"segments {last + 1} to 999999998 are missing")

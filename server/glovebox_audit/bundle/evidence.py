@@ -119,8 +119,7 @@ def read(content: bytes, keys: Mapping[str, Ed25519PublicKey]) -> Evidence:
     before: Record | None = None
     for place, part in enumerate(told.segments, 1):
         record, seal = _seal(part.seal, place, keys)
-        follows = before is None or (seal.after == files.anchor(before) and seal.segment == seals[-1].segment + 1)
-        if not follows:
+        if before and (seal.after != files.anchor(before) or seal.segment != seals[-1].segment + 1):
             raise EvidenceError(
                 f"segment {seal.segment} does not follow the one before it: one was left out or exchanged"
             )
@@ -273,12 +272,12 @@ def prove(directory: Path, of: str, identity: str, texts: Texts) -> bytes | None
 
 def _part(snapshot: Snapshot, number: int, of: str, identity: str) -> dict[str, Any]:
     """Return a segment's part of the evidence: its seal, the counts, and the wanted records with their paths."""
-    counts, leaves, records = merkle.Counts(), list[bytes](), list[tuple[int, str]]()
+    contents, leaves, records = merkle.Contents(), list[bytes](), list[tuple[int, str]]()
     last, text = b"", identity.encode()
     with snapshot.segment(number) as (log, size):
         for _, line, free in reading.raw_lines(log, 0, size):
             if free and last:
-                counts.line(last)
+                contents.add(last)
                 if text in last and (record := reading.parsed(last)[0]) is not None and is_of(of, identity, record):
                     records.append((len(leaves), last.removesuffix(b"\n").decode()))
                 leaves.append(merkle.leaf_hash(last))
@@ -287,11 +286,8 @@ def _part(snapshot: Snapshot, number: int, of: str, identity: str) -> dict[str, 
         seal = signed(chain.parse(last).data, Seal, {})
     except EvidenceError as problem:
         raise EvidenceError(f"segment {number} has no seal: {problem}") from None
-    tree, counted = merkle.levels(leaves), counts.leaves()
-    if ([seal.root], seal.names_root) != (
-        ["sha256:" + each.hex() for each in tree[-1]],
-        merkle.root_of_counts(counted),
-    ):
+    tree, counted = merkle.levels(leaves), contents.leaves()
+    if (seal.root, seal.names_root) != (contents.tree.root(), merkle.root_of_counts(counted)):
         raise EvidenceError(f"segment {number} is not what was sealed; see `glovebox audit verify`")
     return {
         "seal": last.removesuffix(b"\n").decode(),

@@ -91,26 +91,19 @@ def of_records(decided: chain.Record, end: chain.Record) -> CallSummary:
     """Summarize a call from the record that began it and its latest, maybe the same."""
     said, last = decided.data, end.data
     came = outcome(end.kind, last) or ""
+    texts: dict[str, Any] = {name: str(said.get(name, "")) for name in ("tool", "principal", "transport", "rule")}
+    for name in ("client", "run", "workflow"):
+        texts[name] = None if said.get(name) is None else str(said[name])
     return CallSummary(
         call_id=decided.call_id or "",
         time=decided.time,
-        tool=str(said.get("tool", "")),
-        principal=str(said.get("principal", "")),
-        client=_text_or_none(said, "client"),
-        run=_text_or_none(said, "run"),
-        workflow=_text_or_none(said, "workflow"),
-        transport=str(said.get("transport", "")),
         outcome=came,
-        rule=str(said.get("rule", "")),
         exit_code=last.get("exit_code"),
         elapsed_ms=last.get("elapsed_ms"),
         error=last.get("error"),
         is_error=came in ERRORS or (came == CANCELLED and last.get("by") == "stop"),
+        **texts,
     )
-
-
-def _text_or_none(data: Mapping[str, Any], name: str) -> str | None:
-    return None if data.get(name) is None else str(data[name])
 
 
 def connections(records: Iterable[chain.Record]) -> Iterator[tuple[str, str]]:

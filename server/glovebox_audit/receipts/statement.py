@@ -213,11 +213,8 @@ def verify(content: bytes, key: Ed25519PublicKey, audit: Path | None = None) -> 
 
 def of_call(directory: Path, call_id: str) -> bytes | None:
     """Return a call's receipt from the log, None if there is none; raises AuditError."""
-    found = None
-    for record in read.records_of(directory, call_id):
-        if record.kind == ReceiptSigned.kind:
-            found = chain.canonical(record.data.get("envelope"))
-    return found
+    signed = [record for record in read.records_of(directory, call_id) if record.kind == ReceiptSigned.kind]
+    return chain.canonical(signed[-1].data.get("envelope")) if signed else None
 
 
 def _place(found: Statement, digest: str, audit: Path) -> None:

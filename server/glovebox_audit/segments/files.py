@@ -34,13 +34,11 @@ def name(number: int) -> str:
     return f"{DIRECTORY}/{number:06}.jsonl"
 
 
-def sealed(directory: Path) -> list[int]:
-    """Return the numbers of the sealed segments, in order; raises OSError unless the folder is missing."""
-    return list(listed(directory)[0])
-
-
 def listed(directory: Path) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Return the numbers of the sealed segments, in order, and other paths among them; raises likewise."""
+    """Return the numbers of the sealed segments, in order, and other paths among them.
+
+    Raises OSError unless the folder is missing.
+    """
     try:
         names = os.listdir(directory / DIRECTORY)  # noqa: PTH208 - names, not paths
     except FileNotFoundError:
@@ -116,11 +114,6 @@ def line_before(descriptor: int, end: int) -> bytes:
         if (before := block.rfind(b"\n", 0, -1)) >= 0:
             return block[before + 1 :]
     return block
-
-
-def length(descriptor: int) -> int:
-    """Return the length of a file in bytes."""
-    return os.fstat(descriptor).st_size
 
 
 def anchor(end: Head | Record) -> str:

@@ -112,22 +112,24 @@ def _count(name: str, records: int) -> bytes:
     return leaf_hash(f"{name} {records}".encode())
 
 
-class Counts:
-    """A counter of the records of one segment."""
+class Contents:
+    """The records of one segment so far: their tree, and how many each call and run has."""
 
     def __init__(self) -> None:
+        self.tree = Tree()
         self._found: Counter[tuple[str, str]] = Counter()
 
-    def line(self, line: bytes) -> None:
-        """Count a record by its line; skip any other line, which chain verification finds."""
+    def add(self, line: bytes) -> None:
+        """Add a line; one that is no record is not counted, and chain verification finds it."""
+        self.tree.add(leaf_hash(line))
         try:
             fields = json.loads(line)
-            self.record(fields.get("call_id"), fields["data"])
+            self.count(fields.get("call_id"), fields["data"])
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return
 
-    def record(self, call_id: str | None, data: Any) -> None:
-        """Count a record."""
+    def count(self, call_id: str | None, data: Any) -> None:
+        """Count a record, whose line is in the tree already."""
         if call_id is not None:
             self._found["call", call_id] += 1
         run = data.get("run")

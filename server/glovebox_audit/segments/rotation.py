@@ -4,6 +4,7 @@ Nothing is removed unless a setting says so.
 """
 
 import json
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from glovebox_audit.events import RemovalReason, SegmentRemoved, SegmentSealed
 from glovebox_audit.receipts import dsse
 from glovebox_audit.receipts.dsse import STATEMENT_TYPE, EnvelopeSigner, is_newer
 from glovebox_audit.segments import files, merkle
-from glovebox_audit.segments.merkle import Counts, ProofPart
+from glovebox_audit.segments.merkle import Contents, ProofPart
 
 _Kind = TypeVar("_Kind", bound="_SegmentStatement")
 
@@ -92,11 +93,9 @@ class Seal(_SegmentStatement):
     names_root: str
 
     @classmethod
-    def of(
-        cls, segment: int, tree: merkle.Tree, counts: Counts, *, size: int, after: Head, last: Head, time: str = ""
-    ) -> Self:
+    def of(cls, segment: int, contents: Contents, *, size: int, after: Head, last: Head, time: str = "") -> Self:
         """Return the seal of a segment with these records."""
-        leaves = counts.leaves()
+        tree, leaves = contents.tree, contents.leaves()
         return cls(
             segment=segment, root=tree.root(), time=time, lines=tree.size, bytes=size, after=files.anchor(after),
             last=files.anchor(last), names=len(leaves), names_root=merkle.root_of_counts(leaves),
@@ -188,7 +187,7 @@ def sealed(directory: Path, number: int) -> Sealed | None:
     """Return a segment from its two ends; None if it does not end with a seal, or is gone."""
     try:
         with files.opened(directory / files.name(number)) as descriptor:
-            size = files.length(descriptor)
+            size = os.fstat(descriptor).st_size
             start = files.start_of(files.line_at(descriptor, 0))
             last = chain.parse(files.line_before(descriptor, size))
     except (OSError, EvidenceError):
@@ -217,7 +216,7 @@ def removable(
         return []
     now = time.time()
     found: list[Sealed] = []
-    for number in files.sealed(directory):
+    for number in files.listed(directory)[0]:
         each = sealed(directory, number)
         if each is None or (found and number != found[-1].number + 1):
             break  # a damaged log is evidence

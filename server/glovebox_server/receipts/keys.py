@@ -32,7 +32,9 @@ class Signer(dsse.EnvelopeSigner):
         """
         with secret_files.opened(state_dir / DIRECTORY, _RECEIPT_KEY) as place:
             if NAME not in place.names():
-                place.make(NAME, _private_pem(Ed25519PrivateKey.generate()))
+                form, secret = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+                key = Ed25519PrivateKey.generate().private_bytes(serialization.Encoding.PEM, form, secret)
+                place.make(NAME, key)
             content = place.read(NAME, MAX_KEY_BYTES)
         path = state_dir / DIRECTORY / NAME
         return cls(_private(content, path, f"Move {path} away; a new one is made, and older receipts keep their key."))
@@ -62,8 +64,3 @@ def _private(content: bytes, path: Path, fix: str, kind: str = _RECEIPT_KEY) -> 
     if not isinstance(key, Ed25519PrivateKey):
         raise SecretFileError(kind, path, "it does not hold an Ed25519 private key in PEM", fix)
     return key
-
-
-def _private_pem(key: Ed25519PrivateKey) -> bytes:
-    form, secret = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    return key.private_bytes(serialization.Encoding.PEM, form, secret)

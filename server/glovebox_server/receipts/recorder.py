@@ -27,7 +27,8 @@ from glovebox_audit.events import (
     ReceiptSigned,
     SandboxStarted,
 )
-from glovebox_audit.log import AuditLog, Then
+from glovebox_audit.file import Follower
+from glovebox_audit.log import AuditLog
 from glovebox_audit.place import AuditError
 from glovebox_audit.receipts import dsse
 from glovebox_profiles import words
@@ -209,7 +210,7 @@ class CallRecorder:
             raise AuditError(f"record {last.kind}", reason, "Look at the disk, and try again.")
         last = replace(last, published=self._published or None)
 
-        def receipt(drafts: Sequence[Draft]) -> Then:
+        def receipt(drafts: Sequence[Draft]) -> tuple[Follower, int]:
             statement = self._statement(drafts)
 
             def signed(record: Record) -> Draft:
@@ -224,7 +225,7 @@ class CallRecorder:
 
             # Base64 makes four bytes of three.
             most = (len(_encode(statement)) + _POSITION_BYTES) * 4 // 3 + _ENVELOPE_BYTES
-            return Then(event=signed, bytes=most)
+            return signed, most
 
         *_, signed = await issuer.log.append_all([*self._held, self._named(last)], receipt)
         uri, digest = f"receipt://{last.call_id}", signed.data["digest"]

@@ -17,8 +17,9 @@ from glovebox_audit.bundle import archive
 from glovebox_audit.bundle.archive import make, verify
 from glovebox_audit.chain import EvidenceError, Head, draft
 from glovebox_audit.events import ServerStopped
-from glovebox_audit.file import HEAD_NAME, LOG_NAME, LogFile
+from glovebox_audit.file import LogFile
 from glovebox_audit.receipts.dsse import parse_public, public_pem
+from glovebox_audit.segments.files import HEAD_NAME, LOG_NAME
 from glovebox_audit.verify import verify as verify_log
 from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.load.loader import load

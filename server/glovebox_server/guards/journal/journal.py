@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import anyio.to_thread
 
 from glovebox_audit.chain import Draft, canonical, draft
-from glovebox_audit.events import NOT_YET, ArtifactScanned, CallDecided, CallFinished, Input, Output, SandboxStarted
+from glovebox_audit.events import NOT_YET, CallDecided, CallFinished, Input, Output, SandboxStarted
 from glovebox_profiles.model import Profile
 from glovebox_sandboxes.contract.attestation import made_with
 from glovebox_sandboxes.contract.base import Driver
@@ -24,7 +24,6 @@ from glovebox_server.guards.redaction.guard import mask_value
 from glovebox_server.receipts.recorder import CallRecorder, ReceiptIssuer, elapsed_ms
 
 if TYPE_CHECKING:
-    from glovebox_server.promotion.proposing import Scan
     from glovebox_server.proof.sealed import Sealer
 
 MAX_KEPT = 128 * 1024
@@ -32,15 +31,12 @@ MAX_KEPT = 128 * 1024
 
 
 def decided(call: ToolCall, decision: Decision, *, keep_arguments: bool, inputs: tuple[Input, ...] = ()) -> CallDecided:
-    """Make the event for one decision; ``keep_arguments`` is the profile's choice."""
+    """Make the event for one decision; ``CallRecorder`` adds whose it is, and ``keep_arguments`` is the profile's."""
     arguments = dict(call.arguments)
     encoded = canonical(arguments)
     return CallDecided(
         call_id=call.id,
-        principal=call.principal.id,
         transport=call.principal.transport,
-        client=call.principal.client,
-        tool=call.tool,
         effect=decision.effect,
         rule=decision.rule,
         reason=decision.recorded or decision.reason,
@@ -76,11 +72,6 @@ def sandbox_started(driver: Driver, sandbox: AttestedSandbox) -> Draft:
             verified=not attestation.differences,
         )
     )
-
-
-def artifact_scanned(call: ToolCall, scan: "Scan") -> ArtifactScanned:
-    """Return the record of a scanned output file."""
-    return ArtifactScanned(call_id=call.id, **scan.recorded())
 
 
 def call_finished(

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from glovebox_audit.events import ArtifactScanned
 from glovebox_sandboxes.contract.errors import Refusal, RefusedError
 from glovebox_server.calls import NOTHING
 from glovebox_server.core.call import Call, CallDeniedError, Inputs, Ran
 from glovebox_server.guards.budgets.spending import LOOKING
-from glovebox_server.guards.journal.journal import artifact_scanned
 from glovebox_server.promotion.proposing import FileScanner, Known
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ async def scan_files(scanner: FileScanner, call: Call) -> None:
         began = anyio.current_time()
         ran.scans = await scanner.scans(call, files)
         for scan in ran.scans:
-            call.now.records.hold(artifact_scanned(call.request, scan))
+            call.now.records.hold(ArtifactScanned(call_id=call.request.id, **scan.recorded()))
         ran.usage["scan_ms"] = round((anyio.current_time() - began) * 1000, 3)
 
     call.now.on_ran.append(look)
