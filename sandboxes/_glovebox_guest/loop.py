@@ -60,8 +60,10 @@ class ReceivedFile(StreamHandler):
 class Loop:
     """Watches descriptors and the wire."""
 
-    def __init__(self, wire_in: int, wire_out: int) -> None:
+    def __init__(self, wire_in: int, wire_out: int, inputs: str) -> None:
+        """Read and write the wire; files that the host sends go into the folder ``inputs``, none where it is empty."""
         self.wire = wire.Wire("guest")
+        self.inputs: list[ReceivedFile] = []
         self._in = wire_in
         self._out = wire_out
         self._held = bytearray()
@@ -69,8 +71,7 @@ class Loop:
         self._watched: dict[int, dict[int, Callable[[], object]]] = {}
         """Callbacks by descriptor and event."""
         self._streams: dict[int, StreamHandler] = {}
-        self.on_open: Callable[[Mapping[str, Any]], StreamHandler] | None = None
-        """Takes kind and metadata of a stream that the host opens."""
+        self._into = inputs
         self.job: Mapping[str, Any] | None = None
         self.stop = ""
         """The host's reason for stopping the program, in the outcome's terms."""
@@ -154,9 +155,7 @@ class Loop:
                 else:
                     self.job = said[0]["body"]
             elif what == "open":
-                if self.on_open is None:
-                    raise wire.ProtocolError("the host opened a stream that nothing takes")
-                self._streams[stream] = self.on_open(*said)
+                self._streams[stream] = self._accept(said[0])
             elif handler is not None:
                 getattr(handler, f"on_{what}")(*said)
                 if what == "data" and not handler.paced:
@@ -164,6 +163,15 @@ class Loop:
                 # At its last event, and not before: the codec is ahead of us when several came in one read.
                 if what in ("end", "reset") and not self.wire.is_open(stream):
                     self._streams.pop(stream, None)
+
+    def _accept(self, said: Mapping[str, Any]) -> ReceivedFile:
+        """Take one stream of the host, which has checked its names; only the host writes to the wire."""
+        if said["kind"] != "input" or not self._into:
+            raise wire.ProtocolError(f"the host opened a stream of kind {said['kind']!r}")
+        path = os.path.join(self._into, said["meta"]["name"])
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        self.inputs.append(ReceivedFile(path))
+        return self.inputs[-1]
 
 
 class Relay(StreamHandler):

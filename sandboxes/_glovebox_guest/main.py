@@ -45,7 +45,7 @@ def serve(config: dict[str, Any]) -> NoReturn:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     # The kernel drops every signal from inside that process 1 does not handle; Python handles this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    loop = Loop(wire_in, wire_out)
+    loop = Loop(wire_in, wire_out, config["input"])
     ready = measure(loop.descriptors, config["hidden"], config["masked"])
     if ready["system"] == "gvisor":
         # There any process of a user may open another's descriptors, except sockets: no other process speaks as the
@@ -64,18 +64,14 @@ def serve(config: dict[str, Any]) -> NoReturn:
         loop.send(loop.wire.message("ready", ready))
         loop.flush()
         # Imported while the host compares and records the measurement, so that it delays no call.
-        from _glovebox_guest.work import JobInputs, prefault, ready_child, warm_up, work
+        from _glovebox_guest.work import prefault, ready_child, warm_up, work
 
-        # Before the job is read: the host sends it and the first inputs in one go.
-        inputs = JobInputs(config["input"])
-        loop.on_open = inputs.accept
         warm_up()
         child = ready_child(config)
         prefault(child, config)
         while loop.job is None:
             loop.step(None)
-        outcome = work(loop, child, config, inputs)
-        loop.send(loop.wire.message("outcome", outcome))
+        loop.send(loop.wire.message("outcome", work(loop, child, config)))
         loop.flush()
         # The host reads what the sandbox has used before it ends it; with process 1 the counters would be gone.
         while os.read(wire_in, 4096):

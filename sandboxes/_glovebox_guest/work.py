@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import select
-from time import monotonic
+from io import BytesIO
+from time import clock_gettime, monotonic
 
-from _glovebox_guest import wire
-from _glovebox_guest.files.output import Picture, collect
-from _glovebox_guest.loop import Loop, ReceivedFile, Relay, StreamHandler
+from _glovebox_guest import measure, wire
+from _glovebox_guest.files.output import Picture, collect, send
+from _glovebox_guest.loop import Loop, Relay
 from _glovebox_guest.program import child as children
-from _glovebox_guest.program import rusage
 from _glovebox_guest.stdlib import Any, Mapping, signal
 
 _DRAIN_SECONDS = 2.0
@@ -35,46 +35,34 @@ _PICTURE_BYTES = 32 * 1024 * 1024
 _PICTURE_MEMORY = 256 * 1024 * 1024
 """Bytes of address space for copies: a decoder led to want more fails by itself, not the sandbox."""
 
+# RLIMIT_CPU bounds each process for itself: a program that forks could use its limit many times over.
+_TICKS = os.sysconf("SC_CLK_TCK")
+_UTIME = 10
+"""Index of ``utime`` behind the state in /proc/PID/stat; stime, cutime and cstime follow it."""
+_CUTIME = _UTIME + 2
+"""Index of the time of reaped children."""
+_CMINFLT = 7
+"""Index of their page faults: on Linux never 0. gVisor does not count them, and times in steps of 10 ms."""
+_CPU_CLOCK = 2
+
 _NOT_STARTED: Mapping[str, Any] = {
     "stopped": "", "status": 0, "wall_ms": 0.0, "cpu_ms": 0.0, "memory_peak_bytes": 0, "skipped": [],
 }  # fmt: skip
 
 
-class JobInputs:
-    """Files the host sends before the job starts."""
-
-    def __init__(self, root: str) -> None:
-        self._root = root
-        self._files: list[ReceivedFile] = []
-
-    def accept(self, said: Mapping[str, Any]) -> StreamHandler:
-        """Take one stream of the host, which has checked its names; only the host writes to the wire."""
-        if said["kind"] != "input":
-            raise wire.ProtocolError(f"the host opened a stream of kind {said['kind']!r}")
-        path = os.path.join(self._root, said["meta"]["name"])
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        self._files.append(ReceivedFile(path))
-        return self._files[-1]
-
-    @property
-    def received(self) -> int:
-        """Return how many are whole."""
-        return sum(file.over for file in self._files)
-
-
-def work(loop: Loop, child: children.Child, config: Mapping[str, Any], inputs: JobInputs) -> dict[str, Any]:
+def work(loop: Loop, child: children.Child, config: Mapping[str, Any]) -> dict[str, Any]:
     """Have the child do the job; returns the outcome's body (see ``session.connection.GuestOutcome``)."""
     job: Any = loop.job
     limits, started = job["limits"], monotonic()
-    while inputs.received < job["inputs"]:
+    while sum(file.over for file in loop.inputs) < job["inputs"]:
         loop.step(None)
-    original = None
+    copied = None
     if config["overlay"]:
-        from _glovebox_guest.files import overlay
+        from _glovebox_guest.files.changes import WorkspaceCopy
 
         most = {"max_files": limits["workspace_files"], "max_bytes": limits["workspace_bytes"]}
         try:
-            original = overlay.copy(*config["overlay"], **most)
+            copied = WorkspaceCopy(*config["overlay"], **most)
         except (ValueError, OSError) as problem:
             return {**_NOT_STARTED, "refused": str(problem)[:300]}
     payload, environment = dict(job["payload"]), {}
@@ -90,7 +78,7 @@ def work(loop: Loop, child: children.Child, config: Mapping[str, Any], inputs: J
         proxy = Proxy(loop, lambda text: relays[1].say(f"[glovebox] {text}\n".encode("utf-8", "replace")))
         environment = {**job.get("environment", {}), **proxy.environment}
 
-    began, ahead_ms = monotonic(), rusage.clock(child.pid) * 1000
+    began, ahead_ms = monotonic(), clock(child.pid) * 1000
     child.begin({"kind": job["kind"], "payload": payload, "limits": limits, "environment": environment})
     for descriptor, kind in ((child.stdout, "stdout"), (child.stderr, "stderr"), (child.result, "result")):
         relays.append(Relay(loop, descriptor, kind, _MAX_RESULT if kind == "result" else limits["printed_bytes"]))
@@ -102,12 +90,12 @@ def work(loop: Loop, child: children.Child, config: Mapping[str, Any], inputs: J
     _kill_everything()
     # The kernel takes longer to free a process's memory than most programs run. Do not wait for it where nothing else
     # ran that counts, and no written file could still change.
-    written = original is not None or _holds_anything(config["output"])
+    written = copied is not None or _holds_anything(config["output"])
     if written or cpu_ms is None:
         _reap_everything()
     _drain(loop, relays)
-    collected = _collected(loop, limits, config, original, deadline) if written else {"skipped": []}
-    cpu_ms = rusage.reaped() if cpu_ms is None else cpu_ms
+    collected = _collected(loop, limits, config, copied, deadline) if written else {"skipped": []}
+    cpu_ms = _reaped() if cpu_ms is None else cpu_ms
     return {
         "stopped": stopped or ("output" if any(relay.overflowed for relay in relays) else ""),
         "status": status,
@@ -119,20 +107,17 @@ def work(loop: Loop, child: children.Child, config: Mapping[str, Any], inputs: J
 
 
 def _collected(
-    loop: Loop, limits: Mapping[str, int], config: Mapping[str, Any], original: Any, deadline: float
+    loop: Loop, limits: Mapping[str, int], config: Mapping[str, Any], copied: Any, deadline: float
 ) -> dict[str, object]:
     """Send the patch of the workspace and the files of ``/output``; returns what was skipped, and what was changed."""
     room, files = limits["output_bytes"], limits["output_files"]
     changes = None
-    if original is not None:
-        from _glovebox_guest.files.changes import compare
-        from _glovebox_guest.files.output import send_bytes
-
-        changes, patch = compare(original, *config["overlay"], max_files=limits["workspace_files"], room=room)
+    if copied is not None:
+        changes, patch = copied.compare(room)
         changes["patch"] = bool(patch)
         if patch:
             # Before the program's own files: none of them can take its name.
-            send_bytes(loop, "patch", patch)
+            send(loop, BytesIO(patch), "", len(patch), kind="patch")
             room, files = room - len(patch), files - 1
     skipped: list[dict[str, object]] = []
     if config["output"]:
@@ -147,17 +132,17 @@ def _show(loop: Loop, config: Mapping[str, Any], pictures: list[Picture], deadli
     from _glovebox_guest.files.output import contents
     from _glovebox_guest.pictures import header, smaller
 
-    most = smaller.share((each.size for each in pictures), header.MAX_BYTES)
-    large = [each for each in pictures if not header.fits(each.head, each.media_type, each.size, most)]
-    while sum(each.size for each in large) > _PICTURE_BYTES:
-        large.remove(max(large, key=lambda each: each.size))
+    most = smaller.share((size for _, size, *_ in pictures), header.MAX_BYTES)
+    large = [(name, size) for name, size, media_type, head in pictures if not header.fits(head, media_type, size, most)]
+    while sum(size for _, size in large) > _PICTURE_BYTES:
+        large.remove(max(large, key=lambda each: each[1]))
     if not large:
         return
     child = children.fork(lambda: _confine(config), lambda _: smaller.show_all)
     limits = {"cpu_seconds": _PICTURE_CPU_SECONDS, "memory_bytes": _PICTURE_MEMORY}
     child.begin({"payload": {"pictures": contents(config["output"], large), "most": most}, "limits": limits})
     relay = Relay(loop, child.result, "shown", _MAX_RESULT)
-    _wait(loop, child, deadline, [relay], rusage.processor_seconds() + _PICTURE_CPU_SECONDS)
+    _wait(loop, child, deadline, [relay], _processor_seconds() + _PICTURE_CPU_SECONDS)
     _kill_everything()
     _drain(loop, [relay])
 
@@ -200,12 +185,12 @@ def _wait(
             over = bool(said and said[0]) and not overflowed
             if done:
                 break
-            if over and (alone := rusage.of_one_alone(pid)):
+            if over and (alone := _of_one_alone(pid)):
                 return "", said[0][0], alone[1], alone[0]
             if not over:
                 reason = loop.stop or ("time" if monotonic() >= deadline else "output" if overflowed else "")
             if not over and not reason and monotonic() >= look:
-                reason = "processor" if rusage.processor_seconds() > cpu_seconds else ""
+                reason = "processor" if _processor_seconds() > cpu_seconds else ""
                 look = monotonic() + _LOOK_SECONDS
             if over or reason:
                 _kill_everything()  # all: a process that traces this one would keep it from being reaped
@@ -218,6 +203,65 @@ def _wait(
         os.close(child.done)
     code = said[0][0] if over else os.waitstatus_to_exitcode(status)
     return reason or ("output" if overflowed else ""), code, usage.ru_maxrss * 1024, None
+
+
+def _reaped() -> float:
+    """Return the milliseconds of everything reaped; not by ``os.times``, which counts in steps of 10 ms."""
+    import resource  # warm already
+
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return (spent.ru_utime + spent.ru_stime) * 1000
+
+
+def _of_one_alone(pid: int) -> tuple[float, int] | None:
+    """Return milliseconds and peak bytes of a live process and of all we reaped; None if others live or were its own.
+
+    The memory is that since its last exec(2): earlier peaks are in the host's count alone.
+    """
+    try:
+        if {name for name in os.listdir("/proc") if name.isdigit()} != {"1", str(pid)}:
+            return None
+        fields = _fields(str(pid))
+        seconds = clock(pid)
+        if not seconds or fields[_CMINFLT] or any(fields[_CUTIME : _CUTIME + 2]):
+            return None
+        sizes = measure.status(measure.lines(f"/proc/{pid}/status"))
+        # gVisor reports no peak; there the host counts the whole sandbox.
+        return _reaped() + seconds * 1000, int((sizes.get("VmHWM") or sizes["VmRSS"]).split()[0]) * 1024
+    except (OSError, LookupError, ValueError):
+        return None  # it has just ended; or the kernel does not report it
+
+
+def clock(pid: int) -> float:
+    """Return the seconds of processor time of one process; 0 where the kernel does not report them."""
+    # Its number as clock_getcpuclockid(3) makes it; the columns of /proc/PID/stat count in steps of 10 ms.
+    try:
+        return clock_gettime(~pid << 3 | _CPU_CLOCK)
+    except OSError:
+        return 0.0
+
+
+def _processor_seconds() -> float:
+    """Return the time of all other processes in this pid namespace and of all reaped ones.
+
+    Children of a parent that ignores SIGCHLD are not counted: wall time and the processor quota bound those.
+    """
+    total = _reaped() / 1000
+    for name in os.listdir("/proc"):
+        if name.isdigit() and name != "1":
+            try:
+                total += sum(_fields(name)[_UTIME : _UTIME + 4]) / _TICKS
+            except OSError:
+                continue  # it has just ended, and is counted as a reaped one next time
+    return total
+
+
+def _fields(pid: str) -> list[int]:
+    """Return the columns of /proc/PID/stat behind the state, see proc_pid_stat(5). Raises OSError."""
+    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+        line = file.read()
+    # The command may hold spaces and brackets: only what follows the last bracket is in columns.
+    return [int(field) for field in line.rpartition(")")[2].split()[1:]]
 
 
 def _reap_orphans(pid: int) -> None:
@@ -281,7 +325,7 @@ def prefault(child: children.Child, config: Mapping[str, Any]) -> None:
     look = select.poll()
     look.register(child.stdout, select.POLLIN)
     look.poll(0)
-    rusage.of_one_alone(child.pid)
+    _of_one_alone(child.pid)
     _holds_anything(config["output"])
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from _glovebox_guest.files import changes, overlay
+from _glovebox_guest.files import changes
 
 ROOM = 1 << 20
 _NAMES = st.sampled_from(["a", "b c", "d/e", 'q"x', "d/f\\g", "ü/ß", "z.bin", "-n", "a.orig"])
@@ -44,12 +44,12 @@ def require_applied(before: Tree, after: Tree) -> None:
         source.mkdir()
         target.mkdir()
         write(source, before)
-        original = overlay.copy(str(source), str(target), max_files=100, max_bytes=ROOM)
+        original = changes.WorkspaceCopy(str(source), str(target), max_files=100, max_bytes=ROOM)
         assert read(target) == before
         for name in before.keys() - after.keys():
             (target / name).unlink()
         write(target, after)
-        summary, patch = changes.compare(original, str(source), str(target), max_files=100, room=ROOM)
+        summary, patch = original.compare(ROOM)
         assert summary["skipped"] == []
         assert bool(patch) == (before != after)
         if patch:
@@ -80,11 +80,11 @@ def test_a_patch_has_no_more_bytes_than_there_is_room_for(tmp_path: Path) -> Non
     source, target = tmp_path / "source", tmp_path / "target"
     source.mkdir()
     target.mkdir()
-    original = overlay.copy(str(source), str(target), max_files=10, max_bytes=ROOM)
+    original = changes.WorkspaceCopy(str(source), str(target), max_files=10, max_bytes=ROOM)
     (target / "large").write_bytes(os.urandom(5000))
     (target / "small").write_text("x\n")
     for room, created in ((1000, ["small"]), (ROOM, ["large", "small"])):
-        summary, patch = changes.compare(original, str(source), str(target), max_files=10, room=room)
+        summary, patch = original.compare(room)
         assert summary["created"] == created
         assert len(patch) <= room
 
@@ -95,12 +95,12 @@ def test_what_the_host_changed_meanwhile_is_not_undone(tmp_path: Path) -> None:
     source.mkdir()
     target.mkdir()
     write(source, {"host": (b"1\n", False), "both": (b"1\n", False), "program": (b"1\n", False)})
-    original = overlay.copy(str(source), str(target), max_files=10, max_bytes=ROOM)
+    original = changes.WorkspaceCopy(str(source), str(target), max_files=10, max_bytes=ROOM)
     for name in ("host", "both"):
         (source / name).write_text("2\n")
     for name in ("both", "program"):
         (target / name).write_text("3\n")
-    summary, _ = changes.compare(original, str(source), str(target), max_files=10, room=ROOM)
+    summary, _ = original.compare(ROOM)
     assert summary["changed"] == ["program"]
     assert summary["skipped"] == [{"name": "both", "reason": "not in the patch: the original was changed meanwhile"}]
 
@@ -111,9 +111,9 @@ def test_two_files_of_one_repeated_line_take_bounded_work(tmp_path: Path) -> Non
     source.mkdir()
     target.mkdir()
     write(source, {f"{n}": (b"a\n" * 100_000 + b"b\n" + b"a\n" * 50_000, False) for n in range(4)})
-    original = overlay.copy(str(source), str(target), max_files=10, max_bytes=ROOM * 4)
+    original = changes.WorkspaceCopy(str(source), str(target), max_files=10, max_bytes=ROOM * 4)
     write(target, {f"{n}": (b"c\n" + b"a\n" * 90_000 + b"d\n" + b"a\n" * 60_000, False) for n in range(4)})
-    summary, patch = changes.compare(original, str(source), str(target), max_files=10, room=8 * ROOM)
+    summary, patch = original.compare(8 * ROOM)
     assert summary["counts"] == {"created": 0, "changed": 4, "deleted": 0}
     assert patch
 
@@ -126,7 +126,7 @@ def test_what_changes_its_kind_is_left_behind_and_named_and_the_rest_applies(tmp
     write(source, {"m": (b"x\n", False), "d/kept": (b"x\n", False), "n": (b"x\n", False)})
     (source / "l").symlink_to("/etc")
     (source / "d" / "link").symlink_to("/etc")
-    original = overlay.copy(str(source), str(target), max_files=10, max_bytes=ROOM)
+    original = changes.WorkspaceCopy(str(source), str(target), max_files=10, max_bytes=ROOM)
     for name in ("m", "l"):
         (target / name).unlink()
         (target / name / "sub").mkdir(parents=True)
@@ -135,7 +135,7 @@ def test_what_changes_its_kind_is_left_behind_and_named_and_the_rest_applies(tmp
     (target / "d").write_text("z\n")
     (target / "Before").write_text("1\n")
     (target / "n").unlink()
-    summary, patch = changes.compare(original, str(source), str(target), max_files=10, room=ROOM)
+    summary, patch = original.compare(ROOM)
     assert summary["created"] == ["Before"]
     assert summary["deleted"] == ["d/kept", "n"]
     skipped = summary["skipped"]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.property.test_workspace_changes import ROOM, write
 from tests.unit.test_patch_repositories import run
 
-from _glovebox_guest.files import changes, overlay
+from _glovebox_guest.files import changes
 from glovebox_server.artifacts import names
 from glovebox_server.artifacts.diff_form import WorkBudget
 from glovebox_server.artifacts.names import MAX_NAMES, patch_risks, reasons
@@ -33,9 +33,9 @@ def ours(*names: str, content: bytes = b"x\n") -> bytes:
         source, target = Path(directory, "source"), Path(directory, "target")
         source.mkdir()
         target.mkdir()
-        original = overlay.copy(str(source), str(target), max_files=2000, max_bytes=ROOM)
+        original = changes.WorkspaceCopy(str(source), str(target), max_files=2000, max_bytes=ROOM)
         write(target, dict.fromkeys(names, (content, False)))
-        summary, patch = changes.compare(original, str(source), str(target), max_files=2000, room=ROOM)
+        summary, patch = original.compare(ROOM)
         assert summary["skipped"] == []
     return patch
 
@@ -343,9 +343,9 @@ def test_a_patch_of_ours_changes_no_link_that_lies_there_meanwhile(tmp_path: Pat
     source.mkdir()
     target.mkdir()
     (source / "n").write_text("real.txt")
-    original = overlay.copy(str(source), str(target), max_files=9, max_bytes=ROOM)
+    original = changes.WorkspaceCopy(str(source), str(target), max_files=9, max_bytes=ROOM)
     (target / "n").write_text("/bin/sh")
-    _, patch = changes.compare(original, str(source), str(target), max_files=9, room=ROOM)
+    _, patch = original.compare(ROOM)
     assert marks(patch) == ""
     (source / "n").unlink()
     (source / "n").symlink_to("real.txt")

@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
+from _glovebox_guest import measure
 from _glovebox_guest.jobs import python
 from _glovebox_guest.kernel import prctl
 from _glovebox_guest.loop import Loop, Relay
 from _glovebox_guest.program import child as children
-from _glovebox_guest.program import rusage
 from _glovebox_guest.program.emit import HEADER, Emit
 from _glovebox_guest.wire import Wire
-from _glovebox_guest.work import _reap_orphans
+from _glovebox_guest.work import _reap_orphans, clock
 
 LIMITS = {"cpu_seconds": 2}
 Task = Callable[[Mapping[str, Any], Emit], int | None]
@@ -236,7 +236,7 @@ def test_a_program_that_prints_too_much_is_not_told_of_a_broken_pipe() -> None:
     """It waits in its last write until it is ended; what is beyond the bound is neither sent nor waited for."""
     ours, theirs = socket.socketpair()
     reader, writer = os.pipe()
-    loop, host = Loop(theirs.fileno(), theirs.fileno()), Wire("host")
+    loop, host = Loop(theirs.fileno(), theirs.fileno(), ""), Wire("host")
     host.receive(loop.wire.message("ready", {}))
     loop.wire.receive(host.message("job", {}))
     with ours, theirs, os.fdopen(writer, "wb", buffering=0) as printed:
@@ -454,9 +454,9 @@ def test_what_a_process_has_used_is_told_by_its_clock_alone() -> None:
     child = children.fork(nothing, refused)
     try:
         deadline = time.monotonic() + 5
-        while not (used := rusage.clock(child.pid)) and time.monotonic() < deadline:
+        while not (used := clock(child.pid)) and time.monotonic() < deadline:
             time.sleep(0.001)  # it has not run yet
-        assert 0 < used <= rusage.clock(child.pid)
+        assert 0 < used <= clock(child.pid)
         assert used * 100 % 1, used
     finally:
         os.kill(child.pid, signal.SIGKILL)
@@ -464,7 +464,7 @@ def test_what_a_process_has_used_is_told_by_its_clock_alone() -> None:
         os.close(child._order)
         for descriptor in (child.stdout, child.stderr, child.result, child.done):
             os.close(descriptor)
-    assert rusage.clock(child.pid) == 0
+    assert clock(child.pid) == 0
 
 
 def test_a_programs_name_is_nothing_but_its_name() -> None:
@@ -477,7 +477,7 @@ def test_a_programs_name_is_nothing_but_its_name() -> None:
         deadline = time.monotonic() + 10
         while b"x\rVm\n" not in Path(f"/proc/{pid}/status").read_bytes():
             assert time.monotonic() < deadline
-        assert rusage._memory_bytes(pid) > 1_000_000
+        assert int(measure.status(measure.lines(f"/proc/{pid}/status"))["VmRSS"].split()[0]) > 1_000
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)

@@ -28,7 +28,7 @@ class Host:
         self._names: dict[int, str] = {}
         self._refuse = refuse
         self._wire = wire.Wire("host")
-        self.loop = Loop(to_guest, from_guest)
+        self.loop = Loop(to_guest, from_guest, "")
         self._ends = (to_guest, from_guest)
         os.write(from_guest, self.loop.wire.message("ready", {}))
         self._wire.receive(os.read(self._in, 4096))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from _glovebox_guest.files import changes, git, overlay
+from _glovebox_guest.files import changes, git
 
 CONFIG = """[core]
 	repositoryformatversion = 0
@@ -45,11 +45,11 @@ def patched(
     source.mkdir()
     target.mkdir()
     write(source, before, tmp_path / "ran")
-    original = overlay.copy(str(source), str(target), max_files=1000, max_bytes=1 << 20)
+    original = changes.WorkspaceCopy(str(source), str(target), max_files=1000, max_bytes=1 << 20)
     for name in gone:
         (target / name).unlink()
     write(target, after, tmp_path / "ran")
-    summary, patch = changes.compare(original, str(source), str(target), max_files=1000, room=1 << 20)
+    summary, patch = original.compare(1 << 20)
     if patch:
         done = run("apply", "--whitespace=nowarn", "-", cwd=source, given=patch)
         assert done.returncode == 0, done.stderr
@@ -142,11 +142,11 @@ def test_what_was_taken_away_in_the_copy_still_lies_on_the_host(tmp_path: Path) 
     (tmp_path / "source/docs/refs").mkdir()
     (tmp_path / "target").mkdir()
     source, target = tmp_path / "source", tmp_path / "target"
-    original = overlay.copy(str(source), str(target), max_files=100, max_bytes=1 << 20)
+    original = changes.WorkspaceCopy(str(source), str(target), max_files=100, max_bytes=1 << 20)
     (target / "docs/objects").rmdir()
     (target / "docs/refs").rmdir()
     write(target, {"docs/HEAD": REPOSITORY["HEAD"], "docs/config": CONFIG}, tmp_path / "ran")
-    summary, patch = changes.compare(original, str(source), str(target), max_files=100, room=1 << 20)
+    summary, patch = original.compare(1 << 20)
     assert not patch
     assert "takes its folder for a repository" in str(summary["skipped"])
 

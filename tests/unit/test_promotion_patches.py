@@ -16,7 +16,7 @@ from tests.fixtures.promoting import held
 from tests.fixtures.whole_commands import GLOVEBOX
 from tests.unit.test_promotion_commands import POLICY, addresses, run
 
-from _glovebox_guest.files import changes, overlay
+from _glovebox_guest.files import changes
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.artifacts.diff_form import NO_ID
 from glovebox_server.exits import OK, REFUSED, USAGE
@@ -61,10 +61,10 @@ def overlay_patch(tmp_path: Path) -> bytes:
     """As the guest makes it of a program's changes."""
     source, target = write(tmp_path / "source", OLD), tmp_path / "target"
     target.mkdir()
-    original = overlay.copy(str(source), str(target), max_files=1000, max_bytes=1 << 20)
+    original = changes.WorkspaceCopy(str(source), str(target), max_files=1000, max_bytes=1 << 20)
     write(target, NEW)
     (target / "run.sh").chmod(0o755)
-    summary, patch = changes.compare(original, str(source), str(target), max_files=1000, room=1 << 20)
+    summary, patch = original.compare(1 << 20)
     assert summary["skipped"] == []
     return patch
 

@@ -1,7 +1,10 @@
-"""Makes one patch of a program's changes to its copy of the workspace, in the form that ``git apply`` reads.
+"""Copies the workspace to a place that a program may change, and makes one patch of the differences.
 
-Text becomes unified hunks, anything else git's literal form, which holds the whole file. Both trees are hostile: each
-file, the patch, the number of entries and the steps of the search for short hunks are bounded. Standard library only.
+The original stays mounted read-only; the copy lies in a tmpfs and disappears with the sandbox. Folders of tools, which
+are large and never part of a patch, are links to the original. The patch is in the form that ``git apply`` reads: text
+becomes unified hunks, anything else git's literal form, which holds the whole file. Names, sizes and contents of both
+trees are hostile: each file, the patch, the number of entries and the steps of the search for short hunks are bounded.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -13,8 +16,13 @@ from _blake2 import blake2b
 
 from _glovebox_guest.files import git
 from _glovebox_guest.files.output import MAX_LOOK, full_since, opened, walk
-from _glovebox_guest.files.overlay import MAX_DEPTH, Copied, Original, digest_of
+from _glovebox_guest.workspace.tree import PASSED_OVER
 
+MAX_DEPTH = 32
+"""Nested folders: deeper trees are made to hurt programs that walk them."""
+PAGE = 4096
+"""Bytes: the minimum of an entry in a tmpfs; sizes are counted in it."""
+_CHUNK = 1 << 20
 MAX_TEXT = 1 << 20
 """Bytes of a file compared line by line; larger ones are given whole."""
 MAX_NAMES = 50
@@ -29,34 +37,96 @@ _RARE = 200
 """Occurrences of a line up to which it is searched in any file."""
 
 
-class Comparison:
-    """Collects the parts of one patch."""
+Copied = tuple[str, bool, bytes, int]
+"""``file`` or ``link``, whether its owner may execute it, digest of the content (or target), size."""
 
-    def __init__(self, original: Original, source: str, target: str, *, max_files: int, room: int) -> None:
-        self._original = original
+
+class WorkspaceCopy:
+    """A copy that a program may change, and what has become of it."""
+
+    def __init__(self, source: str, target: str, *, max_files: int, max_bytes: int) -> None:
+        """Copy every folder, regular file and symbolic link below ``source``; links as links, never followed.
+
+        A folder of PASSED_OVER becomes a link to the original: visible, and not to be changed. Contents, times, and the
+        owner's execute permission are kept. Special and unreadable files have no copy.
+
+        Raises ValueError: there are more entries or bytes than may be copied, or it cannot be read; nothing was copied;
+        OSError: the copy could not be written.
+        """
+        if not os.access(source, os.R_OK | os.X_OK):  # or it would look as if it were empty
+            raise ValueError("it cannot be read (permission denied)")
         self._source = source
         self._target = target
-        self._folders = {name for name in original.names if name not in original.files and name not in original.absent}
-        self._left = max_files
-        self._room = room
-        self._steps = _STEPS
-        self._layout: dict[str, set[str]] = {}
-        self._full_since: int | None = None
-        self.parts: list[tuple[bool, bytes]] = []
-        """Of the patch, each with whether it leaves a file there."""
-        self.names: dict[str, list[str]] = {"created": [], "changed": [], "deleted": []}
-        self.skipped: list[dict[str, object]] = []
-        self.uncounted = 0
+        self._copied: dict[str, Copied] = {}
+        self._absent: dict[str, str] = {}
+        """Name → why it has no copy. Its absence is no change."""
+        found = _counted(source, max_files, max_bytes)
+        for name, status in found:
+            path, place = os.path.join(source, name), os.path.join(target, name)
+            try:
+                if os.path.dirname(name) in self._absent:
+                    self._absent[name] = "its folder cannot be read"
+                elif stat.S_ISLNK(status.st_mode) or _left(name, status):
+                    link = os.readlink(path) if stat.S_ISLNK(status.st_mode) else path
+                    os.symlink(link, place)
+                    self._copied[name] = ("link", False, os.fsencode(link), 0)
+                elif stat.S_ISDIR(status.st_mode):
+                    os.close(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))
+                    os.mkdir(place, 0o755)
+                elif stat.S_ISREG(status.st_mode):
+                    runs = bool(status.st_mode & stat.S_IXUSR)
+                    self._copied[name] = ("file", runs, *_copy_file(path, place, status, runs=runs))
+                else:
+                    self._absent[name] = "it is not a regular file"
+            except PermissionError:
+                self._absent[name] = "it cannot be read"
+            except FileNotFoundError:
+                self._absent[name] = "it went away meanwhile"
+        self._names = [name for name, _ in found]
+        self._folders = set(self._names) - self._copied.keys() - self._absent.keys()
+        self._max_files = max_files
 
-    def run(self) -> None:
-        """Compare both trees."""
+    def compare(self, room: int) -> tuple[dict[str, object], bytes]:
+        """Return summary and patch, of at most ``room`` bytes; see ``overlay.summary``."""
+        self._room = room
+        self._left = self._max_files
+        self._steps = _STEPS
+        self._parts: list[tuple[bool, bytes]] = []
+        """Of the patch, each with whether it leaves a file there."""
+        self._changes: dict[str, list[str]] = {"created": [], "changed": [], "deleted": []}
+        self._skipped: list[dict[str, object]] = []
+        self._uncounted = 0
+        found, unseen = self._look()
+        self._full_since = full_since(self._target, found.values())
+        # What lay there before counts although the program has removed it: a patch may not carry that.
+        self._layout = git.layout((*self._names, *found))
+        # What was not seen may be there: nothing is called deleted then.
+        deleted = [] if unseen else sorted(self._copied.keys() - found.keys())
+        for name in (*found, *deleted):
+            now = found.get(name)
+            if now is None or not stat.S_ISDIR(now.st_mode) or name in self._copied:
+                try:
+                    self._one(name, now)
+                except ValueError as reason:
+                    self._skip(name, str(reason))
+                except OSError as problem:
+                    self._skip(name, f"cannot be read: {problem.strerror}")
+        if count := self._uncounted:
+            rest = f"and {count} more changes that are not in the patch"
+            self._skipped.append({"name": "…", "reason": rest, "count": count})
+        # So that names that differ only in case do not collide.
+        deletions_first = sorted(self._parts, key=lambda each: each[0])
+        names = {kind: names[:MAX_NAMES] for kind, names in self._changes.items()}
+        counts = {kind: len(names) for kind, names in self._changes.items()}
+        return {**names, "counts": counts, "skipped": self._skipped}, b"".join(part for _, part in deletions_first)
+
+    def _look(self) -> tuple[dict[str, os.stat_result], bool]:
+        """Return what is in the copy now, and whether there is more."""
         found: dict[str, os.stat_result] = {}
-        unseen = False
         for name, status in walk(self._target, into=lambda name, _: name.count("/") <= MAX_DEPTH):
             if len(found) == MAX_LOOK:
                 self._skip(name, f"more than {MAX_LOOK} entries; the rest was not looked at")
-                unseen = True
-                break
+                return found, True
             found[name] = status
             # The program may have taken away its own read permission; the guest has the same user.
             if stat.S_ISDIR(status.st_mode):
@@ -65,23 +135,10 @@ class Comparison:
                     self._skip(name, f"more than {MAX_DEPTH} folders deep")
             elif stat.S_ISREG(status.st_mode) and not status.st_mode & stat.S_IRUSR:
                 os.chmod(os.path.join(self._target, name), 0o600)
-        self._full_since = full_since(self._target, found.values())
-        # What lay there before counts although the program has removed it: a patch may not carry that.
-        self._layout = git.layout((*self._original.names, *found))
-        # What was not seen may be there: nothing is called deleted then.
-        deleted = [] if unseen else sorted(self._original.files.keys() - found.keys())
-        for name in (*found, *deleted):
-            now = found.get(name)
-            if now is None or not stat.S_ISDIR(now.st_mode) or name in self._original.files:
-                try:
-                    self._one(name, now)
-                except ValueError as reason:
-                    self._skip(name, str(reason))
-                except OSError as problem:
-                    self._skip(name, f"cannot be read: {problem.strerror}")
+        return found, False
 
     def _one(self, name: str, status: os.stat_result | None) -> None:
-        before = self._original.files.get(name)
+        before = self._copied.get(name)
         if status is not None and before is not None and self._same(name, before, status):
             return
         self._check(name, before, status)
@@ -100,9 +157,9 @@ class Comparison:
             raise ValueError(_TOO_LARGE if self._left else "too many changed files")
         self._room -= len(part)
         self._left -= 1
-        self.parts.append((new_mode is not None, part))
+        self._parts.append((new_mode is not None, part))
         kind = "created" if old_mode is None else "changed" if new_mode else "deleted"
-        self.names[kind].append(name)
+        self._changes[kind].append(name)
 
     def _read(self, root: str, name: str, size: int) -> bytes:
         if size > self._room:
@@ -117,14 +174,14 @@ class Comparison:
         if not stat.S_ISREG(status.st_mode) or bool(status.st_mode & stat.S_IXUSR) != before[1]:
             return False
         # By content: a time can be set, and a write through a mapping sets none on a tmpfs.
-        return status.st_size == before[3] and digest_of(path) == before[2]
+        return status.st_size == before[3] and _digest_of(path) == before[2]
 
     def _check(self, name: str, before: Copied | None, status: os.stat_result | None) -> None:
         kind = stat.S_IFMT(status.st_mode) if status else stat.S_IFREG
         parts = name.split("/")
         ways = ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
         forbidden = git.why_not(name, self._layout)
-        absent = next((self._original.absent[way] for way in ways if way in self._original.absent), "")
+        absent = next((self._absent[way] for way in ways if way in self._absent), "")
         for is_so, reason in (
             (kind == stat.S_IFLNK or (before and before[0] == "link"), "a symbolic link"),
             # git aborts half-way when something it cannot remove lies in the way.
@@ -139,7 +196,7 @@ class Comparison:
             ),
             (forbidden, forbidden),
             (
-                status and not self._original.files.keys().isdisjoint(ways[:-1]),
+                status and not self._copied.keys().isdisjoint(ways[:-1]),
                 "its folder stands in the place of a file or a link",
             ),
             (absent, f"the original was not copied: {absent}"),
@@ -185,30 +242,11 @@ class Comparison:
         return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
     def _skip(self, name: str, reason: str) -> None:
-        if len(self.skipped) == MAX_SKIPPED:
-            self.uncounted += 1
+        if len(self._skipped) == MAX_SKIPPED:
+            self._uncounted += 1
             return
         display_name = name.encode("utf-8", "backslashreplace").decode()[:255]
-        self.skipped.append({"name": display_name, "reason": f"not in the patch: {reason}"[:200]})
-
-
-def compare(
-    original: Original, source: str, target: str, *, max_files: int, room: int
-) -> tuple[dict[str, object], bytes]:
-    """Return summary and patch; see ``overlay.summary``."""
-    found = Comparison(original, source, target, max_files=max_files, room=room)
-    found.run()
-    if more := found.uncounted:
-        reason = f"and {more} more changes that are not in the patch"
-        found.skipped.append({"name": "…", "reason": reason, "count": more})
-    # So that names that differ only in case do not collide.
-    deletions_first = sorted(found.parts, key=lambda each: each[0])
-    names = {kind: names[:MAX_NAMES] for kind, names in found.names.items()}
-    return {
-        **names,
-        "counts": {kind: len(names) for kind, names in found.names.items()},
-        "skipped": found.skipped,
-    }, b"".join(part for _, part in deletions_first)
+        self._skipped.append({"name": display_name, "reason": f"not in the patch: {reason}"[:200]})
 
 
 def _literal(content: bytes) -> bytes:
@@ -253,3 +291,54 @@ def _quoted(name: str) -> str:
     """Return a name as git writes it; unprintable names were rejected before."""
     escaped = name.replace("\\", "\\\\").replace('"', '\\"')
     return name if escaped == name else f'"{escaped}"'
+
+
+def _left(name: str, status: os.stat_result) -> bool:
+    return os.path.basename(name) in PASSED_OVER and stat.S_ISDIR(status.st_mode)
+
+
+def _counted(source: str, max_files: int, max_bytes: int) -> list[tuple[str, os.stat_result]]:
+    """Return every entry, folders before their entries, if all may be copied."""
+    found = []
+    size = 0
+    for name, status in walk(
+        source, into=lambda name, status: not _left(name, status) and name.count("/") <= MAX_DEPTH
+    ):
+        found.append((name, status))
+        pages = -(-status.st_size // PAGE) if stat.S_ISREG(status.st_mode) else 1
+        size += max(1, pages) * PAGE
+        if len(found) >= MAX_LOOK:
+            break
+        if name.count("/") >= MAX_DEPTH:
+            raise ValueError(f"it has folders more than {MAX_DEPTH} deep")
+    if len(found) > max_files or size > max_bytes:
+        least = "at least " if len(found) >= MAX_LOOK else ""
+        raise ValueError(
+            f"it holds {least}{len(found)} files and folders with {size} bytes (in pages of {PAGE}), "
+            f"and {max_files} with {max_bytes} bytes may be copied"
+        )
+    return found
+
+
+def _copy_file(path: str, place: str, status: os.stat_result, *, runs: bool) -> tuple[bytes, int]:
+    # Not one byte more than was counted, whatever the host does to the file meanwhile.
+    remaining = status.st_size
+    digest = blake2b()
+    with opened(path) as source, open(place, "xb") as target:
+        while remaining and (data := source.read(min(remaining, _CHUNK))):
+            remaining -= len(data)
+            digest.update(data)
+            target.write(data)
+        target.flush()
+        os.fchmod(target.fileno(), 0o755 if runs else 0o644)
+        os.utime(target.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
+    return digest.digest(), status.st_size - remaining
+
+
+def _digest_of(path: str) -> bytes:
+    """Return the digest of a regular file's content. Raises OSError."""
+    digest = blake2b()
+    with opened(path) as file:
+        while data := file.read(_CHUNK):
+            digest.update(data)
+    return digest.digest()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import os
 import stat
 from itertools import chain, islice
 
 from _glovebox_guest.loop import Loop, StreamHandler
-from _glovebox_guest.stdlib import BinaryIO, Callable, Iterable, Iterator
+from _glovebox_guest.stdlib import BinaryIO, Callable, Iterable, Iterator, TypeAlias
 
 MAX_ENTRIES = 20_000
 """Directory entries examined: a million files must not keep the call from ending."""
@@ -23,46 +22,25 @@ _UNSEEN = os.stat_result((0,) * 10)
 """Of an entry that has none, as its path is longer than the kernel takes."""
 
 
-class Picture:
-    """A picture among the files: its name below ``/output``, and its size in bytes."""
-
-    __slots__ = ("head", "media_type", "name", "size")
-
-    def __init__(self, name: str, media_type: str, head: bytes, size: int) -> None:
-        self.name = name
-        self.media_type = media_type
-        self.head = head
-        self.size = size
+Picture: TypeAlias = tuple[str, int, str, bytes]
+"""Of a picture among the files: its name below ``/output``, its size in bytes, its media type and beginning."""
 
 
-class _Sender(StreamHandler):
-    def __init__(
-        self, loop: Loop, read: Callable[[int], bytes], name: str, size: int, *, kind: str = "file", cut: bool = False
-    ) -> None:
-        self._over = False
-        stream = loop.open(kind, {"name": name, "bytes": size, **({"cut": True} if cut else {})}, self)
-        remaining = size
-        while remaining and not self._over:
-            credit = loop.wire.credit(stream)
-            if credit == 0:
-                loop.step(None)  # the host's clock ends a call whose host reads nothing
-                continue
-            data = read(min(credit, remaining, _CHUNK))
-            if not data:
-                break
-            remaining -= len(data)
-            loop.send(loop.wire.data(stream, data))
-        if not self._over:
-            loop.send(loop.wire.end(stream))
-
-    def on_reset(self, body: object) -> None:  # noqa: ARG002 - the host knows why
-        """Stop: the host refuses the file."""
-        self._over = True
-
-
-def send_bytes(loop: Loop, kind: str, content: bytes) -> None:
-    """Send content that is not a file of the program, as a stream of its own kind."""
-    _Sender(loop, io.BytesIO(content).read, "", len(content), kind=kind)
+def send(loop: Loop, file: BinaryIO, name: str, size: int, *, kind: str = "file", cut: bool = False) -> None:
+    """Send the first ``size`` bytes of a file as a stream, unless the host refuses it: then the stream is closed."""
+    stream = loop.open(kind, {"name": name, "bytes": size, **({"cut": True} if cut else {})}, StreamHandler())
+    while size and loop.wire.is_open(stream):
+        credit = loop.wire.credit(stream)
+        if credit == 0:
+            loop.step(None)  # the host's clock ends a call whose host reads nothing
+            continue
+        data = file.read(min(credit, size, _CHUNK))
+        if not data:
+            break
+        size -= len(data)
+        loop.send(loop.wire.data(stream, data))
+    if loop.wire.is_open(stream):
+        loop.send(loop.wire.end(stream))
 
 
 def collect(loop: Loop, root: str, *, max_files: int, max_bytes: int) -> tuple[list[dict[str, object]], list[Picture]]:
@@ -98,12 +76,12 @@ def collect(loop: Loop, root: str, *, max_files: int, max_bytes: int) -> tuple[l
     return told, pictures
 
 
-def contents(root: str, pictures: Iterable[Picture]) -> list[tuple[str, bytes]]:
-    """Read pictures that were sent, once more; nothing has changed since."""
+def contents(root: str, sent: Iterable[tuple[str, int]]) -> list[tuple[str, bytes]]:
+    """Read files that were sent, once more, by name and size; nothing has changed since."""
     found = []
-    for picture in pictures:
-        with opened(os.path.join(root, picture.name)) as file:
-            found.append((picture.name, file.read(picture.size)))
+    for name, size in sent:
+        with opened(os.path.join(root, name)) as file:
+            found.append((name, file.read(size)))
     return found
 
 
@@ -194,9 +172,9 @@ def _send(
             head = os.pread(file.fileno(), header.HEAD_BYTES, 0)
             media_type = header.kind(head)
             if media_type is not None:
-                pictures.append(Picture(name, media_type, head, found.st_size))
+                pictures.append((name, found.st_size, media_type, head))
         cut = full_since is not None and found.st_mtime_ns >= full_since
-        _Sender(loop, file.read, name, found.st_size, cut=cut)
+        send(loop, file, name, found.st_size, cut=cut)
     return found.st_size, ""
 
 
