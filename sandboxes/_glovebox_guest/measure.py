@@ -25,7 +25,7 @@ def measure(own: frozenset[int], hidden: list[str], masked: list[str]) -> dict[s
     ``masked`` if readable.
     """
     reported = status(lines("/proc/self/status"))
-    spaces = namespaces()
+    spaces, name = namespaces(), os.uname()
     return {
         "uid": os.getuid() if os.getresuid() == (os.getuid(),) * 3 else -1,
         "gid": os.getgid() if os.getresgid() == (os.getgid(),) * 3 else -1,
@@ -40,11 +40,12 @@ def measure(own: frozenset[int], hidden: list[str], masked: list[str]) -> dict[s
         "descriptors": _descriptors(own),
         "landlock": landlock.abi_version(),
         "pid": os.getpid(),
-        "hostname": os.uname().nodename,
-        "kernel": f"{os.uname().sysname} {os.uname().release} {os.uname().version}",
+        "hostname": name.nodename,
+        "kernel": f"{name.sysname} {name.release} {name.version}",
         "python": sys.version.split()[0],
         "present": [*filter(os.path.lexists, hidden), *filter(_readable, masked)][:_MOST_PRESENT],
-        "system": _system(),
+        # Whose kernel answers system calls: gVisor's only with both marks, else the host's.
+        "system": "gvisor" if os.path.exists(_SENTRY) and (name.release, name.version) == _SENTRY_VERSION else "linux",
         # Values this kernel does not report are listed, and the plan must have expected exactly those.
         "unmeasured": [name for name in CAPABILITIES if name not in reported]
         + [f"namespace {name}" for name in _NAMESPACES if name not in spaces],
@@ -60,12 +61,6 @@ def _readable(path: str) -> bool:
             return bool(file.read(1))
     except OSError:
         return False
-
-
-def _system() -> str:
-    """Return whose kernel answers system calls: gVisor only with both marks, else the host's."""
-    name = os.uname()
-    return "gvisor" if os.path.exists(_SENTRY) and (name.release, name.version) == _SENTRY_VERSION else "linux"
 
 
 def status(lines: list[str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from collections import Counter, deque
 from _glovebox_guest import wording
 from _glovebox_guest.program.emit import Emit
 from _glovebox_guest.stdlib import Any, Iterable, Iterator, TypeAlias
-from _glovebox_guest.workspace import paths
+from _glovebox_guest.workspace import hidden, paths
 from _glovebox_guest.workspace.helper import in_order
 from _glovebox_guest.workspace.tree import Walk
 
@@ -69,7 +69,6 @@ _OVERHEAD = 60
 """Bytes of JSON of a match, its texts excepted."""
 _PER_TEXT = 12
 """Bytes of a line, its text excepted: its number and its end, or quotes and a comma."""
-_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _FIRST_READ = 16 * 1024
 """Most source files are smaller: one read(2) each, and no fstat(2)."""
 # Searching a whole text or line by line differs only for lookarounds, atomic groups, anchors and possessive repetition.
@@ -115,9 +114,17 @@ def run(payload: dict[str, Any], _: Emit) -> dict[str, Any]:
 
 class _Search:
     def __init__(self, payload: dict[str, Any]) -> None:
-        literal, fold = payload.get("literal", False), payload.get("ignore_case", False)
-        self._pattern = _compiled(payload["pattern"], literal=literal, fold=fold)
-        self._by_line = not literal and _NEEDS_LINES.search(payload["pattern"]) is not None
+        pattern, literal = payload["pattern"], payload.get("literal", False)
+        flags = re.MULTILINE | (re.IGNORECASE if payload.get("ignore_case", False) else 0)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about sets that a later Python may read otherwise
+                self._pattern = re.compile(re.escape(pattern) if literal else pattern, flags)
+        except (re.error, OverflowError, RecursionError, ValueError) as error:
+            why = f"The pattern is no regular expression: {paths.display_name(str(error))}."
+            hint = "Set literal to search for the text as it stands."
+            raise paths.JobRefusedError("pattern.invalid", why, hint) from None
+        self._by_line = not literal and _NEEDS_LINES.search(pattern) is not None
         # Bytes that a file in UTF-8 must hold to match.
         self._needle = needle(self._pattern).encode()
         self._context = payload.get("context", 0)
@@ -184,18 +191,6 @@ class _Search:
             yield match
 
 
-def _compiled(pattern: str, *, literal: bool, fold: bool) -> re.Pattern[str]:
-    hint = "Set literal to search for the text as it stands."
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about sets that a later Python may read otherwise
-            flags = re.MULTILINE | (re.IGNORECASE if fold else 0)
-            return re.compile(re.escape(pattern) if literal else pattern, flags)
-    except (re.error, OverflowError, RecursionError, ValueError) as error:
-        why = f"The pattern is no regular expression: {paths.display_name(str(error))}."
-        raise paths.JobRefusedError("pattern.invalid", why, hint) from None
-
-
 def _text(path: str, needle: bytes) -> tuple[str, str]:
     """Return the result of a file, and its text where it may match."""
     try:
@@ -217,7 +212,7 @@ def _text(path: str, needle: bytes) -> tuple[str, str]:
 
 def _content(path: str) -> bytes | None:
     """Return a file's bytes, None for more than MAX_FILE; never blocks."""
-    descriptor = os.open(path, _FLAGS)
+    descriptor = os.open(path, hidden.FLAGS)
     try:
         data = os.read(descriptor, _FIRST_READ)
         if len(data) < _FIRST_READ:

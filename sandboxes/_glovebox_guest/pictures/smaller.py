@@ -73,7 +73,8 @@ def smaller(file: BinaryIO, most: int) -> tuple[str, bytes, tuple[int, int], tup
     try:
         image: Any = Image.open(file, formats=_FORMATS)
         of = image.size
-        _require_decodable(of)
+        if (pixels := of[0] * of[1]) > MAX_PIXELS:
+            raise PictureError(f"it has {pixels} pixels, and at most {MAX_PIXELS} are decoded")  # noqa: TRY301 - as below
         photo = image.format == "JPEG"
         image.draft(None, (MAX_EDGE, MAX_EDGE))  # a JPEG is decoded at a fraction of its size
         image = _plain(image)
@@ -87,12 +88,6 @@ def smaller(file: BinaryIO, most: int) -> tuple[str, bytes, tuple[int, int], tup
         raise
     except Exception as problem:  # noqa: BLE001 - whatever a decoder of hostile bytes raises
         raise PictureError(f"it cannot be decoded ({type(problem).__name__})") from None
-
-
-def _require_decodable(size: tuple[int, int]) -> None:
-    pixels = size[0] * size[1]
-    if pixels > MAX_PIXELS:
-        raise PictureError(f"it has {pixels} pixels, and at most {MAX_PIXELS} are decoded")
 
 
 def _plain(image: Any) -> Any:

@@ -44,8 +44,6 @@ MAX_OPEN_FILES = 1024
 class Child:
     """A process that waits for its task, or runs it: its number and the reading ends of its pipes."""
 
-    __slots__ = ("_order", "done", "pid", "result", "stderr", "stdout")
-
     def __init__(self, pid: int, order: int, pipes: tuple[int, ...]) -> None:
         self.pid = pid
         self._order = order

@@ -57,7 +57,8 @@ EXAMPLES = (".example", ".sample", ".template", ".dist")
 _COPIES = ("~", ".bak", ".old", ".orig", ".save")
 """Endings of copies by editors and people; Emacs also ``#NAME#`` and ``NAME.~1~``."""
 
-_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+# A FIFO without a writer blocks open(2), and a terminal would become ours.
+FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class Kind:
@@ -84,15 +85,14 @@ class Kind:
         if self.content is None:
             return True
         try:
-            descriptor = os.open(place, _FLAGS)
+            file = open(place, "rb", 0, opener=lambda name, _: os.open(name, FLAGS))  # noqa: SIM115 - closed below
         except OSError:
             return False
-        try:
-            return self.held_by(descriptor)
-        except OSError:
-            return True
-        finally:
-            os.close(descriptor)
+        with file:
+            try:
+                return self.held_by(file.fileno())
+            except OSError:
+                return True
 
 
 # One that is hidden by its name needs no read.
@@ -151,8 +151,6 @@ def kind_of(name: str, above: str) -> Kind | None:
 
 class HiddenPaths:
     """The files of the workspace hidden from one call."""
-
-    __slots__ = ("_revealed",)
 
     def __init__(self, revealed: Iterable[str] = ()) -> None:
         """Take paths, relative to the workspace, that are revealed with all below them."""

@@ -10,7 +10,7 @@ import os
 import re
 
 from _glovebox_guest.stdlib import Callable
-from _glovebox_guest.workspace import glob
+from _glovebox_guest.workspace import glob, hidden
 
 FILE = ".gitignore"
 EXCLUDE = ".git/info/exclude"
@@ -20,7 +20,6 @@ MAX_FILE = 64 * 1024
 MAX_ALL = 256 * 1024
 """Bytes of all different rule files of a call: about a second of compiling."""
 
-_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _SPECIAL = re.compile(r"[*?\[\\]")
 
 
@@ -93,9 +92,6 @@ class Rules:
                     groups.append(_PatternGroup(says=says))
                 groups[-1].add(pattern.removesuffix("/"))
 
-    def __bool__(self) -> bool:
-        return bool(self._folders)
-
     def verdict(self, name: str, path: str, *, folder: bool) -> bool | None:
         """Return whether an entry is excluded; None where no pattern matches it.
 
@@ -117,9 +113,9 @@ class RuleReader:
         self._left = MAX_ALL
 
     def read(self, path: str) -> Rules | None:
-        """Return the rules of a file; None if it is missing or has no rules."""
+        """Return the rules of a file; None if it is missing or not obeyed."""
         try:
-            with open(path, "rb", opener=lambda name, _: os.open(name, _FLAGS)) as file:
+            with open(path, "rb", opener=lambda name, _: os.open(name, hidden.FLAGS)) as file:
                 content = file.read(MAX_FILE + 1) or b""
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -133,7 +129,7 @@ class RuleReader:
                 return None
             self._left -= len(content)
             rules = self._known[content] = Rules(content)
-        return rules or None
+        return rules
 
 
 def as_bytes(text: str) -> str:

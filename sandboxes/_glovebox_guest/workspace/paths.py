@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from _glovebox_guest.program.emit import Emit
 from _glovebox_guest.stdlib import Any, Callable, Iterator, NoReturn
-from _glovebox_guest.workspace.hidden import HiddenPaths
+from _glovebox_guest.workspace.hidden import FLAGS, HiddenPaths
 
 ROOT = "/workspace"
 """Mount point of the workspace; ``glovebox_sandboxes.contract.base.WORKSPACE`` without its imports."""
@@ -29,8 +29,6 @@ ALLOW = (
 """Advice where the host denies reading: the caller cannot change that."""
 
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# A FIFO without a writer blocks open(2), and a terminal would become ours.
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class JobRefusedError(Exception):
@@ -65,8 +63,6 @@ def answering(job: Callable[[dict[str, Any], Emit], dict[str, Any]]) -> Callable
 
 class OpenedPath:
     """An existing entry of the workspace: its directory held open, its name there, its status."""
-
-    __slots__ = ("directory", "info", "links", "names")
 
     def __init__(self, directory: int, names: list[str], info: os.stat_result, links: list[list[str]]) -> None:
         self.directory = directory
@@ -213,20 +209,18 @@ def open_file(path: str, hidden: HiddenPaths = EVERYTHING) -> tuple[int, os.stat
         # Checked before it is opened: opening a FIFO would already wake its writer.
         _require_regular(path, place.info)
         try:
-            descriptor = os.open(place.names[-1], _FILE, dir_fd=place.directory)
+            descriptor = os.open(place.names[-1], FLAGS, dir_fd=place.directory)
             try:
                 info = os.fstat(descriptor)
                 _require_regular(path, info)
                 kinds = filter(None, map(hidden.kind, (place.names, *place.links)))
-                is_hidden = any(kind.held_by(descriptor) for kind in kinds)
+                if any(kind.held_by(descriptor) for kind in kinds):
+                    raise missing(path)  # noqa: TRY301 - what was opened is closed below
             except BaseException:
                 os.close(descriptor)
                 raise
         except OSError as error:
             _translate(path, error)
-    if is_hidden:
-        os.close(descriptor)
-        raise missing(path)
     return descriptor, info
 
 
