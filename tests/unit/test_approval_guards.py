@@ -239,10 +239,16 @@ async def test_a_question_is_abandoned_by_its_own_call_alone(how: str, tmp_path:
             await desk.answer(question)
         with store.opened(desk.state) as database:
             gone = replace(question, asked_by="c_other") if how == "by another call" else question
-            assert not database.transact_now(lambda db: store.Questions(db, desk.clock(), print).abandon(gone))
+            database.transact_now(lambda db: store.Questions(db, desk.clock(), print).abandon(gone))
+        left = await desk.approvals.standing(question.id)
+        assert left is not None
+        assert left.state == "pending"
         control = await desk.asked(proposal("2", profile=QUIET, rules=rules))
         with store.opened(desk.state) as database:
-            assert database.transact_now(lambda db: store.Questions(db, desk.clock(), print).abandon(control))
+            database.transact_now(lambda db: store.Questions(db, desk.clock(), print).abandon(control))
+        left = await desk.approvals.standing(control.id)
+        assert left is not None
+        assert left.state == "withdrawn"
 
 
 def _why(rule: Approval, profile: Profile = QUIET, **arguments: Any) -> str | None:

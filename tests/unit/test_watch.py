@@ -100,7 +100,7 @@ async def test_denials_in_a_row_are_told_and_others_are_not(tmp_path: Path) -> N
 
 
 async def test_what_lies_where_a_canary_was_is_no_canary(tmp_path: Path) -> None:
-    """Another file, a link to it or a FIFO in its place is hidden as any secret is; the control is the canary."""
+    """What else is in its place is hidden as any secret is, and leaves nothing open; the control is the canary."""
     async with watching(tmp_path) as seen:
         canary = planted(tmp_path)
         workspace = Path(canary.workspace)
@@ -113,6 +113,11 @@ async def test_what_lies_where_a_canary_was_is_no_canary(tmp_path: Path) -> None
         os.mkfifo(canary.file)
         assert await seen.watch.planted(workspace) == ()
         canary.file.unlink()
+        canary.file.mkdir()
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        assert await seen.watch.planted(workspace) == ()
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
+        canary.file.rmdir()
         canary.file.write_text(f"{canary.text}TOKEN=real\n")
         assert await seen.watch.planted(workspace) == ()
 

@@ -102,11 +102,8 @@ def _lines(question: Question) -> Iterator[str]:
     arguments: Mapping[str, Any] = json.loads(about.arguments)
     yield f"May this call of {about.tool} run?"
     yield f"Why you are asked: {question.why}"
-    yield f"Who asks: {visible(about.principal)}" + (
-        f", by a client that calls itself {visible(json.dumps(question.client, ensure_ascii=False))}"
-        if question.client
-        else ""
-    )
+    client = f", by a client that calls itself {visible(json.dumps(question.client, ensure_ascii=False))}"
+    yield f"Who asks: {visible(about.principal)}{client if question.client else ''}"
     yield f"Run {visible(about.run)}" + (f", workflow {visible(question.workflow)}" if question.workflow else "")
     yield f"Question {question.id}, open until {question.expires:%Y-%m-%d %H:%M:%S} UTC. {_reach(question)}"
     if about.lifted is not None:

@@ -72,23 +72,6 @@ _T = TypeVar("_T")
 _UPDATE: Final = "UPDATE questions SET"
 _SELECT: Final = "SELECT state, boot, ends, reach, callers, used_by, body, answers FROM questions"
 _OVER: Final = "state IN ('expired', 'used', 'withdrawn')"
-_OBJECTIONS: Final = {
-    "over": (
-        "Question {id} is {state} already, and no answer changes that.",
-        "A call that asks again gets a question of its own.",
-    ),
-    "mismatch": (
-        "The answer is to another question: what would run differs from what was shown.",
-        "Look at the question again, and answer what it shows now.",
-    ),
-    "channel": ("Only {whom} may answer this question.", "Have them answer it."),
-    "own": (
-        "This question wants another principal than the caller, and {by} is the caller.",
-        "Have somebody else answer, as another user of this host.",
-    ),
-    "reach": ("A yes to this question is for one call, not for the run.", "Answer without --run."),
-    "twice": ("{by} has said yes already, and {quorum} different principals have to.", "Have somebody else answer."),
-}
 _QUESTION: Final = TypeAdapter(Question)
 _ANSWERS: Final = TypeAdapter(tuple[ApprovalAnswer, ...])
 
@@ -226,8 +209,7 @@ class Questions:
         Raises RefusedError: it does not count, and why; the question is unchanged.
         """
         found = self._there(identifier)
-        if (refused := objection(found, given)) is not None:
-            raise refused
+        _require_valid(found, given)
         question, asked = found.question, found.question.asked
         answers = (*(each for each in found.answers if each.by != given.by), given)
         yes = [each for each in answers if each.allow]
@@ -276,14 +258,12 @@ class Questions:
             self._record(events.ApprovalWithdrawn(**about, by=by))
         return found
 
-    def abandon(self, question: Question) -> bool:
-        """Withdraw the question of a call that is gone; False if other calls ask it, or somebody answered."""
+    def abandon(self, question: Question) -> None:
+        """Withdraw the question of a call that is gone, unless other calls ask it, or somebody answered."""
         found = self.standing(question.id)
         alone = found is not None and found.state == "pending" and found.callers == 1 and not found.answers
-        if found is None or not alone or found.question.asked_by != question.asked_by:
-            return False
-        self.withdraw(question.id, question.subject.principal)
-        return True
+        if found is not None and alone and found.question.asked_by == question.asked_by:
+            self.withdraw(question.id, question.subject.principal)
 
     def _there(self, identifier: str) -> Standing:
         if (found := self.standing(identifier)) is None:
@@ -336,27 +316,33 @@ def unknown_question() -> RefusedError:
     )
 
 
-def objection(found: Standing, answer: ApprovalAnswer) -> RefusedError | None:
-    """Return why this answer does not count, or None; the question is unchanged."""
+def _require_valid(found: Standing, answer: ApprovalAnswer) -> None:
+    """Refuse an answer that does not count. Raises RefusedError: why; the question is unchanged."""
     question, asked = found.question, found.question.asked
     no = not answer.allow and answer.channel == "operator"  # the operator can always deny
-    holds = {
-        "over": found.state != "pending" and not (no and found.state == "allowed"),
-        "mismatch": answer.digest != question.digest,
-        "channel": not no and asked.by not in ("either", answer.channel),
-        "own": answer.allow and asked.another_principal and answer.by == question.subject.principal,
-        "reach": answer.allow and answer.reach == "run" and asked.reach != "run",
-        "twice": answer.allow and any(each.allow and each.by == answer.by for each in found.answers),
-    }
-    rule = next((rule for rule, is_so in holds.items() if is_so), None)
-    if rule is None:
-        return None
-    reason, hint = _OBJECTIONS[rule]
-    whom = "the person at the client" if asked.by == "client" else "an operator"
-    if rule == "over" and no and found.used_by:
-        hint = f"To end the call that ran on it: `glovebox stop --call {found.used_by}`."
-    values = {"id": question.id, "state": found.state, "whom": whom, "by": answer.by, "quorum": asked.quorum}
-    return RefusedError(f"approval.{rule}", reason.format(**values), hint)
+    if found.state != "pending" and not (no and found.state == "allowed"):
+        reason = f"Question {question.id} is {found.state} already, and no answer changes that."
+        hint = "A call that asks again gets a question of its own."
+        if no and found.used_by:
+            hint = f"To end the call that ran on it: `glovebox stop --call {found.used_by}`."
+        raise RefusedError("approval.over", reason, hint)
+    if answer.digest != question.digest:
+        reason = "The answer is to another question: what would run differs from what was shown."
+        raise RefusedError("approval.mismatch", reason, "Look at the question again, and answer what it shows now.")
+    if not no and asked.by not in ("either", answer.channel):
+        whom = "the person at the client" if asked.by == "client" else "an operator"
+        raise RefusedError("approval.channel", f"Only {whom} may answer this question.", "Have them answer it.")
+    if not answer.allow:
+        return
+    if asked.another_principal and answer.by == question.subject.principal:
+        reason = f"This question wants another principal than the caller, and {answer.by} is the caller."
+        raise RefusedError("approval.own", reason, "Have somebody else answer, as another user of this host.")
+    if answer.reach == "run" and asked.reach != "run":
+        reason = "A yes to this question is for one call, not for the run."
+        raise RefusedError("approval.reach", reason, "Answer without --run.")
+    if any(each.allow and each.by == answer.by for each in found.answers):
+        reason = f"{answer.by} has said yes already, and {asked.quorum} different principals have to."
+        raise RefusedError("approval.twice", reason, "Have somebody else answer.")
 
 
 def _once(asked: RequiredApproval) -> Reach:

@@ -43,7 +43,6 @@ class Reservation:
 
     asked: ReservationRequest
     granted: Sequence[Funds]
-    processors: int
     _began: float = field(default_factory=anyio.current_time)
     _told: Amounts | None = None
 
@@ -56,7 +55,7 @@ class Reservation:
         self._told = {
             "failures": int(result.failed),
             "wall_seconds": spending.amount("wall_seconds", (used["wall_ms"] + scan_ms) / 1000),
-            "cpu_seconds": self._cpu()
+            "cpu_seconds": self._cpu(now)
             if used["cpu_ms"] is None
             else spending.amount("cpu_seconds", (used["cpu_ms"] + scan_ms) / 1000),
             "disclosed_bytes": sum(map(_bytes, result.content)) + result.beside,
@@ -80,14 +79,14 @@ class Reservation:
             for name, n in each.takes.items():
                 taken[name] = max(n, taken.get(name, 0))
         wall = min(self.wall(), self.asked.worst["wall_seconds"])
-        return {**taken, **traffic, "failures": 1, "wall_seconds": wall, "cpu_seconds": self._cpu()}
+        return {**taken, **traffic, "failures": 1, "wall_seconds": wall, "cpu_seconds": self._cpu(now)}
 
     def wall(self) -> int:
         """Return the time since it was made."""
         return spending.amount("wall_seconds", anyio.current_time() - self._began)
 
-    def _cpu(self) -> int:
-        return min(self.wall() * self.processors, self.asked.worst["cpu_seconds"])
+    def _cpu(self, now: Attempt) -> int:
+        return min(self.wall() * now.profile.limits.processors, self.asked.worst["cpu_seconds"])
 
 
 def _bytes(content: Text | Image | Link) -> int:
@@ -130,7 +129,7 @@ class Budgets:
             granted = problem.refusal
         if isinstance(granted, Refusal):
             raise CallDeniedError(granted)
-        reservation = Reservation(asked=asked, granted=granted, processors=now.profile.limits.processors)
+        reservation = Reservation(asked=asked, granted=granted)
         runs = False
         try:
             yield reservation

@@ -155,13 +155,20 @@ def little(granted: Funds, spent: Amounts) -> list[BudgetRemainder]:
 
 def lines_of(budgets: Iterable[Budget], spender: Spender) -> tuple[BudgetLine, ...]:
     """Return the budgets that a call counts against."""
+    keys = {
+        "run": f"{spender.run} {spender.principal}",
+        "principal": spender.principal,
+        # Calls without a workflow share with no one; no workflow's name begins with a space.
+        "workflow": spender.workflow or f" {spender.principal}",
+        "tool": f"{spender.tool} {spender.principal}",
+    }
     return tuple(
         BudgetLine(
             name=budget.name,
             per=budget.per,
             every=budget.every,
             tool=spender.tool if budget.per == "tool" else budget.tool,
-            key=_key(budget.per, spender),
+            key=keys[budget.per],
             limits={
                 name: amount(name, limit) for name in SPENDING if (limit := getattr(budget, name)) is not None
             },
@@ -177,17 +184,6 @@ def all_lines(
     """Return all limits of a caller, whichever of these tools it calls."""
     every = [line for tool in tools for line in lines_of(budgets, replace(spender, tool=tool))]
     return (*{(line.name, line.key): line for line in every}.values(), *rates_of(rates, spender))
-
-
-def _key(per: str, spender: Spender) -> str:
-    keys = {
-        "run": f"{spender.run} {spender.principal}",
-        "principal": spender.principal,
-        # Calls without a workflow share with no one; no workflow's name begins with a space.
-        "workflow": spender.workflow or f" {spender.principal}",
-        "tool": f"{spender.tool} {spender.principal}",
-    }
-    return keys[per]
 
 
 def rates_of(rates: Iterable[Rate], spender: Spender) -> tuple[BudgetLine, ...]:

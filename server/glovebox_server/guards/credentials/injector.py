@@ -16,12 +16,11 @@ from glovebox_profiles.egress.rules import decide
 from glovebox_profiles.egress.targets import EgressTarget, quoted
 from glovebox_profiles.model import Credential
 from glovebox_sandboxes.contract.errors import DiagnosedError, RefusedError
-from glovebox_server.egress.events import EgressAttempt, EgressLimits
+from glovebox_server.egress.events import EgressAttempt, EgressLimits, Headers
 from glovebox_server.egress.request import request_headers
 from glovebox_server.guards.credentials.sources import CredentialValue
 from glovebox_server.guards.redaction.detector import Detector, KeyMasker, derive_forms, index_markers
 
-Headers = Sequence[tuple[str, str]]
 _SCHEMES: Final = ("", "Bearer ", "bearer ", "Token ", "token ")
 _USER: Final = re.compile(r"[A-Za-z0-9._@+-]{0,64}")
 
@@ -64,8 +63,6 @@ def _basic(written: str, placeholder: str, value: str) -> str | None:
     return "Basic " + base64.b64encode(pair.encode()).decode()
 
 
-ReadValue = Callable[[str], Awaitable[CredentialValue]]
-
 _LENGTHS: Final = (40, 64, 96, 128, 256)
 """Of placeholders: the first that a value has room in. 40 characters is also what the search for markers needs."""
 _PREFIXES: Final = (
@@ -82,7 +79,7 @@ class CredentialInjector:
     """The credentials of one call, and their use by its requests."""
 
     credentials: Sequence[Credential]
-    read: ReadValue = field(repr=False)
+    read: Callable[[str], Awaitable[CredentialValue]] = field(repr=False)
     used: dict[bytes, str] = field(default_factory=dict, repr=False)
     """Encodings of keys that may not come back, with their credentials' names."""
     placeholders: dict[str, str] = field(default_factory=dict, repr=False)

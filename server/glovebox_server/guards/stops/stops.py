@@ -203,25 +203,18 @@ class Stops:
             self._overdue.add(done)
             _log.warning("the log does not answer: %s is not waited for", event.kind)
 
-    async def make(self, scope: Scope, name: str, *, because: str, by: str) -> Stop:
-        """Stop something for a watch rule: recorded first, if possible; calls of this process end at once.
+    async def make(self, scope: Scope, name: str, *, because: str, by: str) -> None:
+        """Stop something for a watch rule, unless it is; recorded first if possible. Calls of this process end at once.
 
-        ``because`` is shown to callers; ``by`` is ``watch:`` and the rule.
-
-        Returns:
-            The stop, which may have been in effect already.
-            If its file cannot be made, it is in effect only in this process, while that lives.
-            The last of ``MAX_STOPS`` such stops everything there.
+        ``because`` is shown to callers; ``by`` is ``watch:`` and the rule. A stop whose file cannot be made is in
+        effect only in this process, while that lives; the last of ``MAX_STOPS`` such stops everything there.
         """
-        new = new_stop(scope, name, because=because, by=by, made=datetime.now(UTC))
         with anyio.CancelScope(shield=True):
             async with self._making:
                 self._look()
-                known = (each for each in (*self._found.items, *self._here) if (each.scope, each.name) == (scope, name))
-                stop = next(known, new)
-                if stop is new:
-                    await self._make(new)
-        return stop
+                known = (*self._found.items, *self._here)
+                if not any((each.scope, each.name) == (scope, name) for each in known):
+                    await self._make(new_stop(scope, name, because=because, by=by, made=datetime.now(UTC)))
 
     async def _make(self, stop: Stop) -> None:
         await self.record(made(stop))

@@ -50,12 +50,13 @@ class Canary(StoredItem):
     def stands(self) -> bool:
         """Return whether its file is unchanged."""
         try:
-            # A process that may write there may have put a link or a FIFO in its place.
-            with os.fdopen(
-                os.open(self.file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb"
-            ) as file:
-                whole = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
-                return whole and file.read(MAX_BYTES + 1) == self.text.encode()
+            # A process that may write there may have put a link, a FIFO or a directory in its place.
+            descriptor = os.open(self.file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                whole = stat.S_ISREG(os.fstat(descriptor).st_mode)
+                return whole and os.read(descriptor, MAX_BYTES + 1) == self.text.encode()
+            finally:
+                os.close(descriptor)
         except OSError:
             return False
 
