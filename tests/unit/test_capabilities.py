@@ -103,7 +103,7 @@ class Nothing(registry.Drivers):
 
         return Driver()
 
-    async def choose(self, _names: tuple[str, ...], _spec: Any) -> Any:
+    async def choose(self, _names: tuple[str, ...], _spec: Any, _waits: Any = None) -> Any:
         """Refuse, with a place of the host in the words."""
         raise UnsupportedSpecError("isolation", "nothing works, see /etc/secret-place", "Fix it.")
 

@@ -4,8 +4,8 @@ A driver is its entry in ``DRIVERS`` and, in the folder of its name beside this 
 server_id)``. It is probed at first need, and kept until the server ends.
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib import import_module
@@ -14,11 +14,13 @@ from typing import Final
 
 import anyio
 import anyio.abc
+from anyio.lowlevel import checkpoint
 
 from glovebox_sandboxes.contract.base import Driver, Level, Plan, SandboxSpec
 from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
 
 _Connecting = AbstractAsyncContextManager[Driver]
+Waits = Callable[[], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,11 @@ class Drivers:
         """Return the driver of that name; probe it at first use, or if it was unusable RETRY_SECONDS ago."""
         return (await self._get(name)).driver
 
-    async def _get(self, name: str) -> _Held:
+    async def _get(self, name: str, waits: Waits = checkpoint) -> _Held:
+        held = self._ready.get(name)
+        if held is not None and held.driver.capabilities.usable:
+            return held
+        await waits()
         async with self._locks[name]:
             held = self._ready.get(name)
             if held and not held.driver.capabilities.usable and anyio.current_time() > held.since + RETRY_SECONDS:
@@ -99,18 +105,10 @@ class Drivers:
                 task_status.started(_Held(driver=driver, plan=plan, scope=scope, since=anyio.current_time()))
                 await anyio.sleep_forever()
 
-    def find_chosen(self, names: tuple[str, ...], spec: SandboxSpec) -> tuple[Driver, Plan] | None:
-        """Return the result of ``choose`` if that needs no look at the host; else None."""
-        for name in names:
-            held = self._ready.get(name)
-            if held is None or not held.driver.capabilities.usable:
-                return None
-            with suppress(UnsupportedSpecError, SandboxError):
-                return held.driver, held.plan(spec)
-        return None
-
-    async def choose(self, names: tuple[str, ...], spec: SandboxSpec) -> tuple[Driver, Plan]:
+    async def choose(self, names: tuple[str, ...], spec: SandboxSpec, waits: Waits = checkpoint) -> tuple[Driver, Plan]:
         """Return the first driver that can enforce every part of the spec, and its plan.
+
+        ``waits`` is awaited before each look at the host; never if a driver that is known can enforce it.
 
         Raises UnsupportedSpecError: none can; says what the first one lacks and what to do, then why no other can.
         """
@@ -120,7 +118,7 @@ class Drivers:
                 reasons.append((f"{name}: this version has no such driver", ""))
                 continue
             try:
-                held = await self._get(name)
+                held = await self._get(name, waits)
                 return held.driver, held.plan(spec)
             except (UnsupportedSpecError, SandboxError) as problem:
                 reasons.append((f"{name}: {problem.reason}", problem.fix))

@@ -18,7 +18,7 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from glovebox_sandboxes.contract.base import Driver, Plan, Sandbox, SandboxSpec
-from glovebox_sandboxes.drivers.registry import Drivers
+from glovebox_sandboxes.drivers.registry import Drivers, Waits
 from glovebox_sandboxes.pool.ready_queue import PoolEvent, ReadyQueue, Workshop
 from glovebox_sandboxes.session.connection import AttestedSandbox
 from glovebox_sandboxes.sharing import FairLimiter
@@ -37,7 +37,6 @@ _ELSEWHERE = ("exec(", "pickle", "runpy", "shelve")
 """Names that run other code, or make objects of modules that the text does not name."""
 
 Tell = Callable[[PoolEvent], Awaitable[None]]
-Waits = Callable[[], Awaitable[None]]
 Choice = tuple[tuple[str, ...], SandboxSpec, bool]
 
 
@@ -208,10 +207,7 @@ class SandboxProvider:
         isolation, spec, preloads = choice
         if not preloads:
             spec = spec.without_preload()
-        known = self.drivers.find_chosen(isolation, spec)
-        if known is None:
-            await waits()
-        driver, plan = known or await self.drivers.choose(isolation, spec)
+        driver, plan = await self.drivers.choose(isolation, spec, waits)
         cold = plan
         if preloads:
             # A sandbox started while its call waits does not import what the program may not need.
