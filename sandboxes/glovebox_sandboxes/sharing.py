@@ -1,10 +1,10 @@
 """Schedule fair turns by an opaque key for each payer, and defer work until no call runs. No I/O.
 
-``Turns`` gives the next turn to one of the waiters. Rule 1: never more than ``most`` turns at one time. Rule 2: the
-next turn goes to the key with the fewest; of several, to the one that has waited longest since its last. Rule 3: where
-keys share, one takes a turn only while it has fewer than ``SHARE`` times as many as are left. Rule 4: waiters of one
-key come in order; one with a bound has its turn only if its key then has no more turns than that, and while it has it
-the key gets no more. Rule 5: no turn stays free that rules 3 and 4 give to a waiter.
+``FairLimiter`` gives the next turn to one of the waiters. Rule 1: never more than ``most`` turns at one time. Rule 2:
+the next turn goes to the key with the fewest; of several, to the one that has waited longest since its last. Rule 3:
+where keys share, one takes a turn only while it has fewer than ``SHARE`` times as many as are left. Rule 4: waiters of
+one key come in order; one with a bound has its turn only if its key then has no more turns than that, and while it has
+it the key gets no more. Rule 5: no turn stays free that rules 3 and 4 give to a waiter.
 
 Rule 3 is the dynamic threshold of shared-memory switches (Choudhury and Hahne, 1998, doi:10.1109/90.664262): a lone key
 leaves a part free without knowing of others, and each newcomer gets most of what is left. Without ``IdleGate`` a call
@@ -14,7 +14,6 @@ waits for work on other sandboxes: ``print(1)`` takes 13 ms where a bare interpr
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Generic, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -27,11 +26,9 @@ DEFER_SECONDS = 0.02
 ANSWER_SECONDS = 0.002
 """After a call, so that its answer is written before deferred work begins."""
 
-Waiter = TypeVar("Waiter")
 
-
-class Turns(Generic[Waiter]):
-    """The turns that are taken, and their waiters."""
+class FairLimiter:
+    """A limiter like ``anyio.CapacityLimiter``, with turns by key instead of an order of arrival."""
 
     def __init__(self, most: int, *, shared: bool) -> None:
         """Allow ``most`` turns at one time; unless keys are ``shared``, none are kept for others."""
@@ -39,53 +36,8 @@ class Turns(Generic[Waiter]):
         self._shared = shared
         self._turns: dict[str, list[int | None]] = {}
         """Bounds of the turns that each key has: waiting keys may be many, and are all compared at each grant."""
-        self._waiting: dict[str, deque[tuple[Waiter, int | None]]] = {}
+        self._waiting: dict[str, deque[tuple[anyio.Event, int | None]]] = {}
         """Waiters, each with its bound, in the order in which keys with equally many turns are served."""
-
-    def ask(self, key: str, waiter: Waiter, bound: int | None = None) -> None:
-        """Queue a waiter; ``grant`` gives turns out. ``bound``: how many the key may have with this one."""
-        self._waiting.setdefault(key, deque()).append((waiter, bound))
-
-    def grant(self) -> Iterator[Waiter]:
-        """Yield each waiter that can have a turn now."""
-        while left := self._most - sum(map(len, self._turns.values())):
-            key = min(filter(self._within_bounds, self._waiting), key=self._taken, default=None)
-            if key is None or (self._shared and not may_take(self._taken(key), left)):
-                return
-            waiters = self._waiting.pop(key)
-            waiter, bound = waiters.popleft()
-            if waiters:
-                self._waiting[key] = waiters
-            self._turns.setdefault(key, []).append(bound)
-            yield waiter
-
-    def release(self, key: str, bound: int | None = None) -> None:
-        """End a turn of this bound."""
-        self._turns[key].remove(bound)
-        if not self._turns[key]:
-            del self._turns[key]
-
-    def withdraw(self, key: str, waiter: Waiter) -> None:
-        """Remove a waiter that has no turn yet; later ones may get one then."""
-        self._waiting[key] = deque(entry for entry in self._waiting[key] if entry[0] != waiter)
-        if not self._waiting[key]:
-            del self._waiting[key]
-
-    def _taken(self, key: str) -> int:
-        return len(self._turns.get(key, ()))
-
-    def _within_bounds(self, key: str) -> bool:
-        bounds = [self._waiting[key][0][1], *self._turns.get(key, ())]
-        return all(bound is None or len(bounds) <= bound for bound in bounds)
-
-
-def may_take(taken: int, left: int) -> bool:
-    """Return whether a key with ``taken`` turns may have one of those ``left`` where others come too: rule 3."""
-    return taken < SHARE * left
-
-
-class FairLimiter(Turns[anyio.Event]):
-    """A limiter like ``anyio.CapacityLimiter``, with ``Turns`` instead of an order of arrival."""
 
     @asynccontextmanager
     async def turn(self, key: str) -> AsyncIterator[None]:
@@ -105,7 +57,6 @@ class FairLimiter(Turns[anyio.Event]):
         """Wait for a turn, which the caller releases; ``bound``: how many the key may have with this one."""
         granted = anyio.Event()
         self.ask(key, granted, bound)
-        self._grant()
         if granted.is_set():
             return
         try:
@@ -115,17 +66,51 @@ class FairLimiter(Turns[anyio.Event]):
                 self.release(key, bound)
             else:
                 self.withdraw(key, granted)
-                self._grant()
             raise
 
+    def ask(self, key: str, granted: anyio.Event, bound: int | None = None) -> None:
+        """Queue a waiter, whose event is set when it has its turn: perhaps now."""
+        self._waiting.setdefault(key, deque()).append((granted, bound))
+        self._grant()
+
+    def withdraw(self, key: str, granted: anyio.Event) -> None:
+        """Remove a waiter that has no turn yet; later ones may get one then."""
+        self._waiting[key] = deque(entry for entry in self._waiting[key] if entry[0] is not granted)
+        if not self._waiting[key]:
+            del self._waiting[key]
+        self._grant()
+
     def release(self, key: str, bound: int | None = None) -> None:
-        """End a turn acquired with this bound."""
-        super().release(key, bound)
+        """End a turn of this bound."""
+        self._turns[key].remove(bound)
+        if not self._turns[key]:
+            del self._turns[key]
         self._grant()
 
     def _grant(self) -> None:
-        for granted in self.grant():
+        """Give a turn to each waiter that can have one now."""
+        while left := self._most - sum(map(len, self._turns.values())):
+            key = min(filter(self._within_bounds, self._waiting), key=self._taken, default=None)
+            if key is None or (self._shared and not may_take(self._taken(key), left)):
+                return
+            waiters = self._waiting.pop(key)
+            granted, bound = waiters.popleft()
+            if waiters:
+                self._waiting[key] = waiters
+            self._turns.setdefault(key, []).append(bound)
             granted.set()
+
+    def _taken(self, key: str) -> int:
+        return len(self._turns.get(key, ()))
+
+    def _within_bounds(self, key: str) -> bool:
+        bounds = [self._waiting[key][0][1], *self._turns.get(key, ())]
+        return all(bound is None or len(bounds) <= bound for bound in bounds)
+
+
+def may_take(taken: int, left: int) -> bool:
+    """Return whether a key with ``taken`` turns may have one of those ``left`` where others come too: rule 3."""
+    return taken < SHARE * left
 
 
 class IdleGate:

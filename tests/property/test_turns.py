@@ -2,17 +2,32 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from time import process_time
+from types import SimpleNamespace
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glovebox_sandboxes.sharing import SHARE, Turns
+from glovebox_sandboxes.sharing import SHARE, FairLimiter
 
 KEYS = st.sampled_from(["a", "b", "c", "d", "e"])
 STEPS = st.lists(
     st.tuples(st.sampled_from(["ask", "ask", "release", "withdraw"]), KEYS, st.integers(0, 10**6)), max_size=200
 )
+
+
+@dataclass(eq=False)
+class Waiter:
+    """An event that says at once whose turn it is."""
+
+    hall: "Hall"
+    one: tuple[str, int]
+
+    def set(self) -> None:
+        """Have its turn."""
+        self.hall.granted(self.one)
 
 
 class Hall:
@@ -22,36 +37,38 @@ class Hall:
         self.most = most
         self.bounds = bounds
         self.shared = shared
-        self.turns: Turns[tuple[str, int]] = Turns(most, shared=shared)
+        self.turns: Any = FairLimiter(most, shared=shared)
         self.running: list[tuple[str, int]] = []
         self.waiting: list[tuple[str, int]] = []
-        self.asked = 0
+        self.waiters: dict[tuple[str, int], Waiter] = {}
 
     def step(self, what: str, key: str, which: int) -> None:
         """Do one thing, where it can be done, and look at every rule."""
         if what == "ask":
-            self.asked += 1
-            self.waiting.append((key, self.asked))
-            self.turns.ask(key, (key, self.asked), self.bound((key, self.asked)))
+            one = (key, len(self.waiters) + 1)
+            self.waiting.append(one)
+            self.waiters[one] = Waiter(self, one)
+            self.turns.ask(key, self.waiters[one], self.bound(one))
         elif what == "release" and self.running:
             over = self.running.pop(which % len(self.running))
             self.turns.release(over[0], self.bound(over))
         elif what == "withdraw" and self.waiting:
             gone = self.waiting.pop(which % len(self.waiting))
-            self.turns.withdraw(gone[0], gone)
-        self.grant()
+            self.turns.withdraw(gone[0], self.waiters[gone])
+        self.look()
 
-    def grant(self) -> None:
-        """Give out what can be given, and look at every rule."""
+    def granted(self, one: tuple[str, int]) -> None:
+        """Look at who has the next turn."""
         before = self.taken
-        for one in self.turns.grant():
-            fewest = min(before[key] for key, _ in self.waiting if self.may_have_one(key))
-            assert before[one[0]] == fewest, "the next turn is of the key that has the fewest"
-            first = next(each for each in self.waiting if each[0] == one[0])
-            assert one == first, "those of one key come in order"
-            self.waiting.remove(one)
-            self.running.append(one)
-            before = self.taken
+        fewest = min(before[key] for key, _ in self.waiting if self.may_have_one(key))
+        assert before[one[0]] == fewest, "the next turn is of the key that has the fewest"
+        first = next(each for each in self.waiting if each[0] == one[0])
+        assert one == first, "those of one key come in order"
+        self.waiting.remove(one)
+        self.running.append(one)
+
+    def look(self) -> None:
+        """Look at every rule of what is given out, and what is not."""
         left = self.most - len(self.running)
         assert left >= 0, "never more than there are"
         for one in self.running:
@@ -86,7 +103,7 @@ class Hall:
 def test_never_more_than_there_are_and_none_left_for_nothing(
     steps: list[tuple[str, str, int]], most: int, shared: bool, bounds: list[int | None]
 ) -> None:
-    """The rules of ``Turns`` hold after each step, and at the end everybody who waits gets a turn."""
+    """The rules of turns hold after each step, and at the end everybody who waits gets a turn."""
     hall = Hall(most, shared=shared, bounds=bounds)
     for step in steps:
         hall.step(*step)
@@ -131,15 +148,21 @@ def test_nobody_starves(steps: list[tuple[str, str, int]], most: int, ends: list
 
 def test_many_who_wait_cost_little() -> None:
     """Keys are compared with each other, not with each turn: thousands may wait, and the event loop waits for it."""
-    turns: Turns[int] = Turns(16, shared=True)
+    turns: Any = FairLimiter(16, shared=True)
+    served: list[int] = []
+
+    def ask(number: int) -> None:
+        waiter: Any = SimpleNamespace(set=lambda: served.append(number))
+        turns.ask(f"key{number}", waiter)
+
     for number in range(2000):
-        turns.ask(f"key{number}", number)
-        list(turns.grant())
+        ask(number)
     began = process_time()
     for number in range(2000, 3000):
-        turns.ask(f"key{number}", number)
-        assert not list(turns.grant())
+        ask(number)
+    assert served == list(range(16))
     for number in range(16):
+        before = len(served)
         turns.release(f"key{number}")
-        assert len(list(turns.grant())) == 1
+        assert len(served) == before + 1
     assert process_time() - began < 2

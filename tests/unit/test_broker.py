@@ -109,13 +109,15 @@ class Driver:
     prepares: bool = False
     """Whether it lets sandboxes be prepared; else each is started for its call."""
 
-    def find_chosen(self, _names: tuple[str, ...], spec: SandboxSpec) -> tuple["Driver", Plan] | None:
-        """What the drivers of the broker know already: nothing, but where sandboxes are prepared."""
-        return (self, self._plan(spec)) if self.prepares and self.problem is None else None
-
-    async def choose(self, _names: tuple[str, ...], spec: SandboxSpec) -> tuple["Driver", Plan]:
-        """The drivers of the broker: this one."""
-        await anyio.lowlevel.checkpoint()
+    async def choose(
+        self,
+        _names: tuple[str, ...],
+        spec: SandboxSpec,
+        waits: Callable[[], Awaitable[None]] = anyio.lowlevel.checkpoint,
+    ) -> tuple["Driver", Plan]:
+        """The drivers of the broker: this one, known already where sandboxes are prepared."""
+        if not self.prepares or self.problem is not None:
+            await waits()
         if isinstance(self.problem, UnsupportedSpecError):
             raise self.problem
         return self, self._plan(spec)
@@ -265,7 +267,7 @@ async def settled(scene: Scene) -> None:
     for _ in range(1000):
         queues = scene.broker.sandboxes.pool._queues.values()
         waiting = sum(len(queue.ready) for queue in queues)
-        filled = [queue.demand.missing(ready=len(queue.ready), preparing=0, waiters=0) <= 0 for queue in queues]
+        filled = [queue.missing(0) <= 0 for queue in queues]
         if scene.driver.live == waiting and all(filled) and not any(q._supply and q._supply.preparing for q in queues):
             return
         await anyio.lowlevel.checkpoint()

@@ -21,7 +21,7 @@ async def test_a_call_does_not_wait_for_what_is_prepared_of_a_replaced_workspace
     driver = Fake(quick=True, steps=200)
     async with a_scene(driver, mounted(workspace)) as scene:
         queue = scene.pool.prepare(driver, scene.plan)
-        queue.demand.peak = 5
+        queue.peak = 5
         await steps(60)
         workspace.rename(tmp_path / "before")
         workspace.mkdir()

@@ -1,29 +1,41 @@
 """How many prepared sandboxes are wanted."""
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import anyio
 import pytest
+from tests.fixtures.pools import PLAN
 
-from glovebox_sandboxes.pool.ready_queue import MOST_READY, Demand
+from glovebox_sandboxes.pool.ready_queue import MOST_READY, ReadyQueue
 
 
-def demand(calls: int = 0, over: int = 0, capacity: int = MOST_READY) -> Demand:
+@contextmanager
+def demand(calls: int = 0, over: int = 0, capacity: int = MOST_READY) -> Iterator[ReadyQueue]:
     """After so many calls at one time, of which so many are over."""
-    found = Demand(used_at=0.0, capacity=capacity)
-    for now in range(calls):
-        found.count(1, now)
-    for now in range(over):
-        found.count(-1, calls + now)
-    return found
+    unused: Any = None
+    found = ReadyQueue(unused, PLAN, unused, [])
+    found.capacity = capacity
+    with ExitStack() as under_way:
+        for _ in range(calls - over):
+            under_way.enter_context(found.in_use("key"))
+        with ExitStack() as ended:
+            for _ in range(over):
+                ended.enter_context(found.in_use("key"))
+        yield found
 
 
 @pytest.mark.parametrize(
     ("calls", "capacity", "wanted"),
     [(0, MOST_READY, 1), (1, MOST_READY, 2), (5, MOST_READY, 6), (5, 3, 3), (5, 0, 0), (100, 100, MOST_READY + 1)],
 )
-def test_as_many_are_wanted_as_calls_ran_at_one_time_and_one_for_the_next(
+async def test_as_many_are_wanted_as_calls_ran_at_one_time_and_one_for_the_next(
     calls: int, capacity: int, wanted: int
 ) -> None:
     """As far as memory allows; a burst is remembered for as many as may be ready."""
-    assert demand(calls, calls, capacity).wanted == wanted
+    with demand(calls, calls, capacity) as found:
+        assert found.wanted == wanted
 
 
 @pytest.mark.parametrize(
@@ -41,36 +53,44 @@ def test_as_many_are_wanted_as_calls_ran_at_one_time_and_one_for_the_next(
         ((3, 3), (6, 0, 0), -2),
     ],
 )
-def test_what_is_missing(calls: tuple[int, int], counts: tuple[int, int, int], missing: int) -> None:
+async def test_what_is_missing(calls: tuple[int, int], counts: tuple[int, int, int], missing: int) -> None:
     """While calls run, which it would slow down, one is prepared and no more, but for calls that wait."""
     ready, preparing, waiters = counts
-    assert demand(*calls).missing(ready=ready, preparing=preparing, waiters=waiters) == missing
+    with demand(*calls) as queue:
+        found: Any = queue
+        found.ready.extend(range(ready))
+        found._waiters.extend(range(waiters))
+        assert found.missing(preparing) == missing
+        found._waiters.clear()
 
 
-def test_the_peak_falls_by_one_at_each_review_but_not_below_the_calls_under_way() -> None:
+async def test_the_peak_falls_by_one_at_each_review_but_not_below_the_calls_under_way() -> None:
     """Demand of a while ago is forgotten step by step."""
-    found = demand(5, 3)
     peaks = []
-    for _ in range(5):
-        assert not found.review(MOST_READY)
-        peaks.append(found.peak)
+    with demand(5, 3) as found:
+        for _ in range(5):
+            assert not found.review(MOST_READY)
+            peaks.append(found.peak)
     assert peaks == [4, 3, 2, 2, 2]
 
 
-def test_a_review_says_once_when_memory_has_come_to_limit() -> None:
+async def test_a_review_says_once_when_memory_has_come_to_limit() -> None:
     """Not where it was the limit already, nor where it is more than anybody wants."""
-    found = demand(5, 5)
-    assert not found.review(5)
-    assert found.review(3)
-    assert not found.review(3)
-    assert found.wanted == 3
-    assert not found.review(MOST_READY)
+    with demand(5, 5) as found:
+        assert not found.review(5)
+        assert found.review(3)
+        assert not found.review(3)
+        assert found.wanted == 3
+        assert not found.review(MOST_READY)
 
 
-def test_demand_knows_when_it_was_last_used() -> None:
+async def test_a_queue_knows_when_it_was_last_used() -> None:
     """By the beginning of a call, and by its end."""
-    found = Demand(used_at=1.0)
-    found.count(1, 2.0)
-    assert (found.used_at, found.in_use) == (2.0, 1)
-    found.count(-1, 3.0)
-    assert (found.used_at, found.in_use) == (3.0, 0)
+    with demand() as found:
+        for _ in range(2):
+            before = anyio.current_time()
+            with found.in_use("key"):
+                begun = found.used_at
+                assert begun >= before
+                await anyio.sleep(0.001)
+            assert found.used_at > begun

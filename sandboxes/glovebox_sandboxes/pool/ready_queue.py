@@ -102,41 +102,6 @@ class PreparedSandbox:
             await self.gone.wait()
 
 
-@dataclass(slots=True, kw_only=True)
-class Demand:
-    """Number of sandboxes of one plan in use at one time, and number that should be ready. Pure."""
-
-    used_at: float
-    """Time at which a call last began or ended."""
-    capacity: int = MOST_READY
-    """The most that may be ready; follows the memory of the host."""
-    in_use: int = 0
-    peak: int = 0
-    """The most calls under way at one time, lately."""
-
-    @property
-    def wanted(self) -> int:
-        """Return how many should be ready: the recent peak of calls under way, and one more."""
-        return min(self.peak + 1, self.capacity)
-
-    def count(self, calls: int, now: float) -> None:
-        """Count a call that begins (1) or ends (-1)."""
-        self.used_at = now
-        self.in_use += calls
-        self.peak = min(max(self.peak, self.in_use), MOST_READY)
-
-    def missing(self, *, ready: int, preparing: int, waiters: int) -> int:
-        """Return how many more to prepare now: one while calls run, which it slows, the rest afterwards."""
-        wanted = min(self.wanted, 1) if self.in_use else self.wanted
-        return wanted + waiters - ready - preparing
-
-    def review(self, capacity: int) -> bool:
-        """Lower the peak and set the capacity; return whether the capacity has become the limit."""
-        self.peak = max(self.in_use, self.peak - 1)
-        before, self.capacity = self.capacity, capacity
-        return capacity < min(before, self.peak + 1)
-
-
 @dataclass(slots=True, eq=False)
 class _Waiter:
     """A call that waits for the next sandbox of a queue; it is answered with None if there will be none."""
@@ -167,7 +132,12 @@ class ReadyQueue:
         self.plan = plan
         self.siblings = siblings
         siblings.append(self)
-        self.demand = Demand(used_at=anyio.current_time())
+        self.used_at = anyio.current_time()
+        """When a call last began or ended."""
+        self.capacity = MOST_READY
+        """The most that may be ready; follows the memory of the host."""
+        self.peak = 0
+        """The most calls under way at one time, lately."""
         self.ready: deque[PreparedSandbox] = deque()
         """Those that no call has claimed."""
         self._workshop = workshop
@@ -186,20 +156,37 @@ class ReadyQueue:
         """Return whether no task refills it and no call needs it."""
         return self._supply is None and not self._calls
 
+    @property
+    def wanted(self) -> int:
+        """Return how many should be ready: the recent peak of calls under way, and one more."""
+        return min(self.peak + 1, self.capacity)
+
+    def missing(self, preparing: int) -> int:
+        """Return how many more to prepare now: one while calls run, which it slows, the rest afterwards."""
+        wanted = min(self.wanted, 1) if self._calls else self.wanted
+        return wanted + len(self._waiters) - len(self.ready) - preparing
+
+    def review(self, capacity: int) -> bool:
+        """Lower the peak and set the capacity; return whether the capacity has become the limit."""
+        self.peak = max(self._calls.total(), self.peak - 1)
+        before, self.capacity = self.capacity, capacity
+        return capacity < min(before, self.peak + 1)
+
     def retire(self) -> None:
         """Stop refilling when the calls under way are over, unless another call comes."""
-        self.demand.used_at = -IDLE_SECONDS
+        self.used_at = -IDLE_SECONDS
         self._changed.set()
 
     @contextmanager
     def in_use(self, key: str) -> Iterator[None]:
         """Count one call during the block."""
-        self.demand.count(1, anyio.current_time())
+        self.used_at = anyio.current_time()
         self._calls[key] += 1
+        self.peak = min(max(self.peak, self._calls.total()), MOST_READY)
         try:
             yield
         finally:
-            self.demand.count(-1, anyio.current_time())
+            self.used_at = anyio.current_time()
             self._calls -= Counter([key])
             # Ready ones may no longer be reserved from those who wait, and nothing more is prepared for these.
             while self._waiters and (claimed := self._claim(self._next_waiter().key)) is not None:
@@ -296,23 +283,22 @@ class ReadyQueue:
     async def _fill(self, supply: _Supply, source: Source, keepers: anyio.abc.TaskGroup) -> None:
         renew_at = anyio.current_time() + RENEW_SECONDS
         review_at = anyio.current_time() + REVIEW_SECONDS
-        self.demand.capacity = _capacity(source)
+        self.capacity = _capacity(source)
         while supply.problem is None and not self._is_stale(supply):
-            now, used_at = anyio.current_time(), max(sibling.demand.used_at for sibling in self.siblings)
+            now, used_at = anyio.current_time(), max(sibling.used_at for sibling in self.siblings)
             if now >= renew_at or now - used_at >= IDLE_SECONDS:
                 return
             self._changed = anyio.Event()
-            waiters = len(self._waiters)
-            for _ in range(self.demand.missing(ready=len(self.ready), preparing=supply.preparing, waiters=waiters)):
+            for _ in range(self.missing(supply.preparing)):
                 supply.preparing += 1
                 keepers.start_soon(self._keep, supply, source)
             with anyio.move_on_after(max(0.0, review_at - now)):
                 await self._changed.wait()
                 continue
             review_at = anyio.current_time() + REVIEW_SECONDS
-            if self.demand.review(_capacity(source)):
+            if self.review(_capacity(source)):
                 await self._tell("limited", "the host has little memory left")
-            self._trim(self.demand.wanted)
+            self._trim(self.wanted)
 
     async def _keep(self, supply: _Supply, source: Source) -> None:
         """Hold one sandbox from its start to its end."""
@@ -390,7 +376,7 @@ class ReadyQueue:
     async def _tell(self, what: PoolChange, reason: str = "") -> None:
         event = PoolEvent(
             what=what, driver=self.driver.name, plan_digest=self.plan.digest, ready=len(self.ready),
-            most=self.demand.capacity, reason=reason,
+            most=self.capacity, reason=reason,
         )  # fmt: skip
         await self._workshop.tell(event)
 
