@@ -29,7 +29,7 @@ from glovebox_audit.events import EVENTS, CallLost
 from glovebox_audit.segments.files import LOG_NAME
 from glovebox_audit.verify import verify
 from glovebox_sandboxes.contract.errors import SandboxError
-from glovebox_sandboxes.host import cgroup, sandbox
+from glovebox_sandboxes.host import cgroup, process
 from glovebox_server import app as apps
 from glovebox_server.app import App
 from glovebox_server.settings import Settings
@@ -217,7 +217,7 @@ async def test_nobody_in_a_sandbox_is_asked_to_end(
 
     And it is reaped, by bwrap or the zygote: not every host's process 1 would.
     """
-    monkeypatch.setattr(sandbox, "_END_SECONDS", WAITED_SECONDS)
+    monkeypatch.setattr(process, "_END_SECONDS", WAITED_SECONDS)
     if not grouped:
         monkeypatch.setattr(cgroup, "detect", lambda _: None)
     settings = _directories(tmp_path, "bubblewrap")

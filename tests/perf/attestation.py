@@ -20,7 +20,7 @@ from rich.console import Console
 from tests.fixtures.brokered import profile, submitted
 
 from glovebox_sandboxes.host.host_view import HostView, unseen
-from glovebox_sandboxes.host.sandbox import ProcessSandbox
+from glovebox_sandboxes.host.process import ProcessSandbox
 from glovebox_server import app as apps
 from glovebox_server.app import App
 from glovebox_server.receipts.recorder import CallRecorder, Receipt, TerminalEvent

@@ -14,8 +14,7 @@ import pytest
 
 from glovebox_sandboxes.host.cgroup import Cgroup
 from glovebox_sandboxes.host.identity import HOST_UIDS, SETPRIV, covers, mapped, unprivileged
-from glovebox_sandboxes.host.process import Spawner
-from glovebox_sandboxes.host.sandbox import Process, ProcessSandbox
+from glovebox_sandboxes.host.process import Process, ProcessSandbox, Spawner
 
 CAT = shutil.which("cat") or "/bin/cat"
 SECONDS = 20

@@ -3,16 +3,21 @@
 As root it first becomes an unprivileged user: a process of the host's uid 0 keeps rights over files owned by root
 (``/proc/sys`` among them) even without any capability. It gets root's own directories as open descriptors of a place it
 can reach (sandboxes/glovebox_sandboxes/host/staging.py). See bwrap(1), user_namespaces(7).
+
+Prepared sandboxes are forks of a zygote (``_glovebox_guest.zygote``), which forks on request and receives nothing else.
 """
 
+import json
 import os
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+import socket
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import anyio
+from anyio.abc import UNIXSocketStream
 
 from _glovebox_guest import landlock
 from glovebox_sandboxes import seccomp
@@ -25,14 +30,16 @@ from glovebox_sandboxes.host import identity
 from glovebox_sandboxes.host.cgroup import Cgroup
 from glovebox_sandboxes.host.host_view import ZygoteView
 from glovebox_sandboxes.host.identity import changes_user
-from glovebox_sandboxes.host.sandbox import ProcessSandbox, read_words
-from glovebox_sandboxes.pool import zygote
+from glovebox_sandboxes.host.process import START_SECONDS, Process, ProcessSandbox, read_words
 from glovebox_sandboxes.runtime import guest_tree
 from glovebox_sandboxes.runtime.runtime import Runtime
 
 NAME = "bubblewrap"
 FORK_BYTES = 4 * 1024 * 1024
 """Approximate memory of a waiting fork, beyond what it shares with its zygote."""
+_IMPORT_SECONDS = 60.0
+"""For all that a profile preloads: half a second for pandas on an idle machine."""
+_MAX_WORDS = 4096
 
 # Device nodes bwrap's --dev binds from the host, and the kernel's own file systems: writable, and harmless.
 _DEVICES = ("/dev/full", "/dev/null", "/dev/pts", "/dev/random", "/dev/tty", "/dev/urandom", "/dev/zero", "/proc")
@@ -123,7 +130,7 @@ class Bubblewrap(wall.Walled):
         outer = replace(plan, action={**plan.action, "argv": plan.action["zygote"]})
         async with self._start(outer, {"seccomp": seccomp.bpf_for_zygote()}) as sandbox:
             try:
-                namespaces = await zygote.ready(sandbox.channel)
+                namespaces = await _import_ahead(sandbox.channel)
             except (anyio.EndOfStream, anyio.BrokenResourceError):
                 await sandbox.kill()
                 words = (await sandbox.stats()).detail or "it ended without a word"
@@ -132,12 +139,66 @@ class Bubblewrap(wall.Walled):
 
             async def fork(name: str, group: Cgroup, detail: int) -> ProcessSandbox:
                 user = None if sandbox.user is None else identity.another(sandbox.user)
-                process = await zygote.fork(sandbox.channel, detail, group.entrances, user)
+                process = await _fork(sandbox.channel, detail, group.entrances, user)
                 if process is None:
                     raise self._unavailable(read_words(detail) or "its zygote has ended")
                 return ProcessSandbox(name, process, group, detail, zygote=seen)
 
             yield Source(open=partial(self._hold, plan, fork), bytes_each=FORK_BYTES, quick=True)
+
+
+async def _import_ahead(channel: UNIXSocketStream) -> Mapping[str, int]:
+    """Wait until its imports are done; return the inode numbers of its own namespaces.
+
+    Raises SandboxError if a module cannot be imported, and anyio.EndOfStream if it ended without a word.
+    """
+    attempted = "Importing what a profile preloads"
+    fix = "Correct python.preload in the profile, or install the module in the sandboxes' Python."
+    try:
+        with anyio.fail_after(_IMPORT_SECONDS):
+            words = (await channel.receive(_MAX_WORDS)).decode(errors="replace")
+    except TimeoutError:
+        raise SandboxError(attempted, f"it took longer than {_IMPORT_SECONDS:.0f} seconds", fix) from None
+    try:
+        namespaces: Mapping[str, int] = json.loads(words)["namespaces"]
+    except (ValueError, TypeError, KeyError):
+        raise SandboxError(attempted, words, fix) from None
+    return namespaces
+
+
+async def _fork(channel: UNIXSocketStream, detail: int, entrances: Sequence[str], uid: int | None) -> Process | None:
+    """Fork a sandbox; return None if it ended at once. Raises OSError, also if the zygote is gone.
+
+    ``detail`` becomes its standard error, by ``entrances`` it enters its control groups, and ``uid`` is its user by
+    the zygote's numbers; None for the zygote's own.
+    """
+    with ExitStack() as held:
+        ours, theirs = socket.socketpair()
+        held.callback(theirs.close)
+        stream = await UNIXSocketStream.from_socket(ours)
+        try:
+            descriptors = [theirs.fileno(), detail]
+            for entrance in entrances:
+                descriptors.append(os.open(entrance, os.O_WRONLY | os.O_CLOEXEC))
+                held.callback(os.close, descriptors[-1])
+            await channel.send_fds(json.dumps({"uid": uid}).encode(), descriptors)
+            held.close()
+            with anyio.fail_after(START_SECONDS):
+                try:
+                    _, (pidfd,) = await stream.receive_fds(1, 1)
+                except (anyio.EndOfStream, anyio.BrokenResourceError, ValueError):
+                    await stream.aclose()
+                    return None
+            # proc(5), /proc/pid/fdinfo: the process's number on our side.
+            told = Path(f"/proc/self/fdinfo/{pidfd}").read_text()  # noqa: ASYNC240 - the kernel's memory
+            return Process(int(told.partition("\nPid:")[2].split()[0]), pidfd, stream, ours=False)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError, TimeoutError) as problem:
+            await stream.aclose()
+            raise BrokenPipeError(0, "the zygote is gone") from problem
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await stream.aclose()
+            raise
 
 
 _LANDLOCK_FIX = "Boot Linux 5.13 or newer with landlock in its list of security modules (lsm=landlock,…)."

@@ -22,8 +22,7 @@ from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecErro
 from glovebox_sandboxes.drivers import boundary
 from glovebox_sandboxes.host import cgroup, mounts, owner, surroundings
 from glovebox_sandboxes.host.identity import SETPRIV, changes_user, is_kernels_root, unprivileged, user_map
-from glovebox_sandboxes.host.process import Janitor, Spawner
-from glovebox_sandboxes.host.sandbox import DETAIL_BYTES, ProcessSandbox, seal_size
+from glovebox_sandboxes.host.process import DETAIL_BYTES, Janitor, ProcessSandbox, Spawner, seal_size
 from glovebox_sandboxes.runtime import environments, guest_gc
 from glovebox_sandboxes.runtime import runtime as runtimes
 from glovebox_sandboxes.runtime.runtime import SETUP, Runtime
@@ -67,7 +66,7 @@ class Walled:
     ) -> None:
         """Set its programs, bwrap first, their version, the runtimes by environment, and where to make groups."""
         self._counted = hierarchy is not None and hierarchy.counts
-        group = hierarchy.mechanism if hierarchy else ""
+        group = f"cgroup v{hierarchy.version}" if hierarchy else ""
         limits = boundary.mechanisms(group, counted=self._counted, **self.limits)
         self.capabilities = Capabilities(
             driver=self.name, level=self.level, version=version, limits=limits, missing=missing
