@@ -1,5 +1,6 @@
 """The host's end of the wire: attest one sandbox, then carry one job and its streams. Every byte is hostile."""
 
+import asyncio
 import functools
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
@@ -115,10 +116,7 @@ class Duplex(anyio.abc.ByteStream):
         """Serving happens in here: a reset by the guest cancels it."""
         # The codec's window bounds it: a peer that sends more breaks the protocol. One array, because a window of tiny
         # frames, each an object of its own, would take thirty times its bytes.
-        self._inbox = bytearray()
-        self._over = False
-        self._broken = False
-        self._came = anyio.Event()
+        self._inbox = asyncio.StreamReader()
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
         """Receive bytes from the guest.
@@ -127,15 +125,11 @@ class Duplex(anyio.abc.ByteStream):
             anyio.EndOfStream: the guest has sent everything.
             anyio.BrokenResourceError: the guest reset the stream, so the data may be incomplete.
         """
-        while not self._inbox or self._broken:
-            if self._broken:
-                raise anyio.BrokenResourceError
-            if self._over:
-                raise anyio.EndOfStream
-            self._came = anyio.Event()
-            await self._came.wait()
-        data = bytes(self._inbox[:max_bytes])
-        del self._inbox[:max_bytes]
+        data = await self._inbox.read(max_bytes)
+        if self._inbox.exception():  # it was reset before this could be taken
+            raise anyio.BrokenResourceError
+        if not data:
+            raise anyio.EndOfStream
         self._link.post(self._link.wire.consumed(self.stream, len(data)))
         return data
 
@@ -166,16 +160,15 @@ class Duplex(anyio.abc.ByteStream):
 
     def on_data(self, data: bytes) -> None:
         """Append received bytes."""
-        self._inbox += data
-        self._came.set()
+        self._inbox.feed_data(data)
 
     def on_over(self, *, is_reset: bool = False) -> None:
         """End receiving, as the guest sends no more; and serving, if it reset the stream."""
-        self._over = True
-        self._came.set()
         if is_reset:
-            self._broken = True
+            self._inbox.set_exception(anyio.BrokenResourceError())
             self.scope.cancel()
+        else:
+            self._inbox.feed_eof()
 
 
 Input = tuple[str, AsyncGenerator[bytes, None]]
