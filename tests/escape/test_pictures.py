@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from tests.fixtures.brokered import DRIVERS, Called, Glovebox, write_shipped
 
-from glovebox_sandboxes.contract.pictures import HEAD_BYTES, MAX_BYTES, fits, kind
+from _glovebox_guest.pictures.header import kind
+from glovebox_sandboxes.contract.pictures import HEAD_BYTES, MAX_BYTES, fits
 from glovebox_server import app as apps
 from glovebox_server.artifacts.store import ArtifactReader
 from glovebox_server.calls import Image, Principal

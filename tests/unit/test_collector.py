@@ -13,11 +13,12 @@ import anyio
 import pytest
 from tests.fixtures.artifact_stores import ALICE, PNG, a_call, a_store, content, files, limits
 
+from _glovebox_guest.pictures.header import MAX_EDGE
 from glovebox_audit.events import ArtifactCollected, ArtifactRefused
 from glovebox_audit.place import AuditError
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_sandboxes.contract.outcome import Blob, Captured, Outcome, Shown, SkippedFile, Usage
-from glovebox_sandboxes.contract.pictures import MAX_BYTES, MAX_EDGE, MAX_PICTURES
+from glovebox_sandboxes.contract.pictures import MAX_BYTES, MAX_PICTURES
 from glovebox_server.artifacts.collect import MAX_REFUSED, Collector
 from glovebox_server.artifacts.record import ArtifactStoreError
 from glovebox_server.artifacts.store import ArtifactStore

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from _glovebox_guest.pictures.header import MAX_EDGE
 from _glovebox_guest.program.emit import BLOB, HEADER, SHOWN, VALUE
 from glovebox_sandboxes.contract.outcome import Blob, Shown
-from glovebox_sandboxes.contract.pictures import IMAGE_TYPES, MAX_BYTES, MAX_EDGE
+from glovebox_sandboxes.contract.pictures import IMAGE_TYPES, MAX_BYTES
 from glovebox_sandboxes.session.run import MAX_BLOB, MAX_BLOB_BYTES, MAX_BLOBS, MAX_VALUE, ResultReader
 
 PNG = IMAGE_TYPES["image/png"] + b"rest"

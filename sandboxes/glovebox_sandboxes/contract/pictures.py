@@ -5,14 +5,11 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from _glovebox_guest.files.output import MAX_PICTURES
-from _glovebox_guest.pictures.header import HEAD_BYTES, MAX_BYTES, MAX_EDGE, fits, kind, size
+from _glovebox_guest.pictures.header import HEAD_BYTES, MAX_BYTES, fits, kind, size
 from _glovebox_guest.pictures.smaller import share
 from glovebox_sandboxes.contract.outcome import Shown
 
-__all__ = [
-    "HEAD_BYTES", "IMAGE_TYPES", "MAX_ABOUT", "MAX_BYTES", "MAX_EDGE", "MAX_PICTURES", "fits", "kind", "parse_copy",
-    "share", "size",
-]  # fmt: skip
+__all__ = ["HEAD_BYTES", "IMAGE_TYPES", "MAX_ABOUT", "MAX_BYTES", "MAX_PICTURES", "fits", "parse_copy", "share", "size"]
 
 MAX_ABOUT = 4096
 """Bytes of JSON about a smaller copy: a name, and a few words."""

@@ -49,11 +49,6 @@ class Hierarchy:
     counts: bool = True
     """They count processor time: not on v1 without its controller."""
 
-    @property
-    def mechanism(self) -> str:
-        """Return the mechanism's name in capabilities and reports."""
-        return f"cgroup v{self.version}"
-
 
 def fix() -> str:
     """Return the advice that makes limits hold for all processes of a sandbox together."""

@@ -165,7 +165,9 @@ async def copy_libraries(root: Path, originals: list[str]) -> None:
     ]
     found |= {path.name: path for path in there} | await _linked([str(path) for path in there], root)
     for name, path in found.items():
-        target = root / _merged(beside / name)
+        inside = str(beside / name)
+        # /lib is /usr/lib, as on Debian and in the tree.
+        target = root / (f"usr{inside}" if inside.startswith("/lib") else inside[1:])
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(path, target)
 
@@ -219,12 +221,6 @@ def _needed(file: int) -> Iterator[str]:
                 name = _LIBRARY.match(os.pread(file, 256, places[0] + value))
                 if name:
                     yield name[1].decode()
-
-
-def _merged(path: Path) -> str:
-    """Return the path with /lib as /usr/lib, as on Debian and in the tree."""
-    text = str(path)
-    return text[1:] if text.startswith("/usr/") else f"usr{text}" if text.startswith("/lib") else text[1:]
 
 
 def _is_elf(path: Path) -> bool:

@@ -2,7 +2,7 @@
 
 import secrets
 import shutil
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -42,7 +42,8 @@ class Remover:
         self._engine = engine
         self._turns = anyio.CapacityLimiter(_AT_ONCE)
         self._waiting: dict[str, anyio.CancelScope] = {}
-        self._tasks: anyio.abc.TaskGroup | None = None
+        self.tasks: anyio.abc.TaskGroup
+        """Of what is done beside the block of ``running``, and ends with the removals."""
         self.leaked: dict[str, str] = {}
         """Containers that could not be removed, and why; the next server's ``reap`` tries again."""
 
@@ -51,7 +52,7 @@ class Remover:
         """Work during the block, then until all containers are gone, at most 30 s."""
         problem: Exception | None = None
         try:
-            async with anyio.create_task_group() as self._tasks:
+            async with anyio.create_task_group() as self.tasks:
                 try:
                     yield
                 except Exception as raised:  # noqa: BLE001 - raised below, as itself and not in the group's wrapping
@@ -67,16 +68,10 @@ class Remover:
         if problem is not None:
             raise problem
 
-    def start_soon(self, function: Callable[..., Coroutine[Any, Any, None]], *arguments: object) -> None:
-        """Run a function beside the removals; it ends with them."""
-        if self._tasks is None:
-            raise RuntimeError("the driver is not running")
-        self._tasks.start_soon(function, *arguments)
-
     def take(self, name: str, identifier: str) -> None:
         """Remove a container by name or id, also for a cancelled task; ``identifier``: empty if not reported."""
         self._waiting[name] = anyio.CancelScope(shield=True)
-        self.start_soon(self._end, name, identifier)
+        self.tasks.start_soon(self._end, name, identifier)
 
     async def reap(self, label: str) -> None:
         """Remove every container whose ``label`` names a server of this machine that is gone."""
@@ -311,7 +306,7 @@ class DockerDriver:
             try:
                 await engine.start(name)
                 sandbox = DockerSandbox(id=sandbox_id, name=name, engine=engine, channel=stream, action=plan.action)
-                connection.remover.start_soon(sandbox.locate)
+                connection.remover.tasks.start_soon(sandbox.locate)
                 yield sandbox
             finally:
                 with anyio.CancelScope(shield=True):
