@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from time import process_time
 from types import SimpleNamespace
 from typing import Any
@@ -18,18 +18,6 @@ STEPS = st.lists(
 )
 
 
-@dataclass(eq=False)
-class Waiter:
-    """An event that says at once whose turn it is."""
-
-    hall: "Hall"
-    one: tuple[str, int]
-
-    def set(self) -> None:
-        """Have its turn."""
-        self.hall.granted(self.one)
-
-
 class Hall:
     """Turns, and who holds and waits for them by the tests' own count."""
 
@@ -40,14 +28,14 @@ class Hall:
         self.turns: Any = FairLimiter(most, shared=shared)
         self.running: list[tuple[str, int]] = []
         self.waiting: list[tuple[str, int]] = []
-        self.waiters: dict[tuple[str, int], Waiter] = {}
+        self.waiters: dict[tuple[str, int], Any] = {}
 
     def step(self, what: str, key: str, which: int) -> None:
         """Do one thing, where it can be done, and look at every rule."""
         if what == "ask":
             one = (key, len(self.waiters) + 1)
             self.waiting.append(one)
-            self.waiters[one] = Waiter(self, one)
+            self.waiters[one] = SimpleNamespace(set=partial(self.granted, one))
             self.turns.ask(key, self.waiters[one], self.bound(one))
         elif what == "release" and self.running:
             over = self.running.pop(which % len(self.running))
@@ -150,19 +138,12 @@ def test_many_who_wait_cost_little() -> None:
     """Keys are compared with each other, not with each turn: thousands may wait, and the event loop waits for it."""
     turns: Any = FairLimiter(16, shared=True)
     served: list[int] = []
-
-    def ask(number: int) -> None:
-        waiter: Any = SimpleNamespace(set=lambda: served.append(number))
-        turns.ask(f"key{number}", waiter)
-
-    for number in range(2000):
-        ask(number)
-    began = process_time()
-    for number in range(2000, 3000):
-        ask(number)
+    for number in range(3000):
+        if number == 2000:
+            began = process_time()
+        turns.ask(f"key{number}", SimpleNamespace(set=partial(served.append, number)))
     assert served == list(range(16))
     for number in range(16):
-        before = len(served)
         turns.release(f"key{number}")
-        assert len(served) == before + 1
+        assert len(served) == number + 17
     assert process_time() - began < 2

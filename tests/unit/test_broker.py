@@ -109,12 +109,7 @@ class Driver:
     prepares: bool = False
     """Whether it lets sandboxes be prepared; else each is started for its call."""
 
-    async def choose(
-        self,
-        _names: tuple[str, ...],
-        spec: SandboxSpec,
-        waits: Callable[[], Awaitable[None]] = anyio.lowlevel.checkpoint,
-    ) -> tuple["Driver", Plan]:
+    async def choose(self, _: Any, spec: SandboxSpec, waits: Any = anyio.lowlevel.checkpoint) -> tuple["Driver", Plan]:
         """The drivers of the broker: this one, known already where sandboxes are prepared."""
         if not self.prepares or self.problem is not None:
             await waits()

@@ -17,12 +17,10 @@ def demand(calls: int = 0, over: int = 0, capacity: int = MOST_READY) -> Iterato
     unused: Any = None
     found = ReadyQueue(unused, PLAN, unused, [])
     found.capacity = capacity
-    with ExitStack() as under_way:
-        for _ in range(calls - over):
-            under_way.enter_context(found.in_use("key"))
-        with ExitStack() as ended:
-            for _ in range(over):
-                ended.enter_context(found.in_use("key"))
+    with ExitStack() as under_way, ExitStack() as ended:
+        for number in range(calls):
+            (ended if number < over else under_way).enter_context(found.in_use("key"))
+        ended.close()
         yield found
 
 
@@ -56,8 +54,8 @@ async def test_as_many_are_wanted_as_calls_ran_at_one_time_and_one_for_the_next(
 async def test_what_is_missing(calls: tuple[int, int], counts: tuple[int, int, int], missing: int) -> None:
     """While calls run, which it would slow down, one is prepared and no more, but for calls that wait."""
     ready, preparing, waiters = counts
-    with demand(*calls) as queue:
-        found: Any = queue
+    found: Any
+    with demand(*calls) as found:
         found.ready.extend(range(ready))
         found._waiters.extend(range(waiters))
         assert found.missing(preparing) == missing
@@ -86,11 +84,9 @@ async def test_a_review_says_once_when_memory_has_come_to_limit() -> None:
 
 async def test_a_queue_knows_when_it_was_last_used() -> None:
     """By the beginning of a call, and by its end."""
+    before = anyio.current_time()
     with demand() as found:
-        for _ in range(2):
-            before = anyio.current_time()
-            with found.in_use("key"):
-                begun = found.used_at
-                assert begun >= before
-                await anyio.sleep(0.001)
-            assert found.used_at > begun
+        with found.in_use("key"):
+            begun = found.used_at
+            await anyio.sleep(0.001)
+        assert before <= begun < found.used_at
