@@ -77,7 +77,7 @@ class SecretFileIndex:
         """Paths whose links may lead elsewhere by now; True if something may be new there."""
         self._led: dict[str, tuple[str, bool]] = {}
         self._inside: tuple[str, ...] = ()
-        self._identity: tuple[int, int] | None = None
+        self._identity: tuple[int, ...] | None = None
         self._mounted = False
         self._closed = False
         self._guards: set[SecretFileGuard] = set()
@@ -105,7 +105,7 @@ class SecretFileIndex:
     @property
     def current(self) -> bool:
         """Report whether it describes the directory that is there now."""
-        return self.problem is None and self._identity == _identity(self.root)
+        return self.problem is None and self._identity == mounts.identity(os.stat, self.root)[:2]
 
     def masks(self, revealed: frozenset[str]) -> tuple[str, ...]:
         """Return what to cover if ``revealed`` is shown. Raises UnsupportedSpecError if unknown, or too much."""
@@ -160,7 +160,7 @@ class SecretFileIndex:
 
     def _mounted_here(self) -> bool:
         """Return whether the directory, or the mounts below it, differ from those indexed."""
-        return (self._identity, self._inside) != (_identity(self.root), mounts.inside(self.root))
+        return (self._identity, self._inside) != (mounts.identity(os.stat, self.root)[:2], mounts.inside(self.root))
 
     def _rebuild(self) -> None:
         for number in self._watched:
@@ -168,7 +168,7 @@ class SecretFileIndex:
         for known in (self._watched, self._numbers, self._below, self._present, self._links, self._touched, self._led):
             known.clear()
         self.problem = None
-        self._identity = _identity(self.root)
+        self._identity = mounts.identity(os.stat, self.root)[:2]
         self._inside = mounts.inside(self.root)
         self._tell()
         for path in self._inside:  # a mount hides what lies below, which some sandboxes see
@@ -424,11 +424,3 @@ def _joined(folder: str, name: str) -> str:
 def _closed(place: str) -> bool:
     """Return whether no sandbox can read a folder, because sandboxes run as another user than the server."""
     return changes_user() and not os.lstat(place).st_mode & stat.S_IXOTH
-
-
-def _identity(path: str) -> tuple[int, int] | None:
-    try:
-        status = os.stat(path)  # noqa: PTH116 - at each call
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino

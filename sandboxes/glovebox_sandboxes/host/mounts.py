@@ -11,7 +11,7 @@ import re
 import select
 import struct
 import termios
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePath
 
 from glovebox_sandboxes.host.descriptors import opened
@@ -48,6 +48,15 @@ def origin(directory: Path) -> tuple[str, PurePath] | None:
         if columns[_NUMBER : _NUMBER + 1] == number and directory.is_relative_to(point):
             return columns[_DEVICE], PurePath(_plain(columns[_ROOT])) / directory.relative_to(point)
     return None
+
+
+def identity(look: Callable[[str], os.stat_result], path: str) -> tuple[int, ...]:
+    """Return what identifies a file or folder, even if a new one reuses the inode number; or why it is not known."""
+    try:
+        status = look(path)
+    except OSError as problem:
+        return (problem.errno or -1,)
+    return status.st_dev, status.st_ino, status.st_ctime_ns
 
 
 def _table() -> str:

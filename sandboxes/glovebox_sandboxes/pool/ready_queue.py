@@ -19,7 +19,7 @@ import structlog
 
 from glovebox_sandboxes.contract.base import Driver, Plan, Sandbox, Source
 from glovebox_sandboxes.contract.errors import SandboxError
-from glovebox_sandboxes.host.mounts import MountWatch
+from glovebox_sandboxes.host.mounts import MountWatch, identity
 from glovebox_sandboxes.session.connection import AttestedSandbox, attest
 from glovebox_sandboxes.sharing import FairLimiter, IdleGate, may_take
 
@@ -388,18 +388,9 @@ class ReadyQueue:
         """Return what the plan's mounts lead to now; replaced directories or covers, and new mounts, change it."""
         parts: list[object] = []
         for mount in self.plan.spec.mounts:
-            parts += [_identity(os.stat, mount.source)[:2], self._workshop.mounted.inside(mount.source)]
-            parts += [_identity(os.lstat, f"{mount.source}/{name}".rstrip("/")) for name in self.plan.spec.masks]
+            parts += [identity(os.stat, mount.source)[:2], self._workshop.mounted.inside(mount.source)]
+            parts += [identity(os.lstat, f"{mount.source}/{name}".rstrip("/")) for name in self.plan.spec.masks]
         return tuple(parts)
-
-
-def _identity(look: Callable[[str], os.stat_result], path: str) -> tuple[int, ...]:
-    """Return what identifies a file or folder, even if a new one reuses the inode number."""
-    try:
-        status = look(path)
-    except OSError as problem:
-        return (problem.errno or -1,)
-    return status.st_dev, status.st_ino, status.st_ctime_ns
 
 
 def _unavailable(problem: Exception) -> SandboxError:
