@@ -169,13 +169,9 @@ class GroupFiles:
         """Set its processor share to 1/``parts`` of a sibling group's; does nothing if it is gone, or not ours."""
         for controller, (file, default) in _WEIGHT.items():
             if controller in self.directories:
-                with suppress(OSError):
-                    # By hand, as in ``text``: both are on the way of every call.
-                    descriptor = os.open(f"{self.directories[controller]}/{file}", os.O_WRONLY | os.O_CLOEXEC)
-                    try:
-                        os.write(descriptor, str(default // parts).encode())
-                    finally:
-                        os.close(descriptor)
+                place = f"{self.directories[controller]}/{file}"
+                with suppress(OSError), opened(place, os.O_WRONLY) as descriptor:
+                    os.write(descriptor, str(default // parts).encode())
 
     def stats(self) -> SandboxStats | None:
         """Return the kernel's counts for its processes so far; None if it is gone.
@@ -300,6 +296,7 @@ class Cgroup(GroupFiles):
 def text(path: str) -> str | None:
     """Return a small file of a group, or None if it is gone. Raises SandboxError if it is there and unreadable."""
     try:
+        # By hand: on the way of every call, several times.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             return os.read(descriptor, _STATISTIC_BYTES).decode().strip()

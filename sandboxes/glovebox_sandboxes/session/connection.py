@@ -116,7 +116,7 @@ class Duplex(anyio.abc.ByteStream):
         """Serving happens in here: a reset by the guest cancels it."""
         # The codec's window bounds it: a peer that sends more breaks the protocol. One array, because a window of tiny
         # frames, each an object of its own, would take thirty times its bytes.
-        self._inbox = asyncio.StreamReader()
+        self.inbox = asyncio.StreamReader()
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
         """Receive bytes from the guest.
@@ -125,8 +125,8 @@ class Duplex(anyio.abc.ByteStream):
             anyio.EndOfStream: the guest has sent everything.
             anyio.BrokenResourceError: the guest reset the stream, so the data may be incomplete.
         """
-        data = await self._inbox.read(max_bytes)
-        if self._inbox.exception():  # it was reset before this could be taken
+        data = await self.inbox.read(max_bytes)
+        if self.inbox.exception():  # it was reset before this could be taken
             raise anyio.BrokenResourceError
         if not data:
             raise anyio.EndOfStream
@@ -158,17 +158,13 @@ class Duplex(anyio.abc.ByteStream):
         """End the stream if it is still open."""
         await self.reset({})
 
-    def on_data(self, data: bytes) -> None:
-        """Append received bytes."""
-        self._inbox.feed_data(data)
-
     def on_over(self, *, is_reset: bool = False) -> None:
         """End receiving, as the guest sends no more; and serving, if it reset the stream."""
         if is_reset:
-            self._inbox.set_exception(anyio.BrokenResourceError())
+            self.inbox.set_exception(anyio.BrokenResourceError())
             self.scope.cancel()
         else:
-            self._inbox.feed_eof()
+            self.inbox.feed_eof()
 
 
 Input = tuple[str, AsyncGenerator[bytes, None]]
@@ -197,7 +193,6 @@ class GuestConnection:
         self._outbox = bytearray()
         self._posted = anyio.Event()
         self._sent = anyio.Event()
-        self._feeds: Feeds = {}
         self._sinks: dict[int, StreamSink] = {}
         self._duplexes: dict[int, Duplex] = {}
         self._credit: dict[int, anyio.Event] = {}
@@ -260,11 +255,12 @@ class GuestConnection:
         async def carry() -> None:
             nonlocal body
             while (event := await self._next())[0] != "message":
-                await self._handle(event, accept, serve, tasks)
+                await self._handle(event, tasks)
             body = event[2]["body"]
             tasks.cancel_scope.cancel()
 
-        self._turn, self._feeds = monotonic() + _TURN_SECONDS, feeds
+        self._turn = monotonic() + _TURN_SECONDS
+        self._feeds, self._accept, self._server = feeds, accept, serve
         self.post(self.wire.message("job", job))
         try:
             async with anyio.create_task_group() as tasks:
@@ -306,18 +302,16 @@ class GuestConnection:
             # Waiting for data is no part of its turn; reading is.
             self._turn += max(0.0, monotonic() - asked - _READ_SECONDS)
 
-    async def _handle(
-        self, event: wire.WireEvent, accept: Accept, serve: Serve | None, tasks: anyio.abc.TaskGroup
-    ) -> None:
+    async def _handle(self, event: wire.WireEvent, tasks: anyio.abc.TaskGroup) -> None:
         what, stream, *said = event
         sink, duplex = self._sinks.get(stream), self._duplexes.get(stream)
         if what == "open":
-            await self._opened(stream, said[0], accept, serve, tasks)
+            await self._opened(stream, said[0], tasks)
         elif what == "data" and sink is not None:
             await sink.data(said[0])
             self.post(self.wire.consumed(stream, len(said[0])))
         elif what == "data" and duplex is not None:
-            duplex.on_data(said[0])
+            duplex.inbox.feed_data(said[0])
         elif what == "credit":
             self.wake(stream)
         elif what in ("end", "reset"):
@@ -328,18 +322,16 @@ class GuestConnection:
                 duplex.on_over(is_reset=what == "reset")
             self.wake(stream)
 
-    async def _opened(
-        self, stream: int, said: Mapping[str, Any], accept: Accept, serve: Serve | None, tasks: anyio.abc.TaskGroup
-    ) -> None:
+    async def _opened(self, stream: int, said: Mapping[str, Any], tasks: anyio.abc.TaskGroup) -> None:
         kind, meta = said["kind"], said["meta"]
-        if said["duplex"] and serve is not None:
+        if said["duplex"] and self._server is not None:
             duplex = self._duplexes[stream] = Duplex(self, stream, kind, meta)
-            tasks.start_soon(self._serve, serve, duplex)
+            tasks.start_soon(self._serve, self._server, duplex)
         elif said["duplex"]:
             reason = "This sandbox has no network."
             self.post(self.wire.reset(stream, {"rule": "network.mode", "reason": reason, "hint": ""}))
         else:
-            sink = _Feed(self._feeds[kind]) if kind in self._feeds else await accept(kind, meta)
+            sink = _Feed(self._feeds[kind]) if kind in self._feeds else await self._accept(kind, meta)
             if sink is not None:
                 self._sinks[stream] = sink
             else:

@@ -139,12 +139,43 @@ class Bubblewrap(wall.Walled):
 
             async def fork(name: str, group: Cgroup, detail: int) -> ProcessSandbox:
                 user = None if sandbox.user is None else identity.another(sandbox.user)
-                process = await _fork(sandbox.channel, detail, group.entrances, user)
-                if process is None:
-                    raise self._unavailable(read_words(detail) or "its zygote has ended")
+                process = await self._fork(sandbox.channel, detail, group.entrances, user)
                 return ProcessSandbox(name, process, group, detail, zygote=seen)
 
             yield Source(open=partial(self._hold, plan, fork), bytes_each=FORK_BYTES, quick=True)
+
+    async def _fork(self, channel: UNIXSocketStream, detail: int, entrances: Sequence[str], uid: int | None) -> Process:
+        """Fork a sandbox. Raises SandboxError if it ended at once, OSError for all else, also if the zygote is gone.
+
+        ``detail`` becomes its standard error, by ``entrances`` it enters its control groups, and ``uid`` is its user by
+        the zygote's numbers; None for the zygote's own.
+        """
+        with ExitStack() as held:
+            ours, theirs = socket.socketpair()
+            held.callback(theirs.close)
+            stream = await UNIXSocketStream.from_socket(ours)
+            try:
+                descriptors = [theirs.fileno(), detail]
+                for entrance in entrances:
+                    descriptors.append(os.open(entrance, os.O_WRONLY | os.O_CLOEXEC))
+                    held.callback(os.close, descriptors[-1])
+                await channel.send_fds(json.dumps({"uid": uid}).encode(), descriptors)
+                held.close()
+                with anyio.fail_after(START_SECONDS):
+                    try:
+                        _, (pidfd,) = await stream.receive_fds(1, 1)
+                    except (anyio.EndOfStream, anyio.BrokenResourceError, ValueError):
+                        raise self._unavailable(read_words(detail) or "its zygote has ended") from None
+                # proc(5), /proc/pid/fdinfo: the process's number on our side.
+                told = Path(f"/proc/self/fdinfo/{pidfd}").read_text()  # noqa: ASYNC240 - the kernel's memory
+                return Process(int(told.partition("\nPid:")[2].split()[0]), pidfd, stream, ours=False)
+            except (anyio.BrokenResourceError, anyio.ClosedResourceError, TimeoutError) as problem:
+                await stream.aclose()
+                raise BrokenPipeError(0, "the zygote is gone") from problem
+            except BaseException:
+                with anyio.CancelScope(shield=True):
+                    await stream.aclose()
+                raise
 
 
 async def _import_ahead(channel: UNIXSocketStream) -> Mapping[str, int]:
@@ -164,41 +195,6 @@ async def _import_ahead(channel: UNIXSocketStream) -> Mapping[str, int]:
     except (ValueError, TypeError, KeyError):
         raise SandboxError(attempted, words, fix) from None
     return namespaces
-
-
-async def _fork(channel: UNIXSocketStream, detail: int, entrances: Sequence[str], uid: int | None) -> Process | None:
-    """Fork a sandbox; return None if it ended at once. Raises OSError, also if the zygote is gone.
-
-    ``detail`` becomes its standard error, by ``entrances`` it enters its control groups, and ``uid`` is its user by
-    the zygote's numbers; None for the zygote's own.
-    """
-    with ExitStack() as held:
-        ours, theirs = socket.socketpair()
-        held.callback(theirs.close)
-        stream = await UNIXSocketStream.from_socket(ours)
-        try:
-            descriptors = [theirs.fileno(), detail]
-            for entrance in entrances:
-                descriptors.append(os.open(entrance, os.O_WRONLY | os.O_CLOEXEC))
-                held.callback(os.close, descriptors[-1])
-            await channel.send_fds(json.dumps({"uid": uid}).encode(), descriptors)
-            held.close()
-            with anyio.fail_after(START_SECONDS):
-                try:
-                    _, (pidfd,) = await stream.receive_fds(1, 1)
-                except (anyio.EndOfStream, anyio.BrokenResourceError, ValueError):
-                    await stream.aclose()
-                    return None
-            # proc(5), /proc/pid/fdinfo: the process's number on our side.
-            told = Path(f"/proc/self/fdinfo/{pidfd}").read_text()  # noqa: ASYNC240 - the kernel's memory
-            return Process(int(told.partition("\nPid:")[2].split()[0]), pidfd, stream, ours=False)
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError, TimeoutError) as problem:
-            await stream.aclose()
-            raise BrokenPipeError(0, "the zygote is gone") from problem
-        except BaseException:
-            with anyio.CancelScope(shield=True):
-                await stream.aclose()
-            raise
 
 
 _LANDLOCK_FIX = "Boot Linux 5.13 or newer with landlock in its list of security modules (lsm=landlock,…)."

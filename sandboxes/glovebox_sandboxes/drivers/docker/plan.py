@@ -174,7 +174,14 @@ def _check(spec: SandboxSpec, host: Host) -> None:
         reason = "the Engine may make no control groups here, so limits hold per process only"
         raise UnsupportedSpecError("limits.enforce", reason, GROUPS_FIX)
     for mount in spec.mounts:
-        _check_mount(mount, host.socket)
+        for name, path in (("source", mount.source), ("target", mount.target)):
+            if not path.startswith("/") or path != posixpath.normpath(path) or "\0" in path:
+                reason = f"{path!r} is not a plain absolute path"
+                raise UnsupportedSpecError(f"mounts.{name}", reason, "Write it out in full.")
+        if mount.target not in (WORKSPACE, ORIGINAL):
+            reason = f"{mount.target} is not a place for files"
+            raise UnsupportedSpecError("mounts.target", reason, f"Use {WORKSPACE}.")
+        check_source(mount.source, host.socket)
     if len({mount.target for mount in spec.mounts}) != len(spec.mounts):
         raise UnsupportedSpecError("mounts", "two mounts have the same target", "Give each its own.")
 
@@ -264,16 +271,6 @@ def check_source(source: str, socket: str) -> None:
             reason = f"{source} would show the sandbox the host's {place}"
             fix = "Choose a directory that holds the caller's files and nothing else."
             raise UnsupportedSpecError("mounts.source", reason, fix)
-
-
-def _check_mount(mount: Mount, socket: str) -> None:
-    for name, path in (("source", mount.source), ("target", mount.target)):
-        if not path.startswith("/") or path != posixpath.normpath(path) or "\0" in path:
-            reason = f"{path!r} is not a plain absolute path"
-            raise UnsupportedSpecError(f"mounts.{name}", reason, "Write it out in full.")
-    if mount.target not in (WORKSPACE, ORIGINAL):
-        raise UnsupportedSpecError("mounts.target", f"{mount.target} is not a place for files", f"Use {WORKSPACE}.")
-    check_source(mount.source, socket)
 
 
 def _holds(outer: str, inner: str) -> bool:
