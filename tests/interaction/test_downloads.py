@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 import anyio.lowlevel
 import pytest
-from tests.fixtures.artifact_stores import ALICE, BOB, limits, receiving
+from tests.fixtures.artifact_stores import ALICE, BOB, collecting, limits, receiving
 from tests.interaction.served import TIMEOUT_SECONDS, Served, served
 
 from glovebox_server.artifacts.record import Artifact
@@ -31,7 +31,7 @@ async def keep(server: Served, name: str, content: bytes = WHOLE, principal: Pri
         arguments={},
         received=datetime.now(UTC),
     )
-    async with server.app.artifacts.collect(call, limits(output_bytes=10_000_000)) as collection:
+    async with collecting(server.app.artifacts, call, limits(output_bytes=10_000_000)) as collection:
         async with receiving(collection, name) as sink:
             await sink.data(content)
         (kept,) = await collection.publish()
@@ -221,7 +221,7 @@ async def test_a_client_that_does_not_read_has_few_and_not_for_long(
     """The next one of the same caller gets 429, and another's is sent at once; later his is sent too."""
     monkeypatch.setattr(downloads, "PIECE_SECONDS", 0.5)
     async with served(tmp_path, "http") as server:
-        monkeypatch.setattr(server.app.artifacts._disk, "_max_bytes_total", 1 << 27)
+        monkeypatch.setattr(server.app.artifacts.disk, "_max_bytes_total", 1 << 27)
         large = await keep(server, "large.bin", bytes(9_000_000))
         small = await keep(server, "small.bin", b"his", BOB)
         host, port = server.url.removeprefix("http://").split(":")

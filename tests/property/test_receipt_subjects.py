@@ -3,7 +3,7 @@
 import errno
 import os
 import tempfile
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -47,8 +47,9 @@ async def told(directory: Path, sent: list[tuple[str, bytes]], failure: Failure)
         recorder = await harness.recorder(files=0, egress=0)
         with suppress(ArtifactStoreError, ArithmeticError), anyio.CancelScope() as scope:
             async with recorder.until_ended(lambda: ("client", None)):
-                async with store.collect(call, limits(output_files=64)) as collection:
-                    collector = Collector(collection, recorder)
+                async with AsyncExitStack() as stack:
+                    collector = Collector(store=store, call=call, limits=limits(output_files=64), recorder=recorder)
+                    stack.push_async_callback(collector.discard)
                     for name, data in sent:
                         sink = await collector.accept(name, len(data))
                         if sink is not None:

@@ -64,12 +64,21 @@ def outcome(
 
 @asynccontextmanager
 async def collecting(
-    directory: Path, recorder: Recorder, *, output_bytes: int = 1_000_000, output_files: int = 8
+    directory: Path,
+    recorder: Recorder,
+    *,
+    output_bytes: int = 1_000_000,
+    output_files: int = 8,
+    total: int = 10_000_000,
 ) -> AsyncIterator[tuple[Collector, ArtifactStore]]:
     """A collector of one call over a real store."""
     bounds = limits(output_bytes=output_bytes, output_files=output_files)
-    async with a_store(directory) as store, store.collect(a_call(), bounds) as collection:
-        yield Collector(collection, cast("CallRecorder", recorder)), store
+    async with a_store(directory, total=total) as store:
+        collector = Collector(store=store, call=a_call(), limits=bounds, recorder=cast("CallRecorder", recorder))
+        try:
+            yield collector, store
+        finally:
+            await collector.discard()
 
 
 async def put(collector: Collector, name: str, *chunks: bytes, size: int | None = None) -> None:
@@ -339,8 +348,7 @@ async def test_few_and_small_pictures_are_shown(tmp_path: Path) -> None:
 async def test_nothing_is_visible_when_the_store_is_full(tmp_path: Path) -> None:
     """All or none; each file is then on the record as refused."""
     recorder = Recorder()
-    async with a_store(tmp_path, total=1000) as store, store.collect(a_call(), limits()) as collection:
-        collector = Collector(collection, cast("CallRecorder", recorder))
+    async with collecting(tmp_path, recorder, total=1000) as (collector, _):
         await put(collector, "a.txt", b"x" * 800)
         await put(collector, "b.txt", b"x" * 800 + b"y")
         delivered = await collector.deliver(outcome(), keep_pictures=True)

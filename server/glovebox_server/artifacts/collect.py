@@ -6,13 +6,12 @@ anything of MCP.
 
 import hashlib
 import os
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-from anyio import CancelScope, CapacityLimiter, to_thread
+from anyio import CancelScope
 
 from glovebox_audit.events import ArtifactCollected, ArtifactRefused
 from glovebox_sandboxes.contract.base import Limits
@@ -22,7 +21,8 @@ from glovebox_sandboxes.contract.pictures import HEAD_BYTES, IMAGE_TYPES, MAX_BY
 from glovebox_server.artifacts.diff_form import MAX_PATCH_BYTES, WorkBudget
 from glovebox_server.artifacts.media import Sniffer
 from glovebox_server.artifacts.names import ENDINGS, CallNames, check_name, name_risks, patch_risks, quoted
-from glovebox_server.artifacts.record import Artifact, ArtifactStoreError, Disk, new_id, translated, uri_of
+from glovebox_server.artifacts.record import Artifact, ArtifactStoreError, new_id, uri_of
+from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import Delivered, Image, Link, ToolCall
 from glovebox_server.receipts.recorder import CallRecorder
 from glovebox_server.tools.base import cut_output
@@ -32,11 +32,8 @@ MAX_REFUSED: Final = 128
 FLUSH_BYTES: Final = 256 * 1024
 """Bytes of one file in memory before a worker thread hashes and writes them: few thread switches."""
 
-T = TypeVar("T")
 Looks = Callable[[], Callable[[bytes], None] | None]
 """Makes an inspector for one incoming file; None for no inspection."""
-Refuse = Callable[[str, RefusedError], Awaitable[None]]
-"""Records that a file is refused."""
 
 CUT: Final = "its end may be missing: /output was full when it was written"
 _KEEPING: Final = "keeping an output file"
@@ -45,32 +42,16 @@ _INCOMPLETE = RefusedError("artifacts.incomplete", "It did not arrive whole.", "
 _TOO_LARGE: Final = "too large to be kept as a figure: save it to /output"
 
 
-class DiskWorker:
-    """A runner of blocking disk work in its own threads, which translates failures."""
-
-    __slots__ = ("_limiter",)
-
-    def __init__(self, threads: int) -> None:
-        self._limiter = CapacityLimiter(threads)
-
-    async def run(self, attempted: str, work: Callable[[], T]) -> T:
-        """Run ``work`` to its end, even if cancelled: two never write one file; raise ``ArtifactStoreError``."""
-        with translated(attempted):
-            return await to_thread.run_sync(work, limiter=self._limiter)
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class FileSink:
     """One incoming file. Not for several tasks at once. Its last call is ``end`` or ``drop``."""
 
-    collection: "Collection"
+    collector: "Collector"
     name: str
     identifier: str
     descriptor: int
     cut: bool
     look: Callable[[bytes], None] | None
-    refuse: Refuse | None
-    """Is called if the file is too large; without it, ``data`` raises."""
     kept: bytearray | None
     """Its content, if it may be a picture to show."""
     artifact: Artifact | None = None
@@ -88,22 +69,23 @@ class FileSink:
     async def data(self, data: bytes) -> None:
         """Take the next bytes, at most one frame of the wire; memory is bounded by this and ``FLUSH_BYTES``.
 
-        Raises RefusedError: rule ``artifacts.bytes``; the call's files exceed ``limits.output_bytes``;
-        ArtifactStoreError: the disk is full or failed.
+        The file is refused if the call's files exceed ``limits.output_bytes``. Raises ArtifactStoreError: the disk is
+        full or failed.
         """
         if self._over:
             return
         try:
-            self.collection.spend(len(data))
+            self.collector.spend(len(data))
             self._size += len(data)
             self._buffer += data
             if len(self._buffer) >= FLUSH_BYTES:
-                await self.collection.worker.run(_KEEPING, self._flush)
-        except (RefusedError, ArtifactStoreError) as problem:
+                await self.collector.store.run(_KEEPING, self._flush)
+        except ArtifactStoreError:
             await self.drop()
-            if self.refuse is None or isinstance(problem, ArtifactStoreError):
-                raise
-            await self.refuse(self.name, problem)
+            raise
+        except RefusedError as refusal:
+            await self.drop()
+            await self.collector.refuse(self.name, refusal)
             return
         if self.kept is not None:
             self.kept += data
@@ -115,14 +97,14 @@ class FileSink:
         if self._over:
             return
         try:
-            artifact = await self.collection.worker.run(_KEEPING, self._seal)
+            artifact = await self.collector.store.run(_KEEPING, self._seal)
         except BaseException:
             await self.drop()
             raise
         self._close()
         self.artifact = artifact
-        self.collection.sealed.append(artifact)
-        pictures = self.collection.pictures
+        self.collector.sealed.append(artifact)
+        pictures = self.collector.pictures
         if self.kept is not None and artifact.media_type in IMAGE_TYPES and len(pictures) < MAX_PICTURES:
             pictures[artifact.uri] = bytes(self.kept)
 
@@ -130,12 +112,12 @@ class FileSink:
         """Remove what was written, unless that was done or it has ended."""
         if not self._over:
             self._close()
-            await self.collection.remove([self.identifier])
+            await self.collector.remove([self.identifier])
 
     def _close(self) -> None:
         self._over = True
         os.close(self.descriptor)
-        self.collection.receiving.remove(self)
+        self.collector.receiving.remove(self)
 
     def _flush(self) -> None:
         data = bytes(self._buffer)
@@ -151,33 +133,41 @@ class FileSink:
     def _seal(self) -> Artifact:
         self._flush()
         os.fsync(self.descriptor)
-        content, call, created = self._sniffer.finish(self.name), self.collection.call, self.collection.clock()
+        content, call, store = self._sniffer.finish(self.name), self.collector.call, self.collector.store
+        created = store.clock()
         patch: tuple[str, ...] = ()
         if self.name.casefold().endswith(ENDINGS):
             whole = os.pread(self.descriptor, self._size, 0) if self._size <= MAX_PATCH_BYTES else None
-            patch = patch_risks(whole, self.collection.patches)
+            patch = patch_risks(whole, self.collector.patches)
         artifact = Artifact(
             uri=self.uri, owner=call.principal.id, call_id=call.id, client=call.principal.client, run=call.run,
             workflow=call.principal.workflow, tool=call.tool, name=self.name, sha256=self._digest.hexdigest(),
-            bytes=self._size, media_type=content.media_type, created=created, expires=created + self.collection.ttl,
+            bytes=self._size, media_type=content.media_type, created=created, expires=created + store.ttl,
             risks=(*(CUT,) * self.cut, *name_risks(self.name), *content.risks, *patch),
         )  # fmt: skip
-        self.collection.disk.seal(artifact)
+        store.disk.seal(artifact)
         return artifact
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Collection:
-    """All output files of one call: bounded in number and bytes, invisible until published, else removed."""
+class Collector:
+    """The output files of one call: bounded in number and bytes, checked, recorded, and invisible until published.
 
-    disk: Disk
-    worker: DiskWorker
+    Whoever makes it calls ``discard`` in the end.
+    """
+
+    store: ArtifactStore
     call: ToolCall
+    """Its principal owns the artifacts."""
     limits: Limits
-    room: int | None
-    clock: Callable[[], datetime]
-    ttl: timedelta
-    look: Looks
+    """``output_bytes`` and ``output_files`` bound them."""
+    recorder: CallRecorder
+    room: int | None = None
+    """Bytes of all the principal's artifacts, if its role has less than the store's share."""
+    look: Looks = lambda: None
+    """Is called for each file; the result is called with the file's name and pieces, in another thread."""
+    mask: Callable[[str], str] = str
+    """A file is refused if this finds a secret in its name, i.e. changes it."""
     patches: WorkBudget = field(default_factory=WorkBudget)
     pictures: dict[str, bytes] = field(default_factory=dict)
     receiving: list[FileSink] = field(default_factory=list)
@@ -186,7 +176,8 @@ class Collection:
     _names: CallNames = field(default_factory=CallNames)
     _attempts: int = 0
     _bytes: int = 0
-    _published: tuple[Artifact, ...] = ()
+    _skipped: list[SkippedFile] = field(default_factory=list)
+    _uncounted: int = 0
 
     def spend(self, size: int) -> None:
         """Charge bytes to the call's limit; raise ``RefusedError`` (rule ``artifacts.bytes``) if it is exceeded."""
@@ -196,16 +187,15 @@ class Collection:
             raise RefusedError("artifacts.bytes", reason, "Write less to /output: fewer, smaller or compressed files.")
         self._bytes += size
 
-    async def begin(
-        self, name: str, *, cut: bool = False, keep: bool = False, refuse: Refuse | None = None
-    ) -> FileSink:
-        """Begin to receive a file. Several may be open at once.
+    async def accept(self, name: str, size: int, *, cut: bool = False) -> FileSink | None:
+        """Accept one file that the guest announces; None refuses it. Size and ``cut`` are the guest's claims."""
+        masked = self.mask(name)
+        if masked != name:
+            await self.refuse(masked, _NAMED)
+            return None
+        return await self.begin(name, keep=size <= MAX_BYTES, cut=cut)
 
-        ``name`` is unchecked; ``cut`` is True if its end may be missing; ``keep`` keeps a picture in memory.
-
-        Raises RefusedError: rule ``artifacts.count`` (too many files, refused ones included), or ``artifacts.name``;
-        ArtifactStoreError: the disk is full or failed.
-        """
+    def _admit(self, name: str) -> None:
         self._attempts += 1
         most = self.limits.output_files
         if self._attempts > most:
@@ -213,6 +203,19 @@ class Collection:
             raise RefusedError("artifacts.count", reason, "Write fewer files to /output, for instance one archive.")
         check_name(name)
         self._names.add(name)
+
+    async def begin(self, name: str, *, cut: bool = False, keep: bool = False) -> FileSink | None:
+        """Begin to receive a file; None refuses it: too many, refused ones included, or its name. Several may be open.
+
+        ``name`` is unchecked; ``cut`` is True if its end may be missing; ``keep`` keeps a picture in memory.
+
+        Raises ArtifactStoreError: the disk is full or failed.
+        """
+        try:
+            self._admit(name)
+        except RefusedError as refusal:
+            await self.refuse(name, refusal)
+            return None
         look = self.look()
         if look is not None:
             look(name.encode("utf-8", "replace"))
@@ -220,43 +223,53 @@ class Collection:
         try:
             # Shielded: a cancellation between the thread's end and ours would leak the descriptor.
             with CancelScope(shield=True):
-                descriptor = await self.worker.run(_KEEPING, partial(self.disk.create, identifier))
+                descriptor = await self.store.run(_KEEPING, partial(self.store.disk.create, identifier))
         except BaseException:
             await self.remove([identifier])
             raise
+        kept = bytearray() if keep else None
         sink = FileSink(
-            collection=self, name=name, identifier=identifier, descriptor=descriptor, cut=cut, look=look, refuse=refuse,
-            kept=bytearray() if keep else None,
-        )  # fmt: skip
+            collector=self, name=name, identifier=identifier, descriptor=descriptor, cut=cut, look=look, kept=kept
+        )
         self.receiving.append(sink)
         return sink
 
     async def publish(self) -> tuple[Artifact, ...]:
-        """Make the received files visible to their owner, all or none, and return them.
+        """Record the received files, make them visible to their owner, all or none, and return them.
 
-        The audit records that announce them are written before this.
-
-        Raises RefusedError: rule ``artifacts.full``; they do not fit beside what has not expired, and are removed;
-        ArtifactStoreError: the disk failed; they are removed.
+        They are removed and refused if they do not fit beside what has not expired. Raises ArtifactStoreError: the disk
+        failed; they are removed. AuditError: a record could not be written.
         """
-        artifacts = tuple(self.sealed)
-        if artifacts:
-            publish = partial(self.disk.publish, artifacts, self.clock(), self.room)
+        found = tuple(self.sealed)
+        if not found:
+            return ()
+        for each in found:
+            event = ArtifactCollected(
+                call_id=each.call_id, name=each.name, uri=each.uri, sha256=each.sha256, bytes=each.bytes,
+                media_type=each.media_type, risks=each.risks or None,
+            )  # fmt: skip
+            await self.recorder.record(event)
+        publish = partial(self.store.disk.publish, found, self.store.clock(), self.room)
+        try:
             with CancelScope(shield=True):  # else they could be visible and yet counted as not published
                 try:
-                    await self.worker.run("publishing output files", publish)
+                    await self.store.run("publishing output files", publish)
                 except BaseException:
                     await self.discard()
                     raise
                 self.sealed.clear()
-                self._published = artifacts
-        return artifacts
+        except RefusedError as refusal:
+            for each in found:
+                await self.refuse(each.name, refusal)
+            return ()
+        # No await in between: a call cancelled there would lose track of what it has published.
+        self.recorder.published((each.uri for each in found), partial(self._withdraw, found))
+        return found
 
-    async def withdraw(self) -> None:
+    async def _withdraw(self, artifacts: tuple[Artifact, ...]) -> None:
         """Remove what was published, as no record announces it. Raises ``ArtifactStoreError`` if the disk failed."""
-        gone, self._published = self._published, ()
         with CancelScope(shield=True):
-            await self.worker.run("taking back output files", partial(self.disk.withdraw, gone))
+            await self.store.run("taking back output files", partial(self.store.disk.withdraw, artifacts))
 
     async def discard(self) -> None:
         """Remove the files that were not published."""
@@ -270,34 +283,7 @@ class Collection:
     async def remove(self, identifiers: list[str]) -> None:
         """Remove received files."""
         with CancelScope(shield=True):
-            await self.worker.run("removing an output file", partial(self.disk.drop, identifiers))
-
-
-@dataclass(slots=True, eq=False)
-class Collector:
-    """The collector of one call's files: checks and records each, and shows pictures."""
-
-    collection: Collection
-    recorder: CallRecorder
-    mask: Callable[[str], str] = str
-    """A file is refused if this finds a secret in its name, i.e. changes it."""
-    _skipped: list[SkippedFile] = field(default_factory=list)
-    _uncounted: int = 0
-
-    async def accept(self, name: str, size: int, *, cut: bool = False) -> FileSink | None:
-        """Accept one file that the guest announces; None refuses it. Size and ``cut`` are the guest's claims."""
-        masked = self.mask(name)
-        if masked != name:
-            await self.refuse(masked, _NAMED)
-            return None
-        return await self._begin(name, keep=size <= MAX_BYTES, cut=cut)
-
-    async def _begin(self, name: str, **options: bool) -> FileSink | None:
-        try:
-            return await self.collection.begin(name, refuse=self.refuse, **options)
-        except RefusedError as refusal:
-            await self.refuse(name, refusal)
-            return None
+            await self.store.run("removing an output file", partial(self.store.disk.drop, identifiers))
 
     async def refuse(self, name: str, refusal: RefusedError) -> None:
         """Record that a file is not an artifact."""
@@ -308,8 +294,7 @@ class Collector:
             await self._record(self._skipped[-1])
 
     async def _record(self, file: SkippedFile) -> None:
-        call = self.collection.call.id
-        event = ArtifactRefused(call_id=call, name=file.name, reason=file.reason, count=file.count)
+        event = ArtifactRefused(call_id=self.call.id, name=file.name, reason=file.reason, count=file.count)
         await self.recorder.record(event)
 
     async def deliver(self, outcome: Outcome, *, keep_pictures: bool) -> Delivered:
@@ -319,7 +304,7 @@ class Collector:
 
         Raises ArtifactStoreError: the store failed; AuditError: a record could not be written; nothing is visible.
         """
-        for sink in sorted(self.collection.receiving, key=lambda each: each.name):
+        for sink in sorted(self.receiving, key=lambda each: each.name):
             await sink.drop()
             await self.refuse(sink.name, _INCOMPLETE)
         for skipped in outcome.skipped:
@@ -330,11 +315,11 @@ class Collector:
             names = [f"figure-{n}.{blob.media_type.partition('/')[2]}" for n, blob in enumerate(outcome.blobs, 1)]
             figures = [await self._put(name, blob.data) for name, blob in zip(names, outcome.blobs, strict=True)]
             # A program cannot learn its call's id, so none of its files has this name.
-            ending = f"{self.collection.call.id[-6:]}.txt"
+            ending = f"{self.call.id[-6:]}.txt"
             texts = {
                 name: await self._put(f"{name}-{ending}", each.whole) for name, each in cut_output(outcome)[1].items()
             }
-        links = {artifact.uri: _link(artifact) for artifact in await self._publish()}
+        links = {artifact.uri: _link(artifact) for artifact in await self.publish()}
         if self._uncounted:
             self._skipped.append(SkippedFile(name="…", reason=f"and {self._uncounted} more", count=self._uncounted))
             await self._record(self._skipped[-1])
@@ -359,36 +344,18 @@ class Collector:
         for uri, blob in zip(figures, outcome.blobs, strict=True):
             looks.append(_look(links.get(uri or ""), blob.data, blob.media_type, blob.shown))
         for link in [each for each in files if each.media_type in IMAGE_TYPES][:MAX_PICTURES]:
-            data = self.collection.pictures.get(link.uri, b"")
+            data = self.pictures.get(link.uri, b"")
             looks.append(_look(link, data, link.media_type, copies.get(link.name)))
         return looks + [_look(None, b"", each.media_type, each, _TOO_LARGE) for each in outcome.shown if not each.name]
 
     async def _put(self, name: str, data: bytes) -> str | None:
         """Store bytes as a file of the call; return its URI, None if it is refused."""
-        sink = await self._begin(name)
+        sink = await self.begin(name)
         if sink is None:
             return None
         await sink.data(data)
         await sink.end()
         return sink.uri
-
-    async def _publish(self) -> tuple[Artifact, ...]:
-        found = tuple(self.collection.sealed)
-        for each in found:
-            event = ArtifactCollected(
-                call_id=each.call_id, name=each.name, uri=each.uri, sha256=each.sha256, bytes=each.bytes,
-                media_type=each.media_type, risks=each.risks or None,
-            )  # fmt: skip
-            await self.recorder.record(event)
-        try:
-            published = await self.collection.publish()
-        except RefusedError as refusal:
-            for each in found:
-                await self.refuse(each.name, refusal)
-            return ()
-        # No await in between: a call cancelled there would lose track of what it has published.
-        self.recorder.published((each.uri for each in published), self.collection.withdraw)
-        return published
 
 
 def _link(artifact: Artifact) -> Link:

@@ -1,6 +1,6 @@
 """The artifact store: quarantine for files from sandboxes, readable only by the principal that owns them.
 
-``disk`` accesses the disk, ``collect`` receives files. Must never be imported here: MCP, transports, drivers.
+``record`` accesses the disk, ``collect`` receives files. Must never be imported here: MCP, transports, drivers.
 """
 
 import hashlib
@@ -12,15 +12,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
-from anyio import CancelScope
+from anyio import CancelScope, CapacityLimiter, to_thread
 
-from glovebox_sandboxes.contract.base import Limits
 from glovebox_sandboxes.contract.errors import RefusedError
-from glovebox_server.artifacts.collect import Collection, DiskWorker, Looks
-from glovebox_server.artifacts.record import MAX_ARTIFACTS, Artifact, ArtifactStoreError, Disk, expired, id_of, unknown
-from glovebox_server.calls import Principal, ToolCall
+from glovebox_server.artifacts import record
+from glovebox_server.artifacts.record import MAX_ARTIFACTS, Artifact, ArtifactStoreError, Disk, expired, translated
+from glovebox_server.calls import Principal
 
 CHUNK_BYTES: Final = 256 * 1024
 """Bytes of one read: few thread switches, little memory, several wire frames."""
@@ -31,6 +30,7 @@ _THREADS: Final = 4
 _SETTLED_NS: Final = 100_000_000
 """A file changed less than this ago could change again with the same mtime; kernel ticks are at most 10 ms."""
 
+T = TypeVar("T")
 _State = tuple[int, int, int, int]
 """Device, inode, size and mtime: if two are equal, the content was not changed in between."""
 
@@ -41,8 +41,7 @@ class ArtifactReader:
 
     artifact: Artifact
     _descriptor: int
-    _worker: DiskWorker
-    _verified: dict[str, _State]
+    _store: "ArtifactStore"
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """Yield the content in pieces of at most ``CHUNK_BYTES``, hashing it.
@@ -56,14 +55,14 @@ class ArtifactReader:
             digest.update(chunk)
             return chunk
 
-        while chunk := await self._worker.run("reading an artifact", read):
+        while chunk := await self._store.run("reading an artifact", read):
             at += len(chunk)
             yield chunk
         _require(digest.hexdigest() == self.artifact.sha256)
         if _state_of(self._descriptor) == before and time.time_ns() - before[-1] > _SETTLED_NS:
-            if len(self._verified) >= MAX_ARTIFACTS:
-                self._verified.pop(next(iter(self._verified)))
-            self._verified[self.artifact.id] = before
+            if len(verified := self._store.verified) >= MAX_ARTIFACTS:
+                verified.pop(next(iter(verified)))
+            verified[self.artifact.id] = before
 
     async def part(self, offset: int, length: int) -> AsyncGenerator[bytes, None]:
         """Yield up to ``length`` bytes from ``offset``, after ``check``.
@@ -77,7 +76,7 @@ class ArtifactReader:
             _require(_state_of(self._descriptor) == verified)
             return chunk
 
-        while at < end and (chunk := await self._worker.run("reading an artifact", read)):
+        while at < end and (chunk := await self._store.run("reading an artifact", read)):
             at += len(chunk)
             yield chunk
 
@@ -87,7 +86,7 @@ class ArtifactReader:
         Raises ArtifactStoreError: the content is not what was stored, or the disk failed.
         """
         state = _state_of(self._descriptor)
-        if self._verified.get(self.artifact.id) != state:
+        if self._store.verified.get(self.artifact.id) != state:
             async for _ in self.chunks():
                 pass
         return state
@@ -123,11 +122,11 @@ class ArtifactStore:
             max_bytes_total: of all artifacts.
             parts: divisor of these bytes, and of the number of artifacts, that gives one principal's share.
         """
-        self._disk = Disk(directory, max_bytes_total=max_bytes_total, parts=parts)
-        self._worker = DiskWorker(_THREADS)
-        self._clock = clock
-        self._ttl = ttl
-        self._verified: dict[str, _State] = {}  # reading in parts hashes an artifact only once
+        self.disk = Disk(directory, max_bytes_total=max_bytes_total, parts=parts)
+        self._limiter = CapacityLimiter(_THREADS)
+        self.clock = clock
+        self.ttl = ttl
+        self.verified: dict[str, _State] = {}  # reading in parts hashes an artifact only once
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Self]:
@@ -137,32 +136,19 @@ class ArtifactStore:
         """
         try:
             with CancelScope(shield=True):
-                await self._worker.run("opening the artifact store", partial(self._disk.start, self._clock()))
+                await self.run("opening the artifact store", partial(self.disk.start, self.clock()))
             yield self
         finally:
             with CancelScope(shield=True):
-                await self._worker.run("closing the artifact store", self._disk.stop)
+                await self.run("closing the artifact store", self.disk.stop)
 
-    @asynccontextmanager
-    async def collect(
-        self, call: ToolCall, limits: Limits, room: int | None = None, look: Looks = lambda: None
-    ) -> AsyncIterator[Collection]:
-        """Receive one call's files. What was not published on leaving is removed.
+    async def run(self, attempted: str, work: Callable[[], T]) -> T:
+        """Run disk work to its end in a thread of the store's own; two never write one file, even if cancelled.
 
-        Args:
-            call: its principal owns the artifacts.
-            limits: ``output_bytes`` and ``output_files`` bound them.
-            room: bytes of all the principal's artifacts, if its role has less than the store's share.
-            look: called for each file; the result is called with the file's name and pieces, in another thread.
+        Raises ArtifactStoreError: it failed.
         """
-        collection = Collection(
-            disk=self._disk, worker=self._worker, call=call, limits=limits, room=room, clock=self._clock, ttl=self._ttl,
-            look=look,
-        )  # fmt: skip
-        try:
-            yield collection
-        finally:
-            await collection.discard()
+        with translated(attempted):
+            return await to_thread.run_sync(work, limiter=self._limiter)
 
     @asynccontextmanager
     async def open(self, uri: str, principal: Principal) -> AsyncIterator[ArtifactReader]:
@@ -171,24 +157,24 @@ class ArtifactStore:
         Raises RefusedError: rule ``artifacts.unknown``, worded alike whether it never existed, expired or is another's;
         ArtifactStoreError: the disk failed.
         """
-        identifier = id_of(uri)
+        identifier = record.id_of(uri)
         if identifier is None:
-            raise unknown()
-        artifact = await self._worker.run("reading an artifact", partial(self._disk.load, identifier))
-        if artifact is None or artifact.owner != principal.id or expired(artifact, self._clock()):
-            raise unknown()
-        with CancelScope(shield=True):  # as in collect: the descriptor must not leak
-            descriptor = await self._worker.run("reading an artifact", partial(self._disk.open, artifact))
+            raise record.unknown()
+        artifact = await self.run("reading an artifact", partial(self.disk.load, identifier))
+        if artifact is None or artifact.owner != principal.id or expired(artifact, self.clock()):
+            raise record.unknown()
+        with CancelScope(shield=True):  # as in ``Collector.begin``: the descriptor must not leak
+            descriptor = await self.run("reading an artifact", partial(self.disk.open, artifact))
         if descriptor is None:  # removed just now
-            raise unknown()
+            raise record.unknown()
         try:
-            yield ArtifactReader(artifact, descriptor, self._worker, self._verified)
+            yield ArtifactReader(artifact, descriptor, self)
         finally:
             os.close(descriptor)
 
     async def owned(self, principal: Principal) -> list[Artifact]:
         """Return a principal's artifacts, newest first. Raises ``ArtifactStoreError`` if the disk failed."""
-        found = await self._worker.run("listing artifacts", partial(self._disk.listed, self._clock()))
+        found = await self.run("listing artifacts", partial(self.disk.listed, self.clock()))
         mine = [artifact for artifact in found if artifact.owner == principal.id]
         return sorted(mine, key=lambda artifact: artifact.created, reverse=True)
 
@@ -197,7 +183,7 @@ class ArtifactStore:
 
         Raises ArtifactStoreError: the disk failed.
         """
-        return await self._worker.run("removing expired artifacts", partial(self._disk.clean, self._clock()))
+        return await self.run("removing expired artifacts", partial(self.disk.clean, self.clock()))
 
 
 def _state_of(descriptor: int) -> _State:

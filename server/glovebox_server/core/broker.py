@@ -238,8 +238,7 @@ class Broker:
             delivered = NOTHING
             gives = outcome.blobs or outcome.shown or outcome.skipped or cut_output(outcome)[1]
             if now.withheld is None and (collect.collector or gives):
-                collector = await collect.open()
-                delivered = await collector.deliver(outcome, keep_pictures=now.profile.files.output)
+                delivered = await collect.open().deliver(outcome, keep_pictures=now.profile.files.output)
             return Ran(outcome=outcome, delivered=delivered, answer=call.tool.answer(outcome), plan=sandbox.plan)
 
 
@@ -249,20 +248,22 @@ class _Collecting:
     def __init__(self, call: Call, spec: SandboxSpec, artifacts: ArtifactStore, stack: AsyncExitStack) -> None:
         now, request = call.now, call.request
         self.collector: Collector | None = None
-        self._collect = partial(artifacts.collect, request, spec.limits, now.rights.artifact_bytes, now.inspect_file)
-        self._make = partial(Collector, recorder=now.records, mask=now.mask_name)
+        self._make = partial(
+            Collector, store=artifacts, call=request, limits=spec.limits, recorder=now.records,
+            room=now.rights.artifact_bytes, look=now.inspect_file, mask=now.mask_name,
+        )  # fmt: skip
         self._stack = stack
 
-    async def open(self) -> Collector:
-        """Return the collector, made once; files come one after the other."""
+    def open(self) -> Collector:
+        """Return the collector, made once; what it has not published by the end is removed."""
         if self.collector is None:
-            collection = await self._stack.enter_async_context(self._collect())
-            self.collector = self._make(collection)
+            self.collector = self._make()
+            self._stack.push_async_callback(self.collector.discard)
         return self.collector
 
     async def accept(self, name: str, size: int, *, cut: bool = False) -> StreamSink | None:
         """Accept one file that the guest announces."""
-        return await (await self.open()).accept(name, size, cut=cut)
+        return await self.open().accept(name, size, cut=cut)
 
 
 async def _run_program(call: Call, sandbox: AttestedSandbox, inputs: Sequence[Input], collect: _Collecting) -> Outcome:
