@@ -9,7 +9,6 @@ Rule 1  A file is there whole or not at all, and never changes: making and remov
 Rule 2  A file with other content than was written is damaged; the reader decides what that means.
 """
 
-import contextlib
 import errno
 import fcntl
 import os
@@ -81,7 +80,7 @@ class SecretDirectory:
         listed = os.listdir(self._descriptor)  # noqa: PTH208 - by descriptor
         return sorted(name for name in listed if not name.startswith("."))
 
-    @contextlib.contextmanager
+    @contextmanager
     def locked(self) -> Iterator[None]:
         """Lock out other writers during the block; after ``LOCK_SECONDS`` run without: the holder may be suspended."""
         take_lock(self._descriptor, LOCK_SECONDS)
@@ -117,13 +116,12 @@ class SecretDirectory:
                 return False
             finally:
                 os.close(fd)
-                with contextlib.suppress(FileNotFoundError):  # after the rename
+                with suppress(FileNotFoundError):  # after the rename
                     os.unlink(draft, dir_fd=self._descriptor)
                 os.fsync(self._descriptor)
         except OSError as error:
-            raise self._refusal(
-                name, f"it cannot be written: {error.strerror}", f"Free space, or {_WRITABLE}"
-            ) from error
+            reason = f"it cannot be written: {error.strerror}"
+            raise self._refusal(name, reason, f"Free space, or {_WRITABLE}") from error
         return True
 
     def read(self, name: str, most: int) -> bytes:
@@ -143,7 +141,7 @@ class SecretDirectory:
         return SecretFileError(self._kind, self.path / name, reason, fix)
 
 
-@contextlib.contextmanager
+@contextmanager
 def opened(directory: Path, kind: str) -> Iterator[SecretDirectory]:
     """Open a directory of secrets, made (0700) if missing; its state directory is made and checked too.
 
@@ -191,12 +189,8 @@ def _check(found: os.stat_result, path: Path, kind: str, instead: str, *, direct
     if stat.S_IFMT(found.st_mode) != form:
         raise SecretFileError(kind, path, "it is not what is expected there", instead)
     if found.st_uid != os.geteuid():
-        raise SecretFileError(
-            kind,
-            path,
-            f"it belongs to user {found.st_uid}",
-            f"Run Glovebox as that user, or `chown {os.geteuid()} {path}`.",
-        )
+        fix = f"Run Glovebox as that user, or `chown {os.geteuid()} {path}`."
+        raise SecretFileError(kind, path, f"it belongs to user {found.st_uid}", fix)
     if found.st_mode & 0o077:
         reason = f"others have access to it (mode {stat.S_IMODE(found.st_mode):03o})"
         fix = "Run" if kind == _STATE else "Remove it if others may have read it, else run"

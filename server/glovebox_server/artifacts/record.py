@@ -31,6 +31,7 @@ from pydantic import AwareDatetime, ConfigDict, Field, TypeAdapter
 
 from glovebox_audit.place import take_lock
 from glovebox_sandboxes.contract.errors import DiagnosedError, RefusedError
+from glovebox_sandboxes.host.descriptors import opened
 
 _ID_BYTES: Final = 16
 """128 random bits: a URI cannot be guessed, so it reveals nothing."""
@@ -148,15 +149,6 @@ def translated(attempted: str) -> Iterator[None]:
         if error.errno in _FULL:
             fix = "Free space on the file system of the state directory."
         raise ArtifactStoreError(attempted, os.strerror(error.errno or errno.EIO), fix) from error
-
-
-@contextmanager
-def _opened(folder: Path) -> Iterator[int]:
-    descriptor = os.open(folder, _FOLDER)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 class Disk:
@@ -329,7 +321,7 @@ class Disk:
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
         # A new descriptor each time: flock belongs to the open file, so this also excludes other threads.
-        with _opened(self._root) as root:
+        with opened(self._root, _FOLDER) as root:
             if not take_lock(root, LOCK_WAIT_SECONDS):
                 reason = f"another Glovebox process has held its lock for {LOCK_WAIT_SECONDS:g} seconds"
                 raise ArtifactStoreError("changing the artifact store", reason, "Look for a stopped server process.")
@@ -363,11 +355,11 @@ def _make_private(folder: Path) -> None:
 
 
 def _abandoned(folder: Path) -> bool:
-    with suppress(OSError), _opened(folder) as descriptor:
+    with suppress(OSError), opened(folder, _FOLDER) as descriptor:
         return take_lock(descriptor, 0)
     return False
 
 
 def _sync(folder: Path) -> None:
-    with _opened(folder) as descriptor:
+    with opened(folder, _FOLDER) as descriptor:
         os.fsync(descriptor)

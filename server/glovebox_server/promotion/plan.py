@@ -199,13 +199,8 @@ def _patched(disk: Disk, artifact: Artifact, folder: TargetFolder) -> Iterator[P
             media_type, found = sniffer.finish(name)
             risks = (*name_risks(name), *found, *("it may be run as a program",) * bool(after.mode & 0o111))
         change = Change(name=name, before=before, after=after, origin=artifact.uri)
-        yield PlannedFile(
-            change=change,
-            artifact=artifact,
-            content=partial(iter, [content or b""]),
-            media_type=media_type,
-            risks=risks,
-        )
+        whole = partial(iter, [content or b""])
+        yield PlannedFile(change=change, artifact=artifact, content=whole, media_type=media_type, risks=risks)
 
 
 def unknown(uri: str) -> RefusedError:

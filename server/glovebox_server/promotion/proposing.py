@@ -13,13 +13,14 @@ Must never be imported here: the broker, or anything of MCP.
 import errno
 import json
 import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import anyio
 import anyio.from_thread
+import anyio.lowlevel
 import anyio.to_thread
 
 from glovebox_audit.events import Event, Input, ProposalScanned
@@ -30,7 +31,6 @@ from glovebox_sandboxes.contract.errors import DiagnosedError, RefusedError, San
 from glovebox_sandboxes.contract.outcome import Job, Outcome, Usage
 from glovebox_sandboxes.plural import counted
 from glovebox_sandboxes.pool.pool import SandboxProvider
-from glovebox_sandboxes.session.connection import AttestedSandbox
 from glovebox_sandboxes.session.run import Hooks, run
 from glovebox_server.artifacts.record import ArtifactStoreError
 from glovebox_server.artifacts.store import ArtifactStore
@@ -44,8 +44,6 @@ from glovebox_server.guards.redaction.detector import Forms
 from glovebox_server.guards.redaction.guard import mask_value
 from glovebox_server.promotion import plan, scanner, transaction
 from glovebox_server.promotion.folder import TargetFolder, opened
-from glovebox_server.promotion.plan import Planned
-from glovebox_server.promotion.scanner import ScanFindings
 from glovebox_server.settings import Settings
 
 MAX_FILES: Final = 16
@@ -121,53 +119,33 @@ class FileScanner:
     async def _scan(self, call: Call, file: Input | Link) -> Scan:
         if file.bytes > MAX_BYTES:
             return _not_scanned(file, f"it has more than {MAX_BYTES >> 20} MiB")
-        scan = _not_scanned(file, "")
-
-        async def started(sandbox: AttestedSandbox) -> None:
-            nonlocal scan
-            scan = replace(scan, sandbox_id=sandbox.sandbox.id, plan=sandbox.plan)
-            if call.now.is_recorded:
-                await call.now.records.record(sandbox.record)
-
+        scan, now, profile, principal = _not_scanned(file, ""), call.now, call.now.profile, call.request.principal
+        python, in_cgroup = profile.python, profile.limits.enforce == "cgroup"
+        spec = SandboxSpec(limits=LIMITS, inputs=True, environment=python.environment, require_cgroup=in_cgroup)
+        before_start = now.records.flush if now.is_recorded else anyio.lowlevel.checkpoint
         try:
-            outcome = await self._outcome(call, file, started)
+            async with (
+                self.artifacts.open(file.uri, principal) as reader,
+                self.sandboxes.acquire(
+                    profile.isolation, spec, before_start, prepared=python.start == "warm", code=None, key=principal.id
+                ) as sandbox,
+            ):
+                scan = replace(scan, sandbox_id=sandbox.sandbox.id, plan=sandbox.plan)
+                if now.is_recorded:
+                    await now.records.record(sandbox.record)
+                sandbox.require_as_planned()
+                job = Job(kind="python", payload={"code": scanner.program()}, inputs=(file.uri,))
+                outcome = await run(sandbox, job, inputs=[(file.name, reader.chunks())], hooks=Hooks(file=_no_file))
             if outcome.ended != "exited" or outcome.code != 0:
                 raise _unanswered(outcome.reason or "the scanner failed on it")
             found = findings_of(outcome.stdout.text)
         except (RefusedError, SandboxError, UnsupportedSpecError, ArtifactStoreError) as problem:
             return replace(scan, not_scanned=visible(without_paths(problem.reason))[:MAX_CHARACTERS])
         findings = found.lines
-        if call.now.profile.result.redact != "none":
-            told, _ = await mask_value({"findings": list(findings)}, self.forms_of(call.now.rights))
+        if profile.result.redact != "none":
+            told, _ = await mask_value({"findings": list(findings)}, self.forms_of(now.rights))
             findings = tuple(str(each) for each in told["findings"])
         return replace(scan, findings=findings, more=found.more)
-
-    async def _outcome(
-        self, call: Call, file: Input | Link, started: Callable[[AttestedSandbox], Awaitable[None]]
-    ) -> Outcome:
-        profile, principal = call.now.profile, call.request.principal
-
-        async def before_start() -> None:
-            if call.now.is_recorded:
-                await call.now.records.flush()
-
-        spec = SandboxSpec(
-            limits=LIMITS,
-            inputs=True,
-            environment=profile.python.environment,
-            require_cgroup=profile.limits.enforce == "cgroup",
-        )
-        prepared = profile.python.start == "warm"
-        async with (
-            self.artifacts.open(file.uri, principal) as reader,
-            self.sandboxes.acquire(
-                profile.isolation, spec, before_start, prepared=prepared, code=None, key=principal.id
-            ) as sandbox,
-        ):
-            await started(sandbox)
-            sandbox.require_as_planned()
-            job = Job(kind="python", payload={"code": scanner.program()}, inputs=(file.uri,))
-            return await run(sandbox, job, inputs=[(file.name, reader.chunks())], hooks=Hooks(file=_no_file))
 
 
 class Known:
@@ -194,7 +172,7 @@ class Known:
         self._found[key] = call.id, scan
 
 
-def findings_of(text: str) -> ScanFindings:
+def findings_of(text: str) -> scanner.ScanFindings:
     """Return the findings for the one file that the scanner printed; raise ``SandboxError`` if they are malformed."""
     try:
         told: Any = json.loads(text)
@@ -205,7 +183,7 @@ def findings_of(text: str) -> ScanFindings:
     if not isinstance(lines, list) or type(more) is not int or not 0 <= more <= MAX_COUNTED:
         raise _unanswered("the scanner gave no findings, which the file may have brought about")
     shown = tuple(visible(str(line)[:MAX_CHARACTERS])[:MAX_CHARACTERS] for line in lines[:MAX_FINDINGS])
-    return ScanFindings(lines=shown, more=more + len(lines) - len(shown))
+    return scanner.ScanFindings(lines=shown, more=more + len(lines) - len(shown))
 
 
 def _unanswered(reason: str) -> SandboxError:
@@ -235,7 +213,7 @@ _BY_HAND: Final = "Propose less at a time, or ask the operator to use `glovebox 
 class Proposed:
     """The changes that a call proposes."""
 
-    planned: Planned
+    planned: plan.Planned
     shown: str
     folder: str = ""
 
@@ -271,7 +249,8 @@ class Proposals:
             events.append(ProposalScanned(**about))
         if events:
             await self.audit.append_all(events)
-        found = {each.uri: ScanFindings(lines=each.findings, more=each.more) for each in scans if not each.not_scanned}
+        looked_into = (each for each in scans if not each.not_scanned)
+        found = {each.uri: scanner.ScanFindings(lines=each.findings, more=each.more) for each in looked_into}
         return replace(proposed, planned=proposed.planned.scanned(found), shown=shown)
 
     async def put(self, proposed: Proposed, call: ToolCall) -> Outcome:
@@ -322,9 +301,8 @@ def _told(work: Callable[[], _T]) -> _T:
         raise RefusedError("promotion.path", reason, hint) from problem
     except DiagnosedError as problem:
         reason = "The state directory cannot be used for promotions just now; nothing was changed."
-        raise RefusedError(
-            "promotion.interrupted", reason, "Tell the operator: `glovebox artifact promotions`."
-        ) from problem
+        hint = "Tell the operator: `glovebox artifact promotions`."
+        raise RefusedError("promotion.interrupted", reason, hint) from problem
 
 
 def _findings(scans: Sequence[Scan]) -> Iterator[str]:
@@ -343,7 +321,7 @@ def _findings(scans: Sequence[Scan]) -> Iterator[str]:
             yield f"  ! and {rest} more{'' if scan.more else ', which are on record'}"
 
 
-def _shown(found: Planned, folder: TargetFolder) -> str:
+def _shown(found: plan.Planned, folder: TargetFolder) -> str:
     size = lines = 0
     for file in found.files:
         before, after = file.change.before, file.change.after

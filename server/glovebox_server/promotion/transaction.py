@@ -271,9 +271,8 @@ def promote(
             _clear(folder, journal, undone)
         if undone.kept:
             reason = f"{promotion.id} was put back, but for {quoted(undone.kept[0])}, which somebody changed meanwhile."
-            raise RefusedError(
-                "promotion.conflict", reason, f"What it held is in {journal.directory.path / promotion.id}."
-            ) from None
+            hint = f"What it held is in {journal.directory.path / promotion.id}."
+            raise RefusedError("promotion.conflict", reason, hint) from None
         raise
     with suppress(OSError, RefusedError, DiagnosedError):  # it is in effect, even if this fails
         return _clear(folder, journal, moved)
@@ -331,9 +330,8 @@ def roll_back(journal: Journal, identifier: str, record: Record) -> Promotion:
     by = put_back(known).get(identifier)
     if promotion.of or promotion.state not in IN_FORCE or by:
         told = f"was put back by {by}" if by else standing(promotion, None)
-        raise RefusedError(
-            "promotion.unknown", f"{identifier} {told}; nothing was changed.", "Promote the files again."
-        )
+        reason = f"{identifier} {told}; nothing was changed."
+        raise RefusedError("promotion.unknown", reason, "Promote the files again.")
     with opened(Path(promotion.path)) as folder:
         require_same(folder, promotion)
         changes = (replace(each, origin=promotion.id, findings=None) for each in _reversed(promotion))
