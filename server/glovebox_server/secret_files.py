@@ -16,7 +16,7 @@ import secrets
 import stat
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
@@ -309,11 +309,9 @@ class Files(Generic[T]):
                 if os.path.lexists(self.path / name):
                     raise
 
-    @contextmanager
-    def _opened(self) -> Iterator[SecretDirectory]:
+    def _opened(self) -> AbstractContextManager[SecretDirectory]:
         prepare_state(self.path.parent.parent)
-        with opened(self.path, self._kind) as directory:
-            yield directory
+        return opened(self.path, self._kind)
 
     def _item(self, directory: SecretDirectory, name: str) -> T | SecretFileError | None:
         try:

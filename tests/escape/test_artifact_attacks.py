@@ -21,7 +21,7 @@ from tests.fixtures.artifact_stores import (
     Clock,
     a_call,
     a_store,
-    collecting,
+    collector_of,
     content,
     files,
     keep,
@@ -212,7 +212,7 @@ async def cancelled_at(step: int, store: ArtifactStore) -> bool:
 
     with anyio.CancelScope() as scope, pytest.MonkeyPatch.context() as patched:
         patched.setattr(ArtifactStore, "run", run)
-        async with collecting(store, a_call(), limits()) as collection:
+        async with collector_of(store, a_call(), limits()) as collection:
             await receive(collection, "a", b"x" * FLUSH_BYTES)
             await receive(collection, "b", b"y")
             await collection.publish()
@@ -232,13 +232,13 @@ def cancelling(work: Callable[[], object], scope: anyio.CancelScope) -> Callable
 CRASH = """
 import sys, anyio
 from pathlib import Path
-from tests.fixtures.artifact_stores import a_call, a_store, collecting, keep, limits, receive, receiving
+from tests.fixtures.artifact_stores import a_call, a_store, collector_of, keep, limits, receive, receiving
 from glovebox_server.artifacts.collect import FLUSH_BYTES
 
 async def main():
     async with a_store(Path(sys.argv[1])) as store:
         kept = await keep(store, "kept", b"kept")
-        async with collecting(store, a_call(), limits()) as collection:
+        async with collector_of(store, a_call(), limits()) as collection:
             await receive(collection, "sealed", b"sealed")
             async with receiving(collection, "half") as sink:
                 await sink.data(b"x" * FLUSH_BYTES)
@@ -286,7 +286,7 @@ async def test_a_disk_error_at_any_step_leaves_nothing(
     """Each use of each system call fails once, in turn: all of the call or nothing of it, and no path is told."""
 
     async def one_call(store: ArtifactStore) -> None:
-        async with collecting(store, a_call(), limits()) as collection:
+        async with collector_of(store, a_call(), limits()) as collection:
             for name in ("a", "b", "c"):
                 await receive(collection, name, b"known" if name != "c" else b"new")
             await collection.publish()
@@ -365,7 +365,7 @@ async def test_a_full_disk_refuses_the_file_and_keeps_the_rest(tmp_path: Path) -
         async with a_store(tmp_path / "tiny" / "q") as store:
             first = await keep(store, "a", b"x" * 100_000)
             with untouched(tmp_path / "tiny"):
-                async with collecting(store, a_call(), limits(output_bytes=10_000_000)) as collection:
+                async with collector_of(store, a_call(), limits(output_bytes=10_000_000)) as collection:
                     with pytest.raises(ArtifactStoreError) as full:
                         await receive(collection, "b", *[b"x" * FLUSH_BYTES] * 8)
             assert full.value.reason == "No space left on device"

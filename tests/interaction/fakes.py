@@ -10,7 +10,7 @@ from typing import Any, cast
 import anyio
 import anyio.lowlevel
 from pydantic import Field
-from tests.fixtures.artifact_stores import collecting
+from tests.fixtures.artifact_stores import collector_of
 from tests.fixtures.callers import kept
 
 from glovebox_audit.events import CallCancelled, CallFinished
@@ -177,7 +177,7 @@ class WaitingBroker:
         return self._result(call, {"ended": "exited", "stdout": stdout}, stdout, content, failed=False)
 
     async def _keep(self, call: ToolCall) -> Link:
-        async with collecting(self.artifacts, call, LIMITS) as collection:
+        async with collector_of(self.artifacts, call, LIMITS) as collection:
             sink = await collection.begin("plot.txt")
             assert sink is not None
             await sink.data(f"made for {call.arguments['tag']}".encode())

@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 import anyio.lowlevel
 import pytest
-from tests.fixtures.artifact_stores import ALICE, BOB, collecting, limits, receiving
+from tests.fixtures.artifact_stores import ALICE, BOB, collector_of, limits, receiving
 from tests.interaction.served import TIMEOUT_SECONDS, Served, served
 
 from glovebox_server.artifacts.record import Artifact
@@ -31,7 +31,7 @@ async def keep(server: Served, name: str, content: bytes = WHOLE, principal: Pri
         arguments={},
         received=datetime.now(UTC),
     )
-    async with collecting(server.app.artifacts, call, limits(output_bytes=10_000_000)) as collection:
+    async with collector_of(server.app.artifacts, call, limits(output_bytes=10_000_000)) as collection:
         async with receiving(collection, name) as sink:
             await sink.data(content)
         (kept,) = await collection.publish()

@@ -9,7 +9,7 @@ import anyio
 import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given, settings
-from tests.fixtures.artifact_stores import ALICE, a_call, a_store, collecting, content, files, limits, receiving
+from tests.fixtures.artifact_stores import ALICE, a_call, a_store, collector_of, content, files, limits, receiving
 
 from _glovebox_guest.pictures.header import size as size_of
 from glovebox_sandboxes.contract.errors import RefusedError
@@ -133,7 +133,7 @@ def test_whatever_the_names_the_store_stays_in_its_folder(sent: Sequence[tuple[s
     async def run(home: Path) -> None:
         rules: set[str] = set()
         async with a_store(home / "state" / "q") as store:
-            async with collecting(store, a_call(), limits()) as collection:
+            async with collector_of(store, a_call(), limits()) as collection:
                 for name, data in sent:
                     try:
                         async with receiving(collection, name) as sink:

@@ -3,7 +3,7 @@
 import errno
 import os
 import tempfile
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -11,14 +11,13 @@ import anyio
 import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given, settings
-from tests.fixtures.artifact_stores import a_store, content, limits
+from tests.fixtures.artifact_stores import a_store, collector_of, content, limits
 from tests.fixtures.receipts import CALL_ID, call_of, finished, receipt_log, said
 
 from glovebox_audit import read
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_sandboxes.contract.outcome import Captured, Outcome, SkippedFile, Usage
 from glovebox_server.artifacts import record
-from glovebox_server.artifacts.collect import Collector
 from glovebox_server.artifacts.names import quoted
 from glovebox_server.artifacts.record import ArtifactStoreError
 from glovebox_server.artifacts.store import ArtifactStore
@@ -47,9 +46,7 @@ async def told(directory: Path, sent: list[tuple[str, bytes]], failure: Failure)
         recorder = await harness.recorder(files=0, egress=0)
         with suppress(ArtifactStoreError, ArithmeticError), anyio.CancelScope() as scope:
             async with recorder.until_ended(lambda: ("client", None)):
-                async with AsyncExitStack() as stack:
-                    collector = Collector(store=store, call=call, limits=limits(output_files=64), recorder=recorder)
-                    stack.push_async_callback(collector.discard)
+                async with collector_of(store, call, limits(output_files=64), None, recorder) as collector:
                     for name, data in sent:
                         sink = await collector.accept(name, len(data))
                         if sink is not None:

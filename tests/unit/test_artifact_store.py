@@ -17,7 +17,7 @@ from tests.fixtures.artifact_stores import (
     Clock,
     a_call,
     a_store,
-    collecting,
+    collector_of,
     content,
     files,
     keep,
@@ -41,7 +41,7 @@ async def test_the_patches_of_a_call_share_what_reading_them_may_cost(
     """Blank lines in many files cost no more than in one; the next call reads its own (control)."""
     monkeypatch.setattr(diff_form, "_WORK", 100_000)
     async with a_store(tmp_path / "q") as store:
-        async with collecting(store, a_call(), limits()) as collection:
+        async with collector_of(store, a_call(), limits()) as collection:
             made = [await receive(collection, f"{number}.patch", b"\n" * 500) for number in range(3)]
         again = await keep(store, "0.patch", b"\n" * 500)
     unread = ["not read in full" in " ".join(each.risks) for each in (*made, again)]
@@ -59,7 +59,7 @@ async def test_a_file_comes_back_with_its_record(tmp_path: Path) -> None:
     """Many chunks, one file: same bytes, right digest, size, type, owner and times."""
     clock, data = Clock(), PNG + os.urandom(3 * FLUSH_BYTES)
     async with a_store(tmp_path / "q", clock) as store:
-        async with collecting(store, a_call(), limits()) as collection:
+        async with collector_of(store, a_call(), limits()) as collection:
             found = await receive(
                 collection, "plots/a.png", *(data[at : at + 9999] for at in range(0, len(data), 9999))
             )
@@ -121,7 +121,7 @@ async def test_nothing_is_visible_before_it_is_published_or_kept_without_it(tmp_
     """The audit record comes first: leaving without publish, or by an exception, removes the content."""
     async with a_store(tmp_path / "q") as store:
         with untouched(tmp_path / "q"):
-            async with collecting(store, a_call(), limits()) as collection:
+            async with collector_of(store, a_call(), limits()) as collection:
                 found = await receive(collection, "a.txt", b"x")
                 assert (await refused(store, found.uri)).rule == "artifacts.unknown"
             assert (await refused(store, found.uri)).rule == "artifacts.unknown"
@@ -132,7 +132,7 @@ async def test_nothing_is_visible_before_it_is_published_or_kept_without_it(tmp_
 async def test_an_interrupted_file_leaves_nothing_and_the_others_stay(tmp_path: Path) -> None:
     """An exception in the middle of one file concerns this file alone."""
     async with a_store(tmp_path / "q") as store:
-        async with collecting(store, a_call(), limits()) as collection:
+        async with collector_of(store, a_call(), limits()) as collection:
             await receive(collection, "whole.txt", b"whole")
             with untouched(tmp_path / "q"), pytest.raises(EOFError):  # noqa: PT012 - the interruption is the subject
                 async with receiving(collection, "half.txt") as sink:
@@ -148,7 +148,7 @@ async def test_a_cancelled_call_leaves_nothing(tmp_path: Path) -> None:
     async with a_store(tmp_path / "q") as store:
         with untouched(tmp_path / "q"):
             with anyio.CancelScope() as scope:
-                async with collecting(store, a_call(), limits()) as collection:
+                async with collector_of(store, a_call(), limits()) as collection:
                     await receive(collection, "whole.txt", b"whole")
                     async with receiving(collection, "half.txt") as sink:
                         await sink.data(b"x" * FLUSH_BYTES)
@@ -160,7 +160,7 @@ async def test_a_cancelled_call_leaves_nothing(tmp_path: Path) -> None:
 
 async def test_several_files_may_arrive_at_once(tmp_path: Path) -> None:
     """Interleaved chunks of two files do not mix."""
-    async with a_store(tmp_path / "q") as store, collecting(store, a_call(), limits()) as collection:
+    async with a_store(tmp_path / "q") as store, collector_of(store, a_call(), limits()) as collection:
         async with receiving(collection, "a.txt") as first, receiving(collection, "b.txt") as second:
             for _ in range(100):
                 await first.data(b"a")
@@ -174,7 +174,7 @@ async def test_several_files_may_arrive_at_once(tmp_path: Path) -> None:
 
 async def test_the_limits_of_the_call_bound_its_bytes(tmp_path: Path) -> None:
     """Exactly the limit fits (control); a byte more is refused and the files before it stay."""
-    async with a_store(tmp_path / "q") as store, collecting(store, a_call(), limits(output_bytes=10)) as collection:
+    async with a_store(tmp_path / "q") as store, collector_of(store, a_call(), limits(output_bytes=10)) as collection:
         await receive(collection, "six", b"123456")
         with pytest.raises(RefusedError) as too_big:
             await receive(collection, "more", b"12345")
@@ -186,7 +186,7 @@ async def test_the_limits_of_the_call_bound_its_bytes(tmp_path: Path) -> None:
 
 async def test_the_limits_of_the_call_bound_its_files(tmp_path: Path) -> None:
     """F6: a million files end at the limit, and names that were refused count, or they would be free."""
-    async with a_store(tmp_path / "q") as store, collecting(store, a_call(), limits(output_files=2)) as collection:
+    async with a_store(tmp_path / "q") as store, collector_of(store, a_call(), limits(output_files=2)) as collection:
         with pytest.raises(RefusedError) as unsafe:
             await receive(collection, "../a")
         assert unsafe.value.rule == "artifacts.name"
@@ -199,7 +199,7 @@ async def test_the_limits_of_the_call_bound_its_files(tmp_path: Path) -> None:
 
 async def test_a_file_whose_write_failed_cannot_end_well(tmp_path: Path) -> None:
     """Who swallows the refusal of a chunk still does not get a file with a hole in it."""
-    async with a_store(tmp_path / "q") as store, collecting(store, a_call(), limits(output_bytes=4)) as collection:
+    async with a_store(tmp_path / "q") as store, collector_of(store, a_call(), limits(output_bytes=4)) as collection:
         async with receiving(collection, "a") as sink:
             with pytest.raises(RefusedError) as found:
                 await sink.data(b"12345")
@@ -249,12 +249,12 @@ async def test_a_role_may_have_less_room_than_the_store_gives_and_never_more(tmp
     """Refused at the role's room, with its number; a role with more than the share changes nothing."""
     async with a_store(tmp_path / "q", total=40, parts=ARTIFACT_PARTS) as store:
         for room, reason in ((4, "may hold 4 bytes"), (400, "may hold 10 bytes")):
-            async with collecting(store, a_call(), limits(), room) as collection:
+            async with collector_of(store, a_call(), limits(), room) as collection:
                 await receive(collection, "a", b"12345678901")
                 with pytest.raises(RefusedError, match=reason) as full:
                     await collection.publish()
                 assert full.value.rule == "artifacts.full"
-        async with collecting(store, a_call(), limits(), 4) as collection:
+        async with collector_of(store, a_call(), limits(), 4) as collection:
             await receive(collection, "a", b"1234")
             assert await collection.publish()
 
@@ -314,7 +314,7 @@ async def test_artifacts_outlive_the_server_that_stored_them(tmp_path: Path) -> 
 
 async def test_a_server_does_not_disturb_a_file_another_is_receiving(tmp_path: Path) -> None:
     """Opening and sweeping clear away only what dead processes left."""
-    async with a_store(tmp_path / "q") as first, collecting(first, a_call(), limits()) as collection:
+    async with a_store(tmp_path / "q") as first, collector_of(first, a_call(), limits()) as collection:
         await receive(collection, "sealed", b"sealed")
         async with receiving(collection, "half") as sink:
             await sink.data(b"x" * FLUSH_BYTES)

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import anyio
 import pytest
-from tests.fixtures.artifact_stores import ALICE, PNG, a_call, a_store, content, files, limits
+from tests.fixtures.artifact_stores import ALICE, PNG, a_call, a_store, collector_of, content, files, limits
 
 from _glovebox_guest.pictures.header import MAX_EDGE
 from glovebox_audit.events import ArtifactCollected, ArtifactRefused
@@ -64,21 +64,13 @@ def outcome(
 
 @asynccontextmanager
 async def collecting(
-    directory: Path,
-    recorder: Recorder,
-    *,
-    output_bytes: int = 1_000_000,
-    output_files: int = 8,
-    total: int = 10_000_000,
+    directory: Path, recorder: Recorder, *, output_bytes: int = 1_000_000, output_files: int = 8, total: int = 10**7
 ) -> AsyncIterator[tuple[Collector, ArtifactStore]]:
     """A collector of one call over a real store."""
     bounds = limits(output_bytes=output_bytes, output_files=output_files)
-    async with a_store(directory, total=total) as store:
-        collector = Collector(store=store, call=a_call(), limits=bounds, recorder=cast("CallRecorder", recorder))
-        try:
-            yield collector, store
-        finally:
-            await collector.discard()
+    records = cast("CallRecorder", recorder)
+    async with a_store(directory, total=total) as store, collector_of(store, a_call(), bounds, None, records) as made:
+        yield made, store
 
 
 async def put(collector: Collector, name: str, *chunks: bytes, size: int | None = None) -> None:

@@ -61,11 +61,6 @@ class FileSink:
     _size: int = 0
     _over: bool = False
 
-    @property
-    def uri(self) -> str:
-        """Return the address that the file will have."""
-        return uri_of(self.identifier)
-
     async def data(self, data: bytes) -> None:
         """Take the next bytes, at most one frame of the wire; memory is bounded by this and ``FLUSH_BYTES``.
 
@@ -140,9 +135,10 @@ class FileSink:
             whole = os.pread(self.descriptor, self._size, 0) if self._size <= MAX_PATCH_BYTES else None
             patch = patch_risks(whole, self.collector.patches)
         artifact = Artifact(
-            uri=self.uri, owner=call.principal.id, call_id=call.id, client=call.principal.client, run=call.run,
-            workflow=call.principal.workflow, tool=call.tool, name=self.name, sha256=self._digest.hexdigest(),
-            bytes=self._size, media_type=content.media_type, created=created, expires=created + store.ttl,
+            uri=uri_of(self.identifier), owner=call.principal.id, call_id=call.id, client=call.principal.client,
+            run=call.run, workflow=call.principal.workflow, tool=call.tool, name=self.name,
+            sha256=self._digest.hexdigest(), bytes=self._size, media_type=content.media_type, created=created,
+            expires=created + store.ttl,
             risks=(*(CUT,) * self.cut, *name_risks(self.name), *content.risks, *patch),
         )  # fmt: skip
         store.disk.seal(artifact)
@@ -153,7 +149,7 @@ class FileSink:
 class Collector:
     """The output files of one call: bounded in number and bytes, checked, recorded, and invisible until published.
 
-    Whoever makes it calls ``discard`` in the end.
+    The one that makes it calls ``discard`` in the end.
     """
 
     store: ArtifactStore
@@ -355,7 +351,7 @@ class Collector:
             return None
         await sink.data(data)
         await sink.end()
-        return sink.uri
+        return uri_of(sink.identifier)
 
 
 def _link(artifact: Artifact) -> Link:

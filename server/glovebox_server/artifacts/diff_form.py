@@ -37,8 +37,6 @@ _LITERAL: Final = re.compile(
     rb"literal (?P<size>\d{1,10})\n(?P<lines>(?:[A-Za-z][0-9A-Za-z!#-&(-+\-;-@^-`{-~]{5,65}\n)*+)\n"  # git's base 85
 )
 _ESCAPED: Final = re.compile(rb"\\(?:([0-7]{1,3})|(.))", re.DOTALL)
-_BEFORE_A: Final = ord("A") - 1
-_BEFORE_SMALL_A: Final = ord("a") - 27
 
 
 class WorkBudget:
@@ -136,7 +134,7 @@ def inflated(lines: bytes, most: int) -> tuple[bytes, bool]:
     unpacker, out = zlib.decompressobj(), bytearray()
     try:
         for line in lines.split():
-            length = line[0] - (_BEFORE_A if line[0] <= ord("Z") else _BEFORE_SMALL_A)
+            length = line[0] - (ord("A") - 1 if line[0] <= ord("Z") else ord("a") - 27)
             packed = base64.b85decode(line[1:])[:length]
             # Behind the end, it would copy all that follows again with each line.
             out += b"" if unpacker.eof else unpacker.decompress(packed, most - len(out))

@@ -154,7 +154,7 @@ def check_name(name: str) -> None:
 
     Raises RefusedError: rule ``artifacts.name``, with the reason and how to name the file.
     """
-    if len(name) > MAX_NAME_BYTES:  # before anything that costs time per character
+    if len(name.encode("utf-8", "surrogatepass")) > MAX_NAME_BYTES:  # before what costs more time per character
         raise _refused(name, f"its name is longer than {MAX_NAME_BYTES} bytes")
     for character in name:
         if what := _REFUSED_CATEGORIES.get(unicodedata.category(character)):
@@ -163,8 +163,6 @@ def check_name(name: str) -> None:
             raise _refused(name, "its name contains an invisible character or an unusual space")
         if character == "\\" or character in _WINDOWS_CHARACTERS:
             raise _refused(name, f"its name contains {character}, which is special on some systems")
-    if len(name.encode()) > MAX_NAME_BYTES:
-        raise _refused(name, f"its name is longer than {MAX_NAME_BYTES} bytes")
     if unicodedata.normalize("NFC", name) != name:
         fix = 'Use the composed spelling: unicodedata.normalize("NFC", name).'
         raise _refused(name, "its name is not in Unicode normal form NFC", fix)
@@ -317,10 +315,9 @@ class _Marks:
 
     def told(self) -> tuple[str, ...]:
         """Return a sentence for each reason."""
-        more = {reason: count - len(names) for reason, (names, count) in self._found.items()}
         return tuple(
-            f"it touches {', '.join(names)}{f' and {more[reason]} more' if more[reason] else ''}: {reason}"
-            for reason, (names, _) in self._found.items()
+            f"it touches {', '.join(names)}{f' and {count - len(names)} more' * (count > len(names))}: {reason}"
+            for reason, (names, count) in self._found.items()
         )
 
 

@@ -129,8 +129,6 @@ LOCK_WAIT_SECONDS: Final = 5.0
 """The lock is held for milliseconds; a process that holds it longer is stopped or stuck, which is reported."""
 _RECORD_BYTES: Final = 64 * 1024
 """A record has a name of at most 512 bytes and a few sentences: anything larger is not a record."""
-_PRIVATE_DIR: Final = 0o700
-_PRIVATE_FILE: Final = 0o600
 _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # O_NONBLOCK: opening a FIFO must fail the check that follows, not hang
 _OLD: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -171,7 +169,7 @@ class Disk:
             for folder in (self._root, self._items, self._incoming):
                 _make_private(folder)
             with self._exclusive():  # else the folder, not locked yet, looks like a dead process's
-                self._mine.mkdir(mode=_PRIVATE_DIR)
+                self._mine.mkdir(mode=0o700)
                 self._mine_fd = os.open(self._mine, _FOLDER)
                 fcntl.flock(self._mine_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 self._clean(now)
@@ -187,13 +185,13 @@ class Disk:
     def create(self, identifier: str) -> int:
         """Return a descriptor for a new file's content. The caller closes it, then seals or drops the file."""
         folder = self._mine / identifier
-        folder.mkdir(mode=_PRIVATE_DIR)
-        return os.open(folder / "content", _NEW, _PRIVATE_FILE)
+        folder.mkdir(mode=0o700)
+        return os.open(folder / "content", _NEW, 0o600)
 
     def seal(self, artifact: Artifact) -> None:
         """Make a received file and its record durable; it is not visible yet."""
         folder = self._mine / artifact.id
-        record = os.open(folder / "record.json", _NEW, _PRIVATE_FILE)
+        record = os.open(folder / "record.json", _NEW, 0o600)
         with os.fdopen(record, "wb") as file:
             file.write(encode(artifact))
             file.flush()
@@ -216,17 +214,15 @@ class Disk:
             if problem := self._crowded(artifacts, room):
                 hint = "Write fewer or smaller files to /output, or try again when older artifacts have expired."
                 raise RefusedError("artifacts.full", problem, hint)
-            done: list[str] = []
             try:
                 for artifact in artifacts:
                     (self._mine / artifact.id).rename(self._items / artifact.id)
-                    done.append(artifact.id)
                 _sync(self._items)
             except OSError:
                 # Renaming back needs no space, of which there may be none.
-                for identifier in done:
-                    with suppress(OSError):
-                        (self._items / identifier).rename(self._mine / identifier)
+                for artifact in artifacts:
+                    with suppress(OSError):  # not moved yet
+                        (self._items / artifact.id).rename(self._mine / artifact.id)
                 raise
 
     def withdraw(self, artifacts: tuple[Artifact, ...]) -> None:
@@ -273,8 +269,7 @@ class Disk:
         for folder in self._incoming.iterdir():
             if folder != self._mine and _abandoned(folder):
                 shutil.rmtree(folder, ignore_errors=True)
-        before = self._visible()
-        over = [artifact.id for artifact in before if expired(artifact, now)]
+        over = [artifact.id for artifact in self._visible() if expired(artifact, now)]
         self._remove(over)
         return len(over)
 
@@ -295,7 +290,7 @@ class Disk:
         for name in names:
             self._known.pop(name, None)
             away = self._mine / f"gone-{secrets.token_hex(8)}"
-            away.mkdir(mode=_PRIVATE_DIR)
+            away.mkdir(mode=0o700)
             with suppress(FileNotFoundError):
                 (self._items / name).rename(away / "item")
             shutil.rmtree(away, ignore_errors=True)
@@ -346,7 +341,7 @@ def _size(artifacts: Iterable[Artifact]) -> int:
 
 def _make_private(folder: Path) -> None:
     with suppress(FileExistsError):
-        folder.mkdir(mode=_PRIVATE_DIR)
+        folder.mkdir(mode=0o700)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
         reason = "its directory is a link, belongs to someone else, or is open to others"

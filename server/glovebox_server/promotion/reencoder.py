@@ -28,10 +28,7 @@ def main(inputs: str, output: str) -> None:
         image.info = {}  # which Pillow would write again
         made = Path(output, f"{file.stem}.{'jpg' if photo else 'png'}")
         with made.open("wb") as opened:
-            if photo:
-                image.save(opened, format="JPEG", quality=95)
-            else:
-                image.save(opened, format="PNG")
+            image.save(opened, format="JPEG" if photo else "PNG", quality=95)  # PNG has none
     except Exception as problem:  # noqa: BLE001 - a decoder of hostile bytes raises anything
         raise SystemExit(f"it is no picture that can be decoded ({type(problem).__name__})") from None
 

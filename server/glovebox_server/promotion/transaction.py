@@ -35,7 +35,6 @@ from glovebox_sandboxes.contract.errors import DiagnosedError, RefusedError
 from glovebox_server import secret_files
 from glovebox_server.artifacts.names import quoted
 from glovebox_server.promotion.folder import FileState, TargetFolder, opened
-from glovebox_server.secret_files import SecretDirectory, SecretFileError
 
 FOLDER: Final = "promotions"
 MAX_KEPT: Final = 100
@@ -51,7 +50,6 @@ IN_FORCE: Final = ("moved", "applied")
 _KIND = "journal of promotions"
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _UNSETTLED: Final = ("staging", "moving")
-_NOT_THERE: Final = frozenset({errno.EEXIST, errno.ENOENT})
 
 Record = Callable[[Event], None]
 """Returns once an event is on disk, or raises ``AuditError``."""
@@ -111,7 +109,7 @@ _ADAPTER: Final = TypeAdapter(Promotion)
 class Journal:
     """The journal of a state directory, with its lock held; see ``locked``."""
 
-    directory: SecretDirectory
+    directory: secret_files.SecretDirectory
     _folder: TargetFolder
 
     def save(self, promotion: Promotion) -> None:
@@ -174,7 +172,7 @@ def put_back(promotions: Iterable[Promotion]) -> dict[str, str]:
     return {each.of: each.id for each in promotions if each.of and each.state in IN_FORCE}
 
 
-def _read(directory: SecretDirectory) -> list[Promotion]:
+def _read(directory: secret_files.SecretDirectory) -> list[Promotion]:
     found = []
     for name in (each for each in directory.names() if each.endswith(".json")):
         promotion = None
@@ -183,7 +181,7 @@ def _read(directory: SecretDirectory) -> list[Promotion]:
         if promotion is None or name != f"{promotion.id}.json":
             path = directory.path / name
             fix = f"Compare the folder it names with your backup, then remove {path}."
-            raise SecretFileError(_KIND, path, "it is not what was written", fix)
+            raise secret_files.SecretFileError(_KIND, path, "it is not what was written", fix)
         found.append(promotion)
     return sorted(found, key=lambda each: each.made)
 
@@ -375,7 +373,7 @@ def _move(folder: TargetFolder, promotion: Promotion, number: int, change: Chang
     try:
         _swap(folder, staged, change.name, change)
     except OSError as problem:
-        if problem.errno in _NOT_THERE:
+        if problem.errno in (errno.EEXIST, errno.ENOENT):
             raise _conflict(change.name) from problem
         raise
     if change.before and folder.look(staged) != change.before:

@@ -10,7 +10,7 @@ import zipfile
 from typing import cast
 
 from glovebox_server.artifacts.diff_form import inflated
-from glovebox_server.promotion.scanner.budget import Findings, ScanBudget, ScannedPart, not_looked_into, shown
+from glovebox_server.promotion.scanner.budget import Findings, ScanBudget, ScannedPart, missed, shown
 from glovebox_server.promotion.scanner.documents import is_no_page, is_office, office, office_names
 
 MOST_ENTRIES = 2000
@@ -43,10 +43,6 @@ _UNREAD = re.compile(
 """Magic numbers of archives that are not read here: 7z, RAR, Zstandard, cabinet, ar, LZ4 (two), RPM, old cpio,
 compress (two), lzip, xar, WIM, ARJ, cpio, LHA."""
 _OUTER = re.compile(r"\.(?:(?P<tar>t)(?:gz|bz2?|xz)|gz|bz2|xz|lzma)$", re.IGNORECASE)
-
-
-_ArchiveEntry = tuple[str, int, bool]
-"""Name, size, and whether it is a plain file or a folder."""
 
 
 def unread(part: ScannedPart, _: ScanBudget) -> Findings:
@@ -164,13 +160,14 @@ def packed(part: ScannedPart, budget: ScanBudget) -> Findings:
     ) as file:  # fmt: skip
         data, why = budget.read(file.read1)
     if why:
-        yield f"archive: {not_looked_into(why)}"
+        yield f"archive: {missed(why)}"
     if len(data) > _RATIO * len(part.data) + _EXPANDS:
         yield f"archive: unpacks to more than {_RATIO} times its size"
     yield ScannedPart(_OUTER.sub(lambda found: ".tar" if found["tar"] else "", part.name), data)
 
 
-def _entries(what: str, entries: list[_ArchiveEntry], packed: int) -> Findings:
+def _entries(what: str, entries: list[tuple[str, int, bool]], packed: int) -> Findings:
+    """Yield the findings of names, sizes, and whether each is a plain file or a folder."""
     total = sum(size for _, size, _ in entries)
     if what == "archive":
         yield f"archive: {len(entries)} entries, {total} bytes unpacked"

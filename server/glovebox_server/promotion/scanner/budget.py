@@ -65,7 +65,7 @@ class ScanBudget:
         return bytes(out), why
 
 
-def not_looked_into(why: str) -> str:
+def missed(why: str) -> str:
     """Return the finding that a part was not scanned."""
     return f"not looked into: {why}"
 

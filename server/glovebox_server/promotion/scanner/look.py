@@ -10,14 +10,7 @@ from pathlib import Path
 
 from glovebox_server.guards.redaction.patterns import find_secrets
 from glovebox_server.promotion.scanner import archives, documents, pdf, pictures
-from glovebox_server.promotion.scanner.budget import (
-    MOST_DEPTH,
-    Findings,
-    ScanBudget,
-    ScannedPart,
-    not_looked_into,
-    shown,
-)
+from glovebox_server.promotion.scanner.budget import MOST_DEPTH, Findings, ScanBudget, ScannedPart, missed, shown
 
 MOST_BYTES = 32 << 20
 """Bytes of a file; the rest is reported as not scanned."""
@@ -66,7 +59,7 @@ def _inside(part: ScannedPart, where: str, depth: int, budget: ScanBudget) -> It
                 budget.parts -= 1
                 why = budget.over() or (depth == MOST_DEPTH and f"deeper than {MOST_DEPTH} files in each other")
                 if why:
-                    yield told + not_looked_into(why)
+                    yield told + missed(why)
                     break
                 yield from _inside(each, f"{where}/{each.name}" if where else each.name, depth + 1, budget)
         except Exception as problem:  # noqa: BLE001 - hostile bytes, and whatever a library makes of them
