@@ -10,7 +10,7 @@ from typing import Any, cast
 import anyio
 import anyio.lowlevel
 from pydantic import Field
-from tests.fixtures.artifact_stores import collector_of
+from tests.fixtures.artifact_stores import collector_of, receive
 from tests.fixtures.callers import kept
 
 from glovebox_audit.events import CallCancelled, CallFinished
@@ -178,14 +178,11 @@ class WaitingBroker:
 
     async def _keep(self, call: ToolCall) -> Link:
         async with collector_of(self.artifacts, call, LIMITS) as collection:
-            sink = await collection.begin("plot.txt")
-            assert sink is not None
-            await sink.data(f"made for {call.arguments['tag']}".encode())
-            await sink.end()
-            (kept,) = await collection.publish()
+            made = await receive(collection, "plot.txt", f"made for {call.arguments['tag']}".encode())
+            await collection.publish()
         return Link(
-            uri=kept.uri, name=kept.name, media_type=kept.media_type, bytes=kept.bytes, sha256=kept.sha256,
-            risks=kept.risks,
+            uri=made.uri, name=made.name, media_type=made.media_type, bytes=made.bytes, sha256=made.sha256,
+            risks=made.risks,
         )  # fmt: skip
 
     def _result(

@@ -4,18 +4,18 @@ import json
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 
 import anyio
 import anyio.lowlevel
 import pytest
-from tests.fixtures.artifact_stores import ALICE, BOB, collector_of, limits, receiving
+from tests.fixtures import artifact_stores
+from tests.fixtures.artifact_stores import ALICE, BOB
 from tests.interaction.served import TIMEOUT_SECONDS, Served, served
 
 from glovebox_server.artifacts.record import Artifact
 from glovebox_server.artifacts.store import ArtifactReader
-from glovebox_server.calls import Principal, ToolCall
+from glovebox_server.calls import Principal
 from glovebox_server.transport import downloads
 
 WHOLE = bytes(range(256)) * 2000
@@ -23,19 +23,7 @@ WHOLE = bytes(range(256)) * 2000
 
 async def keep(server: Served, name: str, content: bytes = WHOLE, principal: Principal = ALICE) -> Artifact:
     """Put an artifact into the server's store, as a call would."""
-    call = ToolCall(
-        id="c_" + "0" * 26,
-        principal=principal,
-        session=None,
-        tool="run_python",
-        arguments={},
-        received=datetime.now(UTC),
-    )
-    async with collector_of(server.app.artifacts, call, limits(output_bytes=10_000_000)) as collection:
-        async with receiving(collection, name) as sink:
-            await sink.data(content)
-        (kept,) = await collection.publish()
-    return kept
+    return await artifact_stores.keep(server.app.artifacts, name, content, principal=principal)
 
 
 async def ask(
