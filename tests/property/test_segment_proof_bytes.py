@@ -18,9 +18,7 @@ def _made() -> bytes:
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place) / "audit"
         segments.fill(directory, 8, size=4000)
-        content = prove(directory, "call", "c_1", lambda: ({}, {}))
-    assert content is not None
-    return content
+        return prove(directory, "call", "c_1", lambda: ({}, {}))
 
 
 PROOF = _made()

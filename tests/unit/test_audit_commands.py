@@ -237,7 +237,7 @@ def test_a_call_is_sealed_proved_and_the_proof_checked_elsewhere(sealed: tuple[P
 @pytest.mark.parametrize(
     ("asked", "code", "words"),
     [
-        (("audit", "prove", "c_none"), 1, "No record of call c_none"),
+        (("audit", "prove", "c_none"), 1, "no record of call c_none: `glovebox audit query`"),
         (("audit", "prove", "not an id"), 2, "is not the id of a call"),
         (("audit", "verify", "--proof", "KEY"), 2, "--proof takes one --key"),
         (("audit", "verify", "--proof", "KEY", "--key", "KEY", "--key", "KEY"), 2, "--proof takes one --key"),

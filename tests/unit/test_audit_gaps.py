@@ -12,7 +12,7 @@ from tests.fixtures.audit_logs import decided, finished, log_lines
 from glovebox_audit import chain, read
 from glovebox_audit.bundle import evidence
 from glovebox_audit.bundle.evidence import prove
-from glovebox_audit.chain import GENESIS, Head, Record, draft
+from glovebox_audit.chain import GENESIS, EvidenceError, Head, Record, draft
 from glovebox_audit.events import Event, GapRecorded, ServerStopped
 from glovebox_audit.file import LogFile
 from glovebox_audit.place import AuditError
@@ -146,8 +146,8 @@ def log_lines_of(directory: Path, number: int) -> list[bytes]:
     return (directory / "segments" / f"{number:06}.jsonl").read_bytes().splitlines(keepends=True)
 
 
-def proof_of(directory: Path, call: str) -> bytes | None:
-    """The inclusion proof of a call, if it is on record."""
+def proof_of(directory: Path, call: str) -> bytes:
+    """The inclusion proof of a call."""
     return prove(directory, "call", call, lambda: ({}, {}))
 
 
@@ -166,10 +166,11 @@ def test_a_call_in_a_gap_cannot_be_proved(directory: Path) -> None:
     """Not by the command, and by no other path: the root that is signed has no leaf of it. Its neighbours can."""
     content = seal_after_a_gap(directory)
     assert verify(directory, keys=segments.KEYS).ok
-    assert proof_of(directory, "c_ghost") is None
+    with pytest.raises(EvidenceError, match="no record of call c_ghost"):
+        proof_of(directory, "c_ghost")
     assert json.loads(content.splitlines()[-1])["data"]["lines"] == len(content.splitlines()) - 4
     for call in ("c_0", "c_50"):
-        assert len(evidence.read(proof_of(directory, call) or b"", segments.KEYS).records) == 2
+        assert len(evidence.read(proof_of(directory, call), segments.KEYS).records) == 2
 
 
 @pytest.mark.parametrize("place", [0, 3, 5])

@@ -60,9 +60,7 @@ def directory(tmp_path: Path) -> Path:
 
 def made(directory: Path, of: str = "run", identity: str = OURS) -> bytes:
     """A bundle."""
-    content = make(directory, of, identity, lambda: ({}, {}))
-    assert content is not None
-    return content
+    return make(directory, of, identity, lambda: ({}, {}))
 
 
 def forged(content: bytes, change: Callable[[Any], None]) -> bytes:
@@ -84,7 +82,8 @@ def test_a_run_is_shown_whole_and_nobody_elses(directory: Path) -> None:
     assert content == made(directory)
     one = verify(made(directory, "call", "c_2"), segments.KEYS).evidence
     assert ([each.call_id for each in one.records], [seal.segment for seal in one.seals]) == (["c_2", "c_2"], [3])
-    assert make(directory, "run", "r_none", lambda: ({}, {})) is None
+    with pytest.raises(EvidenceError, match="no record of run r_none"):
+        made(directory, "run", "r_none")
 
 
 def _without_a_record(told: Any) -> None:

@@ -30,16 +30,9 @@ def directory(tmp_path: Path) -> Path:
     return place
 
 
-def proof_of(directory: Path, call_id: str) -> bytes | None:
-    """The proof of a call, if it is on record."""
-    return prove(directory, "call", call_id, lambda: ({}, {}))
-
-
 def made(directory: Path, call_id: str) -> bytes:
     """The proof of a call."""
-    content = proof_of(directory, call_id)
-    assert content is not None
-    return content
+    return prove(directory, "call", call_id, lambda: ({}, {}))
 
 
 def test_a_call_is_proved_by_the_proof_and_the_key_alone(directory: Path) -> None:
@@ -59,14 +52,15 @@ def test_every_call_of_a_sealed_segment_can_be_proved(directory: Path) -> None:
     """Whatever its place in the tree; a call that is not there has no proof."""
     for number in range(8):
         assert len(evidence.read(made(directory, f"c_{number}"), segments.KEYS).records) == 2
-    assert proof_of(directory, "c_none") is None
+    with pytest.raises(EvidenceError, match="no record of call c_none"):
+        made(directory, "c_none")
 
 
 def test_what_is_not_sealed_yet_cannot_be_proved(directory: Path) -> None:
     """Nobody has signed it; once it is sealed it can (the control)."""
     segments.fill(directory, 1, first=99, size=10**9)
     with pytest.raises(EvidenceError, match="go on being written"):
-        proof_of(directory, "c_99")
+        made(directory, "c_99")
     file = LogFile(directory, "s_2", segments.rotation(10**9))
     assert file.seal() is not None
     file.close()
@@ -79,7 +73,7 @@ def test_a_segment_that_was_changed_gives_no_proof(directory: Path) -> None:
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([lines[0], lines[1].replace(b"run_python", b"run_pythom"), *lines[2:]]))
     with pytest.raises(EvidenceError, match="segment 1 is not what was sealed"):
-        proof_of(directory, "c_long")
+        made(directory, "c_long")
     assert made(directory, "c_20")
 
 

@@ -77,10 +77,10 @@ class VerifiedBundle:
     """True if this version makes the same page. Else the page claims another version, which proves nothing."""
 
 
-def make(directory: Path, of: str, identity: str, texts: evidence.Texts) -> bytes | None:
-    """Return the bundle of a ``call`` or ``run``; None if the log has no record of it. Raises like ``prove``."""
+def make(directory: Path, of: str, identity: str, texts: evidence.Texts) -> bytes:
+    """Return the bundle of a ``call`` or ``run``. Raises like ``prove``."""
     content = evidence.prove(directory, of, identity, texts)
-    return None if content is None else written(content, parts(evidence.read(content, {})))
+    return written(content, parts(evidence.read(content, {})))
 
 
 def verify(content: bytes, keys: Mapping[str, Ed25519PublicKey]) -> VerifiedBundle:

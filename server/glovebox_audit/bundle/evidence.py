@@ -235,12 +235,12 @@ def _texts(
     return told
 
 
-def prove(directory: Path, of: str, identity: str, texts: Texts) -> bytes | None:
-    """Return the evidence of a ``call`` or ``run``, as ``read`` takes it; None if the log has no record of it.
+def prove(directory: Path, of: str, identity: str, texts: Texts) -> bytes:
+    """Return the evidence of a ``call`` or ``run``, as ``read`` takes it.
 
     Raises:
-        EvidenceError: a segment is not what was sealed, or its seal counts no records; of kind ``unsealed`` if some of
-            its records are in the current segment.
+        EvidenceError: the log has no record of it; a segment is not what was sealed, or its seal counts no records; of
+            kind ``unsealed`` if some of its records are in the current segment.
         AuditError: the log cannot be read.
     """
     with reading.opened(directory) as snapshot:
@@ -252,7 +252,8 @@ def prove(directory: Path, of: str, identity: str, texts: Texts) -> bytes | None
             with suppress(FileNotFoundError):  # removed in this moment, the oldest first
                 segments.append(_part(snapshot, number, of, identity))
     if not any(each["records"] for each in segments):
-        return None
+        hint = "`glovebox audit query` finds calls, and shows their runs"
+        raise EvidenceError(f"there is no record of {of} {identity}: {hint}")
     lines = (each["record"].encode() + b"\n" for part in segments for each in part["records"])
     profiles, policies = named(map(chain.parse, lines))
     now = texts()

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import anyio
 import click
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from rich.progress import Progress
 from rich.text import Text
 
 from glovebox_audit import anchors, chain, read, subscription
@@ -249,20 +248,17 @@ def audit_query(settings: Settings, *, text: str | None, limit: int, **given: An
 
 def indexed(find: Callable[..., T], *given: object) -> T:
     """Find something in the index, and show the progress of bringing that up to date, once it takes long."""
-    began = time.monotonic()
-    bar = Progress(console=err, transient=True)
-    task = bar.add_task("Indexing the log", total=None)
+    status, began = err.status("Indexing the log"), time.monotonic()
 
     def progress(done: int, most: int) -> None:
         if err.is_terminal and time.monotonic() - began > _PATIENCE_SECONDS:
-            bar.start()
-            bar.update(task, completed=done, total=most)
+            status.update(f"Indexing the log: {done / most:.0%}")
+            status.start()
 
     try:
         return find(*given, ask.Told(say=lambda words: err.print(words, style="dim"), progress=progress))
     finally:
-        if bar.live.is_started:
-            bar.stop()
+        status.stop()
 
 
 def _row(call: CallSummary) -> tuple[object, ...]:

@@ -229,9 +229,6 @@ def audit_bundle(settings: Settings, call: str | None, run: str | None, output: 
     except EvidenceError as problem:
         err.print(f"There is no bundle: {problem}.")
         return FAILED
-    if content is None:
-        err.print(f"No record of {of} {identity}. `glovebox audit query` finds calls, and shows their runs.")
-        return FAILED
     write_new_file(output, content)
     fields = {"file": str(output), of: identity, "bytes": len(content)}
     emit(fields, f"{output}: {of} {identity}, {counted(len(content), 'byte')}.")
@@ -254,14 +251,11 @@ def audit_prove(settings: Settings, call_id: str) -> int:
         unsealed = f"Records of call {call_id} are in a segment that is not sealed yet: {hint}"
         err.print(unsealed if problem.kind == "unsealed" else f"There is no proof: {problem}.")
         return FAILED
-    if found is None:
-        err.print(f"No record of call {call_id}. `glovebox audit tail` shows the latest calls.")
-        return FAILED
     out.out(found.decode(), end="")
     return OK
 
 
-def _made(settings: Settings, directory: Path, of: str, identity: str) -> bytes | None:
+def _made(settings: Settings, directory: Path, of: str, identity: str) -> bytes:
     texts = _texts(settings)
     try:
         return archive.make(directory, of, identity, texts)
