@@ -106,7 +106,7 @@ def test_what_is_no_address_is_no_unknown_artifact(given: str, tmp_path: Path) -
     """Exit 2, with the command that shows addresses; an address of nobody's is the control, above."""
     done = CliRunner().invoke(main, artifact(tmp_path, given))
     assert done.exit_code == USAGE
-    assert "is no address (artifact://…): `glovebox artifact list` shows them." in " ".join(done.stderr.split())
+    assert "an address is artifact://…, and `glovebox artifact list` shows them." in " ".join(done.stderr.split())
     assert "\x1b" not in done.stderr
 
 

@@ -62,7 +62,7 @@ def test_stopping_listing_and_resuming_are_on_record(state: Path) -> None:
         (("stop", "--all", "--tool", "run_python", "--because", "x"), "Say what to stop"),
         (("stop", "--principal", "token:ci"), "There are: none"),
         (("stop", "--all", "--because", " "), "1 to 500 characters"),
-        (("stop", "--tool", "run_pyton", "--because", "x"), "there are fetch_url"),
+        (("stop", "--tool", "run_pyton", "--because", "x"), "not one of 'fetch_url'"),
         (("stop", "--call", "last", "--because", "x"), "a call's id"),
         (("stop", "--run", "r_1", "--because", "x"), "a run's id"),
         (("stop", "--principal", "ci", "--because", "x"), "token:ci"),

@@ -165,9 +165,7 @@ def command(
     def made(act: Act) -> click.Command:
         found = click.command(name, cls=CliCommand)(act)
         if json:
-            found.params.append(
-                click.Option(["--json"], is_flag=True, expose_value=False, callback=_note_json, help=json)
-            )
+            found.params.append(click.Option(["--json"], is_flag=True, help=json))
         if opens != "nothing":
             texts = _FOLDERS | (_LOCK if makes_calls else {})
             for each, text in texts.items():
@@ -230,10 +228,6 @@ def _wrong(settings: Settings, name: str) -> str | None:
         return None if later else f"cannot be used: {problem.strerror}"
 
 
-def _note_json(ctx: click.Context, _option: click.Parameter, given: bool) -> None:
-    ctx.meta[_JSON] = given
-
-
 def wants_json() -> bool:
     """Return whether the current command was given ``--json``."""
     context = click.get_current_context(silent=True)
@@ -260,7 +254,8 @@ class CliCommand(click.Command):
     """A command that returns its exit code, and whose failures end in a sentence and an exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run it; ``failures`` and ``entry`` handle its exceptions."""
+        """Run it, and note ``--json``; ``failures`` and ``entry`` handle its exceptions."""
+        ctx.meta[_JSON] = ctx.params.pop("json", False)
         try:
             code = super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, OutputError):

@@ -253,7 +253,12 @@ async def _prove(settings: Settings, names: tuple[str, ...]) -> int:
         "drivers": [*map(_proof_json, proofs), *({**_capabilities_json(each), "proved": False} for each in unusable)],
     }
     if not emit(value, f"Glovebox {VERSION}, {len(suite)} cases ({cases.digest(suite)[:19]})"):
-        _print(proofs, unusable)
+        for proof in proofs:
+            _print_proof(proof)
+        for each in unusable:
+            out.print(f"\n{each.driver}: not usable here, nothing proved", style="yellow")
+            for item in each.missing:
+                out.print(f"  {item.what}\n    → {item.fix}")
     if missing:
         return UNAVAILABLE
     return OK if holds else FAILED
@@ -284,16 +289,6 @@ def _proof_json(proof: Proof) -> dict[str, Any]:
     told = {**_capabilities_json(proof.capabilities), "proved": True, **pick(proof, "start", "holds", "seconds")}
     counts = {status: proof.count(status) for status in get_args(Status)}
     return told | {"findings": [asdict(each) for each in proof.findings], "notes": list(proof.notes), "counts": counts}
-
-
-def _print(proofs: list[Proof], unusable: list[Capabilities]) -> None:
-    for proof in proofs:
-        _print_proof(proof)
-    for each in unusable:
-        out.print()
-        out.print(f"{each.driver}: not usable here, nothing proved", style="yellow")
-        for item in each.missing:
-            out.print(f"  {item.what}\n    → {item.fix}")
 
 
 def _print_proof(proof: Proof) -> None:

@@ -167,9 +167,6 @@ def clean(settings: Settings, dry_run: bool) -> None:
     items = keeping.look(settings, kept) if dry_run else keeping.clean(settings, kept, partial(audit_log, settings))
     total = sum(item.bytes for item in items)
     rows = [(each.kind, each.name, each.bytes, each.why) for each in items]
-    words = "would be removed" if dry_run else "removed"
-    emit(
-        {"removed": not dry_run, "bytes": total, "items": [asdict(item) for item in items]},
-        table_of(["kind", "name", "bytes", "why"], rows, right=["bytes"]),
-        f"{counted(len(items), 'item')}, {counted(total, 'byte')}, {words}.",
-    )
+    table = table_of(["kind", "name", "bytes", "why"], rows, right=["bytes"])
+    words = f"{counted(len(items), 'item')}, {counted(total, 'byte')}, {'would be ' * dry_run}removed."
+    emit({"removed": not dry_run, "bytes": total, "items": [asdict(item) for item in items]}, table, words)

@@ -2,8 +2,8 @@
 
 import json
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -172,11 +172,9 @@ def _more(before: Standing, now: Standing) -> str:
     return ": the yes is taken back, and no call has used it"
 
 
-@contextmanager
-def _store(settings: Settings) -> Iterator[Database]:
+def _store(settings: Settings) -> AbstractContextManager[Database]:
     prepare_state(settings.state_dir)
-    with store.opened(settings.state_dir) as database:
-        yield database
+    return store.opened(settings.state_dir)
 
 
 def _standings(settings: Settings, states: Sequence[State]) -> list[Standing]:

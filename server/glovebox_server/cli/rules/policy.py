@@ -57,11 +57,8 @@ def policy_check(settings: Settings, path: Path | None) -> int:
     warnings = list(order_conflicts(found))
     counts = {"roles": list(found.roles), "examples": len(found.example), "errors": [], "warnings": warnings}
     amounts = f"{counted(len(found.roles), 'role')}, {counted(len(found.example), 'example')}"
-    emit(
-        {"path": str(path), "digest": digest(found), **counts},
-        f"{path}: {amounts}, no error.\n{digest(found)}",
-        *(f"Warning: {warning}" for warning in warnings),
-    )
+    told = [f"{path}: {amounts}, no error.\n{digest(found)}", *(f"Warning: {warning}" for warning in warnings)]
+    emit({"path": str(path), "digest": digest(found), **counts}, *told)
     return OK
 
 

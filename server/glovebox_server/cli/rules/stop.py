@@ -12,7 +12,6 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
-from rich.text import Text
 
 from glovebox_audit.chain import draft
 from glovebox_audit.events import StopLifted
@@ -26,8 +25,8 @@ from glovebox_sandboxes.plural import counted
 from glovebox_server import workspace
 from glovebox_server.cli import options, state
 from glovebox_server.cli.evidence.audit import indexed
-from glovebox_server.cli.options import LazyGroup, caller_id, command, complete_tool, emit, err, wants_json
-from glovebox_server.cli.terminal import pick, table_of
+from glovebox_server.cli.options import LazyGroup, caller_id, command, emit, err, wants_json
+from glovebox_server.cli.terminal import pick, styled, table_of
 from glovebox_server.exits import NO_SERVER, OK, UNAVAILABLE
 from glovebox_server.guards.stops import stops as store
 from glovebox_server.guards.watch import canaries
@@ -41,12 +40,6 @@ from glovebox_server.upkeep.log import audit_log, recording
 _ID = r"[0-9a-z]{26}"
 
 
-def _tool(value: str) -> str:
-    if value not in TOOLS:
-        raise click.BadParameter(f"there is no such tool; there are {', '.join(TOOLS)}.")
-    return value
-
-
 # A mistyped name would stop no call.
 _call = options.word_form(f"c_{_ID}", "name a call's id, as c_01h…: `glovebox audit query` shows them")
 _run = options.word_form(f"r_{_ID}", "name a run's id, as r_01h…: `glovebox audit show CALL` names it")
@@ -57,7 +50,7 @@ _run = options.word_form(f"r_{_ID}", "name a run's id, as r_01h…: `glovebox au
 @click.option("--run", metavar="ID", type=_run, help="All calls of this run.")
 @click.option("--principal", metavar="ID", type=caller_id, help="All calls of this caller, as token:ci or local:1000.")
 @click.option("--workflow", metavar="NAME", type=options.workflow_name, help="All calls of this workflow.")
-@click.option("--tool", metavar="NAME", type=_tool, shell_complete=complete_tool, help="All calls of this tool.")
+@click.option("--tool", metavar="NAME", type=click.Choice([*TOOLS]), help="All calls of this tool.")
 @click.option("--all", "everything", is_flag=True, help="Everything.")
 @click.option("--because", default="The operator gave no reason.", help="Why, in a sentence: callers read it.")
 def stop(settings: Settings, *, everything: bool, because: str, **given: str | None) -> int:
@@ -268,12 +261,10 @@ def canary_list(settings: Settings) -> int:
     found = canaries.canaries_of(settings.state_dir).read()
     damaged = [pick(each, "what", "reason", "fix") for each in found.damaged]
     rows = [(each.id, each.stands, each.made, each.file) for each in found.items]
-    emit(
-        {"canaries": [_fields_of(each) for each in found.items], "damaged": damaged},
-        table_of(["id", "stands", "made", "file"], rows),
-        *(Text(f"Not looked for: {each}", style="red") for each in found.damaged),
-        f"{len(found.items)} in all.",
-    )
+    table = table_of(["id", "stands", "made", "file"], rows)
+    told = [styled(f"Not looked for: {each}", "red") for each in found.damaged]
+    value = {"canaries": [_fields_of(each) for each in found.items], "damaged": damaged}
+    emit(value, table, *told, f"{len(found.items)} in all.")
     return UNAVAILABLE if found.damaged else OK
 
 

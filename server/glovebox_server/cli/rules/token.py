@@ -43,7 +43,7 @@ def token_create(
     settings: Settings, *, name: str, role: str | None, workflow: str | None, expires: timedelta | None
 ) -> None:
     """Make a token and show it, once: only its hash is kept. NAME is 1 to 32 of a-z 0-9 -."""
-    made, secret = _made(settings, name, role=role, workflow=workflow, lifetime=expires)
+    made, secret = _made(settings, name, expires, role=role, workflow=workflow)
     ends = "It does not expire." if made.expires is None else f"It ends {to_minute(made.expires)}."
     if not emit({**_fields(made, None), "token": secret}, secret):
         err.print(f"This is {made.principal}, shown once: only its hash is kept. {ends}")
@@ -86,7 +86,7 @@ def _to_show(
     if token is not None and token_file is not None:
         raise click.UsageError("--token and --token-file both name the token: leave one out.")
     if token is not None:
-        made, secret = _made(settings, token, role=role, workflow=None, lifetime=expires)
+        made, secret = _made(settings, token, expires, role=role, workflow=None)
         err.print(f"Made {made.principal}. It is shown here alone: only its hash is kept.")
         return secret
     if token_file is None:
@@ -100,21 +100,18 @@ def _to_show(
     return token_file
 
 
-def _made(
-    settings: Settings, name: str, *, role: str | None, workflow: str | None, lifetime: timedelta | None
-) -> tuple[tokens.Token, str]:
+def _made(settings: Settings, name: str, lifetime: timedelta | None, **bound: str | None) -> tuple[tokens.Token, str]:
     doing = f"Making the token {name!r}"
     if not tokens.is_name(name):
         raise MisnamedError(doing, "its name is not 1 to 32 of a-z 0-9 -", "Give it another.")
-    _require_known(settings, doing, role=role, workflow=workflow)
+    _require_known(settings, doing, **bound)
     place = settings.state_dir / tokens.DIRECTORY
     made = None
     if name not in tokens.load(place, None):
         expires = None if lifetime is None else (datetime.now(UTC) + lifetime).isoformat(timespec="seconds")
-        by, principal = state.OPERATOR, f"token:{name}"
         with recording(settings) as record:
-            record(TokenCreated(principal=principal, by=by, role=role, workflow=workflow, expires=expires))
-        made = tokens.create(place, name, role=role, workflow=workflow, lifetime=lifetime)
+            record(TokenCreated(principal=f"token:{name}", by=state.OPERATOR, expires=expires, **bound))
+        made = tokens.create(place, name, lifetime=lifetime, **bound)
     if made is None:
         fix = f"`glovebox token revoke {name}` ends it; or give this one another name."
         raise MisnamedError(doing, "there is one of this name, of which only the hash is kept", fix)
