@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -35,7 +35,7 @@ from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import Principal
 from glovebox_server.core.broker import Broker
 from glovebox_server.core.call import decide, validate_arguments
-from glovebox_server.core.rights import ActivePolicy, Governed, Rights
+from glovebox_server.core.rights import ActivePolicy, Rights
 from glovebox_server.errors import InvalidArgumentsError
 from glovebox_server.guards.admission.admission import Admission
 from glovebox_server.guards.approvals.approvals import Approvals
@@ -55,7 +55,7 @@ from glovebox_server.requests import Refusals, Runs, derive_key, load_key
 from glovebox_server.settings import Settings
 from glovebox_server.startup import check_preloads, governed, policy_file, prepare_sandboxes
 from glovebox_server.tools import TOOLS
-from glovebox_server.tools.base import BudgetRemainder, Tool
+from glovebox_server.tools.base import Tool
 from glovebox_server.upkeep.keeping import required
 from glovebox_server.upkeep.log import recover, rotation
 from glovebox_server.workspace import Workspace
@@ -68,7 +68,6 @@ ARTIFACT_PARTS = 4
 lack room."""
 _SWEEP_SECONDS = 300.0
 """Expired artifacts are unreadable at once; the sweep only frees the disk."""
-ToolsDigest = Callable[[ProfileSet, Mapping[str, Environment]], str]
 VERSION = installed_version("glovebox-mcp")
 
 
@@ -99,31 +98,16 @@ class App:
     guards: GuardSet = field(init=False)
     broker: Broker = field(init=False)
 
-    @property
-    def is_shared(self) -> bool:
-        """Return whether several principals are possible; stdio and the command line have one."""
-        return self.transport == "http"
-
-    def rights_of(self, principal: Principal) -> Rights:
-        """Return what a caller may do."""
-        return self.guards.rights_of(principal)
-
     def redaction(self, principal: Principal, tool: str | None) -> tuple[str, Forms]:
         """Return how secrets in files of a tool's programs are treated, and the keys that no caller may read there.
 
         The keys are those of the caller's rights and of the tool's profile without a role: the call that made a file
         may have had more rights than its caller has now.
         """
-        rights = self.rights_of(principal)
+        rights = self.guards.rights_of(principal)
         profile, made_by = (rights.profiles.get(tool), self.profiles.get(tool)) if tool else (None, None)
         credentials = (*rights.credentials, *(made_by.network.credential if made_by else ()))
         return profile.result.redact if profile else "mask", self.guards.credentials.forms(credentials)
-
-    async def left(self, principal: Principal, run: str | None) -> Sequence[BudgetRemainder]:
-        """Return what is left of a caller's budgets; empty without budgets. Raises StoreError."""
-        if self.guards.budgets is None:
-            return ()
-        return await self.guards.budgets.left(principal, run, self.rights_of(principal))
 
     async def manifest(self, rights: Rights) -> "Manifest":
         """Return what a caller can know before a call; asks every driver."""
@@ -166,12 +150,10 @@ def profile_directories(settings: Settings) -> list[Path]:
 
 
 @asynccontextmanager
-async def opened(
-    settings: Settings, transport: str, tools_digest: ToolsDigest | None = None, *, prewarm: bool = True
-) -> AsyncIterator[App]:
+async def opened(settings: Settings, transport: str, *, prewarm: bool = True) -> AsyncIterator[App]:
     """Open a server's parts for the length of the block; the stack takes them down in reverse.
 
-    ``transport`` (``stdio``, ``http`` or ``cli``) and ``tools_digest`` (of the list of tools) are for the record.
+    ``transport`` is ``stdio``, ``http`` or ``cli``. Only over HTTP several principals are possible.
 
     Raises:
         ProfileError: A profile or the policy is invalid, or the environment it names is not built.
@@ -183,7 +165,7 @@ async def opened(
     """
     app = _read(settings, transport)
     async with AsyncExitStack() as stack:
-        tasks, watch = await _open_parts(app, stack, tools_digest, prewarm=prewarm)
+        tasks, watch = await _open_parts(app, stack, prewarm=prewarm)
         try:
             await _begin(app, tasks, watch, prewarm=prewarm)
             yield app
@@ -192,10 +174,9 @@ async def opened(
             app.guards.hiding.close()
 
 
-async def _open_parts(
-    app: App, stack: AsyncExitStack, tools_digest: ToolsDigest | None, *, prewarm: bool
-) -> tuple[TaskGroup, Watch]:
+async def _open_parts(app: App, stack: AsyncExitStack, *, prewarm: bool) -> tuple[TaskGroup, Watch]:
     settings, state, policy, enter = app.settings, app.settings.state_dir, app.in_force, stack.enter_async_context
+    shared = app.transport == "http"
     audit = app.audit = await enter(AuditLog.open(state / "audit", app.server_id, rotation(settings, app.signer)))
     stops = await enter(Stops.opened(state, audit))
     watch = await Watch.opened(state, audit, stops, policy.policy.watch if policy.policy else {})
@@ -203,14 +184,14 @@ async def _open_parts(
     await enter(app.artifacts.opened())
     budgets = await enter(open_budgets(state)) if policy.now.budgeted else None
     drivers = await enter(registry.opened(settings.data_dir, app.server_id))
-    pool = await enter(pools.open_pool(partial(_record, audit), sandbox_started, shared=app.is_shared))
-    await enter(_on_record(app, tools_digest and tools_digest(app.profiles, app.environments)))
+    pool = await enter(pools.open_pool(partial(_record, audit), sandbox_started, shared=shared))
+    await enter(_on_record(app))
     await enter(app.refusals.recorded(audit))
     tasks = await enter(anyio.create_task_group())
     sandboxes = SandboxProvider(drivers=drivers, pool=pool, prewarm=prewarm)
     guards = app.guards = GuardSet(
         rights_of=policy.rights_of if policy.policy else policy.now.rights_of,  # what is off is not entered
-        admission=Admission(pool.call, shared=app.is_shared), sandboxes=sandboxes, artifacts=app.artifacts,
+        admission=Admission(pool.call, shared=shared), sandboxes=sandboxes, artifacts=app.artifacts,
         stops=stops, approvals=approvals, budgets=budgets, watch=watch,
         credentials=CredentialCache(tasks), proposals=partial(_proposals, app),
     )  # fmt: skip
@@ -228,7 +209,7 @@ def _read(settings: Settings, transport: str) -> App:
     path = policy_file(settings)  # resolved here: a file that disappears later is not read as "no policy"
     place = settings if path is None else settings.model_copy(update={"policy": path})
     lock = _lock(settings)
-    policy = ActivePolicy(path, partial(_governed, place, profiles, served, lock))
+    policy = ActivePolicy(path, partial(governed, place, profiles, served, lock))
     if lock is not None:
         lock.require(effective(profiles, environments, policy.policy, path))
     sealer = None if settings.audit_arguments_key is None else Sealer.load(settings.audit_arguments_key)
@@ -295,13 +276,6 @@ def require_locked(settings: Settings, policy: Policy | None, path: Path | None)
         lock.require_policy(policy, path)
 
 
-def _governed(settings: Settings, profiles: ProfileSet, served: Workspace, lock: Lock | None) -> Governed:
-    found = governed(settings, profiles, served, TOOLS)
-    if lock is not None:
-        lock.require_policy(found.policy, settings.policy)
-    return found
-
-
 def effective(
     profiles: ProfileSet, environments: Mapping[str, Environment], policy: Policy | None, path: Path | None
 ) -> Effective:
@@ -316,8 +290,14 @@ def effective(
 
 
 @asynccontextmanager
-async def _on_record(app: App, tools_digest: str | None) -> AsyncIterator[None]:
+async def _on_record(app: App) -> AsyncIterator[None]:
     """Record the server's start, and its end however the block ends."""
+    tools_digest = None
+    if app.transport != "cli":
+        from glovebox_server.mcp import catalogue  # noqa: PLC0415 - imports the SDK, which a call from a script does without
+
+        listed = catalogue.list_tools(TOOLS.values(), app.profiles, app.environments)
+        tools_digest = catalogue.digest_tools(listed)
     started = ServerStarted(
         version=VERSION, pid=os.getpid(), transport=app.transport, tools_digest=tools_digest,
         receipt_key=app.signer.key_id, policy_digest=app.in_force.now.digest,

@@ -1,9 +1,10 @@
 """Reads a server's policy from its file, decides its examples as calls, and prepares sandboxes."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -12,23 +13,23 @@ from glovebox_profiles.compile import ProfileSet, to_spec
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.model import Effect
 from glovebox_profiles.policy import load as loading
-from glovebox_profiles.policy.load import PAGE, KnownNames
+from glovebox_profiles.policy.load import PAGE
 from glovebox_profiles.policy.model import Policy, PolicyExample, digest
 from glovebox_sandboxes.contract.base import Driver, Plan, SandboxSpec
 from glovebox_sandboxes.contract.errors import SandboxError, UnsupportedSpecError
 from glovebox_sandboxes.pool.pool import SandboxProvider
 from glovebox_sandboxes.session.connection import attest
 from glovebox_server import workspace
-from glovebox_server.calls import Decision, Principal, ToolCall
-from glovebox_server.core.call import Attempt, decide, validate_arguments
+from glovebox_server.calls import Principal, ToolCall
+from glovebox_server.core.call import Attempt, decide_call, validate_arguments
 from glovebox_server.core.rights import Governed, Rights, Roles, same_rights
 from glovebox_server.errors import InvalidArgumentsError
 from glovebox_server.guards.approvals.rules import asked_about, lift_denial, with_lift
 from glovebox_server.guards.registry import GuardSet
 from glovebox_server.guards.watch.watch import RULES
+from glovebox_server.proof.lock import Lock
 from glovebox_server.settings import Settings
 from glovebox_server.tools import TOOLS
-from glovebox_server.tools.base import Tool
 from glovebox_server.upkeep.keeping import require_apart, required
 from glovebox_server.workspace import Workspace
 
@@ -44,72 +45,63 @@ def policy_file(settings: Settings) -> Path | None:
     return beside if os.path.lexists(beside) else None
 
 
-def governed(settings: Settings, profiles: ProfileSet, served: Workspace, tools: Mapping[str, Tool]) -> Governed:
+def governed(settings: Settings, profiles: ProfileSet, served: Workspace, lock: Lock | None = None) -> Governed:
     """Read the policy and derive each caller's rights.
 
-    Raises ProfileError if the policy is invalid, or not safe, or a key lies in a workspace; MisnamedError if a role's
-    workspace must not be served. Nothing was started then.
+    Raises ProfileError if the policy is invalid, or not safe, or differs from the lock, or a key lies in a workspace;
+    MisnamedError if a role's workspace must not be served. Nothing was started then.
     """
     plain = Rights(profiles=profiles, workspace=served.path)
     path = policy_file(settings)
     found = same_rights(plain)
     if path is not None:
-        policy = load(path, profiles, tools)
+        policy = load(path, profiles)
         roles = Roles(policy, profiles, served.path, workspaces(policy, settings, path))
         found = Governed(rights_of=roles, policy=policy, digest=digest(policy), every=tuple(roles.all()))
         for rights in found.every:
             required(settings, rights.profiles)
     sources = [(profiles.source(tool), profile) for tool, profile in profiles.items()]
     require_apart(sources, [each.workspace for each in (plain, *found.every) if each.workspace is not None])
+    if lock is not None:
+        lock.require_policy(found.policy, path)
     return found
 
 
-def load(path: Path, profiles: ProfileSet, tools: Mapping[str, Tool]) -> Policy:
+def load(path: Path, profiles: ProfileSet) -> Policy:
     """Read a policy, and decide its examples as calls. Raises ProfileError if it is invalid, or not safe."""
-    known = KnownNames(profiles=profiles, watch=tuple(RULES))
-    return loading.load(path, known, check_example=checker(profiles, tools))
+    return loading.load(path, profiles, tuple(RULES), partial(decide_examples, profiles))
 
 
-def checker(profiles: ProfileSet, tools: Mapping[str, Tool]) -> Callable[[Policy, PolicyExample], tuple[Effect, str]]:
-    """Return a function that decides an example like its principal's first call."""
-    last: tuple[Policy, Roles] | None = None
+def decide_examples(profiles: ProfileSet, policy: Policy) -> Iterator[tuple[Effect, str]]:
+    """Decide each example of a policy like its principal's first call."""
+    # A role's folder is searched when a server starts; a decision only needs to know that it has one.
+    named = {each.workspace: Path(each.workspace) for each in policy.roles.values() if each.workspace}
+    return map(partial(_decide_example, Roles(policy, profiles, Path("/"), named)), policy.example)
 
-    def roles_of(policy: Policy) -> Roles:
-        nonlocal last
-        if last is None or last[0] is not policy:  # once for all examples: its digest alone takes milliseconds
-            # A role's folder is searched when a server starts; a decision only needs to know that it has one.
-            named = {each.workspace: Path(each.workspace) for each in policy.roles.values() if each.workspace}
-            last = policy, Roles(policy, profiles, Path("/"), named)
-        return last[1]
 
-    def check(policy: Policy, example: PolicyExample) -> tuple[Effect, str]:
-        caller = Principal(
-            id=example.principal,
-            transport="cli",
-            workflow=example.workflow,
-            roles=tuple(dict.fromkeys(policy.scopes[each] for each in example.scopes if each in policy.scopes)),
-        )
-        rights, tool = roles_of(policy)(caller), tools[example.call.tool]
-        try:
-            arguments = validate_arguments(tool, example.call.arguments)
-        except InvalidArgumentsError:
-            return "deny", "arguments"
-        call = ToolCall(id="", principal=caller, session=None, tool=tool.name, arguments=arguments, received=_NEVER)
-
-        def decided(given: Rights) -> Decision:
-            served, objection = given.workspace is not None, given.refusal(tool.name)
-            return decide(tool, arguments, given.profiles.get(tool.name), workspace=served, objection=objection)
-
-        now = Attempt(request=call, rights=rights, decision=decided(rights))
-        lift_denial(now, tool, decided)
-        if now.decision.effect == "deny":
-            return now.decision.effect, now.decision.rule
-        now.profile = now.rights.profiles[tool.name]
-        asks = asked_about(now)
-        asks = with_lift(now.escalation, tool.name, asks) if now.escalation else asks
-        return ("ask", asks.rules[0]) if asks else (now.decision.effect, now.decision.rule)
-
-    return check
+def _decide_example(roles: Roles, example: PolicyExample) -> tuple[Effect, str]:
+    scopes = roles.policy.scopes
+    caller = Principal(
+        id=example.principal,
+        transport="cli",
+        workflow=example.workflow,
+        roles=tuple(dict.fromkeys(scopes[each] for each in example.scopes if each in scopes)),
+    )
+    rights, tool = roles(caller), TOOLS[example.call.tool]
+    try:
+        arguments = validate_arguments(tool, example.call.arguments)
+    except InvalidArgumentsError:
+        return "deny", "arguments"
+    call = ToolCall(id="", principal=caller, session=None, tool=tool.name, arguments=arguments, received=_NEVER)
+    decided = partial(decide_call, call, tool)
+    now = Attempt(request=call, rights=rights, decision=decided(rights))
+    lift_denial(now, tool, decided)
+    if now.decision.effect == "deny":
+        return now.decision.effect, now.decision.rule
+    now.profile = now.rights.profiles[tool.name]
+    asks = asked_about(now)
+    asks = with_lift(now.escalation, tool.name, asks) if now.escalation else asks
+    return ("ask", asks.rules[0]) if asks else (now.decision.effect, now.decision.rule)
 
 
 def workspaces(policy: Policy, settings: Settings, path: Path) -> dict[str, Path]:

@@ -1,10 +1,11 @@
 """An app with a real audit log and a broker that really waits and is cancelled; only sandboxes are missing."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import anyio
@@ -30,7 +31,7 @@ from glovebox_server.guards.admission.admission import Admission
 from glovebox_server.guards.journal import journal
 from glovebox_server.mcp.catalogue import FORMAT, Manifest
 from glovebox_server.requests import Refusals, Runs
-from glovebox_server.tools.base import Arguments, BudgetRemainder, Tool, ToolAnswer, ToolResult
+from glovebox_server.tools.base import Arguments, Tool, ToolAnswer, ToolResult
 from glovebox_server.transport import tokens
 
 DIGEST = "sha256:" + "0" * 64
@@ -221,19 +222,16 @@ class FakeApp:
     @property
     def in_force(self) -> ActivePolicy:
         """There is no policy."""
-        return ActivePolicy(None, lambda: Governed(rights_of=self.rights_of))
+        return ActivePolicy(None, lambda: Governed(rights_of=self.guards.rights_of))
 
-    def rights_of(self, _principal: Principal) -> Rights:
-        """Everybody may do the same."""
-        return Rights(profiles=self.profiles, workspace=None)
+    @property
+    def guards(self) -> SimpleNamespace:
+        """Everybody may do the same, and nobody has budgets."""
+        return SimpleNamespace(rights_of=lambda _: Rights(profiles=self.profiles, workspace=None), budgets=None)
 
     def redaction(self, _principal: Principal, _tool: str | None) -> tuple[str, Mapping[bytes, Any]]:
         """As shipped profiles have it; nothing is lent."""
         return "mask", {}
-
-    async def left(self, _principal: Principal, _run: str | None) -> Sequence[BudgetRemainder]:
-        """Nobody has budgets."""
-        return ()
 
     async def manifest(self, _rights: Rights) -> Manifest:
         """A host where nothing can be had."""

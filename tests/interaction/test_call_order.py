@@ -331,7 +331,9 @@ async def test_hosts_that_were_refused_are_asked_about_after_the_end(tmp_path: P
     async with open_scene(tmp_path, write_profile(HTTP), policy=write_policy(HOSTS + budget)) as scene:
         ending = await scene.call(code=f"{GET}\nget('http://{ELSEWHERE}/')\nget('http://10.0.0.1/')\n")
         assert scene.list_kinds()[-2:] == ["receipt.signed", "approval.requested"]
-        (left,) = await scene.app.left(Principal(id=WHO, transport="cli"), RUN)
+        guards, caller = scene.app.guards, Principal(id=WHO, transport="cli")
+        assert guards.budgets is not None
+        (left,) = await guards.budgets.left(caller, RUN, guards.rights_of(caller))
         question = scene.read_records()[-1].data["approval"]
     assert not ending.rule
     (note,) = [text for text in ending.texts if question in text]

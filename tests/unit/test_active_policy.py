@@ -20,7 +20,6 @@ from glovebox_server.calls import Principal
 from glovebox_server.core.rights import ActivePolicy
 from glovebox_server.settings import Settings
 from glovebox_server.startup import governed
-from glovebox_server.tools import TOOLS
 from glovebox_server.workspace import Workspace
 
 ME = Principal(id="token:a", transport="http")
@@ -53,7 +52,7 @@ class Scene:
             policy=self.path, profiles_dir=place / "profiles", state_dir=place / "state", data_dir=place / "data"
         )
         profiles = load([SHIPPED], check_example=None)
-        self.in_force = ActivePolicy(self.path, partial(governed, settings, profiles, Workspace(path=place), TOOLS))
+        self.in_force = ActivePolicy(self.path, partial(governed, settings, profiles, Workspace(path=place)))
         self.events: list[Event] = []
         self.watched: list[Mapping[str, WatchAction]] = []
         self.fails = False

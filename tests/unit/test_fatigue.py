@@ -36,7 +36,7 @@ def test_the_set_is_as_large_as_it_is_said_to_be() -> None:
 async def test_the_example_policy_asks_about_all_that_is_dangerous_and_little_else(tmp_path: Path) -> None:
     """A person who says yes to ordinary calls and no to the others; each question is counted, whoever it is about."""
     profiles = load_profiles([SHIPPED], check_example=check_example, tools=TOOLS)
-    roles = Roles(load(POLICY, profiles, TOOLS), profiles, tmp_path, {})
+    roles = Roles(load(POLICY, profiles), profiles, tmp_path, {})
     asked = Counter[str]()
     async with a_desk(tmp_path / "s") as desk:
         for call in fatigue.calls():

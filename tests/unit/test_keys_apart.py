@@ -13,7 +13,6 @@ from glovebox_server.cli.main import main
 from glovebox_server.exits import OK, USAGE
 from glovebox_server.settings import Settings
 from glovebox_server.startup import governed
-from glovebox_server.tools import TOOLS
 from glovebox_server.workspace import Workspace
 
 LENT = """tool = "run_python"
@@ -65,8 +64,8 @@ def test_a_key_that_comes_from_the_workspace_is_refused(
     profiles = load([SHIPPED, place / "profiles"], check_example=None)
     settings = Settings(profiles_dir=place / "profiles")
     with pytest.raises(ProfileError, match=wanted):
-        governed(settings, profiles, Workspace(path=place / "served"), TOOLS)
-    assert governed(settings, profiles, Workspace(path=place / "profiles"), TOOLS).every
+        governed(settings, profiles, Workspace(path=place / "served"))
+    assert governed(settings, profiles, Workspace(path=place / "profiles")).every
     assert checked(place, "empty", monkeypatch)[0] == OK
 
 

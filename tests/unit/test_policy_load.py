@@ -15,15 +15,15 @@ from glovebox_profiles.load.loader import SHIPPED
 from glovebox_profiles.load.loader import load as load_profiles
 from glovebox_profiles.load.mistakes import ANY, valid_keys
 from glovebox_profiles.model import Effect
-from glovebox_profiles.policy.load import PAGE, KnownNames, load, parse
-from glovebox_profiles.policy.model import Policy, PolicyExample
+from glovebox_profiles.policy.load import PAGE, load, parse
+from glovebox_profiles.policy.model import Policy
 
-KNOWN = KnownNames(profiles=load_profiles([SHIPPED], check_example=None), watch=("denials", "canary"))
+KNOWN = (load_profiles([SHIPPED], check_example=None), ("denials", "canary"))
 
 
-def asks(_policy: Policy, _example: PolicyExample) -> tuple[Effect, str]:
+def asks(policy: Policy) -> list[tuple[Effect, str]]:
     """Answer as the policy of the tests must."""
-    return "ask", "approval.programs"
+    return [("ask", "approval.programs") for _ in policy.example]
 
 
 def written(directory: Path, text: str = EVERYTHING) -> Path:
@@ -36,13 +36,13 @@ def written(directory: Path, text: str = EVERYTHING) -> Path:
 def refused(path: Path) -> ProfileError:
     """Load what must not load."""
     with pytest.raises(ProfileError) as caught:
-        load(path, KNOWN, check_example=asks)
+        load(path, *KNOWN, asks)
     return caught.value
 
 
 def test_a_policy_loads_as_it_is_written(tmp_path: Path) -> None:
     """The control of all that follows."""
-    assert load(written(tmp_path), KNOWN, check_example=asks) == policy()
+    assert load(written(tmp_path), *KNOWN, asks) == policy()
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_an_example_that_is_decided_otherwise_is_named(tmp_path: Path, expect: s
     error = refused(written(tmp_path, text))
     assert (error.key, error.reason) == ("example[0]", says)
     assert error.line == text.splitlines().index("[[example]]") + 1
-    assert load(error.path, KNOWN, check_example=None).example  # the control: for reading alone they are not decided
+    assert load(error.path, *KNOWN, None).example  # the control: for reading alone they are not decided
 
 
 def _fifo(path: Path) -> None:
@@ -180,7 +180,7 @@ def _linked(path: Path) -> None:
 def test_a_policy_that_somebody_else_could_have_written_is_refused(tmp_path: Path, spoil: Any, says: str) -> None:
     """As for profiles: it decides who may do what."""
     path = written(tmp_path)
-    assert load(path, KNOWN, check_example=asks)
+    assert load(path, *KNOWN, asks)
     spoil(path)
     assert says in refused(path).reason
 

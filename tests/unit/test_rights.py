@@ -207,7 +207,7 @@ expect = "deny"
 
 def test_without_a_policy_everybody_has_what_the_profiles_say(settings: Settings) -> None:
     """One object for all, no role, no digest."""
-    found = governed(settings, PROFILES, Workspace(path=SERVED), TOOLS)
+    found = governed(settings, PROFILES, Workspace(path=SERVED))
     assert (found.policy, found.digest, policy_file(settings)) == (None, None, None)
     everybody = found.rights_of(caller())
     assert everybody is found.rights_of(caller("local:0"))
@@ -218,7 +218,7 @@ def test_a_policy_beside_the_profiles_is_in_force(settings: Settings, tmp_path: 
     """So is one that was named; a name that leads nowhere is an error, and so is a link to nowhere beside them."""
     beside = tmp_path / "config" / "policy.toml"
     beside.write_text(PLAIN)
-    found = governed(settings, PROFILES, Workspace(path=SERVED), TOOLS)
+    found = governed(settings, PROFILES, Workspace(path=SERVED))
     assert found.rights_of(caller()).role == "one"
     assert found.digest == digest(policy(PLAIN))
     for wrong in (settings.model_copy(update={"policy": tmp_path / "none.toml"}), settings):
@@ -226,7 +226,7 @@ def test_a_policy_beside_the_profiles_is_in_force(settings: Settings, tmp_path: 
             beside.unlink()
             beside.symlink_to("nowhere")
         with pytest.raises(ProfileError):
-            governed(wrong, PROFILES, Workspace(path=SERVED), TOOLS)
+            governed(wrong, PROFILES, Workspace(path=SERVED))
 
 
 def test_a_roles_workspace_is_checked_as_one_that_is_named(settings: Settings, tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_a_roles_workspace_is_checked_as_one_that_is_named(settings: Settings, t
 
     def named(place: Path) -> Rights:
         beside.write_text(PLAIN.replace("[roles.one]", f'[roles.one]\nworkspace = "{place}"'))
-        return governed(settings, PROFILES, Workspace(path=SERVED), TOOLS).rights_of(caller())
+        return governed(settings, PROFILES, Workspace(path=SERVED)).rights_of(caller())
 
     assert named(tmp_path / "files").workspace == tmp_path / "files"
     with pytest.raises(MisnamedError, match=r"policy\.toml: roles\.one\.workspace: .* server's state directory"):
@@ -258,7 +258,7 @@ def test_a_workspace_that_cannot_be_looked_at_is_a_mistake_with_its_key(
     text = PLAIN.replace("[roles.one]", f'[roles.one]\nworkspace = "{tmp_path}"')
     (tmp_path / "config" / "policy.toml").write_text(text)
     with pytest.raises(ProfileError, match=r"roles\.one\.workspace: cannot be used: Permission denied"):
-        governed(settings, PROFILES, Workspace(path=SERVED), TOOLS)
+        governed(settings, PROFILES, Workspace(path=SERVED))
 
 
 def test_what_each_role_leaves_needs_an_environment_that_is_built(
@@ -273,7 +273,7 @@ def test_what_each_role_leaves_needs_an_environment_that_is_built(
 
     monkeypatch.setattr("glovebox_server.startup.required", built)
     (tmp_path / "config" / "policy.toml").write_text(PLAIN)
-    governed(settings, PROFILES, Workspace(path=SERVED), TOOLS)
+    governed(settings, PROFILES, Workspace(path=SERVED))
     assert asked == [["run_python"]]
 
 
@@ -282,9 +282,9 @@ def test_an_unknown_watch_rule_is_a_mistake(settings: Settings, tmp_path: Path) 
     beside = tmp_path / "config" / "policy.toml"
     beside.write_text(PLAIN.replace("[roles.one]", '[watch]\ndenial = "stop"\n[roles.one]'))
     with pytest.raises(ProfileError, match=r'no watch rule "denial".*nearest is "denials"'):
-        governed(settings, PROFILES, Workspace(path=None), TOOLS)
+        governed(settings, PROFILES, Workspace(path=None))
     beside.write_text(PLAIN.replace("[roles.one]", '[watch]\ndenials = "stop"\n[roles.one]'))
-    assert governed(settings, PROFILES, Workspace(path=None), TOOLS).policy
+    assert governed(settings, PROFILES, Workspace(path=None)).policy
 
 
 @pytest.mark.parametrize(
@@ -316,17 +316,17 @@ def test_an_example_is_decided_with_its_scopes_workflow_workspace_and_what_may_b
         (tmp_path / name).mkdir()
     beside, text = tmp_path / "config" / "policy.toml", PLAIN.replace("[[example]]", f"{roles}[[example]]")
     beside.write_text(f'{text}{example}expect = "{expect}"\nrule = "{rule}"\n')
-    assert governed(settings, PROFILES, Workspace(path=SERVED), TOOLS).policy
+    assert governed(settings, PROFILES, Workspace(path=SERVED)).policy
     other = "deny" if expect == "allow" else "allow"
     beside.write_text(f'{text}{example}expect = "{other}"\n')
     with pytest.raises(ProfileError, match=f"expects {other}, but the policy answers {expect} by {rule}"):
-        governed(settings, PROFILES, Workspace(path=SERVED), TOOLS)
+        governed(settings, PROFILES, Workspace(path=SERVED))
 
 
 def test_the_example_policy_is_in_force_as_it_is_shipped(settings: Settings) -> None:
     """Its examples hold, and its roles are what its comments say."""
     example = settings.model_copy(update={"policy": Path(__file__).parents[2] / "examples" / "policy.toml"})
-    found = governed(example, PROFILES, Workspace(path=SERVED), TOOLS)
+    found = governed(example, PROFILES, Workspace(path=SERVED))
     assert found.policy is not None
     assert len(found.policy.example) >= 4
     assert "run_python" not in found.rights_of(caller("token:reader")).profiles
@@ -350,10 +350,10 @@ def test_examples_are_decided_as_calls_are(
     example = f'[[example]]\nprincipal = "token:a"\ncall = {call}\nexpect = "{expect}"\nrule = "{rule}"\n'
     beside = tmp_path / "config" / "policy.toml"
     beside.write_text(PLAIN + example)
-    assert governed(settings, PROFILES, Workspace(path=None), TOOLS).policy
+    assert governed(settings, PROFILES, Workspace(path=None)).policy
     beside.write_text(PLAIN + example.replace(f'rule = "{rule}"', 'rule = "other"'))
     with pytest.raises(ProfileError, match=rf"expects {expect} by other, but the policy answers {expect} by {rule}"):
-        governed(settings, PROFILES, Workspace(path=None), TOOLS)
+        governed(settings, PROFILES, Workspace(path=None))
 
 
 def test_keys_in_scope_are_those_of_the_tools_that_a_caller_may_get() -> None:

@@ -4,36 +4,30 @@ Never import ``server``: tools, watch rules and the function that decides a call
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from glovebox_profiles.errors import ProfileError, nearest
 from glovebox_profiles.load.mistakes import Mistake, failing_examples, parse_model, raise_mistakes
 from glovebox_profiles.load.reading import KeyPath, dotted, open_directory, read_bytes
 from glovebox_profiles.model import Effect, Profile
-from glovebox_profiles.policy.model import Policy, PolicyExample, Role
+from glovebox_profiles.policy.model import Policy, Role
 from glovebox_profiles.policy.rights import narrow_profile
 
 PAGE = "docs/operate/policy.md"
 
-CheckExample = Callable[[Policy, PolicyExample], tuple[Effect, str]]
-"""Decides one call under a policy, purely: the effect and the id of the deciding rule."""
+DecideExamples = Callable[[Policy], Iterable[tuple[Effect, str]]]
+"""Decides each example of a policy, purely: the effect and the id of the deciding rule."""
+Profiles = Mapping[str, Profile]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownNames:
-    """The names that a policy may use."""
-
-    profiles: Mapping[str, Profile]
-    """In effect, by tool: roles narrow these."""
-    watch: Collection[str]
-    """Ids of the watch rules."""
-
-
-def load(path: Path, known: KnownNames, *, check_example: CheckExample | None) -> Policy:
+def load(path: Path, profiles: Profiles, watch: Collection[str], decide_examples: DecideExamples | None) -> Policy:
     """Read the policy, look up the names in it, and decide its examples.
 
-    ``check_example`` None skips the examples: only for reading, never for serving.
+    Args:
+        path: The file.
+        profiles: Those in effect, by tool: roles narrow these.
+        watch: Ids of the watch rules.
+        decide_examples: None skips the examples: only for reading, never for serving.
 
     Raises:
         ProfileError: The file or its directory is unsafe, unreadable or wrong, uses an unknown name, has a role that
@@ -41,15 +35,17 @@ def load(path: Path, known: KnownNames, *, check_example: CheckExample | None) -
     """
     with open_directory(path.parent, owned=True, above=True):
         data = read_bytes(path)
-    return checked(data, path, known, check_example=check_example)
+    return checked(data, path, profiles, watch, decide_examples)
 
 
-def checked(data: bytes, path: Path, known: KnownNames, *, check_example: CheckExample | None) -> Policy:
+def checked(
+    data: bytes, path: Path, profiles: Profiles, watch: Collection[str], decide_examples: DecideExamples | None
+) -> Policy:
     """Check the bytes of a policy as ``load`` does a file; errors name ``path``. Raises as ``load``."""
     policy, lines = parse(data, path)
-    raise_mistakes(_mistakes(policy, known), path, lines)
-    if check_example:
-        decided = ((example, check_example(policy, example)) for example in policy.example)
+    raise_mistakes(_mistakes(policy, profiles, watch), path, lines)
+    if decide_examples:
+        decided = zip(policy.example, decide_examples(policy), strict=True)
         raise_mistakes(failing_examples(decided, "policy"), path, lines)
     return policy
 
@@ -78,7 +74,7 @@ def parse(data: bytes, path: Path) -> tuple[Policy, Mapping[KeyPath, int]]:
     return policy, lines
 
 
-def _mistakes(policy: Policy, known: KnownNames) -> Iterator[Mistake]:
+def _mistakes(policy: Policy, profiles: Profiles, watch: Collection[str]) -> Iterator[Mistake]:
     """Yield mistakes of a well-formed policy: unknown names, and roles that would widen."""
     if policy.default is not None and policy.default not in policy.roles:
         yield _absent(("default",), "role", policy.default, policy.roles)
@@ -87,16 +83,16 @@ def _mistakes(policy: Policy, known: KnownNames) -> Iterator[Mistake]:
             if role not in policy.roles:
                 yield _absent((table, name), "role", role, policy.roles)
     for name, given in policy.roles.items():
-        yield from _of_role(("roles", name), given, known.profiles)
+        yield from _of_role(("roles", name), given, profiles)
     for rule in policy.watch:
-        if rule not in known.watch:
-            yield _absent(("watch", rule), "watch rule", rule, known.watch)
+        if rule not in watch:
+            yield _absent(("watch", rule), "watch rule", rule, watch)
     for index, example in enumerate(policy.example):
-        if example.call.tool not in known.profiles:
-            yield _absent(("example", index, "call", "tool"), "tool", example.call.tool, known.profiles)
+        if example.call.tool not in profiles:
+            yield _absent(("example", index, "call", "tool"), "tool", example.call.tool, profiles)
 
 
-def _of_role(at: KeyPath, role: Role, profiles: Mapping[str, Profile]) -> Iterator[Mistake]:
+def _of_role(at: KeyPath, role: Role, profiles: Profiles) -> Iterator[Mistake]:
     for index, tool in enumerate(role.tools):
         if tool not in profiles:
             yield _absent((*at, "tools", index), "tool", tool, profiles)

@@ -34,7 +34,6 @@ from glovebox_server.promotion.plan import Planned
 from glovebox_server.promotion.scanner import ScanFindings
 from glovebox_server.promotion.transaction import Journal, Promotion, Record
 from glovebox_server.settings import Settings
-from glovebox_server.tools import TOOLS
 from glovebox_server.upkeep.log import recording
 
 MAX_SHOWN_LINES = 400
@@ -188,7 +187,7 @@ def _require_accepted(planned: Planned, *, accept: bool) -> None:
 
 def _target(settings: Settings, name: str) -> Path:
     path = startup.policy_file(settings)
-    policy = None if path is None else startup.load(path, apps.load_profiles(settings), TOOLS)
+    policy = None if path is None else startup.load(path, apps.load_profiles(settings))
     apps.require_locked(settings, policy, path)
     return plan.target(settings, policy.promote.into if policy else {}, name)
 

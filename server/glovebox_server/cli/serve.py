@@ -10,9 +10,7 @@ from glovebox_server import app as apps
 from glovebox_server import event_loop
 from glovebox_server.app import App
 from glovebox_server.cli.options import command, given, require_http, transport_option, workflow_option
-from glovebox_server.mcp import catalogue
 from glovebox_server.settings import Settings
-from glovebox_server.tools import TOOLS
 from glovebox_server.transport import logs
 from glovebox_server.transport import serve as transports
 from glovebox_server.transport.oauth.issuer import OAuth
@@ -66,9 +64,7 @@ def serve(
 
     async def start() -> None:
         """Start the server's parts, warn of oddities in them, and serve with them."""
-        async with apps.opened(
-            settings, transport, lambda *given: catalogue.digest_tools(catalogue.list_tools(TOOLS.values(), *given))
-        ) as app:
+        async with apps.opened(settings, transport) as app:
             app.in_force.require(workflow)
             _warn(app)
             if transport == "stdio":

@@ -123,7 +123,7 @@ class Broker:
     def _begin(self, call: Call) -> None:
         call.request = replace(call.request, received=datetime.now(UTC))
         rights = self.guards.rights_of(call.request.principal)
-        decide = partial(decide_call, call)
+        decide = partial(decide_call, call.request, call.tool, objections=call.objections)
         now = call.now = Attempt(request=call.request, rights=rights, decision=decide(rights))
         for decider in self.guards.deciders:
             decider(call, decide)

@@ -258,17 +258,16 @@ class Origin(TypedDict, total=False):
     trace: Trace | None
 
 
-def decide_call(call: Call, rights: Rights) -> Decision:
-    """Decide a call under these rights. Pure, except for objections of guards."""
-    request, tool = call.request, call.request.tool
-    refusal = next((found for objection in call.objections if (found := objection(request)) is not None), None)
+def decide_call(request: ToolCall, tool: Tool, rights: Rights, *, objections: Sequence[Objection] = ()) -> Decision:
+    """Decide a call under these rights. Pure, except for objections of guards, which come before the profile."""
+    refusal = next((found for objection in objections if (found := objection(request)) is not None), None)
     if refusal is None and rights.role is not None:
-        refusal = rights.refusal(tool)
+        refusal = rights.refusal(tool.name)
     decision = decide(
-        call.tool,
+        tool,
         request.arguments,
-        rights.profiles.by_tool.get(tool),
-        rights.profiles.digests.get(tool, ""),
+        rights.profiles.by_tool.get(tool.name),
+        rights.profiles.digests.get(tool.name, ""),
         workspace=rights.workspace is not None,
         objection=refusal,
     )

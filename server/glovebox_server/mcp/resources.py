@@ -159,7 +159,9 @@ class Resources:
             if uri == CAPABILITIES_URI:
                 text = await self._capabilities(principal)
             elif uri == BUDGET.uri:
-                text = json.dumps({"left": [asdict(each) for each in await self._app.left(principal, run)]})
+                budgets, rights = self._app.guards.budgets, self._app.guards.rights_of(principal)
+                left = [] if budgets is None else await budgets.left(principal, run, rights)
+                text = json.dumps({"left": [asdict(each) for each in left]})
             elif uri.startswith(("audit://", "receipt://")):
                 text = await self._read_call(principal, uri)
             else:
@@ -182,7 +184,7 @@ class Resources:
                 return []
 
     async def _capabilities(self, principal: Principal) -> str:
-        rights = self._app.rights_of(principal)
+        rights = self._app.guards.rights_of(principal)
         async with self._making:
             text, made_anew_at = self._manifests.get(rights.key, ("", 0.0))
             if not text or anyio.current_time() >= made_anew_at:

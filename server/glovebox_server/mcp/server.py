@@ -113,7 +113,7 @@ class McpServer:
         return types.ListToolsResult(tools=listed, _meta={DIGEST_META_KEY: digest})
 
     def _listed(self, principal: Principal) -> tuple[list[types.Tool], str]:
-        rights = self.app.rights_of(principal)
+        rights = self.app.guards.rights_of(principal)
         if rights.key not in self._offers:
             tools = [self.app.tools[name] for name in rights.offered(self.app.tools)]
             environments = catalogue.environments_of(rights.profiles, self.app.environments)
@@ -281,7 +281,7 @@ class McpServer:
         return await prompts.complete(params, principal, self.app.broker.submit, self._resources.owned, offered)
 
     def _offered(self, principal: Principal) -> tuple[str, ...]:
-        return self.app.rights_of(principal).offered(self.app.tools)
+        return self.app.guards.rights_of(principal).offered(self.app.tools)
 
     async def _subscribe(self, ctx: Context, params: types.SubscribeRequestParams) -> types.EmptyResult:
         await self._resources.subscribe(ctx, self._identify(ctx), session_of(ctx), params.uri)

@@ -105,7 +105,7 @@ async def serve_http(
         if oauth is not None:
             scopes = Scopes(
                 roles=lambda: app.in_force.scopes,
-                refuses=lambda who, tool: app.rights_of(who).refusal(tool) is not None,
+                refuses=lambda who, tool: app.guards.rights_of(who).refusal(tool) is not None,
             )
             authority = TokenAuthority(oauth, allowed_hosts or names, scopes)
             await authority.issuer.fetch()

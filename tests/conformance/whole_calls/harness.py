@@ -245,7 +245,7 @@ class CallHarness:
             return None
         path = Path(tempfile.mkdtemp(dir=self._directory)) / "policy.toml"
         path.write_text(call.policy + _EXAMPLE.format(tool=call.tool))
-        return startup.load(path, profiles, self._app.tools)
+        return startup.load(path, profiles)
 
     def _profile(self, call: TrialCall, driver: str, names: Mapping[str, str]) -> Path:
         directory = Path(tempfile.mkdtemp(dir=self._directory))

@@ -81,7 +81,7 @@ async def _diagnose(settings: Settings) -> int:
     loaded, problem = _tried(lambda: _profiles(settings, served), "")
     file, objection = policy_file(settings), None
     if file is not None and not problem:
-        _, objection = _tried(lambda: governed(settings, load_profiles(settings), Workspace(path=None), TOOLS), None)
+        _, objection = _tried(lambda: governed(settings, load_profiles(settings), Workspace(path=None)), None)
     ready = Readiness(runtime=is_built(settings.data_dir), log=not unusable, policy=objection is None)
     used = [each.driver for each in found if each.usable]
     advice = None
@@ -189,7 +189,7 @@ def capabilities(settings: Settings) -> None:
 async def _find(settings: Settings) -> "Manifest":
     catalogue = importlib.import_module("glovebox_server.mcp.catalogue")  # imports the SDK
     profiles = load_profiles(settings)
-    roles = governed(settings, profiles, workspace.find(settings, "cli"), TOOLS)
+    roles = governed(settings, profiles, workspace.find(settings, "cli"))
     async with registry.opened(settings.data_dir, f"capabilities{os.getpid()}") as available:
         found: Manifest = await catalogue.build_manifest(
             tools=TOOLS,

@@ -31,7 +31,6 @@ from glovebox_server.guards.watch.watch import RULES
 from glovebox_server.settings import Settings
 from glovebox_server.startup import load, policy_file, workspaces
 from glovebox_server.stores import database
-from glovebox_server.tools import TOOLS
 from glovebox_server.transport import tokens
 
 
@@ -47,7 +46,7 @@ def policy_check(settings: Settings, path: Path | None) -> int:
     own, path = path is None, path or _file(settings)
     profiles = load_profiles(settings)
     try:
-        found = load(path, profiles, TOOLS)
+        found = load(path, profiles)
         if own:  # one that is named may be for another machine
             workspaces(found, settings, path)
     except ProfileError as error:
@@ -73,7 +72,7 @@ def policy_explain(
     """What PRINCIPAL may do, spend and is asked about, in plain words. PRINCIPAL is as token:NAME or local:1000."""
     path = _file(settings)
     profiles = load_profiles(settings)
-    policy = load(path, profiles, TOOLS)
+    policy = load(path, profiles)
     kind, _, name = principal.partition(":")
     place = settings.state_dir / tokens.DIRECTORY
     bound = tokens.load(place, None).get(name) if kind == "token" and place.exists() else None

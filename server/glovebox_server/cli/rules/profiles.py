@@ -363,7 +363,7 @@ def profiles_sign(file: Path, key: Path) -> None:
 
 def _effective(settings: Settings) -> Effective:
     profiles = load_profiles(settings)
-    policy = governed(settings, profiles, workspace.find(settings, "http"), TOOLS).policy
+    policy = governed(settings, profiles, workspace.find(settings, "http")).policy
     return app.effective(profiles, required(settings, profiles), policy, policy_file(settings))
 
 
@@ -371,7 +371,7 @@ def texts(settings: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return profiles in effect, of each role too, and the policy, by digest; empty if they do not load."""
     try:
         profiles = load_profiles(settings)
-        found = governed(settings, profiles, workspace.find(settings, "http"), TOOLS)
+        found = governed(settings, profiles, workspace.find(settings, "http"))
     except (ProfileError, MisnamedError):
         return {}, {}
     sets = [profiles, *(each.profiles for each in found.every)]

@@ -21,7 +21,6 @@ from glovebox_server.cli.options import LazyGroup, command, emit, err, lifetime,
 from glovebox_server.cli.terminal import pick, table_of, to_minute
 from glovebox_server.failures import own_command
 from glovebox_server.settings import Settings
-from glovebox_server.tools import TOOLS
 from glovebox_server.transport import tokens
 from glovebox_server.upkeep.log import recording
 
@@ -122,7 +121,7 @@ def _require_known(settings: Settings, doing: str, *, role: str | None, workflow
     """Refuse an unknown role, and a workflow that the policy, if any, does not know."""
     policy = None
     if (role or workflow) and (path := startup.policy_file(settings)) is not None:
-        policy = startup.load(path, apps.load_profiles(settings), TOOLS)
+        policy = startup.load(path, apps.load_profiles(settings))
     known = {"role": policy.roles if policy else {}, "workflow": policy.workflows if policy else {workflow: None}}
     for what, bound in (("role", role), ("workflow", workflow)):
         if bound is not None and bound not in known[what]:
