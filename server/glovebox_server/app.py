@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
@@ -35,7 +35,7 @@ from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import Principal
 from glovebox_server.core.broker import Broker
 from glovebox_server.core.call import decide, validate_arguments
-from glovebox_server.core.rights import ActivePolicy, Rights
+from glovebox_server.core.rights import ActivePolicy
 from glovebox_server.errors import InvalidArgumentsError
 from glovebox_server.guards.admission.admission import Admission
 from glovebox_server.guards.approvals.approvals import Approvals
@@ -59,9 +59,6 @@ from glovebox_server.tools.base import Tool
 from glovebox_server.upkeep.keeping import required
 from glovebox_server.upkeep.log import recover, rotation
 from glovebox_server.workspace import Workspace
-
-if TYPE_CHECKING:
-    from glovebox_server.mcp.catalogue import Manifest
 
 ARTIFACT_PARTS = 4
 """Fraction of the artifacts that one principal may have over HTTP: three more must fill theirs before others
@@ -108,15 +105,6 @@ class App:
         profile, made_by = (rights.profiles.get(tool), self.profiles.get(tool)) if tool else (None, None)
         credentials = (*rights.credentials, *(made_by.network.credential if made_by else ()))
         return profile.result.redact if profile else "mask", self.guards.credentials.forms(credentials)
-
-    async def manifest(self, rights: Rights) -> "Manifest":
-        """Return what a caller can know before a call; asks every driver."""
-        from glovebox_server.mcp import catalogue  # noqa: PLC0415 - imports the SDK, which a call from a script does without
-
-        drivers = self.broker.sandboxes.drivers
-        return await catalogue.build_manifest(
-            tools=self.tools, rights=rights, environments=self.environments, drivers=drivers, version=self.version
-        )
 
 
 def check_example(profile: Profile, call: Mapping[str, Any]) -> tuple[Effect, str]:

@@ -18,7 +18,7 @@ from glovebox_audit.events import CallCancelled, CallFinished
 from glovebox_audit.log import AuditLog
 from glovebox_audit.place import AuditError
 from glovebox_profiles.compile import ProfileSet
-from glovebox_sandboxes.contract.base import Limits
+from glovebox_sandboxes.contract.base import Capabilities, Limits
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.outcome import Outcome
 from glovebox_sandboxes.runtime.environments import Environment
@@ -29,7 +29,6 @@ from glovebox_server.core.call import find_tool, validate_arguments
 from glovebox_server.core.rights import ActivePolicy, Governed, Rights
 from glovebox_server.guards.admission.admission import Admission
 from glovebox_server.guards.journal import journal
-from glovebox_server.mcp.catalogue import FORMAT, Manifest
 from glovebox_server.requests import Refusals, Runs
 from glovebox_server.tools.base import Arguments, Tool, ToolAnswer, ToolResult
 from glovebox_server.transport import tokens
@@ -81,6 +80,14 @@ RUN = Tool(
 )
 
 
+class EmptyHost:
+    """The drivers of a host that has none of their mechanisms."""
+
+    async def get(self, name: str) -> SimpleNamespace:
+        """One of them."""
+        return SimpleNamespace(capabilities=Capabilities(driver=name, level="namespaces", version="", limits={}))
+
+
 @dataclass(slots=True, kw_only=True)
 class WaitingBroker:
     """Does what the code says and writes the records a real broker writes."""
@@ -93,6 +100,7 @@ class WaitingBroker:
     finished: list[str] = field(default_factory=list)
     started: anyio.Event = field(default_factory=anyio.Event)
     release: anyio.Event = field(default_factory=anyio.Event)
+    sandboxes: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(drivers=EmptyHost()))
 
     async def submit(
         self,
@@ -232,10 +240,6 @@ class FakeApp:
     def redaction(self, _principal: Principal, _tool: str | None) -> tuple[str, Mapping[bytes, Any]]:
         """As shipped profiles have it; nothing is lent."""
         return "mask", {}
-
-    async def manifest(self, _rights: Rights) -> Manifest:
-        """A host where nothing can be had."""
-        return {"format": FORMAT, "glovebox": self.version, "tools": ()}
 
 
 def as_app(app: FakeApp) -> App:

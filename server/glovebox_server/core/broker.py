@@ -26,22 +26,8 @@ from glovebox_sandboxes.session.run import Hooks, run
 from glovebox_server.artifacts.collect import Collector
 from glovebox_server.artifacts.store import ArtifactStore
 from glovebox_server.calls import NOTHING, Arguments, CallResult, Listener, Principal, ToolCall
-from glovebox_server.core.call import (
-    ApprovalRequiredError,
-    Attempt,
-    Call,
-    CallDeniedError,
-    GuardLink,
-    Guards,
-    Origin,
-    Ran,
-    Show,
-    decide_call,
-    deny,
-    find_tool,
-    open_inputs,
-    validate_arguments,
-)
+from glovebox_server.core import call as accepting
+from glovebox_server.core.call import ApprovalRequiredError, Call, CallDeniedError, GuardLink, Guards, Origin, Ran
 from glovebox_server.core.result import build_refusal, build_result
 from glovebox_server.receipts.recorder import CallRecorder
 from glovebox_server.tools.base import Tool, cut_output
@@ -84,11 +70,11 @@ class Broker:
             AuditError: a record could not be made durable; what it announces did not happen.
         """
         rights = self.guards.rights_of(principal)
-        known = find_tool(self.tools, tool, rights)
+        known = accepting.find_tool(self.tools, tool, rights)
         request = ToolCall(
             id=origin.get("call_id") or new_call_id(), principal=principal, session=origin.get("session"),
-            run=origin.get("run"), trace=origin.get("trace"), tool=tool, arguments=validate_arguments(known, arguments),
-            received=datetime.now(UTC),
+            run=origin.get("run"), trace=origin.get("trace"), tool=tool, received=datetime.now(UTC),
+            arguments=accepting.validate_arguments(known, arguments),
         )  # fmt: skip
         call = Call(
             request=request, tool=known, listener=listener, rights=rights, objections=self.guards.objections,
@@ -123,8 +109,8 @@ class Broker:
     def _begin(self, call: Call) -> None:
         call.request = replace(call.request, received=datetime.now(UTC))
         rights = self.guards.rights_of(call.request.principal)
-        decide = partial(decide_call, call.request, call.tool, objections=call.objections)
-        now = call.now = Attempt(request=call.request, rights=rights, decision=decide(rights))
+        decide = partial(accepting.decide_call, call.request, call.tool, objections=call.objections)
+        now = call.now = accepting.Attempt(request=call.request, rights=rights, decision=decide(rights))
         for decider in self.guards.deciders:
             decider(call, decide)
         call.is_decided = True
@@ -139,9 +125,9 @@ class Broker:
         async with AsyncExitStack() as inputs:
             if call.request.arguments.get("inputs") and call.now.decision.effect != "deny":
                 try:
-                    call.now.inputs = await open_inputs(self.artifacts, call.request, inputs)
+                    call.now.inputs = await accepting.open_inputs(self.artifacts, call.request, inputs)
                 except RefusedError as refused:
-                    call.now.decision = deny(call.now.decision, refused.refusal)
+                    call.now.decision = accepting.deny(call.now.decision, refused.refusal)
             if call.now.decision.effect == "deny":
                 return await self._deny(call, None)
             try:
@@ -160,7 +146,7 @@ class Broker:
             self._begin(call)
         now = call.now
         if refusal is not None:
-            now.decision = deny(now.decision, refusal)
+            now.decision = accepting.deny(now.decision, refusal)
         if not now.is_recorded:
             with anyio.CancelScope(shield=True):  # a stop meanwhile must not decide it twice
                 await self._record_decision(call)
@@ -194,7 +180,7 @@ class Broker:
         # After the block: the end is recorded, and must not be again.
         self._note_end(call, failed=bool(finished.failed))
         if now.withheld is not None:
-            return build_refusal(call.request, deny(now.decision, now.withheld), now.records.head)
+            return build_refusal(call.request, accepting.deny(now.decision, now.withheld), now.records.head)
         return build_result(call, ran, finished.elapsed_ms, receipt)
 
     def _note_end(self, call: Call, *, failed: bool) -> None:
@@ -291,7 +277,7 @@ async def _pass_on(call: Call, outcome: Outcome) -> Outcome:
 
 def _show_live(call: Call) -> Callable[[bytes], None]:
     """Return a function that takes raw live output: observers first, then masks, then the listener."""
-    show: Show = call.listener.printed
+    show: accepting.Show = call.listener.printed
     for wrap in call.now.wrap_live:
         show = wrap(show)
     if len(call.now.observers) == 1:

@@ -36,7 +36,7 @@ from glovebox_server.calls import Principal
 from glovebox_server.core.rights import MAX_KEYS
 from glovebox_server.errors import StoreError
 from glovebox_server.guards.redaction.guard import mask_content
-from glovebox_server.mcp import delivery
+from glovebox_server.mcp import catalogue, delivery
 from glovebox_server.mcp.catalogue import CAPABILITIES_URI
 from glovebox_server.mcp.delivery import CALL_META_KEY, REDACTED_META_KEY, SHA256_META_KEY, Context, risks_meta
 
@@ -184,11 +184,15 @@ class Resources:
                 return []
 
     async def _capabilities(self, principal: Principal) -> str:
-        rights = self._app.guards.rights_of(principal)
+        app, rights = self._app, self._app.guards.rights_of(principal)
         async with self._making:
             text, made_anew_at = self._manifests.get(rights.key, ("", 0.0))
             if not text or anyio.current_time() >= made_anew_at:
-                text = json.dumps(await self._app.manifest(rights))
+                drivers, environments = app.broker.sandboxes.drivers, app.environments
+                manifest = await catalogue.build_manifest(
+                    tools=app.tools, rights=rights, environments=environments, drivers=drivers, version=app.version
+                )
+                text = json.dumps(manifest)
                 self._manifests[rights.key] = text, anyio.current_time() + MANIFEST_SECONDS
                 if len(self._manifests) > MAX_KEYS:
                     self._manifests.popitem(last=False)
