@@ -8,7 +8,7 @@ from io import BytesIO
 from time import clock_gettime, monotonic
 
 from _glovebox_guest import measure, wire
-from _glovebox_guest.files.output import Picture, collect, send
+from _glovebox_guest.files.output import Picture, collect, opened, send
 from _glovebox_guest.loop import Loop, Relay
 from _glovebox_guest.program import child as children
 from _glovebox_guest.stdlib import Any, Mapping, signal
@@ -129,7 +129,6 @@ def _collected(
 
 def _show(loop: Loop, config: Mapping[str, Any], pictures: list[Picture], deadline: float) -> None:
     """Have smaller copies made of pictures that a client would not take, by a child that is confined as the program."""
-    from _glovebox_guest.files.output import contents
     from _glovebox_guest.pictures import header, smaller
 
     most = smaller.share((size for _, size, *_ in pictures), header.MAX_BYTES)
@@ -138,9 +137,13 @@ def _show(loop: Loop, config: Mapping[str, Any], pictures: list[Picture], deadli
         large.remove(max(large, key=lambda each: each[1]))
     if not large:
         return
+    contents = []
+    for name, size in large:  # read once more: nothing has changed since they were sent
+        with opened(os.path.join(config["output"], name)) as file:
+            contents.append((name, file.read(size)))
     child = children.fork(lambda: _confine(config), lambda _: smaller.show_all)
     limits = {"cpu_seconds": _PICTURE_CPU_SECONDS, "memory_bytes": _PICTURE_MEMORY}
-    child.begin({"payload": {"pictures": contents(config["output"], large), "most": most}, "limits": limits})
+    child.begin({"payload": {"pictures": contents, "most": most}, "limits": limits})
     relay = Relay(loop, child.result, "shown", _MAX_RESULT)
     _wait(loop, child, deadline, [relay], _processor_seconds() + _PICTURE_CPU_SECONDS)
     _kill_everything()

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from _glovebox_guest.workspace import ignore, paths
+from _glovebox_guest.workspace import matching, paths
 from _glovebox_guest.workspace.tree import Walk
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is what is compared with")
@@ -80,10 +80,10 @@ def test_what_is_left_out_is_what_git_leaves_out(tree: list[str], told: dict[str
 def test_any_bytes_are_rules_or_nothing(content: bytes, name: str, folder: bool) -> None:
     """Nothing that lies in a workspace ends a walk."""
     try:
-        called = ignore.as_bytes(name)
+        called = matching.as_bytes(name)
     except UnicodeEncodeError:
         return  # no file can be called so
-    assert ignore.Rules(content).verdict(called, f"a/{called}", folder=folder) in (True, False, None)
+    assert matching.Rules(content).verdict(called, f"a/{called}", folder=folder) in (True, False, None)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_matching_takes_no_time_to_speak_of_whatever_the_pattern(pattern: str, p
 
     Twice the path costs twice as much, and never as much again for each sign of it.
     """
-    rules = ignore.Rules("\n".join([pattern] * 10).encode())
+    rules = matching.Rules("\n".join([pattern] * 10).encode())
 
     def cost(path: str) -> float:
         started = time.process_time()
@@ -111,17 +111,17 @@ def test_matching_takes_no_time_to_speak_of_whatever_the_pattern(pattern: str, p
 
 def test_a_file_of_rules_costs_seconds_at_most(tmp_path: Path) -> None:
     """As many and as large ones as are read, of what takes longest to compile; the next is counted and not obeyed."""
-    reader = ignore.RuleReader()
+    reader = matching.RuleReader()
     line = "[!a][!b]*c/[!d]\n"
     started = time.process_time()
     for number in range(5):
         place = tmp_path / str(number)
-        place.write_text(f"{number}\n" + line * ((ignore.MAX_FILE - 100) // len(line)))
+        place.write_text(f"{number}\n" + line * ((matching.MAX_FILE - 100) // len(line)))
         found = reader.read(str(place))
         assert found is None or found.verdict("x", "a/x", folder=False) is None
     assert reader.unread == 1
     assert time.process_time() - started < 10.0
-    (tmp_path / "large").write_text("a\n" * ignore.MAX_FILE)
+    (tmp_path / "large").write_text("a\n" * matching.MAX_FILE)
     (tmp_path / "link").symlink_to("0")
     assert reader.read(str(tmp_path / "large")) is reader.read(str(tmp_path / "link")) is None
     assert reader.read(str(tmp_path / "missing")) is None

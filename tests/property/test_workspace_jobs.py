@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.fixtures.guest_jobs import Workspace, make
 
 from _glovebox_guest.jobs import read, search
-from _glovebox_guest.workspace import glob, helper, paths
+from _glovebox_guest.workspace import helper, matching, paths
 
 names = st.binary(min_size=1, max_size=30).filter(
     lambda name: b"/" not in name and b"\0" not in name and name not in (b".", b"..")
@@ -227,7 +227,7 @@ plain = st.text(st.sampled_from("ab"), min_size=1, max_size=8)
 @settings(max_examples=500)
 def test_a_pattern_within_a_name_is_fnmatchs(pattern: str, name: str) -> None:
     """The standard library's translation is the oracle."""
-    ours = re.compile(glob.expression(pattern)).fullmatch(name) is not None
+    ours = re.compile(matching.expression(pattern)).fullmatch(name) is not None
     assert ours == fnmatch.fnmatchcase(name, pattern)
 
 
@@ -246,7 +246,7 @@ def _matches(pattern: list[str], path: list[str]) -> bool:
 def test_a_pattern_across_folders_means_what_its_definition_says(pattern: list[str], path: list[str]) -> None:
     """Including that atomic groups, which keep it linear, lose no match."""
     pattern = [part for at, part in enumerate(pattern) if part != "**" or pattern[at - 1 : at] != ["**"]]
-    ours = re.compile(glob.expression("/".join(pattern))).fullmatch("/".join(path)) is not None
+    ours = re.compile(matching.expression("/".join(pattern))).fullmatch("/".join(path)) is not None
     assert ours == _matches(pattern, path)
 
 
@@ -255,8 +255,8 @@ def test_a_pattern_across_folders_means_what_its_definition_says(pattern: list[s
 def test_any_pattern_compiles_or_says_why(pattern: str, name: str) -> None:
     """No pattern raises anything but ValueError or re.error, which are the caller's to hear."""
     try:
-        alternatives = glob.alternatives(pattern)
-        compiled = [re.compile(glob.expression(each)) for each in alternatives]
+        alternatives = matching.alternatives(pattern)
+        compiled = [re.compile(matching.expression(each)) for each in alternatives]
     except (ValueError, re.error):
         return
     for each in compiled:

@@ -13,7 +13,7 @@ import pytest
 from _glovebox_guest.files import output
 from _glovebox_guest.jobs import fetch, search
 from _glovebox_guest.loop import StreamHandler
-from _glovebox_guest.workspace import hidden, ignore
+from _glovebox_guest.workspace import hidden, matching
 
 PAYLOAD = {"method": "GET", "url": "https://a.example/", "max_chars": 100}
 
@@ -124,7 +124,7 @@ def test_no_listed_name_has_folders_that_are_left_out() -> None:
 
 def test_paths_without_wildcards_are_looked_up() -> None:
     """Three thousand of them become no expression; the control is one with a wildcard."""
-    group = ignore._PatternGroup(says=True)
+    group = matching._PatternGroup(says=True)
     for number in range(3_000):
         group.add(f"/folder/file{number}")
     assert group._wholes == []

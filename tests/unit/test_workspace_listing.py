@@ -9,7 +9,7 @@ import pytest
 from tests.fixtures.guest_jobs import Workspace, make
 
 from _glovebox_guest.jobs import list as listing
-from _glovebox_guest.workspace import glob, ignore, tree
+from _glovebox_guest.workspace import matching, tree
 
 FILES = [
     ".git/config", ".hidden", "README.md", "a.csv", "a/b.csv", "a/b/c.csv", "a/b/c.py", "node_modules/x/index.js",
@@ -204,7 +204,7 @@ def test_what_git_ignores_is_left_out_counted_and_found_when_asked_for(workspace
 
 def test_rules_that_cannot_be_obeyed_are_counted(workspace: Workspace) -> None:
     """Too large, or a link, as which git does not follow them either; what they say does not count."""
-    workspace.write(".gitignore", "z.py\n" * ignore.MAX_FILE)
+    workspace.write(".gitignore", "z.py\n" * matching.MAX_FILE)
     (workspace.root / "src/.gitignore").symlink_to("../README.md")
     value = workspace.run("list")
     assert value["truncated"] == ".gitignore files not obeyed: 2"
@@ -287,7 +287,7 @@ def test_a_folder_nested_deeper_than_a_path_can_be_does_not_end_the_walk(workspa
 )
 def test_matching_takes_no_time_to_speak_of_whatever_the_pattern(pattern: str, path: str) -> None:
     """The control is the same pattern with ordinary groups and stars, which does not end on an input this long."""
-    compiled = re.compile(glob.expression(pattern))
+    compiled = re.compile(matching.expression(pattern))
     started = time.process_time()
     assert compiled.fullmatch(path) is None
     assert time.process_time() - started < 1.0

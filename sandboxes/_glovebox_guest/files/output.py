@@ -70,19 +70,9 @@ def collect(loop: Loop, root: str, *, max_files: int, max_bytes: int) -> tuple[l
     if uncounted:
         told.append({"name": "…", "reason": f"and {uncounted} more", "count": uncounted})
     if unseen:  # always named, however many others are only counted
-        told.append(
-            {"name": _printable(unseen), "reason": f"more than {MAX_ENTRIES} entries; the rest was not looked at"}
-        )
+        reason = f"more than {MAX_ENTRIES} entries; the rest was not looked at"
+        told.append({"name": _printable(unseen), "reason": reason})
     return told, pictures
-
-
-def contents(root: str, sent: Iterable[tuple[str, int]]) -> list[tuple[str, bytes]]:
-    """Read files that were sent, once more, by name and size; nothing has changed since."""
-    found = []
-    for name, size in sent:
-        with opened(os.path.join(root, name)) as file:
-            found.append((name, file.read(size)))
-    return found
 
 
 def opened(path: str) -> BinaryIO:

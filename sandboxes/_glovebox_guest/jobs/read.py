@@ -62,10 +62,10 @@ def _near(path: str, reveal: Iterable[str]) -> str:
     from difflib import get_close_matches
     from itertools import islice
 
-    from _glovebox_guest.workspace import glob, tree
+    from _glovebox_guest.workspace import matching, tree
 
     *folder, wanted = paths.parts(path)
-    if ".." in folder or not glob.SPECIAL.isdisjoint(path):
+    if ".." in folder or not matching.SPECIAL.isdisjoint(path):
         return ""
     found: list[str] = []
     try:

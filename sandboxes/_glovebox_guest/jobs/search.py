@@ -9,6 +9,7 @@ import os
 import re
 import warnings
 from collections import Counter, deque
+from contextlib import closing
 
 from _glovebox_guest import wording
 from _glovebox_guest.program.emit import Emit
@@ -83,11 +84,10 @@ def run(payload: dict[str, Any], _: Emit) -> dict[str, Any]:
     search = _Search(payload)
     walk = Walk(payload.get("path", "**"), MAX_SECONDS, payload)
     files = (path for path, entry in walk if entry.is_file(follow_symlinks=False))
-    searched = in_order(lambda batch: search.batch(batch, walk), files)
     matches: list[dict[str, Any]] = []
     count = Counter[str]()
     room, full = wording.MAX_ANSWER, ""
-    try:
+    with closing(in_order(lambda batch: search.batch(batch, walk), files)) as searched:
         for letters, found in searched:
             counted = len(letters)
             for at, cost, match in found:
@@ -103,8 +103,6 @@ def run(payload: dict[str, Any], _: Emit) -> dict[str, Any]:
             count.update(letters[:counted])
             if full or walk.out_of_time():
                 break
-    finally:
-        searched.close()
     notes = [f"stopped at {full}"] if full else []
     for letter, what in ((_LARGE, f"files over {MAX_FILE} bytes"), (_UNREADABLE, "unreadable files")):
         if count[letter]:

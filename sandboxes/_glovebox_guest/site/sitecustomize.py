@@ -35,11 +35,9 @@ class _Finder:
 
 class _Loader:
     def __init__(self, own: Any, then: Callable[[Any], None]) -> None:
+        self.create_module = own.create_module
         self._own = own
         self._then = then
-
-    def create_module(self, spec: object) -> Any:
-        return self._own.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
         self._own.exec_module(module)

@@ -64,8 +64,6 @@ FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 class Kind:
     """One kind of secret files."""
 
-    __slots__ = ("content", "what")
-
     def __init__(self, what: str) -> None:
         self.what = what
         self.content = CONTENTS.get(what)

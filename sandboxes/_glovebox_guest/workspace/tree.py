@@ -10,11 +10,11 @@ from operator import attrgetter
 from time import monotonic
 
 from _glovebox_guest.stdlib import Any, Callable, Iterator, Mapping, TypeAlias
-from _glovebox_guest.workspace import glob, ignore, paths
+from _glovebox_guest.workspace import matching, paths
 from _glovebox_guest.workspace.hidden import HiddenPaths, may_be_among
 from _glovebox_guest.workspace.paths import JobRefusedError
 
-Obeyed: TypeAlias = tuple[tuple[int, ignore.Rules], ...]
+Obeyed: TypeAlias = tuple[tuple[int, matching.Rules], ...]
 
 PASSED_OVER = frozenset({".git", "node_modules", "__pycache__", ".venv"})
 """Folders made by tools, large and seldom meant; a pattern can name one to include it."""
@@ -42,7 +42,7 @@ class Walk:
         parts = paths.parts(pattern)
         if ".." in parts:
             raise paths.outside(pattern)
-        literal = next((at for at, part in enumerate(parts) if glob.SPECIAL & set(part)), len(parts))
+        literal = next((at for at, part in enumerate(parts) if matching.SPECIAL & set(part)), len(parts))
         self._prefix, rest = parts[:literal], parts[literal:]
         self.folder = "/".join(self._prefix)
         """The folder the pattern begins in, relative to the workspace."""
@@ -63,7 +63,7 @@ class Walk:
             raise paths.closed()
         self._named = set(re.split(r"[/{},]", pattern))
         self._obeys = not options.get("include_ignored") and not self._single
-        self._reader = ignore.RuleReader()
+        self._reader = matching.RuleReader()
         # Of a folder every path below is meant, and none is empty.
         self._depth, self._match = _compiled(rest) if rest not in ([], ["**"]) else (None, len)
         self._seconds = seconds
@@ -100,7 +100,7 @@ class Walk:
                     # A folder that the pattern matches is meant with all that is in it.
                     inside = self._sorted(entry.path, way + path)
                     below = None if left_out else obeyed
-                    if below is not None and any(each.name == ignore.FILE for each in inside):
+                    if below is not None and any(each.name == matching.FILE for each in inside):
                         below = self._with(below, entry.path, len(way) + len(path) + 1)
                     stack.append((f"{path}/", iter(inside), below))
                     break
@@ -125,7 +125,7 @@ class Walk:
         """Return a job's answer: what it found, and what it and the walk have left out."""
         notes = notes + [f"stopped after {self.stopped}"] * bool(self.stopped)
         notes += [f"unreadable folders: {self.unreadable}"] * bool(self.unreadable)
-        notes += [f"{ignore.FILE} files not obeyed: {self._reader.unread}"] * bool(self._reader.unread)
+        notes += [f"{matching.FILE} files not obeyed: {self._reader.unread}"] * bool(self._reader.unread)
         left = {"passed_over": sorted(self.passed_over), "ignored": self.ignored}
         return {**found, **left, "truncated": "; ".join(notes) or None}
 
@@ -133,7 +133,7 @@ class Walk:
         """Return the rules of the pattern's folder and of those above; None where it is excluded itself."""
         if not self._obeys:
             return None
-        first = self._reader.read(f"{paths.ROOT}/{ignore.EXCLUDE}")
+        first = self._reader.read(f"{paths.ROOT}/{matching.EXCLUDE}")
         obeyed = self._with(((0, first),) if first else (), paths.ROOT, 0)
         path = ""
         for name in self._way:
@@ -146,7 +146,7 @@ class Walk:
 
     def _with(self, obeyed: Obeyed, folder: str, offset: int) -> Obeyed:
         """Add a folder's own rules, for paths whose first ``offset`` characters lead to it."""
-        rules = self._reader.read(f"{folder}/{ignore.FILE}")
+        rules = self._reader.read(f"{folder}/{matching.FILE}")
         return (*obeyed, (offset, rules)) if rules else obeyed
 
     def place(self, path: str) -> str:
@@ -191,9 +191,9 @@ class Walk:
 
 def _left_out(obeyed: Obeyed, name: str, path: str, *, folder: bool) -> bool:
     """Return whether the nearest file of rules that covers an entry excludes it."""
-    called = ignore.as_bytes(name)
+    called = matching.as_bytes(name)
     for offset, rules in reversed(obeyed):
-        verdict = rules.verdict(called, ignore.as_bytes(path[offset:]), folder=folder)
+        verdict = rules.verdict(called, matching.as_bytes(path[offset:]), folder=folder)
         if verdict is not None:
             return verdict
     return False
@@ -202,8 +202,8 @@ def _left_out(obeyed: Obeyed, name: str, path: str, *, folder: bool) -> bool:
 def _compiled(parts: list[str]) -> tuple[int | None, Callable[[str], object]]:
     """Return the depth the pattern reaches in folders (None for any), and its path matcher."""
     try:
-        patterns = [paths.parts(pattern) for pattern in glob.alternatives("/".join(parts))]
-        expression = "|".join(f"(?:{glob.expression(_escaped('/'.join(pattern)))})" for pattern in patterns)
+        patterns = [paths.parts(pattern) for pattern in matching.alternatives("/".join(parts))]
+        expression = "|".join(f"(?:{matching.expression(_escaped('/'.join(pattern)))})" for pattern in patterns)
         match = re.compile(expression).fullmatch
     except (ValueError, re.error) as error:
         hint = "Patterns have *, ?, [a-z], {a,b} within a name and ** for any number of folders."
