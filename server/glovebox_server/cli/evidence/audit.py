@@ -29,7 +29,7 @@ from glovebox_sandboxes.contract.errors import MisnamedError
 from glovebox_sandboxes.plural import counted
 from glovebox_server.cli import options
 from glovebox_server.cli.options import LazyGroup, command, emit, err, out, wants_json
-from glovebox_server.cli.terminal import cell, table_of
+from glovebox_server.cli.terminal import cell, styled, table_of
 from glovebox_server.exits import FAILED, OK
 from glovebox_server.settings import Settings
 from glovebox_server.upkeep.log import audit_log
@@ -154,8 +154,7 @@ def _last(directory: Path, count: int, wanted: _Wanted) -> list[LogLine]:
 
 def not_proved(what: str, problem: Exception) -> int:
     """Print exactly why a proof does not hold."""
-    shown = Text(printable(f"The {what} does not hold: {problem}."), style="red")
-    emit({"ok": False, "reason": str(problem)}, shown, indent=None)
+    emit({"ok": False, "reason": str(problem)}, styled(f"The {what} does not hold: {problem}.", "red"), indent=None)
     return FAILED
 
 
@@ -264,8 +263,8 @@ def indexed(find: Callable[..., T], *given: object) -> T:
 def _row(call: CallSummary) -> tuple[object, ...]:
     more = {"denied": call.rule, "ask": call.rule, "error": call.error}
     more["failed"] = f"exit {call.exit_code}" if call.exit_code else None
-    words = printable(": ".join(filter(None, (call.outcome, more.get(call.outcome)))))
-    outcome = Text(words, style=_STYLES.get(call.outcome, "red"))
+    words = ": ".join(filter(None, (call.outcome, more.get(call.outcome))))
+    outcome = styled(words, _STYLES.get(call.outcome, "red"))
     ms = None if call.elapsed_ms is None else f"{call.elapsed_ms:.0f}"
     return call.time[:19].replace("T", " "), call.call_id, outcome, call.tool, call.principal, call.through, ms
 

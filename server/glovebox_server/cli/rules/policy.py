@@ -122,9 +122,6 @@ def _known(path: Path, what: str, given: tuple[str, ...], names: Any) -> None:
             raise ProfileError(path, None, "", f'there is no {what} "{each}"', nearest(each, names))
 
 
-_FORMULA = ("=", "+", "-", "@")
-
-
 def _by(value: str) -> tuple[str, ...]:
     """Parse ``principal,tool``."""
     names = tuple(dict.fromkeys(filter(None, value.split(","))))
@@ -169,4 +166,4 @@ def _amount(number: float) -> str:
 def _cell(text: str) -> str:
     """Return a cell that no spreadsheet reads as a formula, and no terminal as a command."""
     plain = printable(text)
-    return f"'{plain}" if plain.startswith(_FORMULA) else plain
+    return f"'{plain}" if plain.startswith(("=", "+", "-", "@")) else plain
