@@ -21,6 +21,7 @@ from glovebox_profiles.egress.targets import Method, parse_pattern
 from glovebox_profiles.features import refuse_unsupported
 from glovebox_sandboxes.contract.base import DEFAULT
 from glovebox_sandboxes.drivers.registry import NAMES
+from glovebox_sandboxes.plural import printable
 
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20
@@ -68,13 +69,6 @@ def parse_bytes(value: object) -> object:
     if not (match := _BYTES.fullmatch(value)):
         raise ValueError('a size is a whole number of bytes or a text such as "512 MiB" (B, KiB, MiB, GiB)')
     return int(match[1]) * _UNITS[match[2]]
-
-
-def printable(text: str) -> str:
-    """Reject text that could redraw a reviewer's terminal or reorder a sentence: controls, bidi marks, line breaks."""
-    if not text.isprintable():
-        raise ValueError("control, invisible and line-break characters are not allowed")
-    return text
 
 
 def require_distinct(values: tuple[Any, ...], *keys: str) -> tuple[Any, ...]:

@@ -13,8 +13,9 @@ from pydantic import AfterValidator, Field, create_model, model_validator
 from glovebox_profiles import model
 from glovebox_profiles.egress.rules import reads
 from glovebox_profiles.egress.targets import parse_pattern
-from glovebox_profiles.model import LISTED, Effect, Profile, Size, Table, digest_of, distinct, printable
+from glovebox_profiles.model import LISTED, Effect, Profile, Size, Table, digest_of, distinct
 from glovebox_profiles.order import DIMENSIONS
+from glovebox_sandboxes.plural import printable
 
 #: A reviewer reads the whole file; longer lists are not read.
 MAX_ROLES: Final = 64

@@ -22,6 +22,7 @@ from glovebox_sandboxes.contract.base import DEFAULT
 from glovebox_sandboxes.contract.errors import MisnamedError, UnsupportedSpecError
 from glovebox_sandboxes.host import permissions
 from glovebox_sandboxes.host.identity import changes_user
+from glovebox_sandboxes.plural import printable
 
 SHIPPED = Path(__file__).parent / "environments"
 """The environments in Glovebox, with their locks."""
@@ -66,12 +67,7 @@ class _EnvironmentFile(BaseModel):
     machines: tuple[Literal["x86_64", "aarch64"], ...] = Field(default=(), strict=False)
     """The same of processors."""
 
-    @field_validator("description")
-    @classmethod
-    def _printable(cls, text: str) -> str:
-        if not text.isprintable():
-            raise ValueError("control, invisible and line-break characters are not allowed")
-        return text
+    _is_printable = field_validator("description")(printable)
 
 
 class Environment(_EnvironmentFile):

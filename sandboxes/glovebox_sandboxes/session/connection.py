@@ -9,7 +9,6 @@ from pathlib import Path
 from time import monotonic
 from typing import Annotated, Any, Literal, Protocol
 
-import anyio
 import anyio.abc
 import anyio.lowlevel
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -20,6 +19,7 @@ from glovebox_sandboxes.contract.attestation import Attestation, compare, descri
 from glovebox_sandboxes.contract.base import Plan, Sandbox
 from glovebox_sandboxes.contract.errors import SandboxError
 from glovebox_sandboxes.contract.measure import NAMESPACES, Measured, parse
+from glovebox_sandboxes.plural import printable
 
 READY_SECONDS = 30.0
 """From start to ``ready``: well below a second, except with preloaded modules on a busy machine."""
@@ -35,13 +35,7 @@ _OUTBOX = 1024 * 1024
 _GONE = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
 
 
-def _printable(name: str) -> str:
-    if not name.isprintable():
-        raise ValueError("a name is not plain text")
-    return name
-
-
-_Name = Annotated[str, Field(max_length=255), AfterValidator(_printable)]
+_Name = Annotated[str, Field(max_length=255), AfterValidator(printable)]
 
 
 class _GuestModel(BaseModel):
