@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, cast
 
-import anyio
 import anyio.abc
 
 from glovebox_sandboxes.conformance import case as texts

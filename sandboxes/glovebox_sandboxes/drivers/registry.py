@@ -12,7 +12,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final
 
-import anyio
 import anyio.abc
 from anyio.lowlevel import checkpoint
 

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-import anyio
 import anyio.to_thread
 
 from _glovebox_guest.workspace.hidden import Kind, kind_of, may_be_among

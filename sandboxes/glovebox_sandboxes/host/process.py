@@ -24,7 +24,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-import anyio
 import anyio.abc
 import anyio.to_thread
 from anyio.abc import UNIXSocketStream

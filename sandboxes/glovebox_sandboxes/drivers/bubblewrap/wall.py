@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar, Self
 
-import anyio
 import anyio.to_thread
 
 from _glovebox_guest.measure import status

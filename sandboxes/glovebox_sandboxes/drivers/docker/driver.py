@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import anyio
 import anyio.abc
 import anyio.to_thread
 import structlog

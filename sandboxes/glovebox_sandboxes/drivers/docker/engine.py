@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeAlias, TypeVar
 
-import anyio
 import anyio.abc
 import anyio.to_thread
 import docker

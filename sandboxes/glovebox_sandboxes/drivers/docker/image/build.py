@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import anyio
 import anyio.to_thread
 import docker
 from docker.errors import APIError
