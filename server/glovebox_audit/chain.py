@@ -205,8 +205,13 @@ def join_parts(parts: Mapping[str, bytes]) -> bytes:
 
 
 def digest(value: object) -> str:
-    """Return ``sha256:`` and the hex digest of the canonical JSON; raises like ``recordable``."""
-    return "sha256:" + hashlib.sha256(canonical(value)).hexdigest()
+    """Return the ``digest_of`` the canonical JSON; raises like ``recordable``."""
+    return digest_of(canonical(value))
+
+
+def digest_of(content: bytes) -> str:
+    """Return ``sha256:`` and the hex digest."""
+    return "sha256:" + hashlib.sha256(content).hexdigest()
 
 
 def seal(draft: Draft, *, seq: int, time: str, server: str, prev: str) -> Record:

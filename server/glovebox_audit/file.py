@@ -18,7 +18,6 @@ Never call it on the event loop: it waits for the lock and for the disk.
 
 import contextlib
 import fcntl
-import hashlib
 import logging
 import math
 import os
@@ -245,7 +244,7 @@ class LogFile:
         torn = os.pread(self._log_fd, length, self.head.size - self._start.before.size)
         ending = b"" if torn.endswith(b"\n") else b"\n"
         whole = torn + ending
-        gap = GapRecorded(bytes=len(whole), digest="sha256:" + hashlib.sha256(whole).hexdigest())
+        gap = GapRecorded(bytes=len(whole), digest=chain.digest_of(whole))
         self._append([draft(gap)], len(whole), ending)
 
     def _begin(self) -> None:

@@ -122,9 +122,8 @@ def _connected(path: str) -> Iterator[sqlite3.Connection]:
             _make(connection)
         else:
             with _connected(_MEMORY) as ours:
-                same = there == _schema(ours)
-            if not same:
-                raise sqlite3.DatabaseError("it is no index of this format")
+                if there != _schema(ours):
+                    raise sqlite3.DatabaseError("it is no index of this format")
         yield connection
 
 

@@ -7,7 +7,6 @@ as in the key's id.
 
 import base64
 import binascii
-import hashlib
 import json
 from dataclasses import dataclass
 from typing import Any, Final
@@ -66,7 +65,7 @@ def pae(payload_type: str, payload: bytes) -> bytes:
 def key_id(key: Ed25519PublicKey) -> str:
     """Return ``sha256:`` and the hex digest of the key's SubjectPublicKeyInfo (DER, as of ``openssl pkey -pubin``)."""
     encoded = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-    return "sha256:" + hashlib.sha256(encoded).hexdigest()
+    return chain.digest_of(encoded)
 
 
 class EnvelopeSigner:

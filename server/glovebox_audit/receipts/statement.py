@@ -7,7 +7,6 @@ https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md. The model
 strict. A field that is None or empty is not written. Digests are ``sha256:`` and hex, except in ``subject``.
 """
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -205,7 +204,7 @@ def verify(content: bytes, key: Ed25519PublicKey, audit: Path | None = None) -> 
     envelope = dsse.parse(content)
     dsse.check(envelope, key)
     found = parse(envelope.payload)
-    digest = "sha256:" + hashlib.sha256(content.removesuffix(b"\n")).hexdigest()
+    digest = chain.digest_of(content.removesuffix(b"\n"))
     if audit is not None:
         _place(found, digest, audit)
     return VerifiedReceipt(statement=found, digest=digest, key_id=envelope.key_id)

@@ -13,20 +13,8 @@ from typing import Any
 
 import anyio
 
+from glovebox_audit import events
 from glovebox_audit.chain import Draft, Head, Record, draft
-from glovebox_audit.events import (
-    ArtifactCollected,
-    ArtifactRefused,
-    CallCancelled,
-    CallDecided,
-    CallEvent,
-    CallFailed,
-    CallFinished,
-    EgressDecided,
-    Event,
-    ReceiptSigned,
-    SandboxStarted,
-)
 from glovebox_audit.file import Follower
 from glovebox_audit.log import AuditLog
 from glovebox_audit.place import AuditError
@@ -39,7 +27,7 @@ from glovebox_server.calls import Principal, ToolCall
 from glovebox_server.errors import without_paths
 from glovebox_server.failures import foreseen
 
-TerminalEvent = CallFinished | CallCancelled | CallFailed
+TerminalEvent = events.CallFinished | events.CallCancelled | events.CallFailed
 
 _MS_DIGITS = 3
 """Decimal places of milliseconds; more would be noise."""
@@ -112,7 +100,7 @@ class CallRecorder:
         self._profile = profile
         self._whose = {"tool": call.tool, **whose(call.principal, call.run)}
         self._written: list[Record] = []
-        self._held: list[Event | Draft] = []
+        self._held: list[events.Event | Draft] = []
         self._published: tuple[str, ...] = ()
         self._take_back: Callable[[], Awaitable[None]] | None = None
 
@@ -121,7 +109,7 @@ class CallRecorder:
         """Return the head of the log's chain."""
         return self._issuer.log.head
 
-    async def record(self, event: CallEvent | Draft) -> None:
+    async def record(self, event: events.CallEvent | Draft) -> None:
         """Write one record; it is on the disk on return, except for a decision to allow.
 
         That one shares the disk write of the next record, which comes before anything else happens if a sandbox stands
@@ -129,12 +117,12 @@ class CallRecorder:
 
         Raises AuditError if the record is not in the log: what it announces must not happen.
         """
-        if isinstance(event, CallDecided) and event.effect == "allow":
+        if isinstance(event, events.CallDecided) and event.effect == "allow":
             self._held.append(self._named(event))
         else:
             await self._write([self._named(event)])
 
-    def hold(self, event: CallEvent) -> None:
+    def hold(self, event: events.CallEvent) -> None:
         """Write one record with the next one: it announces nothing, and is not worth a disk write."""
         self._held.append(self._named(event))
 
@@ -150,16 +138,16 @@ class CallRecorder:
         if self._held:
             await self._write([])
 
-    def _named(self, event: CallEvent | Draft) -> Event | Draft:
+    def _named(self, event: events.CallEvent | Draft) -> events.Event | Draft:
         """Return the event with its attribution: each record has its own."""
         if isinstance(event, Draft):
             return event.of_call(self._call.id, self._whose)
         return replace(event, **self._whose)
 
-    async def _write(self, events: Sequence[Event | Draft]) -> None:
+    async def _write(self, following: Sequence[events.Event | Draft]) -> None:
         # Dropped even on failure: they may be in the log already, and a decision must be there only once.
         held, self._held = self._held, []
-        self._written += await self._issuer.log.append_all([*held, *events])
+        self._written += await self._issuer.log.append_all([*held, *following])
 
     @asynccontextmanager
     async def until_ended(self, ended_by: Callable[[], tuple[str, str | None]]) -> AsyncIterator[None]:
@@ -173,14 +161,14 @@ class CallRecorder:
         except anyio.get_cancelled_exc_class():
             by, stop = ended_by()
             await self._finish_anyway(
-                CallCancelled(call_id=self._call.id, by=by, stop=stop, elapsed_ms=elapsed_ms(self._call))
+                events.CallCancelled(call_id=self._call.id, by=by, stop=stop, elapsed_ms=elapsed_ms(self._call))
             )
             raise
         except Exception as problem:
             # Also for internal errors: a call without its last record would look as if it still ran.
             reason = str(problem) if foreseen(problem) else "Internal error; see the server's log."
             await self._finish_anyway(
-                CallFailed(
+                events.CallFailed(
                     call_id=self._call.id,
                     error=type(problem).__name__,
                     reason=without_paths(reason)[:500],
@@ -205,7 +193,7 @@ class CallRecorder:
     async def finish(self, last: TerminalEvent) -> Receipt:
         """Write the call's last record and its receipt. Raises AuditError if neither is on the disk."""
         issuer = self._issuer
-        if not any(each.kind == CallDecided.kind for each in (*self._held, *self._written)):
+        if not any(each.kind == events.CallDecided.kind for each in (*self._held, *self._written)):
             reason = "that it was allowed could not be recorded"
             raise AuditError(f"record {last.kind}", reason, "Look at the disk, and try again.")
         last = replace(last, published=self._published or None)
@@ -218,7 +206,7 @@ class CallRecorder:
                 statement["predicate"]["audit"] = position
                 envelope = issuer.signer.sign(_encode(statement))
                 key, content = issuer.signer.key_id, _encode(envelope)
-                event = ReceiptSigned(
+                event = events.ReceiptSigned(
                     call_id=last.call_id, digest=_digest(content), key=key, envelope=envelope, **self._whose
                 )
                 return draft(event, envelope=content)
@@ -238,11 +226,11 @@ class CallRecorder:
         before: list[Record | Draft] = [*self._written, *drafts[:-1]]
         for each in before:
             records.setdefault(each.kind, []).append(each.data)
-        refused = records.get(ArtifactRefused.kind, ())
+        refused = records.get(events.ArtifactRefused.kind, ())
         published = set(ended.get("published", ()))
-        files = [each for each in records.get(ArtifactCollected.kind, ()) if each["uri"] in published]
-        connections = records.get(EgressDecided.kind, ())
-        decided = records[CallDecided.kind][0]
+        files = [each for each in records.get(events.ArtifactCollected.kind, ()) if each["uri"] in published]
+        connections = records.get(events.EgressDecided.kind, ())
+        decided = records[events.CallDecided.kind][0]
         most = ((files, dsse.MAX_SUBJECTS), (connections, dsse.MAX_EGRESS))
         predicate: dict[str, Any] = {
             "call": _asked(self._call, decided),
@@ -258,7 +246,7 @@ class CallRecorder:
             "withheld": withheld(profile) if profile else (),
             "server": {"version": self._issuer.version, "id": self._issuer.server_id},
         }
-        if profile and (started := records.get(SandboxStarted.kind)):
+        if profile and (started := records.get(events.SandboxStarted.kind)):
             asked_for: dict[str, Any] = {"asked": profile.isolation, "enforce": profile.limits.enforce, "host": {}}
             predicate["isolation"] = asked_for | _renamed(started[0], _ISOLATION)
         subject = [_subject("artifact", each, each["sha256"], uri=each["uri"]) for each in files[: dsse.MAX_SUBJECTS]]

@@ -144,18 +144,17 @@ def opened(path: Path, schema: str, *, lock_wait: float = LOCK_WAIT_SECONDS) -> 
         schema: SQL that makes its tables; a file with others is refused.
         lock_wait: seconds to wait for other processes.
     """
-    with translated(path, "open"):
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        _check(path.parent, stat.S_IFDIR)
-        if not os.path.lexists(path):
-            _make(path, schema)
-        _check(path, stat.S_IFREG)
-        # SQLite accepts an empty file as a new one. Ours never are: an empty one was truncated.
-        if not path.stat().st_size:
-            raise _damaged(path, "it is empty")
-        connection = _connected(path, lock_wait)
-    with contextlib.closing(connection):
+    with contextlib.ExitStack() as stack:
         with translated(path, "open"):
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            _check(path.parent, stat.S_IFDIR)
+            if not os.path.lexists(path):
+                _make(path, schema)
+            _check(path, stat.S_IFREG)
+            # SQLite accepts an empty file as a new one. Ours never are: an empty one was truncated.
+            if not path.stat().st_size:
+                raise _damaged(path, "it is empty")
+            connection = stack.enter_context(_connected(path, lock_wait))
             for (problem,) in connection.execute("PRAGMA quick_check(1)").fetchall():
                 if problem != "ok":
                     raise _damaged(path, str(problem).strip().splitlines()[-1])
@@ -163,11 +162,9 @@ def opened(path: Path, schema: str, *, lock_wait: float = LOCK_WAIT_SECONDS) -> 
                 _create(whole, schema)
                 if _tables(connection) != _tables(whole):
                     raise _damaged(path, "its tables are not those of this version of Glovebox")
-        found = Database(path, connection)
-        try:
-            yield found
-        finally:
-            found.worker.close()
+            found = Database(path, connection)
+        stack.callback(found.worker.close)
+        yield found
 
 
 @contextlib.contextmanager
@@ -191,21 +188,19 @@ def translated(path: Path, attempted: str) -> Iterator[None]:
         raise  # a bug in a statement of ours
 
 
-def _connected(path: Path, lock_wait: float, synchronous: str = "NORMAL") -> sqlite3.Connection:
+@contextlib.contextmanager
+def _connected(path: Path, lock_wait: float, synchronous: str = "NORMAL") -> Iterator[sqlite3.Connection]:
     # Never made by SQLite itself: mode=rw. `as_uri` escapes what a path may hold.
     connection = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=lock_wait, isolation_level=None,
         check_same_thread=False,
     )  # fmt: skip
-    try:
+    with contextlib.closing(connection):
         for setting in (*_SETTINGS, f"synchronous = {synchronous}"):
             connection.execute(f"PRAGMA {setting}")
         (page,) = connection.execute("PRAGMA page_size").fetchone()
         connection.execute(f"PRAGMA max_page_count = {MAX_MIB * 2**20 // page}")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
+        yield connection
 
 
 def _make(path: Path, schema: str) -> None:
@@ -213,7 +208,7 @@ def _make(path: Path, schema: str) -> None:
     half = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     os.close(os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
     try:
-        with contextlib.closing(_connected(half, LOCK_WAIT_SECONDS, "FULL")) as connection:
+        with _connected(half, LOCK_WAIT_SECONDS, "FULL") as connection:
             connection.execute("PRAGMA journal_mode = WAL")  # stored in the file
             _create(connection, schema)
         with contextlib.suppress(FileExistsError):

@@ -301,10 +301,8 @@ def _segments(audit: Path, retention: Retention) -> Iterator[Item]:
 
 
 def _folders(place: Path) -> list[Path]:
-    try:
-        return sorted(path for path in place.iterdir() if path.is_dir() and not path.is_symlink())
-    except FileNotFoundError:
-        return []
+    found = place.iterdir() if place.is_dir() else ()
+    return sorted(path for path in found if path.is_dir() and not path.is_symlink())
 
 
 def size_of(place: Path) -> int:
