@@ -5,7 +5,7 @@ from hypothesis import given
 from tests.fixtures.profile_texts import profile, profiles
 
 from glovebox_profiles.errors import ProfileError
-from glovebox_profiles.load.mistakes import valid_keys
+from glovebox_profiles.load.reading import valid_keys
 from glovebox_profiles.model import Profile
 from glovebox_profiles.order import DIMENSIONS, KEYS, diff, meet, within
 

@@ -13,7 +13,7 @@ from tests.fixtures.policy_texts import EVERYTHING, policy
 from glovebox_profiles.errors import ProfileError
 from glovebox_profiles.load.loader import SHIPPED
 from glovebox_profiles.load.loader import load as load_profiles
-from glovebox_profiles.load.mistakes import ANY, valid_keys
+from glovebox_profiles.load.reading import ANY, valid_keys
 from glovebox_profiles.model import Effect
 from glovebox_profiles.policy.load import PAGE, load, parse
 from glovebox_profiles.policy.model import Policy

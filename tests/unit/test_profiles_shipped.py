@@ -10,7 +10,7 @@ from glovebox_profiles.compile import to_spec
 from glovebox_profiles.egress.rules import decide_url
 from glovebox_profiles.explain import explain, render
 from glovebox_profiles.load.loader import SHIPPED, load, parse
-from glovebox_profiles.load.mistakes import valid_keys
+from glovebox_profiles.load.reading import valid_keys
 from glovebox_profiles.model import MIB, Profile, digest
 from glovebox_profiles.order import KEYS
 from glovebox_profiles.schema import SCHEMA_FILE, schema_text

@@ -14,8 +14,8 @@ from typing import Any
 from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.egress.rules import EgressRule, meet
 from glovebox_profiles.errors import ProfileError, nearest
-from glovebox_profiles.load.mistakes import RULES, Mistake, failing_examples, parse_model, raise_mistakes
-from glovebox_profiles.load.reading import dotted, open_directory, read_bytes
+from glovebox_profiles.load import reading
+from glovebox_profiles.load.reading import RULES, Mistake, dotted, open_directory, raise_mistakes, read_bytes
 from glovebox_profiles.model import Effect, Profile
 
 SHIPPED = Path(__file__).parent.parent / "data"
@@ -171,7 +171,7 @@ def checked(
     any_name: bool = False,
 ) -> Profile:
     """Check the bytes of a profile as ``read`` does a file; errors name ``path``. Raises as ``load``."""
-    profile, positions = parse_model(data, path, Profile, "docs/use/profiles.md")
+    profile, positions = reading.parse_model(data, path, Profile, "docs/use/profiles.md")
     lines = positions.lines
     if RULES in positions.headed:
         # Truncated, a rule below a header of its own would lose its paths and so match every path.
@@ -187,7 +187,7 @@ def checked(
         mistakes.append((("tool",), f'is "{profile.tool}" in a file named {path.name}', fix))
     if check_example:
         decided = ((example, check_example(profile, example.call)) for example in profile.example)
-        mistakes += failing_examples(decided, "profile")
+        mistakes += reading.failing_examples(decided, "profile")
     raise_mistakes(mistakes, path, lines)
     return profile
 

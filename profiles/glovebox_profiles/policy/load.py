@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from glovebox_profiles.errors import ProfileError, nearest
-from glovebox_profiles.load.mistakes import Mistake, failing_examples, parse_model, raise_mistakes
-from glovebox_profiles.load.reading import KeyPath, dotted, open_directory, read_bytes
+from glovebox_profiles.load import reading
+from glovebox_profiles.load.reading import KeyPath, Mistake, raise_mistakes, read_bytes
 from glovebox_profiles.model import Effect, Profile
 from glovebox_profiles.policy.model import Policy, Role
 from glovebox_profiles.policy.rights import narrow_profile
@@ -33,7 +33,7 @@ def load(path: Path, profiles: Profiles, watch: Collection[str], decide_examples
         ProfileError: The file or its directory is unsafe, unreadable or wrong, uses an unknown name, has a role that
             would widen a profile, or an example that is decided otherwise.
     """
-    with open_directory(path.parent, owned=True, above=True):
+    with reading.open_directory(path.parent, owned=True, above=True):
         data = read_bytes(path)
     return checked(data, path, profiles, watch, decide_examples)
 
@@ -46,7 +46,7 @@ def checked(
     raise_mistakes(_mistakes(policy, profiles, watch), path, lines)
     if decide_examples:
         decided = zip(policy.example, decide_examples(policy), strict=True)
-        raise_mistakes(failing_examples(decided, "policy"), path, lines)
+        raise_mistakes(reading.failing_examples(decided, "policy"), path, lines)
     return policy
 
 
@@ -61,7 +61,7 @@ def parse(data: bytes, path: Path) -> tuple[Policy, Mapping[KeyPath, int]]:
     Raises:
         ProfileError: The bytes are not one valid policy. ``path`` is only named there.
     """
-    policy, positions = parse_model(data, path, Policy, PAGE)
+    policy, positions = reading.parse_model(data, path, Policy, PAGE)
     lines = positions.lines
     first = lines.get(("example", 0))
     if first is None:
@@ -70,7 +70,7 @@ def parse(data: bytes, path: Path) -> tuple[Policy, Mapping[KeyPath, int]]:
     # Truncated, a role would lose its narrowing, or a principal the role that narrows.
     if behind := [key for key, line in lines.items() if key[0] != "example" and line >= first]:
         reason, fix = "stands behind an example, and a file that was cut short would lose it", "Put the examples last."
-        raise ProfileError(path, lines[behind[0]], dotted(behind[0]), reason, fix)
+        raise ProfileError(path, lines[behind[0]], reading.dotted(behind[0]), reason, fix)
     return policy, lines
 
 

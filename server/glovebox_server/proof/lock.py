@@ -20,8 +20,7 @@ from glovebox_audit.receipts.dsse import STATEMENT_TYPE, is_newer
 from glovebox_profiles import model as profiles_model
 from glovebox_profiles.compile import ProfileSet
 from glovebox_profiles.errors import ProfileError
-from glovebox_profiles.load.mistakes import line_of
-from glovebox_profiles.load.reading import KeyPath, dotted, parse_toml, read_bytes
+from glovebox_profiles.load.reading import KeyPath, dotted, line_of, parse_toml, read_bytes
 from glovebox_profiles.policy import model as policy_model
 from glovebox_profiles.policy.model import Policy
 
