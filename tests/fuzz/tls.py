@@ -12,7 +12,8 @@ from typing import Any, cast
 from tests.fuzz.harness import bounded
 
 from _glovebox_guest.proxy.tls import TlsSocket, context_of
-from glovebox_server.egress.issuer import Issuer
+from glovebox_profiles.egress.rules import EgressRule
+from glovebox_server.egress.authority import Authority
 
 _STEPS = 64
 _SAID = b"0123456789abcdef"
@@ -67,10 +68,10 @@ class _Client:
 @cache
 def _contexts() -> tuple[Any, ssl.SSLContext]:
     """What TLS is ended with, and what trusts it."""
-    issuer = Issuer(["a.example"])
+    authority = Authority([EgressRule(host="a.example")])
     trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    trusting.load_verify_locations(cadata=issuer.pem.decode())
-    return context_of(issuer.leaf("a.example")), trusting
+    trusting.load_verify_locations(cadata=authority.pem.decode())
+    return context_of(authority.leaf("a.example")), trusting
 
 
 def check(data: bytes) -> None:

@@ -8,6 +8,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from glovebox_profiles.egress.rules import EgressRule
+from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.egress.authority import MAX_LEAVES, Authority
 
 RULES = [EgressRule(host="docs.example.org"), EgressRule(host="*.files.example.net"), EgressRule(host="93.184.216.34")]
@@ -19,7 +20,7 @@ def handshake(authority: Authority, leaf: str, name: str, directory: Path) -> st
     path.write_text(leaf)
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(path)
-    client = ssl.create_default_context(cadata=authority.certificate().decode())
+    client = ssl.create_default_context(cadata=authority.pem.decode())
     client.verify_flags |= ssl.VERIFY_X509_STRICT
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ours = client.wrap_bio(to_client, to_server, server_hostname=name)
@@ -65,18 +66,19 @@ def test_its_key_is_in_nothing_that_it_gives_away() -> None:
     leaf = authority.leaf("docs.example.org")
     assert leaf == authority.leaf("docs.example.org")
     assert leaf.count("PRIVATE KEY") == 2
-    assert b"PRIVATE" not in authority.certificate()
+    assert b"PRIVATE" not in authority.pem
     key = serialization.load_pem_private_key(leaf.encode(), None).public_key()
     certified = x509.load_pem_x509_certificates(leaf[leaf.index("-----BEGIN CERT") :].encode())
     assert [each.public_key() for each in certified] == [key]
-    assert x509.load_pem_x509_certificate(authority.certificate()).public_key() != key
+    assert x509.load_pem_x509_certificate(authority.pem).public_key() != key
 
 
 def test_it_certifies_a_bounded_number_of_hosts() -> None:
     """One more is refused; those that have one go on."""
     authority = Authority(RULES)
+    first = authority.leaf("a0.files.example.net")
     for number in range(MAX_LEAVES):
-        assert authority.has_room(f"a{number}.files.example.net")
-        authority._leaves[f"a{number}.files.example.net"] = "made"
-    assert not authority.has_room("more.files.example.net")
-    assert authority.has_room("a0.files.example.net")
+        assert authority.leaf(f"a{number}.files.example.net")
+    with pytest.raises(RefusedError, match="as many hosts as it can have"):
+        authority.leaf("more.files.example.net")
+    assert authority.leaf("a0.files.example.net") == first

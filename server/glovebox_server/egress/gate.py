@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from anyio import aclose_forcefully
 from anyio.abc import ByteStream, SocketStream
@@ -13,9 +13,11 @@ from anyio.abc import ByteStream, SocketStream
 from glovebox_profiles.egress.rules import EgressRule, decide, decide_inspected, denial
 from glovebox_profiles.egress.targets import EgressTarget
 from glovebox_sandboxes.contract.errors import Refusal, RefusedError
-from glovebox_server.egress.authority import Authority
 from glovebox_server.egress.dial import Dial, Resolver, dial, require_public, resolve, system_resolver, within
 from glovebox_server.egress.events import EgressAnswer, EgressAttempt, EgressLimits, PeerError
+
+if TYPE_CHECKING:
+    from glovebox_server.egress.authority import Authority
 
 MAX_UNNAMED = 4
 """Hosts of one call that a person may be asked about; a program may try many more."""
@@ -86,7 +88,7 @@ class EgressGate:
     connect_to: Dial = dial
     """Connects to checked addresses; a proof dials a server of its own."""
     limits: EgressLimits = field(default_factory=EgressLimits)
-    authority: Authority | None = None
+    authority: "Authority | None" = None
     """Certifies names for TLS that ends inside the sandbox; None if none does."""
     traffic: Traffic = field(default_factory=Traffic)
     unrecorded: int = 0

@@ -9,7 +9,7 @@ nothing else: request smuggling has no victim.
 import re
 import zlib
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from urllib.parse import urljoin
@@ -94,7 +94,7 @@ class Exchange:
     async def send(self, target: EgressTarget, headers: Sequence[tuple[str, str]], body: bytes) -> None:
         """Send the request; ``headers`` excludes ``Host``, ``Connection`` and length. Raises PeerError if not taken."""
         own = [("Host", target.authority), ("Connection", "close")]
-        if body or target.method in {"POST", "PUT", "PATCH"}:
+        if body or target.method in _WITH_BODY:
             own.append(("Content-Length", str(len(body))))
         request = h11.Request(method=target.method, target=target.resource, headers=[*own, *headers])
         data = [self._http.send(request), self._http.send(h11.Data(data=body)) if body else b""]
@@ -374,12 +374,10 @@ async def _mask_piece(mask: StreamMask, piece: bytes) -> bytes:
 
 def _join(base: str, location: str) -> str:
     """Resolve a ``Location``. ``urljoin`` drops control characters, so a location with any stays as it is."""
-    if any(not "\x21" <= character <= "\x7e" for character in location):
-        return location
-    try:
-        return urljoin(base, location)
-    except ValueError:
-        return location
+    with suppress(ValueError):
+        if all("\x21" <= character <= "\x7e" for character in location):
+            return urljoin(base, location)
+    return location
 
 
 def request_headers(

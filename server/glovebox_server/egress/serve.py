@@ -16,6 +16,7 @@ A refusal is a RESET with ``rule``, ``reason`` and ``hint``, and ``hops`` where 
 """
 
 import ssl
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -23,7 +24,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 from anyio.abc import ByteReceiveStream, ByteStream
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from glovebox_profiles.egress.rules import decide
 from glovebox_profiles.egress.targets import parse_connect, parse_host, quoted
@@ -47,20 +48,16 @@ _HOST_NAME = 0
 _ENCRYPTED = frozenset({0xFE0D, 0xFFCE})
 
 
-class RequestMeta(BaseModel):
+class RequestMeta(BaseModel, extra="forbid", strict=True):
     """Meta of a ``request`` stream, as the guest sent it."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     method: str = Field(max_length=16)
     url: str = Field(max_length=8192)
     headers: list[list[str]] = Field(default_factory=list, max_length=64)
 
 
-class ConnectMeta(BaseModel):
+class ConnectMeta(BaseModel, extra="forbid", strict=True):
     """Meta of a ``connect`` stream, as the guest sent it."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     authority: str = Field(max_length=512)
 
@@ -75,14 +72,13 @@ async def serve_stream(gate: EgressGate, stream: Duplex) -> None:
         elif stream.kind == "trust":
             trusted = await anyio.to_thread.run_sync(authorities)
             if gate.authority is not None:
-                trusted += await anyio.to_thread.run_sync(gate.authority.certificate)
+                trusted += gate.authority.pem
                 await stream.accept({"inspect": True})
             await stream.send(trusted)
             await stream.send_eof()
         elif stream.kind == "certificate" and gate.authority is not None:
-            host = await find_inspected_host(gate, ConnectMeta.model_validate(stream.meta).authority)
-            leaf = "" if host is None else await anyio.to_thread.run_sync(gate.authority.leaf, host)
-            await stream.accept({"leaf": leaf})
+            asked = ConnectMeta.model_validate(stream.meta).authority
+            await stream.accept({"leaf": await find_leaf(gate, asked, gate.authority.leaf)})
             await stream.send_eof()
         else:
             await stream.reset(refusal(RefusedError("egress.kind", "There is no such way out.", "")))
@@ -156,8 +152,8 @@ async def connect(gate: EgressGate, authority: str, guest: Duplex) -> None:
     await guest.reset({"reason": reason} if reason else {})
 
 
-async def find_inspected_host(gate: EgressGate, authority: str) -> str | None:
-    """Return the host whose TLS ends inside the sandbox; None if a rule tunnels it.
+async def find_leaf(gate: EgressGate, authority: str, certify: Callable[[str], str]) -> str:
+    """Return key and certificate of the host whose TLS ends inside the sandbox; empty if a rule tunnels it.
 
     Raises RefusedError, recorded, if no request to it could be allowed, or no certificate is left for it.
     """
@@ -165,12 +161,7 @@ async def find_inspected_host(gate: EgressGate, authority: str) -> str | None:
     async with gate.recorded(attempt):
         target = attempt.target = parse_connect(authority)
         gate.apply_rules(attempt, target, inspected=True)
-        if decide(target, gate.rules).effect == "allow":
-            return None
-        if gate.authority is None or not gate.authority.has_room(target.host):
-            why = "This call has certificates for as many hosts as it can have."
-            raise RefusedError("egress.attempts", why, "Ask fewer hosts, or make another call.")
-        return target.host
+        return "" if decide(target, gate.rules).effect == "allow" else certify(target.host)
 
 
 async def _hello(guest: ByteReceiveStream, host: str, limits: EgressLimits) -> bytes:

@@ -20,10 +20,11 @@ import anyio
 from anyio.abc import ByteStream, SocketAttribute, SocketStream
 from anyio.streams.tls import TLSListener
 
+from glovebox_profiles.egress.rules import EgressRule
 from glovebox_profiles.egress.targets import Address
+from glovebox_server.egress.authority import Authority
 from glovebox_server.egress.events import EgressLimits, PeerError
 from glovebox_server.egress.gate import EgressGate
-from glovebox_server.egress.issuer import Issuer
 
 KEYS, OTHER = "keys.example", "other.example"
 """What it is called: the one a case lends a key to, and another."""
@@ -44,20 +45,20 @@ _WRITTEN: Mapping[str, Callable[[bytes], bytes]] = {
 @asynccontextmanager
 async def opened() -> AsyncIterator[Callable[..., EgressGate]]:
     """Listen for the length of the block; what makes gates that lead here and trust it."""
-    issuer = Issuer([KEYS, OTHER])
+    authority = Authority([EgressRule(host=host) for host in (KEYS, OTHER)])
     ports: dict[tuple[str, int], int] = {}
     async with AsyncExitStack() as listening, anyio.create_task_group() as tasks:
         for host, port in ((KEYS, 443), (OTHER, 443), (KEYS, 80)):
             plain = await anyio.create_tcp_listener(local_host="127.0.0.1")
             ports[host, port] = plain.extra(SocketAttribute.local_port)  # noqa: S610 - not of Django
-            listener = TLSListener(plain, _context(issuer.leaf(host))) if port == 443 else plain
+            listener = TLSListener(plain, _context(authority.leaf(host))) if port == 443 else plain
             listening.push_async_callback(plain.aclose)
             tasks.start_soon(listener.serve, _served)
         yield partial(
             EgressGate,
             resolver=_resolve,
             connect_to=partial(_dial, ports),
-            tls=ssl.create_default_context(cadata=issuer.pem.decode()),
+            tls=ssl.create_default_context(cadata=authority.pem.decode()),
         )
         tasks.cancel_scope.cancel()
 

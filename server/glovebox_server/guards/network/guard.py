@@ -8,7 +8,6 @@ from typing import Any
 
 from glovebox_audit.events import EgressAnswered, EgressDecided
 from glovebox_server.core.call import Call, Ran
-from glovebox_server.egress.authority import Authority
 from glovebox_server.egress.events import EgressAnswer, EgressAttempt, EgressLimits
 from glovebox_server.egress.gate import EgressGate
 from glovebox_server.egress.serve import serve_stream
@@ -73,6 +72,11 @@ def make_gate(
             EgressAnswered(**asked, status=answer.status, type=answer.type, bytes=answer.bytes, complete=complete)
         )
 
+    authority = None
+    if network.tls == "inspect":
+        from glovebox_server.egress.authority import Authority  # noqa: PLC0415 - most calls never need it
+
+        authority = Authority(network.allow)
     gate = (make or EgressGate)(
         rules=network.allow,
         on_decision=record,
@@ -86,7 +90,7 @@ def make_gate(
             body_bytes=network.max_bytes,
             tunnel_received_bytes=network.max_bytes,
         ),
-        authority=Authority(network.allow) if network.tls == "inspect" else None,
+        authority=authority,
     )
     now.traffic = gate.traffic
     return gate
