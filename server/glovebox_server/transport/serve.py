@@ -10,8 +10,8 @@ import shlex
 import socket
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
-from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from urllib.parse import urlsplit
@@ -40,18 +40,8 @@ from glovebox_server.calls import Principal
 from glovebox_server.failures import with_own_command
 from glovebox_server.mcp.delivery import Context
 from glovebox_server.mcp.server import MESSAGES_PATH, McpServer
-from glovebox_server.transport import downloads, logs, tokens
-from glovebox_server.transport.auth import (
-    HEALTH_PATH,
-    MAX_BODY_BYTES,
-    MAX_CONNECTIONS,
-    PRINCIPAL_SCOPE_KEY,
-    READY_PATH,
-    AuthMiddleware,
-    Look,
-    Shares,
-    readiness_answer,
-)
+from glovebox_server.transport import auth, downloads, logs, tokens
+from glovebox_server.transport.auth import MAX_BODY_BYTES, MAX_CONNECTIONS, AuthMiddleware, Shares
 from glovebox_server.transport.http_timeouts import TimeoutProtocol
 from glovebox_server.transport.oauth.authority import Scopes, TokenAuthority
 from glovebox_server.transport.oauth.issuer import OAuth
@@ -172,7 +162,7 @@ class Sessions(StreamableHTTPSessionManager):
 
 
 def http_application(
-    surface: McpServer, callers: Callers, *, look: Look | None = None, subjects: bool = False
+    surface: McpServer, callers: Callers, *, look: auth.Look | None = None, subjects: bool = False
 ) -> tuple[ASGIApp, Sessions]:
     """Return the application behind the gate, which alone checks callers, and the sessions of streamable HTTP."""
     # The gate has checked Host and Origin. Set explicitly, because otherwise the SDK decides by itself.
@@ -187,32 +177,29 @@ def http_application(
         return Response()
 
     async def health(_request: Request) -> Response:
-        told = {
-            "longest_stall_ms": event_loop.longest_stall_ms(),
-            "unusable_token_files": callers.unusable,
-            "unusable_policy": app.in_force.problem is not None,
-            "refused_requests": dict(app.refusals.totals),
-        }
-        return JSONResponse({"status": "ok", **told})
+        return JSONResponse(
+            {
+                "status": "ok",
+                "longest_stall_ms": event_loop.longest_stall_ms(),
+                "unusable_token_files": callers.unusable,
+                "unusable_policy": app.in_force.problem is not None,
+                "refused_requests": dict(app.refusals.totals),
+            }
+        )
 
     async def ready(_request: Request) -> Response:
-        return Response(status_code=404) if look is None else readiness_answer(await look(), told=True)
+        return Response(status_code=404) if look is None else auth.readiness_answer(await look(), told=True)
 
     routes = [
         Route("/mcp", endpoint=StreamableHTTPASGIApp(manager)),
         Route("/sse", endpoint=open_sse, methods=["GET"]),
         Mount(MESSAGES_PATH, app=sse.handle_post_message),
-        Route(HEALTH_PATH, endpoint=health, methods=["GET"]),
-        Route(READY_PATH, endpoint=ready, methods=["GET"]),
+        Route(auth.HEALTH_PATH, endpoint=health, methods=["GET"]),
+        Route(auth.READY_PATH, endpoint=ready, methods=["GET"]),
         Route(downloads.PATH, endpoint=downloads.Downloads(app.artifacts, app.refusals), methods=["GET"]),
     ]
 
-    @asynccontextmanager
-    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        async with manager.run():
-            yield
-
-    return Starlette(routes=routes, lifespan=lifespan), manager
+    return Starlette(routes=routes, lifespan=lambda _: manager.run()), manager
 
 
 def _roles(app: App) -> Collection[str]:
@@ -250,7 +237,7 @@ def by_token(ctx: Context, *, workflow: str | None = None) -> Principal:
     """Identify a caller by the gate's grant; a request that bypassed the gate has none."""
     if ctx.request is None:
         raise MCPError(types.INTERNAL_ERROR, "The request has no authenticated caller.")
-    principal: Principal = ctx.request.scope[PRINCIPAL_SCOPE_KEY]
+    principal: Principal = ctx.request.scope[auth.PRINCIPAL_SCOPE_KEY]
     return replace(principal, client=client_of(ctx), workflow=principal.workflow or workflow)
 
 

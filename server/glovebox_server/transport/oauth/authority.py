@@ -22,8 +22,6 @@ from weakref import WeakKeyDictionary
 
 import anyio
 import anyio.lowlevel
-from mcp.shared.auth import ProtectedResourceMetadata
-from pydantic import AnyHttpUrl, TypeAdapter
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
@@ -150,13 +148,14 @@ class TokenAuthority:
         resource = path.removeprefix(METADATA_PATH)
         if resource not in RESOURCES:
             raise HTTPException(404, "Not found")
-        told = ProtectedResourceMetadata(
-            resource=_URL.validate_python(self._base(host) + resource),
-            authorization_servers=[_URL.validate_python(self.issuer.url)],
-            scopes_supported=list(self.scopes.roles()) or None,
-            resource_name="Glovebox",
-        )
-        return JSONResponse(told.model_dump(mode="json", by_alias=True, exclude_none=True))
+        told = {
+            "resource": self._base(host) + resource,
+            "authorization_servers": [self.issuer.url],
+            "scopes_supported": list(self.scopes.roles()),
+            "bearer_methods_supported": ["header"],
+            "resource_name": "Glovebox",
+        }
+        return JSONResponse({name: value for name, value in told.items() if value})
 
     def _challenge(self, host: str, path: str, error: str = "", told: str = "", scope: str = "") -> str:
         """Return ``WWW-Authenticate``; the default scope is the first that gives a role."""
@@ -187,8 +186,6 @@ _TOLD: Final[Mapping[issuer.Reason, str]] = {
     "not yet valid": "it is not valid yet",
     "claims": "its claims are not complete",
 }
-
-_URL: TypeAdapter[AnyHttpUrl] = TypeAdapter(AnyHttpUrl, config={"url_preserve_empty_path": True})
 
 
 def base_of(host: str) -> str:

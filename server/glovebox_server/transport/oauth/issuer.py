@@ -15,9 +15,7 @@ Rule 5  ``typ`` says that it is an access token (RFC 9068, 4), or the operator h
 """
 
 import base64
-import hashlib
 import ipaddress
-import json
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -82,8 +80,6 @@ class IssuerKey:
 
     key: Any
     algorithms: tuple[str, ...]
-    thumbprint: str
-    """SHA-256 of its published form, to recognize it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,8 +183,7 @@ def _key(jwk: Mapping[str, Any]) -> IssuerKey | None:
         return None
     if isinstance(key, RSAPublicKey) and (key.key_size not in _RSA_BITS or key.public_numbers().e > _MAX_EXPONENT):
         return None
-    text = json.dumps(jwk, sort_keys=True).encode()
-    return IssuerKey(key=key, algorithms=algorithms, thumbprint=hashlib.sha256(text).hexdigest())
+    return IssuerKey(key=key, algorithms=algorithms)
 
 
 def _object(part: str) -> Mapping[str, Any]:
@@ -262,14 +257,12 @@ class TokenIssuer:
         self._local = _checked(url, url)
         self._keys: dict[str, IssuerKey] = {}
         self._confirmed = self._attempted = -STALE_SECONDS
-        self._asking = False
-        self._waiting = 0
         self._wanted, self._answered = anyio.Event(), anyio.Event()
         self.on_change: Callable[[], None] = lambda: None
 
     def publishes(self, key: IssuerKey) -> bool:
         """Return whether the issuer publishes a key now."""
-        return any(each.thumbprint == key.thumbprint for each in self._fresh().values())
+        return key in self._fresh().values()
 
     async def key(self, header: Header) -> IssuerKey | None:
         """Return the key that a token names; ask the issuer for an unknown one, within its rate.
@@ -277,17 +270,12 @@ class TokenIssuer:
         Raises TokenError: busy: the issuer does not answer and its keys are too old, or too many wait for it.
         """
         found = self._find(header)
-        if found is None and (self._asking or self.clock() - self._attempted >= AGAIN_SECONDS):
-            if self._waiting >= MAX_WAITING:
+        if found is None and (self._wanted.is_set() or self.clock() - self._attempted >= AGAIN_SECONDS):
+            if self._answered.statistics().tasks_waiting >= MAX_WAITING:
                 raise TokenError("busy")
-            self._waiting += 1
-            if not self._asking:
-                self._wanted.set()
-            try:
-                with anyio.move_on_after(SECONDS):
-                    await self._answered.wait()
-            finally:
-                self._waiting -= 1
+            self._wanted.set()
+            with anyio.move_on_after(SECONDS):
+                await self._answered.wait()
             found = self._find(header)
         if found is None and not self._fresh():
             raise TokenError("busy")
@@ -308,7 +296,8 @@ class TokenIssuer:
 
     async def fetch(self) -> None:
         """Fetch the metadata and the keys; raise DiagnosedError without a usable answer."""
-        self._wanted, self._asking, self._attempted = anyio.Event(), True, self.clock()
+        self._wanted.set()  # also of a periodic one, so that requests wait for its answer
+        self._attempted = self.clock()
         try:
             with anyio.fail_after(SECONDS):
                 found = await self._keys_now()
@@ -317,10 +306,9 @@ class TokenIssuer:
         except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, OSError) as error:  # of names that are none, too
             raise self._unusable(str(error) or type(error).__name__) from None
         finally:
-            self._asking = False
             self._answered.set()
-            self._answered = anyio.Event()
-        changed = {each.thumbprint for each in found.values()} != {each.thumbprint for each in self._keys.values()}
+            self._wanted, self._answered = anyio.Event(), anyio.Event()
+        changed = found != self._keys
         self._keys, self._confirmed = found, self.clock()
         if changed:
             self.on_change()
