@@ -6,8 +6,9 @@ from ipaddress import ip_address
 import pytest
 
 from glovebox_profiles.egress.rules import EgressRule, decide_url
-from glovebox_profiles.egress.targets import first_refused, parse_host, refusal
+from glovebox_profiles.egress.targets import parse_host, refusal
 from glovebox_sandboxes.contract.errors import RefusedError
+from glovebox_server.egress.dial import require_public
 
 ALLOWED = [EgressRule(host="*.google.com"), EgressRule(host="google.com")]
 
@@ -190,8 +191,9 @@ def test_the_nearest_public_addresses_pass(address: str) -> None:
 def test_one_bad_answer_condemns_the_set() -> None:
     """E6: a mixed answer is how a name gets a second try at a private address."""
     answers = [ip_address("1.1.1.1"), ip_address("10.0.0.1"), ip_address("8.8.8.8")]
-    assert first_refused(answers) == (answers[1], "a private network")
-    assert first_refused([answers[0], answers[2]]) is None
+    with pytest.raises(RefusedError, match=r"a\.example resolves to an address that is a private network"):
+        require_public("a.example", tuple(answers))
+    require_public("a.example", (answers[0], answers[2]))
 
 
 @pytest.mark.parametrize(

@@ -91,16 +91,23 @@ class EgressDecision:
 
 def decide(target: EgressTarget, rules: Sequence[EgressRule]) -> EgressDecision:
     """Allow ``target`` if one rule allows all of it; otherwise name the part that the nearest rule refuses."""
-    furthest, refused = -1, _host_refused(target, rules)
+    furthest, nearest = -1, None
     for index, rule in enumerate(rules):
-        if not targets.matches(rule.host, target.host):
+        if not targets.pattern_covers(rule.host, target.host):
             continue
-        step, decision = _against(target, rule, index)
-        if decision.effect == "allow":
-            return decision
+        step, refused = _compare(target, rule)
+        if refused is None:
+            reason = f"The rule for {rule.host} allows it."
+            return EgressDecision(effect="allow", rule=f"network.allow[{index}]", reason=reason, hint="")
         if step > furthest:
-            furthest, refused = step, decision
-    return refused
+            furthest, nearest = step, refused
+    if nearest is None:
+        hint = "This profile allows no hosts; they are added to network.allow in the operator's profile."
+        if rules:
+            allowed = _listed(dict.fromkeys(rule.host for rule in rules))
+            hint = f"Allowed hosts: {allowed}; others are added to network.allow in the operator's profile."
+        nearest = RefusedError("egress.host", f"No rule of this profile names {quoted(target.host)}.", hint)
+    return denial(nearest)
 
 
 def decide_inspected(target: EgressTarget, rules: Sequence[EgressRule]) -> EgressDecision:
@@ -121,12 +128,8 @@ def decide_url(method: str, url: str, rules: Sequence[EgressRule]) -> EgressDeci
 
 
 def denial(error: RefusedError) -> EgressDecision:
-    """Return the decision about an unreadable target."""
-    return _denied(error.rule, error.reason, error.hint)
-
-
-def _denied(rule: str, reason: str, hint: str) -> EgressDecision:
-    return EgressDecision(effect="deny", rule=rule, reason=reason, hint=hint)
+    """Return the decision to refuse a target for this reason."""
+    return EgressDecision(effect="deny", rule=error.rule, reason=error.reason, hint=error.hint)
 
 
 def path_matches(pattern: str, path: str) -> bool:
@@ -139,11 +142,11 @@ def path_matches(pattern: str, path: str) -> bool:
     return targets.is_plain(path) and (path.startswith(pattern[:-1]) if pattern.endswith("/*") else path == pattern)
 
 
-def _against(target: EgressTarget, rule: EgressRule, index: int) -> tuple[int, EgressDecision]:
-    """Compare a target with one rule of its host: return how many parts it passed, and the decision."""
+def _compare(target: EgressTarget, rule: EgressRule) -> tuple[int, RefusedError | None]:
+    """Return how many parts of a target one rule of its host allows, and what refuses the next."""
     tunnels = target.method == "CONNECT"
     if tunnels and target.port in rule.ports and "CONNECT" not in rule.methods:
-        return 2, _denied(
+        return 2, RefusedError(
             "egress.tunnel",
             f"The rule for {rule.host} restricts methods or paths, which cannot be seen inside a tunnel.",
             "Ask for the URL itself (fetch_url, or a plain request through the proxy) instead of CONNECT; "
@@ -160,17 +163,9 @@ def _against(target: EgressTarget, rule: EgressRule, index: int) -> tuple[int, E
             if name == "path" and not targets.is_plain(wanted):
                 hint += " Servers read such a path in more than one way: write it plainly."
             shown = quoted(wanted) if name == "path" else wanted
-            return step, _denied(f"egress.{name}", f"The {name} {shown} is not allowed for {target.host}.", hint)
-    reason = f"The rule for {rule.host} allows it."
-    return 4, EgressDecision(effect="allow", rule=f"network.allow[{index}]", reason=reason, hint="")
-
-
-def _host_refused(target: EgressTarget, rules: Sequence[EgressRule]) -> EgressDecision:
-    hint = "This profile allows no hosts; they are added to network.allow in the operator's profile."
-    if rules:
-        allowed = _listed(dict.fromkeys(rule.host for rule in rules))
-        hint = f"Allowed hosts: {allowed}; others are added to network.allow in the operator's profile."
-    return _denied("egress.host", f"No rule of this profile names {quoted(target.host)}.", hint)
+            reason = f"The {name} {shown} is not allowed for {target.host}."
+            return step, RefusedError(f"egress.{name}", reason, hint)
+    return 4, None
 
 
 def _listed(values: Iterable[str]) -> str:

@@ -19,7 +19,6 @@ Python releases, and it accepts multicast and cloud hosts' own service addresses
 
 import re
 import unicodedata
-from collections.abc import Iterable
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_network
 from typing import Literal, get_args
@@ -175,13 +174,11 @@ def parse_pattern(text: str) -> str:
     raise RefusedError("egress.host", f"{quoted(text)} would match too much.", hint)
 
 
-def matches(pattern: str, host: str) -> bool:
-    """Return whether a canonical pattern matches a host; ``*.example.org`` never matches ``example.org`` itself."""
-    return host.endswith(pattern[1:]) if pattern.startswith("*") else host == pattern
-
-
 def pattern_covers(wide: str, narrow: str) -> bool:
-    """Return whether ``wide`` matches every host that ``narrow`` matches."""
+    """Return whether the canonical pattern ``wide`` matches the host ``narrow``, or all that this pattern matches.
+
+    ``*.example.org`` never matches ``example.org`` itself.
+    """
     return wide == narrow or (wide.startswith("*") and narrow.removeprefix("*").endswith(wide[1:]))
 
 
@@ -218,14 +215,6 @@ def refusal(address: Address) -> str | None:
         if (int(address) >> 32) & 0xFFFFFFFF in _ISATAP:
             return "ISATAP"
     return None
-
-
-def first_refused(addresses: Iterable[Address]) -> tuple[Address, str] | None:
-    """Return the first address of a DNS answer that must not be dialled, with its name.
-
-    One bad answer condemns the whole set: an honest zone has no reason to mix, and a rebinding one does.
-    """
-    return next(((address, name) for address in addresses if (name := refusal(address))), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

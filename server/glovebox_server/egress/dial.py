@@ -20,7 +20,7 @@ import anyio
 from anyio.abc import ByteStream, SocketStream
 from anyio.streams.tls import TLSStream
 
-from glovebox_profiles.egress.targets import Address, first_refused, parse_address
+from glovebox_profiles.egress.targets import Address, parse_address, refusal
 from glovebox_sandboxes.contract.errors import RefusedError
 from glovebox_server.egress.events import EgressLimits, PeerError
 
@@ -133,15 +133,16 @@ async def resolve(host: str, resolver: Resolver, seconds: float) -> tuple[Addres
 def require_public(host: str, addresses: tuple[Address, ...]) -> None:
     """Refuse a whole DNS answer if one address in it is not public, or is this machine's own.
 
+    One bad answer condemns the whole set: an honest zone has no reason to mix, and a rebinding one does.
     The message names the kind of address, not the address: a sandbox learns no internal address. Raises RefusedError
     with rule ``egress.address``.
     """
-    refused = first_refused(addresses)
-    what = f"is {refused[1]}" if refused else "belongs to this machine" if any(map(is_own, addresses)) else None
-    if what is not None:
-        raise RefusedError(
-            "egress.address", f"{host} resolves to an address that {what}.", "Only public addresses can be reached."
-        )
+    for address in addresses:
+        kind = refusal(address)
+        if kind is not None or is_own(address):
+            what = "belongs to this machine" if kind is None else f"is {kind}"
+            reason = f"{host} resolves to an address that {what}."
+            raise RefusedError("egress.address", reason, "Only public addresses can be reached.")
 
 
 def is_own(address: Address) -> bool:

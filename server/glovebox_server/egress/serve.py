@@ -174,15 +174,11 @@ async def _hello(guest: ByteReceiveStream, host: str, limits: EgressLimits) -> b
             except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
                 raise RefusedError("egress.sni", "The tunnel was closed before its ClientHello.", "") from None
     if name is None:
-        raise RefusedError(
-            "egress.sni", f"No TLS ClientHello came within {limits.hello_seconds:g} seconds.", "Speak TLS first."
-        )
+        reason = f"No TLS ClientHello came within {limits.hello_seconds:g} seconds."
+        raise RefusedError("egress.sni", reason, "Speak TLS first.")
     if name != host:
-        raise RefusedError(
-            "egress.sni",
-            f"The tunnel to {host} was used to ask for {quoted(name)}.",
-            "Open a tunnel to the host that TLS is spoken with.",
-        )
+        reason = f"The tunnel to {host} was used to ask for {quoted(name)}."
+        raise RefusedError("egress.sni", reason, "Open a tunnel to the host that TLS is spoken with.")
     return bytes(hello.raw)
 
 
@@ -259,9 +255,7 @@ class ClientHello:
         self.raw += data
         while self._take_record():
             pass
-        if not self._message:
-            return None
-        if self._message[0] != _CLIENT_HELLO:
+        if self._message and self._message[0] != _CLIENT_HELLO:
             raise _no_hello("the first TLS message is not a ClientHello")
         if len(self._message) < _MESSAGE_HEADER:
             return None
@@ -295,21 +289,18 @@ class _Fields:
     """A cursor over length-prefixed fields that refuses to read past the end."""
 
     def __init__(self, data: bytes) -> None:
-        self._data = data
+        self.data = data
         self._at = 0
 
     def __bool__(self) -> bool:
-        return self._at < len(self._data)
+        return self._at < len(self.data)
 
     def take(self, count: int) -> bytes:
         end = self._at + count
-        if end > len(self._data):
+        if end > len(self.data):
             raise _no_hello("the ClientHello is cut short")
-        part, self._at = self._data[self._at : end], end
+        part, self._at = self.data[self._at : end], end
         return part
-
-    def rest(self) -> bytes:
-        return self.take(len(self._data) - self._at)
 
     def number(self, size: int) -> int:
         return int.from_bytes(self.take(size), "big")
@@ -344,7 +335,7 @@ def _server_name(hello: _Fields) -> str:
     name = names.vector(2)
     if names or seen[_SERVER_NAME]:
         raise _no_hello("the ClientHello has more than one server name")
-    return parse_host(name.rest().decode("latin-1"))
+    return parse_host(name.data.decode("latin-1"))
 
 
 def _no_hello(what: str) -> RefusedError:

@@ -60,9 +60,8 @@ def claim_fds() -> Iterator[StdioFds]:
     neither eat nor forge a message. The copies are close-on-exec: no child inherits them. Raises DiagnosedError:
     standard output was closed, so no answer could be sent.
     """
-    if (
-        fcntl.fcntl(1, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
-    ):  # see ``cli.entry``: what stands in for a closed one
+    # See ``cli.entry``: what stands in for a closed one can only be read.
+    if fcntl.fcntl(1, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
         fix = "Let an MCP client start it (`glovebox client-config`), or serve with --transport http."
         raise DiagnosedError("Serving over stdio", "standard output is closed", fix)
     wire = StdioFds(read=fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3), write=fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 3))

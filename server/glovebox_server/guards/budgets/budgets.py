@@ -14,7 +14,7 @@ from typing import Final, NoReturn, TypeVar
 
 import anyio
 
-from glovebox_profiles.egress.targets import matches
+from glovebox_profiles.egress.targets import pattern_covers
 from glovebox_profiles.policy.model import Rate
 from glovebox_sandboxes.contract.errors import Refusal
 from glovebox_sandboxes.host.owner import is_of_another_boot, is_orphan, new_mark
@@ -189,7 +189,7 @@ class Budgets:
 
     async def connect(self, asked: ReservationRequest, rates: Sequence[Rate], host: str) -> Refusal | None:
         """Count one connection of a call to this host; return why none is allowed now, or None."""
-        lines = spending.rates_of([each for each in rates if matches(each.host, host)], asked.spender)
+        lines = spending.rates_of([each for each in rates if pattern_covers(each.host, host)], asked.spender)
         if not lines:
             return None
         one = replace(asked, lines=lines, worst={"connections": 1})

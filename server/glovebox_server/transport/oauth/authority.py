@@ -217,7 +217,6 @@ class _PendingCheck:
     address: str
     turn: anyio.Event = field(default_factory=anyio.Event)
     over: anyio.Event = field(default_factory=anyio.Event)
-    is_dropped: bool = False
 
 
 class Checks:
@@ -258,12 +257,11 @@ class Checks:
             newest = reversed(self._waiting)
             last = max(newest, key=lambda each: (sites[_site_of(each.address)], addresses[each.address]))
             self._waiting.remove(last)
-            last.is_dropped = True
             last.turn.set()
         self._wanted.set()
         try:
             await waiting.turn.wait()
-            if waiting.is_dropped:
+            if waiting not in self._waiting:
                 raise issuer.TokenError("busy")
             return self._charged(address, check)
         finally:
