@@ -386,4 +386,5 @@ async def test_a_key_without_a_name_is_found_where_there_is_one() -> None:
         assert await checks.issuer.key(Header(algorithm="ES256", key=None)) is not None
         theirs.add_key("second")
         await checks.issuer.fetch()
-        assert await checks.issuer.key(Header(algorithm="ES256", key=None)) is None
+        with pytest.raises(TokenError, match="key"):
+            await checks.issuer.key(Header(algorithm="ES256", key=None))

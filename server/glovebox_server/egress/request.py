@@ -8,7 +8,7 @@ nothing else: request smuggling has no victim.
 
 import re
 import zlib
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -89,7 +89,7 @@ class Exchange:
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=limits.header_bytes)
         self._received = 0
         self._encoding = ""
-        self._over = self._closed = False
+        self._closed = False
 
     async def send(self, target: EgressTarget, headers: Sequence[tuple[str, str]], body: bytes) -> None:
         """Send the request; ``headers`` excludes ``Host``, ``Connection`` and length. Raises PeerError if not taken."""
@@ -97,11 +97,11 @@ class Exchange:
         if body or target.method in _WITH_BODY:
             own.append(("Content-Length", str(len(body))))
         request = h11.Request(method=target.method, target=target.resource, headers=[*own, *headers])
-        data = [self._http.send(request), self._http.send(h11.Data(data=body)) if body else b""]
-        data.append(self._http.send(h11.EndOfMessage()))
+        parts = [request, *([h11.Data(data=body)] if body else []), h11.EndOfMessage()]
+        data = b"".join(self._http.send(part) or b"" for part in parts)
         with self._clock.wait():
             try:
-                await self._stream.send(b"".join(piece for piece in data if piece))
+                await self._stream.send(data)
             except _BROKEN:
                 raise events.PeerError("The server closed the connection.") from None
 
@@ -148,15 +148,13 @@ class Exchange:
     async def _data(self) -> bytes:
         """Return the body bytes of one read, none at the end: many tiny chunks become one piece."""
         pieces: list[bytes] = []
-        while not self._over:
+        while self._http.their_state is h11.SEND_BODY:
             event = self._event()
             if isinstance(event, h11.Data):
                 pieces.append(bytes(event.data))
-            elif isinstance(event, h11.EndOfMessage):
-                self._over = True
-            elif pieces:
+            elif event is None and pieces:
                 break
-            else:
+            elif event is None:
                 self._http.receive_data(await self._read())
         return b"".join(pieces)
 
@@ -313,9 +311,8 @@ class _Request:
         """Ask the server, and pass its answer on, or return True if it redirected."""
         gate = self.gate
         if target.scheme == "https":
-            stream = await dial.secure(
-                stream, target.host, gate.tls, dial.within(gate.limits.connect_seconds, attempt.deadline)
-            )
+            seconds = dial.within(gate.limits.connect_seconds, attempt.deadline)
+            stream = await dial.secure(stream, target.host, gate.tls, seconds)
         exchange = Exchange(stream, self.clock, gate.limits)
         await exchange.send(attempt.sent_target or target, attempt.sent_headers, self.body)
         mask = gate.keys.new_mask() if gate.keys else None
@@ -339,12 +336,6 @@ class _Request:
             "hops": self.hops,
             "dropped": attempt.dropped,
         }
-        await self._pass_answer(head, exchange, mask, answer)
-        return False
-
-    async def _pass_answer(
-        self, head: Mapping[str, Any], exchange: Exchange, mask: StreamMask | None, answer: events.EgressAnswer
-    ) -> None:
         self.answered, complete = True, False
         try:
             await self.stream.accept(head)
@@ -354,8 +345,9 @@ class _Request:
             await self._pass_on(mask.finish() if mask else b"")
             complete = True
         finally:
-            self.gate.on_answer(replace(answer, bytes=self.passed, complete=complete))
+            gate.on_answer(replace(answer, bytes=self.passed, complete=complete))
         await self.stream.send_eof()
+        return False
 
     async def _pass_on(self, data: bytes) -> None:
         if data:
@@ -391,9 +383,8 @@ def request_headers(
     if body and method not in _WITH_BODY:
         raise RefusedError("egress.body", f"A {method} request carries no body.", "Put it into the URL's query.")
     if sum(len(name) + len(value) for name, value in headers) > limits.request_header_bytes:
-        raise RefusedError(
-            "egress.header", "The request's headers are too large.", f"{limits.request_header_bytes} bytes in all."
-        )
+        hint = f"{limits.request_header_bytes} bytes in all."
+        raise RefusedError("egress.header", "The request's headers are too large.", hint)
     own = {name.lower() for name in credential.headers} if credential else set()
     fixed = {name.lower(): value for name, value in credential.set_headers.items()} if credential else {}
     passed: dict[str, str] = {}
@@ -404,9 +395,8 @@ def request_headers(
         if name in fixed or not (typed or name in _PASSED or name in own):
             dropped[quoted(name)] = None
         elif name in passed or not _VALUE.fullmatch(value):
-            raise RefusedError(
-                "egress.header", f"The header {name} is said twice or is not plain text.", "Printable ASCII, once."
-            )
+            reason = f"The header {name} is said twice or is not plain text."
+            raise RefusedError("egress.header", reason, "Printable ASCII, once.")
         else:
             passed[name] = value
     passed |= fixed

@@ -92,12 +92,11 @@ async def serve_stream(gate: EgressGate, stream: Duplex) -> None:
 async def _request(gate: EgressGate, stream: Duplex, meta: RequestMeta) -> None:
     headers = [(pair[0], pair[1]) for pair in meta.headers if len(pair) == 2]  # noqa: PLR2004 - name and value
     body = bytearray()
-    with suppress(anyio.EndOfStream):
-        while True:
-            body += await stream.receive()
-            if len(body) > gate.limits.request_body_bytes:
-                reason = f"The request's body is larger than {gate.limits.request_body_bytes} bytes."
-                raise RefusedError("egress.body", reason, "Send less.")
+    async for piece in stream:
+        body += piece
+        if len(body) > gate.limits.request_body_bytes:
+            reason = f"The request's body is larger than {gate.limits.request_body_bytes} bytes."
+            raise RefusedError("egress.body", reason, "Send less.")
     await request(gate, meta.method, meta.url, headers, bytes(body), stream=stream)
 
 

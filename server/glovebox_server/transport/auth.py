@@ -27,7 +27,6 @@ import anyio
 import mcp_types as types
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
-from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -35,7 +34,7 @@ from glovebox_server.calls import Principal
 from glovebox_server.mcp.server import ENDINGS_SCOPE_KEY
 from glovebox_server.requests import Refusals
 from glovebox_server.transport import stdio
-from glovebox_server.transport.oauth.authority import METADATA_PATH, TokenAuthority, TokenChallenge, address_of
+from glovebox_server.transport.oauth.authority import METADATA_PATH, GateRefusal, TokenAuthority, address_of
 from glovebox_server.transport.tokens import Callers, TokenGrant
 from glovebox_server.upkeep.readiness import Readiness
 
@@ -58,18 +57,6 @@ EXPIRED: Final = "token expired"
 CLOSED: Final = "stream closed"
 #: Paths of the older transport, for the record.
 _SSE_PATHS: Final = ("/sse", "/messages")
-
-#: The broken rule, by the status of this gate's answer; ``http`` for others.
-_RULES: Final = {
-    400: "message",
-    401: "http.token",
-    403: "http.origin",
-    408: "http.slow",
-    413: "message.size",
-    421: "http.host",
-    429: "busy.requests",
-}
-
 
 Look = Callable[[], Awaitable[Readiness]]
 
@@ -118,22 +105,21 @@ class AuthMiddleware:
                 if answer is None:
                     await self._admit(await self._identify(scope), scope, receive, send)
                     return
-            except HTTPException as refusal:
+            except GateRefusal as refusal:
                 caller: Principal | None = scope.get(PRINCIPAL_SCOPE_KEY)
-                rule = refusal.rule if isinstance(refusal, TokenChallenge) else _RULES.get(refusal.status_code, "http")
-                self.refusals.note(rule, None if caller is None else caller.id)
+                self.refusals.note(refusal.rule, None if caller is None else caller.id)
                 answer = Response(refusal.detail, refusal.status_code, refusal.headers)
             await answer(scope, receive, send)
 
     async def _public(self, scope: Scope) -> Response | None:
         """Answer a request that needs no caller; return None for one that may continue."""
         if _values(scope, b"content-length") and _values(scope, b"transfer-encoding"):
-            raise HTTPException(400, "The body has two lengths", {"Connection": "close"})
+            raise GateRefusal("message", 400, "The body has two lengths", {"Connection": "close"})
         host, origin = _values(scope, b"host"), _values(scope, b"origin")
         if len(host) != 1 or host[0].lower() not in self._hosts:
-            raise HTTPException(421, "Unknown Host")
+            raise GateRefusal("http.host", 421, "Unknown Host")
         if origin and (len(origin) != 1 or origin[0].lower() not in self._origins):
-            raise HTTPException(403, "Foreign Origin")
+            raise GateRefusal("http.origin", 403, "Foreign Origin")
         if scope["method"] != "GET":
             return None
         if self.authority and scope["path"].startswith(METADATA_PATH):
@@ -145,7 +131,7 @@ class AuthMiddleware:
         return JSONResponse({"status": "ok"}) if scope["path"] == HEALTH_PATH else None
 
     async def _identify(self, scope: Scope) -> _OpenRequest:
-        """Put the caller into the scope; raise HTTPException for an unidentified one."""
+        """Put the caller into the scope; raise GateRefusal for an unidentified one."""
         authorization = _values(scope, b"authorization")
         kind, _, presented = authorization[0].partition(" ") if len(authorization) == 1 else ("", "", "")
         presented = presented.strip() if kind.lower() == "bearer" else ""
@@ -154,7 +140,7 @@ class AuthMiddleware:
             address = address_of((scope.get("client") or ("",))[0])
             grant = await self.authority.enter(presented, _values(scope, b"host")[0], scope["path"], address)
         if grant is None:
-            raise HTTPException(401, "A bearer token is needed", {"WWW-Authenticate": "Bearer"})
+            raise GateRefusal("http.token", 401, "A bearer token is needed", {"WWW-Authenticate": "Bearer"})
         scope[PRINCIPAL_SCOPE_KEY] = principal = Principal(
             id=grant.principal, transport="sse" if scope["path"].startswith(_SSE_PATHS) else "http",
             workflow=grant.workflow, user=grant.user, roles=grant.roles, scopes=grant.scopes,
@@ -170,7 +156,7 @@ class AuthMiddleware:
     async def _admit(self, request: _OpenRequest, scope: Scope, receive: Receive, send: Send) -> None:
         held = Counter(each.principal.id for each in self._requests)
         if not self._shares.allows(request.principal.id, held):
-            raise HTTPException(429, "Too many requests of this caller are open")
+            raise GateRefusal("busy.requests", 429, "Too many requests of this caller are open")
         self._requests.add(request)
         try:
             with request.running:
@@ -228,7 +214,7 @@ class AuthMiddleware:
         await self.inner(scope, observed, send)
 
     async def _parse(self, method: str, principal: Principal, body: bytes) -> object:
-        """Return the message of a body, read in its caller's turn; raise HTTPException if it is none."""
+        """Return the message of a body, read in its caller's turn; raise GateRefusal if it is none."""
         caller = principal.id
         try:
             with anyio.fail_after(BODY_SECONDS):
@@ -246,7 +232,7 @@ class AuthMiddleware:
                         if charged:
                             self._calling.charge(caller, CALL_SECONDS)
         except TimeoutError:
-            raise HTTPException(429, "Too many requests of this caller are waiting") from None
+            raise GateRefusal("busy.requests", 429, "Too many requests of this caller are waiting") from None
         except stdio.MessageError as error:
             raise _malformed(error) from None
         return value
@@ -258,15 +244,15 @@ def readiness_answer(found: Readiness, *, told: bool) -> Response:
     return JSONResponse(content, HTTPStatus.OK if found.ready else HTTPStatus.SERVICE_UNAVAILABLE)
 
 
-def _malformed(error: stdio.MessageError) -> HTTPException:
+def _malformed(error: stdio.MessageError) -> GateRefusal:
     content = error.answer.model_dump_json(by_alias=True, exclude_unset=True)
-    return HTTPException(400, content, {"Content-Type": "application/json"})
+    return GateRefusal("message", 400, content, {"Content-Type": "application/json"})
 
 
 async def _body(scope: Scope, receive: Receive) -> bytes | None:
-    """Return the whole body; None when the client left. Raises HTTPException for one that is too long or too slow."""
+    """Return the whole body; None when the client left. Raises GateRefusal for one that is too long or too slow."""
     declared = "".join(_values(scope, b"content-length")[:1])
-    too_large = HTTPException(413, "The body is too large")
+    too_large = GateRefusal("message.size", 413, "The body is too large")
     is_number = declared.isdecimal() and len(declared) <= len(str(MAX_BODY_BYTES))
     if declared and (not is_number or int(declared) > MAX_BODY_BYTES):
         raise too_large
@@ -281,7 +267,7 @@ async def _body(scope: Scope, receive: Receive) -> bytes | None:
                 raise too_large
             if not message.get("more_body", False):
                 return bytes(body)
-    raise HTTPException(408, "The body took too long")
+    raise GateRefusal("http.slow", 408, "The body took too long")
 
 
 def _values(scope: Scope, name: bytes) -> list[str]:

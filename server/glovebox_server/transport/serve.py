@@ -10,8 +10,8 @@ import shlex
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Collection
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from urllib.parse import urlsplit
@@ -113,7 +113,8 @@ async def serve_http(
         async with end_on_signal(surface, end) as signals, anyio.create_task_group() as tasks:
             tasks.start_soon(_follow_tokens, app, files, callers, gate, sessions)
             if authority is not None:
-                tasks.start_soon(authority.follow)
+                tasks.start_soon(authority.issuer.follow)
+                tasks.start_soon(authority.checks.follow)
             await server.serve(sockets=[listener])
             tasks.cancel_scope.cancel()
     return signals[0] if signals else "stopped"
@@ -260,9 +261,7 @@ class _Uvicorn(uvicorn.Server):
             each.listen(BACKLOG)  # asyncio has one number for this and for how many it accepts at a time
         self._ready()
 
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+    capture_signals = nullcontext  # type: ignore[assignment]  # called as a method is
 
 
 #: A Host header: a name or an address, and a port (RFC 9112, 3.2).

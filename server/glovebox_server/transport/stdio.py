@@ -174,9 +174,7 @@ class StdioWire:
                     self._settle((message.params or {}).get("requestId"))
                 await inbox.send(item)
 
-    async def _write(
-        self, outbox: MemoryObjectReceiveStream[SessionMessage], inbox: MemoryObjectSendStream[Any]
-    ) -> None:
+    async def _write(self, outbox: MemoryObjectReceiveStream[SessionMessage], inbox: Inbox) -> None:
         fd, room = self._fds.write, select.poll()
         room.register(fd, select.POLLOUT)
         with outbox, suppress(OSError):  # the reader is gone: the same end as a closed stdin

@@ -128,9 +128,8 @@ def create(
         if name in names:
             return None
         if len(names) >= MAX_TOKENS:
-            raise SecretFileError(
-                _KIND, place, f"it holds {MAX_TOKENS} tokens, and no more may be", "Revoke unused ones."
-            )
+            reason = f"it holds {MAX_TOKENS} tokens, and no more may be"
+            raise SecretFileError(_KIND, place, reason, "Revoke unused ones.")
         if not directory.make(name, token.model_dump_json(exclude_none=True).encode() + b"\n"):
             return None
     return token, secret

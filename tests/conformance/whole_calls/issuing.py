@@ -63,6 +63,7 @@ async def opened(host: str) -> AsyncIterator[tuple[TokenAuthority, Callable[[str
     async with listener, anyio.create_task_group() as tasks:
         tasks.start_soon(listener.serve, answer)
         await authority.issuer.fetch()
-        tasks.start_soon(authority.follow)
+        tasks.start_soon(authority.issuer.follow)
+        tasks.start_soon(authority.checks.follow)
         yield authority, token
         tasks.cancel_scope.cancel()

@@ -49,19 +49,16 @@ class Scopes:
         """Return the scope that would allow a denied tool; None if allowed, or no scope would."""
         if not self.roles() or not self.refuses(principal, tool):
             return None
-        for scope in self.roles():
-            more = replace(principal, scopes=(*principal.scopes, scope))
-            if scope not in principal.scopes and not self.refuses(more, tool):
-                return scope
-        return None
+        more = {scope: replace(principal, scopes=(*principal.scopes, scope)) for scope in self.roles()}
+        return next((scope for scope, wider in more.items() if not self.refuses(wider, tool)), None)
 
 
-class TokenChallenge(HTTPException):
-    """The answer to an insufficient token: 401, 403, or 503 without a challenge if it may be enough later."""
+class GateRefusal(HTTPException):
+    """The gate's answer to a request that it does not let through."""
 
-    def __init__(self, rule: str, told: str, status: int, challenge: str | None = None) -> None:
-        """Set the answer; ``rule`` is for the record, ``challenge`` the value of ``WWW-Authenticate``."""
-        super().__init__(status, told, {"Retry-After": "5"} if challenge is None else {"WWW-Authenticate": challenge})
+    def __init__(self, rule: str, status: int, told: str, headers: Mapping[str, str] | None = None) -> None:
+        """Set the answer; ``rule``, the broken one, is for the record."""
+        super().__init__(status, told, headers)
         self.rule = rule
 
 
@@ -93,8 +90,6 @@ class TokenAuthority:
             return kept
         header = issuer.header_of(presented, self._expected)
         key = await self.issuer.key(header)
-        if key is None:
-            raise issuer.TokenError("key")
         grant = await self.checks.run(address, lambda: issuer.identity_of(presented, header, key, self._expected))
         if not self.issuer.publishes(key):  # any more: it may have waited
             raise issuer.TokenError("key")
@@ -103,25 +98,20 @@ class TokenAuthority:
             self._kept.popitem(last=False)
         return grant
 
-    async def follow(self) -> None:
-        """Refresh the issuer's keys, and make the waiting checks; until cancelled."""
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.issuer.follow)
-            tasks.start_soon(self.checks.follow)
-
     async def enter(self, presented: str, host: str, path: str, address: str) -> TokenGrant:
         """Return what a token grants, or raise the challenge to its request."""
         if not presented:
-            raise TokenChallenge("http.token", "A bearer token is needed", 401, self._challenge(host, path))
+            raise GateRefusal("http.token", 401, "A bearer token is needed", self._challenge(host, path))
         try:
             return await self.grant(presented, address)
         except issuer.TokenError as bad:
             if bad.reason == "busy":
-                raise TokenChallenge("token.unchecked", "New tokens cannot be checked now", 503) from None
+                again = {"Retry-After": "5"}
+                raise GateRefusal("token.unchecked", 503, "New tokens cannot be checked now", again) from None
             told = _TOLD[bad.reason]
             challenge = self._challenge(host, path, "invalid_token", told)
             rule = f"token.{bad.reason.replace(' ', '_')}"
-            raise TokenChallenge(rule, f"The token lets nobody in: {told}", 401, challenge) from None
+            raise GateRefusal(rule, 401, f"The token lets nobody in: {told}", challenge) from None
 
     def step_up(self, principal: Principal, host: str, path: str, tool: str) -> None:
         """Challenge a call that another scope would allow."""
@@ -132,7 +122,7 @@ class TokenAuthority:
         wanted = " ".join([*(each for each in self.scopes.roles() if each in principal.scopes), scope])
         told = "This tool needs another scope"
         challenge = self._challenge(host, path, "insufficient_scope", told, wanted)
-        raise TokenChallenge("token.scope", told, 403, challenge)
+        raise GateRefusal("token.scope", 403, told, challenge)
 
     def _withdraw(self) -> None:
         """End what was begun with tokens whose key the issuer has withdrawn."""
@@ -147,7 +137,7 @@ class TokenAuthority:
         """Return the metadata at a well-known address."""
         resource = path.removeprefix(METADATA_PATH)
         if resource not in RESOURCES:
-            raise HTTPException(404, "Not found")
+            raise GateRefusal("http", 404, "Not found")
         told = {
             "resource": self._base(host) + resource,
             "authorization_servers": [self.issuer.url],
@@ -157,8 +147,8 @@ class TokenAuthority:
         }
         return JSONResponse({name: value for name, value in told.items() if value})
 
-    def _challenge(self, host: str, path: str, error: str = "", told: str = "", scope: str = "") -> str:
-        """Return ``WWW-Authenticate``; the default scope is the first that gives a role."""
+    def _challenge(self, host: str, path: str, error: str = "", told: str = "", scope: str = "") -> Mapping[str, str]:
+        """Return the header ``WWW-Authenticate``; the default scope is the first that gives a role."""
         resource = "/sse" if path.startswith(("/sse", "/messages")) else "/mcp" if path.startswith("/mcp") else ""
         parts = {
             "error": error,
@@ -166,7 +156,8 @@ class TokenAuthority:
             "scope": scope or next(iter(self.scopes.roles()), ""),
             "resource_metadata": f"{self._base(host)}{METADATA_PATH}{resource}",
         }
-        return "Bearer " + ", ".join(f'{name}="{value}"' for name, value in parts.items() if value)
+        written = ", ".join(f'{name}="{value}"' for name, value in parts.items() if value)
+        return {"WWW-Authenticate": f"Bearer {written}"}
 
     def _base(self, host: str) -> str:
         """Return the address that tokens for this server name; the first for unknown hosts."""

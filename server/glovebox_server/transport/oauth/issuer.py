@@ -16,10 +16,11 @@ Rule 5  ``typ`` says that it is an access token (RFC 9068, 4), or the operator h
 
 import base64
 import ipaddress
+import json
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Final, Literal, NamedTuple
 from urllib.parse import quote, urlsplit
@@ -78,8 +79,10 @@ class TokenError(Exception):
 class IssuerKey:
     """A published key of the issuer."""
 
-    key: Any
+    key: Any = field(compare=False)
     algorithms: tuple[str, ...]
+    published: str
+    """Its published form, to recognize it: faster than by the key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +186,7 @@ def _key(jwk: Mapping[str, Any]) -> IssuerKey | None:
         return None
     if isinstance(key, RSAPublicKey) and (key.key_size not in _RSA_BITS or key.public_numbers().e > _MAX_EXPONENT):
         return None
-    return IssuerKey(key=key, algorithms=algorithms)
+    return IssuerKey(key=key, algorithms=algorithms, published=json.dumps(jwk, sort_keys=True))
 
 
 def _object(part: str) -> Mapping[str, Any]:
@@ -264,10 +267,11 @@ class TokenIssuer:
         """Return whether the issuer publishes a key now."""
         return key in self._fresh().values()
 
-    async def key(self, header: Header) -> IssuerKey | None:
+    async def key(self, header: Header) -> IssuerKey:
         """Return the key that a token names; ask the issuer for an unknown one, within its rate.
 
-        Raises TokenError: busy: the issuer does not answer and its keys are too old, or too many wait for it.
+        Raises TokenError: key: the issuer has none of that name; busy: it does not answer and its keys are too old, or
+        too many wait for it.
         """
         found = self._find(header)
         if found is None and (self._wanted.is_set() or self.clock() - self._attempted >= AGAIN_SECONDS):
@@ -277,8 +281,8 @@ class TokenIssuer:
             with anyio.move_on_after(SECONDS):
                 await self._answered.wait()
             found = self._find(header)
-        if found is None and not self._fresh():
-            raise TokenError("busy")
+        if found is None:
+            raise TokenError("key" if self._fresh() else "busy")
         return found
 
     async def follow(self) -> None:
@@ -301,10 +305,11 @@ class TokenIssuer:
         try:
             with anyio.fail_after(SECONDS):
                 found = await self._keys_now()
-        except TimeoutError:
-            raise self._unusable(f"it did not answer within {SECONDS:g} seconds") from None
         except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, OSError) as error:  # of names that are none, too
-            raise self._unusable(str(error) or type(error).__name__) from None
+            late = f"it did not answer within {SECONDS:g} seconds"
+            reason = late if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+            fix = "Check that it runs and can be reached from here, and --oauth-issuer."
+            raise DiagnosedError(f"Asking the OAuth issuer {self.url} for its keys", reason, fix) from None
         finally:
             self._answered.set()
             self._wanted, self._answered = anyio.Event(), anyio.Event()
@@ -329,12 +334,13 @@ class TokenIssuer:
                 if metadata is not None:
                     break
             if not isinstance(metadata, dict):
-                raise self._unusable(f"it has no metadata at {' nor '.join(dict.fromkeys(tried))}")
+                where = " nor ".join(dict.fromkeys(tried))
+                raise ValueError(f"it has no metadata at {where}")  # noqa: TRY004 - of what strangers wrote
             if metadata.get("issuer") != self.url:
                 raise ValueError("its metadata names another issuer; write it exactly as there, with its last slash")
             keys_url = metadata.get("jwks_uri")
             if not isinstance(keys_url, str):
-                raise self._unusable("its metadata has no jwks_uri")
+                raise ValueError("its metadata has no jwks_uri")  # noqa: TRY004 - of what strangers wrote
             if _checked(keys_url, self.url) and not self._local:
                 raise ValueError("its jwks_uri is on this machine, and the issuer is not")
             document = await self._document(client, keys_url)
@@ -367,10 +373,6 @@ class TokenIssuer:
 
     def _fresh(self) -> dict[str, IssuerKey]:
         return self._keys if self.clock() - self._confirmed < STALE_SECONDS else {}
-
-    def _unusable(self, reason: str) -> DiagnosedError:
-        fix = "Check that it runs and can be reached from here, and --oauth-issuer."
-        return DiagnosedError(f"Asking the OAuth issuer {self.url} for its keys", reason, fix)
 
 
 def _checked(url: str, issuer: str) -> bool:
