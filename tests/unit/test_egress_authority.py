@@ -8,8 +8,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from glovebox_profiles.egress.rules import EgressRule
-from glovebox_sandboxes.contract.errors import RefusedError
-from glovebox_server.egress.authority import MAX_LEAVES, Authority
+from glovebox_server.egress.authority import Authority
 
 RULES = [EgressRule(host="docs.example.org"), EgressRule(host="*.files.example.net"), EgressRule(host="93.184.216.34")]
 
@@ -71,14 +70,3 @@ def test_its_key_is_in_nothing_that_it_gives_away() -> None:
     certified = x509.load_pem_x509_certificates(leaf[leaf.index("-----BEGIN CERT") :].encode())
     assert [each.public_key() for each in certified] == [key]
     assert x509.load_pem_x509_certificate(authority.pem).public_key() != key
-
-
-def test_it_certifies_a_bounded_number_of_hosts() -> None:
-    """One more is refused; those that have one go on."""
-    authority = Authority(RULES)
-    first = authority.leaf("a0.files.example.net")
-    for number in range(MAX_LEAVES):
-        assert authority.leaf(f"a{number}.files.example.net")
-    with pytest.raises(RefusedError, match="as many hosts as it can have"):
-        authority.leaf("more.files.example.net")
-    assert authority.leaf("a0.files.example.net") == first
