@@ -40,7 +40,7 @@ import resource, sys
 from pathlib import Path
 import anyio
 from glovebox_sandboxes.contract.errors import DiagnosedError
-from glovebox_server.cli.saving import save
+from glovebox_server.cli import saving
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 
@@ -48,14 +48,16 @@ async def chunks():
     for _ in range(4):
         yield b"x" * 4096
 
-async def main():
-    try:
-        await save(chunks(), Path(sys.argv[1]))
-    except DiagnosedError as problem:
-        return f"{type(problem).__name__} {problem}"
-    return "saved"
-
-print(anyio.run(main))
+place = Path(sys.argv[1])
+try:
+    if sys.argv[2] == "save":
+        anyio.run(saving.save, chunks(), place)
+    else:
+        saving.write_new_file(place, b"x" * 16384)
+except DiagnosedError as problem:
+    print(type(problem).__name__, problem)
+else:
+    print("saved")
 """
 
 
@@ -194,9 +196,10 @@ def test_a_standard_output_that_fails_is_told_once(uri: str, tmp_path: Path) -> 
     assert done.stderr.count("\n") == 1
 
 
-def test_of_a_file_that_could_not_be_finished_nothing_is_left(tmp_path: Path) -> None:
-    """A part of an artifact would look like the artifact; with room it is written (control: above)."""
-    command = [sys.executable, "-c", IN_SMALL_FILES, str(tmp_path / "out")]
+@pytest.mark.parametrize("way", ["save", "write_new_file"])
+def test_of_a_file_that_could_not_be_finished_nothing_is_left(way: str, tmp_path: Path) -> None:
+    """A part of an artifact, or a bundle, would look like the whole; with room it is written (control: above)."""
+    command = [sys.executable, "-c", IN_SMALL_FILES, str(tmp_path / "out"), way]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
     assert done.stdout.startswith("DiagnosedError "), done.stderr
     assert "File too large. Make room" in done.stdout
