@@ -166,3 +166,22 @@ async def test_a_person_sees_a_table(state: Path, data: Path) -> None:
     text = CliRunner().invoke(main, asked).stdout
     for word in ("artifacts/items/", "expired", "its server is gone", "would be removed"):
         assert word in text
+
+
+def test_the_file_of_a_server_that_starts_is_left_alone(state: Path, data: Path) -> None:
+    """Made and not locked yet: a lock on it, however short, could end that start; with content it goes (control)."""
+    LogFile(state / "audit", "s_1").close()
+    file = state / "audit" / "writers" / "s_2.json"
+    file.touch(mode=0o600)
+    assert names(run(state, data, "--dry-run")) == []
+    file.write_bytes(b"x")
+    assert names(run(state, data, "--dry-run")) == [("server", "audit/writers/s_2.json")]
+
+
+def test_what_is_no_folder_is_reported(state: Path, data: Path) -> None:
+    """A file in a folder's place hides what would be there: not the same as nothing."""
+    (state / "artifacts").mkdir()
+    (state / "artifacts" / "items").touch()
+    asked = ["clean", "--dry-run", "--state-dir", str(state), "--data-dir", str(data)]
+    done = CliRunner().invoke(main, asked)
+    assert (done.exit_code, isinstance(done.exception, NotADirectoryError)) != (0, False)

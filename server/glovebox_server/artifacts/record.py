@@ -171,7 +171,7 @@ class Disk:
             with self._exclusive():  # else the folder, not locked yet, looks like a dead process's
                 self._mine.mkdir(mode=0o700)
                 self._mine_fd = os.open(self._mine, _FOLDER)
-                fcntl.flock(self._mine_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(self._mine_fd, fcntl.LOCK_EX)  # waits for a `glovebox clean` that looks at it right now
                 self._clean(now)
 
     def stop(self) -> None:

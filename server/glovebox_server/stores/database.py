@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
@@ -47,7 +46,7 @@ class Worker:
         except asyncio.CancelledError:
             if job.cancel():
                 raise
-            with anyio.CancelScope(shield=True), suppress(Exception):  # which its result raises below
+            with anyio.CancelScope(shield=True), contextlib.suppress(Exception):  # which its result raises below
                 await asyncio.wrap_future(job)
             if anyio.current_effective_deadline() != -math.inf:
                 raise  # a cancellation that is not a scope's comes once, and must not be lost

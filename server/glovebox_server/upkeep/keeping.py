@@ -285,9 +285,9 @@ _GONE = "its server is gone"
 
 def _servers(audit: Path) -> Iterator[Item]:
     for path in sorted((audit / writers.DIRECTORY).glob("*.json")):
-        if not _in_use(path):
-            with contextlib.suppress(FileNotFoundError):
-                size = path.lstat().st_size
+        with contextlib.suppress(FileNotFoundError):
+            size = path.lstat().st_size
+            if size and not _in_use(path):  # a server that starts is about to lock an empty one
                 yield Item(kind="server", name=f"audit/{writers.DIRECTORY}/{path.name}", bytes=size, why=_GONE)
 
 
@@ -301,8 +301,9 @@ def _segments(audit: Path, retention: Retention) -> Iterator[Item]:
 
 
 def _folders(place: Path) -> list[Path]:
-    found = place.iterdir() if place.is_dir() else ()
-    return sorted(path for path in found if path.is_dir() and not path.is_symlink())
+    with contextlib.suppress(FileNotFoundError):
+        return sorted(path for path in place.iterdir() if path.is_dir() and not path.is_symlink())
+    return []
 
 
 def size_of(place: Path) -> int:
@@ -316,8 +317,8 @@ def size_of(place: Path) -> int:
 
 
 def _in_use(place: Path) -> bool:
-    """Return whether a living process holds its lock, or nobody can tell."""
+    """Return whether a living process holds its lock; True too if that cannot be known."""
     try:
         return is_held(place)
     except OSError:
-        return True  # gone, or nothing of ours
+        return True  # gone, nothing of ours, or on a file system without locks
