@@ -278,10 +278,9 @@ def _part(snapshot: Snapshot, number: int, of: str, identity: str) -> dict[str, 
     with snapshot.segment(number) as (log, size):
         for _, line, free in reading.raw_lines(log, 0, size):
             if free and last:
-                contents.add(last)
                 if text in last and (record := reading.parsed(last)[0]) is not None and is_of(of, identity, record):
                     records.append((len(leaves), last.removesuffix(b"\n").decode()))
-                leaves.append(merkle.leaf_hash(last))
+                leaves.append(contents.add(last))
             last = line if free else last
     try:
         seal = signed(chain.parse(last).data, Seal, {})

@@ -11,6 +11,7 @@ import json
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -119,14 +120,14 @@ class Contents:
         self.tree = Tree()
         self._found: Counter[tuple[str, str]] = Counter()
 
-    def add(self, line: bytes) -> None:
-        """Add a line; one that is no record is not counted, and chain verification finds it."""
-        self.tree.add(leaf_hash(line))
-        try:
+    def add(self, line: bytes) -> bytes:
+        """Add a line and return its leaf; one that is no record is not counted, and chain verification finds it."""
+        leaf = leaf_hash(line)
+        self.tree.add(leaf)
+        with suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError):
             fields = json.loads(line)
             self.count(fields.get("call_id"), fields["data"])
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            return
+        return leaf
 
     def count(self, call_id: str | None, data: Any) -> None:
         """Count a record, whose line is in the tree already."""
