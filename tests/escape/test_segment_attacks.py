@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.fixtures import segments
-from tests.fixtures.audit_logs import decided, finished
+from tests.fixtures.audit_logs import decided, finished, written
 
 from glovebox_audit import chain
 from glovebox_audit.chain import Record, draft
@@ -19,18 +19,6 @@ from glovebox_audit.verify import verify
 
 #: More steps than recording four calls and two rotations takes.
 LAST_STEP = 75
-
-
-def written(directory: Path) -> set[str]:
-    """``SEQ:HASH`` of every record."""
-    found = set()
-    for line in segments.all_lines(directory):
-        try:
-            record = chain.parse(line)
-        except chain.EvidenceError:
-            continue
-        found.add(f"{record.seq}:{record.hash}")
-    return found
 
 
 def number_of(anchor: str) -> int:
@@ -87,7 +75,7 @@ def test_a_kill_at_any_step_of_a_rotation_loses_nothing(
         killed += status == signal.SIGKILL
         # Whoever verifies before the next start sees at most the line that the kill tore.
         assert {problem.kind for problem in verify(directory, keys=segments.KEYS).problems} <= {"torn"}
-        held = written(directory)
+        held = written(segments.all_lines(directory))
         segments.fill(directory, 1, server="s_next", size=1500, first=90)
         report = verify(directory, keys=segments.KEYS)
         assert report.problems == (), step
@@ -165,7 +153,7 @@ def test_several_processes_rotate_one_log(tmp_path: Path) -> None:
     assert report.problems == ()
     assert report.segments > 20
     assert len(set(acknowledged)) == 400
-    assert set(acknowledged) <= written(directory)
+    assert set(acknowledged) <= written(segments.all_lines(directory))
 
 
 def test_an_idle_process_finds_its_way_over_segments_that_were_sealed_and_removed(
@@ -229,5 +217,5 @@ def test_a_disk_that_fills_at_any_write_of_a_rotation_loses_nothing(
     assert refused <= {os.strerror(errno.ENOSPC)}
     report = verify(directory, keys=segments.KEYS)
     assert report.problems == ()
-    assert {f"{each.seq}:{each.hash}" for each in made} <= written(directory)
+    assert {f"{each.seq}:{each.hash}" for each in made} <= written(segments.all_lines(directory))
     assert report.segments > 1

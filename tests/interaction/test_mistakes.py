@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from anyio.from_thread import BlockingPortal, start_blocking_portal
-from tests.fixtures.brokered import DRIVERS, submitted, write_shipped
+from anyio.from_thread import BlockingPortal
+from tests.fixtures.brokered import submitted, write_shipped
+from tests.interaction.test_everyday import driver, portal
 from tests.repo.files import ROOT
 
 from glovebox_server import app as apps
@@ -21,6 +22,8 @@ from glovebox_server.app import App
 from glovebox_server.artifacts.collect import CUT
 from glovebox_server.calls import Text
 from glovebox_server.settings import Settings
+
+__all__ = ["driver", "portal"]
 
 TABLE = ROOT / "docs/use/mistakes.csv"
 
@@ -59,20 +62,6 @@ def _so(mistake: Mistake) -> str:
 
 def _cell(text: str) -> str:
     return text[1:-1] if text[0] in "([" else text
-
-
-@pytest.fixture(scope="module")
-def portal() -> Iterator[BlockingPortal]:
-    """One event loop for the whole module."""
-    with start_blocking_portal() as running:
-        yield running
-
-
-@pytest.fixture(scope="module", params=DRIVERS)
-def driver(request: pytest.FixtureRequest) -> str:
-    """Each driver."""
-    name: str = request.param
-    return name
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ from mcp.server.subscriptions import PromptsListChanged, ToolsListChanged
 from tests.fixtures.callers import give_token
 from tests.interaction import node
 from tests.interaction.served import Era, Transport, until
-from tests.interaction.test_real_server import connected
-from tests.interaction.test_tenants import GLOVEBOX, client_of, options, served
+from tests.interaction.test_real_server import GLOVEBOX, connected
+from tests.interaction.test_tenants import client_of, options, served
 
 __all__ = ["options"]
 

@@ -43,7 +43,7 @@ def directories(tmp_path: Path) -> list[str]:
 @contextmanager
 def over_http(options: list[str], directory: Path) -> Iterator[tuple[str, str]]:
     """Run a server on a free port; give its base URL, read where an operator finds it, and a token."""
-    log = directory / "log"
+    log = directory / f"log-{len([*directory.glob('log-*')])}"
     token = give_token(directory / "state")
     command = [GLOVEBOX, "serve", "--transport", "http", "--port", "0", *options]
     with log.open("wb") as sink, subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=sink) as process:

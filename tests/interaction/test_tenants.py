@@ -1,9 +1,7 @@
 """Two tenants on one HTTP server with a policy: each has its own tools, workspace and limits, from end to end."""
 
 import json
-import re
 import subprocess  # noqa: TID251 - the server is a process of its own, as in real life
-import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -17,13 +15,12 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 from tests.fixtures.callers import give_token
-from tests.interaction.served import until
+from tests.interaction.test_real_server import GLOVEBOX, over_http
 
 from glovebox_server.mcp.server import DIGEST_META_KEY
 
 pytestmark = [pytest.mark.driver("bubblewrap"), pytest.mark.usefixtures("runtime_dir")]
 
-GLOVEBOX = str(Path(sys.executable).with_name("glovebox"))
 NAMES = ("support", "research", "stranger")
 POLICY = """\
 version = 1
@@ -68,20 +65,8 @@ def options(tmp_path: Path) -> list[str]:
 def served(options: list[str], directory: Path) -> Iterator[tuple[str, Mapping[str, str]]]:
     """Run a server; give its URL, and a token for each name."""
     tokens = {name: give_token(directory / "state", name) for name in NAMES}
-    command, log = (
-        [GLOVEBOX, "serve", "--transport", "http", "--port", "0", *options],
-        directory / f"log-{len(list(directory.glob('log-*')))}",
-    )
-    with log.open("wb") as sink, subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=sink) as process:
-        try:
-            with anyio.from_thread.start_blocking_portal() as portal:
-                portal.call(until, lambda: re.search(rb"url=(\S+)", log.read_bytes()) is not None, 60.0)
-            found = re.search(r"url=(\S+)", log.read_text())
-            assert found is not None
-            yield found[1], tokens
-        finally:
-            process.terminate()
-            assert process.wait(timeout=30) == 0
+    with over_http(options, directory) as (url, _):
+        yield url, tokens
 
 
 @asynccontextmanager
