@@ -109,6 +109,7 @@ def _at_work() -> int:
 async def test_a_whole_session(transport: Transport, era: Era, directories: list[str], tmp_path: Path) -> None:
     """Run, keep a file, use it in the next call, read the workspace, be refused, give up an endless loop."""
     async with connected(transport, era, directories, tmp_path) as client:
+        digest = ((await client.list_tools()).meta or {})["dev.glovebox/digest"]
         ran = await client.call_tool("run_python", {"code": CODE})
         assert not ran.is_error
         assert ran.structured_content["value"] == "42"
@@ -129,6 +130,7 @@ async def test_a_whole_session(transport: Transport, era: Era, directories: list
             await client.call_tool("run_python", {"code": ENDLESS})
         await until(lambda: _at_work() == 0, within=2.0)
     log = (tmp_path / "state" / "audit" / "audit.jsonl").read_text()
+    assert f'"tools_digest":"{digest}"' in log  # of the list as this client was told it
     assert log.count('"kind":"call.decided"') == log.count('"kind":"call.finished"') + log.count(
         '"kind":"call.cancelled"'
     ) + log.count('"effect":"deny"')
