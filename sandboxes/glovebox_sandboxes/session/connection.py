@@ -111,6 +111,7 @@ class Duplex(anyio.abc.ByteStream):
         # The codec's window bounds it: a peer that sends more breaks the protocol. One array, because a window of tiny
         # frames, each an object of its own, would take thirty times its bytes.
         self.inbox = asyncio.StreamReader()
+        self._broken = False
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
         """Receive bytes from the guest.
@@ -120,7 +121,7 @@ class Duplex(anyio.abc.ByteStream):
             anyio.BrokenResourceError: the guest reset the stream, so the data may be incomplete.
         """
         data = await self.inbox.read(max_bytes)
-        if self.inbox.exception():  # it was reset before this could be taken
+        if self._broken:
             raise anyio.BrokenResourceError
         if not data:
             raise anyio.EndOfStream
@@ -154,11 +155,10 @@ class Duplex(anyio.abc.ByteStream):
 
     def on_over(self, *, is_reset: bool = False) -> None:
         """End receiving, as the guest sends no more; and serving, if it reset the stream."""
+        self.inbox.feed_eof()
         if is_reset:
-            self.inbox.set_exception(anyio.BrokenResourceError())
+            self._broken = True
             self.scope.cancel()
-        else:
-            self.inbox.feed_eof()
 
 
 Input = tuple[str, AsyncGenerator[bytes, None]]
