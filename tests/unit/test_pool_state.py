@@ -90,3 +90,10 @@ async def test_a_queue_knows_when_it_was_last_used() -> None:
             begun = found.used_at
             await anyio.sleep(0.001)
         assert before <= begun < found.used_at
+
+
+async def test_a_flood_is_forgotten_as_soon_as_the_most_that_may_be_ready() -> None:
+    """A review in the midst of it remembers no more calls than a new one does."""
+    with demand(100) as found:
+        found.review(MOST_READY)
+        assert found.peak == MOST_READY

@@ -167,7 +167,7 @@ class ReadyQueue:
 
     def review(self, capacity: int) -> bool:
         """Lower the peak and set the capacity; return whether the capacity has become the limit."""
-        self.peak = max(self._calls.total(), self.peak - 1)
+        self.peak = min(max(self._calls.total(), self.peak - 1), MOST_READY)
         before, self.capacity = self.capacity, capacity
         return capacity < min(before, self.peak + 1)
 
@@ -387,8 +387,8 @@ class ReadyQueue:
         """Return what the plan's mounts lead to now; replaced directories or covers, and new mounts, change it."""
         parts: list[object] = []
         for mount in self.plan.spec.mounts:
-            parts += [identity(os.stat, mount.source)[:2], self._workshop.mounted.inside(mount.source)]
             parts += [identity(os.lstat, f"{mount.source}/{name}".rstrip("/")) for name in self.plan.spec.masks]
+            parts += [identity(os.stat, mount.source)[:2], self._workshop.mounted.inside(mount.source)]
         return tuple(parts)
 
 
