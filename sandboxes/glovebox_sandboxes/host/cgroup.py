@@ -169,8 +169,7 @@ class GroupFiles:
         """Set its processor share to 1/``parts`` of a sibling group's; does nothing if it is gone, or not ours."""
         for controller, (file, default) in _WEIGHT.items():
             if controller in self.directories:
-                place = f"{self.directories[controller]}/{file}"
-                with suppress(OSError), opened(place, os.O_WRONLY) as descriptor:
+                with suppress(OSError), opened(f"{self.directories[controller]}/{file}", os.O_WRONLY) as descriptor:
                     os.write(descriptor, str(default // parts).encode())
 
     def stats(self) -> SandboxStats | None:

@@ -130,7 +130,8 @@ class ProcessSandbox:
 
     async def stats(self) -> SandboxStats:
         """See ``Sandbox.stats``."""
-        return replace(self._group.stats() or SandboxStats(), detail=read_words(self._detail)[-2000:])
+        words = read_words(self._detail)[-2000:]
+        return replace(self._group.stats() or SandboxStats(), detail=words)
 
 
 def seal_size(descriptor: int) -> None:
