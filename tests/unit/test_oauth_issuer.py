@@ -363,6 +363,13 @@ async def test_an_operator_says_what_tokens_are_for() -> None:
             assert (await refused(named, token), await refused(ours, token)) == (with_names, without)
 
 
+@pytest.mark.parametrize("url", ["https://id.example", "https://ID.example:443/a/../b/", "https://bücher.example/"])
+def test_the_issuer_is_told_exactly_as_it_names_itself(url: str) -> None:
+    """RFC 8414, 3.3: a client compares it, character by character, with what the issuer's own metadata says."""
+    told = TokenAuthority(OAuth(issuer=url), HOSTS, Scopes()).metadata(HOSTS[0], f"{authority.METADATA_PATH}/mcp")
+    assert json.loads(bytes(told.body))["authorization_servers"] == [url]
+
+
 @pytest.mark.parametrize(
     ("host", "base"),
     [
