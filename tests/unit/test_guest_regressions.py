@@ -4,6 +4,7 @@ import gc
 import io
 import re
 import time
+import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from _glovebox_guest.files import output
 from _glovebox_guest.jobs import fetch, search
 from _glovebox_guest.loop import StreamHandler
+from _glovebox_guest.web import readable
 from _glovebox_guest.workspace import hidden, matching
 
 PAYLOAD = {"method": "GET", "url": "https://a.example/", "max_chars": 100}
@@ -156,3 +158,19 @@ def test_the_order_in_which_files_are_ended(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(gc, "get_objects", lambda: [own, text, text.buffer])
     assert python._left_open() == [(text, "flush"), (own, "close"), (text, "flush"), (text.buffer, "flush")]
     text.close()
+
+
+def test_a_name_that_a_tag_repeats_is_held_once() -> None:
+    """One at a time: a list of all matches held half a gibibyte of a page of 5 MiB."""
+    tracemalloc.start()
+    try:
+        assert readable.attributes("b " * 50_000) == {"b": ""}
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_rules_of_comments_alone_are_no_rules() -> None:
+    """Git's own exclude file: it is not asked of every entry."""
+    assert not matching.Rules(b"# comment\n")
+    assert matching.Rules(b"*.pyc\n")

@@ -58,10 +58,11 @@ def tokens(page: str) -> Iterator[Token]:
 
 
 def attributes(unparsed: str) -> dict[str, str]:
-    """Return a start tag's attributes, names in lower case."""
-    # Backwards: the first of a name counts.
-    found = reversed([*_ATTRIBUTE.finditer(unparsed)])
-    return {match[1].lower(): html.unescape(match[2] or match[3] or match[4] or "") for match in found}
+    """Return a start tag's attributes, names in lower case; the first of a name counts."""
+    found: dict[str, str] = {}
+    for match in _ATTRIBUTE.finditer(unparsed):  # one at a time: a hostile tag repeats a name millions of times
+        found.setdefault(match[1].lower(), html.unescape(match[2] or match[3] or match[4] or ""))
+    return found
 
 
 MAX_LINKS = 400

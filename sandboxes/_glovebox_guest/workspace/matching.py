@@ -201,6 +201,10 @@ class Rules:
                     groups.append(_PatternGroup(says=says))
                 groups[-1].add(pattern.removesuffix("/"))
 
+    def __bool__(self) -> bool:
+        """Return whether there are any: git's own EXCLUDE has comments alone, and need not be asked of every entry."""
+        return bool(self._folders)
+
     def verdict(self, name: str, path: str, *, folder: bool) -> bool | None:
         """Return whether an entry is excluded; None where no pattern matches it.
 
