@@ -3,12 +3,14 @@
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.fixtures import receipt_fields
 from tests.unit.test_measure import EXPECTED, HOST, MEASURED
 
-from glovebox_sandboxes.contract.attestation import Attestation, Field, compare, kernel_version
+from glovebox_sandboxes.contract.attestation import Attestation, Field, compare, kernel_version, made_with
 from glovebox_sandboxes.contract.measure import MeasuredMount, parse
 from glovebox_sandboxes.drivers.docker import usage
 from glovebox_sandboxes.host.cgroup import Cgroup, GroupFiles, Hierarchy
@@ -244,3 +246,13 @@ def test_a_containers_limits_are_read_back(version: int, tmp_path: Path) -> None
         "limit cpu": ("100000 100000", "1 2"),
     }
     assert {found for _, found in usage.limits(GroupFiles({}), host, bounded=True).values()} == {None}
+
+
+def test_every_part_is_in_the_docs_with_whoever_observed_it() -> None:
+    """A digest that nobody measured is called declared."""
+    driver: Any = SimpleNamespace(capabilities=SimpleNamespace(version="bwrap 0.8"))
+    plan: Any = SimpleNamespace(action={"runtime": "sha256:r", "Image": "sha256:i", "seccomp": "sha256:s"})
+    parts = made_with(driver, plan)
+    assert parts.keys() == {name for name, _, _ in receipt_fields.HOST}
+    assert parts["runtime_declared"] == "sha256:r"
+    assert "runtime" not in parts

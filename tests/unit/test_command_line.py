@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from glovebox_server.cli.main import main
 from glovebox_server.exits import OK, USAGE
-from glovebox_server.failures import own_command
+from glovebox_server.failures import own_command, with_own_command
 from glovebox_server.transport import serve
 
 
@@ -96,3 +97,26 @@ def test_a_server_names_the_command_for_its_own_clients(
     assert logs[0]["clients"] == f"{shlex.join(own_command())} client-config --transport http {options}"
     assert shlex.split(options)
     assert logs[0]["url"] == url
+
+
+SAID = "It is not built. Run `glovebox setup --docker`, or see glovebox.dev."
+
+
+@pytest.mark.parametrize(
+    ("path", "named"), [("", True), ("{own}", True), ("{other}", True), ("{linked}", False), ("{other}:{linked}", True)]
+)
+def test_a_command_is_named_by_its_path_unless_every_path_finds_it(
+    path: str, named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What uv runs has its cache on its PATH: that place counts for nothing; nor does another Glovebox."""
+    own, other, linked = (tmp_path / name for name in ("own place", "other", "linked"))
+    for place in (own, other, linked):
+        place.mkdir()
+    for place in (own, other):
+        (place / "glovebox").write_text("#!/bin/sh")
+        (place / "glovebox").chmod(0o755)
+    (linked / "glovebox").symlink_to(own / "glovebox")
+    monkeypatch.setattr(sys, "executable", str(own / "python"))
+    monkeypatch.setenv("PATH", path.format(own=own, other=other, linked=linked))
+    shown = SAID.replace("glovebox setup", f"'{own}/glovebox' setup") if named else SAID
+    assert with_own_command(SAID) == shown

@@ -87,7 +87,7 @@ class WorkspaceCopy:
         self._max_files = max_files
 
     def compare(self, room: int) -> tuple[dict[str, object], bytes]:
-        """Return summary and patch, of at most ``room`` bytes; see ``overlay.summary``."""
+        """Return summary and patch, of at most ``room`` bytes."""
         self._room = room
         self._left = self._max_files
         self._steps = _STEPS
