@@ -36,7 +36,7 @@ POINTS: dict[str, str] = {
     "glovebox_server.receipts.recorder:CallRecorder.record": AUDIT,
     "glovebox_server.receipts.recorder:CallRecorder.finish": RECEIPT,
     "glovebox_sandboxes.drivers.registry:Drivers.choose": "driver and plan: choose",
-    "glovebox_server.artifacts.store:ArtifactStore.collect": "artifacts: a place for them",
+    "glovebox_server.artifacts.collect:Collector.discard": "artifacts: a place for them",
     "glovebox_sandboxes.pool.pool:Pool.take": "sandbox: take from the pool",
     "glovebox_server.core.broker:run": "job: body, ending",
     "glovebox_sandboxes.session.connection:GuestConnection.run": "job: over the wire and back",

@@ -49,11 +49,16 @@ async def save(chunks: AsyncIterator[bytes], output: Path | None) -> None:
 
 def write_new_file(file: Path, content: bytes) -> None:
     """Write a file that does not exist yet; raises as ``save`` does, and leaves as little."""
-
-    async def whole() -> AsyncIterator[bytes]:
-        yield content
-
-    anyio.run(save, whole(), file)
+    try:
+        opened = file.open("xb")
+    except OSError as error:
+        raise _failure(file, error) from error
+    try:
+        with opened:
+            opened.write(content)
+    except OSError as error:
+        file.unlink(missing_ok=True)
+        raise _failure(file, error) from error
 
 
 def replace_file(file: Path, content: bytes, *, force: bool) -> None:

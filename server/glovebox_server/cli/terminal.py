@@ -8,20 +8,18 @@ import json
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import IO, TYPE_CHECKING, Any, Union
+from typing import IO, Any
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.measure import Measurement
 from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 
 from glovebox_audit.printable import LAYOUT, printable
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-Shown = Union["Table", Text, str]
+Shown = Table | Text | str
 
 #: Columns; wider than any line of a table.
 _WIDE = 10_000
@@ -50,13 +48,11 @@ class Terminal(Console):
             yield segment if control else Segment(printable(text, LAYOUT), style)
 
 
-def table_of(titles: Iterable[str], rows: Iterable[Iterable[object]], right: Collection[str] = ()) -> "Table | None":
+def table_of(titles: Iterable[str], rows: Iterable[Iterable[object]], right: Collection[str] = ()) -> Table | None:
     """Return a table of rows, whose cells are shown as ``_shown`` says; None without rows.
 
     ``right`` are titles of columns of numbers.
     """
-    from rich.table import Table  # noqa: PLC0415 - only where one is printed
-
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in titles:
         table.add_column(title, justify="right" if title in right else "left", overflow="fold")
@@ -81,7 +77,7 @@ def styled(text: object, style: str, keep: str = "") -> Text:
     return Text(printable(str(text), keep), style)
 
 
-def print_table(console: Console, table: "Table", wide: int = _WIDE) -> None:
+def print_table(console: Console, table: Table, wide: int = _WIDE) -> None:
     """Print a table; into a pipe one line for each row, for grep.
 
     A terminal is shown no column that is empty or all 0. Where the rest does not fit, cells that are not for copying
@@ -101,7 +97,7 @@ def print_table(console: Console, table: "Table", wide: int = _WIDE) -> None:
         console.print(text, soft_wrap=True)
 
 
-def _narrow(table: "Table", room: int) -> None:
+def _narrow(table: Table, room: int) -> None:
     """Set column widths that fit ``room`` and break few words: rich's own makes the widest alike."""
     texts = [[str(text) for text in (column.header, *column.cells)] for column in table.columns]
     whole = [max(cell_len(text) for text in found) for found in texts]

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import anyio
 import click
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from rich.status import Status
 from rich.text import Text
 
 from glovebox_audit import anchors, chain, read, subscription
@@ -247,7 +248,7 @@ def audit_query(settings: Settings, *, text: str | None, limit: int, **given: An
 
 def indexed(find: Callable[..., T], *given: object) -> T:
     """Find something in the index, and show the progress of bringing that up to date, once it takes long."""
-    status, began = err.status("Indexing the log"), time.monotonic()
+    status, began = Status("Indexing the log", console=err), time.monotonic()
 
     def progress(done: int, most: int) -> None:
         if err.is_terminal and time.monotonic() - began > _PATIENCE_SECONDS:
