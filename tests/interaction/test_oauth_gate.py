@@ -120,7 +120,7 @@ async def test_tokens_that_are_none_are_refused_and_those_that_are_let_in(tmp_pa
             answer = await asked(place, token)
             assert answer.status_code == 401, name
             assert f'error="invalid_token", error_description="{why}"' in answer.headers["www-authenticate"]
-            assert answer.text == f"The token lets nobody in: {why}"
+            assert answer.text == f"The token is not accepted: {why}"
         assert (await asked(f"{place}?access_token={good}&token={good}")).json() == {"status": "ok"}
         assert (await asked(f"{server.url}/mcp?access_token={good}")).status_code == 401
         assert (await asked(place, Authorization=f"Basic {good}")).status_code == 401
@@ -207,7 +207,7 @@ NAMES = ("glovebox.example", "other.example:8443")
 async def let_in(server: Served, token: str, host: str) -> bool:
     """Whether a token lets in under a name of this server; else for its audience it does not."""
     answer = await asked(f"{server.url}/health", token, Host=host)
-    assert answer.status_code == 200 or answer.text == "The token lets nobody in: it is for another audience"
+    assert answer.status_code == 200 or answer.text == "The token is not accepted: it is for another audience"
     return answer.status_code == 200
 
 

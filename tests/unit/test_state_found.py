@@ -18,7 +18,7 @@ from glovebox_audit.file import LogFile
 from glovebox_sandboxes.drivers import registry
 from glovebox_server.cli import state as state_directories
 from glovebox_server.cli.main import main
-from glovebox_server.exits import NO_SERVER, OK, UNAVAILABLE, USAGE
+from glovebox_server.exits import FAILED, NO_SERVER, OK, UNAVAILABLE, USAGE
 from glovebox_server.failures import own_command
 from glovebox_server.guards.stops.stops import stops_of
 from glovebox_server.secret_files import prepare_state
@@ -217,6 +217,10 @@ def test_root_opens_a_directory_as_its_owner_also_below_one_that_root_alone_may_
     assert machine.program("token", "create", "ci")[0] == OK
     status, text = machine.program("stops", "list")
     assert (status, "1 stop in force" in text) == (OK, True)
+    failed = [
+        machine.program(*words)[0] for words in (("resume",), ("audit", "show", "c_0"), ("policy", "explain", "x"))
+    ]
+    assert failed == [USAGE, FAILED, USAGE]  # where it cannot read its own installation any more
     assert {path.lstat().st_uid for path in machine.served.rglob("*")} == {STRANGER}
     made = json.loads(next(line for line in log_lines(machine.served / "audit") if b'"kind":"stop.made"' in line))
     assert made["data"]["by"] == "local:0"

@@ -149,7 +149,7 @@ def promote(
 
 @command("promotions", artifact)
 def promotions(settings: Settings) -> None:
-    """What was promoted, newest first, and whether it was put back. Puts back what was interrupted."""
+    """List promotions, newest first, with those that were put back. Puts back what was interrupted."""
     _recover(settings)
     found = transaction.listed(settings.state_dir)
     back = transaction.put_back(found)
@@ -274,7 +274,7 @@ def _files(promotion: Promotion) -> list[dict[str, object]]:
 def artifact_save(settings: Settings, uri: str, output: Path | None, principal: str) -> None:
     """Write an artifact to a new file, or to standard output.
 
-    Its risks are told on standard error.
+    Prints its risks on standard error.
     """
     if wants_json() and output is None:
         raise click.UsageError("--json says what was written: add -o FILE.")

@@ -5,6 +5,7 @@ rights. The code that then opens the directory checks it as for every user, so o
 refused.
 """
 
+import importlib
 import json
 import os
 import pwd
@@ -17,6 +18,8 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar, cast
+
+import click
 
 from glovebox_audit import writers
 from glovebox_sandboxes.contract.errors import DiagnosedError, MisnamedError
@@ -181,6 +184,9 @@ def become_owner(directory: Path) -> bool:
 
 
 def _become(owner: pwd.struct_passwd, directory: Path) -> None:
+    # An installation below a folder of root's alone cannot be read afterwards: what a failure needs is imported first.
+    importlib.import_module("glovebox_server.cli.failures")
+    click.wrap_text("")
     uid, gid = owner.pw_uid, owner.pw_gid
     staging.uncover(directory)
     if owner.pw_name:

@@ -248,11 +248,11 @@ def audit_query(settings: Settings, *, text: str | None, limit: int, **given: An
 
 def indexed(find: Callable[..., T], *given: object) -> T:
     """Find something in the index, and show the progress of bringing that up to date, once it takes long."""
-    status, began = Status("Indexing the log", console=err), time.monotonic()
+    status, began = Status(Text("Indexing the log"), console=err), time.monotonic()
 
     def progress(done: int, most: int) -> None:
         if err.is_terminal and time.monotonic() - began > _PATIENCE_SECONDS:
-            status.update(f"Indexing the log: {done / most:.0%}")
+            status.update(Text(f"Indexing the log: {done / most:.0%}"))
             status.start()
 
     try:

@@ -111,7 +111,7 @@ class TokenAuthority:
             told = _TOLD[bad.reason]
             challenge = self._challenge(host, path, "invalid_token", told)
             rule = f"token.{bad.reason.replace(' ', '_')}"
-            raise GateRefusal(rule, 401, f"The token lets nobody in: {told}", challenge) from None
+            raise GateRefusal(rule, 401, f"The token is not accepted: {told}", challenge) from None
 
     def step_up(self, principal: Principal, host: str, path: str, tool: str) -> None:
         """Challenge a call that another scope would allow."""
